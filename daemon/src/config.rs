@@ -127,8 +127,9 @@ impl ConfigFile {
         }
         Ok(ServerConfig {
             socket: socket
-                .context("no place for the control socket: give --socket, or set XDG_RUNTIME_DIR")?,
-            state_directory: state_directory.context("no place for the state: give --state, or set HOME")?,
+                .context("no path for the control socket: give --socket, or set XDG_RUNTIME_DIR")?,
+            state_directory: state_directory
+                .context("no directory for the state: give --state, or set HOME")?,
             max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
             storage,
         })
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_known_must_be_given() {
+    fn a_path_without_a_default_must_be_given() {
         let nowhere = Surroundings::default();
         let error = ConfigFile::default().resolve(&nowhere).unwrap_err().to_string();
         assert!(error.contains("--socket"), "{error}");

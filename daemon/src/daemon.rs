@@ -268,7 +268,7 @@ impl Daemon {
             self.shared.active(&record.id).filter(|active| !active.recorder.record().state.is_final());
         let active = active.with_context(|| format!("job {} is over: {}", record.id, record.state))?;
         if record.state == JobState::Queued {
-            bail!("job {} is queued; there is nothing to save yet", record.id);
+            bail!("job {} is queued; it has nothing to save yet", record.id);
         }
         let committed = active.control.checkpoint()?;
         committed.await.map_err(|_| anyhow!("job {} ended before the checkpoint was taken", record.id))

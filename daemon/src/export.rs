@@ -126,7 +126,7 @@ fn features(
 ) -> (Vec<Value>, Vec<String>) {
     let schema = &trained.snapshot.schema;
     let mut room = TERM_BYTES;
-    let (mut told, mut left_out) = (Vec::new(), Vec::new());
+    let (mut described, mut left_out) = (Vec::new(), Vec::new());
     let read = job.features.iter().filter(|spec| trained.reads_feature(&spec.name));
     for FeatureSpec { name, columns, kind, maximum, weights } in read {
         let (kind, of_kind) = match kind {
@@ -149,9 +149,9 @@ fn features(
         ];
         let entries = of_all.into_iter().chain(of_kind);
         let entries = entries.map(|(key, value)| (key.to_owned(), value));
-        told.push(Value::Object(entries.collect()));
+        described.push(Value::Object(entries.collect()));
     }
-    (told, left_out)
+    (described, left_out)
 }
 
 /// The name of a feature's kind, and its properties. Those of vocabularies are added by the caller.
@@ -161,12 +161,12 @@ fn describe_kind(
 ) -> (&'static str, Vec<(&'static str, Value)>) {
     match kind {
         FeatureKind::Numeric { normalize, missing } => {
-            let mut told = vec![("normalize", json!(normalize)), ("missing", json!(missing))];
+            let mut properties = vec![("normalize", json!(normalize)), ("missing", json!(missing))];
             if let Some(Scaling { logarithm, shift, divisor, absent }) = scaling {
-                told.extend([("logarithm", json!(logarithm)), ("shift", json!(shift))]);
-                told.extend([("divisor", json!(divisor)), ("absent", json!(absent))]);
+                properties.extend([("logarithm", json!(logarithm)), ("shift", json!(shift))]);
+                properties.extend([("divisor", json!(divisor)), ("absent", json!(absent))]);
             }
-            ("numeric", told)
+            ("numeric", properties)
         }
         FeatureKind::Bucketized { boundaries } => ("bucketized", vec![("boundaries", json!(boundaries))]),
         FeatureKind::Vocabulary { .. } => ("vocabulary", Vec::new()),
@@ -186,7 +186,7 @@ fn cardinality(schema: &BatchSchema, feature: &str) -> Option<u32> {
     single.chain(several).find(|(name, _)| *name == feature).map(|(_, cardinality)| cardinality)
 }
 
-/// A vocabulary's terms in order, if they are no larger than `room`, which they reduce.
+/// A vocabulary's terms in order, if they fit in `room` bytes; reduces `room` by their size.
 fn describe_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut usize) -> Option<Value> {
     let terms: Vec<&[u8]> = match terms {
         Terms::Given(terms) => terms.iter().map(String::as_bytes).collect(),
@@ -196,12 +196,12 @@ fn describe_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut 
         }
     };
     *room = room.checked_sub(terms.iter().map(|term| term.len()).sum())?;
-    let told = |term: &&[u8]| match str::from_utf8(term) {
+    let describe = |term: &&[u8]| match str::from_utf8(term) {
         Ok(text) => json!(text),
         Err(_) => {
             let digits: String = term.iter().map(|byte| format!("{byte:02x}")).collect();
             json!({ "hex": digits })
         }
     };
-    Some(terms.iter().map(told).collect())
+    Some(terms.iter().map(describe).collect())
 }

@@ -32,7 +32,7 @@ impl Feed {
     /// When the position belongs to another job, or the system refuses memory or threads.
     pub(crate) fn start(plan: &IngestPlan, position: Option<&[u8]>) -> Result<(Self, HandOff)> {
         let position = match position {
-            Some(bytes) => plan.resume(bytes).context("going on from a checkpoint")?,
+            Some(bytes) => plan.resume(bytes).context("resuming from a checkpoint")?,
             None => plan.start(),
         };
         let (ring, hand_off) = Producer::create(plan.schema(), plan.slots())?;
@@ -40,7 +40,7 @@ impl Feed {
         Ok((Self { ingest }, hand_off))
     }
 
-    /// A handle to monitor it.
+    /// A handle for monitoring the ingest.
     pub(crate) fn control(&self) -> IngestControl {
         self.ingest.control()
     }
@@ -106,7 +106,7 @@ fn freeze(path: &Path, objects: Vec<Object>) -> Result<Vec<Object>> {
     if kept.added > 0 {
         tracing::warn!(
             listing = here(),
-            "{} files have come since the job started; it does not read them",
+            "{} files were added after the job started; the job does not read them",
             kept.added
         );
     }
@@ -128,7 +128,7 @@ pub(crate) fn source(
     Ok(Arc::new(DatasetSource::new(dataset, transform, data.on_bad_record, runtime)))
 }
 
-/// The source with the job's cache in front, for rows of `schema` that `specification` identifies.
+/// Puts the job's cache in front of the source, for rows of `schema` that `specification` identifies.
 pub(crate) fn cached(
     source: Arc<dyn ChunkSource>,
     cache: &Arc<Cache>,

@@ -66,7 +66,7 @@ fn run(arguments: Arguments) -> Result<()> {
         .build()
         .context("starting the daemon's threads")?;
     let served = runtime.block_on(server::serve(&config));
-    // Only reads remain that no job waits for.
+    // No job waits for the remaining blocking reads.
     runtime.shutdown_background();
     served
 }

@@ -1,9 +1,9 @@
 //! Plans a job without side effects.
 //!
-//! The plan lists the data and checks it against the job, lays out batches and sizes the model; it writes nothing.
-//! The supervisor prepares jobs with it, and `millstream check` and `bench ingest` print it. Learning from the data
-//! takes a pass over the training data, which comes last and only on request; without it, each learned vocabulary
-//! counts with its maximum size.
+//! The plan lists the data and checks it against the job, lays out batches and sizes the model; it writes
+//! nothing. The supervisor prepares jobs with it, and `millstream check` and `bench ingest` print it.
+//! Statistics are learned last, and only on request, because this takes a pass over the training data.
+//! Without them, each learned vocabulary counts with its maximum size.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ impl JobPlan {
             let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
             Ok(Fitted { schema, train, eval })
         };
-        // Reports missing columns and a batch that does not fit before all data is read.
+        // Reports missing columns and batches that do not fit before the pass over the data.
         let shape = fit(&unlearned(&job.features), &Analysis::default())?;
         feeds(job, data, shape.schema.clone(), &shape)?;
         let decided = directory.map(auto_batch::decided).transpose()?.flatten();
@@ -210,7 +210,7 @@ impl Whole {
         }
         let of_worker = match job.training.device.gpu() {
             None => of_model,
-            Some(_) => format!("{staging_bytes} for what comes from the GPU and goes there"),
+            Some(_) => format!("{staging_bytes} for transfers to and from the GPU"),
         };
         let takes = format!(
             "batches of {rows} rows need {worker} bytes in the worker ({of_worker}, {copy_bytes} for a checkpoint's copy)"
@@ -227,8 +227,8 @@ impl Whole {
         Ok(Self { schema, feeds, model })
     }
 
-    /// Plans the batches of the size that was `decided`, or else the largest that fit the limits and have enough
-    /// data.
+    /// Plans batches of the recorded size `decided`. Without one, plans the largest batches that fit the
+    /// limits and have enough data.
     fn found(
         job: &Job,
         auto: &AutoBatchSpec,
@@ -305,7 +305,7 @@ fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Re
     let rest = data.memory_budget_bytes.saturating_sub(eval.memory().total_bytes());
     let data = DataSpec { memory_budget_bytes: rest, ..data.clone() };
     let training = IngestPlan::training(&data, seed, &job.label, schema, train, None);
-    Ok((training.context("beside the held-out data, which is read aside")?, Some(eval)))
+    Ok((training.context("next to the separate ingest of the held-out data")?, Some(eval)))
 }
 
 impl JobPlan {
@@ -328,7 +328,7 @@ impl DataPlan {
     }
 }
 
-/// Learns from the training data, until `cancel` is set.
+/// Learns statistics from the training data until `cancel` is set.
 ///
 /// # Errors
 /// When the data does not match the job; `Cancelled`.
@@ -374,7 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stands_in_for_a_learned_feature_has_its_shape() {
+    fn placeholders_of_learned_features_have_their_shapes() {
         let spec = |kind| FeatureSpec {
             name: "f".into(),
             columns: vec!["c".into()],

@@ -46,7 +46,7 @@ pub(crate) const EVAL_LISTING: &str = "eval.listing";
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const ID_CHARACTERS: usize = 6;
 
-/// Attempts at an unused id; with 2^30 of them, one nearly always suffices.
+/// Attempts to find an unused id; with 2^30 ids, one attempt nearly always suffices.
 const ID_TRIES: usize = 8;
 
 /// A run of a job.
@@ -84,7 +84,7 @@ pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
     let fingerprint = job.fingerprint();
     let mut newest: Option<(SystemTime, PathBuf)> = None;
     for directory in directories(parent).with_context(|| parent.display().to_string())? {
-        let Some(begun) = begun(&directory, &fingerprint) else { continue };
+        let Some(begun) = start_time(&directory, &fingerprint) else { continue };
         if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
             newest = Some((begun, directory));
         }
@@ -93,10 +93,11 @@ pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
         bail!("no unfinished run of this job in {}", parent.display());
     };
     if is_locked(&directory)? {
-        bail!("{} is being trained at this moment", directory.display());
+        bail!("{} is being trained now", directory.display());
     }
     let id = directory.file_name().and_then(|name| name.to_str());
-    let id = id.with_context(|| format!("{} is not named as a run", directory.display()))?.to_owned();
+    let id =
+        id.with_context(|| format!("{} does not have the name of a run", directory.display()))?.to_owned();
     Ok(Run { id, directory })
 }
 
@@ -131,7 +132,7 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
 }
 
 /// The start time of the run in `directory`, if its job has this `fingerprint`.
-fn begun(directory: &Path, fingerprint: &str) -> Option<SystemTime> {
+fn start_time(directory: &Path, fingerprint: &str) -> Option<SystemTime> {
     let path = directory.join(JOB);
     let text = fs::read_to_string(&path).ok()?;
     let (job, _) = Job::parse(&text, &path, &[]).ok()?;

@@ -33,8 +33,8 @@ const RUNS: u32 = 2;
 /// Capacity of the queues of worker messages and of results.
 const QUEUE: usize = 4;
 
-/// Interval between checks whether the caller still waits.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval between checks of whether the caller still waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Time limit for a worker to exit after its last message.
 const EXIT_LIMIT: Duration = Duration::from_secs(10);
@@ -92,8 +92,8 @@ struct Run {
     base: PathBuf,
 }
 
-/// Locates a checkpoint: its parent directory and its step. `directory` is the checkpoint's own, or a run's, of which the
-/// newest checkpoint is taken, or the best.
+/// Locates a checkpoint and returns its parent directory and step. `directory` is a checkpoint's directory,
+/// or a run's; for a run, this selects its newest checkpoint, or its best one.
 ///
 /// # Errors
 /// When a run has no such checkpoint.
@@ -162,7 +162,7 @@ impl Scorer {
     ) -> Result<Vec<Metrics>> {
         let (reply, metrics) = oneshot::channel();
         self.start(scored, data, base, ToEvaluate { reply, metrics: None }).await?;
-        metrics.await.context("the evaluation ended without a word")?
+        metrics.await.context("the evaluation ended without a result")?
     }
 
     /// Scores each row of `data`, or of the job's held-out data, with `scored`.
@@ -200,7 +200,7 @@ impl Scorer {
             base,
         };
         let thread = std::thread::Builder::new().name("scoring".into());
-        thread.spawn(move || run.run(sink, permit)).context("no thread to score on")?;
+        thread.spawn(move || run.run(sink, permit)).context("starting the scoring thread")?;
         Ok(())
     }
 }
@@ -246,7 +246,7 @@ impl Run {
             if !sink.is_wanted() {
                 bail!("the client has disconnected");
             }
-            match messages.recv_timeout(LOOK) {
+            match messages.recv_timeout(POLL_INTERVAL) {
                 Ok(FromWorker::Ready { .. }) => {
                     let (started, ring) = Feed::start(&plan, None)?;
                     feed = Some(started);
@@ -281,7 +281,7 @@ impl Run {
             data.base.clone_from(&self.base);
         }
         if data.eval.is_empty() {
-            bail!("the job has no held-out data: say what to score");
+            bail!("the job has no held-out data: give the data to score");
         }
         Ok(data)
     }
@@ -315,7 +315,7 @@ impl Sink for ToEvaluate {
     }
 
     fn end(self, result: Result<()>) {
-        let metrics = result.and_then(|()| self.metrics.context("the worker gave no metrics"));
+        let metrics = result.and_then(|()| self.metrics.context("the worker returned no metrics"));
         // The caller may be gone.
         let _ = self.reply.send(metrics);
     }

@@ -352,7 +352,7 @@ fn line_message(line: LogRecord) -> LogLine {
     LogLine { at_ms: line.at_ms, level: line.level.as_str().to_owned(), text: line.text }
 }
 
-/// Messages hold UTF-8 only; a path that is not UTF-8 is shown lossily and cannot be used.
+/// Messages contain only UTF-8. A path that is not UTF-8 is converted lossily and cannot be opened.
 fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -34,7 +34,7 @@ const ALLOCATION_FAILED: &str = "memory allocation of ";
 /// reads messages, so a live one accepts them at once.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval between checks whether an exiting worker has exited.
+/// Interval between checks of whether an exiting worker has exited.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A running worker.
@@ -157,10 +157,9 @@ impl WorkerProcess {
 }
 
 impl WorkerExit {
-    /// Whether the worker ran out of host memory: it aborted after a refused allocation, or the kernel's OOM killer
-    /// killed it. `oom_killer_ran` says whether the OOM killer killed any
-    /// process during the worker's life; if that is unknown, a SIGKILL counts as the OOM killer's if
-    /// `is_likely`.
+    /// Whether the worker ran out of host memory: it aborted after a refused allocation, or the kernel's OOM
+    /// killer killed it. `oom_killer_ran` is whether the OOM killer killed any process during the worker's
+    /// life. If that is unknown, a SIGKILL counts as the OOM killer's if `is_likely`.
     pub(crate) fn is_out_of_memory(&self, oom_killer_ran: Option<bool>, is_likely: bool) -> bool {
         match self.status.signal().and_then(Signal::from_named_raw) {
             Some(Signal::ABORT) => self.stderr.allocation_failed,

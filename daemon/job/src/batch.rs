@@ -158,7 +158,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
     }
 
     #[test]
-    fn learning_rates_of_a_given_size_are_scaled_where_that_is_asked_for() {
+    fn learning_rates_of_a_fixed_size_are_scaled_on_request() {
         let rates = |set: &[&str]| read(set).unwrap().learning_rates().into_values().collect::<Vec<_>>();
         assert_eq!(rates(&["data.batch_size=4096"]), [0.001, 0.001]);
         assert_eq!(rates(&["data.batch_size=4096", "training.batch_scaling={}"]), [0.004, 0.004]);
@@ -169,7 +169,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
     }
 
     #[test]
-    fn a_chosen_size_gives_the_job_with_that_size_written_out() {
+    fn a_chosen_size_is_written_into_the_job() {
         let base = "data.base=/data";
         let auto = read(&[base, "data.batch_size=auto", "data.auto_batch.most=1024"]).unwrap();
         let found = auto.with_batch_size(512);
@@ -189,7 +189,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
     }
 
     #[test]
-    fn the_fingerprint_of_a_size_to_be_found_is_of_how_it_is_found() {
+    fn the_fingerprint_of_an_automatic_size_covers_its_settings() {
         let fingerprint = |set: &str| read(&["data.batch_size=auto", set]).unwrap().fingerprint();
         let plain = fingerprint("seed=0");
         assert_ne!(plain, read(&["data.batch_size=16"]).unwrap().fingerprint());

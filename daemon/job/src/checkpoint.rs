@@ -61,7 +61,7 @@ fn read_best(
         Some(Value::Whole(_)) => checkpoint.whole_u32("keep_best", 1..=u32::MAX),
         Some(other) => {
             let found = other.describe();
-            checkpoint.error("keep_best", format!("expected true, false or how many, found {found}"));
+            checkpoint.error("keep_best", format!("expected true, false or a number, found {found}"));
             None
         }
     };

@@ -63,12 +63,12 @@ pub(super) fn read(
     };
     if spec.split_bytes < FEWEST_SPLIT_BYTES {
         let message =
-            format!("parts of less than {FEWEST_SPLIT_BYTES} bytes are not worth a read of their own");
+            format!("`split_bytes` must be at least {FEWEST_SPLIT_BYTES}: smaller reads are inefficient");
         data.error("split_bytes", message);
     }
     if spec.shuffle_rows > 0 && spec.shuffle_rows < u64::from(spec.lanes) {
         let message = format!(
-            "`shuffle_rows` is split among {} lanes, so it is at least that many, or 0 for no shuffling",
+            "`shuffle_rows` is divided among {} lanes: it must be at least that number, or 0 to disable shuffling",
             spec.lanes
         );
         data.error("shuffle_rows", message);
@@ -79,12 +79,12 @@ pub(super) fn read(
 
 fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {
     data.node("cache")?;
-    let mut cache = data.required_section("cache", "[data.cache]", "where to keep what was read");
-    let directory = cache.required_text("directory", "where to keep what was read");
+    let mut cache = data.required_section("cache", "[data.cache]", "the settings of the cache");
+    let directory = cache.required_text("directory", "the directory of the cache");
     if let Some(Text { text: "", at }) = directory {
         cache.error_at(at, "a path is empty");
     }
-    cache.required("max_bytes", "the most that is kept there");
+    cache.required("max_bytes", "the size limit of the cache");
     let max_bytes = cache.bytes("max_bytes");
     cache.finish();
     Some(CacheSpec { directory: base.join(directory?.text), max_bytes: max_bytes? })

@@ -47,15 +47,15 @@ impl Table {
     /// Parses a file and applies the overrides. Reports what cannot be parsed and omits it.
     pub(super) fn parse(text: &str, set: &[String], problems: &Problems<'_>) -> Self {
         let (document, errors) = DeTable::parse_recoverable(text);
-        let mut told = None;
+        let mut reported_line = None;
         for error in errors {
             let start = error.span().map_or(0, |span| span.start);
             // Later errors in a line are mostly caused by the first one.
             let line_start = text.get(..start).and_then(|before| before.rfind('\n'));
-            if told != Some(line_start) {
+            if reported_line != Some(line_start) {
                 problems.error(At::Offset(start), format!("not TOML: {}", error.message()));
             }
-            told = Some(line_start);
+            reported_line = Some(line_start);
         }
         let mut table = Self::of(document.get_ref(), &At::Offset);
         for (nth, text) in set.iter().enumerate() {

@@ -71,7 +71,7 @@ pub(super) fn read(
         let usual = (None, 0);
         let (metric, label) =
             read_metric(&mut stopping, ("metric", "label"), group.as_deref(), predictions, usual);
-        stopping.required("patience", "how many evaluations in a row may be no better");
+        stopping.required("patience", "the number of consecutive evaluations without improvement");
         let patience = stopping.whole_u32("patience", 1..=u32::MAX).unwrap_or(1);
         let min_delta = stopping.node("min_delta").and_then(|node| stopping.as_number(node)).unwrap_or(0.0);
         if !min_delta.is_finite() || min_delta < 0.0 {
@@ -96,9 +96,9 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
         let hint = error::suggestion(text, names.iter().copied());
         section.error_at(at, format!("`{text}` is not in [features]{hint}"));
     } else if spec.is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. })) {
-        section.error_at(at, format!("`{text}` is a number, and groups are ids: make it another kind"));
+        section.error_at(at, format!("`{text}` is numeric, but groups are ids: use another kind of feature"));
     } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
-        section.error_at(at, format!("`{text}` has several values a row, and a row is in one group"));
+        section.error_at(at, format!("`{text}` is multi-valued, but a row belongs to one group"));
     }
     Some(text.to_owned())
 }
@@ -132,7 +132,7 @@ pub(super) fn read_metric(
         let whose = if name.is_empty() { "the label".to_owned() } else { format!("`{name}`") };
         let (of, how) = match prediction {
             _ if metric == Metric::Top5Accuracy => ("more than 5 classes", "otherwise"),
-            Prediction::Classes(_) => ("other predictions", "as one of its classes"),
+            Prediction::Classes(_) => ("labels without classes", "as one of its classes"),
             Prediction::Probability => ("numbers", "as a probability"),
             Prediction::Number => ("probabilities", "as a number"),
             Prediction::Rank => ("probabilities and numbers", "by a score for ranking only"),
@@ -218,11 +218,11 @@ eval = ["eval.parquet"]
     fn mistakes_are_reported_with_their_position() {
         let cases = [
             ("[evaluation]\nevery_steps = 0", "expected a whole number at least 1, found 0"),
-            ("[evaluation]\nearly_stopping = {}", "needs `patience`: how many evaluations in a row"),
+            ("[evaluation]\nearly_stopping = {}", "needs `patience`: the number of consecutive evaluations"),
             ("[evaluation]\nearly_stopping = { patience = 2, min_delta = -1 }", "at least 0, found -1"),
             ("[evaluation]\nearly_stopping = { patience = 2, metric = \"loss\" }", "\"log_loss\""),
             ("[evaluation]\nearly_stopping = { patience = 2, metric = \"group_auc\" }", "needs groups"),
-            ("[checkpoint]\nkeep_best = \"yes\"", "expected true, false or how many"),
+            ("[checkpoint]\nkeep_best = \"yes\"", "expected true, false or a number"),
             ("[checkpoint]\nbest_metric = \"auc\"", "requires `keep_best`"),
         ];
         for (text, expected) in cases {

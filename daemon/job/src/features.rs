@@ -162,13 +162,13 @@ fn read_boundaries(table: &mut Section<'_>) -> Vec<f64> {
 }
 
 fn read_identity(table: &mut Section<'_>) -> FeatureKind {
-    let buckets = read_buckets(table, "how many ids there are, from 0 on");
+    let buckets = read_buckets(table, "the number of ids, which start at 0");
     let out_of_range = table.choice("out_of_range", &OUT_OF_RANGE).unwrap_or(OutOfRange::Error);
     FeatureKind::Identity { buckets, out_of_range }
 }
 
 /// What `buckets` means for hashed values, for messages.
-const HASHED: &str = "how many ids values are hashed to";
+const HASHED: &str = "the number of hash buckets";
 
 fn read_buckets(table: &mut Section<'_>, what: &str) -> u32 {
     match table.required("buckets", what) {
@@ -182,7 +182,7 @@ fn read_maximum(table: &mut Section<'_>) -> Option<u32> {
     let maximum = table.whole_u32("maximum", 1..=u32::MAX);
     match (multi, table.has("maximum")) {
         (true, false) => {
-            table.error("multi", "`multi = true` needs `maximum`: the most values a row keeps");
+            table.error("multi", "`multi = true` needs `maximum`: the maximum number of values per row");
         }
         (false, true) => table.error("maximum", "`maximum` requires `multi = true`"),
         _ => {}
@@ -216,7 +216,7 @@ fn read_vocabulary(table: &mut Section<'_>, base: &Path) -> FeatureKind {
     }
     for key in ["max_terms", "min_count"] {
         if let (true, Some(source)) = (table.has(key), sources.first()) {
-            table.error(key, format!("`{key}` is about learned terms, and contradicts `{source}`"));
+            table.error(key, format!("`{key}` applies to learned terms and contradicts `{source}`"));
         }
     }
     let terms = match listed.or(filed) {
@@ -252,7 +252,7 @@ fn read_terms(table: &Section<'_>, node: &Node) -> Vec<String> {
             },
         };
         if !seen.insert(term.clone()) {
-            table.error_at(item.at, format!("the term \"{term}\" is there twice"));
+            table.error_at(item.at, format!("the term \"{term}\" is listed twice"));
         }
         terms.push(term);
     }
@@ -272,7 +272,7 @@ fn read_terms_file(table: &Section<'_>, file: Text<'_>, base: &Path) -> Vec<Stri
     let terms: Vec<String> = text.lines().map(str::to_owned).collect();
     let mut seen = HashSet::new();
     if let Some((line, term)) = terms.iter().enumerate().find(|(_, term)| !seen.insert(term.as_str())) {
-        let message = format!("{}:{}: the term \"{term}\" is there twice", path.display(), line + 1);
+        let message = format!("{}:{}: the term \"{term}\" is listed twice", path.display(), line + 1);
         table.error_at(file.at, message);
     }
     if terms.is_empty() {

@@ -35,8 +35,8 @@ pub(super) fn read(data: &mut Section<'_>) -> Vec<Condition> {
 
 fn condition<'a>(data: &Section<'a>, node: &'a Node) -> Option<Condition> {
     let mut table = data.as_section(node, "a condition of `filter`")?;
-    let column = table.required_text("column", "the column it is about").map(|text| text.text.to_owned());
-    let op = table.required("op", "how it is compared, such as \"==\"");
+    let column = table.required_text("column", "the column to test").map(|text| text.text.to_owned());
+    let op = table.required("op", "the comparison, such as \"==\"");
     let op = op.and_then(|op| table.as_choice(op, &OPS));
     let test = match op {
         Some(Op::Compare(op)) => {
@@ -62,7 +62,7 @@ fn condition<'a>(data: &Section<'a>, node: &'a Node) -> Option<Condition> {
 fn one_of(table: &Section<'_>, node: &Node) -> Option<Test> {
     let items = table.as_list(node, "values")?;
     if items.is_empty() {
-        table.error_at(node.at, "no value is in an empty list");
+        table.error_at(node.at, "an empty list matches no row");
     }
     let values: Option<_> = items.iter().map(|item| literal(table, item)).collect();
     values.map(|values| Test::OneOf { values })

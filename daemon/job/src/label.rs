@@ -47,7 +47,7 @@ pub(super) fn read(top: &mut Section<'_>, missing: &[String], problems: &Problem
         return Labels { all: vec![only], weight, are_named: false };
     }
     if top.node("label").is_some() {
-        top.error("label", "there is either one [label] or several [labels]");
+        top.error("label", "use either [label] or [labels], not both");
     }
     let mut labels = top.section("labels", "[labels]");
     let weight = labels.text("weight").map(|weight| weight.text.to_owned());
@@ -56,7 +56,10 @@ pub(super) fn read(top: &mut Section<'_>, missing: &[String], problems: &Problem
         let Some(mut table) = labels.as_section(node, format!("label `{name}`")) else { continue };
         check_name(name, at, problems);
         if table.node("classes").is_some() {
-            table.error("classes", "`classes` is for one [label]: several are each 0 or 1, or numbers");
+            table.error(
+                "classes",
+                "`classes` is for one [label]: each of several [labels] is 0 or 1, or a number",
+            );
         }
         let label = read_one(&mut table, name.to_owned());
         if weight.as_ref() == Some(&label.column) {
@@ -113,14 +116,14 @@ fn value(node: &Node) -> Option<String> {
 fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
     let Some(node) = label.node("classes") else { return Vec::new() };
     if label.has("positive") {
-        label.error("positive", "`positive` makes two classes of a label, and `classes` lists them");
+        label.error("positive", "`positive` contradicts `classes`: it makes the label binary");
     }
     let Value::List(items) = &node.value else {
         let number = match node.value {
             Value::Whole(_) => label.whole("classes", 2..=MOST_CLASSES as u64),
             _ => {
                 let message =
-                    format!("expected a list of values, or how many, found {}", node.value.describe());
+                    format!("expected a list of values or their number, found {}", node.value.describe());
                 label.error_at(node.at, message);
                 None
             }
@@ -143,10 +146,10 @@ fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
         let number = class.trim_ascii().parse::<f64>().ok().filter(|number| number.is_finite());
         let number = number.map(|number| (number + 0.0).to_bits());
         if !texts.insert(class.clone()) || number.is_some_and(|number| !numbers.insert(number)) {
-            label.error_at(item.at, format!("`{class}` is a class already"));
+            label.error_at(item.at, format!("`{class}` is listed twice in `classes`"));
         }
         if missing.contains(&class) {
-            label.error_at(item.at, format!("`{class}` is a missing value: `missing` of [data] has it"));
+            label.error_at(item.at, format!("`{class}` is a missing value: it is in `missing` of [data]"));
         }
         classes.push(class);
     }
@@ -236,7 +239,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn several_labels_have_losses_of_their_own() {
+    fn several_labels_have_separate_losses() {
         let losses = "[training.losses]\nprice = { kind = \"mse\", weight = 0.25 }\n";
         let job = job("mmoe", &format!("{TWO}{losses}")).unwrap();
         assert_eq!(job.label.names(), ["bought", "price"]);
@@ -258,7 +261,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn one_label_is_described_as_it_was_before_there_were_several() {
+    fn one_label_keeps_the_format_of_earlier_versions() {
         let job = job("linear", "label = { column = \"b\", positive = \"yes\" }").unwrap();
         assert_eq!(job.label, LabelSpec::of("b", Some("yes")));
         let json = serde_json::to_string(&job.label).unwrap();
@@ -267,7 +270,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn evaluations_are_compared_by_a_metric_that_the_loss_has() {
+    fn evaluations_are_compared_by_a_metric_that_suits_the_loss() {
         let mse = "label = { column = \"p\" }\n[training.loss]\nkind = \"mse\"\n";
         let best = |job: &Job| job.checkpoint.best.map(|best| (best.metric, best.label));
         let of_one = job("linear", &format!("{mse}[checkpoint]\nkeep_best = true")).unwrap();
@@ -288,7 +291,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn classes_are_values_in_their_order_or_so_many_numbers() {
+    fn classes_are_a_list_of_values_or_their_number() {
         let of = |classes: &str, rest: &str| {
             job("mlp", &format!("label = {{ column = \"c\", classes = {classes} }}\n{rest}")).unwrap()
         };
@@ -313,7 +316,7 @@ features = { age = { kind = "numeric" } }
     }
 
     #[test]
-    fn a_class_is_no_missing_value() {
+    fn a_class_cannot_be_a_missing_value() {
         let job = format!("{JOB}model = {{ kind = \"mlp\", features = [\"age\"] }}\n");
         let job = job.replace("data = { ", "data = { missing = [\"?\"], ");
         let parse = |classes: &str| {
@@ -323,7 +326,7 @@ features = { age = { kind = "numeric" } }
         assert!(parse("1, \"!\"").is_ok());
         let error = parse("1, \"?\"").unwrap_err();
         assert!(
-            error.contains(":5:39: error: `?` is a missing value: `missing` of [data] has it"),
+            error.contains(":5:39: error: `?` is a missing value: it is in `missing` of [data]"),
             "{error}"
         );
     }
@@ -341,20 +344,20 @@ features = { age = { kind = "numeric" } }
             (
                 "mlp",
                 label("classes = \"a\""),
-                ":5:35: error: expected a list of values, or how many, found a string",
+                ":5:35: error: expected a list of values or their number, found a string",
             ),
             (
                 "mlp",
                 label("classes = [\"a\", 0.5]"),
                 ":5:41: error: expected the value of a class, found a number with a fraction",
             ),
-            ("mlp", label("classes = [\"a\", \"b\", \"a\"]"), ":5:46: error: `a` is a class already"),
-            ("mlp", label("classes = [1, \"01\"]"), ":5:39: error: `01` is a class already"),
             (
                 "mlp",
-                label("positive = 1, classes = 3"),
-                ":5:36: error: `positive` makes two classes of a label",
+                label("classes = [\"a\", \"b\", \"a\"]"),
+                ":5:46: error: `a` is listed twice in `classes`",
             ),
+            ("mlp", label("classes = [1, \"01\"]"), ":5:39: error: `01` is listed twice in `classes`"),
+            ("mlp", label("positive = 1, classes = 3"), ":5:36: error: `positive` contradicts `classes`"),
             (
                 "deepfm",
                 classes.to_owned(),
@@ -406,9 +409,9 @@ features = { age = { kind = "numeric" } }
             (
                 "mlp",
                 best("auc"),
-                "\"auc\" applies to other predictions, but the label is predicted as one of its classes",
+                "\"auc\" applies to labels without classes, but the label is predicted as one of its classes",
             ),
-            ("mlp", best("rmse"), "\"rmse\" applies to other predictions"),
+            ("mlp", best("rmse"), "\"rmse\" applies to labels without classes"),
             ("mlp", best("top5_accuracy"), "\"top5_accuracy\" applies to more than 5 classes"),
         ];
         for (kind, rest, expected) in cases {
@@ -428,7 +431,7 @@ features = { age = { kind = "numeric" } }
                 TWO.to_owned(),
                 "\"linear\" predicts one label, and there are 2; \"mmoe\" predicts several",
             ),
-            ("mmoe", format!("{one}{TWO}"), "there is either one [label] or several [labels]"),
+            ("mmoe", format!("{one}{TWO}"), "use either [label] or [labels], not both"),
             ("mmoe", "[labels]\n".to_owned(), "[labels] needs a table for each label"),
             (
                 "mmoe",

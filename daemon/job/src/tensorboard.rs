@@ -24,12 +24,12 @@ pub struct TensorBoardSpec {
 pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<TensorBoardSpec> {
     top.node("tensorboard")?;
     let mut section = top.required_section("tensorboard", "[tensorboard]", "event files for TensorBoard");
-    let directory = section.required_text("directory", "where event files go");
+    let directory = section.required_text("directory", "the directory of the event files");
     if let Some(Text { text, at }) = directory {
         if text.is_empty() {
             section.error_at(at, "a path is empty");
         } else if text.contains("://") {
-            section.error_at(at, format!("event files go to a directory of this machine, found \"{text}\""));
+            section.error_at(at, format!("event files need a local directory, found \"{text}\""));
         }
     }
     let every_steps = section.whole("every_steps", 1..=u64::MAX).unwrap_or(100);

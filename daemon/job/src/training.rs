@@ -29,7 +29,7 @@ const DECAYS: [(&str, Decay); 5] = [
 /// Reads the section for this `model` and these `labels`; `seed` is the job's.
 pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
     if model.uses_in_batch_softmax() {
-        refuse_what_is_of_labels(&training);
+        refuse_label_losses(&training);
     }
     let named = |it: Precision| (it.name(), it);
     let precision = training.choice("precision", &Precision::ALL.map(named)).unwrap_or_default();
@@ -92,8 +92,8 @@ fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScal
     LossScaleSpec { initial, growth, growth_interval: interval.unwrap_or(usual.growth_interval), backoff }
 }
 
-/// Reads the loss of a two-tower model, which spans whole batches.
-fn refuse_what_is_of_labels(training: &Section<'_>) {
+/// Rejects the settings of label losses in a two-tower model, whose loss spans whole batches.
+fn refuse_label_losses(training: &Section<'_>) {
     let loss = training.entries().find(|(key, ..)| *key == "loss");
     let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
     for (key, at, _) in loss.iter().flat_map(Section::entries) {
@@ -185,7 +185,8 @@ fn read_class_weights(loss: &mut Section<'_>, classes: u32) -> Vec<f32> {
 fn read_losses(training: &mut Section<'_>, usual: &LossSpec, labels: &Labels) -> Vec<TaskSpec> {
     if !labels.are_named {
         if training.node("losses").is_some() {
-            training.error("losses", "`losses` is for several [labels]; that of one is in [training.loss]");
+            training
+                .error("losses", "`losses` is for several [labels]; for one [label], use [training.loss]");
         }
         return Vec::new();
     }
@@ -235,7 +236,7 @@ fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {
 fn read_factor(schedule: &mut Section<'_>) -> (u64, f32) {
     let every_steps = read_steps(schedule, "every_steps");
     if !schedule.has("factor") {
-        schedule.required("factor", "what learning rates are multiplied by");
+        schedule.required("factor", "the factor of the learning rates");
     }
     (every_steps, schedule.constant("factor", true).unwrap_or(1.0))
 }
@@ -404,7 +405,7 @@ model = { kind = "linear", features = ["age"] }
             ),
             (
                 "{ kind = \"step\", every_steps = 7 }",
-                "job.toml:6:21: error: [training.schedule] needs `factor`: what learning rates are multiplied by",
+                "job.toml:6:21: error: [training.schedule] needs `factor`: the factor of the learning rates",
             ),
             (
                 "{ kind = \"cosine\", steps = 0 }",

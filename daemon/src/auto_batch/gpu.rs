@@ -41,8 +41,8 @@ pub(crate) fn limit(
     let host = host()?;
     let gpu = host.gpu(number).with_context(|| {
         format!(
-            "`data.batch_size = \"auto\"`, `training.device = \"cuda:{number}\"`: what memory the GPU has is not \
-             known, and `data.auto_batch.gpu_memory` does not say"
+            "`data.batch_size = \"auto\"`, `training.device = \"cuda:{number}\"`: the GPU's memory size is \
+             unknown, and `data.auto_batch.gpu_memory` is not set"
         )
     })?;
     Ok(Limit { bytes: usable_bytes(gpu.memory_bytes), source: LimitSource::Gpu })
@@ -83,8 +83,8 @@ mod tests {
         };
         let of_gpu = limit(&spec, 1, &|| Ok(host(vec![gpu.clone()], None))).unwrap();
         assert_eq!(of_gpu, Limit { bytes: 74 << 30, source: LimitSource::Gpu });
-        let told = AutoBatchSpec { gpu_memory_bytes: Some(9), ..spec };
-        let of_job = limit(&told, 1, &|| panic!("the job says it")).unwrap();
+        let with_limit = AutoBatchSpec { gpu_memory_bytes: Some(9), ..spec };
+        let of_job = limit(&with_limit, 1, &|| panic!("the job sets the limit")).unwrap();
         assert_eq!(of_job, Limit { bytes: 9, source: LimitSource::JobOfGpu });
         assert_eq!(usable_bytes(1 << 29), 0);
 

@@ -236,8 +236,8 @@ pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
         let Decided { rows, limit_bytes, gpu_limit_bytes } = before;
         let of_gpu = gpu_limit_bytes.map(|bytes| format!(", and on the GPU {bytes}")).unwrap_or_default();
         bail!(
-            "`data.batch_size = \"auto\"`: there is not enough memory for batches of {rows} rows, and fewer are not \
-             tried: the plan is within {limit_bytes} bytes{of_gpu}, and the system does not give them"
+            "`data.batch_size = \"auto\"`: there is not enough memory for batches of {rows} rows, and smaller \
+             batches are not tried: the plan fits {limit_bytes} bytes{of_gpu}, but the system refuses to allocate them"
         );
     }
     keep(directory, after)?;

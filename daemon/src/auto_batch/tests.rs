@@ -4,7 +4,7 @@ use anyhow::anyhow;
 
 use super::*;
 
-/// A plan of `row_bytes` a row and 100 more, which fits `limit` bytes.
+/// Plans `row_bytes` per row plus 100 bytes; fails above `limit` bytes.
 fn plan(limit: u64, row_bytes: u64) -> impl FnMut(u32) -> Result<u64> {
     move |rows| {
         let bytes = 100 + row_bytes * u64::from(rows);
@@ -31,7 +31,7 @@ fn the_largest_power_of_two_that_fits_is_found() {
 }
 
 #[test]
-fn no_more_rows_are_taken_than_asked_for() {
+fn the_size_never_exceeds_the_maximum() {
     for (most, wanted) in [(16, 16), (31, 16), (32, 32), (1_000, 512), (1_024, 1_024)] {
         let (rows, _, why) = largest(most, plan(u64::MAX, 1)).unwrap();
         assert_eq!((rows, why.map(|why| why.to_string())), (wanted, None), "{most}");
@@ -50,7 +50,7 @@ fn the_reason_for_the_maximum_is_returned() {
 }
 
 #[test]
-fn what_was_decided_is_kept_and_halved_to_the_least() {
+fn the_size_is_recorded_and_halved_to_the_minimum() {
     let run = tempfile::tempdir().unwrap();
     let directory = run.path();
     assert_eq!(decided(directory).unwrap(), None);

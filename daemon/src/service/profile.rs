@@ -31,7 +31,7 @@ pub(super) fn replies(id: String, pending: PendingProfile) -> Replies<ProfileRep
     ReceiverStream::new(receiver).boxed()
 }
 
-/// Sends progress, then the profile. A error_status send means that the client has disconnected.
+/// Sends progress, then the profile. A failed send means that the client has disconnected.
 async fn send_all(id: String, pending: PendingProfile, sender: &Sender<Result<ProfileReply, Status>>) {
     let PendingProfile { mut progress, mut done } = pending;
     let reply_message = |reply| Ok(ProfileReply { reply: Some(reply) });

@@ -1,7 +1,7 @@
 //! The daemon's persistent state: jobs, their logs and their histories.
 //!
-//! Records of a job's state: the supervisor changes them, the [`Store`] keeps them, and `service` converts
-//! them to messages.
+//! Defines the records of a job's state. The supervisor changes them, the [`Store`] keeps them, and `service`
+//! converts them to messages.
 
 mod history;
 mod schema;

@@ -1,4 +1,4 @@
-//! Jobs and their logs in SQLite. `history.rs` has the histories.
+//! Jobs and their logs in SQLite. Histories are in `history.rs`.
 //!
 //! One connection behind a mutex, called from blocking contexts. A statement takes tens of microseconds and a
 //! job causes a few per second, so a dedicated thread with a queue would only add overhead. In WAL mode with
@@ -79,7 +79,7 @@ impl Store {
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let located = |source| StoreError::Open { path: path.to_owned(), source };
         let connection = Connection::open(path).map_err(located)?;
-        // Returns the new mode, so it is a query, not an update; also the first real read.
+        // The pragma returns the new mode, so it is a query. It is also the first read of the file.
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).map_err(located)?;
         connection.pragma_update(None, "synchronous", "NORMAL").map_err(located)?;
         connection.busy_timeout(Duration::from_secs(5)).map_err(located)?;
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_a_file_that_is_not_a_database() {
+    fn the_error_contains_the_path_of_a_file_that_is_not_a_database() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state.sqlite");
         std::fs::write(&file, "this is not a database, and long enough to show it".repeat(50)).unwrap();

@@ -45,7 +45,7 @@ pub(super) enum Outcome {
 
 /// How a worker died.
 pub(super) struct Death {
-    /// The cause as far as known.
+    /// The cause, if known.
     pub(super) reason: String,
     /// Whether the worker ran out of memory.
     pub(super) out_of_memory: bool,

@@ -217,7 +217,7 @@ impl Supervisor {
         }
     }
 
-    /// Runs the job until it ends or is stopped; the record tells the outcome.
+    /// Runs the job until it ends or is stopped; the record holds the outcome.
     pub(crate) fn run(mut self) {
         let (state, reason) = match self.run_attempts() {
             // After a retry, keep the recorded reason.

@@ -27,7 +27,7 @@ pub(crate) trait DeviceTask {
     ) -> Result<RunOutcome>;
 }
 
-/// Runs `task` on the device that `spec` names: the only place that tells devices apart.
+/// Runs `task` on the device that `spec` names: the only place that distinguishes devices.
 pub(crate) fn with_device(spec: DeviceSpec, task: impl DeviceTask, link: &mut Link) -> Result<RunOutcome> {
     match spec {
         DeviceSpec::Cpu => task.run(|threads, recorder| Ok(Cpu::new(threads)?.with_recorder(recorder)), link),

@@ -1,6 +1,6 @@
 //! The worker: the process that trains or scores one model.
 //!
-//! A daemon spawns one worker per attempt at a job, from its own executable. The worker is told what to do in one
+//! A daemon spawns one worker per attempt at a job, from its own executable. The worker receives its assignment in one
 //! message, reads batches from a ring in shared memory, and reports over a socket. It knows no job files and no
 //! input formats.
 //!

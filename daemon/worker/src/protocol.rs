@@ -144,7 +144,7 @@ pub struct TrainRole {
     pub evaluation: Option<EvalCadence>,
     /// How evaluations decide on early stopping and on the best checkpoint.
     pub selection: SelectionSpec,
-    /// The source of the initial weights, used while the run has no checkpoint of its own.
+    /// The source of the initial weights, used while the run has no checkpoint.
     pub warm_start: Option<WarmStartRole>,
     /// The memory rehearsal before the first checkpoint, for an automatically chosen batch size.
     pub rehearsal: Option<RehearsalSpec>,

@@ -51,7 +51,7 @@ impl HostSurvey {
     /// GPU number `number`.
     ///
     /// # Errors
-    /// When there is no such GPU; the error says why as far as known.
+    /// When there is no such GPU; the error contains the reason if it is known.
     pub fn gpu(&self, number: u32) -> Result<&GpuSurvey> {
         let gpu = self.gpus.iter().find(|gpu| gpu.number == number);
         let library_problem = || {

@@ -370,7 +370,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(())
     }
 
-    /// Requests held-out rows in a ring of their own and evaluates them. A stop request ends this early.
+    /// Requests held-out rows through a separate ring and evaluates them. A stop request ends this early.
     fn evaluate_separately(&mut self) -> Result<Option<RunOutcome>> {
         // Report the training up to the evaluation first.
         self.drain()?;

@@ -63,9 +63,9 @@ fn read_tables(section: Section<'_>, features: &[String]) -> Vec<TableSpec> {
             let taken = tables.iter().find(|table| table.features.iter().any(|feature| feature == text));
             if !features.iter().any(|feature| feature == text) {
                 let hint = suggestion(text, features.iter().map(String::as_str));
-                table.error_at(at, format!("`{text}` is no feature of the model's{hint}"));
+                table.error_at(at, format!("`{text}` is not a feature of the model{hint}"));
             } else if let Some(other) = taken {
-                table.error_at(at, format!("feature `{text}` is in table `{}`, too", other.name));
+                table.error_at(at, format!("feature `{text}` is already in table `{}`", other.name));
             }
         }
         tables.push(TableSpec {

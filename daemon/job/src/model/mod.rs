@@ -228,7 +228,7 @@ fn read_names(section: &Section<'_>, names: &[Text<'_>], features: &[&str]) -> V
     let mut seen = HashSet::new();
     for &Text { text, at } in names {
         if !seen.insert(text) {
-            section.error_at(at, format!("the feature `{text}` is there twice"));
+            section.error_at(at, format!("the feature `{text}` is listed twice"));
         } else if !features.contains(&text) {
             let hint = suggestion(text, features.iter().copied());
             section.error_at(at, format!("`{text}` is not in [features]{hint}"));

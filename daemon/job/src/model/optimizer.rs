@@ -99,7 +99,8 @@ fn adagrad(table: &mut Section<'_>) -> (f32, f32, f32) {
     let initial_accumulator = table.constant("initial_accumulator", false).unwrap_or(0.1);
     let epsilon = table.constant("epsilon", false).unwrap_or(1e-7);
     if initial_accumulator == 0.0 && epsilon == 0.0 {
-        table.error("epsilon", "`epsilon` and `initial_accumulator` are both 0, and something must divide");
+        table
+            .error("epsilon", "`epsilon` and `initial_accumulator` are both 0: at least one must be above 0");
     }
     (learning_rate, initial_accumulator, epsilon)
 }
@@ -121,7 +122,7 @@ fn ftrl(table: &mut Section<'_>) -> OptimizerSpec {
     let l2 = l2(table);
     let initial_accumulator = table.constant("initial_accumulator", false).unwrap_or(0.1);
     if initial_accumulator == 0.0 && beta == 0.0 && l2 == 0.0 {
-        let message = "`beta`, `l2` and `initial_accumulator` are all 0, and something must divide";
+        let message = "`beta`, `l2` and `initial_accumulator` are all 0: at least one must be above 0";
         table.error("initial_accumulator", message);
     }
     OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, initial_accumulator }

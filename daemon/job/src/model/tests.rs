@@ -34,7 +34,7 @@ fn model(text: &str) -> ModelSpec {
     }
 }
 
-fn told(text: &str) -> String {
+fn error_text(text: &str) -> String {
     Job::parse(&format!("{DATA}{text}"), Path::new("job.toml"), &[]).unwrap_err().to_string()
 }
 
@@ -102,7 +102,7 @@ fn every_key_is_read() {
 }
 
 #[test]
-fn embeddings_of_wide_deep_may_have_an_optimizer_of_their_own() {
+fn embeddings_of_wide_deep_may_have_a_separate_optimizer() {
     let deep = |more: &str| {
         let data = DATA.replace("features = [\"age\", \"site\"]\n", "");
         let text = format!("{data}kind = \"wide_deep\"\ndeep.features = [\"age\"]\n{more}");
@@ -118,7 +118,7 @@ fn embeddings_of_wide_deep_may_have_an_optimizer_of_their_own() {
 }
 
 #[test]
-fn embeddings_start_as_the_job_says() {
+fn embeddings_use_the_jobs_initialization() {
     let init = |text: &str| {
         let ModelSpec::Mlp(mlp) = model(&format!("kind = \"mlp\"\n{text}")) else { panic!("mlp") };
         mlp.embedding.init
@@ -180,15 +180,15 @@ fn invalid_tables_are_reported_with_their_position() {
     let cases = [
         (
             "embeddings.sites = { features = [\"sit\"] }",
-            "job.toml:18:34: error: `sit` is no feature of the model's; did you mean `site`?",
+            "job.toml:18:34: error: `sit` is not a feature of the model; did you mean `site`?",
         ),
         (
             "embeddings.sites.dim = 3",
-            "job.toml:18:12: error: `sites` is no feature of the model's; did you mean `site`?",
+            "job.toml:18:12: error: `sites` is not a feature of the model; did you mean `site`?",
         ),
         (
             "embeddings.site.dim = 3\nembeddings.all.features = [\"seen\", \"site\"]",
-            "job.toml:19:36: error: feature `site` is in table `site`, too",
+            "job.toml:19:36: error: feature `site` is already in table `site`",
         ),
         (
             "embeddings.all.features = [\"seen\", \"place\"]",
@@ -242,7 +242,7 @@ fn mistakes_are_reported_with_their_position() {
         ),
     ];
     for (text, expected) in cases {
-        assert_eq!(told(text), expected);
+        assert_eq!(error_text(text), expected);
     }
 }
 
@@ -297,8 +297,8 @@ fn invalid_two_tower_settings_are_reported_with_their_position() {
         ),
         ("[training]\nmicro_batch_size = 16", "job.toml:17:20: error: a two-tower model needs whole batches"),
     ] {
-        let told =
+        let error =
             Job::parse(&format!("{TOWERS}{text}"), Path::new("job.toml"), &[]).unwrap_err().to_string();
-        assert!(told.starts_with(expected), "{told}");
+        assert!(error.starts_with(expected), "{error}");
     }
 }

@@ -10,7 +10,7 @@ fn a_feature_that_groups_rows_is_kept() {
     assert_eq!(job.evaluation.group.as_deref(), Some("user"));
     assert_eq!(job.features.iter().filter(|feature| feature.name == "user").count(), 1);
     let (plain, warnings) = parse(SOUND, &set[1..]).unwrap();
-    assert_eq!((plain.evaluation.group, warnings.len()), (None, 1), "in vain without");
+    assert_eq!((plain.evaluation.group, warnings.len()), (None, 1), "the feature is unused without a group");
     assert!(plain.features.iter().all(|feature| feature.name != "user"));
 }
 
@@ -28,7 +28,7 @@ fn values_may_have_weights() {
     let (without, other) = parsed(&set[..4]);
     assert_eq!(without.weights, None);
     assert_ne!(fingerprint, other, "another job");
-    // Whatever knows features by their JSON (a job's fingerprint, a cache's keys) knows those without weights as ever.
+    // A job's fingerprint and a cache's keys depend on this JSON, so that of features without weights must not change.
     let json = serde_json::json!({
         "name": "job", "columns": ["occupation"], "kind": { "hashed": { "buckets": 1000 } }, "maximum": 5
     });
@@ -44,8 +44,8 @@ fn unused_features_are_removed_with_a_warning() {
     assert!(job.features.iter().all(|feature| feature.name != "education"));
 
     let (job, warnings) = parse(&SOUND.replace(", \"both\"", ""), &[]).unwrap();
-    let told: Vec<_> = warnings.iter().map(ToString::to_string).collect();
-    assert_eq!(told, ["job.toml:17:1: warning: feature `both` is not used by the model and is ignored"]);
+    let messages: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(messages, ["job.toml:17:1: warning: feature `both` is not used by the model and is ignored"]);
     assert_eq!(job.features.len(), 4);
 
     let (_, warnings) = parse(&SOUND.replace("eval = [\"test.parquet\"]", ""), &[]).unwrap();
@@ -57,7 +57,7 @@ fn terms_files_are_checked() {
     let text = SOUND.replace("kind = \"vocabulary\"", "kind = \"vocabulary\", file = \"terms.txt\"");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("job.toml");
-    let told = |content: Option<&str>| {
+    let error = |content: Option<&str>| {
         if let Some(content) = content {
             std::fs::write(directory.path().join("terms.txt"), content).unwrap();
         }
@@ -65,13 +65,13 @@ fn terms_files_are_checked() {
         error.replace(directory.path().to_str().unwrap(), "DIR")
     };
     assert_eq!(
-        told(None),
+        error(None),
         "DIR/job.toml:15:43: error: cannot read the terms in DIR/terms.txt: No such file or directory (os error 2)"
     );
-    assert_eq!(told(Some("")), "DIR/job.toml:15:43: error: DIR/terms.txt has no terms");
+    assert_eq!(error(Some("")), "DIR/job.toml:15:43: error: DIR/terms.txt has no terms");
     assert_eq!(
-        told(Some("a\nb\na\n")),
-        "DIR/job.toml:15:43: error: DIR/terms.txt:3: the term \"a\" is there twice"
+        error(Some("a\nb\na\n")),
+        "DIR/job.toml:15:43: error: DIR/terms.txt:3: the term \"a\" is listed twice"
     );
 }
 
@@ -133,7 +133,7 @@ fn a_cross_uses_the_intervals_of_a_bucketized_feature() {
         let cross = job.features.into_iter().find(|spec| matches!(spec.kind, FeatureKind::Crossed { .. }));
         let FeatureSpec { kind: FeatureKind::Crossed { boundaries, .. }, columns, .. } = cross.unwrap()
         else {
-            unreachable!("it was looked for");
+            unreachable!("only crosses were selected");
         };
         (columns, boundaries)
     };

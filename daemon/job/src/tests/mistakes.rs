@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn each_mistake_is_reported_with_its_position_and_a_correction() {
-    // (what is replaced, by what, what is told)
+    // (replaced text, replacement, expected message)
     let cases = [
         // Keys.
         ("seed = 7", "sed = 7", "2:1: error: unknown key `sed` in the job file; did you mean `seed`?"),
@@ -58,11 +58,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
             "terms = [\"a\"]",
             "15:13: error: feature `education` needs `kind`: how the column becomes a feature",
         ),
-        (
-            ", buckets = 1000",
-            "",
-            "16:7: error: feature `job` needs `buckets`: how many ids values are hashed to",
-        ),
+        (", buckets = 1000", "", "16:7: error: feature `job` needs `buckets`: the number of hash buckets"),
         // Types and ranges.
         ("seed = 7", "seed = \"7\"", "2:8: error: expected a whole number, found a string"),
         ("seed = 7", "seed = -7", "2:8: error: expected a whole number at least 0, found -7"),
@@ -128,7 +124,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
             "\"bth\", \"age_buckets\", \"education\", \"ocean\"",
             "21:31: error: `bth` is not in [features]; did you mean `both`?\n\
              job.toml:21:38: error: `age_buckets` is not in [features]; did you mean `age_bucket`?\n\
-             job.toml:21:53: error: the feature `education` is there twice\n\
+             job.toml:21:53: error: the feature `education` is listed twice\n\
              job.toml:21:66: error: `ocean` is not in [features]",
         ),
         ("[\"age\", \"job\"]", "[]", "22:17: error: at least one feature is needed"),
@@ -140,19 +136,19 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "eval = [\"test.parquet\"]",
             "eval = []\nshuffle_rows = 3\nlanes = 4",
-            "7:16: error: `shuffle_rows` is split among 4 lanes, so it is at least that many, or 0 for no \
-             shuffling",
+            "7:16: error: `shuffle_rows` is divided among 4 lanes: it must be at least that number, or 0 to \
+             disable shuffling",
         ),
         (
             "kind = \"vocabulary\"",
             "kind = \"vocabulary\", terms = [\"a\", \"b\", \"a\"], min_count = 2",
-            "15:55: error: the term \"a\" is there twice\n\
-             job.toml:15:73: error: `min_count` is about learned terms, and contradicts `terms`",
+            "15:55: error: the term \"a\" is listed twice\n\
+             job.toml:15:73: error: `min_count` applies to learned terms and contradicts `terms`",
         ),
         (
             "kind = \"vocabulary\"",
             "kind = \"vocabulary\", multi = true",
-            "15:44: error: `multi = true` needs `maximum`: the most values a row keeps",
+            "15:44: error: `multi = true` needs `maximum`: the maximum number of values per row",
         ),
         (
             "kind = \"vocabulary\"",
@@ -206,7 +202,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "wide.features",
             "wide.optimizer = { kind = \"ftrl\", initial_accumulator = 0 }\nwide.features",
-            "21:57: error: `beta`, `l2` and `initial_accumulator` are all 0, and something must divide",
+            "21:57: error: `beta`, `l2` and `initial_accumulator` are all 0: at least one must be above 0",
         ),
         // Evaluation.
         (
@@ -217,30 +213,30 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "[model]",
             "[evaluation]\ngroup = \"age\"\n[model]",
-            "20:9: error: `age` is a number, and groups are ids: make it another kind",
+            "20:9: error: `age` is numeric, but groups are ids: use another kind of feature",
         ),
         (
             "[model]",
             "tags = { kind = \"hashed\", buckets = 9, multi = true, maximum = 2 }\n[evaluation]\ngroup = \"tags\"\n[model]",
-            "21:9: error: `tags` has several values a row, and a row is in one group",
+            "21:9: error: `tags` is multi-valued, but a row belongs to one group",
         ),
         // The cache.
         (
             "eval = [\"test.parquet\"]",
             "eval = []\ncache = { directory = \"x\" }",
-            "7:9: error: [data.cache] needs `max_bytes`: the most that is kept there",
+            "7:9: error: [data.cache] needs `max_bytes`: the size limit of the cache",
         ),
         // TensorBoard.
         (
             "[model]",
             "[tensorboard]\nevery_step = 10\n[model]",
-            "19:1: error: [tensorboard] needs `directory`: where event files go\n\
+            "19:1: error: [tensorboard] needs `directory`: the directory of the event files\n\
              job.toml:20:1: error: unknown key `every_step` in [tensorboard]; did you mean `every_steps`?",
         ),
         (
             "[model]",
             "[tensorboard]\ndirectory = \"gs://bucket/logs\"\nevery_steps = 0\n[model]",
-            "20:13: error: event files go to a directory of this machine, found \"gs://bucket/logs\"\n\
+            "20:13: error: event files need a local directory, found \"gs://bucket/logs\"\n\
              job.toml:21:15: error: expected a whole number at least 1, found 0",
         ),
         // Not TOML.
@@ -294,7 +290,7 @@ fn arbitrary_bytes_are_reported_without_a_panic() {
     }
     let whole = SOUND.len();
     for cut in (0..whole).filter(|&cut| SOUND.is_char_boundary(cut)) {
-        // PieceUpdate or accepted, never a panic.
+        // Rejected or accepted, never a panic.
         let _ = parse(&SOUND[..cut], &[]);
     }
 }

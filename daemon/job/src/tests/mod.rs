@@ -16,7 +16,7 @@ use crate::error::{Known, Problems};
 use crate::job::read_job;
 use crate::*;
 
-/// A sound job, which the cases below spoil.
+/// A valid job, which the cases below break.
 const SOUND: &str = r#"name = "census"
 seed = 7
 
@@ -50,7 +50,7 @@ fn job(text: &str, set: &[&str]) -> Job {
     parse(text, set).unwrap_or_else(|error| panic!("{error}")).0
 }
 
-/// What is told about `SOUND` with `from` replaced by `to`.
+/// The errors of `SOUND` with `from` replaced by `to`.
 #[track_caller]
 fn errors(from: &str, to: &str) -> String {
     assert_eq!(SOUND.matches(from).count(), 1, "{from:?} is in the job once");

@@ -30,7 +30,7 @@ fn other_models() -> Vec<(String, String)> {
         let job = |model: &str| format!("{before}\n[model]\n{model}\n[training]\n{after}");
         let needed = model.lines().filter(|line| line.starts_with("kind = ") || line.contains("features = "));
         let bare: String = needed.flat_map(|line| [line, "\n"]).collect();
-        // One that chooses among the items of whole batches.
+        // A two-tower model, whose loss spans whole batches.
         let allowed = |job: String| match model.contains("\"two_tower\"") {
             true => job.replace("\nmicro_batch_size = 1024\n", "\n"),
             false => job,
