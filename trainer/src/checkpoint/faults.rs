@@ -1,5 +1,5 @@
-//! A store whose writer dies: at an operation, before or after it took effect, or in the middle of one. And one
-//! whose operations wait at a gate.
+//! Faulty stores for tests: a store whose writer dies before, after or in the middle of an operation, and a
+//! store whose operations wait at a gate.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex};
@@ -16,11 +16,11 @@ use object_store::{
 /// When the writer dies. Operations and bytes count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Death {
-    /// This operation does not happen.
+    /// The operation does not happen.
     Before(u64),
-    /// This operation happens, and the writer does not learn of it.
+    /// The operation happens, but the writer does not learn of it.
     After(u64),
-    /// The object that holds this byte of all that is written is cut before it, as on a medium whose
+    /// The object that contains this byte of all written bytes is truncated before it, as on a medium whose
     /// writes are not atomic.
     AtByte(u64),
 }
@@ -39,7 +39,7 @@ struct Life {
     dead: bool,
 }
 
-/// What becomes of an operation.
+/// The outcome of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Done,
@@ -81,7 +81,7 @@ impl DyingStore {
         fate
     }
 
-    /// How many of `length` more bytes are written.
+    /// Returns how many of the next `length` bytes are written.
     fn spend(&self, length: usize) -> usize {
         let mut life = self.life.lock().expect("no test panics with it");
         let start = life.bytes;
@@ -200,14 +200,14 @@ impl MultipartUpload for DyingUpload {
     }
 }
 
-/// A store that does nothing before its gate is open.
+/// A store whose operations wait until its gate is open.
 #[derive(Clone, Debug)]
 pub(crate) struct GatedStore {
     inner: Arc<dyn ObjectStore>,
     gate: Arc<Gate>,
 }
 
-/// Closed at first.
+/// Initially closed.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     open: Mutex<bool>,
@@ -215,7 +215,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Lets all through, now and later.
+    /// Lets all current and later operations pass.
     pub(crate) fn open(&self) {
         *self.open.lock().expect("no test panics with it") = true;
         self.opened.notify_all();

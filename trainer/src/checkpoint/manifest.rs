@@ -1,9 +1,9 @@
-//! What a checkpoint says of itself: `manifest.json`.
+//! The manifest of a checkpoint, `manifest.json`.
 //!
-//! It is enough to rebuild the model and go on, without the job that wrote it. Its own last field is a
-//! SHA-256 of the document with that field empty, since a number that rots here would go unnoticed. It is of
-//! the bytes as they are, whatever they say: fields that are not known here are passed over, and those that
-//! may be absent, such as a metric, can be.
+//! It is sufficient to rebuild the model and resume training, without the job that wrote it. Its last field
+//! is the SHA-256 of the document with that field empty, because a corrupted number would otherwise go
+//! unnoticed. The hash covers the bytes as they are, so unknown fields are ignored and optional fields, such
+//! as a metric, may be absent.
 
 use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
@@ -15,81 +15,81 @@ use crate::model::LossScale;
 use crate::session::SelectionState;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, is_default};
 
-/// The format written and read here. Another one where a reader that passes over fields it does not know
-/// would take the checkpoint for something that it is not.
+/// The format version written and read here. It changes when a reader that ignores unknown fields would
+/// misinterpret the checkpoint.
 pub const FORMAT: u32 = 1;
 
 /// Hexadecimal digits of a SHA-256.
 const HASH_DIGITS: usize = 64;
 
-/// A committed checkpoint's content.
+/// The contents of a committed checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT`]
     pub format: u32,
-    /// Where training stood.
+    /// The state of training.
     pub snapshot: Snapshot,
-    /// The parts, in the order they were written.
+    /// The parts, in the order of writing.
     pub parts: Vec<PartEntry>,
-    /// Of this document with this field empty, in hexadecimal.
+    /// The SHA-256 of this document with this field empty, in hexadecimal.
     sha256: String,
 }
 
-/// Where training stood, and what was trained.
+/// The state of training and the description of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Optimizer steps taken.
     pub step: u64,
-    /// How far they have come.
+    /// Training progress.
     pub progress: TrainingProgress,
-    /// The encoded position of the job in its data: what comes next has not been trained on.
+    /// The job's encoded position in its data; the rows after it have not been trained on.
     #[serde(with = "hex")]
     pub position: Vec<u8>,
-    /// Of the last evaluation, of each label.
+    /// The metrics of the last evaluation, for each label.
     #[serde(with = "one_or_several")]
     pub eval: Vec<Metrics>,
-    /// The step that it followed.
+    /// The step after which that evaluation was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_step: Option<u64>,
-    /// Whether one is due before the next step.
+    /// Whether an evaluation is due before the next step.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub eval_due: bool,
-    /// What evaluations came to; the checkpoints of the best are kept.
+    /// The results of evaluations so far; the checkpoints of the best ones are kept.
     #[serde(default, skip_serializing_if = "SelectionState::is_empty")]
     pub standing: SelectionState,
     /// The model.
     pub model: ModelSpec,
-    /// The batches it takes.
+    /// The schema of its batches.
     pub schema: BatchSchema,
-    /// What the initial weights came from.
+    /// The seed of the initial weights.
     pub seed: u64,
-    /// Arithmetic of the steps.
+    /// The arithmetic precision of the steps.
     pub precision: Precision,
-    /// What tables of embeddings are stored in while the job trains. Their weights are written in single precision, which
-    /// changes none.
+    /// The storage precision of embedding tables during training. The checkpoint stores their weights in
+    /// fp32, which is lossless.
     #[serde(default, skip_serializing_if = "is_default")]
     pub embedding_precision: Precision,
-    /// Where the loss scale stands, in half precision.
+    /// The current loss scale; fp16 only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// How each label is learned, and so what the model's outputs are.
+    /// The loss of each label, which determines the meaning of the model's outputs.
     #[serde(default = "probability")]
     pub tasks: Vec<TaskSpec>,
 }
 
-/// What every model learned before there was a choice.
+/// The default for checkpoints written before losses could be chosen.
 fn probability() -> Vec<TaskSpec> {
     vec![LossSpec::default().into()]
 }
 
-/// How far training has come.
+/// Training progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingProgress {
     /// The epoch of the last step, from 0.
     pub epoch: u32,
     /// Rows trained on, in all epochs.
     pub examples: u64,
-    /// Training loss of this epoch's steps, each before its update.
+    /// The training loss of this epoch's steps, each before its update.
     pub loss: LossSum,
 }
 
@@ -100,17 +100,17 @@ pub struct PartEntry {
     pub name: String,
     /// Its size.
     pub bytes: u64,
-    /// Of its content, in hexadecimal.
+    /// The SHA-256 of its content, in hexadecimal.
     pub sha256: String,
 }
 
-/// What is read first, whatever else a later format changes.
+/// The field that is read first; all formats have it.
 #[derive(Deserialize)]
 struct Version {
     format: u32,
 }
 
-/// A document that is no manifest of [`FORMAT`].
+/// Why a document is not a manifest of [`FORMAT`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ManifestError {
     Format(u32),
@@ -124,7 +124,7 @@ impl Manifest {
         manifest
     }
 
-    /// The document, the same bytes for equal manifests.
+    /// The document. Equal manifests give equal bytes.
     pub(super) fn to_json(&self) -> Vec<u8> {
         let mut json =
             serde_json::to_vec_pretty(self).expect("a manifest has string keys and finite numbers");
@@ -142,7 +142,7 @@ impl Manifest {
         let manifest: Self = serde_json::from_slice(json).map_err(damaged)?;
         let found = hash_without(json, &manifest.sha256);
         if found != manifest.sha256 {
-            let message = format!("has SHA-256 {found}, and says {}", manifest.sha256);
+            let message = format!("has SHA-256 {found} instead of {}", manifest.sha256);
             return Err(ManifestError::Damaged(message));
         }
         Ok(manifest)
@@ -154,13 +154,13 @@ impl Manifest {
     }
 }
 
-/// The hash of a document without the last place where it says `sha256`.
+/// The hash of a document with the last occurrence of `sha256` removed.
 fn hash_without(json: &[u8], sha256: &str) -> String {
     let is_it = |bytes: &[u8]| bytes == sha256.as_bytes();
     let place = json.windows(HASH_DIGITS).rposition(is_it);
     let (before, after) = match place {
         Some(place) => (&json[..place], &json[place + HASH_DIGITS..]),
-        // What is written there is not what was hashed, and nothing else will be.
+        // Without an occurrence, the hash will not match anyway.
         None => (json, &[][..]),
     };
     hex::encode(&Sha256::new().chain_update(before).chain_update(after).finalize())

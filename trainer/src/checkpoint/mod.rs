@@ -1,26 +1,26 @@
-//! Checkpoints: model, optimizer state and position in the data, whole or absent.
+//! Checkpoints: model, optimizer state and position in the data. A checkpoint is either complete or absent.
 //!
 //! A checkpoint is a directory (or, in an object store, a prefix) of parts:
 //!
 //! ```text
-//! step-0000000500/model.safetensors        what predicting needs
-//!                 optimizer.safetensors    what going on training needs, too
-//!                 job.toml, ...            parts the caller gives, carried as they are
-//!                 manifest.json            written last: it lists the parts with sizes and SHA-256
+//! step-0000000500/model.safetensors        the parameters, for predicting
+//!                 optimizer.safetensors    the optimizer state, needed to resume training
+//!                 job.toml, ...            additional parts from the caller, stored unchanged
+//!                 manifest.json            written last: lists the parts with sizes and SHA-256
 //! ```
 //!
-//! The manifest is the commit. It is put in one atomic operation after every part is durable, and when
-//! a checkpoint is removed it goes first. So whatever instant a writer dies at, a step either has its
-//! manifest, and then all of its parts, or it is no checkpoint and the next writer removes what is left.
-//! Sizes and hashes find what the medium did to a checkpoint afterwards.
+//! Writing the manifest commits the checkpoint. It is written in one atomic operation after all parts are
+//! durable, and it is deleted first when a checkpoint is removed. So at whatever instant a writer dies, a
+//! step either has a manifest and all of its parts, or it is not a checkpoint and the next writer removes the
+//! leftovers. Sizes and hashes detect later corruption of the medium.
 //!
-//! One job has one writer at a time, and any number of readers. Nothing in a checkpoint depends on time,
-//! host or job id: equal training gives equal bytes.
+//! A job has one writer at a time and any number of readers. A checkpoint does not depend on time, host or
+//! job id: equal training gives equal bytes.
 //!
-//! * [`store`]: committing, listing, loading, keeping the newest.
-//! * [`manifest`]: what a checkpoint says of itself.
+//! * [`store`]: committing, listing and loading checkpoints, and keeping the newest.
+//! * [`manifest`]: the manifest of a checkpoint.
 //! * [`tensors`]: a model as safetensors files.
-//! * [`writer`]: committing beside training.
+//! * [`writer`]: writing checkpoints in the background.
 
 pub mod manifest;
 pub mod store;
@@ -45,7 +45,7 @@ pub use writer::{CheckpointWriter, ExtraPart};
 pub const MODEL_PART: &str = "model.safetensors";
 /// The part with the optimizer's state.
 pub const OPTIMIZER_PART: &str = "optimizer.safetensors";
-/// What commits a checkpoint.
+/// The part whose presence commits a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
 
 /// Why a checkpoint cannot be written or read.
@@ -57,7 +57,7 @@ pub enum CheckpointError {
         /// The checkpoint.
         path: String,
     },
-    /// A part is not what was committed.
+    /// A part differs from what was committed.
     #[error("checkpoint {path} is damaged: {part} {message}")]
     Damaged {
         /// The checkpoint.
@@ -67,17 +67,17 @@ pub enum CheckpointError {
         /// What is wrong with it.
         message: String,
     },
-    /// Written by another version of this program.
+    /// The checkpoint has an unsupported format version.
     #[error("checkpoint {path} has format {found}; this program reads format {known}")]
     Format {
         /// The checkpoint.
         path: String,
-        /// Its format.
+        /// Its format version.
         found: u32,
-        /// The format read here.
+        /// The supported format version.
         known: u32,
     },
-    /// A part's name cannot be a file's, or is taken.
+    /// A part's name is not a valid file name, or is taken.
     #[error("{name:?} cannot name a part of a checkpoint: {message}")]
     PartName {
         /// The name.
@@ -88,9 +88,9 @@ pub enum CheckpointError {
     /// Storage failed.
     #[error("checkpoint storage, {path}: {source}")]
     Storage {
-        /// What was read or written.
+        /// The object that was read or written.
         path: String,
-        /// How it failed.
+        /// The error.
         source: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Writing one part: bytes go out in pieces of bounded size, hashed on their way.
+//! Writes one part in pieces of bounded size, hashing it on the way.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use sha2::{Digest, Sha256};
 use super::manifest::{PartEntry, hex};
 use super::wait::{BlockOn, wait};
 
-/// A part to be written: its name, and what writes its content (the same bytes every time).
+/// A part to write: its name and a function that writes its content, which must produce the same bytes every
+/// time.
 pub struct Part<'a> {
     /// Its name in the checkpoint.
     pub name: &'a str,
@@ -18,7 +19,7 @@ pub struct Part<'a> {
     pub write: &'a dyn Fn(&mut dyn io::Write) -> io::Result<()>,
 }
 
-/// Takes a part's bytes; an object appears at its path only by [`PartWriter::finish`].
+/// Writes a part's bytes. The object appears at its path only after [`PartWriter::finish`].
 pub(super) struct PartWriter<'a> {
     objects: &'a Arc<dyn ObjectStore>,
     block_on: &'a BlockOn,
@@ -29,7 +30,7 @@ pub(super) struct PartWriter<'a> {
     digest: Digested,
 }
 
-/// Counts and hashes what is written.
+/// Counts and hashes the bytes written to it.
 #[derive(Default)]
 pub(super) struct Digested {
     bytes: u64,
@@ -37,7 +38,7 @@ pub(super) struct Digested {
 }
 
 impl Part<'_> {
-    /// What the manifest would say of it.
+    /// The part's manifest entry.
     pub(super) fn digest(&self) -> io::Result<PartEntry> {
         let mut digest = Digested::default();
         (self.write)(&mut digest)?;
@@ -74,7 +75,7 @@ impl<'a> PartWriter<'a> {
         Self { objects, block_on, path, piece_bytes, piece, upload, digest }
     }
 
-    /// Makes the object appear, durable.
+    /// Makes the object visible and durable.
     pub(super) fn finish(mut self, name: &str) -> io::Result<PartEntry> {
         match self.send_rest() {
             Ok(()) => Ok(self.digest.entry(name)),
@@ -85,7 +86,7 @@ impl<'a> PartWriter<'a> {
         }
     }
 
-    /// Gives up; what was sent is dropped as far as the store lets us.
+    /// Aborts the write. Uploaded pieces are deleted if the store supports it.
     pub(super) fn abandon(mut self) {
         if let Some(upload) = &mut self.upload
             && let Err(error) = wait(self.block_on, upload.abort())

@@ -1,4 +1,4 @@
-//! The checkpoints of one job: committing, listing, loading, keeping the newest.
+//! The checkpoints of one job: committing, listing and loading them, and keeping the newest.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use super::part::PartWriter;
 use super::wait::{BlockOn, park_until_done, wait};
 use super::{CheckpointError, MANIFEST, OPTIMIZER_PART};
 
-/// Bytes of a part sent at a time; object stores ask for 5 MiB at least.
+/// Bytes of a part sent at a time. Object stores require at least 5 MiB.
 const PIECE_BYTES: usize = 8 << 20;
 
 /// The checkpoints of one job.
@@ -26,46 +26,46 @@ const PIECE_BYTES: usize = 8 << 20;
 pub struct CheckpointStore {
     objects: Arc<dyn ObjectStore>,
     prefix: Path,
-    /// Where `prefix` is, when `objects` are local files.
+    /// The local directory of `prefix`, if `objects` are local files.
     directory: Option<PathBuf>,
     block_on: BlockOn,
     piece_bytes: usize,
 }
 
-/// What to read of a checkpoint.
+/// The parts of a checkpoint to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointScope {
-    /// All of it, to go on training.
+    /// All parts, to resume training.
     Full,
-    /// All but the optimizer's state, to score rows.
+    /// All parts except the optimizer state, to score rows.
     Scoring,
 }
 
 /// What to do when the newest checkpoint is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDamage {
-    /// Say so.
+    /// Return the error.
     Fail,
-    /// Take the newest one that is not.
+    /// Load the newest intact checkpoint.
     FallBack,
 }
 
-/// A checkpoint in memory, verified.
+/// A verified checkpoint in memory.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// What it says of itself.
+    /// Its manifest.
     pub manifest: Manifest,
     path: String,
     parts: BTreeMap<String, Bytes>,
 }
 
 impl Checkpoint {
-    /// Where it was read from.
+    /// The path from which it was read.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The content of part `name`, if the checkpoint has it and it was read.
+    /// The content of part `name`, if the checkpoint has this part and it was read.
     pub fn part(&self, name: &str) -> Option<&[u8]> {
         self.parts.get(name).map(|bytes| &bytes[..])
     }
@@ -75,7 +75,7 @@ impl Checkpoint {
     }
 }
 
-/// What a listing finds of one step.
+/// The objects found for one step.
 #[derive(Default)]
 struct Found {
     committed: bool,
@@ -83,12 +83,12 @@ struct Found {
 }
 
 impl CheckpointStore {
-    /// Checkpoints under `prefix` of `objects`, whose futures `block_on` runs.
+    /// Checkpoints under `prefix` of `objects`. `block_on` runs the store's futures.
     pub fn new(objects: Arc<dyn ObjectStore>, prefix: Path, block_on: BlockOn) -> Self {
         Self { objects, prefix, directory: None, block_on, piece_bytes: PIECE_BYTES }
     }
 
-    /// Checkpoints in a local directory that exists. Every commit is synced to the disk.
+    /// Checkpoints in an existing local directory. Every commit is synced to disk.
     ///
     /// # Errors
     /// When `directory` cannot be opened.
@@ -102,10 +102,10 @@ impl CheckpointStore {
         })
     }
 
-    /// [`CheckpointStore::local`], after making the directory.
+    /// Like [`CheckpointStore::local`], but creates the directory first.
     ///
     /// # Errors
-    /// When `directory` cannot be made.
+    /// When `directory` cannot be created.
     pub fn create_local(directory: &std::path::Path) -> Result<Self, CheckpointError> {
         fs::create_dir_all(directory)
             .map_err(|source| CheckpointError::Storage { path: directory.display().to_string(), source })?;
@@ -121,7 +121,7 @@ impl CheckpointStore {
         Ok(found.iter().filter(|(_, found)| found.committed).map(|(&step, _)| step).collect())
     }
 
-    /// The steps of the best checkpoints there are, the best first, as the newest one has it.
+    /// The steps of the best checkpoints that exist, best first, as recorded in the newest checkpoint.
     ///
     /// # Errors
     /// When the newest checkpoint cannot be read, or storage fails.
@@ -133,7 +133,7 @@ impl CheckpointStore {
         Ok(best.filter(|step| steps.contains(step)).collect())
     }
 
-    /// Where the checkpoint of `step` is, or would be.
+    /// The path of the checkpoint of `step`, which need not exist.
     pub fn path(&self, step: u64) -> String {
         match &self.directory {
             Some(directory) => directory.join(directory_name(step)).display().to_string(),
@@ -141,16 +141,16 @@ impl CheckpointStore {
         }
     }
 
-    /// Commits a checkpoint of `parts`, then removes all but the `keep` newest (at least this one) and the best
-    /// that `snapshot` names.
+    /// Commits a checkpoint of `parts`, then removes all but the `keep` newest ones (at least this one) and
+    /// the best ones that `snapshot` lists.
     ///
-    /// A step that is committed already is committed anew; while its parts are the same and intact, only
-    /// its manifest is replaced, in one operation. Checkpoints of later steps were refused by whoever
-    /// went on from an earlier one, and are removed.
+    /// A step that is already committed is committed again. If its parts are unchanged and intact, only its
+    /// manifest is replaced, in one operation. Checkpoints of later steps are removed: training resumed from
+    /// an earlier step and will repeat them.
     ///
     /// # Errors
-    /// When the checkpoint cannot be committed. What is left over is removed by the next commit. That old
-    /// checkpoints cannot be removed is logged and no error.
+    /// When the checkpoint cannot be committed; the next commit removes the leftovers. A failure to remove
+    /// old checkpoints is logged and is not an error.
     pub fn commit(
         &self,
         snapshot: Snapshot,
@@ -177,7 +177,7 @@ impl CheckpointStore {
         Ok(self.path(step))
     }
 
-    /// Removes what uncommitted attempts have left. For the job's one writer only.
+    /// Removes the leftovers of uncommitted attempts. Only the job's single writer may call this.
     ///
     /// # Errors
     /// When storage fails.
@@ -187,15 +187,15 @@ impl CheckpointStore {
             self.remove_objects(step, found)?;
         }
         let Some(directory) = &self.directory else { return Ok(()) };
-        // A listing shows neither empty directories nor the temporary files of writes cut short.
+        // A listing shows neither empty directories nor the temporary files of interrupted writes.
         let swept = sweep_directory(directory, |step| found.get(&step).is_some_and(|found| found.committed));
         swept.map_err(|source| CheckpointError::Storage { path: directory.display().to_string(), source })
     }
 
-    /// What the checkpoint of `step` says of itself.
+    /// The manifest of the checkpoint of `step`.
     ///
     /// # Errors
-    /// When there is none, it is damaged or of another format, or storage fails.
+    /// When there is none, it is damaged or has another format, or storage fails.
     pub fn manifest(&self, step: u64) -> Result<Manifest, CheckpointError> {
         let path = self.path(step);
         let Some(json) = self.get(&self.part_path(step, MANIFEST))? else {
@@ -209,15 +209,15 @@ impl CheckpointStore {
             ManifestError::Damaged(message) => damaged(path.clone(), message),
         })?;
         if manifest.snapshot.step != step {
-            return Err(damaged(path, format!("is of step {}", manifest.snapshot.step)));
+            return Err(damaged(path, format!("belongs to step {}", manifest.snapshot.step)));
         }
         Ok(manifest)
     }
 
-    /// Reads the checkpoint of `step`, and verifies all that it reads.
+    /// Reads and verifies the checkpoint of `step`.
     ///
     /// # Errors
-    /// When there is none, a part is damaged (the first one is named), or storage fails.
+    /// When there is none, a part is damaged (the error names the first one), or storage fails.
     pub fn load(&self, step: u64, extent: CheckpointScope) -> Result<Checkpoint, CheckpointError> {
         let manifest = self.manifest(step)?;
         let mut parts = BTreeMap::new();
@@ -229,7 +229,7 @@ impl CheckpointStore {
         Ok(Checkpoint { manifest, path: self.path(step), parts })
     }
 
-    /// Reads one part of the checkpoint that `manifest` is of, and verifies it.
+    /// Reads and verifies one part of the checkpoint with this `manifest`.
     ///
     /// # Errors
     /// When the part is absent or damaged, or storage fails.
@@ -246,11 +246,11 @@ impl CheckpointStore {
         self.read_part(step, entry)
     }
 
-    /// Reads the newest checkpoint; `None` when there is none at all.
+    /// Reads the newest checkpoint; `None` if there is none.
     ///
     /// # Errors
-    /// As [`CheckpointStore::load`]. With [`OnDamage::FallBack`], when all are damaged: what is wrong with
-    /// the newest.
+    /// As for [`CheckpointStore::load`]. With [`OnDamage::FallBack`], an error only if all are damaged: that
+    /// of the newest.
     pub fn load_newest(
         &self,
         extent: CheckpointScope,
@@ -261,7 +261,7 @@ impl CheckpointStore {
             match self.load(step, extent) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 Err(error @ CheckpointError::Damaged { .. }) if on_damage == OnDamage::FallBack => {
-                    tracing::warn!(%error, "falling back to the checkpoint before");
+                    tracing::warn!(%error, "falling back to the previous checkpoint");
                     newest_damage.get_or_insert(error);
                 }
                 Err(error) => return Err(error),
@@ -270,7 +270,7 @@ impl CheckpointStore {
         newest_damage.map_or(Ok(None), Err)
     }
 
-    /// The entries of `step`'s parts, if exactly `parts` are there, intact.
+    /// The entries of `step`'s parts, if exactly `parts` exist and are intact.
     fn reusable(&self, step: u64, parts: &[Part<'_>]) -> Result<Option<Vec<PartEntry>>, CheckpointError> {
         let manifest = match self.manifest(step) {
             Ok(manifest) => manifest,
@@ -321,7 +321,7 @@ impl CheckpointStore {
         Ok(bytes)
     }
 
-    /// Removes all checkpoints but `step`, the `keep - 1` before it, and those of the steps `best`.
+    /// Removes all checkpoints except `step`, the `keep - 1` before it, and those of the steps `best`.
     fn retain(&self, step: u64, keep: u32, best: &[u64]) -> Result<(), CheckpointError> {
         let steps = self.steps()?;
         let older: Vec<u64> = steps.iter().copied().filter(|&other| other < step).collect();
@@ -331,7 +331,7 @@ impl CheckpointStore {
         rotated.chain(refused).try_for_each(|other| self.remove(other))
     }
 
-    /// Removes the checkpoint of `step`, or what there is of one.
+    /// Removes the checkpoint of `step`, complete or not.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         match self.scan()?.get(&step) {
             Some(found) => self.remove_objects(step, found),
@@ -355,7 +355,7 @@ impl CheckpointStore {
         }
     }
 
-    /// All that lies in the directories of steps.
+    /// All objects in the directories of steps.
     fn scan(&self) -> Result<BTreeMap<u64, Found>, CheckpointError> {
         let listing = self.objects.list(Some(&self.prefix)).map_ok(|object| object.location);
         let paths: Vec<Path> = self.wait(&self.prefix, listing.try_collect())?;
@@ -407,12 +407,12 @@ impl CheckpointStore {
     }
 }
 
-/// The name of a step's directory; names order as steps do.
+/// The name of a step's directory. Names sort like steps.
 fn directory_name(step: u64) -> String {
     format!("step-{step:010}")
 }
 
-/// The step of a checkpoint's directory, by its name.
+/// The step of a checkpoint's directory, parsed from its name.
 pub fn parse_directory_name(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (directory_name(step) == name).then_some(step)
@@ -424,9 +424,9 @@ fn check_names(parts: &[Part<'_>]) -> Result<(), CheckpointError> {
         let message = if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
             "expected letters, digits, `.`, `_` and `-`, not starting with `.`"
         } else if name == MANIFEST {
-            "it is the manifest's"
+            "it is the name of the manifest"
         } else if parts[..number].iter().any(|other| other.name == name) {
-            "there are two of it"
+            "it is listed twice"
         } else {
             continue;
         };

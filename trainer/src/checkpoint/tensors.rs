@@ -1,7 +1,7 @@
 //! A model as safetensors files: parameters in one, optimizer state in the other.
 //!
-//! What is written is an [`ModelCopy`]: a copy of all tensors, in the model's own order, that training does not
-//! touch. It is made once for a job and filled for each checkpoint.
+//! A [`ModelCopy`] holds the numbers to write: a copy of all tensors, in the model's order, that training
+//! does not modify. It is allocated once per job and filled for each checkpoint.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -12,18 +12,18 @@ use safetensors::{Dtype, SafeTensors};
 
 use crate::model::{CopiedTensor, Model, NamedTensor, TensorRole};
 
-/// Numbers turned into bytes at a time.
+/// Numbers converted to bytes at a time.
 const NUMBERS_AT_A_TIME: usize = 4096;
 
-/// A backend's number, as it is stored.
+/// A backend's number type in its stored form.
 pub trait Element: Scalar {
-    /// Its name in safetensors.
+    /// Its data type in safetensors.
     const DTYPE: Dtype;
-    /// Its size.
+    /// Its size in bytes.
     const BYTES: usize;
-    /// Writes as many numbers as `bytes` has buffers for, little-endian.
+    /// Writes as many numbers as fit in `bytes`, little-endian.
     fn copy_to_bytes(numbers: &[Self], bytes: &mut [u8]);
-    /// Reads as many numbers as `bytes` holds.
+    /// Reads as many numbers as `bytes` contains.
     fn copy_from_bytes(bytes: &[u8], numbers: &mut [Self]);
 }
 
@@ -55,23 +55,23 @@ element!(f64, Dtype::F64);
 
 /// A copy of a model, in host memory.
 pub struct ModelCopy<T> {
-    /// Where each tensor lies, in the model's order.
+    /// The position of each tensor, in the model's order.
     tensors: Vec<CopiedTensor>,
     numbers: Vec<T>,
 }
 
 impl<T: Element> ModelCopy<T> {
-    /// BufferSpec for copies of `model`.
+    /// Allocates a copy for `model`.
     pub(crate) fn of<B: Backend<Scalar = T>>(model: &Model<B>) -> Self {
         Self { tensors: model.copy_layout(), numbers: vec![T::default(); model.copy_len()] }
     }
 
-    /// Writes to all of its memory, so that the system has given it before it is needed.
+    /// Writes to all of its memory, so that the system allocates the pages before they are needed.
     pub(crate) fn touch(&mut self) {
         self.numbers.fill(T::default());
     }
 
-    /// Copies `model`, which must be the one that it was made for.
+    /// Copies `model`, which must be the model that this copy was allocated for.
     pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &Model<B>) {
         model.copy(&mut self.numbers);
     }
@@ -89,7 +89,7 @@ impl<T: Element> ModelCopy<T> {
         Ok(())
     }
 
-    /// `bytes` is buffers to turn numbers into bytes in, kept from tensor to tensor.
+    /// `bytes` is a conversion buffer that is reused for all tensors.
     fn write_tensor(
         &self,
         copied: &CopiedTensor,
@@ -111,7 +111,7 @@ impl<T: Element> ModelCopy<T> {
     }
 }
 
-/// The header: where each tensor lies, padded with spaces so that the tensors start aligned.
+/// The header: the offset of each tensor, padded with spaces to align the tensors.
 fn header<'a, T: Element>(tensors: impl Iterator<Item = &'a NamedTensor>) -> io::Result<Vec<u8>> {
     let mut end = 0;
     let infos = tensors
@@ -132,7 +132,7 @@ fn header<'a, T: Element>(tensors: impl Iterator<Item = &'a NamedTensor>) -> io:
 pub(crate) struct TensorFile<'a>(SafeTensors<'a>);
 
 impl<'a> TensorFile<'a> {
-    /// Opens `bytes` and checks that they hold exactly `tensors`, as numbers of type `T`.
+    /// Opens `bytes` and checks that they contain exactly `tensors`, as numbers of type `T`.
     pub(crate) fn open<'t, T: Element>(
         bytes: &'a [u8],
         tensors: impl Iterator<Item = &'t NamedTensor>,
@@ -161,7 +161,7 @@ impl<'a> TensorFile<'a> {
         }
     }
 
-    /// Copies a tensor that [`TensorFile::open`] was told of into `numbers`.
+    /// Copies a tensor that was passed to [`TensorFile::open`] into `numbers`.
     pub(crate) fn copy<T: Element>(&self, tensor: &NamedTensor, numbers: &mut [T]) -> Result<(), String> {
         let bytes = self.bytes(tensor)?;
         if bytes.len() != numbers.len() * T::BYTES {
@@ -171,7 +171,7 @@ impl<'a> TensorFile<'a> {
         Ok(())
     }
 
-    /// A tensor's numbers as they are stored.
+    /// A tensor's numbers in stored form.
     pub(crate) fn bytes(&self, tensor: &NamedTensor) -> Result<&'a [u8], String> {
         let found = self.0.tensor(&tensor.name).map_err(|error| error.to_string())?;
         Ok(found.data())
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_survive_bit_by_bit() {
+    fn numbers_round_trip_bit_by_bit() {
         let numbers = [0.0, -0.0, f32::MIN_POSITIVE / 4.0, f32::MAX, f32::from_bits(0x7fa0_0001), 0.1];
         let mut bytes = [0; 24];
         f32::copy_to_bytes(&numbers, &mut bytes);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_must_hold_exactly_the_models_tensors() {
+    fn a_file_must_contain_exactly_the_models_tensors() {
         let written = [tensor("a", &[2, 3]), tensor("b", &[]), tensor("c", &[0])];
         let bytes = file(&written);
         assert!(TensorFile::open::<f32>(&bytes, written.iter()).is_ok());

@@ -1,7 +1,7 @@
 //! Waiting for storage from synchronous code.
 //!
-//! Training owns its thread and no runtime. Local files need none: `object_store` then does its work
-//! inside the poll. For a store that needs a runtime, the caller brings one as a [`BlockOn`].
+//! Training owns its thread and has no async runtime. Local files need none, because `object_store` then
+//! works inside the poll. For a store that needs a runtime, the caller provides one as a [`BlockOn`].
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::thread::{self, Thread};
 
 use futures::future::BoxFuture;
 
-/// Runs a future to its end before it returns: `move |work| handle.block_on(work)` for tokio.
+/// Runs a future to completion before it returns: `move |work| handle.block_on(work)` for tokio.
 pub type BlockOn = Arc<dyn Fn(BoxFuture<'_, ()>) + Send + Sync>;
 
 struct Unpark(Thread);
@@ -21,7 +21,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls `work` on this thread, asleep in between.
+/// Polls `work` on this thread and sleeps in between.
 pub(crate) fn park_until_done(work: BoxFuture<'_, ()>) {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
@@ -31,7 +31,7 @@ pub(crate) fn park_until_done(work: BoxFuture<'_, ()>) {
     }
 }
 
-/// The value of `work`, waited for by `block_on`.
+/// Runs `work` with `block_on` and returns its value.
 pub(super) fn wait<T: Send>(block_on: &BlockOn, work: impl Future<Output = T> + Send) -> T {
     let mut value = None;
     block_on(Box::pin(async { value = Some(work.await) }));

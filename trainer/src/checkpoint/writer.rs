@@ -1,4 +1,4 @@
-//! Committing checkpoints beside training.
+//! Writes checkpoints in the background, while training continues.
 //!
 //! ```text
 //! training   step step [copy] step step step step step step [copy] step ...
@@ -6,14 +6,15 @@
 //! writer                     serialise, hash, put, commit, retain
 //! ```
 //!
-//! A checkpoint costs the step a copy of the model into an [`ModelCopy`], whose memory is made and touched when the
-//! writer starts and used for every checkpoint since. All else, which for a large model or a far store is far
-//! longer, happens on a thread of its own, in the order that [`CheckpointStore::commit`] keeps; so what a crash
-//! leaves is what it leaves there.
+//! A checkpoint stops training only while the model is copied into a [`ModelCopy`], whose memory is allocated
+//! and touched when the writer starts and reused for every checkpoint. Everything else takes far longer for a
+//! large model or a remote store. It happens on a separate thread, in the order of
+//! [`CheckpointStore::commit`], so a crash leaves the same states as there.
 //!
-//! There is one image, so one checkpoint is written at a time: whoever wants another one first asks whether the
-//! writer [is idle](CheckpointWriter::is_idle), or waits for it. How a write ended is told once, by [`CheckpointWriter::poll`] or
-//! [`CheckpointWriter::wait`]. Dropped, a writer ends what it is at: a store has one writer for as long as there is one.
+//! There is one copy, so one checkpoint is written at a time: before the next one, the caller checks whether
+//! the writer [is idle](CheckpointWriter::is_idle), or waits for it. [`CheckpointWriter::poll`] or
+//! [`CheckpointWriter::wait`] returns the outcome of each write once. Dropping a writer completes the current
+//! write, because a store may have only one writer at a time.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
@@ -25,94 +26,98 @@ use super::tensors::{Element, ModelCopy};
 use super::{CheckpointError, CheckpointStore, MODEL_PART, OPTIMIZER_PART};
 use crate::model::TensorRole;
 
-/// A part of every checkpoint of a job that is no tensor: its name and its content.
+/// A part of every checkpoint of a job that is not a tensor: its name and its content.
 pub type ExtraPart = (&'static str, Vec<u8>);
 
-/// Commits checkpoints on a thread of its own.
+/// Commits checkpoints on a separate thread.
 pub struct CheckpointWriter<T> {
-    /// `None` once no more are wanted. As there is one image, there is always buffers.
+    /// `None` during shutdown. As there is one copy, a send never blocks.
     work: Option<SyncSender<Work<T>>>,
     ended: Receiver<Ended<T>>,
-    /// `None` while the thread has it.
-    image: Option<ModelCopy<T>>,
-    /// How the last write ended, until that is told.
+    /// `None` while the thread uses it.
+    model_copy: Option<ModelCopy<T>>,
+    /// The outcome of the last write, until the caller takes it.
     outcome: Option<Result<String, CheckpointError>>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Work<T> {
-    image: ModelCopy<T>,
+    model_copy: ModelCopy<T>,
     snapshot: Snapshot,
     keep: u32,
 }
 
-/// The image comes back; there is no outcome where nothing was to be written yet.
+/// Returns the copy to the caller; the first message, before any write, has no outcome.
 struct Ended<T> {
-    image: ModelCopy<T>,
+    model_copy: ModelCopy<T>,
     outcome: Option<Result<String, CheckpointError>>,
 }
 
 impl<T: Element> CheckpointWriter<T> {
-    /// A writer to `store`, with `image` for its copies, that puts `carried` into every checkpoint.
+    /// Starts a writer to `store` that uses `model_copy` for its copies and adds `carried` to every checkpoint.
     ///
     /// # Errors
-    /// When the system refuses a thread.
-    pub fn spawn(store: CheckpointStore, image: ModelCopy<T>, carried: Vec<ExtraPart>) -> io::Result<Self> {
-        let (work, orders) = sync_channel::<Work<T>>(1);
-        let (tell, ended) = sync_channel(1);
+    /// When the system cannot create a thread.
+    pub fn spawn(
+        store: CheckpointStore,
+        model_copy: ModelCopy<T>,
+        carried: Vec<ExtraPart>,
+    ) -> io::Result<Self> {
+        let (work, queue) = sync_channel::<Work<T>>(1);
+        let (report, ended) = sync_channel(1);
         let write = move || {
-            let mut image = image;
-            image.touch();
-            if tell.send(Ended { image, outcome: None }).is_err() {
+            let mut model_copy = model_copy;
+            model_copy.touch();
+            if report.send(Ended { model_copy, outcome: None }).is_err() {
                 return;
             }
-            for Work { image, snapshot, keep } in orders {
-                let outcome = Some(commit(&store, &image, snapshot, &carried, keep));
-                if tell.send(Ended { image, outcome }).is_err() {
+            for Work { model_copy, snapshot, keep } in queue {
+                let outcome = Some(commit(&store, &model_copy, snapshot, &carried, keep));
+                if report.send(Ended { model_copy, outcome }).is_err() {
                     return;
                 }
             }
         };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write)?;
-        Ok(Self { work: Some(work), ended, image: None, outcome: None, thread: Some(thread) })
+        Ok(Self { work: Some(work), ended, model_copy: None, outcome: None, thread: Some(thread) })
     }
 
-    /// Whether a checkpoint can be begun without waiting.
+    /// Whether a commit can start without waiting.
     pub fn is_idle(&mut self) -> bool {
         match self.ended.try_recv() {
             Ok(ended) => self.take_back(ended),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
         }
-        self.image.is_some()
+        self.model_copy.is_some()
     }
 
-    /// Begins to commit what `copy` puts into the image and says of it; waits until that is possible.
+    /// Starts to commit the copy and the snapshot that `copy` makes. Waits until the writer is idle.
     ///
     /// # Errors
-    /// Those of `copy`; then nothing was begun. When the thread is gone.
+    /// Those of `copy`, after which nothing was started; an error if the thread has ended.
     ///
     /// # Panics
-    /// When the outcome of the write before was not asked for.
+    /// When the outcome of the previous write was not taken.
     pub fn start_commit<E: From<CheckpointError>>(
         &mut self,
         keep: u32,
         copy: impl FnOnce(&mut ModelCopy<T>) -> Result<Snapshot, E>,
     ) -> Result<(), E> {
         self.settle()?;
-        assert!(self.outcome.is_none(), "how a write ended is asked for before the next one");
-        let mut image = self.image.take().ok_or_else(gone)?;
-        let snapshot = match copy(&mut image) {
+        assert!(self.outcome.is_none(), "take the outcome of a write before the next one");
+        let mut model_copy = self.model_copy.take().ok_or_else(gone)?;
+        let snapshot = match copy(&mut model_copy) {
             Ok(snapshot) => snapshot,
             Err(error) => {
-                self.image = Some(image);
+                self.model_copy = Some(model_copy);
                 return Err(error);
             }
         };
         let work = self.work.as_ref().ok_or_else(gone)?;
-        Ok(work.send(Work { image, snapshot, keep }).map_err(|_| gone())?)
+        Ok(work.send(Work { model_copy, snapshot, keep }).map_err(|_| gone())?)
     }
 
-    /// The path of a checkpoint that was committed since this was last asked.
+    /// The path of a checkpoint committed since the previous call.
     ///
     /// # Errors
     /// When it could not be committed.
@@ -121,26 +126,26 @@ impl<T: Element> CheckpointWriter<T> {
         self.outcome.take().transpose()
     }
 
-    /// As [`CheckpointWriter::poll`], after waiting for what is being written.
+    /// Like [`CheckpointWriter::poll`], but first waits for a running write.
     ///
     /// # Errors
-    /// As there, and when the thread is gone.
+    /// As for [`CheckpointWriter::poll`], and when the thread has ended.
     pub fn wait(&mut self) -> Result<Option<String>, CheckpointError> {
         self.settle()?;
         self.outcome.take().transpose()
     }
 
-    /// Waits until nothing is being written.
+    /// Waits until no write is running.
     fn settle(&mut self) -> Result<(), CheckpointError> {
-        if self.image.is_none() {
+        if self.model_copy.is_none() {
             let ended = self.ended.recv().map_err(|_| gone())?;
             self.take_back(ended);
         }
         Ok(())
     }
 
-    fn take_back(&mut self, Ended { image, outcome }: Ended<T>) {
-        self.image = Some(image);
+    fn take_back(&mut self, Ended { model_copy, outcome }: Ended<T>) {
+        self.model_copy = Some(model_copy);
         self.outcome = outcome;
     }
 }
@@ -149,22 +154,22 @@ impl<T> Drop for CheckpointWriter<T> {
     fn drop(&mut self) {
         self.work = None;
         if let Some(thread) = self.thread.take() {
-            // One that panicked has said so, and nobody asks for its outcome any more.
+            // A panic has already been printed, and no caller waits for the outcome.
             let _ = thread.join();
         }
     }
 }
 
-/// Commits what `image` holds; returns the checkpoint's path.
+/// Commits the contents of `model_copy`; returns the checkpoint's path.
 pub(crate) fn commit<T: Element>(
     store: &CheckpointStore,
-    image: &ModelCopy<T>,
+    model_copy: &ModelCopy<T>,
     snapshot: Snapshot,
     carried: &[ExtraPart],
     keep: u32,
 ) -> Result<String, CheckpointError> {
-    let parameters = |out: &mut dyn io::Write| image.write(TensorRole::Parameter, out);
-    let state = |out: &mut dyn io::Write| image.write(TensorRole::OptimizerState, out);
+    let parameters = |out: &mut dyn io::Write| model_copy.write(TensorRole::Parameter, out);
+    let state = |out: &mut dyn io::Write| model_copy.write(TensorRole::OptimizerState, out);
     let writers: Vec<_> =
         carried.iter().map(|(_, bytes)| move |out: &mut dyn io::Write| out.write_all(bytes)).collect();
     let mut parts =

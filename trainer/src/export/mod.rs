@@ -1,17 +1,18 @@
-//! A trained model for other programs: its parameters as one safetensors file, or the whole of it as ONNX.
+//! Exports a trained model for other programs: its parameters as a safetensors file, or the whole model as
+//! ONNX.
 //!
-//! What is exported is a checkpoint's model alone: no optimizer state, and float32 as it is stored. Both formats
-//! carry the same description as text: keys that begin with `millstream.` say what the model is, after which step it
-//! was taken and, as far as the caller tells, how its inputs are made.
+//! An export contains a checkpoint's model without optimizer state, in fp32 as stored. Both formats carry the
+//! same description as text: keys that begin with `millstream.` describe the model, the step of its
+//! checkpoint and, if the caller provides it, the preparation of its inputs.
 //!
-//! * [`safetensors`]: the parameters, named as in the checkpoint.
-//! * [`onnx`]: a graph from numbers and ids to scores, out of operators that every runtime has.
+//! * [`safetensors`]: the parameters, under their names in the checkpoint.
+//! * [`onnx`]: a graph from numbers and ids to scores, of operators that every runtime supports.
 //!
-//! A tower of a two-tower model goes alone as well: its own features in, its vector out.
+//! One tower of a two-tower model can be exported separately: its features in, its vector out.
 //!
-//! Nothing here computes. A model's graph is written from its specification, and then held against the parameters
-//! that the model has: one that the graph does not use is an error. So a kind of model, or a layer, that was taught to
-//! train and not to be exported is refused, and never exported as something else.
+//! This module computes nothing. It generates a graph from the model's specification and checks it against
+//! the model's parameters: an unused parameter is an error. So a model kind or layer that can be trained but
+//! not yet exported is rejected and never exported incorrectly.
 
 pub mod onnx;
 pub mod safetensors;
@@ -25,27 +26,27 @@ use crate::checkpoint::{CheckpointError, CheckpointStore, MODEL_PART, Snapshot};
 use crate::model::{ModelError, ModelPlan, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TrainingSpec};
 
-/// A model out of a checkpoint.
+/// A trained model, read from a checkpoint.
 pub struct TrainedModel {
     /// What it is, and where training stood.
     pub snapshot: Snapshot,
-    /// Which tower of it there is; `None` for the whole model.
+    /// The selected tower; `None` for the whole model.
     tower: Option<Tower>,
-    /// In the model's order.
+    /// The parameters, in the model's order.
     parameters: Vec<Parameter>,
 }
 
-/// A part of a two-tower model that is of use alone.
+/// A tower of a two-tower model, which can be used separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tower {
-    /// What makes a vector of a query.
+    /// The tower that computes a query's vector.
     Query,
-    /// What makes one of an item.
+    /// The tower that computes an item's vector.
     Item,
 }
 
 impl Tower {
-    /// Its name in a job and at the beginning of its parameters'.
+    /// Its name in a job, and the prefix of its parameters' names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Query => "query",
@@ -54,7 +55,7 @@ impl Tower {
     }
 }
 
-/// A parameter's numbers: float32, row-major, little-endian.
+/// The values of a parameter: fp32, row-major, little-endian.
 pub(crate) struct Parameter {
     pub(crate) tensor: NamedTensor,
     pub(crate) data: Bytes,
@@ -66,43 +67,43 @@ pub enum ExportError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// What the checkpoint says is no model.
+    /// The checkpoint's specification is not a valid model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The caller does not say how a number is scaled.
-    #[error("nothing says how feature `{feature}` is scaled")]
+    /// The caller did not give the scaling of a numeric feature.
+    #[error("the scaling of feature `{feature}` is not given")]
     NotScaled {
         /// The feature.
         feature: String,
     },
-    /// A tower of a model that has none.
-    #[error("a {kind} model has no {tower} tower; those of `two_tower` can be exported alone")]
+    /// A tower was selected of a model without towers.
+    #[error("a {kind} model has no {tower} tower; only towers of `two_tower` can be exported separately")]
     NoTower {
         /// The model's kind.
         kind: &'static str,
-        /// Which one was asked for.
+        /// The selected tower.
         tower: &'static str,
     },
-    /// The graph asks for what the model has not.
-    #[error("the model has no parameter {name}, which its graph takes")]
+    /// The graph needs a parameter that the model lacks.
+    #[error("the model has no parameter {name}, which its graph needs")]
     NoParameter {
         /// The parameter.
         name: String,
     },
-    /// The model has what the graph does not compute with.
-    #[error("parameter {name} has no place in ONNX yet: a model that has it cannot be exported so")]
+    /// The graph does not use one of the model's parameters.
+    #[error("parameter {name} cannot be represented in ONNX yet")]
     Unplaced {
         /// The parameter.
         name: String,
     },
-    /// More text than readers take.
-    #[error("the description takes {bytes} bytes; readers of {format} take {limit}")]
+    /// The description is longer than readers accept.
+    #[error("the description has {bytes} bytes; readers of {format} accept at most {limit}")]
     Description {
         /// Its size.
         bytes: usize,
-        /// What is written.
+        /// The format.
         format: &'static str,
-        /// The most there may be.
+        /// The maximum size.
         limit: usize,
     },
     /// The output cannot be written.
@@ -111,7 +112,7 @@ pub enum ExportError {
 }
 
 impl TrainedModel {
-    /// Reads the model of the checkpoint of `step`, and verifies it.
+    /// Reads and verifies the model of the checkpoint of `step`.
     ///
     /// # Errors
     /// When there is no such checkpoint, or its model is damaged.
@@ -133,7 +134,7 @@ impl TrainedModel {
         Ok(Self { parameters: parameters.map_err(damaged)?, snapshot, tower: None })
     }
 
-    /// One tower of it alone.
+    /// Selects one tower of the model.
     ///
     /// # Errors
     /// When the model has no towers.
@@ -147,29 +148,29 @@ impl TrainedModel {
         Ok(self)
     }
 
-    /// Which tower there is alone, if it is not the whole model.
+    /// The selected tower; `None` for the whole model.
     pub fn tower(&self) -> Option<Tower> {
         self.tower
     }
 
-    /// Whether what there is of the model reads `feature`.
+    /// Whether the model, or its selected tower, reads `feature`.
     pub fn reads_feature(&self, feature: &str) -> bool {
         let lists = self.snapshot.model.features().into_iter();
         let mut lists = lists.filter(|(part, _)| self.tower.is_none_or(|tower| *part == Some(tower.name())));
         lists.any(|(_, list)| list.iter().any(|name| name == feature))
     }
 
-    /// The model's kind, as a job names it.
+    /// The model's kind, as in a job file.
     pub fn kind(&self) -> &'static str {
         self.snapshot.model.kind()
     }
 
-    /// TrainedModel numbers.
+    /// The number of values of all parameters.
     pub fn numbers(&self) -> u64 {
         self.parameters.iter().map(|parameter| parameter.tensor.len() as u64).sum()
     }
 
-    /// What is told of the model, with what the caller adds; keys in their order.
+    /// The description of the model, followed by the caller's entries.
     fn description(&self, added: &[(String, String)]) -> Vec<(String, String)> {
         let of_model = [
             ("version", env!("CARGO_PKG_VERSION").to_owned()),

@@ -1,7 +1,7 @@
-//! Parameters as a safetensors file: a checkpoint's, with what the model is beside them.
+//! Writes parameters as a safetensors file: a checkpoint's file plus a description of the model.
 //!
-//! The header's keys are sorted, so that equal models have equal bytes; tensors lie in the model's order, as in the
-//! checkpoint.
+//! The header's keys are sorted, so that equal models give equal bytes. Tensors are in the model's order, as
+//! in the checkpoint.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,10 +12,10 @@ use serde::Serialize;
 
 use super::{ExportError, TrainedModel};
 
-/// The longest header that the format's own readers take.
+/// The maximum header size that the format's own readers accept.
 const HEADER_BYTES: usize = 100_000_000;
 
-/// What the description's key is called in a header.
+/// The key of the description in a header.
 const METADATA: &str = "__metadata__";
 
 #[derive(Serialize)]
@@ -25,10 +25,10 @@ enum Entry {
     Tensor(TensorInfo),
 }
 
-/// Writes the parameters of `trained`; `added` is put beside what is always told of a model.
+/// Writes the parameters of `trained`; `added` are the caller's entries of the description.
 ///
 /// # Errors
-/// When the description is too long, or `out` refuses it.
+/// When the description is too long, or `out` fails.
 pub fn write(
     trained: &TrainedModel,
     added: &[(String, String)],
@@ -47,7 +47,7 @@ pub fn write(
     Ok(())
 }
 
-/// The header, padded with spaces so that the tensors start aligned.
+/// The header, padded with spaces to align the tensors.
 fn header(trained: &TrainedModel, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
     let metadata = trained.description(added).into_iter().collect();
     let mut entries = BTreeMap::from([(METADATA, Entry::Metadata(metadata))]);

@@ -14,7 +14,7 @@ use crate::checkpoint::store::Part;
 use crate::session::SelectionState;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, TrainingSpec};
 
-/// Every kind of model, each by its case's name: those of the golden file, and its schema but for labels.
+/// Every kind of model by the name of its case in the golden file, and the schema without labels.
 fn models() -> (BatchSchema, Vec<(String, Model)>) {
     let golden: Value = serde_json::from_str(include_str!("../../tests/golden/models.json")).unwrap();
     let schema = serde_json::from_value(golden["schema"].clone()).unwrap();
@@ -23,7 +23,7 @@ fn models() -> (BatchSchema, Vec<(String, Model)>) {
     (schema, cases.collect())
 }
 
-/// A model, and what it learns.
+/// A model and its task.
 struct Model {
     spec: ModelSpec,
     labels: Vec<String>,
@@ -44,7 +44,7 @@ impl Model {
         Self { spec: read(&case["model"]), labels, tasks }
     }
 
-    /// Whose numbers are 0, 1, 2 and so on.
+    /// The model with the numbers 0, 1, 2 and so on as parameters.
     fn trained(&self, schema: &BatchSchema) -> TrainedModel {
         let schema = BatchSchema { labels: self.labels.clone(), ..schema.clone() };
         let training = TrainingSpec { tasks: self.tasks.clone(), ..TrainingSpec::default() };
@@ -52,7 +52,7 @@ impl Model {
     }
 }
 
-/// A model of one label whose numbers are 0, 1, 2 and so on.
+/// A model of one label with the numbers 0, 1, 2 and so on as parameters.
 fn trained(schema: &BatchSchema, model: &ModelSpec) -> TrainedModel {
     numbered(schema, model, &TrainingSpec::default())
 }
@@ -106,7 +106,7 @@ fn onnx(trained: &TrainedModel) -> OnnxModel {
 }
 
 #[test]
-fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
+fn every_kind_of_model_has_its_features_as_inputs_and_its_scores_as_outputs() {
     let (schema, models) = models();
     let (mut kinds, mut weighted, mut of_classes) = (BTreeSet::new(), 0, 0);
     for (name, model) in models {
@@ -142,7 +142,7 @@ fn every_kind_of_model_takes_the_features_that_it_reads_and_gives_scores() {
 }
 
 #[test]
-fn weights_have_an_input_beside_that_of_their_ids() {
+fn weights_have_a_separate_input() {
     let (mut schema, _) = one();
     let spec = |features: &[&str]| {
         let optimizer = serde_json::json!({ "kind": "sgd", "learning_rate": 1.0 });
@@ -157,7 +157,7 @@ fn weights_have_an_input_beside_that_of_their_ids() {
     let marks = || port("marks", "int64", "ids of marks");
     let expected = [marks(), port("marks_weights", "float", "ids of marks")];
     assert_eq!(inputs(&schema, &["marks"]), expected);
-    // A feature keeps a name that the weights would have taken.
+    // A feature keeps a name that the weights would have used.
     schema.ids[0].name = "marks_weights".to_owned();
     let expected =
         [port("marks_weights", "int64", "1"), marks(), port("marks_weights_2", "float", "ids of marks")];
@@ -165,7 +165,7 @@ fn weights_have_an_input_beside_that_of_their_ids() {
 }
 
 #[test]
-fn a_tower_takes_its_own_features_and_gives_its_vector() {
+fn a_tower_has_its_features_as_inputs_and_its_vector_as_output() {
     let (schema, models) = models();
     let towers = models.into_iter().filter_map(|(_, model)| match &model.spec {
         ModelSpec::TwoTower(spec) => Some((spec.clone(), model)),
@@ -213,7 +213,7 @@ fn a_parameter_that_the_graph_does_not_use_is_an_error() {
 }
 
 #[test]
-fn a_feature_keeps_a_name_that_the_graph_would_have_taken() {
+fn a_feature_keeps_a_name_that_the_graph_would_have_used() {
     let (schema, _) = one();
     for taken in ["score", "linear.bias", "numbers"] {
         let mut schema = schema.clone();
@@ -231,7 +231,7 @@ fn a_feature_keeps_a_name_that_the_graph_would_have_taken() {
 }
 
 #[test]
-fn numbers_in_a_file_of_their_own_lie_where_the_graph_says() {
+fn external_data_is_at_the_offsets_in_the_graph() {
     let (schema, mut model) = one();
     let ModelSpec::WideDeep(spec) = &mut model else { panic!("not Wide & Deep") };
     spec.deep.hidden = vec![300, 20];
@@ -257,7 +257,7 @@ fn numbers_in_a_file_of_their_own_lie_where_the_graph_says() {
 }
 
 #[test]
-fn safetensors_are_the_same_bytes_each_time_and_read_back_to_the_same_bits() {
+fn safetensors_are_deterministic_and_round_trip_bit_by_bit() {
     let (schema, model) = one();
     let trained = trained(&schema, &model);
     let added = [("job".to_owned(), "a \"job\"".to_owned())];
@@ -272,7 +272,7 @@ fn safetensors_are_the_same_bytes_each_time_and_read_back_to_the_same_bits() {
     assert_eq!((&*metadata["millstream.job"], &*metadata["millstream.step"]), ("a \"job\"", "12"));
     assert_eq!(serde_json::from_str::<ModelSpec>(&metadata["millstream.model"]).unwrap(), model);
 
-    // What is written is what a checkpoint holds, but for its header.
+    // The file equals the checkpoint's, except for the header.
     let directory = tempfile::tempdir().unwrap();
     let store = CheckpointStore::create_local(directory.path()).unwrap();
     let part = Part { name: MODEL_PART, write: &|out: &mut dyn Write| write(out) };

@@ -74,7 +74,7 @@ fn snapshot(step: u64) -> Snapshot {
     }
 }
 
-/// What the parts of a step hold, unless `salt` changes it.
+/// The contents of the parts of a step; a nonzero `salt` changes them.
 fn content(step: u64, salt: u8) -> [(&'static str, Vec<u8>); 3] {
     let bytes = |length: u8| (0..length).map(|i| i ^ salt ^ step.to_le_bytes()[0]).collect();
     [(MODEL_PART, bytes(90)), (OPTIMIZER_PART, bytes(50)), ("job.toml", bytes(5))]
@@ -96,7 +96,7 @@ fn commit_snapshot(
     store.commit(snapshot, &parts, keep)
 }
 
-/// Stores on every kind of storage, with pieces small enough that parts have several.
+/// Stores on every kind of storage, with pieces so small that parts have several.
 fn stores() -> Vec<(CheckpointStore, Option<TempDir>)> {
     let directory = tempfile::tempdir().unwrap();
     let local = CheckpointStore::create_local(&directory.path().join("job")).unwrap();
@@ -128,7 +128,7 @@ fn assert_holds(checkpoint: &Checkpoint, salt: u8) {
 }
 
 #[test]
-fn what_is_committed_is_loaded() {
+fn a_committed_checkpoint_is_loaded() {
     for (store, _directory) in stores() {
         assert!(store.steps().unwrap().is_empty());
         assert!(store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().is_none());
@@ -155,7 +155,7 @@ fn equal_checkpoints_have_equal_bytes() {
     let dump_of_one = dump(&one);
     assert_eq!(dump_of_one.len(), 4);
     assert_eq!(dump_of_one, dump(&other));
-    // The manifest is read by people and other tools.
+    // People and other tools read the manifest.
     let manifest = &dump_of_one["jobs/census-1/step-0000000007/manifest.json"];
     let manifest: serde_json::Value = serde_json::from_slice(manifest).unwrap();
     assert_eq!(manifest["snapshot"]["position"], "0001fe07");
@@ -180,10 +180,10 @@ fn the_newest_are_kept() {
 }
 
 #[test]
-fn the_best_are_kept_beside_the_newest() {
+fn the_best_are_kept_in_addition_to_the_newest() {
     for (store, _directory) in stores() {
         assert!(store.best().unwrap().is_empty());
-        // The best are 1; 2 and 1; 2 and 3; 2 and 3; 6 and 2.
+        // The best steps after each commit: 1; 2 and 1; 2 and 3; 2 and 3; 6 and 2.
         let best = [(1, &[1][..]), (2, &[2, 1]), (3, &[2, 3]), (4, &[2, 3]), (5, &[2, 3]), (6, &[6, 2])];
         let kept = [&[1][..], &[1, 2], &[2, 3], &[2, 3, 4], &[2, 3, 4, 5], &[2, 5, 6]];
         for ((step, best), kept) in best.into_iter().zip(kept) {
@@ -198,7 +198,7 @@ fn the_best_are_kept_beside_the_newest() {
 }
 
 #[test]
-fn going_on_from_an_earlier_step_removes_the_later_ones() {
+fn resuming_from_an_earlier_step_removes_later_checkpoints() {
     let store = in_memory();
     for step in [10, 20, 30] {
         commit(&store, step, 0, 3).unwrap();
@@ -208,7 +208,7 @@ fn going_on_from_an_earlier_step_removes_the_later_ones() {
 }
 
 #[test]
-fn leftovers_are_not_listed_and_go_with_the_next_commit() {
+fn leftovers_are_not_listed_and_are_removed_by_the_next_commit() {
     for (store, directory) in stores() {
         commit(&store, 1, 0, 3).unwrap();
         let foreign = ["job.toml", "step-2/manifest.json", "other/step-0000000002/x"];
@@ -218,7 +218,7 @@ fn leftovers_are_not_listed_and_go_with_the_next_commit() {
         put(&store, &store.part_path(2, MODEL_PART), b"half a model");
         put(&store, &store.part_path(2, "nested/manifest.json"), b"not a manifest of step 2");
         if let Some(directory) = &directory {
-            // What a killed process leaves: object_store's temporary files, and directories.
+            // The leftovers of a killed process: object_store's temporary files, and directories.
             let job = directory.path().join("job");
             fs::create_dir(job.join("step-0000000003")).unwrap();
             fs::write(job.join("step-0000000003/model.safetensors#1"), b"half").unwrap();
@@ -238,7 +238,7 @@ fn leftovers_are_not_listed_and_go_with_the_next_commit() {
 }
 
 #[test]
-fn a_step_is_committed_anew() {
+fn a_step_can_be_committed_again() {
     let store = in_memory();
     commit(&store, 1, 0, 2).unwrap();
     commit(&store, 2, 0, 2).unwrap();
@@ -251,7 +251,7 @@ fn a_step_is_committed_anew() {
     // Other content.
     commit(&store, 2, 9, 2).unwrap();
     assert_holds(&store.load(2, CheckpointScope::Full).unwrap(), 9);
-    // The same content where what lies there has rotted.
+    // The same content, but the stored part is corrupted.
     put(&store, &store.part_path(2, MODEL_PART), b"rot");
     commit(&store, 2, 9, 2).unwrap();
     assert_holds(&store.load(2, CheckpointScope::Full).unwrap(), 9);
@@ -259,7 +259,7 @@ fn a_step_is_committed_anew() {
 }
 
 #[test]
-fn damage_is_found_named_and_survived() {
+fn damage_is_detected_reported_and_survived() {
     let store = in_memory();
     commit(&store, 1, 0, 2).unwrap();
     commit(&store, 2, 0, 2).unwrap();
@@ -301,7 +301,7 @@ fn a_manifest_moved_to_another_step_is_damage() {
     let manifest = store.get(&store.part_path(1, MANIFEST)).unwrap().unwrap();
     put(&store, &store.part_path(3, MANIFEST), &manifest);
     let error = store.manifest(3).unwrap_err();
-    assert!(error.to_string().contains("is of step 1"), "{error}");
+    assert!(error.to_string().contains("belongs to step 1"), "{error}");
 }
 
 #[test]
@@ -312,8 +312,8 @@ fn a_later_format_is_refused_by_its_number() {
     assert!(matches!(error, CheckpointError::Format { found: 2, known: 1, .. }), "{error}");
 }
 
-/// A manifest's text with its hash worked out anew.
-fn hashed_anew(json: &str) -> String {
+/// A manifest's text with a recomputed hash.
+fn rehashed(json: &str) -> String {
     let (head, tail) = json.rsplit_once("\"sha256\": \"").unwrap();
     let (_, end) = tail.split_once('"').unwrap();
     let (head, end) = (format!("{head}\"sha256\": \""), format!("\"{end}"));
@@ -321,34 +321,34 @@ fn hashed_anew(json: &str) -> String {
 }
 
 #[test]
-fn a_manifest_that_says_more_or_less_is_whole() {
+fn unknown_and_absent_fields_of_a_manifest_are_accepted() {
     let store = in_memory();
     commit(&store, 1, 0, 1).unwrap();
     let json = store.get(&store.part_path(1, MANIFEST)).unwrap().unwrap();
     let json = String::from_utf8(json.into()).unwrap();
-    assert_eq!(hashed_anew(&json), json);
-    // Something that is not known here, a metric among it.
+    assert_eq!(rehashed(&json), json);
+    // Unknown fields, one of them a metric.
     let more = json.replacen("\"step\": 1,", "\"step\": 1, \"weather\": \"fair\",", 1);
     let metric = json.replacen("\"calibration\": null,", "\"calibration\": null, \"luck\": 0.5,", 1);
     for changed in [more, metric] {
         assert_ne!(changed, json);
         put(&store, &store.part_path(1, MANIFEST), changed.as_bytes());
         assert!(matches!(store.manifest(1), Err(CheckpointError::Damaged { .. })), "{changed}");
-        put(&store, &store.part_path(1, MANIFEST), hashed_anew(&changed).as_bytes());
+        put(&store, &store.part_path(1, MANIFEST), rehashed(&changed).as_bytes());
         assert_eq!(store.manifest(1).unwrap().snapshot, snapshot(1), "{changed}");
         assert_holds(&store.load(1, CheckpointScope::Full).unwrap(), 0);
     }
-    // As it was when all that there was to learn was whether a label is 1.
+    // The format from before losses could be chosen.
     let mut document: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(document["snapshot"].as_object_mut().unwrap().remove("tasks").is_some());
     let older = serde_json::to_string_pretty(&document).unwrap();
-    put(&store, &store.part_path(1, MANIFEST), hashed_anew(&older).as_bytes());
+    put(&store, &store.part_path(1, MANIFEST), rehashed(&older).as_bytes());
     let tasks = vec![LossSpec::default().into()];
     assert_eq!(store.manifest(1).unwrap().snapshot, Snapshot { tasks, ..snapshot(1) });
-    // As it was before evaluations were judged.
+    // The format from before evaluations were compared.
     let older = json.replacen("\"eval_step\": 1,", "", 1);
     assert_ne!(older, json);
-    put(&store, &store.part_path(1, MANIFEST), hashed_anew(&older).as_bytes());
+    put(&store, &store.part_path(1, MANIFEST), rehashed(&older).as_bytes());
     assert_eq!(store.manifest(1).unwrap().snapshot, Snapshot { eval_step: None, ..snapshot(1) });
 }
 
@@ -365,7 +365,7 @@ fn part_names_are_file_names() {
 }
 
 #[test]
-fn a_model_that_cannot_be_read_leaves_nothing() {
+fn a_model_that_cannot_be_read_commits_nothing() {
     for (store, _directory) in stores() {
         let write = |out: &mut dyn Write| {
             out.write_all(&[0; 100])?;
@@ -378,8 +378,8 @@ fn a_model_that_cannot_be_read_leaves_nothing() {
     }
 }
 
-/// Runs `attempt` on what `prepare` makes, dying at every moment in turn. Each time the newest checkpoint
-/// must load and satisfy `good`, and the attempt, made again, must leave what it leaves undisturbed.
+/// Runs `attempt` on the result of `prepare`, dying at every moment in turn. Each time the newest checkpoint
+/// must load and satisfy `good`, and repeating the attempt must give the same result as without the death.
 fn die_everywhere(
     fresh: impl Fn() -> (CheckpointStore, Option<TempDir>),
     death: impl Fn(u64) -> Death,
@@ -396,7 +396,7 @@ fn die_everywhere(
         prepare(&store);
         let dying = Arc::new(DyingStore::new(Arc::clone(&store.objects), death(moment)));
         let attempted = attempt(&CheckpointStore { objects: dying.clone(), ..store.clone() });
-        // Only a medium that cuts objects leaves damage; elsewhere what is listed is whole.
+        // Only a medium that truncates objects causes damage; on others every listed checkpoint is complete.
         let on_damage = match death(moment) {
             Death::AtByte(_) => OnDamage::FallBack,
             Death::Before(_) | Death::After(_) => OnDamage::Fail,
@@ -482,7 +482,7 @@ fn a_writer_may_die_while_it_replaces_a_step() {
 }
 
 #[test]
-fn an_evaluation_is_added_to_a_step_without_a_moment_without_it() {
+fn an_evaluation_is_added_to_a_committed_step_atomically() {
     for death in [Death::Before, Death::After] {
         let moments = die_everywhere(
             || (in_memory(), None),

@@ -1,4 +1,4 @@
-//! A graph in the making: names that are unique, nodes in the order of computing, constants once each.
+//! Builds a graph: unique names, nodes in execution order, and each constant list only once.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use super::proto::{
     TypeProto, ValueInfoProto,
 };
 
-/// The name of the dimension that is the number of rows.
+/// The name of the dimension of the rows.
 pub(super) const ROWS: &str = "rows";
 
-/// A tensor of the graph, by its name.
+/// A tensor of the graph, identified by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Value(String);
 
-/// A tensor that is always the same.
+/// A constant tensor.
 pub(super) struct Constant {
     pub(super) name: String,
     pub(super) dims: Vec<i64>,
@@ -36,7 +36,7 @@ pub(super) enum Attribute {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Dimension {
     Fixed(i64),
-    /// Of any size; equal names are equal sizes.
+    /// A dimension of any size; equal names mean equal sizes.
     Named(String),
 }
 
@@ -48,29 +48,30 @@ pub(super) struct Graph {
     pub(super) inputs: Vec<ValueInfoProto>,
     pub(super) outputs: Vec<ValueInfoProto>,
     taken: BTreeSet<String>,
-    /// Lists of whole numbers that are constants already.
+    /// The integer lists that are constants already.
     lists: BTreeMap<Vec<i64>, Value>,
 }
 
 impl Graph {
-    /// Another input.
+    /// Adds an input.
     pub(super) fn input(&mut self, name: &str, kind: DataType, shape: &[Dimension], about: String) -> Value {
         let name = self.unique(name);
         self.inputs.push(port(&name, kind, shape, about));
         Value(name)
     }
 
-    /// Makes what a node of one output gives an output of the graph.
+    /// Makes the output of a single-output node an output of the graph.
     pub(super) fn output(&mut self, value: &Value, shape: &[Dimension], about: String) {
         self.outputs.push(port(&value.0, DataType::Float, shape, about));
     }
 
-    /// What operator `op` makes of `inputs`; named `name`, or nearly so.
+    /// Adds a node that applies operator `op` to `inputs`. Its name is `name`, with a suffix if that is
+    /// taken.
     pub(super) fn node(&mut self, op: &str, inputs: &[&Value], name: &str) -> Value {
         self.node_with(op, inputs, &[], name)
     }
 
-    /// The same with attributes.
+    /// Like `node`, with attributes.
     pub(super) fn node_with(
         &mut self,
         op: &str,
@@ -89,16 +90,16 @@ impl Graph {
         Value(name)
     }
 
-    /// A constant named `name`, or nearly so.
+    /// Adds a constant. Its name is `name`, with a suffix if that is taken.
     pub(super) fn constant(&mut self, name: &str, dims: &[usize], kind: DataType, data: Bytes) -> Value {
         let name = self.unique(name);
-        // Sizes of what is in memory.
+        // Sizes of tensors in memory fit.
         let dims = dims.iter().map(|&dim| dim as i64).collect();
         self.constants.push(Constant { name: name.clone(), dims, kind, data });
         Value(name)
     }
 
-    /// A list of whole numbers, `[n]`.
+    /// A list of integers, `[n]`.
     pub(super) fn list(&mut self, name: &str, numbers: &[i64]) -> Value {
         if let Some(value) = self.lists.get(numbers) {
             return value.clone();
@@ -109,7 +110,7 @@ impl Graph {
         value
     }
 
-    /// `values` side by side: their columns one after the other.
+    /// Concatenates `values` along their columns.
     pub(super) fn beside(&mut self, values: &[&Value], name: &str) -> Value {
         match values {
             [value] => (*value).clone(),

@@ -1,19 +1,20 @@
-//! What goes into an exported model, up to where its layers begin.
+//! The inputs of an exported model, up to its first layers.
 //!
-//! Each feature is an input of its name, with the rows first:
+//! Each feature is an input of the same name; the first dimension is the rows:
 //!
 //! | feature | input | absent |
 //! |---|---|---|
-//! | numeric | `double [rows, 1]`: the number as it is in the data | NaN |
-//! | one id a row | `int64 [rows, 1]`: the id | the last id, which -1 stands for as well |
-//! | several ids a row | `int64 [rows, N]`: the ids, then -1 to the end of the row | all -1 |
+//! | numeric | `double [rows, 1]`: the unscaled number | NaN |
+//! | one id per row | `int64 [rows, 1]`: the id | the last id, or -1 |
+//! | several ids per row | `int64 [rows, N]`: the ids, then -1 to the end of the row | all -1 |
 //!
-//! A feature `X` of several ids with weights has these in a further input, `X_weights`, `float [rows, N]`: each beside
-//! its id, and anything beside -1. (If there is a feature of that name, it keeps it, and the weights are `X_weights_2`.)
+//! A multi-valued feature `X` with weights has a further input for them, `X_weights`, `float [rows, N]`, at
+//! the positions of the ids; values at a -1 are ignored. (If a feature has that name, it keeps it, and the
+//! weights are `X_weights_2`.)
 //!
-//! Numbers are scaled by the graph as they were in training, in double precision and rounded to float32 last: an
-//! offset much larger than the spread (a time in seconds) would lose all that matters if it came as float32. All
-//! of a model's numbers are scaled at once, since a node costs more than a row's arithmetic.
+//! The graph scales numbers as in training: in double precision, rounded to fp32 last. Inputs in fp32 would
+//! lose precision if the offset is much larger than the spread, as for a time in seconds. All numbers of a
+//! model are scaled together, because a node costs more than the arithmetic of a row.
 
 use std::collections::BTreeMap;
 
@@ -23,17 +24,17 @@ use super::graph::{Attribute, Dimension, Graph, ROWS, Value, doubles, floats};
 use super::proto::DataType;
 use crate::export::ExportError;
 
-/// How a number is scaled: `y = (g(x) - shift) / divisor`, where `g` is the identity or the signed logarithm,
-/// `ln(1 + x)` mirrored below 0.
+/// The scaling of a number: `y = (g(x) - shift) / divisor`, where `g` is the identity or the signed
+/// logarithm, `sign(x) ln(1 + |x|)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NumberScale {
     /// Whether `g` is the logarithm.
     pub logarithm: bool,
-    /// What is subtracted.
+    /// The subtrahend.
     pub shift: f64,
-    /// What is divided by.
+    /// The divisor.
     pub divisor: f64,
-    /// What an absent number becomes, scaled; without it the score is not a number.
+    /// The scaled value of an absent number; without it, the score is NaN.
     pub absent: Option<f32>,
 }
 
@@ -51,25 +52,25 @@ pub(super) struct Inputs {
 pub(super) enum Ids {
     /// `[B]`
     Single(Value),
-    /// Any number a row.
+    /// Any number of ids per row.
     Several(SeveralIds),
 }
 
-/// Ids of any number a row; `L` is the most that a row of the batch has.
+/// A variable number of ids per row; `L` is the maximum of the batch.
 #[derive(Clone)]
 pub(super) struct SeveralIds {
-    /// Those that are no padding, and 0 elsewhere; `[B, L]`.
+    /// The ids, 0 at padding; `[B, L]`.
     pub(super) ids: Value,
-    /// 1 where there is an id, and 0 elsewhere; `[B, L, 1]`.
+    /// 1 at an id and 0 at padding; `[B, L, 1]`.
     pub(super) present: Value,
-    /// How many a row has, and 1 where it has none; `[B, 1]`.
+    /// The number of ids of each row, at least 1; `[B, 1]`.
     pub(super) count: Value,
-    /// Their weights, and 0 elsewhere, in double precision; `[B, L]`.
+    /// Their weights, 0 at padding, in double precision; `[B, L]`.
     pub(super) weights: Option<Value>,
 }
 
 impl Inputs {
-    /// Makes inputs of those features of `schema` that `is_read` tells of.
+    /// Adds inputs for those features of `schema` for which `is_read` returns true.
     pub(super) fn new(
         graph: &mut Graph,
         schema: &BatchSchema,
@@ -83,14 +84,14 @@ impl Inputs {
             let Some(&scale) = scales.get(name) else {
                 return Err(ExportError::NotScaled { feature: name.clone() });
             };
-            let absent = if scale.absent.is_some() { "; NaN where it is absent" } else { "" };
-            let about = format!("The number, as it is in the data{absent}");
+            let absent = if scale.absent.is_some() { "; NaN if absent" } else { "" };
+            let about = format!("The unscaled number{absent}");
             columns.insert(column, raw.len() as i64);
             raw.push((graph.input(name, DataType::Double, &[rows(), Dimension::Fixed(1)], about), scale));
         }
         let single = schema.ids.iter().filter(|feature| is_read(&feature.name)).map(|feature| {
             let last = feature.cardinality.saturating_sub(1);
-            let about = format!("An id from 0 to {last}, which is that of an absent value");
+            let about = format!("An id from 0 to {last}; {last} means absent");
             let shape = [rows(), Dimension::Fixed(1)];
             (feature.name.as_str(), graph.input(&feature.name, DataType::Int64, &shape, about))
         });
@@ -99,7 +100,7 @@ impl Inputs {
             let (name, last) = (feature.name.as_str(), feature.cardinality.saturating_sub(1));
             let most = feature.maximum;
             let about =
-                format!("Ids from 0 to {last}, at most {most} a row; a row that has fewer ends in -1");
+                format!("Ids from 0 to {last}, at most {most} per row; shorter rows are padded with -1");
             let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
             (feature, graph.input(name, DataType::Int64, &shape, about))
         });
@@ -107,13 +108,13 @@ impl Inputs {
         let several = several.into_iter().map(|(feature, ids)| {
             let name = feature.name.as_str();
             let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
-            let about = format!("What each id of {name} counts for");
+            let about = format!("The weight of each id of {name}");
             let input = format!("{name}_weights");
             (name, ids, feature.weighted.then(|| graph.input(&input, DataType::Float, &shape, about)))
         });
         let several: Vec<_> = several.collect();
 
-        // All inputs have their names before anything else takes one.
+        // All inputs get their names before any other tensor.
         let numbers = (!raw.is_empty()).then(|| scaled(graph, &raw));
         let mut ids = BTreeMap::new();
         for (name, input) in single {
@@ -127,7 +128,7 @@ impl Inputs {
         Ok(Self { numbers, columns, ids })
     }
 
-    /// Dense columns of the schema, `[B, D]`; none of none.
+    /// Dense columns of the schema, `[B, D]`; `None` for no columns.
     pub(super) fn numbers(&self, graph: &mut Graph, columns: &[usize], name: &str) -> Option<Value> {
         let all = self.numbers.as_ref().filter(|_| !columns.is_empty())?;
         let places: Vec<i64> =
@@ -170,7 +171,7 @@ impl SeveralIds {
     }
 }
 
-/// All numbers side by side, scaled; `[B, D]`.
+/// All numbers, concatenated and scaled; `[B, D]`.
 fn scaled(graph: &mut Graph, raw: &[(Value, NumberScale)]) -> Value {
     let scales = || raw.iter().map(|(_, scale)| scale);
     let width = [raw.len()];
@@ -199,7 +200,7 @@ fn scaled(graph: &mut Graph, raw: &[(Value, NumberScale)]) -> Value {
     value
 }
 
-/// The signed logarithm of those columns that `is_log` tells of; the others as they are.
+/// Applies the signed logarithm to the columns for which `is_log` is true; copies the others.
 fn logarithm(graph: &mut Graph, value: &Value, is_log: &[bool]) -> Value {
     let one = graph.constant("numbers/one", &[1], DataType::Double, doubles([1.0]));
     let size = graph.node("Abs", &[value], "numbers/size");

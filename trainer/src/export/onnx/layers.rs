@@ -1,6 +1,6 @@
-//! The layers of `crate::layers`, and what models do between them, as nodes of a graph.
+//! The layers of `crate::layers`, and the operations between them, as nodes of a graph.
 //!
-//! Shapes are those of the layers: `B` rows, `W` columns of an embedding, `V` vectors.
+//! Shapes: `B` rows, `W` columns of an embedding, `V` vectors, `L` ids per row, `C` rows of a table.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +15,17 @@ use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables, T
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, Normalization, Pooling};
 
-/// A model's graph in the making.
+/// A model's graph under construction.
 pub(super) struct Net<'a> {
     pub(super) graph: Graph,
     trained: &'a TrainedModel,
     inputs: Inputs,
-    /// Parameters that nothing has computed with yet.
+    /// The parameters that the graph does not use yet.
     unplaced: BTreeMap<&'a str, &'a Parameter>,
 }
 
 impl<'a> Net<'a> {
-    /// A graph with the inputs of `trained`, whose numbers are scaled by `scales`.
+    /// A graph with the inputs of `trained`; `scales` are the scalings of its numbers.
     pub(super) fn new(
         trained: &'a TrainedModel,
         scales: &BTreeMap<String, NumberScale>,
@@ -39,7 +39,7 @@ impl<'a> Net<'a> {
         Ok(Self { graph, trained, inputs, unplaced })
     }
 
-    /// The graph, in which every parameter has its place.
+    /// The finished graph; an error if it does not use every parameter.
     pub(super) fn finish(self) -> Result<Graph, ExportError> {
         match self.unplaced.keys().next() {
             Some(&name) => Err(ExportError::Unplaced { name: name.to_owned() }),
@@ -47,22 +47,23 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// The name of each label; empty of one that has none.
+    /// The name of each label; empty for an unnamed label.
     pub(super) fn labels(&self) -> Vec<&'a str> {
         self.trained.snapshot.schema.label_names()
     }
 
-    /// The features that the list at `key` names.
+    /// The features in the list at `key`.
     pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ExportError> {
         Ok(Features::resolve(key, names, &self.trained.snapshot.schema)?)
     }
 
-    /// The dense columns of `features`, `[B, D]`; none of none.
+    /// The dense columns of `features`, `[B, D]`; `None` if there are none.
     pub(super) fn numbers(&mut self, features: &Features, name: &str) -> Option<Value> {
         self.inputs.numbers(&mut self.graph, &features.dense, name)
     }
 
-    /// A linear model over `features`, `[B, 1]` or `[B, K]`: what is looked up, dense columns by their weights, and a bias.
+    /// A linear model over `features`, `[B, 1]` or `[B, K]`: the weights of ids, dense columns times their
+    /// weights, and a bias.
     pub(super) fn linear(&mut self, name: &str, features: &Features) -> Result<Value, ExportError> {
         let mut terms = Vec::new();
         for feature in &features.ids {
@@ -77,7 +78,7 @@ impl<'a> Net<'a> {
         Ok(self.graph.node("Sum", &terms.iter().collect::<Vec<_>>(), name))
     }
 
-    /// The embedding of each feature of ids, `[B, W]`, from tables named `PREFIXembedding.TABLE`.
+    /// The embedding of each id feature, `[B, W]`, from the tables named `PREFIXembedding.TABLE`.
     pub(super) fn embeddings(
         &mut self,
         prefix: &str,
@@ -85,7 +86,7 @@ impl<'a> Net<'a> {
         features: &Features,
         spec: &EmbeddingSpec,
     ) -> Result<Vec<Value>, ExportError> {
-        // Dimensions are those of the parameters, and the rest is how they became what they are.
+        // The parameters determine the dimensions; the other settings matter only in training.
         let EmbeddingSpec { dim: _, pooling: _, init: _, optimizer: _, tables: _ } = spec;
         let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(keys, spec, &features.ids)?;
         let table = |table: &EmbeddingTable| self.parameter(&format!("{prefix}embedding.{}", table.name));
@@ -97,7 +98,8 @@ impl<'a> Net<'a> {
         features.ids.iter().zip(lookups).map(one).collect()
     }
 
-    /// Hidden layers `NAME.layer.0` and on, as many as `hidden`, then one that `last` follows.
+    /// As many hidden layers as `hidden`, named `NAME.layer.0` and so on, then an output layer with
+    /// activation `last`.
     pub(super) fn mlp(
         &mut self,
         name: &str,
@@ -105,7 +107,7 @@ impl<'a> Net<'a> {
         (hidden, hidden_layer): (&[u32], &HiddenLayerSpec),
         last: Activation,
     ) -> Result<Value, ExportError> {
-        // Scores leave nothing out.
+        // Dropout is inactive in inference.
         let HiddenLayerSpec { dropout: _, normalization, init: _ } = hidden_layer;
         let mut value = input.clone();
         for number in 0..hidden.len() {
@@ -121,7 +123,8 @@ impl<'a> Net<'a> {
         self.layer(&format!("{name}.layer.{}", hidden.len()), &value, last)
     }
 
-    /// `relu(scale * (input - mean) / sqrt(variance + epsilon) + shift)`, by rows, or by the running moments.
+    /// `relu(scale * (input - mean) / sqrt(variance + epsilon) + shift)`, with the moments of each row or the
+    /// running moments.
     fn normalize(&mut self, name: &str, input: &Value, kind: Normalization) -> Result<Value, ExportError> {
         let of_layer = |part: &str| format!("{name}.{part}");
         let (scale, shift) = (self.parameter(&of_layer("scale"))?, self.parameter(&of_layer("shift"))?);
@@ -141,7 +144,7 @@ impl<'a> Net<'a> {
         Ok(self.graph.node("Relu", &[&normal], &format!("{name}/relu")))
     }
 
-    /// Cross layers over `first`, `[B, N]`: `x' = x_0 * (W x + b) + x`, where `W` may be `U V^T`.
+    /// Cross layers over `first`, `[B, N]`: `x' = x_0 * (W x + b) + x`, where `W` may be factored as `U V^T`.
     pub(super) fn cross(&mut self, first: &Value, spec: &CrossSpec) -> Result<Value, ExportError> {
         let CrossSpec { layers, rank } = spec;
         let mut value = first.clone();
@@ -158,7 +161,7 @@ impl<'a> Net<'a> {
         Ok(value)
     }
 
-    /// The sum of the products of all pairs of `vectors`, `[B, W]` each; `[B, 1]`.
+    /// The sum of all pairwise dot products of `vectors`, each `[B, W]`; `[B, 1]`.
     ///
     /// `1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`: Rendle, "Factorization Machines", 2010, lemma 3.1.
     pub(super) fn pairs_summed(&mut self, vectors: &[Value], name: &str) -> Value {
@@ -180,7 +183,7 @@ impl<'a> Net<'a> {
         graph.node("Mul", &[&twice, &half], name)
     }
 
-    /// The products of all pairs of `vectors`, `[B, W]` each, in the order `(1, 0), (2, 0), (2, 1), ...`;
+    /// All pairwise dot products of `vectors`, each `[B, W]`, in the order `(1, 0), (2, 0), (2, 1), ...`;
     /// `[B, V (V - 1) / 2]`.
     pub(super) fn pairs(&mut self, vectors: &[Value], name: &str) -> Value {
         let graph = &mut self.graph;
@@ -195,7 +198,7 @@ impl<'a> Net<'a> {
         let turned = [("perm", Attribute::Ints(vec![0, 2, 1]))];
         let turned = graph.node_with("Transpose", &[&matrix], &turned, &format!("{name}/turned"));
         let products = graph.node("MatMul", &[&matrix, &turned], &format!("{name}/products"));
-        // 0 keeps the number of rows, whatever it is.
+        // 0 keeps the number of rows.
         let shape = graph.list(&format!("{name}/shape"), &[0, count * count]);
         let products = graph.node("Reshape", &[&products, &shape], &format!("{name}/products_of_row"));
         let below: Vec<i64> = (0..count).flat_map(|i| (0..i).map(move |j| i * count + j)).collect();
@@ -203,7 +206,7 @@ impl<'a> Net<'a> {
         graph.node_with("Gather", &[&products, &below], &[("axis", Attribute::Int(1))], name)
     }
 
-    /// Rows of length 1; see [`millstream_backend::ops::UnitForward`].
+    /// Rows scaled to length 1; see [`millstream_backend::ops::UnitForward`].
     pub(super) fn unit(&mut self, vectors: &Value, name: &str) -> Value {
         let graph = &mut self.graph;
         let square = product_of_rows(graph, vectors, vectors, &format!("{name}/square"));
@@ -213,7 +216,7 @@ impl<'a> Net<'a> {
         graph.node("Div", &[vectors, &length], name)
     }
 
-    /// The product of each row of one with that of the other over `divisor`, `[B, 1]`.
+    /// The dot product of each row of `left` with that of `right`, divided by `divisor`; `[B, 1]`.
     pub(super) fn row_products(&mut self, left: &Value, right: &Value, divisor: f32, name: &str) -> Value {
         let graph = &mut self.graph;
         let product = product_of_rows(graph, left, right, &format!("{name}/product"));
@@ -238,7 +241,7 @@ impl<'a> Net<'a> {
         })
     }
 
-    /// What the ids of a feature have in `table`, `[C, W]`, pooled where they are several; `[B, W]`.
+    /// Looks up the ids of a feature in `table`, `[C, W]`, and pools several ids per row; `[B, W]`.
     fn look_up(
         &mut self,
         table: &Value,
@@ -254,7 +257,7 @@ impl<'a> Net<'a> {
         }
     }
 
-    /// The rows of `table` that `ids` name, pooled over each row's; `[B, W]`.
+    /// Looks up `ids` in `table` and pools over each row; `[B, W]`.
     fn pool(&mut self, table: &Value, ids: &SeveralIds, pooling: Pooling, name: &str) -> Value {
         let graph = &mut self.graph;
         let SeveralIds { ids, present, count, weights } = ids;
@@ -282,7 +285,7 @@ impl<'a> Net<'a> {
         Ok(self.graph.constant(name, &tensor.shape, DataType::Float, data.clone()))
     }
 
-    /// A parameter as a matrix: one that is a vector is one column.
+    /// A parameter as a matrix; a vector becomes one column.
     fn column(&mut self, name: &str) -> Result<Value, ExportError> {
         let Parameter { tensor, data } = self.take(name)?;
         let shape = if tensor.shape.len() == 1 { &[tensor.len(), 1] } else { tensor.shape.as_slice() };
@@ -294,7 +297,8 @@ impl<'a> Net<'a> {
     }
 }
 
-/// What ids of these weights, `[B, L]`, count for in their rows; `[B, L, 1]`. See [`millstream_backend::Pooling`].
+/// The factors of ids with these weights, `[B, L]`, in their rows; `[B, L, 1]`. See
+/// [`millstream_backend::Pooling`].
 fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> Value {
     let share = match pooling {
         Pooling::Sum => weights.clone(),
@@ -311,7 +315,8 @@ fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> V
             let keep = [("keepdims", Attribute::Int(1))];
             let sum =
                 graph.node_with("ReduceSum", &[&summed, &axes], &keep, &format!("{name}/sum_of_weights"));
-            // Below the square of every float above 0, so that only a sum of 0 is replaced: the shares are then 0.
+            // Below the square of every positive float, so that only a sum of 0 is replaced; the factors are
+            // then 0.
             let least = graph.constant(&format!("{name}/least"), &[1], DataType::Double, doubles([1e-300]));
             let sum = graph.node("Max", &[&sum, &least], &format!("{name}/no_less"));
             let divisor = match pooling {
@@ -327,7 +332,7 @@ fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> V
     graph.node("Unsqueeze", &[&share, &axes], &format!("{name}/shares_of_rows"))
 }
 
-/// The product of each row of one with that of the other, `[B, 1]`.
+/// The dot product of each row of `left` with that of `right`, `[B, 1]`.
 fn product_of_rows(graph: &mut Graph, left: &Value, right: &Value, name: &str) -> Value {
     let products = graph.node("Mul", &[left, right], &format!("{name}/of_columns"));
     let axes = graph.list("axis.1", &[1]);

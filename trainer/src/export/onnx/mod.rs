@@ -1,26 +1,28 @@
-//! A whole model as ONNX: numbers and ids in, scores out.
+//! Exports a whole model as ONNX: numbers and ids in, scores out.
 //!
-//! The file holds the graph of one forward pass, in ONNX's own operators of set 17, which runtimes have had since
-//! 2022; the number of rows is free. `inputs.rs` says what goes in. Out come, for each row,
+//! The file contains the graph of one forward pass in ONNX's standard operators of opset 17, which runtimes
+//! have supported since 2022. The number of rows is free. `inputs.rs` documents the inputs. The outputs for
+//! each row are
 //!
-//! * `score`: the probability of the label being 1, `float [rows]`,
-//! * `logit`: what the sigmoid makes that of, `float [rows]`.
+//! * `score`: the probability that the label is 1, `float [rows]`,
+//! * `logit`: the logit of that probability, `float [rows]`.
 //!
-//! A model of several labels has both for each, as `score_LABEL` and `logit_LABEL`. For a label that is predicted as the
-//! number it is, `score` is that number, and there is no `logit`.
+//! A model of several labels has both for each, as `score_LABEL` and `logit_LABEL`. For a numeric label,
+//! `score` is the predicted number, and there is no `logit`.
 //!
-//! Of a two-tower model the score is no probability, but the product of both vectors over the temperature, and there
-//! is no `logit`; of one of its towers comes nothing but
+//! The score of a two-tower model is not a probability but the dot product of both vectors divided by the
+//! temperature, and there is no `logit`. One tower has a single output:
 //!
-//! * `vector`: the query's or the item's, `float [rows, W]`.
+//! * `vector`: the vector of the query or the item, `float [rows, W]`.
 //!
-//! A feature of one of these names keeps it, and the output is then `score_2`, `logit_2` or `vector_2`.
+//! A feature with one of these names keeps it, and the output is then `score_2`, `logit_2` or `vector_2`.
 //!
-//! `graph.rs` is a graph in the making, `layers.rs` and `models.rs` write the models into it, and `proto.rs` has the
-//! messages that a file is made of.
+//! `graph.rs` builds a graph, `layers.rs` and `models.rs` add the models to it, and `proto.rs` defines the
+//! messages of the file.
 //!
-//! Protobuf ends at 2 GiB. So the numbers of a larger model are *external data*, as ONNX calls it: they lie in a file
-//! beside the graph, which says where in it, and runtimes map it into memory.
+//! Protobuf is limited to 2 GiB. Therefore the parameters of a larger model are *external data* in ONNX's
+//! terms: they are stored in a second file, to which the graph refers by offset, and runtimes map it into
+//! memory.
 
 mod graph;
 mod inputs;
@@ -43,22 +45,22 @@ use proto::{
     TensorProto, ValueInfoProto,
 };
 
-/// The set of operators.
+/// The opset version.
 const OPERATORS: i64 = 17;
 
-/// A model's numbers are in the file up to so many bytes, which leaves buffers for graph and description.
+/// Models with more bytes of parameters need external data. This leaves room for graph and description.
 const MOST_EMBEDDED_BYTES: u64 = 1 << 30;
 
-/// The most bytes of a file, and so of a description.
+/// The maximum size of a file, and so of a description.
 const FILE_BYTES: usize = i32::MAX as usize;
 
-/// Constants of fewer bytes are always in the file: readers work out shapes by them.
+/// Constants of fewer bytes are always embedded: readers need them to infer shapes.
 const LEAST_EXTERNAL_BYTES: usize = 1024;
 
-/// What the place of each tensor is a multiple of in a file of external data: a page, so that it can be mapped.
+/// The alignment of each tensor in a file of external data: a page, so that it can be mapped.
 const ALIGNMENT: u64 = 4096;
 
-/// A model as ONNX has it.
+/// A model in ONNX format.
 pub struct OnnxModel {
     graph: Graph,
     kind: &'static str,
@@ -68,22 +70,22 @@ pub struct OnnxModel {
 /// An input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its type, as ONNX names it.
+    /// The type, in ONNX's notation.
     pub kind: &'static str,
-    /// Each dimension's size, or name where it is free.
+    /// The size of each dimension, or the name of a free one.
     pub shape: Vec<String>,
-    /// For a person.
+    /// A description for people.
     pub about: String,
 }
 
 impl OnnxModel {
-    /// The model of `trained`, whose numeric features are scaled by `scales`; `added` is put beside what is always
-    /// told of a model.
+    /// Converts `trained`. `scales` are the scalings of its numeric features; `added` are the caller's
+    /// entries of the description.
     ///
     /// # Errors
-    /// When a number's scale is not told, or a part of the model has no place in ONNX.
+    /// When the scaling of a number is missing, or a part of the model cannot be represented in ONNX.
     pub fn new(
         trained: &TrainedModel,
         scales: &BTreeMap<String, NumberScale>,
@@ -105,26 +107,26 @@ impl OnnxModel {
         Ok(Self { graph, kind: trained.kind(), metadata: trained.description(added) })
     }
 
-    /// Whether the numbers fit in the file.
+    /// Whether the parameters fit in the file.
     pub fn is_embeddable(&self) -> bool {
         let bytes: u64 = self.graph.constants.iter().map(|constant| constant.data.len() as u64).sum();
         bytes <= MOST_EMBEDDED_BYTES
     }
 
-    /// What goes in, in the graph's order.
+    /// The inputs, in the graph's order.
     pub fn inputs(&self) -> Vec<Port> {
         self.graph.inputs.iter().map(Port::of).collect()
     }
 
-    /// What comes out, the score first.
+    /// The outputs, the score first.
     pub fn outputs(&self) -> Vec<Port> {
         self.graph.outputs.iter().map(Port::of).collect()
     }
 
-    /// Writes a file that holds all of the model.
+    /// Writes a file that contains the whole model.
     ///
     /// # Errors
-    /// When that is more than a file may hold, or `out` refuses it.
+    /// When the model exceeds the size limit, or `out` fails.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
         let embedded = |constant: &Constant| TensorProto {
             raw_data: Some(constant.data.clone()),
@@ -133,10 +135,11 @@ impl OnnxModel {
         self.write_graph(self.graph.constants.iter().map(embedded).collect(), out)
     }
 
-    /// Writes a file without the numbers, and these into `data`, a file beside it that is called `name`.
+    /// Writes the graph to `out` and the parameters to `data`, whose file is called `name`, in the same
+    /// directory.
     ///
     /// # Errors
-    /// When `out` or `data` refuses it.
+    /// When `out` or `data` fails.
     pub fn write_external(
         &self,
         out: &mut dyn Write,
@@ -223,7 +226,7 @@ impl Port {
     }
 }
 
-/// Adds what is predicted for a label, given its logits, to a graph's outputs.
+/// Adds the prediction of a label with these logits to a graph's outputs.
 fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction) {
     let (named, whose) = match label {
         "" => (String::new(), "the label".to_owned()),
@@ -232,31 +235,32 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     let shape = [Dimension::Named(ROWS.to_owned())];
     let axes = graph.list("axis.1", &[1]);
     let about = match prediction {
-        Prediction::Number => format!("What {whose} is predicted to be"),
+        Prediction::Number => format!("The predicted value of {whose}"),
         Prediction::Classes(classes) => return scores_of_classes(graph, logits, (&named, &whose), classes),
-        Prediction::Rank => "The product of both vectors, over the temperature".to_owned(),
+        Prediction::Rank => "The dot product of both vectors, divided by the temperature".to_owned(),
         Prediction::Probability => {
             let logit = graph.node("Squeeze", &[logits, &axes], &format!("logit{named}"));
             let score = graph.node("Sigmoid", &[&logit], &format!("score{named}"));
-            graph.output(&score, &shape, format!("The probability of {whose} being 1"));
-            return graph.output(&logit, &shape, "The logarithm of its odds".to_owned());
+            graph.output(&score, &shape, format!("The probability that {whose} is 1"));
+            return graph.output(&logit, &shape, "The logit of that probability".to_owned());
         }
     };
     let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
     graph.output(&score, &shape, about);
 }
 
-/// The same of classes; with the logits go the end of names and what is predicted.
+/// The same for a label with classes. `named` is the suffix of the outputs' names, and `whose` describes the
+/// label.
 fn scores_of_classes(graph: &mut Graph, logits: &Value, (named, whose): (&str, &str), classes: u32) {
     let shape = [Dimension::Named(ROWS.to_owned()), Dimension::Fixed(classes.into())];
     let logits = graph.node("Identity", &[logits], &format!("logit{named}"));
     let over_classes = [("axis", Attribute::Int(1))];
     let scores = graph.node_with("Softmax", &[&logits], &over_classes, &format!("score{named}"));
-    graph.output(&scores, &shape, format!("The probability of {whose} being each of its classes"));
-    graph.output(&logits, &shape, "Their logarithms, but for what is the same for all of a row".to_owned());
+    graph.output(&scores, &shape, format!("The probability of each class of {whose}"));
+    graph.output(&logits, &shape, "The logits of those probabilities".to_owned());
 }
 
-/// A tensor, but for its numbers.
+/// A tensor without its data.
 fn described(constant: &Constant) -> TensorProto {
     let Constant { name, dims, kind, data: _ } = constant;
     TensorProto {

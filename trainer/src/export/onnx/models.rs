@@ -1,7 +1,7 @@
-//! The logits of each kind of model, `[B, 1]` for each label or `[B, K]` of classes, as `crate::model` computes them; and
-//! the vectors of towers, `[B, W]`.
+//! The logits of each kind of model, as computed by `crate::model`: `[B, 1]` for each label or `[B, K]` for
+//! classes; and the vectors of towers, `[B, W]`.
 //!
-//! Specifications are taken apart whole, so that a key that models learn later does not go unnoticed here.
+//! Specifications are destructured completely, so that a new key causes a compile error here.
 
 use millstream_backend::Activation;
 
@@ -19,7 +19,7 @@ use crate::spec::{
 const FEATURES: &str = "model.features";
 
 impl Net<'_> {
-    /// The logits of the model that `spec` describes, in the order of the labels.
+    /// The logits of the model described by `spec`, in the order of the labels.
     pub(super) fn logits(&mut self, spec: &ModelSpec) -> Result<Vec<Value>, ExportError> {
         let of_one_label = match spec {
             ModelSpec::Linear(spec) => self.linear_model(spec),
@@ -120,7 +120,8 @@ impl Net<'_> {
         self.mlp("top", &met, (top, hidden_layer), Activation::Identity)
     }
 
-    /// As matrices of experts by columns, `[B, E, M]`, and of tasks by experts, `[B, T, E]`, mixtures are one product.
+    /// As matrices of experts by columns, `[B, E, M]`, and of tasks by experts, `[B, T, E]`, all mixtures are
+    /// one matrix product.
     fn mmoe(&mut self, spec: &MmoeSpec) -> Result<Vec<Value>, ExportError> {
         let MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
@@ -138,7 +139,7 @@ impl Net<'_> {
             given.iter().map(|given| self.graph.node("Unsqueeze", &[given, &axes], "experts/row")).collect();
         let given = self.graph.beside(&rows.iter().collect::<Vec<_>>(), "experts");
         let logits = self.product("gate", &input)?;
-        // 0 keeps the number of rows, whatever it is.
+        // 0 keeps the number of rows.
         let shape = self.graph.list("gates/shape", &[0, tasks, count]);
         let logits = self.graph.node("Reshape", &[&logits, &shape], "gates/logits");
         let gates = self.graph.node_with("Softmax", &[&logits], &[("axis", Attribute::Int(2))], "gates");
@@ -162,7 +163,7 @@ impl Net<'_> {
 
     /// The vectors of a tower, `[B, W]`.
     pub(super) fn tower(&mut self, spec: &TwoTowerSpec, tower: Tower) -> Result<Value, ExportError> {
-        // Rows choose among each other in training alone.
+        // The temperature and the item ids matter only in training.
         let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, item_id: _ } = spec;
         let (key, keys, spec) = match tower {
             Tower::Query => ("model.query.features", EmbeddingKeys::QUERY, query),
@@ -176,7 +177,7 @@ impl Net<'_> {
         Ok(if *normalize { self.unit(&vectors, &format!("{name}/unit")) } else { vectors })
     }
 
-    /// `embeddings`, then the dense columns of `features`, side by side.
+    /// Concatenates `embeddings` and the dense columns of `features`.
     fn beside_numbers(&mut self, embeddings: &[Value], features: &Features) -> Value {
         let numbers = self.numbers(features, "input/numbers");
         let parts: Vec<&Value> = embeddings.iter().chain(&numbers).collect();

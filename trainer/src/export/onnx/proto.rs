@@ -1,11 +1,11 @@
-//! The messages of an ONNX file that an exported model needs.
+//! The protobuf messages of an ONNX file, as far as an exported model needs them.
 //!
-//! Names, field numbers and values are those of ONNX's `onnx.proto` (IR version 8); fields that are not written
-//! here are left out. Where a zero must be told from an absent field, the field is an `Option`.
+//! Names, field numbers and values are those of ONNX's `onnx.proto` (IR version 8); unused fields are
+//! omitted. A field is an `Option` where zero must be distinguished from an absent field.
 
 use bytes::Bytes;
 
-/// The version of these messages: the one that came with operator set 17.
+/// The version of these messages that belongs to opset 17.
 pub(super) const IR_VERSION: i64 = 8;
 
 /// A file.
@@ -27,7 +27,7 @@ pub(super) struct ModelProto {
     pub(super) metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// The operators that a model is written in; an empty domain is ONNX's own.
+/// The operators of a model; an empty domain means ONNX's standard operators.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct OperatorSetIdProto {
     #[prost(string, tag = "1")]
@@ -45,7 +45,7 @@ pub(super) struct StringStringEntryProto {
     pub(super) value: String,
 }
 
-/// What is computed: nodes in an order in which each comes after those that it reads.
+/// A graph: nodes in execution order.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct GraphProto {
     #[prost(message, repeated, tag = "1")]
@@ -60,7 +60,7 @@ pub(super) struct GraphProto {
     pub(super) output: Vec<ValueInfoProto>,
 }
 
-/// An operator at work.
+/// An operation.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -109,17 +109,17 @@ pub(super) struct TensorProto {
     pub(super) data_type: i32,
     #[prost(string, tag = "8")]
     pub(super) name: String,
-    /// Its numbers, where they are in this file.
+    /// Its data, if it is in this file.
     #[prost(bytes = "bytes", optional, tag = "9")]
     pub(super) raw_data: Option<Bytes>,
-    /// Where they are if not: `location`, a file beside this one, `offset` and `length` in it.
+    /// Otherwise its external data: `location` (a file in the same directory), `offset` and `length`.
     #[prost(message, repeated, tag = "13")]
     pub(super) external_data: Vec<StringStringEntryProto>,
     #[prost(enumeration = "DataLocation", optional, tag = "14")]
     pub(super) data_location: Option<i32>,
 }
 
-/// Types of numbers.
+/// Data types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum DataType {
@@ -130,7 +130,7 @@ pub(super) enum DataType {
     Double = 11,
 }
 
-/// Where the numbers of a tensor are.
+/// Where a tensor's data is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
 #[repr(i32)]
 pub(super) enum DataLocation {
@@ -149,7 +149,7 @@ pub(super) struct ValueInfoProto {
     pub(super) doc_string: String,
 }
 
-/// A type; of those that there are, that of tensors.
+/// A type; only tensor types are used.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct TypeProto {
     #[prost(message, optional, tag = "1")]
@@ -172,7 +172,7 @@ pub(super) struct TensorShapeProto {
     pub(super) dim: Vec<DimensionProto>,
 }
 
-/// `TensorShapeProto.Dimension`: a number, or a name where it is known only at run time.
+/// `TensorShapeProto.Dimension`: a number, or a name if it is known only at run time.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
