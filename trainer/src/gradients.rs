@@ -1,7 +1,7 @@
-//! What is done with gradients once a backward pass has made them.
+//! Processes gradients after a backward pass.
 //!
-//! A model shows each of its parameters with its gradient, in a fixed order; what comes of that is the visitor's: a
-//! step of each optimizer, or a measure of all gradients together before it.
+//! A model passes each parameter with its gradient to a visitor, in a fixed order. One visitor takes an
+//! optimizer step; another computes the norm of all gradients before it.
 
 use millstream_backend::{Backend, GradientColumns, RowGradients, ops};
 
@@ -9,12 +9,13 @@ use crate::layers::Tables;
 use crate::parameter::MatrixParameter;
 use crate::schedule::Step;
 
-/// Sees every parameter with its gradient.
+/// Visits every parameter with its gradient.
 pub trait GradientVisitor<B: Backend> {
-    /// A parameter that has its gradient beside it.
+    /// Visits a dense parameter, which contains its gradient.
     fn matrix(&mut self, parameter: &mut MatrixParameter<B>);
 
-    /// Tables, with the gradient by what they gave for each row of the batch, and which columns of it are theirs.
+    /// Visits tables. `gradient` is the gradient with respect to their outputs for each row of the batch, and
+    /// `columns` are the tables' columns in it.
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns);
 }
 
@@ -22,25 +23,25 @@ pub trait GradientVisitor<B: Backend> {
 pub struct SumSquares<'a, B: Backend> {
     /// The device.
     pub backend: &'a B,
-    /// The batch, and which rows of tables it touches.
+    /// The batch and its plan of touched table rows.
     pub touched: (&'a B::Batch, &'a B::RowPlan),
-    /// What is added to, `[1, 1]`.
+    /// The sum to add to, `[1, 1]`.
     pub squares: &'a mut B::Matrix,
 }
 
-/// Takes a step of each parameter's optimizer.
+/// Takes an optimizer step for each parameter.
 pub struct ApplyUpdates<'a, B: Backend> {
     /// The device.
     pub backend: &'a B,
-    /// The batch, and which rows of tables it touches.
+    /// The batch and its plan of touched table rows.
     pub touched: (&'a B::Batch, &'a B::RowPlan),
-    /// What gradients are multiplied by, `[1, 1]`.
+    /// The factor of gradients, `[1, 1]`.
     pub scale: &'a B::Matrix,
-    /// What gradients are cut to after that; may be infinite.
+    /// The bound to which scaled gradients are clipped; may be infinite.
     pub clip: f64,
-    /// Which step.
+    /// The step.
     pub step: Step,
-    /// What tells it from others where weights are rounded at random.
+    /// The random key of this step's stochastic rounding of weights.
     pub draws: u64,
 }
 

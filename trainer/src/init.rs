@@ -1,21 +1,21 @@
-//! Initial weights: a pure function of (seed, parameter's name, position), so that adding a feature to
-//! a job changes no other parameter's start, and a table can be filled in any order.
+//! Initial weights: a pure function of the seed, the parameter's name and the position. So adding a feature
+//! to a job does not change the initial weights of other parameters, and a table can be filled in any order.
 //!
-//! The generator is counter-based: the number at position `i` is the splitmix64 finaliser (Steele, Lea
-//! and Flood, "Fast Splittable Pseudorandom Number Generators", 2014) of `key + i * gamma`, where `key`
-//! is the same finaliser folded over the seed and the bytes of the name. It is part of what makes a job
-//! repeatable and must never change. A normal number is the quantile of a uniform one (`normal.rs`).
+//! The generator is counter-based: the number at position `i` is the splitmix64 finaliser (Steele, Lea and
+//! Flood, "Fast Splittable Pseudorandom Number Generators", 2014) of `key + i * gamma`, where `key` is the
+//! same finaliser folded over the seed and the bytes of the name. Jobs are only repeatable if it never
+//! changes. A normal number is the quantile of a uniform one (`normal.rs`).
 
 mod normal;
 
 use crate::spec::{EmbeddingInit, LayerInit};
 
-/// How a parameter starts.
+/// The initialization of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// All 0: biases, and the wide part, whose FTRL state of zeros stands for weights of zero.
+    /// All 0: for biases, and for the wide part, where an all-zero FTRL state means zero weights.
     Zeros,
-    /// All this number: the state of optimizers.
+    /// All equal to this number: for optimizer state.
     Constant(f32),
     /// Uniform in `-limit..limit`.
     Uniform {
@@ -27,18 +27,18 @@ pub enum Init {
         /// Its standard deviation.
         stddev: f64,
     },
-    /// The same without what lies beyond two of these deviations.
+    /// A normal distribution truncated at two standard deviations.
     TruncatedNormal {
-        /// The deviation of the distribution before that.
+        /// The standard deviation before truncation.
         stddev: f64,
     },
 }
 
-/// The odd number nearest 2^64 divided by the golden ratio: positions apart by it fall evenly.
+/// The odd number nearest to 2^64 divided by the golden ratio: multiples of it are evenly distributed.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Init {
-    /// How an embedding of `rows` rows starts.
+    /// The initialization of an embedding table of `rows` rows.
     pub fn embedding(init: EmbeddingInit, rows: usize) -> Self {
         match init {
             EmbeddingInit::Zeros => Self::Zeros,
@@ -49,7 +49,7 @@ impl Init {
         }
     }
 
-    /// How the weights of a layer start.
+    /// The initialization of a layer's weights.
     pub fn layer(init: LayerInit, inputs: usize, outputs: usize) -> Self {
         let (of_both, of_inputs) = ((inputs + outputs).max(1) as f64, inputs.max(1) as f64);
         let normal = |variance: f64| {
@@ -64,14 +64,14 @@ impl Init {
         }
     }
 
-    /// The numbers of parameter `name` from position `first` on.
+    /// The initial values of parameter `name` from position `first` on.
     pub fn values(self, seed: u64, name: &str, first: u64) -> impl Iterator<Item = f64> {
         let key = key_of(seed, name);
         let bits = move |position: u64| mix(key.wrapping_add(position.wrapping_mul(GAMMA))) >> 11;
         (first..).map(move |position| match self {
             Self::Zeros => 0.0,
             Self::Constant(value) => f64::from(value),
-            // 53 bits, each number at the middle of its step: within -1..1, neither end included.
+            // 53 bits, each number at the middle of its interval: within -1..1, without the ends.
             Self::Uniform { limit } => ((bits(position) as f64 + 0.5) / (1_u64 << 52) as f64 - 1.0) * limit,
             Self::Normal { stddev } => stddev * normal::quantile(unit(bits(position))),
             Self::TruncatedNormal { stddev } => stddev * normal::truncated_quantile(unit(bits(position))),
@@ -79,17 +79,17 @@ impl Init {
     }
 }
 
-/// 52 of 53 bits as a number of 0..1, at the middle of its step: neither end included.
+/// 52 of 53 bits as a number in 0..1, at the middle of its interval: without the ends.
 fn unit(bits: u64) -> f64 {
     ((bits >> 1) as f64 + 0.5) / (1_u64 << 52) as f64
 }
 
-/// A random number that follows from a seed and the name of what it is for.
+/// A random number derived from a seed and a name.
 pub(crate) fn key_of(seed: u64, name: &str) -> u64 {
     name.bytes().fold(mix(seed ^ GAMMA), |key, byte| mix(key ^ u64::from(byte)))
 }
 
-/// The finaliser of splitmix64: a bijection under which nearby inputs share nothing.
+/// The finaliser of splitmix64: a bijection that maps nearby inputs to unrelated outputs.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -111,9 +111,9 @@ mod tests {
         assert_ne!(take(1, "ab", 0), take(1, "ba", 0));
     }
 
-    /// Worked out apart from this code; a change would change every job.
+    /// Computed independently of this code; a change would change every job.
     #[test]
-    fn numbers_stay_what_they_are() {
+    fn numbers_never_change() {
         let found: Vec<f64> = Init::embedding(EmbeddingInit::default(), 9)
             .values(7, "deep.embedding.education", 0)
             .take(3)
@@ -130,7 +130,7 @@ mod tests {
         assert!((variance - 4.0 / 3.0).abs() < 0.02, "{variance}");
     }
 
-    /// The share within one deviation, and the fourth moment, tell the distributions apart.
+    /// The share within one standard deviation and the fourth moment distinguish the distributions.
     #[test]
     fn numbers_are_normal() {
         let numbers = drawn(Init::Normal { stddev: 2.0 });
@@ -151,7 +151,7 @@ mod tests {
         assert!((share_within(&numbers, 0.5) - 0.6827 / 0.9545).abs() < 0.005);
     }
 
-    /// Of 300 inputs and 100 outputs; what Keras says of each.
+    /// A layer of 300 inputs and 100 outputs; the expected variances are those documented by Keras.
     #[test]
     fn layers_start_with_the_variance_of_their_kind() {
         let kinds = [
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_starts_within_one_over_the_root_of_its_rows() {
+    fn uniform_by_rows_is_bounded_by_one_over_the_root_of_the_rows() {
         assert_eq!(Init::embedding(EmbeddingInit::UniformByRows, 16), Init::Uniform { limit: 0.25 });
         assert_eq!(Init::embedding(EmbeddingInit::Zeros, 16), Init::Zeros);
     }
@@ -181,7 +181,7 @@ mod tests {
         numbers
     }
 
-    /// Mean, variance, and the mean of fourth powers.
+    /// Mean, variance, and mean of fourth powers.
     fn moments(numbers: &[f64]) -> [f64; 3] {
         [1, 2, 4].map(|power| numbers.iter().map(|x| x.powi(power)).sum::<f64>() / numbers.len() as f64)
     }

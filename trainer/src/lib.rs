@@ -1,12 +1,12 @@
 //! Layers, models, losses, optimizers, metrics, checkpoints and the step.
 //!
-//! * [`spec`]: what a job asks of training.
-//! * [`model`]: the models; [`pass`], [`layers`] and [`parameter`] are what they are made of, [`init`],
-//!   [`gradients`], [`optimizer`], [`schedule`] and [`loss`] what they start from, change by and are judged by.
-//! * [`metrics`]: what an evaluation says of a model.
-//! * [`checkpoint`]: models and positions, stored whole or not at all.
-//! * [`export`]: a trained model for other programs, as safetensors and ONNX.
-//! * [`session`]: training as a worker drives it, over all of these.
+//! * [`spec`]: the settings of a training job.
+//! * [`model`]: the models, built from [`pass`], [`layers`] and [`parameter`]. [`init`] has their initial
+//!   weights, [`loss`] their losses, and [`gradients`], [`optimizer`] and [`schedule`] update them.
+//! * [`metrics`]: the metrics of an evaluation.
+//! * [`checkpoint`]: models and positions, stored completely or not at all.
+//! * [`export`]: exporting a trained model as safetensors or ONNX.
+//! * [`session`]: the training loop's state, as used by a worker.
 
 #![forbid(unsafe_code)]
 

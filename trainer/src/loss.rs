@@ -1,11 +1,11 @@
-//! The loss of a batch, as sums that add up over batches.
+//! The loss of a batch, as sums that can be added over batches.
 
 use millstream_backend::{Loss, Task};
 use serde::{Deserialize, Serialize};
 
 use crate::spec::{LossSpec, TaskSpec};
 
-/// Weighted loss over some rows.
+/// The weighted loss over some rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossSum {
     /// Sum of each row's weight times its loss.
@@ -15,7 +15,7 @@ pub struct LossSum {
 }
 
 impl LossSum {
-    /// Loss per unit of weight; 0 over no weight.
+    /// Loss per unit of weight; 0 for zero weight.
     pub fn mean(&self) -> f64 {
         if self.weight > 0.0 { self.loss / self.weight } else { 0.0 }
     }
@@ -29,7 +29,7 @@ impl std::ops::AddAssign for LossSum {
 }
 
 impl LossSpec {
-    /// The loss, as kernels see it.
+    /// The loss in the form for kernels.
     pub(crate) fn as_loss(&self) -> Loss {
         match self {
             Self::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight } => {
@@ -52,17 +52,17 @@ impl LossSpec {
 }
 
 impl TaskSpec {
-    /// The task of learning label `label`, as kernels see it.
+    /// The task of label `label` in the form for kernels.
     pub(crate) fn as_task(&self, label: usize) -> Task {
         Task { loss: self.loss.as_loss(), label, weight: self.weight.into() }
     }
 }
 
 impl LossSum {
-    /// Of a batch, by the sums of each task: a loss is the sum over tasks of their means, each times its weight.
+    /// The loss of a batch from the sums of each task: the sum over tasks of weight times mean.
     pub(crate) fn of_batch(tasks: &[Task], sums: &[Self]) -> Self {
         match sums {
-            // As it is, without the rounding of a mean.
+            // Without the rounding of a mean.
             [only] => Self { loss: tasks[0].weight * only.loss, ..*only },
             sums => {
                 let mean: f64 = tasks.iter().zip(sums).map(|(task, sum)| task.weight * sum.mean()).sum();

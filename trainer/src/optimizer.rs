@@ -1,4 +1,4 @@
-//! Optimizers: what a job asks for, as kernels see it, and what their state starts from.
+//! Optimizers: their constants, update formulas and initial state.
 
 use millstream_backend::{Formula, TablePart, Update};
 
@@ -6,29 +6,29 @@ use crate::init::Init;
 use crate::schedule::Step;
 use crate::spec::{AdamSpec, OptimizerSpec};
 
-/// An optimizer whose constants are in range.
+/// An optimizer with validated constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
     spec: OptimizerSpec,
 }
 
-/// A constant that an optimizer cannot have.
+/// An optimizer constant that is out of range.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("`{constant}` is {found}; expected {expected}")]
 pub struct InvalidHyperparameter {
     /// Its key.
     pub constant: &'static str,
-    /// What it is.
+    /// Its value.
     pub found: f32,
-    /// What it may be.
+    /// The valid range.
     pub expected: &'static str,
 }
 
 impl Optimizer {
-    /// The optimizer that `spec` asks for.
+    /// The optimizer described by `spec`.
     ///
     /// # Errors
-    /// When a constant is out of its range.
+    /// When a constant is out of range.
     pub fn new(spec: &OptimizerSpec) -> Result<Self, InvalidHyperparameter> {
         match *spec {
             OptimizerSpec::Sgd { learning_rate, l2 } => {
@@ -67,17 +67,17 @@ impl Optimizer {
         Ok(Self { spec: *spec })
     }
 
-    /// What it does in `step` to gradients of at most `clip`, which may be infinite.
+    /// The update of `step`, with gradients clipped to `clip`, which may be infinite.
     pub fn update(&self, step: Step, clip: f64) -> Update {
         Update { formula: self.formula(step), clip, l2: self.l2().into() }
     }
 
-    /// Whether what it does depends on how many steps were taken before.
+    /// Whether the update depends on the number of the step.
     pub fn counts_steps(&self) -> bool {
         matches!(self.spec, OptimizerSpec::Adam(_) | OptimizerSpec::AdamW { .. })
     }
 
-    /// The penalty that comes by the gradient.
+    /// The L2 penalty that is added to the gradient.
     fn l2(&self) -> f32 {
         match self.spec {
             OptimizerSpec::Sgd { l2, .. }
@@ -86,12 +86,12 @@ impl Optimizer {
             | OptimizerSpec::RowWiseAdagrad { l2, .. }
             | OptimizerSpec::Adam(AdamSpec { l2, .. })
             | OptimizerSpec::AdamW { adam: AdamSpec { l2, .. }, .. } => l2,
-            // A part of the formula.
+            // Part of the formula.
             OptimizerSpec::Ftrl { .. } => 0.0,
         }
     }
 
-    /// The formula and constants of `step`.
+    /// The formula and constants for `step`.
     pub fn formula(&self, step: Step) -> Formula {
         let rate = |learning_rate: f32| f64::from(learning_rate) * step.rate_factor;
         match self.spec {
@@ -107,8 +107,8 @@ impl Optimizer {
             }
             OptimizerSpec::Adam(adam) => adam_update(&adam, 0.0, step),
             OptimizerSpec::AdamW { adam, weight_decay } => adam_update(&adam, weight_decay, step),
-            // Its weights follow from all gradients at once and the rate of now: a schedule would change what was
-            // learned before. Its rate falls by itself, for each weight.
+            // FTRL's weights follow from the sum of all gradients and the current rate, so a schedule would
+            // rescale what was learned earlier. Its rate decreases by itself, for each weight.
             OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, .. } => Formula::Ftrl {
                 learning_rate: learning_rate.into(),
                 beta: beta.into(),
@@ -118,7 +118,7 @@ impl Optimizer {
         }
     }
 
-    /// Each array of state: its name in checkpoints and where backends have it.
+    /// Each state array: its name in checkpoints and its part of a table.
     pub fn states(&self) -> &'static [(&'static str, TablePart)] {
         use TablePart::{RowState, State};
         match self.spec {
@@ -131,7 +131,7 @@ impl Optimizer {
         }
     }
 
-    /// What an array of state starts from.
+    /// The initial values of a state array.
     pub fn initial_state(&self, part: TablePart) -> Init {
         match (self.spec, part) {
             (
@@ -146,10 +146,11 @@ impl Optimizer {
         }
     }
 
-    /// The state that a weight follows from, if it does, and what that is for a weight before the first step: such
-    /// that a step goes on from the weight.
+    /// The state array that determines a weight, if any, and its value for an initial weight, such that
+    /// training continues from that weight.
     ///
-    /// FTRL's `z`, by its formula for `w` solved for it; a weight of 0 is what no gradient gives.
+    /// This is FTRL's `z`: its formula for `w`, solved for `z`. A weight of 0 corresponds to a zero gradient
+    /// sum.
     pub fn state_by_weight(&self) -> Option<(TablePart, impl Fn(f64) -> f64 + use<>)> {
         let OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, initial_accumulator } = self.spec else {
             return None;
@@ -162,7 +163,7 @@ impl Optimizer {
         Some((TablePart::State(0), z))
     }
 
-    /// Whether it keeps state of whole rows, which only embeddings have.
+    /// Whether it has state per row, which only embeddings support.
     pub fn is_row_wise(&self) -> bool {
         matches!(self.spec, OptimizerSpec::RowWiseAdagrad { .. })
     }
@@ -211,7 +212,7 @@ fn not_negative(constant: &'static str, found: f32) -> Result<(), InvalidHyperpa
     if is_good {
         Ok(())
     } else {
-        Err(InvalidHyperparameter { constant, found, expected: "a number not below 0" })
+        Err(InvalidHyperparameter { constant, found, expected: "a number of at least 0" })
     }
 }
 
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_changes_every_rate_but_that_of_ftrl() {
+    fn a_schedule_changes_every_rate_except_that_of_ftrl() {
         let late = Step { number: 9, rate_factor: 0.25 };
         let sgd = Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 0.5, l2: 0.0 }).unwrap();
         assert_eq!(sgd.formula(late), Formula::Sgd { learning_rate: 0.125 });
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn ftrl_gives_the_weight_that_its_state_was_made_for() {
+    fn ftrl_reproduces_the_weight_of_a_derived_state() {
         let (rate, beta, l1, l2, n) = (0.5, 1.0, 0.25, 0.125, 0.0625);
         let spec = OptimizerSpec::Ftrl { learning_rate: rate, beta, l1, l2, initial_accumulator: n };
         let (_, state_of) = Optimizer::new(&spec).unwrap().state_by_weight().unwrap();
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn states_are_as_many_as_the_update_keeps() {
+    fn the_number_of_states_matches_the_update() {
         let adam = AdamSpec { learning_rate: 0.1, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, l2: 0.0 };
         let specs = [
             OptimizerSpec::Sgd { learning_rate: 0.1, l2: 0.0 },

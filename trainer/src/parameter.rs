@@ -1,5 +1,4 @@
-//! Parameters: trained tensors with their optimizer state, as a model holds them and as a checkpoint
-//! sees them.
+//! Parameters: trained tensors with their optimizer state, in a model and in a checkpoint.
 //!
 //! Names are stable: they are the keys of a checkpoint's safetensors files. A parameter's optimizer
 //! state is named after it (`deep.layer.0.weight/accumulator`).
@@ -12,7 +11,7 @@ use millstream_backend::{
 use crate::init::{Init, key_of};
 use crate::optimizer::Optimizer;
 
-/// Numbers drawn at once while a parameter is filled.
+/// Numbers generated at once while a parameter is filled.
 const FILL_NUMBERS: usize = 1 << 16;
 
 /// A tensor of a model.
@@ -22,51 +21,51 @@ pub struct NamedTensor {
     pub name: String,
     /// Row-major.
     pub shape: Vec<usize>,
-    /// Which file of a checkpoint it belongs to.
+    /// The checkpoint file that contains it.
     pub role: TensorRole,
 }
 
-/// What a tensor is for.
+/// The role of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// Needed to predict: `model.safetensors`.
     Parameter,
-    /// Needed to go on training, too: `optimizer.safetensors`.
+    /// Needed to resume training: `optimizer.safetensors`.
     OptimizerState,
 }
 
 impl NamedTensor {
-    /// Numbers held.
+    /// The number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it holds nothing.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A parameter before there is memory for it.
+/// A parameter without memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterSpec {
     /// Its name in checkpoints.
     pub name: String,
-    /// Rows, as backends see it.
+    /// Its rows in a backend.
     pub rows: usize,
-    /// Columns, as backends see it.
+    /// Its columns in a backend.
     pub columns: usize,
     /// Its shape in checkpoints: `[rows, columns]`, or one number for a vector.
     pub shape: Vec<usize>,
-    /// The format of its numbers; those of matrices and of optimizer state have single precision.
+    /// The format of its weights. Matrices and optimizer state are always fp32.
     pub float: Float,
-    /// How it starts.
+    /// Its initialization.
     pub init: Init,
-    /// What trains it; `None` for what is kept beside the trained parameters and scores like them.
+    /// The optimizer that trains it; `None` for untrained state that scoring needs, such as running moments.
     pub optimizer: Option<Optimizer>,
 }
 
-/// More numbers than memory can hold.
+/// A parameter with more values than memory can hold.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("parameter `{parameter}` of {rows} rows of {columns} numbers does not fit in memory")]
 pub struct ParameterTooLarge {
@@ -93,13 +92,13 @@ impl ParameterSpec {
         Self { name, rows, columns, shape, float: Float::F32, init, optimizer }.checked()
     }
 
-    /// The same, a table whose weights have the format `float`.
+    /// The same table with weights of format `float`.
     #[must_use]
     pub fn of_float(self, float: Float) -> Self {
         Self { float, ..self }
     }
 
-    /// A vector that backends see as one row.
+    /// A vector that is one row in a backend.
     ///
     /// # Errors
     /// As [`ParameterSpec::matrix`].
@@ -113,7 +112,7 @@ impl ParameterSpec {
         Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer }.checked()
     }
 
-    /// The same, which nothing trains.
+    /// The same without an optimizer.
     ///
     /// # Errors
     /// As [`ParameterSpec::matrix`].
@@ -122,7 +121,7 @@ impl ParameterSpec {
             .checked()
     }
 
-    /// A vector that backends see as one column.
+    /// A vector that is one column in a backend.
     ///
     /// # Errors
     /// As [`ParameterSpec::matrix`].
@@ -136,7 +135,7 @@ impl ParameterSpec {
         Self { name, rows, columns: 1, shape: vec![rows], float: Float::F32, init, optimizer }.checked()
     }
 
-    /// Refuses what no allocation can hold, before anything is allocated.
+    /// Rejects sizes that no allocation can hold, before anything is allocated.
     fn checked(self) -> Result<Self, ParameterTooLarge> {
         const WORST_FLOATS_A_NUMBER: usize = 16;
         let limit = isize::MAX as usize / size_of::<f64>() / WORST_FLOATS_A_NUMBER;
@@ -146,18 +145,18 @@ impl ParameterSpec {
         Err(ParameterTooLarge { parameter: self.name, rows: self.rows, columns: self.columns })
     }
 
-    /// Weights first, then each array of state.
+    /// The weights, then each state array.
     pub fn parts(&self) -> impl Iterator<Item = TablePart> + use<> {
         let states = self.states().iter().map(|&(_, part)| part);
         std::iter::once(TablePart::Weights).chain(states)
     }
 
-    /// Each array of optimizer state: its name in checkpoints and where backends have it.
+    /// Each array of optimizer state: its name in checkpoints and its part of a table.
     fn states(&self) -> &'static [(&'static str, TablePart)] {
         self.optimizer.as_ref().map_or(&[], Optimizer::states)
     }
 
-    /// One part, as a checkpoint sees it.
+    /// The tensor of one part in a checkpoint.
     pub fn tensor(&self, part: TablePart) -> NamedTensor {
         let state = self.states().iter().find(|(_, state)| *state == part);
         let Some((state, _)) = state else {
@@ -171,17 +170,17 @@ impl ParameterSpec {
         NamedTensor { name: format!("{}/{state}", self.name), shape, role: TensorRole::OptimizerState }
     }
 
-    /// Trained numbers.
+    /// The number of trained values.
     pub fn len(&self) -> usize {
         self.rows * self.columns
     }
 
-    /// Whether it holds nothing.
+    /// Whether it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The size of the table that holds it.
+    /// The shape of the table that contains it.
     pub fn table_shape(&self) -> TableShape {
         let count = |of_rows| {
             let is_of_rows = |part: &TablePart| matches!(part, TablePart::RowState(_));
@@ -192,7 +191,7 @@ impl ParameterSpec {
         TableShape { rows: self.rows, width: self.columns, float: self.float, key, states, row_states }
     }
 
-    /// How `part` starts.
+    /// The initialization of `part`.
     pub fn init_of(&self, part: TablePart) -> Init {
         match part {
             TablePart::Weights => self.init,
@@ -203,19 +202,19 @@ impl ParameterSpec {
     }
 }
 
-/// A small parameter: a matrix, its gradient and state matrices of the same shape.
+/// A dense parameter: a matrix, its gradient and state matrices of the same shape.
 pub struct MatrixParameter<D: Device> {
-    /// What it is.
+    /// Its description.
     pub spec: ParameterSpec,
     /// The weights.
     pub value: D::Matrix,
-    /// The loss's gradient by them, from the last backward pass.
+    /// The gradient of the loss with respect to the weights, from the last backward pass.
     pub gradient: D::Matrix,
     states: Vec<D::Matrix>,
 }
 
 impl<D: Device> MatrixParameter<D> {
-    /// Makes buffers for the parameter.
+    /// Allocates the parameter.
     pub fn new(device: &D, spec: ParameterSpec) -> Self {
         let matrix = || device.matrix(spec.rows, spec.columns);
         let states = spec.states().iter().map(|_| matrix()).collect();
@@ -223,19 +222,19 @@ impl<D: Device> MatrixParameter<D> {
         Self { value: matrix(), gradient: matrix(), states, spec }
     }
 
-    /// The parameter, to read.
+    /// The parameter, for reading.
     pub fn stored(&self) -> (&ParameterSpec, Stored<'_, D>) {
         (&self.spec, Stored::Matrix { value: &self.value, states: &self.states })
     }
 
-    /// The parameter, to replace.
+    /// The parameter, for replacing.
     pub fn stored_mut(&mut self) -> (&ParameterSpec, StoredMut<'_, D>) {
         (&self.spec, StoredMut::Matrix { value: &mut self.value, states: &mut self.states })
     }
 }
 
 impl<B: Backend> MatrixParameter<B> {
-    /// One optimizer step by `gradient`; `scale` as [`Update`] has it.
+    /// Takes one optimizer step with `gradient`; `scale` is as in [`Update`].
     pub fn step(&mut self, backend: &B, update: &Update, scale: &B::Matrix) {
         backend.run(ops::Step {
             update,
@@ -247,7 +246,7 @@ impl<B: Backend> MatrixParameter<B> {
     }
 }
 
-/// Where a parameter lies.
+/// The storage of a parameter.
 pub enum Stored<'a, D: Device> {
     /// In matrices of one shape.
     Matrix {
@@ -261,7 +260,7 @@ pub enum Stored<'a, D: Device> {
 }
 
 impl<L: Layout> Stored<'_, Sizes<L>> {
-    /// Bytes that it takes with its state.
+    /// The bytes of the parameter and its state.
     pub(crate) fn bytes(&self, spec: &ParameterSpec) -> u64 {
         let counted = Sizes::<L>::default();
         match self {
@@ -273,7 +272,7 @@ impl<L: Layout> Stored<'_, Sizes<L>> {
         counted.bytes()
     }
 
-    /// Bytes of a copy of it.
+    /// The bytes of a copy.
     pub(crate) fn copy_bytes(&self, spec: &ParameterSpec) -> u64 {
         let numbers = match self {
             Self::Table(()) => L::copied_numbers(spec.table_shape()),
@@ -292,7 +291,7 @@ impl<B: Backend> Stored<'_, B> {
         }
     }
 
-    /// Numbers of a copy.
+    /// The number of values in a copy.
     pub fn copy_len(&self, spec: &ParameterSpec) -> usize {
         match self {
             Self::Table(_) => B::copied_numbers(spec.table_shape()),
@@ -300,7 +299,7 @@ impl<B: Backend> Stored<'_, B> {
         }
     }
 
-    /// Where a copy has the numbers of `part`.
+    /// The position of `part` in a copy.
     pub fn place(&self, spec: &ParameterSpec, part: TablePart) -> TablePlace {
         if let Self::Table(_) = self {
             return B::table_place(spec.table_shape(), part);
@@ -310,7 +309,7 @@ impl<B: Backend> Stored<'_, B> {
         TablePlace { first, stride: spec.columns }
     }
 
-    /// Copies all of it, as fast as can be, to `out`, which has buffers for just that.
+    /// Copies all parts to `out`, in the layout that is fastest to copy. `out` must have exactly the size of the copy.
     pub fn copy(&self, backend: &B, spec: &ParameterSpec, mut out: &mut [B::Scalar]) {
         if let Self::Table(table) = self {
             return backend.run(ops::CopyTable { table: *table, out });
@@ -323,7 +322,7 @@ impl<B: Backend> Stored<'_, B> {
     }
 }
 
-/// Where a parameter lies, to replace it.
+/// The storage of a parameter, for replacing.
 pub enum StoredMut<'a, D: Device> {
     /// In matrices of one shape.
     Matrix {
@@ -357,7 +356,7 @@ impl<B: Backend> StoredMut<'_, B> {
         }
     }
 
-    /// Fills every part with what it starts from; a table part by part, some rows at a time.
+    /// Fills every part with its initial values; a table part by part, some rows at a time.
     pub fn initialise(&mut self, backend: &B, spec: &ParameterSpec, seed: u64) {
         for part in spec.parts() {
             let init = spec.init_of(part);
@@ -393,7 +392,7 @@ fn initialise_table<B: Backend>(
     init: Init,
     seed: u64,
 ) {
-    // A table is made of zeros.
+    // A new table contains zeros.
     if init == Init::Zeros {
         return;
     }
@@ -409,10 +408,10 @@ fn initialise_table<B: Backend>(
     }
 }
 
-/// What a layer or model holds of parameters.
+/// A layer or model that contains parameters.
 pub trait Parameters<D: Device> {
-    /// Every parameter that holds anything, in a fixed order, to read.
+    /// Every non-empty parameter in a fixed order, for reading.
     fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)>;
-    /// The same, to replace.
+    /// The same, for replacing.
     fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)>;
 }

@@ -1,4 +1,4 @@
-//! One way of some rows through a model, forward and back.
+//! A pass of some rows through a model, forward and backward.
 
 use std::ops::Range;
 
@@ -6,49 +6,49 @@ use millstream_backend::{Device, Float, GradientMode};
 
 use crate::init::key_of;
 
-/// Rows of a batch that go through a model together: all of them, or one micro-batch after the other.
+/// Rows of a batch that pass through a model together: the whole batch, or one micro-batch at a time.
 ///
-/// Activations have the rows of a pass; what tables are stepped by has the rows of the batch.
+/// Activations have the rows of a pass; the gradients for table updates have the rows of the batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Which of the batch.
+    /// The rows of the batch.
     pub rows: Range<usize>,
-    /// What for.
+    /// Its purpose.
     pub purpose: Purpose,
 }
 
-/// What activations of a pass, and gradients by them, take buffers for.
+/// The dimensions of a pass's activations and their gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferSpec {
-    /// The most rows of a pass.
+    /// The maximum number of rows of a pass.
     pub rows: usize,
-    /// The format of their numbers.
+    /// The format of their values.
     pub float: Float,
 }
 
 impl BufferSpec {
-    /// BufferSpec for `columns` numbers a row.
+    /// Allocates a matrix of `columns` columns.
     pub fn matrix<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.matrix_of(self.float, self.rows, columns)
     }
 
-    /// The same for what ReLU gives.
+    /// The same for outputs of ReLU.
     pub fn rectified<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.rectified(self.float, self.rows, columns)
     }
 
-    /// The same for what keeps single precision: logits, and moments of rows.
+    /// The same for values that need fp32: logits, and moments of rows.
     pub fn fp32<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.matrix(self.rows, columns)
     }
 }
 
-/// What a pass is for.
+/// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Predictions: nothing is left to chance.
+    /// Predictions, without randomness.
     Scoring,
-    /// A step, whose random choices follow from this number.
+    /// A training step; this number seeds its random choices.
     Training(u64),
 }
 
@@ -59,7 +59,7 @@ impl Purpose {
     }
 }
 
-/// What the rounding of tables in step `number` of a job with this seed is drawn by.
+/// The random key for stochastic rounding of tables in step `number` of a job with this seed.
 pub fn rounding_key(seed: u64, number: u64) -> u64 {
     key_of(seed, &format!("rounding of step {number}"))
 }
@@ -71,17 +71,17 @@ impl Pass {
         starts.map(move |start| Self { rows: start..rows.min(start + most), purpose })
     }
 
-    /// How many rows it has.
+    /// The number of rows.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether it has none.
+    /// Whether it has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// What becomes of sums over the rows of the batch: its first pass starts them.
+    /// How sums over the rows of the batch are updated: the first pass overwrites, later ones accumulate.
     pub fn sum(&self) -> GradientMode {
         if self.rows.start == 0 { GradientMode::Write } else { GradientMode::Accumulate }
     }

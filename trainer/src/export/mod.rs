@@ -28,7 +28,7 @@ use crate::spec::{ModelSpec, TrainingSpec};
 
 /// A trained model, read from a checkpoint.
 pub struct TrainedModel {
-    /// What it is, and where training stood.
+    /// The model and the state of training.
     pub snapshot: Snapshot,
     /// The selected tower; `None` for the whole model.
     tower: Option<Tower>,

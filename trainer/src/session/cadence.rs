@@ -1,13 +1,13 @@
-//! When a training job is evaluated.
+//! The evaluation cadence of a training job.
 
 use serde::{Deserialize, Serialize};
 
-/// When a job is evaluated. It is always evaluated at the end of the data.
+/// When a job is evaluated, in addition to the end of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvalCadence {
-    /// Evaluate every so many steps.
+    /// The number of steps between evaluations.
     pub every_steps: Option<u64>,
-    /// Evaluate every so many epochs.
+    /// The number of epochs between evaluations.
     pub every_epochs: Option<u32>,
 }
 

@@ -1,18 +1,18 @@
-//! The first difference between what a checkpoint was trained with and what is asked for.
+//! The first difference between a checkpoint's settings and the current ones.
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// Where `theirs` (a checkpoint's) and `ours` first differ, and how; `None` when they are equal. `name`
-/// is what the values are called.
+/// Describes the first difference between `theirs` (a checkpoint's) and `ours`; `None` if they are equal.
+/// `name` is the path of the values.
 pub(super) fn first<T: Serialize>(name: &str, theirs: &T, ours: &T) -> Option<String> {
     between(name, &document(theirs), &document(ours))
 }
 
-/// By way of text, where single-precision numbers are as short as a person wrote them.
+/// Converts through text, in which fp32 numbers are as short as a person wrote them.
 fn document<T: Serialize>(value: &T) -> Value {
     let text = serde_json::to_string(value).expect("specs and schemas have string keys");
-    serde_json::from_str(&text).expect("what was just written")
+    serde_json::from_str(&text).expect("valid JSON, just written")
 }
 
 fn between(name: &str, theirs: &Value, ours: &Value) -> Option<String> {

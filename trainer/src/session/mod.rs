@@ -54,7 +54,7 @@ pub enum SessionError {
     /// Training in half precision has diverged.
     #[error(
         "gradients of step {step} overflowed even at a loss scale of {scale:e}: training has diverged (is a learning \
-         rate too high, or a feature of numbers not normalised?)"
+         rate too high, or a numeric feature not normalised?)"
     )]
     Overflow {
         /// The step, from 1.
@@ -66,7 +66,7 @@ pub enum SessionError {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// Groups need a feature with one id per row.
-    #[error("`{feature}` cannot group rows: batches have no feature of that name with one id a row")]
+    #[error("`{feature}` cannot group rows: batches have no such feature with one id per row")]
     NoGroups {
         /// The requested feature.
         feature: String,
@@ -183,10 +183,10 @@ where
     /// # Errors
     /// When the batch does not fit the model.
     pub fn dry_run(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
-        let mut image = self.allocate_copy();
+        let mut model_copy = self.allocate_copy();
         self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
         self.scorer.predict(batch)?;
-        image.copy(&self.scorer.model);
+        model_copy.copy(&self.scorer.model);
         Ok(())
     }
 
@@ -413,17 +413,17 @@ where
         ModelCopy::of(&self.scorer.model)
     }
 
-    /// Copies the model into `image`, allocated by this session, and returns the rest of a checkpoint.
+    /// Copies the model into `model_copy`, allocated by this session, and returns the rest of a checkpoint.
     ///
     /// # Errors
     /// When training has diverged.
     ///
     /// # Panics
     /// When a step is in flight: see [`Session::drain`].
-    pub fn capture(&self, image: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
+    pub fn capture(&self, model_copy: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
         self.check_failed()?;
-        assert!(self.in_flight.is_empty(), "a checkpoint is taken between steps");
-        image.copy(&self.scorer.model);
+        assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
+        model_copy.copy(&self.scorer.model);
         Ok(self.snapshot())
     }
 

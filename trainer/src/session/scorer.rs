@@ -19,7 +19,7 @@ pub struct Scorer<B: Backend> {
     pub(super) schema: BatchSchema,
     /// Number of scores per row.
     outputs: usize,
-    /// Of each label.
+    /// The metrics of each label.
     metrics: Vec<Accumulator>,
     /// The feature whose ids define the groups of the group AUC.
     group: Option<usize>,
@@ -108,11 +108,11 @@ where
     /// Scores `batch` and adds it to the metrics of this evaluation.
     ///
     /// # Errors
-    /// When the batch is not the model's, or a row has no metrics.
+    /// When the batch is not the model's, or the metrics of a row are undefined.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
         let rows = batch.rows();
-        // One of each label; all of them are of classes where the one label has some.
+        // One score per label; with classes, there is one label with a score per class.
         let of_label = self.outputs / self.metrics.len() * rows;
         for (label, metrics) in self.metrics.iter_mut().enumerate() {
             metrics.add(ScoredBatch {
@@ -186,7 +186,7 @@ where
     }
 }
 
-/// The metrics of an evaluation, one for each label.
+/// An accumulator of metrics for each label.
 fn accumulators(model: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec) -> Vec<Accumulator> {
     let tasks = training.tasks(schema.label_count());
     schema

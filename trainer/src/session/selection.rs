@@ -199,10 +199,10 @@ mod tests {
     }
 
     #[test]
-    fn training_stops_after_as_many_evaluations_without_a_gain() {
+    fn training_stops_after_patience_evaluations_without_improvement() {
         let values = [0.5, 0.6, 0.7, 0.65, 0.7, 0.71, 0.705, 0.71, 0.71].map(Some);
         assert_eq!(stops(&stopping(1, 0.0), &values), Some(3));
-        assert_eq!(stops(&stopping(2, 0.0), &values), Some(4), "no gain is no gain");
+        assert_eq!(stops(&stopping(2, 0.0), &values), Some(4), "an equal value is no improvement");
         assert_eq!(stops(&stopping(3, 0.0), &values), Some(8));
         assert_eq!(stops(&stopping(4, 0.0), &values), None);
         // 0.71 exceeds 0.7 by too little, so 0.7 remains the best.
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_why() {
+    fn the_reason_is_reported() {
         let spec = stopping(2, 0.25);
         let mut standing = SelectionState::default();
         for (step, auc) in [(100, 0.5), (200, 0.625), (300, 0.75)] {
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(standing.stop(&spec, &[]).as_deref(), Some(why));
         let other = StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.0 };
         let other = SelectionSpec { stopping: Some(other), best: None };
-        assert_eq!(standing.stop(&other, &[]), None, "what was judged is of another metric");
+        assert_eq!(standing.stop(&other, &[]), None, "the state belongs to another metric");
         standing.judge(&other, 400, &metrics(None));
         assert_eq!(standing.stop(&other, &[]), None);
         standing.judge(&other, 500, &metrics(None));
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(steps(&standing), [5, 1]);
     }
     #[test]
-    fn the_label_that_is_judged_is_another_than_the_first() {
+    fn evaluations_are_compared_by_the_selected_label() {
         let stopping = StoppingSpec { metric: Metric::Auc, label: 1, patience: 1, min_delta: 0.0 };
         let best = BestSpec { metric: Metric::Auc, label: 1, keep: 1 };
         let spec = SelectionSpec { stopping: Some(stopping), best: Some(best) };

@@ -28,7 +28,7 @@ fn carried() -> Vec<ExtraPart> {
 
 const ROWS: u32 = 16;
 
-/// So that what evaluations decided is part of every checkpoint here.
+/// With a selection, whose state is part of every checkpoint here.
 const JUDGE: SelectionSpec = SelectionSpec {
     stopping: Some(StoppingSpec { metric: Metric::LogLoss, label: 0, patience: 1, min_delta: 0.25 }),
     best: Some(BestSpec { metric: Metric::Rmse, label: 0, keep: 1 }),
@@ -121,7 +121,7 @@ fn batch(number: u64, schema: &BatchSchema) -> BatchBuffer {
     buffer
 }
 
-/// Goes on to before batch `end` of the feed, from where the session's position says.
+/// Trains from the session's position up to batch `end` of the feed.
 fn run<B: Backend<Scalar: Element>>(session: &mut Session<B>, end: u64) {
     let start = session.position().try_into().map_or(0, u64::from_le_bytes);
     for number in start..end {
@@ -140,13 +140,13 @@ fn run<B: Backend<Scalar: Element>>(session: &mut Session<B>, end: u64) {
 }
 
 #[test]
-fn a_rehearsal_takes_whatever_batch_training_would() {
+fn a_rehearsal_accepts_every_batch_that_training_does() {
     let taken = |rows, of: u32| {
         let session = session(cpu());
         session.dry_run(batch(rows, &schema(of)).as_ref())
     };
     taken(0, ROWS).unwrap();
-    // One of fewer rows than the batch has buffers for.
+    // A batch with fewer rows than its capacity.
     taken(2, ROWS).unwrap();
     let error = taken(0, ROWS + 1).unwrap_err();
     assert!(matches!(error, SessionError::Batch(BatchError::WrongSchema)), "{error}");
@@ -172,7 +172,7 @@ fn checkpoint<B: Backend<Scalar: Element>>(
     (files.collect(), store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().unwrap())
 }
 
-/// Training that stops and goes on, anywhere, ends at the bits of training that never stopped.
+/// Training that is interrupted at any batch and resumed ends with the same bits as uninterrupted training.
 fn resuming_changes_nothing<B: Backend<Scalar: Element>>(backend: impl Fn() -> B) {
     const END: u64 = 12;
     let directory = tempfile::tempdir().unwrap();
@@ -229,11 +229,11 @@ fn progress_counts_steps_rows_and_the_epochs_loss() {
     assert!((0.3..1.5).contains(&first_epoch.mean()), "{first_epoch:?}");
     let loss = session.train(batch(5, &schema(ROWS)).as_ref()).unwrap();
     assert_eq!(session.progress().epoch, 1);
-    assert_eq!(session.progress().loss, loss, "the next epoch's loss starts anew");
+    assert_eq!(session.progress().loss, loss, "each epoch's loss starts at zero");
 }
 
 #[test]
-fn an_evaluation_cut_short_is_made_again() {
+fn an_interrupted_evaluation_is_repeated() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 4);
@@ -246,7 +246,7 @@ fn an_evaluation_cut_short_is_made_again() {
 }
 
 #[test]
-fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
+fn a_separate_evaluation_keeps_the_position_and_stays_due_until_it_ends() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 2);
@@ -260,18 +260,18 @@ fn an_evaluation_aside_moves_nothing_and_is_remembered_while_it_is_due() {
 
     session.evaluate(batch(4, &schema(ROWS)).as_ref()).unwrap();
     let judged = session.finish_separate_eval().unwrap();
-    assert_eq!(judged.metrics[0].examples, 16, "no row of the one that was cut short");
+    assert_eq!(judged.metrics[0].examples, 16, "no row of the interrupted evaluation counts");
     assert!(judged.is_best && session.is_evaluated() && !session.is_eval_due());
     assert_eq!(session.position(), 2_u64.to_le_bytes());
     let (_, done) = checkpoint(&session, directory.path());
     assert_eq!(done.part(MODEL_PART), due.part(MODEL_PART));
     assert_eq!(done.manifest.snapshot.standing.best().len(), 1);
     session.train(batch(2, &schema(ROWS)).as_ref()).unwrap();
-    assert!(!session.is_evaluated(), "the model is another one");
+    assert!(!session.is_evaluated(), "the model has changed since");
 }
 
 #[test]
-fn a_checkpoint_of_something_else_is_refused_by_the_first_difference() {
+fn a_checkpoint_of_another_job_is_rejected_with_the_first_difference() {
     let directory = tempfile::tempdir().unwrap();
     let mut trained = session(cpu());
     run(&mut trained, 2);
@@ -303,14 +303,14 @@ fn a_checkpoint_of_something_else_is_refused_by_the_first_difference() {
 }
 
 #[test]
-fn tensors_of_another_model_are_refused_and_change_nothing() {
+fn tensors_of_another_model_are_rejected_and_change_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 2);
     let (before, _) = checkpoint(&session, &directory.path().join("before"));
     let mut deeper = wide_deep();
     deeper.deep.hidden.push(2);
-    // A checkpoint that claims to be of our model, with tensors of another.
+    // A checkpoint that claims to contain our model, but has tensors of another one.
     let mut other = Session::new(cpu(), &ModelSpec::WideDeep(deeper), &schema(ROWS), &training()).unwrap();
     run(&mut other, 3);
     other.model = model();
@@ -323,7 +323,7 @@ fn tensors_of_another_model_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn divergence_is_named_and_never_checkpointed() {
+fn divergence_is_reported_and_never_checkpointed() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 2);
@@ -340,7 +340,7 @@ fn divergence_is_named_and_never_checkpointed() {
 }
 
 #[test]
-fn a_scorer_says_what_the_session_says() {
+fn a_scorer_agrees_with_the_session() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 10);
@@ -354,7 +354,7 @@ fn a_scorer_says_what_the_session_says() {
     }
     assert_eq!(scorer.finish_eval().unwrap(), session.last_eval());
 
-    // Batches of another size hold the same features.
+    // Batches of another size with the same features.
     let large = schema(64);
     let mut scorer = Scorer::open(cpu(), &large, &scoring).unwrap();
     let scores = scorer.predict(batch(8, &large).as_ref()).unwrap();
@@ -379,7 +379,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
         store(directory.path()).load_newest(CheckpointScope::Scoring, OnDamage::Fail).unwrap().unwrap();
     let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
 
-    // The same, with the rows of each group apart.
+    // The same metric, computed from the rows of each group.
     let (mut sum, mut weight, mut groups) = (0.0, 0.0, 0);
     for group in 0..5 {
         let (mut scores, mut labels) = (Vec::new(), Vec::new());
@@ -437,12 +437,13 @@ fn learning_rates_follow_the_schedule() {
     let (warming, half) = (after(0.5, 2), after(0.25, 0));
     let tensors = warming.len() / 2;
     assert_eq!(warming[..tensors], half[..tensors], "half the rate in the first step of two");
-    assert_ne!(warming[tensors..], half[tensors..], "all of it in the second");
+    assert_ne!(warming[tensors..], half[tensors..], "the full rate in the second");
 }
 
-/// Labels of classes and of numbers: evaluated apart, judged by the second, and the same after a checkpoint.
+/// A label of a class and a numeric label: evaluated separately, selected by the second, and unchanged by a
+/// checkpoint.
 #[test]
-fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
+fn several_labels_survive_checkpoints_and_are_evaluated_separately() {
     let directory = tempfile::tempdir().unwrap();
     let labels = vec!["bought".to_owned(), "price".to_owned()];
     let schema = BatchSchema { labels, ..schema(ROWS) };
@@ -502,9 +503,9 @@ fn several_labels_go_through_checkpoints_and_are_evaluated_apart() {
     assert!(error.contains("\"linear\" predicts one label, and there are 2"), "{error}");
 }
 
-/// A label of classes, in half precision and in parts, judged by what classes are judged by.
+/// A label with classes, in fp16 and with micro-batches, selected by a metric of classes.
 #[test]
-fn classes_go_through_checkpoints_and_are_evaluated() {
+fn classes_survive_checkpoints_and_are_evaluated() {
     let directory = tempfile::tempdir().unwrap();
     let schema = schema(ROWS);
     let (dim, init, tables) = (EmbeddingDim::Columns(3), EmbeddingInit::default(), Vec::new());

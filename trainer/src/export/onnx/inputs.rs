@@ -40,9 +40,9 @@ pub struct NumberScale {
 
 /// The inputs of a graph.
 pub(super) struct Inputs {
-    /// All numbers that the model reads, scaled, `[B, D]`; none without any.
+    /// All numbers that the model reads, scaled, `[B, D]`; `None` if it reads none.
     numbers: Option<Value>,
-    /// Where a dense column of the schema is in those.
+    /// The columns of `numbers`, by dense column of the schema.
     columns: BTreeMap<usize, i64>,
     ids: BTreeMap<String, Ids>,
 }

@@ -1,4 +1,4 @@
-//! Training goes on while a checkpoint of it is written.
+//! Training continues while a checkpoint is written.
 
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
@@ -7,7 +7,7 @@ use super::*;
 use crate::checkpoint::faults::{Death, DyingStore, GatedStore};
 use crate::checkpoint::park_until_done;
 
-/// Where the first checkpoint is taken, where the second is, and where training ends.
+/// The steps of the first checkpoint, of the second and of the end of training.
 const FIRST: u64 = 3;
 const SECOND: u64 = 6;
 const END: u64 = 8;
@@ -24,7 +24,7 @@ fn begin(writer: &mut CheckpointWriter<f32>, session: &Session<Cpu>) {
     writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
 }
 
-/// The parts of the newest checkpoint, and its manifest.
+/// The newest checkpoint.
 fn newest(objects: &Arc<dyn ObjectStore>, on_damage: OnDamage) -> Checkpoint {
     store_over(Arc::clone(objects)).load_newest(CheckpointScope::Full, on_damage).unwrap().unwrap()
 }
@@ -36,7 +36,7 @@ fn assert_same(found: &Checkpoint, wanted: &Checkpoint) {
     }
 }
 
-/// What a checkpoint says that was taken before batch `stop`, and nothing ran beside it.
+/// The checkpoint before batch `stop` of training without a background write.
 fn undisturbed(stop: u64) -> Checkpoint {
     let mut session = session(cpu());
     run(&mut session, stop);
@@ -48,14 +48,14 @@ fn undisturbed(stop: u64) -> Checkpoint {
 }
 
 #[test]
-fn a_checkpoint_is_of_the_step_at_which_it_began() {
+fn a_checkpoint_contains_the_step_at_which_it_started() {
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let (gated, gate) = GatedStore::new(Arc::clone(&objects));
     let mut session = session(cpu());
     let mut writer = writer(Arc::new(gated), &session);
     run(&mut session, FIRST);
     begin(&mut writer, &session);
-    // Not a byte is written yet, and training goes on.
+    // Nothing is written yet, and training continues.
     run(&mut session, END);
     assert!(!writer.is_idle());
     assert_eq!(writer.poll().unwrap(), None);
@@ -63,16 +63,16 @@ fn a_checkpoint_is_of_the_step_at_which_it_began() {
     let path = writer.wait().unwrap().unwrap();
     assert!(path.ends_with("step-0000000003"), "{path}");
     assert!(writer.is_idle());
-    assert_eq!(writer.poll().unwrap(), None, "it is told once");
+    assert_eq!(writer.poll().unwrap(), None, "it is returned once");
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
-    // The same memory serves the next one.
+    // The next checkpoint uses the same memory.
     begin(&mut writer, &session);
     writer.wait().unwrap().unwrap();
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(END));
 }
 
 #[test]
-fn a_writer_that_is_dropped_ends_what_it_is_at() {
+fn a_dropped_writer_completes_its_write() {
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut session = session(cpu());
     run(&mut session, FIRST);
@@ -83,7 +83,7 @@ fn a_writer_that_is_dropped_ends_what_it_is_at() {
 }
 
 #[test]
-fn a_write_that_fails_says_so_and_the_next_one_commits() {
+fn a_failed_write_is_reported_and_the_next_one_commits() {
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut session = session(cpu());
     run(&mut session, FIRST);
@@ -99,8 +99,9 @@ fn a_write_that_fails_says_so_and_the_next_one_commits() {
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
 }
 
-/// The writer dies at `moment` of its second checkpoint, while training goes on. Whatever is left goes on to
-/// the bits of training that nothing disturbed. False when the second checkpoint outlived the moment.
+/// The writer dies at `moment` of its second checkpoint, while training continues. Training resumed from the
+/// remaining checkpoint ends with the bits of undisturbed training. Returns false if the second checkpoint
+/// completed before the moment.
 fn dies(death: impl Fn(u64) -> Death, moment: u64, [first, second, end]: &[Checkpoint; 3]) -> bool {
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut trained = session(cpu());
@@ -114,7 +115,7 @@ fn dies(death: impl Fn(u64) -> Death, moment: u64, [first, second, end]: &[Check
     let mut doomed = writer(Arc::new(dying.clone()), &trained);
     begin(&mut doomed, &trained);
     run(&mut trained, END);
-    let told = doomed.wait();
+    let outcome = doomed.wait();
     let on_damage = match death(moment) {
         Death::AtByte(_) => OnDamage::FallBack,
         Death::Before(_) | Death::After(_) => OnDamage::Fail,
@@ -122,7 +123,7 @@ fn dies(death: impl Fn(u64) -> Death, moment: u64, [first, second, end]: &[Check
     let left = newest(&objects, on_damage);
     match left.manifest.snapshot.step {
         step if step == first.manifest.snapshot.step => {
-            assert!(told.is_err());
+            assert!(outcome.is_err());
             assert_same(&left, first);
         }
         _ => assert_same(&left, second),
@@ -145,7 +146,7 @@ fn a_background_writer_may_die_at_any_moment() {
         let moments = (0..).take_while(|&moment| dies(death, moment, &wanted)).count();
         assert!(moments > 5, "{moments}");
     }
-    // A prime, so that cuts fall anywhere in the parts.
+    // A prime number of bytes, so that truncations occur anywhere in the parts.
     let moments = (0..).step_by(211).take_while(|&byte| dies(Death::AtByte, byte, &wanted)).count();
     assert!(moments > 10, "{moments}");
 }

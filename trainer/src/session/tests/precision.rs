@@ -1,4 +1,4 @@
-//! Training in bfloat16 and half precision: going on from checkpoints, steps that are skipped, and divergence.
+//! Training in bf16 and fp16: resuming, skipped steps, and divergence.
 
 use super::*;
 use millstream_backend::Float;
@@ -10,9 +10,9 @@ fn low(precision: Precision) -> Session<Cpu> {
     with_tables(precision, Precision::Fp32)
 }
 
-/// With tables of embeddings in a precision of their own.
+/// A session whose embedding tables have a separate precision.
 fn with_tables(precision: Precision, embedding_precision: Precision) -> Session<Cpu> {
-    // So that the scale grows within a few steps.
+    // The scale grows within a few steps.
     let loss_scale = LossScaleSpec { growth_interval: 3, ..LossScaleSpec::default() };
     let training = TrainingSpec { precision, embedding_precision, loss_scale, ..training() };
     let mut session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
@@ -20,14 +20,14 @@ fn with_tables(precision: Precision, embedding_precision: Precision) -> Session<
     session
 }
 
-/// The batch of this number, with a number that half precision has not.
+/// The batch of this number, with a number outside the range of fp16.
 fn beyond_half(number: u64) -> BatchBuffer {
     let mut buffer = batch(number, &schema(ROWS));
     buffer.as_mut().sections().dense[0] = 1e6;
     buffer
 }
 
-/// As [`run`], with a batch that is skipped before batch 1 of every pass over the feed.
+/// Like [`run`], with a batch that is skipped before batch 1 of every pass over the feed.
 fn run_with_overflows(session: &mut Session<Cpu>, end: u64) {
     let start = session.position().try_into().map_or(0, u64::from_le_bytes);
     for number in start..end {
@@ -69,7 +69,7 @@ fn resuming_changes_nothing_in_low_precision() {
 }
 
 #[test]
-fn a_loss_that_is_not_finite_skips_the_step_and_counts_for_nothing() {
+fn a_non_finite_loss_skips_the_step_and_is_not_counted() {
     let mut session = low(Precision::Fp16);
     run(&mut session, 1);
     let before = session.progress();
@@ -85,7 +85,7 @@ fn a_loss_that_is_not_finite_skips_the_step_and_counts_for_nothing() {
 }
 
 #[test]
-fn overflows_at_every_scale_are_divergence() {
+fn overflows_at_every_scale_mean_divergence() {
     let mut session = low(Precision::Fp16);
     // From 2^16 to 2^-14 the scale is halved 30 times.
     for step in 1..=31 {
@@ -101,9 +101,9 @@ fn overflows_at_every_scale_are_divergence() {
     assert!(session.capture(&mut session.allocate_copy()).is_err());
 }
 
-/// Bfloat16 has the range of single precision, where a loss that is not finite is no accident of the format.
+/// Bf16 has the range of fp32, so a loss that is not finite is not caused by the format.
 #[test]
-fn in_bfloat16_a_loss_that_is_not_finite_is_divergence() {
+fn a_non_finite_loss_in_bf16_means_divergence() {
     let mut session = low(Precision::Bf16);
     let mut buffer = batch(0, &schema(ROWS));
     buffer.as_mut().sections().dense[0] = f32::MAX;
@@ -112,7 +112,7 @@ fn in_bfloat16_a_loss_that_is_not_finite_is_divergence() {
 }
 
 #[test]
-fn a_checkpoint_is_gone_on_from_and_scored_in_its_own_precision() {
+fn a_checkpoint_is_resumed_and_scored_in_its_precision() {
     let directory = tempfile::tempdir().unwrap();
     let mut trained = low(Precision::Bf16);
     run(&mut trained, 3);
@@ -125,9 +125,9 @@ fn a_checkpoint_is_gone_on_from_and_scored_in_its_own_precision() {
     assert_eq!(scores(&mut opened), scores(&mut trained.scorer));
 }
 
-/// Weights of 16 bits are in checkpoints as they are.
+/// Checkpoints contain 16-bit weights exactly.
 #[test]
-fn a_checkpoint_of_tables_of_16_bits_is_gone_on_from_in_their_precision_and_scored_as_it_is() {
+fn a_checkpoint_with_16_bit_tables_is_resumed_and_scored_exactly() {
     for (tables, float) in [(Precision::Bf16, Float::Bf16), (Precision::Fp16, Float::F16)] {
         let directory = tempfile::tempdir().unwrap();
         let mut trained = with_tables(Precision::Fp32, tables);
@@ -168,7 +168,7 @@ fn weights(session: &Session<Cpu>) -> Vec<(String, Vec<f32>)> {
 }
 
 #[test]
-fn skipped_steps_leave_tables_as_they_are() {
+fn skipped_steps_do_not_change_tables() {
     let mut session = with_tables(Precision::Fp16, Precision::Bf16);
     run(&mut session, 2);
     let before = weights(&session);
