@@ -1,4 +1,4 @@
-//! Cross layers, one after the other: each multiplies the first input in once more.
+//! Cross layers in sequence: each multiplies by the first input again.
 //!
 //! ```text
 //! x_{l+1} = x_0 * (W_l x_l + b_l) + x_l
@@ -21,15 +21,15 @@ pub struct Cross<D: Device> {
     layers: Vec<CrossLayer<D>>,
 }
 
-/// `W x + b`, before it meets `x_0`.
+/// `W x + b`, before the product with `x_0`.
 struct CrossLayer<D: Device> {
-    /// `V^T x` of a low rank, `[N, R]`.
+    /// `V^T x` for a low rank, `[N, R]`.
     down: Option<Dense<D>>,
     /// `W` and `b`, `[N, N]`; or `U` and `b`, `[R, N]`.
     product: Dense<D>,
 }
 
-/// What a forward pass leaves for the backward pass.
+/// The activations of a forward pass, kept for the backward pass.
 pub struct CrossActivations<D: Device> {
     layers: Vec<SavedLayer<D>>,
 }
@@ -54,10 +54,10 @@ pub struct CrossGradients<D: Device> {
 }
 
 impl<D: Device> Cross<D> {
-    /// Layers `cross.layer.0` and on over `width` columns; at least one.
+    /// Layers `cross.layer.0` and so on over `width` columns; at least one.
     ///
     /// # Errors
-    /// When a layer's weights are too many.
+    /// When a layer's weights do not fit in memory.
     pub fn new(
         device: &D,
         width: usize,
@@ -82,7 +82,7 @@ impl<D: Device> Cross<D> {
 }
 
 impl<D: Device> CrossActivations<D> {
-    /// As much as activations take.
+    /// Allocates activations for `cross`.
     pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
         let matrix = |columns| buffers.matrix(device, columns);
         let saved = |layer: &CrossLayer<D>| {
@@ -100,14 +100,14 @@ impl<D: Device> CrossActivations<D> {
         Self { layers: cross.layers.iter().map(saved).collect() }
     }
 
-    /// What the last layer gave, `[B, N]`.
+    /// The output of the last layer, `[B, N]`.
     pub fn output(&self) -> &D::Matrix {
         &self.layers.last().expect("at least one layer").output
     }
 }
 
 impl<D: Device> CrossGradients<D> {
-    /// As much as activations take.
+    /// Allocates the workspace for `cross`.
     pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
         let matrix = |columns| buffers.matrix(device, columns);
         Self {
@@ -119,7 +119,7 @@ impl<D: Device> CrossGradients<D> {
 }
 
 impl<B: Backend> Cross<B> {
-    /// Fills `saved` from `first`, which is `x_0`, `[B, N]`.
+    /// Computes `saved` from `first`, which is `x_0`, `[B, N]`.
     pub fn forward(&self, backend: &B, pass: &Pass, first: &B::Matrix, saved: &mut CrossActivations<B>) {
         for (number, layer) in self.layers.iter().enumerate() {
             let (before, from) = saved.layers.split_at_mut(number);
@@ -133,8 +133,8 @@ impl<B: Backend> Cross<B> {
         }
     }
 
-    /// Fills every parameter's gradient and adds that by `first` to `first_grad`, `[B, N]`, from that by the
-    /// output, `[B, N]`, which is overwritten.
+    /// Computes every parameter's gradient from the gradient with respect to the output, `[B, N]`, which is
+    /// overwritten. Adds the gradient with respect to `first` to `first_grad`, `[B, N]`.
     #[allow(clippy::too_many_arguments, reason = "a backward pass reads and writes this much")]
     pub fn backward(
         &mut self,
@@ -165,13 +165,14 @@ impl<B: Backend> Cross<B> {
             } else {
                 layer.product.backward(backend, pass, input, product, product_grad, Some(input_grad));
             }
-            // From here on that by this layer's input, which is the output of the layer before.
+            // From here on, the gradient with respect to this layer's input, which is the output of the
+            // previous layer.
             backend.run(ops::Add { rows: pass.len(), from: input_grad, to: output_grad });
         }
         backend.run(ops::Add { rows: pass.len(), from: output_grad, to: first_grad });
     }
 
-    /// Shows the parameters with the gradients of the last backward pass.
+    /// Visits the parameters with the gradients of the last backward pass.
     pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
         for layer in &mut self.layers {
             if let Some(down) = &mut layer.down {

@@ -9,16 +9,16 @@ use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parame
 use crate::pass::{BufferSpec, Pass};
 use crate::spec::LayerInit;
 
-/// What a layer was given, or gave, and what the gradient by it is still to be masked by.
+/// A layer's input or output, with the activation mask still to be applied to its gradient.
 pub struct Given<'a, D: Device> {
     /// `[B, N]`
     pub numbers: &'a D::Matrix,
-    /// What it came through.
+    /// The activation that produced it.
     pub activation: Activation,
 }
 
 impl<'a, D: Device> Given<'a, D> {
-    /// Numbers the gradient by which is not masked, or already is.
+    /// Values whose gradient needs no mask, or is masked already.
     pub fn whole(numbers: &'a D::Matrix) -> Self {
         Self { numbers, activation: Activation::Identity }
     }
@@ -34,10 +34,10 @@ pub struct Dense<D: Device> {
 }
 
 impl<D: Device> Dense<D> {
-    /// A layer of `inputs` inputs and `outputs` outputs, its parameters named after it.
+    /// A layer with `inputs` inputs and `outputs` outputs; `name` is the prefix of its parameters' names.
     ///
     /// # Errors
-    /// When its weights are too many.
+    /// When its weights do not fit in memory.
     pub fn new(
         device: &D,
         name: &str,
@@ -50,10 +50,10 @@ impl<D: Device> Dense<D> {
         Ok(Self { bias, ..Self::without_bias(device, name, (inputs, outputs), activation, optimizer)? })
     }
 
-    /// The same without a bias.
+    /// The same, without a bias.
     ///
     /// # Errors
-    /// When its weights are too many.
+    /// When its weights do not fit in memory.
     pub fn without_bias(
         device: &D,
         name: &str,
@@ -66,25 +66,25 @@ impl<D: Device> Dense<D> {
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
     }
 
-    /// Makes ready what it works in, for activations that take `buffers`.
+    /// Reserves its workspace, for activations of the given size and format.
     pub fn reserve_workspace(&self, device: &D, BufferSpec { rows, float }: BufferSpec) {
         let ParameterSpec { rows: inputs, columns: outputs, .. } = self.weights.spec;
         device.reserve_workspace(&WorkspaceUse::Layer { float, rows, inputs, outputs });
     }
 
-    /// What follows product and bias.
+    /// The activation that follows product and bias.
     pub fn activation(&self) -> Activation {
         self.activation
     }
 
-    /// Columns of its output.
+    /// The number of output columns.
     pub fn outputs(&self) -> usize {
         self.weights.spec.columns
     }
 }
 
 impl<B: Backend> Dense<B> {
-    /// Fills `output` `[B, M]` from `input` `[B, N]`.
+    /// Computes `output` `[B, M]` from `input` `[B, N]`.
     pub fn forward(&self, backend: &B, pass: &Pass, input: &B::Matrix, output: &mut B::Matrix) {
         let bias = self.bias.as_ref().map(|bias| &bias.value);
         backend.run(ops::LayerForward {
@@ -97,8 +97,8 @@ impl<B: Backend> Dense<B> {
         });
     }
 
-    /// Fills the parameters' gradients and, where wanted, that by `input` (its first columns), from
-    /// that by `output`, which is masked by the activation in place.
+    /// Computes the parameters' gradients and, if requested, the gradient with respect to (the first columns
+    /// of) `input` from that with respect to `output`, which is masked by the activation in place.
     pub fn backward(
         &mut self,
         backend: &B,
@@ -112,8 +112,8 @@ impl<B: Backend> Dense<B> {
         self.backward_between(backend, pass, input, output, output_grad, input_grad);
     }
 
-    /// The same between what other layers mask: the gradient by the output is masked by what is said of the output, and
-    /// that by the input is by what is said of the input.
+    /// The same, where other layers apply the activation masks: each [`Given`] names the mask for its own
+    /// gradient.
     pub fn backward_between(
         &mut self,
         backend: &B,
@@ -143,7 +143,7 @@ impl<B: Backend> Dense<B> {
         });
     }
 
-    /// Shows the parameters with the gradients of the last backward pass.
+    /// Visits the parameters with the gradients of the last backward pass.
     pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
         visitor.matrix(&mut self.weights);
         if let Some(bias) = &mut self.bias {

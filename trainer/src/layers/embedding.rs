@@ -1,4 +1,4 @@
-//! Embeddings of a batch's ids beside its dense columns: the input of a deep model.
+//! Embeddings of a batch's ids, concatenated with its dense columns: the input of a deep model.
 
 use millstream_backend::{Backend, Device, GradientColumns, ops};
 
@@ -7,29 +7,29 @@ use crate::layers::tables::Tables;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 
-/// A table for each feature of ids, or for several that share it; dense columns pass through.
+/// A table for each id feature, or for several that share it. Dense columns are copied.
 pub struct Embedding<D: Device> {
     /// `[C, W]` each.
     pub tables: Tables<D>,
-    /// Columns of the batch.
+    /// The dense columns of the batch.
     pub dense: Vec<usize>,
 }
 
 impl<D: Device> Embedding<D> {
-    /// Columns that all features of ids give together, `E`.
+    /// The total width of all embeddings, `E`.
     pub fn embedded(&self) -> usize {
         self.tables.widths()
     }
 
-    /// Columns that it gives, `E` and the dense ones.
+    /// The width of the output: `E` plus the dense columns.
     pub fn outputs(&self) -> usize {
         self.embedded() + self.dense.len()
     }
 }
 
 impl<B: Backend> Embedding<B> {
-    /// Fills `output` `[B, first_column + E + dense columns]` from `first_column` on: features of ids side by
-    /// side, then dense columns.
+    /// Computes `output` `[B, first_column + E + dense columns]` from column `first_column` on: the
+    /// embeddings of the id features, then the dense columns.
     pub fn forward(
         &self,
         backend: &B,
@@ -50,8 +50,8 @@ impl<B: Backend> Embedding<B> {
         });
     }
 
-    /// Shows the tables with the gradient by the output, or by no more than its first columns up to the tables'
-    /// last.
+    /// Visits the tables with the gradient with respect to the output. The gradient may end after the tables'
+    /// last column.
     pub fn visit_gradients(
         &mut self,
         output_grad: &B::Matrix,

@@ -9,7 +9,7 @@ use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 
-/// One weight for each id and each dense column, and a bias; or as many of each as there are outputs, `K`.
+/// One weight for each id and each dense column, and a bias; with `K` outputs, `K` of each.
 pub struct Linear<D: Device> {
     /// `[C, 1]` each, or `[C, K]`.
     pub tables: Tables<D>,
@@ -21,10 +21,11 @@ pub struct Linear<D: Device> {
 }
 
 impl<D: Device> Linear<D> {
-    /// A model over `tables` of `outputs` columns and columns `dense` of the batch, its parameters named after it.
+    /// A model over `tables` of `outputs` columns and the columns `dense` of the batch; `name` is the prefix
+    /// of its parameters' names.
     ///
     /// # Errors
-    /// When the dense columns are too many.
+    /// When the weights of the dense columns do not fit in memory.
     pub fn new(
         device: &D,
         name: &str,
@@ -47,10 +48,10 @@ impl<D: Device> Linear<D> {
     }
 }
 
-/// Weights of `rows` ids or columns for each output, which begin as zeros: of one output a vector.
+/// Weights of `rows` ids or columns for each output, initialized with zeros; a vector for one output.
 ///
 /// # Errors
-/// When they are too many.
+/// When they do not fit in memory.
 pub fn linear_weights(
     name: String,
     rows: usize,
@@ -78,7 +79,7 @@ impl<B: Backend> Linear<B> {
         });
     }
 
-    /// Fills the gradients of dense weights and bias from that by `output`.
+    /// Computes the gradients of dense weights and bias from the gradient with respect to `output`.
     pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, output_grad: &B::Matrix) {
         let (weight_grad, bias_grad) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
         let (rows, sum) = (pass.rows.clone(), pass.sum());
@@ -93,7 +94,8 @@ impl<B: Backend> Linear<B> {
         });
     }
 
-    /// Shows the parameters with the gradients of the last backward pass, tables with that by the output.
+    /// Visits the parameters with the gradients of the last backward pass, and tables with the gradient with
+    /// respect to the output.
     pub fn visit_gradients(&mut self, output_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         visitor.tables(&mut self.tables, output_grad, GradientColumns::Shared);
         visitor.matrix(&mut self.dense_weights);

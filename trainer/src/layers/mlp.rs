@@ -1,7 +1,7 @@
-//! Fully connected layers, one after the other.
+//! Fully connected layers in sequence.
 //!
-//! A hidden layer is a product and ReLU; with a normalisation between them, where a model asks for one; and some of
-//! its outputs are left out of each step, where it asks for dropout.
+//! A hidden layer is a matrix product followed by ReLU, with an optional normalization between them. Dropout,
+//! if any, zeroes some of its outputs in each step.
 
 use millstream_backend::{Activation, Backend, Device, ops};
 
@@ -16,30 +16,30 @@ use crate::spec::HiddenLayerSpec;
 
 /// A stack of layers.
 pub struct Mlp<D: Device> {
-    /// From the input on.
+    /// The hidden layers, from the input on.
     pub hidden: Vec<HiddenLayer<D>>,
-    /// The last one.
+    /// The output layer.
     pub last: Dense<D>,
 }
 
-/// A layer before the last.
+/// A hidden layer.
 pub struct HiddenLayer<D: Device> {
-    /// Product and ReLU; the product alone, if it is normalised.
+    /// Product and ReLU; the product only, if the layer is normalized.
     pub dense: Dense<D>,
-    /// Then ReLU.
+    /// The normalization, which includes ReLU.
     pub normalization: Option<Normalization<D>>,
     dropout: Option<Dropout>,
 }
 
-/// What leaves outputs out.
+/// The dropout of a layer.
 struct Dropout {
-    /// The probability that one is kept.
+    /// The probability of keeping an output.
     keep: f64,
-    /// What tells the layer from others.
+    /// The layer's random key.
     key: u64,
 }
 
-/// What a forward pass leaves for the backward pass.
+/// The activations of a forward pass, kept for the backward pass.
 pub struct MlpActivations<D: Device> {
     hidden: Vec<SavedLayer<D>>,
     /// `[B, M]`
@@ -47,20 +47,21 @@ pub struct MlpActivations<D: Device> {
 }
 
 struct SavedLayer<D: Device> {
-    /// What is normalised, `[B, M]`, and its moments.
+    /// The input of the normalization, `[B, M]`, and its moments.
     normalized: Option<(D::Matrix, SavedMoments<D>)>,
-    /// What the next layer takes, `[B, M]`.
+    /// The input of the next layer, `[B, M]`.
     output: D::Matrix,
 }
 
-/// Workspace of a backward pass: the gradient by the output of each layer but the last, `[B, M]`.
+/// Workspace of a backward pass: the gradient with respect to the output of each layer except the last, `[B,
+/// M]`.
 pub struct MlpGradients<D: Device> {
     output_grads: Vec<D::Matrix>,
 }
 
 impl<D: Device> MlpActivations<D> {
-    /// As much as activations take. A last layer whose sums nothing follows gives logits, which keep single
-    /// precision.
+    /// Allocates activations for `mlp`. If the last layer has no activation function, its outputs are logits,
+    /// which are fp32.
     pub fn new(device: &D, buffers: BufferSpec, mlp: &Mlp<D>) -> Self {
         let saved = |layer: &HiddenLayer<D>| {
             layer.dense.reserve_workspace(device, buffers);
@@ -87,14 +88,14 @@ impl<D: Device> MlpActivations<D> {
         &self.output
     }
 
-    /// The last layer's output, for what is added to it.
+    /// The last layer's output, to add to it.
     pub fn output_mut(&mut self) -> &mut D::Matrix {
         &mut self.output
     }
 }
 
 impl<D: Device> MlpGradients<D> {
-    /// As much as activations take.
+    /// Allocates the workspace for `mlp`.
     pub fn new(device: &D, buffers: BufferSpec, mlp: &Mlp<D>) -> Self {
         let output_grads = mlp.hidden.iter().map(|layer| buffers.matrix(device, layer.dense.outputs()));
         Self { output_grads: output_grads.collect() }
@@ -102,11 +103,11 @@ impl<D: Device> MlpGradients<D> {
 }
 
 impl<D: Device> Mlp<D> {
-    /// Layers `NAME.layer.0` and on: hidden ones of widths `hidden`, which do what `spec` says, then one of `outputs`
-    /// and `last`.
+    /// Layers `NAME.layer.0` and so on: hidden ones of widths `hidden` with the options of `spec`, then one
+    /// of `outputs` with activation `last`.
     ///
     /// # Errors
-    /// When a layer's weights are too many.
+    /// When a layer's weights do not fit in memory.
     pub fn new(
         device: &D,
         name: &str,
@@ -137,7 +138,7 @@ impl<D: Device> HiddenLayer<D> {
     ) -> Result<Self, ParameterTooLarge> {
         let mut dense = match spec.normalization {
             None => Dense::new(device, name, shape, Activation::Relu, optimizer)?,
-            // A bias would be normalised away, or be another shift.
+            // Normalization would cancel a bias, or add a second shift.
             Some(_) => Dense::without_bias(device, name, shape, Activation::Identity, optimizer)?,
         };
         dense.weights.spec.init = Init::layer(spec.init, shape.0, shape.1);
@@ -164,7 +165,8 @@ impl<B: Backend> HiddenLayer<B> {
         self.drop_out(backend, pass, output);
     }
 
-    /// What the next layer takes: that layer masks the gradient by it, but where a normalisation does.
+    /// The input of the next layer. That layer applies the ReLU mask to its gradient, unless a normalization
+    /// does.
     fn given<'a>(&self, saved: &'a SavedLayer<B>) -> Given<'a, B> {
         Given { numbers: &saved.output, activation: self.dense.activation() }
     }
@@ -178,7 +180,7 @@ impl<B: Backend> HiddenLayer<B> {
         output_grad: &mut B::Matrix,
         input_grad: Option<&mut B::Matrix>,
     ) {
-        // Numbers that are left out are left out of what is masked as of what is not.
+        // Dropout masks the same outputs whether or not the gradient is masked by ReLU.
         self.drop_out(backend, pass, output_grad);
         let SavedLayer { normalized, output } = saved;
         let product = match (&mut self.normalization, normalized) {
@@ -191,7 +193,7 @@ impl<B: Backend> HiddenLayer<B> {
         self.dense.backward_between(backend, pass, input, Given::whole(product), output_grad, input_grad);
     }
 
-    /// Leaves out of `numbers`, which are outputs or the gradient by them, what the step does without.
+    /// Applies dropout to `numbers`, which are outputs or their gradient.
     fn drop_out(&self, backend: &B, pass: &Pass, numbers: &mut B::Matrix) {
         if let (Some(Dropout { keep, key }), Purpose::Training(step)) = (&self.dropout, pass.purpose) {
             backend.run(ops::Dropout {
@@ -212,7 +214,7 @@ impl<B: Backend> HiddenLayer<B> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// Fills `saved` from `input` `[B, N]`; in training, moves running moments.
+    /// Computes `saved` from `input` `[B, N]`; in training, updates running moments.
     pub fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix, saved: &mut MlpActivations<B>) {
         let mut input = input;
         for (layer, saved) in self.hidden.iter_mut().zip(&mut saved.hidden) {
@@ -222,8 +224,9 @@ impl<B: Backend> Mlp<B> {
         self.last.forward(backend, pass, input, &mut saved.output);
     }
 
-    /// Fills every parameter's gradient and, where wanted, that by `input` (its first columns), from
-    /// that by the output, which is masked by the last layer's activation in place.
+    /// Computes every parameter's gradient and, if requested, the gradient with respect to (the first columns
+    /// of) `input` from that with respect to the output, which is masked by the last layer's activation in
+    /// place.
     #[allow(clippy::too_many_arguments, reason = "a backward pass reads and writes this much")]
     pub fn backward(
         &mut self,
@@ -254,7 +257,7 @@ impl<B: Backend> Mlp<B> {
         }
     }
 
-    /// Shows the parameters with the gradients of the last backward pass.
+    /// Visits the parameters with the gradients of the last backward pass.
     pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
         for layer in &mut self.hidden {
             layer.visit_gradients(visitor);

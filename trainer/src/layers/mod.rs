@@ -1,10 +1,11 @@
 //! Layers, as explicit pairs of `forward` and `backward` over a backend's buffers.
 //!
-//! A layer holds parameters. What a backward pass needs of its forward pass is in a struct of saved
-//! activations that the model owns, made once for the largest batch. There is no tape: a model calls
-//! its layers forward in order and backward in reverse.
+//! A layer owns its parameters. The model owns a struct of activations that the backward pass needs from the
+//! forward pass, allocated once for the largest batch. There is no tape: a model calls its layers forward in
+//! order and backward in reverse order.
 //!
-//! Tables have no `backward`: a row's gradient is summed and applied at once, in `step`.
+//! Tables have no `backward`: their gradients are summed per row and applied immediately in the optimizer
+//! step.
 
 pub mod cross;
 pub mod dense;

@@ -1,12 +1,13 @@
-//! Outputs of a layer brought to one scale, then ReLU.
+//! Layer and batch normalization, followed by ReLU.
 //!
 //! ```text
 //! y = relu(scale * (x - mean) / sqrt(variance + epsilon) + shift)
 //! ```
 //!
-//! Layer normalisation takes mean and variance of each row. Batch normalisation takes those of each column, over the
-//! rows of a step; a score's are running ones, which each step moves a tenth of the way (Ioffe and Szegedy, "Batch
-//! Normalization", 2015, Algorithm 2; the tenth, epsilon and the unbiased variance as PyTorch has them).
+//! Layer normalization uses the mean and variance of each row. Batch normalization uses those of each column
+//! over the rows of a step; for scoring it uses running moments, which each step moves a tenth of the way
+//! (Ioffe and Szegedy, "Batch Normalization", 2015, Algorithm 2; the tenth, epsilon and the unbiased variance
+//! as in PyTorch).
 
 use millstream_backend::{
     Axis, Backend, Device, Normalization as Formula, SavedNormalization, WorkspaceUse, ops,
@@ -19,12 +20,12 @@ use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parame
 use crate::pass::{BufferSpec, Pass, Purpose};
 use crate::spec;
 
-/// What a variance is taken for at least, nearly.
+/// Added to the variance to avoid division by zero.
 pub(crate) const EPSILON: f64 = 1e-5;
-/// How far running moments go towards those of a step.
+/// The fraction by which a step moves running moments.
 const SHARE: f64 = 0.1;
 
-/// Scale, shift and, by columns, running moments.
+/// Scale, shift and, for batch normalization, running moments.
 pub struct Normalization<D: Device> {
     /// `[1, N]`
     pub scale: MatrixParameter<D>,
@@ -33,23 +34,23 @@ pub struct Normalization<D: Device> {
     running: Option<Running<D>>,
 }
 
-/// Moments of the columns over the steps so far, `[1, N]` each: not trained, but needed to score.
+/// The moments of the columns over the steps so far, `[1, N]` each: not trained, but needed for scoring.
 struct Running<D: Device> {
     mean: (ParameterSpec, D::Matrix),
     variance: (ParameterSpec, D::Matrix),
 }
 
-/// What a forward pass leaves for the backward pass.
+/// The activations of a forward pass, kept for the backward pass.
 pub struct SavedMoments<D: Device> {
     mean: D::Matrix,
     variance: D::Matrix,
 }
 
 impl<D: Device> Normalization<D> {
-    /// Over `columns` columns, its parameters named after it.
+    /// A normalization of `columns` columns; `name` is the prefix of its parameters' names.
     ///
     /// # Errors
-    /// When the columns are too many.
+    /// When the parameters do not fit in memory.
     pub fn new(
         device: &D,
         name: &str,
@@ -79,7 +80,7 @@ impl<D: Device> Normalization<D> {
         })
     }
 
-    /// BufferSpec for the moments of a pass's activations; makes ready what it works in.
+    /// Allocates the moments of a pass's activations, and reserves the workspace.
     pub fn saved(&self, device: &D, buffers: BufferSpec) -> SavedMoments<D> {
         let (axis, rows, columns) = (self.axis(), buffers.rows, self.scale.spec.columns);
         device.reserve_workspace(&WorkspaceUse::Normalization { axis, rows, columns });
@@ -100,7 +101,7 @@ fn formula<'a, M>(axis: Axis, scale: &'a M, shift: &'a M) -> Formula<'a, M> {
 }
 
 impl<B: Backend> Normalization<B> {
-    /// Fills `saved` and `output` from `input`, `[B, N]` both.
+    /// Computes `saved` and `output` from `input`, `[B, N]` both.
     pub fn forward(
         &mut self,
         backend: &B,
@@ -137,7 +138,8 @@ impl<B: Backend> Normalization<B> {
         }
     }
 
-    /// Fills the parameters' gradients and makes that by the input of that by the output, in place.
+    /// Computes the parameters' gradients, and replaces the gradient with respect to the output with that
+    /// with respect to the input.
     pub fn backward(
         &mut self,
         backend: &B,
@@ -163,7 +165,7 @@ impl<B: Backend> Normalization<B> {
         });
     }
 
-    /// Shows the parameters with the gradients of the last backward pass.
+    /// Visits the parameters with the gradients of the last backward pass.
     pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
         visitor.matrix(&mut self.scale);
         visitor.matrix(&mut self.shift);

@@ -1,39 +1,39 @@
-//! Tables that a batch's ids are looked up in.
+//! Lookup tables for a batch's ids.
 
 use millstream_backend::{Device, Lookup, TableShape};
 
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 
-/// Tables with one optimizer, each looked up by a column of its own or by several.
+/// Tables with one optimizer. Each is used by one or several id columns.
 pub struct Tables<D: Device> {
-    /// What is looked up in them, in the order of the tables.
+    /// The lookups, in the order of the tables.
     pub lookups: Vec<Lookup>,
     /// `[C, W]` each.
     pub tables: Vec<D::Table>,
-    /// What trains them.
+    /// The optimizer that trains them.
     pub optimizer: Optimizer,
     specs: Vec<ParameterSpec>,
 }
 
 impl<D: Device> Tables<D> {
-    /// Makes buffers for tables `[C, W]`, in which `lookups` are looked up; `optimizer` trains them all.
+    /// Allocates tables `[C, W]` for `lookups`; `optimizer` trains them all.
     pub fn new(device: &D, lookups: Vec<Lookup>, specs: Vec<ParameterSpec>, optimizer: Optimizer) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         Self { lookups, tables, specs, optimizer }
     }
 
-    /// Columns of all lookups together.
+    /// The total width of all lookups.
     pub fn widths(&self) -> usize {
         self.lookups.iter().map(|lookup| self.specs[lookup.table].columns).sum()
     }
 
-    /// The size of each table.
+    /// The shape of each table.
     pub fn shapes(&self) -> Vec<TableShape> {
         self.specs.iter().map(ParameterSpec::table_shape).collect()
     }
 
-    /// Whether there are none.
+    /// Whether there are no tables.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }

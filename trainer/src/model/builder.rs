@@ -1,4 +1,4 @@
-//! What models are built with: features by name, and layers over them, refused where a job asks for what cannot be.
+//! Builds models: resolves features by name, creates layers, and rejects invalid settings.
 
 use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, WorkspaceUse};
 use millstream_batch::BatchSchema;
@@ -18,9 +18,9 @@ use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pool
 pub(super) struct Builder<'a, D: Device> {
     pub(super) device: &'a D,
     schema: &'a BatchSchema,
-    /// Logits of a row.
+    /// Number of logits per row.
     outputs: usize,
-    /// What activations take.
+    /// The dimensions of activations.
     buffers: BufferSpec,
     /// The format of embeddings' weights.
     of_tables: Float,
@@ -28,7 +28,7 @@ pub(super) struct Builder<'a, D: Device> {
 }
 
 impl<'a, D: Device> Builder<'a, D> {
-    /// For batches of `schema`, trained so: of which at most `micro_batch_rows` rows pass at once, if given.
+    /// A builder for batches of `schema`. With micro-batches, at most `micro_batch_rows` rows pass at once.
     pub(super) fn new(device: &'a D, schema: &'a BatchSchema, training: &TrainingSpec) -> Self {
         let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
         let buffers = BufferSpec { rows, float: training.precision.activations() };
@@ -37,60 +37,61 @@ impl<'a, D: Device> Builder<'a, D> {
         Self { device, schema, outputs, buffers, of_tables, id_columns: Vec::new() }
     }
 
-    /// The columns of ids that are looked up in each table of what was built, each group once.
+    /// The id columns that are looked up in each table built so far; each group once.
     pub(super) fn id_columns(mut self) -> Vec<Vec<IdColumn>> {
         self.id_columns.sort();
         self.id_columns.dedup();
         self.id_columns
     }
 
-    /// What activations take.
+    /// The dimensions of activations.
     pub(super) fn buffers(&self) -> BufferSpec {
         self.buffers
     }
 
-    /// Labels that rows have.
+    /// Number of labels per row.
     pub(super) fn label_count(&self) -> usize {
         self.schema.label_count()
     }
 
-    /// The name of each label; empty of one that has none.
+    /// The name of each label; empty for an unnamed label.
     pub(super) fn labels(&self) -> Vec<&'a str> {
         self.schema.label_names()
     }
 
-    /// Logits of a row: one a label, or one a class of the one label.
+    /// Number of logits per row: one per label, or one per class of the single label.
     pub(super) fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// BufferSpec for activations, `columns` numbers a row of a pass.
+    /// Allocates activations of `columns` columns.
     pub(super) fn matrix(&self, columns: usize) -> D::Matrix {
         self.buffers.matrix(self.device, columns)
     }
 
-    /// BufferSpec for the logits of each row of a pass, or what becomes of them.
+    /// Allocates the logits of a pass, or a buffer of their shape.
     pub(super) fn logits(&self) -> D::Matrix {
         self.buffers.fp32(self.device, self.outputs)
     }
 
-    /// BufferSpec for a gradient by activations of `columns` numbers a row, by pass and for the whole batch.
+    /// Allocates the gradient with respect to activations of `columns` columns, per pass and for the whole
+    /// batch.
     pub(super) fn batch_gradient(&self, columns: usize) -> BatchGradient<D> {
         BatchGradient::new(self.device, self.buffers, self.schema.rows as usize, columns)
     }
 
-    /// The same by the logits.
+    /// The same for the logits.
     pub(super) fn logits_grad(&self) -> BatchGradient<D> {
         let buffers = BufferSpec { float: Float::F32, ..self.buffers };
         BatchGradient::new(self.device, buffers, self.schema.rows as usize, self.outputs)
     }
 
-    /// The features that the list at `key` names.
+    /// The features in the list at `key`.
     pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ModelError> {
         Features::resolve(key, names, self.schema)
     }
 
-    /// The same, which must name one.
+    /// The same; the list must not be empty.
     pub(super) fn some_features(&self, key: &'static str, names: &[String]) -> Result<Features, ModelError> {
         if names.is_empty() {
             return Err(ModelError::Empty { key, expected: "at least one feature is needed" });
@@ -98,7 +99,7 @@ impl<'a, D: Device> Builder<'a, D> {
         self.features(key, names)
     }
 
-    /// What trains embeddings alone.
+    /// An optimizer of embeddings.
     pub(super) fn embedding_optimizer(
         &self,
         key: &'static str,
@@ -107,14 +108,14 @@ impl<'a, D: Device> Builder<'a, D> {
         Optimizer::new(spec).map_err(|source| ModelError::Optimizer { key, source })
     }
 
-    /// What trains layers, too.
+    /// An optimizer of layers, or of layers and embeddings.
     pub(super) fn optimizer(&self, key: &'static str, spec: &OptimizerSpec) -> Result<Optimizer, ModelError> {
         let optimizer = self.embedding_optimizer(key, spec)?;
         if optimizer.is_row_wise() { Err(ModelError::RowWise { key }) } else { Ok(optimizer) }
     }
 
-    /// A linear model over `features`, its parameters named after it. Each feature has weights of its own, of single
-    /// precision: they are added to logits.
+    /// A linear model over `features`; `name` is the prefix of its parameters' names. Each feature has
+    /// separate weights, in fp32 because they are added to logits.
     pub(super) fn linear(
         &mut self,
         name: &str,
@@ -136,7 +137,8 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Linear::new(self.device, name, tables, features.dense.clone(), outputs, optimizer)?)
     }
 
-    /// Embeddings of the features of ids, tables named `PREFIXembedding.TABLE`, beside those of numbers.
+    /// Embeddings of the id features, in tables named `PREFIXembedding.TABLE`, followed by the numeric
+    /// features.
     pub(super) fn embedding(
         &mut self,
         prefix: &str,
@@ -167,20 +169,20 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Embedding { tables, dense: features.dense })
     }
 
-    /// The numbers of features alone.
+    /// The numeric features only.
     pub(super) fn numbers(&self, dense: Vec<usize>, optimizer: Optimizer) -> Embedding<D> {
         let tables = Tables::new(self.device, Vec::new(), Vec::new(), optimizer);
         self.reserve_workspace_lookups(&tables, dense.len());
         Embedding { tables, dense }
     }
 
-    /// Makes ready what is worked in where so many dense columns lie beside what is looked up in `tables`.
+    /// Reserves the workspace of lookups in `tables` next to `dense` dense columns.
     fn reserve_workspace_lookups(&self, tables: &Tables<D>, dense: usize) {
         let (schema, lookups, shapes) = (self.schema, &tables.lookups, &tables.shapes());
         self.device.reserve_workspace(&WorkspaceUse::Lookups { schema, lookups, shapes, dense });
     }
 
-    /// The same of `model`, which computes with vectors of one width; and that width.
+    /// An embedding for `model`, which needs vectors of one width; returns that width, too.
     pub(super) fn embedding_of_one_width(
         &mut self,
         model: &'static str,
@@ -192,7 +194,7 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok((self.embedding("", keys, spec, features)?, width))
     }
 
-    /// Hidden layers whose widths are at `key`, then one of `last`.
+    /// Hidden layers with the widths at `key`, then an output layer with activation `last`.
     pub(super) fn mlp(
         &self,
         name: &str,
@@ -226,7 +228,7 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Cross::new(self.device, width, spec, optimizer)?)
     }
 
-    /// Tables of `specs`, with the number of the table and the pooling of what each column gives, in that order.
+    /// Creates tables of `specs`. The lookups give the table and the pooling of each id column, in order.
     fn tables(
         &mut self,
         lookups: Vec<(IdColumn, usize, millstream_backend::Pooling)>,

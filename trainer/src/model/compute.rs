@@ -1,4 +1,4 @@
-//! What every model computes.
+//! The computation that every model implements.
 
 use millstream_backend::{Backend, Task, ops};
 

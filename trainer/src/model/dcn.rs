@@ -1,4 +1,4 @@
-//! DCN-v2: cross layers, and an MLP after or beside them.
+//! DCN-v2: cross layers and an MLP, stacked or in parallel.
 //!
 //! ```text
 //! stacked    embeddings | dense --- cross layers --- ReLU layers --- 1 --- logit --- sigmoid
@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
-//! Systems", 2021, figure 1. A layer of one output over both parts side by side is the sum of one over each.
+//! Systems", 2021, figure 1. An output layer over the concatenation of both parts is the sum of one over
+//! each.
 
 use millstream_backend::{Activation, Backend, Device, ops};
 
@@ -25,20 +26,20 @@ use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 use crate::spec::{DcnSpec, DcnStructure};
 
-/// The model. `N` is the width of its input, embeddings and dense columns together.
+/// The model. `N` is the width of its input: embeddings plus dense columns.
 pub(super) struct Dcn<D: Device> {
     embedding: Embedding<D>,
     cross: Cross<D>,
     deep: Mlp<D>,
-    /// What the cross layers give to the logit, beside a parallel MLP.
+    /// The contribution of the cross layers to the logit, if the MLP is parallel.
     output: Option<CrossOutput<D>>,
     saved: Saved<D>,
     work: Work<D>,
 }
 
-/// A layer over what the cross layers gave, of as many outputs as there are logits.
+/// An output layer over the cross layers, with one output per logit.
 struct CrossOutput<D: Device> {
-    /// `[N, 1]`, or of `K` classes `[N, K]`, without a bias: the MLP's last layer has one.
+    /// `[N, 1]`, or `[N, K]` for `K` classes. It has no bias, because the MLP's last layer has one.
     layer: Dense<D>,
     /// `[B, 1]`, or `[B, K]`
     logits: D::Matrix,

@@ -1,4 +1,4 @@
-//! Embeddings beside dense columns, and an MLP over them: what most models have, alone or as a part.
+//! Embeddings, dense columns and an MLP over them: a component of most models.
 
 use millstream_backend::{Activation, Backend, Device};
 
@@ -12,7 +12,7 @@ use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 use crate::spec::HiddenLayerSpec;
 
-/// The part, with what a step of it needs.
+/// The component, with the buffers of a step.
 pub(super) struct Deep<D: Device> {
     embedding: Embedding<D>,
     mlp: Mlp<D>,
@@ -20,12 +20,12 @@ pub(super) struct Deep<D: Device> {
     pub(super) input: D::Matrix,
     saved: MlpActivations<D>,
     work: MlpGradients<D>,
-    /// The gradient by the embeddings, `[B, E]`; none without any.
+    /// The gradient with respect to the embeddings, `[B, E]`; `None` without embeddings.
     pub(super) embedding_grad: Option<BatchGradient<D>>,
 }
 
 impl<D: Device> Deep<D> {
-    /// Layers `deep.layer.0` and on, of widths `hidden`, then the logits of a row.
+    /// Layers `deep.layer.0` and so on with widths `hidden`, then a layer for the logits.
     pub(super) fn new(
         builder: &Builder<'_, D>,
         embedding: Embedding<D>,
@@ -35,7 +35,7 @@ impl<D: Device> Deep<D> {
         Self::named(builder, "deep", embedding, hidden, builder.outputs(), optimizer)
     }
 
-    /// Layers `NAME.layer.0` and on, of widths `hidden`, then one of `outputs` in the logit's place.
+    /// Layers `NAME.layer.0` and so on with widths `hidden`, then an output layer of width `outputs`.
     pub(super) fn named(
         builder: &Builder<'_, D>,
         name: &str,
@@ -57,7 +57,7 @@ impl<D: Device> Deep<D> {
         })
     }
 
-    /// What the last forward pass gave, `[B, 1]`, or `[B, K]` of classes.
+    /// The logits of the last forward pass, `[B, 1]`, or `[B, K]` for classes.
     pub(super) fn logits(&self) -> &D::Matrix {
         self.saved.output()
     }
@@ -69,18 +69,18 @@ impl<B: Backend> Deep<B> {
         self.mlp.forward(backend, pass, &self.input, &mut self.saved);
     }
 
-    /// The logits, for what is added to them; and the input, `[B, E + D]`.
+    /// The logits, to add to them, and the input, `[B, E + D]`.
     pub(super) fn logits_mut(&mut self) -> (&mut B::Matrix, &B::Matrix) {
         (self.saved.output_mut(), &self.input)
     }
 
-    /// Fills the layers' gradients, and that by the embeddings.
+    /// Computes the layers' gradients and the gradient with respect to the embeddings.
     pub(super) fn backward(&mut self, backend: &B, pass: &Pass, logits_grad: &mut B::Matrix) {
         let (input, input_grad) = (&self.input, self.embedding_grad.as_mut().map(BatchGradient::of_pass));
         self.mlp.backward(backend, pass, input, &self.saved, &mut self.work, logits_grad, input_grad);
     }
 
-    /// Keeps the gradient by the embeddings, once it is whole.
+    /// Keeps the gradient with respect to the embeddings, once it is complete.
     pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
         if let Some(embedding_grad) = &mut self.embedding_grad {
             embedding_grad.keep(backend, pass);

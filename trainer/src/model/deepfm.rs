@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! ids, dense --- linear ----------------------------------------- + --- logit --- sigmoid
-//! ids ---------- embeddings --- products of all pairs, summed --- +
+//! ids ---------- embeddings --- sum of pairwise dot products ---- +
 //!                embeddings | dense --- ReLU layers --- 1 ------- /
 //! ```
 //!
-//! Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017, equations 1 to 4.
-//! A number has a weight of the first order and enters the MLP as it is; only ids have embeddings.
+//! Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017, equations 1
+//! to 4. A numeric feature has a first-order weight and enters the MLP directly; only ids have embeddings.
 
 use millstream_backend::{Backend, Device, ops};
 
@@ -25,7 +25,7 @@ use crate::spec::DeepFmSpec;
 pub(super) struct DeepFm<D: Device> {
     linear: Linear<D>,
     deep: Deep<D>,
-    /// How many embeddings there are, and of how many columns.
+    /// The number of embeddings and their width.
     vectors: (usize, usize),
 }
 
@@ -34,7 +34,7 @@ impl<D: Device> DeepFm<D> {
         let key = "model.features";
         let features = builder.some_features(key, &spec.features)?;
         if features.ids.is_empty() {
-            return Err(ModelError::NoFeature { key, model: "DeepFM", kind: "of ids" });
+            return Err(ModelError::NoFeature { key, model: "DeepFM", kind: "id" });
         }
         let linear_optimizer = builder.optimizer("model.linear_optimizer", &spec.linear_optimizer)?;
         let linear = builder.linear("linear", &features, linear_optimizer)?;

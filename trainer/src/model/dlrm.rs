@@ -1,12 +1,12 @@
-//! DLRM: an MLP makes one vector of the dense columns, which meets the embeddings.
+//! DLRM: an MLP maps the dense columns to one vector, which interacts with the embeddings.
 //!
 //! ```text
-//! dense --- bottom ReLU layers --- W -- | --- products of pairs, or cross layers --- top ReLU layers --- 1 --- logit
+//! dense --- bottom ReLU layers --- W -- | --- pairwise dot products, or cross layers --- top ReLU layers --- 1 --- logit
 //! ids ----- embeddings ------- F * W -- /
 //! ```
 //!
-//! Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019; with
-//! cross layers of a low rank, DLRM-DCNv2 of MLPerf Training 3.0.
+//! Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019;
+//! with low-rank cross layers, DLRM-DCNv2 of MLPerf Training 3.0.
 
 use millstream_backend::{Activation, Backend, Device, ops};
 
@@ -21,9 +21,9 @@ use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 use crate::spec::{DlrmInteraction, DlrmSpec, EmbeddingDim};
 
-/// The model. `V` is the number of vectors, the embeddings' and one of the dense columns; `W` their width.
+/// The model. `V` is the number of vectors: the embeddings and the bottom's output; `W` is their width.
 pub(super) struct Dlrm<D: Device> {
-    /// Dense columns alone.
+    /// The dense columns.
     dense: Embedding<D>,
     bottom: Mlp<D>,
     embedding: Embedding<D>,
@@ -34,11 +34,11 @@ pub(super) struct Dlrm<D: Device> {
     work: Work<D>,
 }
 
-/// How vectors meet, with what that leaves for the backward pass and its workspace.
+/// The interaction of vectors, with its activations and workspace.
 enum Interaction<D: Device> {
-    /// By products of pairs.
+    /// Pairwise dot products.
     Dot(DotWork<D>),
-    /// Side by side, through cross layers.
+    /// Concatenation and cross layers.
     Cross(Box<CrossWork<D>>),
 }
 
@@ -79,10 +79,10 @@ impl<D: Device> Dlrm<D> {
         let key = "model.features";
         let mut features = builder.some_features(key, &spec.features)?;
         if features.ids.is_empty() {
-            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "of ids" });
+            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "id" });
         }
         if features.dense.is_empty() {
-            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "of numbers" });
+            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "numeric" });
         }
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let dense = builder.numbers(std::mem::take(&mut features.dense), optimizer);
@@ -90,7 +90,7 @@ impl<D: Device> Dlrm<D> {
             DlrmInteraction::Dot => builder.embedding_of_one_width("DLRM", &spec.embedding, features)?,
             DlrmInteraction::Cross(_) => {
                 let keys = EmbeddingKeys::MODEL;
-                // That of what the dense columns become.
+                // The width of the bottom's output.
                 let EmbeddingDim::Columns(width) = spec.embedding.dim else {
                     return Err(ModelError::Widths { key: keys.dim, model: "DLRM" });
                 };
@@ -146,7 +146,7 @@ impl<D: Device> Dlrm<D> {
 }
 
 impl<D: Device> Interaction<D> {
-    /// What the last forward pass gave, and buffers for the gradient by it.
+    /// The output of the last forward pass, and the buffer for its gradient.
     fn output(&mut self) -> (&D::Matrix, &mut D::Matrix) {
         match self {
             Self::Dot(DotWork { output, output_grad }) => (output, output_grad),
@@ -165,7 +165,7 @@ impl<B: Backend> Interaction<B> {
         }
     }
 
-    /// Fills the gradient by the vectors from that by the output.
+    /// Computes the gradient with respect to the vectors from that with respect to the output.
     fn backward(
         &mut self,
         backend: &B,

@@ -1,7 +1,7 @@
-//! Which table each feature of ids is looked up in, and what the table is: a model's embeddings, resolved.
+//! Resolves a model's embeddings: the table of each id feature, and the properties of each table.
 //!
-//! A feature has a table of its own, named after it, unless the job puts it into another. Tables are in the order in
-//! which the model's features first name them; features keep their order in what is looked up.
+//! A feature has its own table of the same name, unless the job assigns it to another. Tables are in the
+//! order in which the model's features first use them; lookups are in the order of the features.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::model::error::ModelError;
 use crate::model::features::IdFeatureColumn;
 use crate::spec::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 
-/// Where a job says what embeddings are.
+/// The job's keys of an embedding's settings.
 #[derive(Clone, Copy)]
 pub(crate) struct EmbeddingKeys {
     pub(crate) dim: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct EmbeddingKeys {
 }
 
 impl EmbeddingKeys {
-    /// Of a model that has one set of them.
+    /// Keys of a model with one set of embeddings.
     pub(crate) const MODEL: Self = Self {
         dim: "model.embedding_dim",
         init: "model.embedding_init",
@@ -29,7 +29,7 @@ impl EmbeddingKeys {
         optimizer: "model.embedding_optimizer",
     };
 
-    /// Of the deep part of Wide & Deep.
+    /// Keys of the deep part of Wide & Deep.
     pub(crate) const DEEP: Self = Self {
         dim: "model.deep.embedding_dim",
         init: "model.deep.embedding_init",
@@ -37,7 +37,7 @@ impl EmbeddingKeys {
         optimizer: "model.deep.embedding_optimizer",
     };
 
-    /// Of the tower of queries.
+    /// Keys of the query tower.
     pub(crate) const QUERY: Self = Self {
         dim: "model.query.embedding_dim",
         init: "model.query.embedding_init",
@@ -45,7 +45,7 @@ impl EmbeddingKeys {
         optimizer: "model.query.embedding_optimizer",
     };
 
-    /// Of the tower of items.
+    /// Keys of the item tower.
     pub(crate) const ITEM: Self = Self {
         dim: "model.item.embedding_dim",
         init: "model.item.embedding_init",
@@ -58,7 +58,7 @@ impl EmbeddingKeys {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct EmbeddingTables {
     pub(crate) tables: Vec<EmbeddingTable>,
-    /// What each feature is looked up in, in the features' order.
+    /// The lookup of each feature, in the order of the features.
     pub(crate) lookups: Vec<TableLookup>,
 }
 
@@ -71,16 +71,16 @@ pub(crate) struct EmbeddingTable {
     pub(crate) init: EmbeddingInit,
 }
 
-/// What a feature is looked up in.
+/// The lookup of a feature.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TableLookup {
-    /// The table's number.
+    /// The index of the table.
     pub(crate) table: usize,
     pub(crate) pooling: Pooling,
 }
 
 impl EmbeddingTables {
-    /// The tables of `features` that `spec` asks for.
+    /// Resolves the tables of `features` from `spec`.
     pub(crate) fn resolve(
         keys: EmbeddingKeys,
         spec: &EmbeddingSpec,
@@ -116,7 +116,7 @@ impl EmbeddingTables {
         Ok(all)
     }
 
-    /// That backends can tell the features of each table and the rows of a batch of `rows` apart, in
+    /// Checks that backends can number the features of each table and the rows of a batch of `rows` rows with
     /// [`PLACE_BITS`] bits.
     pub(crate) fn check_sharing(&self, keys: EmbeddingKeys, rows: u32) -> Result<(), ModelError> {
         let most = (1 << PLACE_BITS) / u64::from(rows).next_power_of_two();
@@ -132,7 +132,7 @@ impl EmbeddingTables {
         Ok(())
     }
 
-    /// The width of every embedding of `model`, which computes with vectors of one width.
+    /// The common width of all embeddings of `model`, which needs one.
     pub(crate) fn one_width(&self, keys: EmbeddingKeys, model: &'static str) -> Result<usize, ModelError> {
         let mut widths = self.tables.iter().map(|table| table.width);
         let first = widths.next().unwrap_or_default();
@@ -145,37 +145,37 @@ impl EmbeddingTables {
 
 const NO_COLUMNS: &str = "an embedding has at least one column";
 
-/// What is wrong with a table.
+/// Checks one table; the error describes the problem.
 fn check(table: &TableSpec, spec: &EmbeddingSpec, features: &[IdFeatureColumn]) -> Result<(), String> {
     let find = |name: &String| features.iter().find(|feature| feature.name == *name);
     let same_name = spec.tables.iter().filter(|other| other.name == table.name).count();
     if same_name > 1 {
-        return Err("there is another table of this name".to_owned());
+        return Err("another table has this name".to_owned());
     }
     let Some(first) = table.features.first() else {
         return Err("at least one feature is needed".to_owned());
     };
     for (number, name) in table.features.iter().enumerate() {
         let Some(feature) = find(name) else {
-            return Err(format!("`{name}` is none of the features of ids that the model embeds"));
+            return Err(format!("`{name}` is not an embedded id feature of the model"));
         };
         let elsewhere = spec.tables.iter().find(|other| *other != table && other.features.contains(name));
         if let Some(other) = elsewhere {
-            return Err(format!("feature `{name}` is in table `{}`, too", other.name));
+            return Err(format!("feature `{name}` is already in table `{}`", other.name));
         }
         if table.features[..number].contains(name) {
-            return Err(format!("feature `{name}` is named twice"));
+            return Err(format!("feature `{name}` is listed twice"));
         }
         if let Some(one) = find(first).filter(|one| one.cardinality != feature.cardinality) {
             let (found, expected) = (feature.cardinality, one.cardinality);
             return Err(format!(
-                "features that share a table have the same ids: `{first}` has {expected}, and `{name}` {found}"
+                "features that share a table must have the same ids: `{first}` has {expected}, and `{name}` {found}"
             ));
         }
     }
     let is_elsewhere = |name| spec.tables.iter().any(|other| other.features.contains(name));
     if find(&table.name).is_some() && !is_elsewhere(&table.name) {
-        return Err(format!("feature `{}` has a table of this name, and is not in this one", table.name));
+        return Err(format!("feature `{}` has the same name as this table but is not in it", table.name));
     }
     if table.dim == Some(EmbeddingDim::Columns(0)) {
         return Err(NO_COLUMNS.to_owned());
@@ -190,7 +190,7 @@ fn check_spread(init: EmbeddingInit) -> Result<(), &'static str> {
         | EmbeddingInit::TruncatedNormal { stddev: scale }
             if !(scale > 0.0 && scale.is_finite()) =>
         {
-            Err("what embeddings start from is spread by a finite number above 0")
+            Err("the spread of an initialization must be a finite number above 0")
         }
         _ => Ok(()),
     }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_feature_has_a_table_unless_the_job_puts_it_into_another() {
+    fn each_feature_has_its_own_table_unless_the_job_assigns_another() {
         let colour = TableSpec { dim: Some(EmbeddingDim::Auto), ..table("colour", &["colour"]) };
         let pages = TableSpec {
             pooling: Some(Pooling::Sum),
@@ -251,12 +251,12 @@ mod tests {
         let (sum, mean) = (Pooling::Sum, Pooling::Mean);
         assert_eq!(found.lookups, [lookup(0, sum), lookup(1, mean), lookup(0, sum), lookup(2, mean)]);
         let message = found.one_width(EmbeddingKeys::MODEL, "DeepFM").unwrap_err().to_string();
-        assert_eq!(message, "model.embedding_dim: DeepFM needs embeddings of one width, a number");
+        assert_eq!(message, "model.embedding_dim: DeepFM needs embeddings of one fixed width");
         assert_eq!(resolve(Vec::new()).unwrap().one_width(EmbeddingKeys::MODEL, "DeepFM"), Ok(8));
     }
 
     #[test]
-    fn as_many_features_share_a_table_as_backends_can_tell_apart() {
+    fn the_number_of_features_that_share_a_table_is_limited() {
         let found = resolve(vec![table("pages", &["seen", "page", "liked"])]).unwrap();
         let check = |rows| found.check_sharing(EmbeddingKeys::MODEL, rows).map_err(|error| error.to_string());
         assert_eq!(check(1 << 30), Ok(()));
@@ -266,29 +266,29 @@ mod tests {
     }
 
     #[test]
-    fn what_no_table_can_be_is_refused() {
+    fn invalid_tables_are_rejected() {
         let no_columns = TableSpec { dim: Some(0.into()), ..table("page", &["page"]) };
         let no_spread =
             TableSpec { init: Some(EmbeddingInit::Normal { stddev: 0.0 }), ..table("page", &["page"]) };
         let cases = [
             (vec![table("p", &[])], "p: at least one feature is needed"),
-            (vec![table("p", &["pge"])], "p: `pge` is none of the features of ids that the model embeds"),
+            (vec![table("p", &["pge"])], "p: `pge` is not an embedded id feature of the model"),
             (
                 vec![table("p", &["page", "colour"])],
-                "p: features that share a table have the same ids: `page` has 100, and `colour` 7",
+                "p: features that share a table must have the same ids: `page` has 100, and `colour` 7",
             ),
             (
                 vec![table("p", &["page"]), table("q", &["seen", "page"])],
-                "p: feature `page` is in table `q`, too",
+                "p: feature `page` is already in table `q`",
             ),
-            (vec![table("p", &["page", "seen", "page"])], "p: feature `page` is named twice"),
-            (vec![table("p", &["page"]), table("p", &["seen"])], "p: there is another table of this name"),
+            (vec![table("p", &["page", "seen", "page"])], "p: feature `page` is listed twice"),
+            (vec![table("p", &["page"]), table("p", &["seen"])], "p: another table has this name"),
             (
                 vec![table("page", &["seen"])],
-                "page: feature `page` has a table of this name, and is not in this one",
+                "page: feature `page` has the same name as this table but is not in it",
             ),
             (vec![no_columns], "page: an embedding has at least one column"),
-            (vec![no_spread], "page: what embeddings start from is spread by a finite number above 0"),
+            (vec![no_spread], "page: the spread of an initialization must be a finite number above 0"),
         ];
         for (tables, expected) in cases {
             assert_eq!(resolve(tables).unwrap_err(), format!("model.embeddings.{expected}"));

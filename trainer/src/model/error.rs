@@ -26,7 +26,7 @@ pub enum ModelError {
         kind: &'static str,
     },
     /// Fewer than two classes, or a wrong number of weights.
-    #[error("training.loss: {weights} weights of {classes} classes")]
+    #[error("training.loss: {weights} weights for {classes} classes")]
     ClassWeights {
         /// Number of classes.
         classes: u32,
@@ -54,8 +54,8 @@ pub enum ModelError {
         /// The feature with the most similar name.
         nearest: Option<String>,
     },
-    /// A feature named twice.
-    #[error("{key}: feature `{feature}` is named twice")]
+    /// A feature is listed twice.
+    #[error("{key}: feature `{feature}` is listed twice")]
     RepeatedFeature {
         /// The job's key.
         key: &'static str,
@@ -89,7 +89,7 @@ pub enum ModelError {
         message: String,
     },
     /// Embeddings of different or automatic widths, in a model that needs one width.
-    #[error("{key}: {model} needs embeddings of one width, a number")]
+    #[error("{key}: {model} needs embeddings of one fixed width")]
     Widths {
         /// The job's key.
         key: &'static str,
@@ -111,7 +111,7 @@ pub enum ModelError {
         key: &'static str,
     },
     /// A required kind of feature is missing.
-    #[error("{key}: {model} needs at least one feature {kind}")]
+    #[error("{key}: {model} needs at least one {kind} feature")]
     NoFeature {
         /// The job's key.
         key: &'static str,

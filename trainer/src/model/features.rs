@@ -1,23 +1,23 @@
-//! Features by name, in the schema of a batch.
+//! Finds features by name in a batch's schema.
 
 use millstream_backend::IdColumn;
 use millstream_batch::BatchSchema;
 
 use crate::model::error::ModelError;
 
-/// Names less like each other than this are no suggestion; 1 is equality.
+/// Minimum similarity of a suggested name; 1 means equal.
 const LIKENESS: f64 = 0.6;
 
 /// A list of features, resolved.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Features {
-    /// Those of ids, in the list's order.
+    /// The id features, in the list's order.
     pub(crate) ids: Vec<IdFeatureColumn>,
     /// Dense columns, in the list's order.
     pub(crate) dense: Vec<usize>,
 }
 
-/// A feature of ids.
+/// An id feature.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct IdFeatureColumn {
     pub(crate) name: String,

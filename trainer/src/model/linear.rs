@@ -14,7 +14,7 @@ use crate::spec::LinearSpec;
 /// The model.
 pub(super) struct LinearModel<D: Device> {
     linear: Linear<D>,
-    /// `[B, 1]`, or `[B, K]` of classes.
+    /// `[B, 1]`, or `[B, K]` for classes.
     logits: D::Matrix,
 }
 

@@ -1,5 +1,5 @@
-//! An MLP over embeddings and dense columns side by side; Covington, Adams and Sargin, "Deep Neural Networks for
-//! YouTube Recommendations", 2016, section 4.
+//! An MLP over the concatenation of embeddings and dense columns; Covington, Adams and Sargin, "Deep Neural
+//! Networks for YouTube Recommendations", 2016, section 4.
 
 use millstream_backend::{Backend, Device};
 

@@ -1,4 +1,4 @@
-//! MMoE: experts that all tasks share, and for each task a gate over them and a tower.
+//! MMoE: experts shared by all tasks, and a gate over them and a tower for each task.
 //!
 //! ```text
 //!                              +- expert 0 -+
@@ -7,10 +7,10 @@
 //!                      gates --- softmax -----/
 //! ```
 //!
-//! Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018, figure 1c
-//! and section 4.2: experts and towers are MLPs with ReLU, gates are linear in the input and have no bias. The gates of
-//! all tasks are one layer, task after task: columns `t E` to `(t + 1) E` are those of task `t`. Gates, as logits, are in
-//! single precision whatever activations are in.
+//! Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018,
+//! figure 1c and section 4.2: experts and towers are MLPs with ReLU; gates are linear in the input, without a
+//! bias. The gates of all tasks are one layer: columns `t E` to `(t + 1) E` belong to task `t`. Gates are
+//! logits, so they are always fp32.
 
 use millstream_backend::{Activation, Backend, Device, MixtureShape, ops};
 
@@ -26,7 +26,8 @@ use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
 use crate::pass::Pass;
 use crate::spec::MmoeSpec;
 
-/// The model. `N` is the width of its input, embeddings and dense columns together, `M` that of what an expert gives.
+/// The model. `N` is the width of its input, embeddings plus dense columns; `M` is the width of an expert's
+/// output.
 pub(super) struct Mmoe<D: Device> {
     embedding: Embedding<D>,
     experts: Vec<Mlp<D>>,
@@ -43,7 +44,7 @@ struct Saved<D: Device> {
     /// `[B, N]`
     input: D::Matrix,
     experts: Vec<MlpActivations<D>>,
-    /// What the experts gave, side by side, `[B, E * M]`.
+    /// The concatenated outputs of the experts, `[B, E * M]`.
     given: D::Matrix,
     /// `[B, T * E]`
     gate_logits: D::Matrix,
@@ -51,14 +52,15 @@ struct Saved<D: Device> {
     gates: D::Matrix,
     /// `[B, T * M]`
     mixtures: D::Matrix,
-    /// What each tower takes, `[B, M]`, and what comes of it.
+    /// The input of each tower, `[B, M]`, and its activations.
     towers: Vec<(D::Matrix, MlpActivations<D>)>,
     /// `[B, T]`
     logits: D::Matrix,
 }
 
 struct Work<D: Device> {
-    /// Of one tower at a time: by its logit `[B, 1]`, within it, and by its input `[B, M]`.
+    /// For one tower at a time: the gradients with respect to its logit `[B, 1]`, its layers, and its input
+    /// `[B, M]`.
     logit_grad: D::Matrix,
     tower: MlpGradients<D>,
     mixture_grad: D::Matrix,
@@ -68,10 +70,11 @@ struct Work<D: Device> {
     gate_logits_grad: D::Matrix,
     /// `[B, E * M]`
     expert_outputs_grad: D::Matrix,
-    /// Of one expert at a time: by its output `[B, M]`, and within it.
+    /// For one expert at a time: the gradients with respect to its output `[B, M]` and its layers.
     expert_grad: D::Matrix,
     expert: MlpGradients<D>,
-    /// By the columns that are embeddings, and one expert's part in that; none without any.
+    /// The gradient with respect to the embeddings' columns, and one expert's contribution to it; `None`
+    /// without embeddings.
     embedding_grad: Option<(BatchGradient<D>, D::Matrix)>,
 }
 
@@ -103,7 +106,7 @@ impl<D: Device> Mmoe<D> {
     }
 }
 
-/// Experts `expert.0` and on.
+/// Experts `expert.0` and so on.
 fn experts<D: Device>(
     builder: &Builder<'_, D>,
     inputs: usize,
@@ -136,7 +139,7 @@ fn towers<D: Device>(
     builder.labels().into_iter().map(tower).collect()
 }
 
-/// What the layers of a label's tower are named after.
+/// The prefix of the names of a label's tower.
 pub(crate) fn tower_name(label: &str) -> String {
     if label.is_empty() { "tower".to_owned() } else { format!("tower.{label}") }
 }
@@ -280,7 +283,7 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
 }
 
 impl<B: Backend> Mmoe<B> {
-    /// Fills the gradients of the towers, and that by the mixtures.
+    /// Computes the gradients of the towers and the gradient with respect to the mixtures.
     fn towers_backward(&mut self, backend: &B, pass: &Pass, logits_grad: &B::Matrix) {
         let (rows, width) = (pass.len(), self.shape.width);
         let Work { logit_grad, tower: work, mixture_grad, mixtures_grad, .. } = &mut self.work;

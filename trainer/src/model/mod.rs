@@ -244,7 +244,7 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// As of [`Model::submit_step`] and [`Model::finish_step`].
     pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
-        assert_eq!(self.steps_in_flight(), 0, "steps end in their order");
+        assert_eq!(self.steps_in_flight(), 0, "a step is still in flight");
         self.submit_step(batch, step)?;
         self.finish_step()
     }
@@ -262,7 +262,7 @@ impl<B: Backend> Model<B> {
         let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
         let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, .. } = parts;
         let Parts { scaling, scale, squares, reports, .. } = parts;
-        assert!(steps.in_flight.len() <= steps.ahead, "{} steps ahead", steps.in_flight.len());
+        assert!(steps.in_flight.len() <= steps.ahead, "{} steps are in flight", steps.in_flight.len());
         backend.phase(Phase::Upload, || backend.upload(batch, uploaded))?;
         let rows = batch.rows();
         backend.run(ops::Clear { rows: tasks.len(), matrix: sums });
@@ -538,7 +538,7 @@ impl ModelPlan {
         let parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters().stored();
         let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
-        // Of a pass, and of a batch.
+        // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
         let on_host = scores.saturating_add(L::staging_bytes(schema));

@@ -1,4 +1,4 @@
-//! The models, as a closed set: what lies between a batch and its logits.
+//! The models as a closed set: the computation from a batch to its logits.
 
 use millstream_backend::{Backend, Device};
 

@@ -1,33 +1,34 @@
-//! The loss scale of a model whose gradients would vanish in half precision.
+//! The loss scale, for models whose gradients would underflow in fp16.
 //!
-//! Where it stands is a matrix on the device, and so is what it makes of a step: the number that all gradients are
-//! multiplied by, which undoes the scale and is 0 where the step is to be skipped. No operation waits for the host.
-//! The host hears where the scale stands when a step has ended, with its loss.
+//! The state of the scale is a matrix on the device. So is its result for a step: the factor of all
+//! gradients, which undoes the scale and is 0 if the step is skipped. No operation waits for the host. The
+//! host receives the state together with the loss when a step has completed.
 //!
-//! A skipped step changes no weight and no optimizer state, and does not count as one of Adam's. Running moments move
-//! all the same, since the forward pass was made: both as in PyTorch.
+//! A skipped step changes no weight and no optimizer state, and does not count as a step of Adam. Running
+//! moments are still updated, because the forward pass ran: both as in PyTorch.
 
 use millstream_backend::{Backend, Device, LossScaling, Scalar};
 use serde::{Deserialize, Serialize};
 
 use crate::spec::LossScaleSpec;
 
-/// Where a loss scale stands.
+/// The state of a loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
-    /// What the loss of the next step is multiplied by.
+    /// The factor of the next step's loss.
     pub scale: f32,
-    /// Steps in a row without an overflow since it last changed.
+    /// Consecutive steps without an overflow since the last change.
     pub good_steps: u32,
     /// Steps skipped so far.
     pub skipped_steps: u32,
 }
 
 impl LossScale {
-    /// Numbers by which a device has it: as [`ops::Unscale`](millstream_backend::ops::Unscale) has them.
+    /// The number of values of its state on a device, in the layout of
+    /// [`ops::Unscale`](millstream_backend::ops::Unscale).
     pub(super) const NUMBERS: usize = 3;
 
-    /// As it stands by these numbers.
+    /// Converts the state from these values.
     pub(super) fn of<S: Scalar>(numbers: &[S]) -> Self {
         let [scale, good_steps, skipped_steps] = [0, 1, 2].map(|number| numbers[number].to_f64());
         Self { scale: scale as f32, good_steps: good_steps as u32, skipped_steps: skipped_steps as u32 }
@@ -43,9 +44,9 @@ impl From<&LossScaleSpec> for LossScale {
 /// A loss scale on a device.
 pub(super) struct Scaling<D: Device> {
     pub(super) rule: LossScaling,
-    /// As [`ops::Unscale`](millstream_backend::ops::Unscale) has it, `[1, 3]`.
+    /// The state, `[1, 3]`, in the layout of [`ops::Unscale`](millstream_backend::ops::Unscale).
     pub(super) state: D::Matrix,
-    /// The same, by the last step that the host knows has ended.
+    /// The state after the last completed step that the host knows of.
     pub(super) known: LossScale,
 }
 
@@ -58,7 +59,7 @@ impl<D: Device> Scaling<D> {
 }
 
 impl<B: Backend> Scaling<B> {
-    /// From here on the scale stands there.
+    /// Sets the state.
     pub(super) fn set(&mut self, backend: &B, scale: LossScale) {
         let LossScale { scale: factor, good_steps, skipped_steps } = scale;
         let numbers = [f64::from(factor), good_steps.into(), skipped_steps.into()];

@@ -1,4 +1,4 @@
-//! Steps that a device takes while the host is ahead of it.
+//! Steps in flight: those that the host has submitted and the device has not completed.
 
 use std::collections::VecDeque;
 
@@ -8,18 +8,18 @@ use super::Parts;
 use super::scaling::{LossScale, Scaling};
 use crate::loss::LossSum;
 
-/// Steps that were in_flight and have not ended, and what the host is told of them.
+/// The steps in flight and their reports.
 pub(super) struct Steps<B: Backend> {
-    /// So many may be in_flight before another one is.
+    /// The maximum number of steps in flight when another one is submitted.
     pub(super) ahead: usize,
     pub(super) in_flight: VecDeque<B::Report>,
-    /// Of one on the host: sums `[T, 2]`, and then where the loss scale stands.
+    /// The report of one step on the host: sums `[T, 2]`, then the state of the loss scale.
     numbers: Vec<B::Scalar>,
-    /// What the sums say.
+    /// The sums as losses by task.
     pub(super) of_tasks: Vec<LossSum>,
 }
 
-/// Numbers that the host is told of a step: sums of each task, and where the loss scale stands.
+/// Number of values in the report of a step: sums of each task, and the state of the loss scale.
 pub(super) fn reported_numbers(tasks: usize, is_scaled: bool) -> usize {
     2 * tasks + if is_scaled { LossScale::NUMBERS } else { 0 }
 }
@@ -44,7 +44,7 @@ impl<B: Backend> Steps<B> {
         sums: &B::Matrix,
         scaling: Option<&Scaling<B>>,
     ) {
-        let mut report = idle.pop().expect("a report for each step that may be in_flight");
+        let mut report = idle.pop().expect("one report per step in flight");
         match scaling {
             Some(scaling) => backend.send(batch, &[sums, &scaling.state], &mut report),
             None => backend.send(batch, &[sums], &mut report),
@@ -58,11 +58,11 @@ impl<B: Backend> Steps<B> {
         idle: &mut Vec<B::Report>,
         scaling: Option<&mut Scaling<B>>,
     ) -> Result<(), BatchError> {
-        let mut report = self.in_flight.pop_front().expect("a step that was in_flight");
+        let mut report = self.in_flight.pop_front().expect("a step is in flight");
         let received = backend.receive(&mut report, &mut self.numbers);
         idle.push(report);
         if received.is_err() {
-            // They were not taken either, and say no more.
+            // Those steps were not taken either; their reports are dropped.
             for mut report in self.in_flight.drain(..) {
                 let _ = backend.receive(&mut report, &mut self.numbers);
                 idle.push(report);

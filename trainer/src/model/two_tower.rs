@@ -1,4 +1,5 @@
-//! Two towers: one makes a vector of what is known of a query, the other of an item, and their product is the score.
+//! Two-tower model: one tower computes a vector of a query, the other of an item; the score is their dot
+//! product.
 //!
 //! ```text
 //! query features --- embeddings | dense --- ReLU layers --- W, of length 1 -- q
@@ -6,13 +7,13 @@
 //! item features ---- embeddings | dense --- ReLU layers --- W, of length 1 -- v
 //! ```
 //!
-//! Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys 2019. Trained on
-//! rows of a query and the item that was chosen, each row's loss is the cross-entropy of choosing that item among those
-//! of all rows of the batch (equations 3 to 5): the other rows are what it was not. So rows see each other, and a batch
-//! does not pass in parts. The towers meet in the score alone: each is of use without the other, items' vectors in an
-//! index of neighbours and queries' to ask it.
+//! Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys 2019. A
+//! training row is a query and the item that was chosen. Its loss is the cross-entropy of choosing that item
+//! among the items of all rows of the batch (equations 3 to 5): the other rows are its negatives. So the rows
+//! of a batch depend on each other, and micro-batches are not possible. The towers interact only in the
+//! score, so each is useful alone: item vectors fill a nearest-neighbour index, and query vectors search it.
 //!
-//! What the towers give, and all that follows, is in single precision.
+//! The towers' outputs and everything after them are fp32.
 
 use millstream_backend::{Backend, Device, IdColumn, SoftmaxInput, Task, ops};
 
@@ -32,7 +33,7 @@ pub(super) struct TwoTower<D: Device> {
     query: Tower<D>,
     item: Tower<D>,
     temperature: f64,
-    /// The feature of one id a row that tells items apart.
+    /// The single-valued id feature that identifies items.
     item_id: Option<usize>,
     /// `[B, 1]`
     logits: D::Matrix,
@@ -41,15 +42,15 @@ pub(super) struct TwoTower<D: Device> {
 
 /// A tower.
 struct Tower<D: Device> {
-    /// Its vectors, `[B, W]`, before they are made of length 1.
+    /// Its vectors, `[B, W]`, before normalization.
     deep: Deep<D>,
-    /// `[B, W]`; none if they stay as they are.
+    /// The normalized vectors, `[B, W]`; `None` without normalization.
     unit: Option<D::Matrix>,
-    /// The gradient by its vectors, `[B, W]`.
+    /// The gradient with respect to its vectors, `[B, W]`.
     vectors_grad: D::Matrix,
 }
 
-/// Where a job says what a tower is.
+/// The job's keys of a tower's settings.
 struct Keys {
     features: &'static str,
     embedding: EmbeddingKeys,
@@ -75,11 +76,11 @@ impl<D: Device> TwoTower<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &TwoTowerSpec) -> Result<Self, ModelError> {
         let TwoTowerSpec { query, item, dim, normalize, temperature, item_id } = spec;
         if *dim == 0 {
-            let expected = "a vector has at least one number";
+            let expected = "a vector has at least one component";
             return Err(ModelError::Empty { key: "model.dim", expected });
         }
         if !(*temperature > 0.0 && temperature.is_finite()) {
-            let expected = "scores are divided by a number above 0";
+            let expected = "the temperature must be above 0";
             return Err(ModelError::Empty { key: "model.temperature", expected });
         }
         let vectors = (*dim as usize, *normalize);
@@ -104,7 +105,7 @@ impl<D: Device> TwoTower<D> {
 }
 
 impl<D: Device> Tower<D> {
-    /// Embeddings `NAME.embedding.FEATURE` and layers `NAME.layer.0` and on.
+    /// Embeddings `NAME.embedding.FEATURE` and layers `NAME.layer.0` and so on.
     fn new(
         builder: &mut Builder<'_, D>,
         name: &str,
@@ -123,7 +124,7 @@ impl<D: Device> Tower<D> {
         })
     }
 
-    /// What the last forward pass gave, `[B, W]`.
+    /// The vectors of the last forward pass, `[B, W]`.
     fn vectors(&self) -> &D::Matrix {
         self.unit.as_ref().unwrap_or(self.deep.logits())
     }
@@ -137,7 +138,7 @@ impl<B: Backend> Tower<B> {
         }
     }
 
-    /// Goes back from the gradient by the vectors.
+    /// The backward pass from the gradient with respect to the vectors.
     fn backward(&mut self, backend: &B, pass: &Pass) {
         if self.unit.is_some() {
             backend.run(ops::UnitBackward {
@@ -169,7 +170,7 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         &self.logits
     }
 
-    /// Of choosing items, by the towers' vectors; `_tasks` are of models that predict labels.
+    /// The in-batch softmax loss of the towers' vectors; `_tasks` is for models that predict labels.
     fn loss(
         &mut self,
         backend: &B,

@@ -1,35 +1,37 @@
-//! Learning rates for batches of another size than they are stated for.
+//! Scaling of learning rates with the batch size.
 
 use serde::{Deserialize, Serialize};
 
 use super::ModelSpec;
 
-/// What learning rates are stated for, and how they change with the size of a batch.
+/// The batch size for which learning rates are stated, and the scaling rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchScaling {
-    /// Rows of the batches that they are stated for.
+    /// The batch size for which they are stated.
     pub reference: u32,
-    /// How they change.
+    /// The scaling rule.
     pub rule: RateRule,
 }
 
-/// How a learning rate changes with the rows `B` of a batch.
+/// How a learning rate scales with the batch size `B`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RateRule {
-    /// With `B`: a step of k times the rows goes as far as k steps. Goyal et al., "Accurate, Large Minibatch SGD:
-    /// Training ImageNet in 1 Hour", 2017, who warm up to it; for plain and momentum SGD.
+    /// Proportional to `B`: a step with k times the rows moves as far as k steps. Goyal et al., "Accurate,
+    /// Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, who use a warm-up; for plain and momentum
+    /// SGD.
     Linear,
-    /// With the root of `B`, as the deviation of a step does. Krizhevsky, "One weird trick for parallelizing
-    /// convolutional neural networks", 2014; for optimizers that divide by how large gradients were, derived by Malladi
-    /// et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022.
+    /// Proportional to the square root of `B`, like the standard deviation of a step. Krizhevsky, "One weird
+    /// trick for parallelizing convolutional neural networks", 2014; for optimizers that normalize by the
+    /// size of gradients, derived by Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient
+    /// Algorithms", 2022.
     Sqrt,
-    /// Not at all.
+    /// Constant.
     None,
 }
 
 impl RateRule {
-    /// All of them, by their names in a job file.
+    /// All rules, with their names in a job file.
     pub const ALL: [(&'static str, Self); 3] =
         [("linear", Self::Linear), ("sqrt", Self::Sqrt), ("none", Self::None)];
 
@@ -40,7 +42,7 @@ impl RateRule {
 }
 
 impl BatchScaling {
-    /// What learning rates are multiplied by for batches of `rows` rows.
+    /// The factor of learning rates for batches of `rows` rows.
     pub fn factor(self, rows: u32) -> f64 {
         let ratio = f64::from(rows) / f64::from(self.reference);
         match self.rule {
@@ -66,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rule_is_what_its_paper_says() {
+    fn each_rule_follows_its_paper() {
         let factor = |rule, rows| BatchScaling { reference: 256, rule }.factor(rows);
         assert_eq!(
             [RateRule::Linear, RateRule::Sqrt, RateRule::None].map(|it| factor(it, 4096)),
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_of_two_makes_the_rate_that_a_person_would_write() {
+    fn powers_of_two_give_exact_rates() {
         let optimizer = OptimizerSpec::Sgd { learning_rate: 0.05, l2: 0.5 };
         let mut model = ModelSpec::Linear(LinearSpec { features: vec![], optimizer });
         BatchScaling { reference: 256, rule: RateRule::Sqrt }.apply(&mut model, 4096);

@@ -1,15 +1,15 @@
-//! Where a job computes.
+//! The device of a job.
 
 use std::fmt::{self, Display, Formatter};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A device, as jobs name it.
+/// A device, as in a job file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceSpec {
-    /// `cpu`: the CPU, with all cores or a number of threads.
+    /// `cpu`: the CPU, with one thread per core or a given number of threads.
     #[default]
     Cpu,
     /// `cuda:N`: GPU number `N` of the host; `cuda` is the first.

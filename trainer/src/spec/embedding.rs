@@ -1,4 +1,4 @@
-//! Embeddings, as a job asks for them.
+//! The settings of embeddings.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,32 +9,32 @@ use super::{OptimizerSpec, is_default};
 pub struct EmbeddingSpec {
     /// Width of an embedding.
     pub dim: EmbeddingDim,
-    /// How a multi-valued feature's embeddings become one.
+    /// How a multi-valued feature's embeddings are combined.
     pub pooling: Pooling,
-    /// What they start from.
+    /// Their initialization.
     #[serde(default, skip_serializing_if = "is_default")]
     pub init: EmbeddingInit,
-    /// Trains them.
+    /// The optimizer that trains them.
     pub optimizer: OptimizerSpec,
-    /// Tables that are not as the others, or that several features share.
+    /// Tables with different settings, or shared by several features.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<TableSpec>,
 }
 
-/// A table of embeddings by itself. What it does not say is as the model's embeddings have it.
+/// The settings of one embedding table. Absent ones default to those of the model's embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
     /// Its name.
     pub name: String,
-    /// The features of ids that are looked up in it: they have the same ids.
+    /// The id features that use it, which must have the same ids.
     pub features: Vec<String>,
     /// Width of its embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dim: Option<EmbeddingDim>,
-    /// How a multi-valued feature's embeddings become one.
+    /// How a multi-valued feature's embeddings are combined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
-    /// What its embeddings start from.
+    /// The initialization of its embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<EmbeddingInit>,
 }
@@ -46,16 +46,16 @@ pub enum EmbeddingDim {
     /// The fourth root of the number of ids, rounded up: the rule of thumb of TensorFlow's guide, "Introducing
     /// TensorFlow Feature Columns", 2017.
     Auto,
-    /// So many columns.
+    /// A fixed number of columns.
     #[serde(untagged)]
     Columns(u32),
 }
 
 impl EmbeddingDim {
-    /// Of a table of `rows` ids.
+    /// The width for a table of `rows` ids.
     pub fn columns(self, rows: usize) -> usize {
         match self {
-            // Roots of squares are exact.
+            // Square roots of squares are exact.
             Self::Auto => (rows.max(1) as f64).sqrt().sqrt().ceil() as usize,
             Self::Columns(columns) => columns as usize,
         }
@@ -68,7 +68,7 @@ impl From<u32> for EmbeddingDim {
     }
 }
 
-/// How the embeddings of a row's ids become one vector. No ids give zeros.
+/// How the embeddings of a row's ids are combined into one vector. No ids give zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
@@ -76,12 +76,12 @@ pub enum Pooling {
     Sum,
     /// Their mean.
     Mean,
-    /// Their sum over the square root of their number.
+    /// Their sum divided by the square root of their number.
     #[serde(rename = "sqrtn")]
     SqrtN,
 }
 
-/// What the numbers of an embedding start from.
+/// The initialization of an embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum EmbeddingInit {
@@ -92,16 +92,16 @@ pub enum EmbeddingInit {
         /// Half the width.
         limit: f64,
     },
-    /// Uniform within 1 over the root of the table's rows, as in Naumov et al.'s own DLRM.
+    /// Uniform within 1 / sqrt(rows of the table), as in the DLRM of Naumov et al.
     UniformByRows,
     /// Normal around 0.
     Normal {
         /// Its standard deviation.
         stddev: f64,
     },
-    /// The same without what lies beyond two of these deviations.
+    /// A normal distribution truncated at two standard deviations.
     TruncatedNormal {
-        /// The deviation of the distribution before that.
+        /// The standard deviation before truncation.
         stddev: f64,
     },
 }
@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    /// What checkpoints of before tables and initial numbers were told hold.
+    /// The contents of checkpoints from before tables and initializations were configurable.
     #[test]
     fn old_manifests_are_read() {
         let text = r#"{"dim": 8, "pooling": "mean", "optimizer": {"kind": "sgd", "learning_rate": 0.5}}"#;

@@ -1,59 +1,59 @@
-//! Losses, as a job asks for them.
+//! The settings of losses.
 
 use serde::{Deserialize, Serialize};
 
-/// What is minimised: the mean over the rows of a batch, by their weights.
+/// A loss. Training minimizes its weighted mean over the rows of a batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum LossSpec {
     /// Binary cross-entropy of the probability that a label is 1.
     #[serde(rename = "bce")]
     BinaryCrossEntropy {
-        /// The share of a label that is spread over both classes.
+        /// The fraction of a label that is spread over both classes.
         label_smoothing: f32,
-        /// What the weight of a row of label 1 is multiplied by.
+        /// The weight factor of rows with label 1.
         positive_weight: f32,
-        /// What that of a row of label 0 is multiplied by.
+        /// The weight factor of rows with label 0.
         negative_weight: f32,
     },
-    /// The square of the difference between a label and what is predicted.
+    /// The squared difference between label and prediction.
     #[serde(rename = "mse")]
     SquaredError,
-    /// Cross-entropy of how probable a softmax makes each of several classes: a label is the number of one, from 0.
+    /// Softmax cross-entropy over several classes; a label is the index of its class.
     CrossEntropy {
-        /// How many.
+        /// Number of classes.
         classes: u32,
-        /// The share of a label that is spread over all classes alike.
+        /// The fraction of a label that is spread evenly over all classes.
         label_smoothing: f32,
-        /// What the weight of a row of each class is multiplied by; none where all count alike.
+        /// The weight factor of the rows of each class; empty for equal weights.
         class_weights: Vec<f32>,
     },
 }
 
-/// What a model gives for a label.
+/// The meaning of a model's score for a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prediction {
-    /// The probability of its being 1.
+    /// The probability that the label is 1.
     Probability,
-    /// The label itself, any number.
+    /// The label itself, which may be any number.
     Number,
-    /// A number of any size, the larger the likelier the label is 1: rows are ranked by it.
+    /// A number for ranking rows: the larger, the likelier the label is 1.
     Rank,
-    /// Of each of so many classes, the probability that the label is its number.
+    /// The probability of each of this number of classes.
     Classes(u32),
 }
 
-/// How one of several labels is learned.
+/// The loss of one of several labels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskSpec {
-    /// What is minimised.
+    /// The loss.
     pub loss: LossSpec,
-    /// What this is multiplied by in the sum over the labels.
+    /// Its factor in the sum over the labels.
     pub weight: f32,
 }
 
 impl LossSpec {
-    /// What a model that minimises it predicts; see [`ModelSpec::prediction`](super::ModelSpec::prediction).
+    /// What a model with this loss predicts; see [`ModelSpec::prediction`](super::ModelSpec::prediction).
     pub fn prediction(&self) -> Prediction {
         match self {
             Self::BinaryCrossEntropy { .. } => Prediction::Probability,
@@ -62,7 +62,7 @@ impl LossSpec {
         }
     }
 
-    /// Logits of a row.
+    /// Number of logits per row.
     pub fn outputs(&self) -> usize {
         match self {
             Self::BinaryCrossEntropy { .. } | Self::SquaredError => 1,

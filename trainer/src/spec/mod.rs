@@ -1,4 +1,4 @@
-//! What a job asks of training, resolved.
+//! The settings of a training job, resolved.
 
 mod batch_scaling;
 mod device;
@@ -26,59 +26,61 @@ pub use schedule::{DecaySpec, ScheduleSpec};
 /// How the job trains.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainingSpec {
-    /// Fixes initial weights (and, with the data's own seed, everything else).
+    /// The seed of initial weights and random choices.
     pub seed: u64,
-    /// How learning rates change.
+    /// The learning rate schedule.
     pub schedule: ScheduleSpec,
-    /// What is minimised.
+    /// The loss.
     #[serde(default)]
     pub loss: LossSpec,
-    /// The same of each label, in the order of the batches, where they have several; else none.
+    /// The loss of each label, in the order of the batches, if there are several; otherwise empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskSpec>,
-    /// How long gradients may be.
+    /// Gradient clipping.
     #[serde(default)]
     pub clip: ClipSpec,
-    /// Rows that go through the model together; `None` for all of a batch. A step is that of the batch all the same.
+    /// Rows per micro-batch; `None` for whole batches. A step always covers a whole batch.
     #[serde(default)]
     pub micro_batch_rows: Option<u32>,
-    /// Arithmetic of the step.
+    /// The arithmetic precision of the step.
     pub precision: Precision,
-    /// What tables of embeddings are stored in: their weights, not the state of their optimizer.
+    /// The storage precision of embedding tables: of their weights, not of optimizer state.
     #[serde(default, skip_serializing_if = "is_default")]
     pub embedding_precision: Precision,
-    /// How the loss is scaled, where the precision asks for it.
+    /// The loss scaling, for a precision that needs it.
     #[serde(default)]
     pub loss_scale: LossScaleSpec,
-    /// Threads of the CPU backend; `None` for one a core.
+    /// Threads of the CPU backend; `None` for one per core.
     pub threads: Option<u32>,
-    /// Where it computes.
+    /// The device.
     #[serde(default, skip_serializing_if = "is_default")]
     pub device: DeviceSpec,
 }
 
 impl TrainingSpec {
-    /// How each of `labels` labels is learned.
+    /// The task of each of `labels` labels.
     pub fn tasks(&self, labels: usize) -> Vec<TaskSpec> {
         if self.tasks.is_empty() { vec![self.loss.clone().into(); labels] } else { self.tasks.clone() }
     }
 
-    /// Logits of a row of `labels` labels.
+    /// Number of logits per row with `labels` labels.
     pub fn outputs(&self, labels: usize) -> usize {
         self.tasks(labels).iter().map(|task| task.loss.outputs()).sum()
     }
 }
 
-/// What gradients are held to, before optimizers see them. Those of a table row count once they are summed.
+/// Gradient clipping, applied before the optimizers. The gradient of a table row is clipped after its sum is
+/// complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClipSpec {
-    /// The most that the norm of all gradients together may be: they are scaled down to it.
+    /// The maximum norm of all gradients together; larger ones are scaled down to it.
     pub norm: Option<f32>,
-    /// The most that a number of a gradient may be, either way, after that: it is cut to it.
+    /// The maximum absolute value of a gradient's elements, applied after the norm; larger ones are clipped.
     pub value: Option<f32>,
 }
 
-/// What is not told, so that what a job did not ask for does not change what is known of it.
+/// Skips default values when serializing, so that settings that a job does not use do not change its
+/// fingerprint.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

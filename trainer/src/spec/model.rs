@@ -1,4 +1,4 @@
-//! Models, as a job asks for them.
+//! The settings of models.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub enum ModelSpec {
 }
 
 impl ModelSpec {
-    /// Its kind, as a job file has it.
+    /// Its kind, as in a job file.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Linear(_) => "linear",
@@ -46,7 +46,7 @@ impl ModelSpec {
         }
     }
 
-    /// Each list of features, with the name of the part that reads it, or none where the whole model does.
+    /// Each list of features with the name of the part that reads it, or `None` for the whole model.
     pub fn features(&self) -> Vec<(Option<&'static str>, &[String])> {
         match self {
             Self::Linear(spec) => vec![(None, &spec.features)],
@@ -70,150 +70,151 @@ impl ModelSpec {
 pub struct LinearSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Trains all of it.
+    /// The optimizer of all parameters.
     pub optimizer: OptimizerSpec,
 }
 
-/// Embeddings and dense columns side by side, then ReLU layers, then the logit, or one of each class.
+/// Concatenated embeddings and dense columns, then ReLU layers, then the logit, or one per class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MlpSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Of its features of ids.
+    /// The embeddings of its id features.
     pub embedding: EmbeddingSpec,
     /// Widths of the hidden layers.
     pub hidden: Vec<u32>,
-    /// What else they do.
+    /// The options of the hidden layers.
     #[serde(default)]
     pub hidden_layer: HiddenLayerSpec,
-    /// Trains the layers.
+    /// The optimizer of the layers.
     pub optimizer: OptimizerSpec,
 }
 
-/// A factorization machine and an MLP over the same embeddings, their logits added.
+/// A factorization machine and an MLP over the same embeddings; their logits are added.
 ///
-/// The machine's first order takes every feature, its second order those of ids, and the MLP every feature.
+/// The first order of the machine and the MLP use every feature, the second order only id features.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeepFmSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Of its features of ids.
+    /// The embeddings of its id features.
     pub embedding: EmbeddingSpec,
     /// Widths of the MLP's hidden layers.
     pub hidden: Vec<u32>,
-    /// What else they do.
+    /// The options of the hidden layers.
     #[serde(default)]
     pub hidden_layer: HiddenLayerSpec,
-    /// Trains the first order.
+    /// The optimizer of the first order.
     pub linear_optimizer: OptimizerSpec,
-    /// Trains the MLP.
+    /// The optimizer of the MLP.
     pub optimizer: OptimizerSpec,
 }
 
-/// Cross layers, and an MLP after or beside them.
+/// Cross layers and an MLP, stacked or in parallel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DcnSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Of its features of ids.
+    /// The embeddings of its id features.
     pub embedding: EmbeddingSpec,
     /// The cross layers.
     pub cross: CrossSpec,
-    /// Where the MLP stands.
+    /// The position of the MLP.
     pub structure: DcnStructure,
     /// Widths of the MLP's hidden layers.
     pub hidden: Vec<u32>,
-    /// What else they do.
+    /// The options of the hidden layers.
     #[serde(default)]
     pub hidden_layer: HiddenLayerSpec,
-    /// Trains cross layers and MLP.
+    /// The optimizer of cross layers and MLP.
     pub optimizer: OptimizerSpec,
 }
 
 /// Cross layers: `x' = x0 * (W x + b) + x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrossSpec {
-    /// How many.
+    /// Number of layers.
     pub layers: u32,
-    /// Of `W`, made of two factors; `None` for a whole `W`.
+    /// The rank of `W`, factored into two matrices; `None` for a full `W`.
     pub rank: Option<u32>,
 }
 
-/// Figure 1 of the paper.
+/// The two structures in figure 1 of the paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DcnStructure {
-    /// The MLP takes what the cross layers give.
+    /// The MLP follows the cross layers.
     Stacked,
-    /// Both take the input; the logit is linear in what they give together.
+    /// Both read the input; the logit is linear in their concatenated outputs.
     Parallel,
 }
 
-/// An MLP over dense columns, whose output meets the embeddings; and an MLP over what comes of that.
+/// An MLP over dense columns, whose output interacts with the embeddings, and an MLP over the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DlrmSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Of its features of ids.
+    /// The embeddings of its id features.
     pub embedding: EmbeddingSpec,
-    /// Widths of the hidden layers over dense columns; another of the embeddings' width follows.
+    /// Widths of the hidden layers over dense columns; a further layer with the embeddings' width follows.
     pub bottom: Vec<u32>,
-    /// How vectors meet.
+    /// The interaction of the vectors.
     pub interaction: DlrmInteraction,
-    /// Widths of the hidden layers after that; the logit follows.
+    /// Widths of the hidden layers after the interaction; the logit follows.
     pub top: Vec<u32>,
-    /// What else the hidden layers of both do.
+    /// The options of all hidden layers.
     #[serde(default)]
     pub hidden_layer: HiddenLayerSpec,
-    /// Trains the layers.
+    /// The optimizer of the layers.
     pub optimizer: OptimizerSpec,
 }
 
-/// How the vectors of DLRM meet.
+/// The interaction of the vectors in DLRM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DlrmInteraction {
-    /// By the product of each pair.
+    /// Pairwise dot products.
     Dot,
-    /// Side by side, through cross layers: DLRM-DCNv2 of MLPerf Training 3.0 and later.
+    /// Concatenation and cross layers: DLRM-DCNv2 of MLPerf Training 3.0 and later.
     Cross(CrossSpec),
 }
 
-/// Experts over embeddings and dense columns; for each label a gate over the experts, and a tower over what it lets
-/// through.
+/// Experts over embeddings and dense columns, and for each label a gate over the experts and a tower over
+/// their mixture.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MmoeSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Of its features of ids.
+    /// The embeddings of its id features.
     pub embedding: EmbeddingSpec,
-    /// How many experts.
+    /// Number of experts.
     pub experts: u32,
-    /// Widths of an expert's layers; the last is what it gives.
+    /// Widths of an expert's layers; the last one is the width of its output.
     pub expert: Vec<u32>,
     /// Widths of a tower's hidden layers; the logit follows.
     pub tower: Vec<u32>,
-    /// What else hidden layers do: those of towers, and of experts all but the last.
+    /// The options of hidden layers: those of towers, and those of experts except the last.
     #[serde(default)]
     pub hidden_layer: HiddenLayerSpec,
-    /// Trains the layers.
+    /// The optimizer of the layers.
     pub optimizer: OptimizerSpec,
 }
 
-/// A tower for queries and one for items, whose vectors' product is the score.
+/// A tower for queries and one for items; the score is the dot product of their vectors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TwoTowerSpec {
-    /// Embeddings and dense columns side by side, then ReLU layers, then the vector.
+    /// The query tower: concatenated embeddings and dense columns, then ReLU layers, then the vector.
     pub query: MlpSpec,
-    /// The same of items.
+    /// The item tower, likewise.
     pub item: MlpSpec,
     /// Width of both towers' vectors.
     pub dim: u32,
-    /// Whether they are made of length 1.
+    /// Whether vectors are scaled to length 1.
     pub normalize: bool,
-    /// What products are divided by.
+    /// The divisor of dot products.
     pub temperature: f32,
-    /// The feature whose ids say which rows have the same item; without it no two have.
+    /// The feature whose ids identify items, so that rows with the same item are recognized; without it, all
+    /// items are assumed to be distinct.
     pub item_id: Option<String>,
 }
 
@@ -231,11 +232,11 @@ pub struct WideDeepSpec {
 pub struct WideSpec {
     /// Names of its features.
     pub features: Vec<String>,
-    /// Trains all of its weights and the bias.
+    /// The optimizer of all weights and the bias.
     pub optimizer: OptimizerSpec,
 }
 
-/// The deep part: embeddings and dense columns side by side, then ReLU layers, then the logits.
+/// The deep part: concatenated embeddings and dense columns, then ReLU layers, then the logits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeepSpec {
     /// Names of its features.
@@ -244,20 +245,20 @@ pub struct DeepSpec {
     pub embedding_dim: EmbeddingDim,
     /// Widths of the hidden layers.
     pub hidden: Vec<u32>,
-    /// What else they do.
+    /// The options of the hidden layers.
     #[serde(default)]
     pub hidden_layer: HiddenLayerSpec,
-    /// How a multi-valued feature's embeddings become one.
+    /// How a multi-valued feature's embeddings are combined.
     pub pooling: Pooling,
-    /// What embeddings start from.
+    /// The initialization of embeddings.
     #[serde(default, skip_serializing_if = "is_default")]
     pub embedding_init: EmbeddingInit,
-    /// Trains the layers.
+    /// The optimizer of the layers.
     pub optimizer: OptimizerSpec,
-    /// Trains the embeddings; as the layers, if not given.
+    /// The optimizer of the embeddings; by default that of the layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_optimizer: Option<OptimizerSpec>,
-    /// Tables that are not as the others, or that several features share.
+    /// Tables with different settings, or shared by several features.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub embeddings: Vec<TableSpec>,
 }
@@ -275,22 +276,23 @@ impl DeepSpec {
     }
 }
 
-/// What hidden layers do beside their product and ReLU.
+/// The options of hidden layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HiddenLayerSpec {
-    /// The probability that an output is left out of a step.
+    /// The dropout probability.
     #[serde(default)]
     pub dropout: f32,
-    /// What is done between product and ReLU.
+    /// The normalization between product and ReLU.
     #[serde(default)]
     pub normalization: Option<Normalization>,
-    /// What their weights start from.
+    /// The initialization of their weights.
     #[serde(default, skip_serializing_if = "is_default")]
     pub init: LayerInit,
 }
 
-/// What the weights of a layer of `N` inputs and `M` outputs start from, as Keras has it: "normal" is truncated at two
-/// deviations, of a distribution that then has the deviation that is told.
+/// The initialization of the weights of a layer with `N` inputs and `M` outputs, as in Keras. Normal
+/// distributions are truncated at two standard deviations and rescaled, so that they have the stated
+/// deviation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerInit {
@@ -298,26 +300,26 @@ pub enum LayerInit {
     /// feedforward neural networks", 2010.
     #[default]
     GlorotUniform,
-    /// Normal, of deviation `sqrt(2 / (N + M))`.
+    /// Normal with standard deviation `sqrt(2 / (N + M))`.
     GlorotNormal,
     /// Uniform within `sqrt(6 / N)`: He et al., "Delving Deep into Rectifiers", 2015.
     HeUniform,
-    /// Normal, of deviation `sqrt(2 / N)`.
+    /// Normal with standard deviation `sqrt(2 / N)`.
     HeNormal,
 }
 
-/// What numbers are brought to one scale over.
+/// A normalization of activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalization {
-    /// Each row over its columns: Ba, Kiros and Hinton, "Layer Normalization", 2016.
+    /// Over the columns of each row: Ba, Kiros and Hinton, "Layer Normalization", 2016.
     Layer,
-    /// Each column over the rows of a step: Ioffe and Szegedy, "Batch Normalization", 2015.
+    /// Over the rows of a step for each column: Ioffe and Szegedy, "Batch Normalization", 2015.
     Batch,
 }
 
 impl ModelSpec {
-    /// What it gives for a label whose loss is `loss`.
+    /// The meaning of its score for a label with this `loss`.
     pub fn prediction(&self, loss: &LossSpec) -> Prediction {
         if self.uses_in_batch_softmax() { Prediction::Rank } else { loss.prediction() }
     }
@@ -332,7 +334,7 @@ impl ModelSpec {
         !matches!(self, Self::DeepFm(_) | Self::TwoTower(_) | Self::Mmoe(_))
     }
 
-    /// Tables of embeddings that are not as the others, or that several features share.
+    /// Embedding tables with different settings, or shared by several features.
     pub fn tables(&self) -> Vec<&TableSpec> {
         match self {
             Self::Linear(_) => vec![],
@@ -348,7 +350,7 @@ impl ModelSpec {
         }
     }
 
-    /// All that it is trained by.
+    /// All of its optimizers.
     pub(super) fn optimizers_mut(&mut self) -> Vec<&mut OptimizerSpec> {
         match self {
             Self::Linear(spec) => vec![&mut spec.optimizer],
@@ -370,7 +372,7 @@ impl ModelSpec {
         }
     }
 
-    /// What the hidden layers of each of its MLPs do.
+    /// The options of the hidden layers of each of its MLPs.
     pub fn hidden_layers(&self) -> Vec<&HiddenLayerSpec> {
         match self {
             Self::Linear(_) => vec![],
@@ -384,12 +386,12 @@ impl ModelSpec {
         }
     }
 
-    /// Whether it brings columns to one scale over the rows of a step.
+    /// Whether it uses batch normalization.
     pub fn uses_batch_normalization(&self) -> bool {
         self.hidden_layers().iter().any(|hidden| hidden.normalization == Some(Normalization::Batch))
     }
 
-    /// Whether its loss is of choosing among what the other rows of a step have, in place of one of labels.
+    /// Whether its loss is an in-batch softmax instead of losses of labels.
     pub fn uses_in_batch_softmax(&self) -> bool {
         matches!(self, Self::TwoTower(_))
     }

@@ -1,12 +1,12 @@
-//! Optimizers, as a job asks for them.
+//! The settings of optimizers.
 
 use serde::{Deserialize, Serialize};
 
 /// An optimizer and its constants.
 ///
-/// `l2` is that of a penalty `l2 / 2 * w^2` on every weight that it trains: its gradient, `l2 * w`, joins the loss's
-/// before anything else is done with it (PyTorch calls this `weight_decay`). Of embeddings it is taken of the rows
-/// that a batch touches. FTRL's own `l2` does the same in closed form, over all steps at once.
+/// `l2` is the factor of a penalty `l2 / 2 * w^2` on every weight: its gradient, `l2 * w`, is added to that
+/// of the loss first (PyTorch calls this `weight_decay`). For embeddings it applies to the rows that a batch
+/// touches. FTRL's `l2` does the same in closed form, over all steps at once.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum OptimizerSpec {
@@ -18,13 +18,14 @@ pub enum OptimizerSpec {
         #[serde(default)]
         l2: f32,
     },
-    /// `m = momentum * m + g; w -= learning_rate * m`; with `nesterov`, as Sutskever et al., 2013, look ahead.
+    /// `m = momentum * m + g; w -= learning_rate * m`; with `nesterov`, the look-ahead of Sutskever et al.,
+    /// 2013.
     Momentum {
         /// Step size.
         learning_rate: f32,
-        /// What is kept of `m`.
+        /// The decay factor of `m`.
         momentum: f32,
-        /// Whether the step looks ahead.
+        /// Whether to use Nesterov momentum.
         nesterov: bool,
         /// See [`OptimizerSpec`].
         #[serde(default)]
@@ -34,9 +35,9 @@ pub enum OptimizerSpec {
     Adagrad {
         /// Step size.
         learning_rate: f32,
-        /// What `a` starts from.
+        /// The initial value of `a`.
         initial_accumulator: f32,
-        /// Keeps the quotient finite.
+        /// Prevents division by zero.
         epsilon: f32,
         /// See [`OptimizerSpec`].
         #[serde(default)]
@@ -47,9 +48,9 @@ pub enum OptimizerSpec {
     RowWiseAdagrad {
         /// Step size.
         learning_rate: f32,
-        /// What an accumulator starts from.
+        /// The initial value of an accumulator.
         initial_accumulator: f32,
-        /// Keeps the quotient finite.
+        /// Prevents division by zero.
         epsilon: f32,
         /// See [`OptimizerSpec`].
         #[serde(default)]
@@ -57,13 +58,13 @@ pub enum OptimizerSpec {
     },
     /// Kingma and Ba, 2015.
     Adam(AdamSpec),
-    /// Loshchilov and Hutter, 2019: Adam whose weight decay is apart from the gradient.
+    /// Loshchilov and Hutter, 2019: Adam with decoupled weight decay.
     #[serde(rename = "adamw")]
     AdamW {
-        /// Adam's own.
+        /// The constants of Adam.
         #[serde(flatten)]
         adam: AdamSpec,
-        /// Share of a weight that a step of size 1 takes off it.
+        /// The fraction of a weight that a step with learning rate 1 removes.
         weight_decay: f32,
     },
     /// FTRL-Proximal: McMahan et al., "Ad Click Prediction", 2013, Algorithm 1.
@@ -76,7 +77,7 @@ pub enum OptimizerSpec {
         l1: f32,
         /// `lambda_2`
         l2: f32,
-        /// What `n` starts from.
+        /// The initial value of `n`.
         initial_accumulator: f32,
     },
 }
@@ -100,11 +101,11 @@ impl OptimizerSpec {
 pub struct AdamSpec {
     /// Step size.
     pub learning_rate: f32,
-    /// What is kept of the mean of gradients.
+    /// The decay factor of the mean of gradients.
     pub beta1: f32,
-    /// What is kept of the mean of their squares.
+    /// The decay factor of the mean of squared gradients.
     pub beta2: f32,
-    /// Keeps the quotient finite.
+    /// Prevents division by zero.
     pub epsilon: f32,
     /// See [`OptimizerSpec`].
     #[serde(default)]

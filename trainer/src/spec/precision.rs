@@ -1,50 +1,50 @@
-//! The policy of mixed precision: which format each number of a step has.
+//! The mixed-precision policy: the format of every value in a step.
 
 use millstream_backend::Float;
 use serde::{Deserialize, Serialize};
 
-/// Arithmetic of the step, as a policy of formats.
+/// The arithmetic precision of a step: a format for each kind of value.
 ///
-/// | numbers | `fp32` | `bf16` | `fp16` |
+/// | values | `fp32` | `bf16` | `fp16` |
 /// |---|---|---|---|
-/// | parameters but [embeddings](super::TrainingSpec::embedding_precision), optimizer state, running moments | f32 | f32 | f32 |
-/// | gradients by parameters, their norm, sums of all kinds | f32 | f32 | f32 |
-/// | logits and what is added up to them, losses, gradients by logits | f32 | f32 | f32 |
-/// | what tables give (pooled in f32), dense columns beside it | f32 | bf16 | f16 |
-/// | outputs of hidden layers, of cross layers, interactions and normalisations | f32 | bf16 | f16 |
-/// | gradients by those | f32 | bf16 | f16 |
-/// | both factors of a layer's products: weights, and gradients by logits, rounded on their way in | f32 | bf16 | f16 |
-/// | biases of hidden layers, rounded on their way in | f32 | bf16 | f16 |
-/// | what the gradient by the logits is multiplied by | 1 | 1 | the [loss scale](LossScaleSpec) |
+/// | parameters except [embeddings](super::TrainingSpec::embedding_precision), optimizer state, running moments | f32 | f32 | f32 |
+/// | gradients with respect to parameters, their norm, all sums | f32 | f32 | f32 |
+/// | logits and their summands, losses, gradients with respect to logits | f32 | f32 | f32 |
+/// | outputs of tables (pooled in f32) and the dense columns next to them | f32 | bf16 | f16 |
+/// | outputs of hidden layers, cross layers, interactions and normalizations | f32 | bf16 | f16 |
+/// | gradients with respect to those | f32 | bf16 | f16 |
+/// | operands of matrix products: weights and gradients with respect to logits are rounded first | f32 | bf16 | f16 |
+/// | biases of hidden layers, rounded first | f32 | bf16 | f16 |
+/// | factor of the gradient with respect to the logits | 1 | 1 | the [loss scale](LossScaleSpec) |
 ///
-/// `tf32` is `fp32` but for the factors of products, which a GPU may take with 11 digits.
+/// `tf32` equals `fp32`, except that a GPU may use TF32 for the operands of matrix products.
 ///
-/// So a logit keeps the digits that tell one row's score from another's, and what a linear model adds to it never
-/// loses any. It is what [`Float`] says of matrices, by the format each is made with; Micikevicius et al., "Mixed
-/// Precision Training", 2018, section 3; Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019.
+/// So logits keep the precision that distinguishes the scores of rows, and the contribution of a linear model
+/// is never rounded. [`Float`] describes each format. Micikevicius et al., "Mixed Precision Training", 2018,
+/// section 3; Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// IEEE single precision throughout.
+    /// IEEE single precision everywhere.
     #[default]
     Fp32,
-    /// As single precision, but on a GPU factors of products have 11 digits: TF32 (NVIDIA, "A100 Tensor Core GPU
-    /// Architecture", 2020). Elsewhere it is single precision.
+    /// Single precision, but on a GPU the operands of matrix products have 11 significant bits: TF32 (NVIDIA,
+    /// "A100 Tensor Core GPU Architecture", 2020). On the CPU it equals fp32.
     Tf32,
     /// Activations in bfloat16.
     Bf16,
-    /// Activations in IEEE half precision, and a loss scale.
+    /// Activations in IEEE half precision, with a loss scale.
     Fp16,
 }
 
 impl Precision {
-    /// All of them.
+    /// All precisions.
     pub const ALL: [Self; 4] = [Self::Fp32, Self::Tf32, Self::Bf16, Self::Fp16];
 
-    /// Those that tables may be stored in.
+    /// The precisions in which tables may be stored.
     pub const STORAGE: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
 
-    /// What a job file calls it.
+    /// The name in a job file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fp32 => "fp32",
@@ -54,7 +54,7 @@ impl Precision {
         }
     }
 
-    /// The format of activations and of the gradients by them.
+    /// The format of activations and of their gradients.
     pub fn activations(self) -> Float {
         match self {
             Self::Fp32 | Self::Tf32 => Float::F32,
@@ -63,29 +63,29 @@ impl Precision {
         }
     }
 
-    /// The format of the weights of embedding tables, where those have this precision: see [`Float`]. What a linear model
-    /// looks up, which is added to logits, has single precision in all.
+    /// The format of embedding tables' weights with this storage precision; see [`Float`]. The weights of
+    /// linear models are always fp32, because they are added to logits.
     pub fn tables(self) -> Float {
         self.activations()
     }
 
-    /// Whether gradients are so small beside the least number of the format that the loss is scaled.
+    /// Whether gradients are likely to underflow, so that the loss is scaled.
     pub fn scales_loss(self) -> bool {
         self == Self::Fp16
     }
 }
 
-/// How the loss scale moves: Micikevicius et al., 2018, section 3.2; the constants are those of PyTorch's
+/// Dynamic loss scaling: Micikevicius et al., 2018, section 3.2; the constants are those of PyTorch's
 /// `torch.amp.GradScaler`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScaleSpec {
-    /// What it starts from.
+    /// The initial scale.
     pub initial: f32,
-    /// What it is multiplied by after
+    /// The factor after `growth_interval` consecutive steps without an overflow.
     pub growth: f32,
-    /// so many steps in a row without an overflow, and
+    /// The number of steps before the scale grows.
     pub growth_interval: u32,
-    /// what it is multiplied by after a step that was skipped for one.
+    /// The factor after a step that was skipped because of an overflow.
     pub backoff: f32,
 }
 

@@ -1,35 +1,36 @@
-//! Learning-rate schedules, as a job asks for them.
+//! The settings of learning rate schedules.
 
 use serde::{Deserialize, Serialize};
 
-/// A factor on every learning rate but FTRL's, which falls by itself, by the number of the step.
+/// A factor of every learning rate, depending on the number of the step. FTRL is exempt, because its rates
+/// decrease by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScheduleSpec {
-    /// Steps over which the factor grows from nothing to 1: it is `n / warmup_steps` at step `n` of them.
+    /// Steps of linear warm-up: the factor is `n / warmup_steps` at step `n` of them.
     pub warmup_steps: u64,
-    /// What follows, counted from the first step after the warm-up.
+    /// The decay, counted from the first step after the warm-up.
     pub decay: DecaySpec,
 }
 
-/// How the factor changes from 1; `t` is the number of steps behind.
+/// The decay of the factor from 1; `t` is the number of steps since the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum DecaySpec {
-    /// Not at all.
+    /// Constant.
     #[default]
     Constant,
     /// `factor ^ floor(t / every_steps)`
     Step {
-        /// Steps from one change to the next.
+        /// Steps between changes.
         every_steps: u64,
-        /// What each multiplies by.
+        /// The factor of each change.
         factor: f32,
     },
     /// `factor ^ (t / every_steps)`
     Exponential {
-        /// Steps over which it changes by `factor`.
+        /// Steps over which the rate changes by `factor`.
         every_steps: u64,
-        /// What they multiply by.
+        /// The factor over that many steps.
         factor: f32,
     },
     /// `end + (1 - end) (1 + cos(pi t / steps)) / 2`, then `end`; Loshchilov and Hutter, "SGDR", 2017, without
@@ -37,7 +38,7 @@ pub enum DecaySpec {
     Cosine {
         /// Steps until the end.
         steps: u64,
-        /// What it ends at.
+        /// The final factor.
         end: f32,
     },
     /// `end + (1 - end) (1 - t / steps) ^ power`, then `end`.
@@ -46,7 +47,7 @@ pub enum DecaySpec {
         steps: u64,
         /// 1 for a straight line.
         power: f32,
-        /// What it ends at.
+        /// The final factor.
         end: f32,
     },
 }
