@@ -1,24 +1,24 @@
-//! The rows of an evaluation, as they are scored.
+//! Collects the scored rows of an evaluation.
 
 use super::groups::Groups;
 use super::ranking::{Ranking, WeightedRow};
 use super::{EXACT_BYTES, Metric, MetricValue, Metrics, MetricsError, classes, numbers, probabilities};
 use crate::spec::Prediction;
 
-/// Gathers the rows of an evaluation, with one of their labels.
+/// Accumulates the rows of an evaluation for one label.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
     label: String,
     sums: Sums,
-    /// Rows added, and their weight.
+    /// Number of rows added, and their total weight.
     examples: u64,
     weight: f64,
 }
 
-/// By what is predicted.
+/// The sums, by kind of prediction.
 #[derive(Clone, Debug)]
 enum Sums {
-    /// Without the sums where scores do no more than rank.
+    /// `sums` is `None` if scores only rank.
     Ranked {
         ranking: Ranking,
         groups: Option<Groups>,
@@ -28,21 +28,21 @@ enum Sums {
     Classes(classes::Sums),
 }
 
-/// A batch of rows to be added.
+/// A batch of scored rows.
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredBatch<'a> {
-    /// `[rows]`; of `K` classes `[K, rows]`
+    /// `[rows]`; `[K, rows]` for `K` classes
     pub scores: &'a [f32],
     /// `[rows]`
     pub labels: &'a [f32],
-    /// `[rows]`, when rows are weighted.
+    /// `[rows]`, if rows are weighted.
     pub weights: Option<&'a [f32]>,
-    /// `[rows]`, when the AUC within groups is wanted: the id of each row's group.
+    /// The id of each row's group, `[rows]`, if the AUC within groups is needed.
     pub groups: Option<&'a [u32]>,
 }
 
 impl Accumulator {
-    /// For the label of this name, empty where it has none, for which so is predicted.
+    /// An accumulator for the label `label` (empty if unnamed) with this kind of prediction.
     pub fn new(label: &str, prediction: Prediction) -> Self {
         match prediction {
             Prediction::Probability => Self::with_exact_bytes(label, EXACT_BYTES),
@@ -54,7 +54,7 @@ impl Accumulator {
         }
     }
 
-    /// An accumulator of probabilities for which [`EXACT_BYTES`] is another number.
+    /// An accumulator of probabilities with another limit than [`EXACT_BYTES`].
     pub(super) fn with_exact_bytes(label: &str, bytes: usize) -> Self {
         let (ranking, sums) = (Ranking::new(bytes), Some(probabilities::Sums::default()));
         Self::of(label, Sums::Ranked { ranking, groups: None, sums })
@@ -67,7 +67,7 @@ impl Accumulator {
     /// Adds a batch.
     ///
     /// # Errors
-    /// When a row is not what metrics are defined on. What the batch had added before stays added:
+    /// When metrics are undefined for a row. Earlier rows of the batch stay added: call
     /// [`Accumulator::clear`] before further use.
     ///
     /// # Panics
@@ -108,12 +108,12 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Rows added.
+    /// Number of rows added.
     pub fn examples(&self) -> u64 {
         self.examples
     }
 
-    /// Forgets all rows, and keeps their memory for the next ones.
+    /// Removes all rows and keeps the allocated memory.
     pub fn clear(&mut self) {
         (self.examples, self.weight) = (0, 0.0);
         match &mut self.sums {
@@ -127,10 +127,10 @@ impl Accumulator {
         }
     }
 
-    /// The metrics of all rows added; the accumulator is then empty again.
+    /// Returns the metrics of all rows added, and clears the accumulator.
     ///
     /// # Errors
-    /// When there are no rows, or none of them has any weight.
+    /// When there are no rows, or their total weight is 0.
     pub fn finish(&mut self) -> Result<Metrics, MetricsError> {
         let result = if self.weight > 0.0 {
             Ok(self.metrics())
@@ -149,7 +149,7 @@ impl Accumulator {
 }
 
 impl Sums {
-    /// Scores of a row.
+    /// Number of scores per row.
     fn scores(&self) -> usize {
         match self {
             Self::Ranked { .. } | Self::Numbers(_) => 1,
@@ -157,7 +157,7 @@ impl Sums {
         }
     }
 
-    /// Makes buffers for a batch.
+    /// Reserves memory for a batch.
     fn reserve(&mut self, batch: &ScoredBatch<'_>) {
         if let Self::Ranked { ranking, groups, .. } = self {
             ranking.reserve(batch.scores.len());
@@ -167,7 +167,7 @@ impl Sums {
         }
     }
 
-    /// Each metric, and how many groups there are.
+    /// The value of each metric, and the number of groups.
     fn values(&mut self) -> (Vec<MetricValue>, Option<u64>) {
         let exact = |metric, value| MetricValue { metric, value, error: None };
         match self {
@@ -216,9 +216,10 @@ impl Sums {
     }
 }
 
-/// A score of any size as one from 0 to 1, in the same order, of a row of this number and label.
+/// Maps a score of any size to one from 0 to 1 with the same order. `row` and `label` are for errors.
 ///
-/// A sigmoid would do the same, and be 1 in float32 from 17 on; products over a small temperature are as large.
+/// A sigmoid would preserve the order too, but is 1 in fp32 from 17 on; dot products divided by a small
+/// temperature reach that.
 fn between_0_and_1(row: u64, score: f32, label: f32) -> Result<f32, MetricsError> {
     if !score.is_finite() {
         return Err(MetricsError::Score { row, score, expected: "a finite number" });

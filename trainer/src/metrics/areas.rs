@@ -1,43 +1,43 @@
 //! The areas under the ROC and the precision-recall curve, in one pass from the highest score down.
 //!
-//! **ROC.** The Mann-Whitney statistic: each negative loses to all positives above it, and half to those it
-//! is tied with. **Precision-recall.** Average precision, as scikit-learn's `average_precision_score`: the
-//! mean over positives of the precision of all rows down to their score, ties included. Nothing is
-//! interpolated: Davis and Goadrich, "The Relationship Between Precision-Recall and ROC Curves", 2006, say
-//! why a straight line between two points would promise too much.
+//! **ROC.** The Mann-Whitney statistic: each negative loses to all positives above it, and counts half for
+//! those with the same score. **Precision-recall.** Average precision, as scikit-learn's
+//! `average_precision_score`: the mean over positives of the precision of all rows down to their score, ties
+//! included. There is no interpolation: Davis and Goadrich, "The Relationship Between Precision-Recall and
+//! ROC Curves", 2006, show that linear interpolation is too optimistic.
 //!
-//! Rows come as groups of tied ones, or of [mixed](Sweep::mixed) ones, whose order among each other is not
-//! known. Both areas are then known within bounds that hold for every order there could be:
+//! Rows arrive in groups that are tied, or [mixed](Sweep::mixed): their order within the group is unknown.
+//! Both areas are then known within bounds that hold for every possible order:
 //!
-//! * Of `p n` pairs within a group, positives win none to all.
-//! * With weight `T` of positives and `F` of negatives above the group, the precision where its positives
-//!   stand is highest when they are tied, above all of its negatives: `(T + p) / (T + p + F)` for each.
-//!   It is lowest when they are below all of its negatives, and one after the other: where weight `t` of
-//!   them has come, it is `(T + t) / (T + t + F + n)`. This grows with `t`, so its integral from 0 to `p`
-//!   is below its sum over rows of any weight: `p - M ln(1 + p / (T + M))`, with `M = F + n`.
+//! * Of `p n` pairs within a group, positives win between none and all.
+//! * With weight `T` of positives and `F` of negatives above the group, the precision of its positives is
+//!   highest if they are tied and above all of its negatives: `(T + p) / (T + p + F)` for each. It is lowest
+//!   if they are below all of its negatives, and not tied: after weight `t` of them, it is `(T + t) / (T + t
+//!   + F + n)`. This grows with `t`, so its integral from 0 to `p` is a lower bound of its sum over rows of
+//!   any weight: `p - M ln(1 + p / (T + M))`, with `M = F + n`.
 
-/// A number, and how far from it the exact one may be.
+/// A value and the bound of its error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Area {
     pub(super) value: f64,
     pub(super) error: f64,
 }
 
-/// How far down the scores the sums have come.
+/// The sums over all rows so far, in descending order of scores.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sweep {
-    /// Weight so far.
+    /// Positive and negative weight so far.
     positive: f64,
     negative: f64,
-    /// Pairs that the positive wins, by weight, and those won or lost within groups.
+    /// The weight of pairs won by the positive, and of undecided pairs within groups.
     wins: f64,
     undecided: f64,
-    /// Precision, summed over positives: at least, at most.
+    /// Precision, summed over positives: lower and upper bound.
     precision: [f64; 2],
 }
 
 impl Sweep {
-    /// Adds rows of one score, below all scores so far.
+    /// Adds rows with one score, below all scores so far.
     pub(super) fn tied(&mut self, positive: f64, negative: f64) {
         self.pass(positive, negative);
         if positive > 0.0 {
@@ -47,7 +47,7 @@ impl Sweep {
         }
     }
 
-    /// Adds rows of several scores, all below those so far.
+    /// Adds rows with several scores, all below those so far.
     pub(super) fn mixed(&mut self, positive: f64, negative: f64) {
         let (above, passed) = (self.positive, self.negative);
         self.pass(positive, negative);
@@ -75,12 +75,12 @@ impl Sweep {
         (self.positive > 0.0).then(|| Area { value: (low + high) / 2.0, error: (high - low) / 2.0 })
     }
 
-    /// Weight of all rows.
+    /// The weight of all rows.
     pub(super) fn weight(&self) -> f64 {
         self.positive + self.negative
     }
 
-    /// As sums of halves of whole numbers below 2^53, where all weights are 1, the pairs are exact.
+    /// If all weights are 1, these are sums of halves of integers below 2^53, so the pairs are exact.
     fn pass(&mut self, positive: f64, negative: f64) {
         self.wins += negative * (self.positive + positive / 2.0);
         self.positive += positive;
@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// Both areas of rows of weight 1, each a score of its own, from the top.
+    /// Both areas of rows of weight 1 with distinct scores, in descending order.
     fn strictly(labels: impl Iterator<Item = bool>) -> Sweep {
         let mut sweep = Sweep::default();
         labels.for_each(|label| sweep.tied(f64::from(label), f64::from(!label)));
@@ -108,11 +108,12 @@ mod tests {
         let mut sweep = Sweep::default();
         sweep.tied(1.0, 1.0);
         sweep.mixed(1.0, 2.0);
-        // Of 2 x 3 pairs 2 are undecided; half of the first and all of the upper positive's others are won.
+        // Of 2 x 3 pairs 2 are undecided. Half of the first pair and all other pairs of the upper positive
+        // are won.
         let roc = sweep.roc().unwrap();
         assert_eq!((roc.value, roc.error), ((0.5 + 2.0 + 1.0) / 6.0, 1.0 / 6.0));
-        // The lower positive has a precision of 2/3 where it is on top, and at the least the mean of
-        // (1 + t) / (4 + t) over t from 0 to 1.
+        // The lower positive has a precision of 2/3 if it is on top, and at least the mean of (1 + t) / (4 +
+        // t) over t from 0 to 1.
         let pr = sweep.precision_recall().unwrap();
         let (low, high) = (pr.value - pr.error, pr.value + pr.error);
         assert!((high - (0.5 + 2.0 / 3.0) / 2.0).abs() < 1e-15, "{pr:?}");
@@ -129,8 +130,8 @@ mod tests {
     }
 
     proptest! {
-        /// The best order and the worst reach the bounds: ROC exactly, precision-recall from above with
-        /// ties, and from below as rows become small.
+        /// The best and the worst order reach the bounds: ROC exactly; precision-recall from above with ties,
+        /// and from below as rows become small.
         #[test]
         fn bounds_are_those_of_the_best_and_the_worst_order(
             above in prop::collection::vec(any::<bool>(), 0..20),

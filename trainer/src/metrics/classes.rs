@@ -1,9 +1,9 @@
-//! What the probabilities of classes come to: sums over rows, each times its weight.
+//! Metrics of classes: weighted sums over rows.
 
 use super::MetricsError;
 use super::probabilities::CLIP;
 
-/// How many of the classes that score highest are looked through for a row's own.
+/// A row counts for the top-5 accuracy if its class is among this many with the highest scores.
 pub(super) const NEAR: usize = 5;
 
 /// The sums.
@@ -13,28 +13,28 @@ pub(super) struct Sums {
     loss: f64,
     correct: f64,
     near: f64,
-    /// Weight of the rows of each class.
+    /// The weight of the rows of each class.
     of_classes: Vec<f64>,
 }
 
 impl Sums {
-    /// Of so many classes.
+    /// Sums for this number of classes.
     pub(super) fn new(classes: u32) -> Self {
         Self { weight: 0.0, loss: 0.0, correct: 0.0, near: 0.0, of_classes: vec![0.0; classes as usize] }
     }
 
-    /// Forgets all rows.
+    /// Removes all rows.
     pub(super) fn clear(&mut self) {
         (self.weight, self.loss, self.correct, self.near) = (0.0, 0.0, 0.0, 0.0);
         self.of_classes.fill(0.0);
     }
 
-    /// Scores of a row.
+    /// Number of scores per row.
     pub(super) fn classes(&self) -> usize {
         self.of_classes.len()
     }
 
-    /// Adds row number `row`, whose weight is a weight: `score` tells how probable each class is.
+    /// Adds row number `row` with a valid weight. `score` returns the probability of each class.
     pub(super) fn add(
         &mut self,
         row: u64,
@@ -44,7 +44,7 @@ impl Sums {
     ) -> Result<(), MetricsError> {
         let class = label as usize;
         if label != class as f32 || class >= self.classes() {
-            return Err(MetricsError::Label { row, label, expected: "the number of a class" });
+            return Err(MetricsError::Label { row, label, expected: "the index of a class" });
         }
         let own = score(class);
         let mut above = 0;
@@ -69,7 +69,8 @@ impl Sums {
         self.loss / self.weight
     }
 
-    /// The log loss divided by that of always predicting the classes' shares; `None` unless two classes have weight.
+    /// The log loss divided by that of always predicting the classes' shares; `None` unless two classes have
+    /// weight.
     pub(super) fn normalized_entropy(&self) -> Option<f64> {
         let shares = self.of_classes.iter().map(|weight| weight / self.weight).filter(|&share| share > 0.0);
         let entropy = -shares.map(|share| share * share.ln()).sum::<f64>();
@@ -80,7 +81,8 @@ impl Sums {
         self.correct / self.weight
     }
 
-    /// The share whose class is among the [`NEAR`] that score highest; of more classes than these.
+    /// The share of rows whose class is among the [`NEAR`] with the highest scores; `None` unless there are
+    /// more classes.
     pub(super) fn top5_accuracy(&self) -> Option<f64> {
         (self.classes() > NEAR).then(|| self.near / self.weight)
     }

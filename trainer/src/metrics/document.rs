@@ -1,6 +1,6 @@
-//! Metrics as documents: each by its name, beside numbers of rows and groups.
+//! Metrics as documents: each metric under its name, and the numbers of rows and groups.
 //!
-//! A bound of a metric's error is beside it, under its name and `_error`. Names that are not known are passed over.
+//! The error bound of a metric is stored under its name plus `_error`. Unknown names are ignored.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Metric, MetricValue, Metrics};
 
-/// What follows a metric's name in that of the bound of its error.
+/// The suffix of the name of an error bound.
 const ERROR: &str = "_error";
 
 #[derive(Serialize, Deserialize)]
@@ -26,7 +26,7 @@ impl From<Metrics> for Document {
     fn from(metrics: Metrics) -> Self {
         let mut numbers = BTreeMap::new();
         for MetricValue { metric, value, error } in metrics.values {
-            // What a document cannot hold is what is not defined.
+            // A value that a document cannot represent is undefined.
             numbers.insert(metric.name().to_owned(), value.filter(|value| value.is_finite()));
             if metric.has_error_bound() {
                 numbers.insert(format!("{}{ERROR}", metric.name()), error);
@@ -42,7 +42,7 @@ impl From<Document> for Metrics {
         let values = |(name, metric): (&str, Metric)| {
             let value = *numbers.get(name)?;
             let error = numbers.get(&format!("{name}{ERROR}")).copied().flatten();
-            // Of rows without groups, documents once said that this is not defined.
+            // Earlier versions wrote an undefined group AUC for rows without groups.
             let is_there = metric != Metric::GroupAuc || groups.is_some();
             is_there.then_some(MetricValue { metric, value, error })
         };
@@ -50,7 +50,8 @@ impl From<Document> for Metrics {
     }
 }
 
-/// The metrics of each label as a document: of one label without a name they stand alone, and so did they always.
+/// The metrics of each label as a document. Those of a single unnamed label are not nested, for
+/// compatibility.
 pub mod one_or_several {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -75,7 +76,7 @@ pub mod one_or_several {
         }
     }
 
-    /// Reads it.
+    /// Reads the document.
     ///
     /// # Errors
     /// Those of the deserializer.

@@ -1,33 +1,33 @@
-//! Group AUC (GAUC): the mean of the AUCs of groups of rows, such as those of one user, weighted by the groups'
-//! weights: Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", 2017, with rows for
-//! impressions. A group of one class has no AUC, and is left out.
+//! Group AUC (GAUC): the mean of the AUCs of groups of rows, such as the rows of a user, weighted by the
+//! groups' weights: Zhu et al., "Optimized Cost per Click in Taobao Display Advertising", 2017, with rows as
+//! impressions. A group of one class has no AUC and is skipped.
 //!
-//! It says how well a model ranks what competes with each other, where the AUC also rewards it for telling
-//! groups from each other.
+//! It measures how well a model ranks competing items. The plain AUC also rewards distinguishing groups from
+//! each other.
 //!
-//! Rows are kept until the end, since a group's rows may come anywhere. When they would take more than their
-//! bound, half of the groups are let go, whole, by a hash of their ids, and their later rows are not taken;
-//! then half of the rest, as often as needed. So what is left is an unbiased sample of the groups, and
-//! depends on the rows alone and not on their order. [`GroupAuc::groups`] says how many it is the mean of.
+//! Rows are kept until the end, because a group's rows may arrive at any time. When they exceed the memory
+//! limit, half of the groups are dropped entirely, selected by a hash of their ids, and their later rows are
+//! ignored; then half of the rest, as often as needed. So the remaining groups are an unbiased sample, which
+//! depends on the rows but not on their order. [`GroupAuc::groups`] is the number of groups in the mean.
 
 use super::ranking::{WeightedRow, reserve, sweep_weighted};
 
 /// A mean over groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct GroupAuc {
-    /// `None` when no group has both classes.
+    /// `None` if no group has both classes.
     pub(super) auc: Option<f64>,
-    /// Groups of both classes, among those kept.
+    /// The number of kept groups with both classes.
     pub(super) groups: u64,
 }
 
-/// Rows by their group.
+/// Rows with their groups.
 #[derive(Clone, Debug)]
 pub(super) struct Groups {
     rows: Vec<(u32, WeightedRow)>,
-    /// Groups are kept whose hash ends in so many zeros.
+    /// Groups are kept if their hash ends in this many zeros.
     halvings: u32,
-    /// The most that rows may take.
+    /// The memory limit of the rows.
     most_bytes: usize,
 }
 
@@ -36,7 +36,7 @@ impl Groups {
         Self { rows: Vec::new(), halvings: 0, most_bytes }
     }
 
-    /// Makes buffers for more rows, as far as they may be kept.
+    /// Reserves memory for more rows, within the limit.
     pub(super) fn reserve(&mut self, rows: usize) {
         reserve(&mut self.rows, rows, self.most_bytes);
     }
@@ -48,7 +48,7 @@ impl Groups {
 
     pub(super) fn push(&mut self, group: u32, row: WeightedRow) {
         let most = self.most_bytes / size_of::<(u32, WeightedRow)>();
-        // Ends: no hash has 65 zeros, so then no group is kept.
+        // Terminates: no hash has 65 zeros, so eventually no group is kept.
         while is_kept(group, self.halvings) && self.rows.len() >= most {
             self.halvings += 1;
             self.rows.retain(|&(group, _)| is_kept(group, self.halvings));
@@ -58,7 +58,7 @@ impl Groups {
         }
     }
 
-    /// The mean over all groups kept. Leaves the rows sorted.
+    /// The mean over all kept groups. Sorts the rows.
     pub(super) fn auc(&mut self) -> GroupAuc {
         self.rows.sort_unstable_by_key(|(group, row)| (*group, row.order()));
         let (mut sum, mut weight, mut groups) = (0.0, 0.0, 0);
@@ -81,7 +81,7 @@ fn is_kept(group: u32, halvings: u32) -> bool {
     halvings == 0 || hash(group).trailing_zeros() >= halvings
 }
 
-/// Murmur3's finaliser: each bit of the id decides over each bit of the hash.
+/// Murmur3's finaliser: each bit of the id affects each bit of the hash.
 fn hash(group: u32) -> u64 {
     let mut hash = u64::from(group).wrapping_add(0x9e37_79b9_7f4a_7c15);
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -113,7 +113,7 @@ mod tests {
             && found.zip(expected).is_none_or(|(found, expected)| (found - expected).abs() < 1e-12)
     }
 
-    /// Each group's rows apart.
+    /// The rows of each group separately.
     fn one_by_one(rows: &Rows) -> GroupAuc {
         let ids: BTreeSet<u32> = rows.iter().map(|row| row.0).collect();
         let areas = ids.iter().filter_map(|id| {
@@ -138,20 +138,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_mean_is_that_of_the_groups_apart(rows in rows()) {
+        fn the_mean_equals_that_of_separate_groups(rows in rows()) {
             let (found, expected) = (groups(&rows, usize::MAX >> 8).auc(), one_by_one(&rows));
             prop_assert_eq!(found.groups, expected.groups);
             prop_assert!(close(found.auc, expected.auc), "{:?} {:?}", found, expected);
         }
 
         #[test]
-        fn past_the_bound_whole_groups_are_left_whatever_the_order(rows in rows(), most in 0..150_usize) {
+        fn above_the_limit_whole_groups_remain_in_any_order(rows in rows(), most in 0..150_usize) {
             let mut bounded = groups(&rows, most);
             prop_assert!(bounded.rows.len() <= most);
             let kept = |group: u32| is_kept(group, bounded.halvings);
             let expected: Rows = rows.iter().filter(|row| kept(row.0)).copied().collect();
             prop_assert_eq!(bounded.rows.len(), expected.len());
-            // No more were let go than had to be.
+            // No more groups were dropped than necessary.
             if let Some(fewer) = bounded.halvings.checked_sub(1) {
                 prop_assert!(rows.iter().filter(|row| is_kept(row.0, fewer)).count() > most);
             }
@@ -172,9 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_one_class_are_left_out() {
+    fn groups_of_one_class_are_skipped() {
         let row = |group, score, label| (group, WeightedRow::new(score, label, 1.0));
-        // Group 1 is ranked right, group 2 wrong and twice as large, group 3 has positives only.
+        // Group 1 is ranked correctly, group 2 incorrectly and with twice the weight, group 3 has only
+        // positives.
         let mut rows = vec![row(1, 0.9, 1.0), row(1, 0.1, 0.0), row(3, 0.7, 1.0)];
         rows.extend([row(2, 0.2, 1.0), row(2, 0.3, 0.0), row(2, 0.4, 0.0), row(2, 0.5, 0.0)]);
         let found = groups(&rows, 100).auc();

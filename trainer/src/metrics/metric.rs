@@ -1,53 +1,54 @@
-//! Numbers that say how good a model is.
+//! The metrics of a model.
 
 use serde::{Deserialize, Serialize};
 
 use super::classes::NEAR;
 use crate::spec::Prediction;
 
-/// A number that says which of two models is better.
+/// A metric for comparing models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// The probability that a positive row scores above a negative one, ties counting half. Not defined when
-    /// the rows are all of one class. The larger the better.
+    /// The probability that a positive row scores above a negative one, with ties counting half. Undefined if
+    /// all rows have one class. Higher is better.
     #[default]
     Auc,
-    /// Average precision: the mean over positive rows of the share of positives among the rows that score
-    /// no less. Not defined when there are no positives. The larger the better.
+    /// Average precision: the mean over positive rows of the share of positives among the rows with at least
+    /// the same score. Undefined without positives. Higher is better.
     PrAuc,
-    /// The mean of the AUCs within groups of rows, weighted by the groups' weights. Not defined when no group has both
-    /// classes. The larger the better; there only where rows have groups.
+    /// The mean of the AUCs within groups of rows, weighted by the groups' weights. Undefined if no group has
+    /// both classes; absent if rows have no groups. Higher is better.
     GroupAuc,
-    /// Mean binary cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`; of classes, mean
-    /// cross-entropy. The smaller the better.
+    /// Mean binary cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`; for classes,
+    /// mean cross-entropy. Lower is better.
     LogLoss,
-    /// Normalised entropy: the log loss divided by that of always predicting the mean label, or each class by its
-    /// share of the rows; below 1 is better than that. He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", 2014.
-    /// Not defined when the rows are all of one class. The smaller the better.
+    /// Normalized entropy: the log loss divided by that of always predicting the mean label, or each class's
+    /// share of the rows; below 1 is better than that. He et al., "Practical Lessons from Predicting Clicks
+    /// on Ads at Facebook", 2014. Undefined if all rows have one class. Lower is better.
     NormalizedEntropy,
-    /// Root of the mean squared difference between score and label; of the Brier score, where labels are 0
-    /// or 1. The smaller the better.
+    /// Root of the mean squared difference between score and label; for labels 0 and 1, the root of the Brier
+    /// score. Lower is better.
     Rmse,
-    /// The mean absolute difference between score and label. The smaller the better.
+    /// The mean absolute difference between score and label. Lower is better.
     Mae,
-    /// Coefficient of determination: 1 less the share of the labels' variance that is left as squared difference; 0 is
-    /// always predicting the mean label. Not defined when the labels are all the same. The larger the better.
+    /// Coefficient of determination: 1 minus the mean squared difference divided by the labels' variance; always
+    /// predicting the mean label gives 0. Undefined if all labels are equal. Higher is better.
     R2,
-    /// The sum of scores divided by the sum of labels: above 1, too much is predicted. Not defined when
-    /// that is 0. The nearer to 1 the better.
+    /// The sum of scores divided by the sum of labels; above 1, predictions are too high. Undefined if the
+    /// sum of labels is 0. Closer to 1 is better.
     Calibration,
-    /// Share of the weight where a score above 0.5 meets a positive row, or another a negative one; of classes, where
-    /// the row's class scores highest, the first of those that score the same. The larger the better.
+    /// The share of weight with a correct prediction: a score above 0.5 for a positive row, or another for a
+    /// negative one; for classes, the highest score for the row's class, the first of equal scores. Higher is
+    /// better.
     Accuracy,
-    /// Of more than 5 classes, the share of the weight where the row's class is among the 5 that score highest. The
-    /// larger the better.
+    /// For more than 5 classes, the share of weight where the row's class is among the 5 highest scores.
+    /// Higher is better.
     #[serde(rename = "top5_accuracy")]
     Top5Accuracy,
 }
 
 impl Metric {
-    /// All of them, by their names.
+    /// All metrics, with their names.
     pub const ALL: [(&'static str, Self); 11] = [
         ("auc", Self::Auc),
         ("pr_auc", Self::PrAuc),
@@ -67,7 +68,7 @@ impl Metric {
         Self::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether it is known of what is predicted so.
+    /// Whether the metric is defined for this kind of prediction.
     pub fn applies_to(self, prediction: Prediction) -> bool {
         match prediction {
             Prediction::Probability => !matches!(self, Self::Mae | Self::R2 | Self::Top5Accuracy),
@@ -81,7 +82,7 @@ impl Metric {
         }
     }
 
-    /// What models that predict so are compared by, where nobody says otherwise.
+    /// The default metric for comparing models with this kind of prediction.
     pub fn default_for(prediction: Prediction) -> Self {
         match prediction {
             Prediction::Probability | Prediction::Rank => Self::Auc,
@@ -90,12 +91,12 @@ impl Metric {
         }
     }
 
-    /// Whether it may be known within bounds only.
+    /// Whether the value may have an error bound.
     pub fn has_error_bound(self) -> bool {
         matches!(self, Self::Auc | Self::PrAuc)
     }
 
-    /// By how much `value` is better than `than`; below 0 where it is worse.
+    /// By how much `value` is better than `than`; negative if it is worse.
     pub fn gain(self, value: f64, than: f64) -> f64 {
         match self {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
@@ -106,14 +107,14 @@ impl Metric {
         }
     }
 
-    /// What it does when it gets better, after "has not".
+    /// The verb for an improvement, after "has not".
     pub(crate) fn improvement_verb(self) -> &'static str {
         match self {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
                 "risen"
             }
             Self::LogLoss | Self::NormalizedEntropy | Self::Rmse | Self::Mae => "fallen",
-            Self::Calibration => "come nearer to 1",
+            Self::Calibration => "come closer to 1",
         }
     }
 }
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_documents_in_their_order() {
+    fn names_match_those_of_documents_and_their_order() {
         for (number, (name, metric)) in Metric::ALL.into_iter().enumerate() {
             assert_eq!(serde_json::to_value(metric).ok(), Some(name.into()));
             assert!(Metric::ALL[number..].iter().all(|(_, later)| metric <= *later), "{name}");
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn better_is_what_people_mean_by_it() {
+    fn gains_have_the_expected_sign() {
         for (name, metric) in Metric::ALL {
             let rises = matches!(
                 name,

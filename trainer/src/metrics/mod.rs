@@ -1,21 +1,21 @@
-//! What an evaluation says of a model: how well it ranks, and how good its probabilities or numbers are.
+//! The metrics of an evaluation: the quality of a model's ranking, and of its probabilities or numbers.
 //!
-//! Batches are added as they are scored; [`Accumulator::finish`] then gives the metrics of all rows
-//! together. Which these are follows from what is predicted: ranking, log loss and accuracy are of probabilities;
-//! of numbers there are errors and the share of their variance that is explained; of classes, log loss and accuracy.
+//! Batches are added as they are scored; [`Accumulator::finish`] then returns the metrics of all rows. The
+//! set of metrics depends on the kind of prediction: ranking, log loss and accuracy for probabilities; errors
+//! and the explained share of variance for numbers; log loss and accuracy for classes.
 //!
-//! Ranking (AUC, PR-AUC) is exact while its rows fit in [`EXACT_BYTES`]: nothing is sampled or binned, which
-//! is why every row's score is kept (4 bytes a row; 12 when rows carry weights or labels between 0 and 1).
-//! Beyond that rows go to a histogram of bounded memory, and the metrics come with bounds that hold for the
-//! exact ones. All else is a sum over rows.
+//! Ranking metrics (AUC, PR-AUC) are exact while the scores fit in [`EXACT_BYTES`]: without sampling or
+//! binning, by keeping every row's score (4 bytes per row; 12 if rows have weights or labels between 0 and
+//! 1). Beyond that, rows move to a histogram of bounded memory, and the metrics have error bounds. All other
+//! metrics are sums over rows.
 //!
-//! A row of weight `w` and label `y` counts as a positive of weight `w y` and a negative of weight
-//! `w (1 - y)`; with labels 0 and 1 this is what everybody means by these metrics.
+//! A row of weight `w` and label `y` counts as a positive of weight `w y` and a negative of weight `w (1 -
+//! y)`. With labels 0 and 1, this is the usual definition of these metrics.
 //!
-//! * `metric`: the metrics, by name; `accumulator`: rows of an evaluation.
-//! * `probabilities`, `numbers`, `classes`: sums over rows, by what is predicted.
-//! * `areas`: the areas under the curves, and their bounds.
-//! * `ranking`: rows by their score; `histogram`: the same in bounded memory.
+//! * `metric`: the metrics by name; `accumulator`: collects the rows of an evaluation.
+//! * `probabilities`, `numbers`, `classes`: sums over rows, by kind of prediction.
+//! * `areas`: the areas under the curves, with bounds.
+//! * `ranking`: rows by score; `histogram`: the same in bounded memory.
 //! * `groups`: the AUC within groups of rows.
 
 mod accumulator;
@@ -36,51 +36,49 @@ pub use accumulator::{Accumulator, ScoredBatch};
 pub use document::one_or_several;
 pub use metric::Metric;
 
-/// The most that the scores of an evaluation take while its ranking is exact, and the most that the rows of
-/// groups take: 64 Mi rows, a third as many when they carry weights or labels between 0 and 1, and 16 Mi
-/// rows of groups.
+/// The memory limit for the scores of an evaluation with exact ranking, and separately for the rows of
+/// groups: 64 Mi rows, a third as many with weights or labels between 0 and 1, and 16 Mi rows of groups.
 pub const EXACT_BYTES: usize = 256 << 20;
 
-/// How well the scores of one label agree with it.
+/// The metrics of one label.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Document", into = "Document")]
 pub struct Metrics {
-    /// Its name; empty where rows have one label without a name.
+    /// The label's name; empty for a single unnamed label.
     pub label: String,
-    /// Those that suit what is predicted, in the order of [`Metric::ALL`].
+    /// The metrics for this kind of prediction, in the order of [`Metric::ALL`].
     pub values: Vec<MetricValue>,
-    /// How many groups the group AUC is the mean of; `None` when rows have no groups.
+    /// The number of groups in the group AUC; `None` if rows have no groups.
     pub groups: Option<u64>,
-    /// Rows.
+    /// Number of rows.
     pub examples: u64,
 }
 
-/// One of the metrics.
+/// The value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MetricValue {
-    /// Which.
+    /// The metric.
     pub metric: Metric,
-    /// `None` where it is not defined for these rows.
+    /// `None` if it is undefined for these rows.
     pub value: Option<f64>,
-    /// That of all rows is `value` give or take no more than this, but for the rounding of sums: 0 where it is exact.
-    /// Only of those metrics that need not be.
+    /// The maximum distance of `value` from the exact value, apart from rounding of sums; 0 if it is exact.
+    /// `None` for metrics that are always exact.
     pub error: Option<f64>,
 }
 
 impl Metrics {
-    /// The value of a metric, if it is there and a number.
+    /// The value of a metric, if it is present and defined.
     pub fn value(&self, metric: Metric) -> Option<f64> {
         let found = self.values.iter().find(|values| values.metric == metric);
         found.and_then(|values| values.value).filter(|value| value.is_finite())
     }
 
-    /// How far the exact value of a metric may be from [`Metrics::value`] it.
+    /// The maximum error of [`Metrics::value`].
     pub fn error_bound(&self, metric: Metric) -> Option<f64> {
         self.values.iter().find(|values| values.metric == metric).and_then(|values| values.error)
     }
 
-    /// How good the model is, each number that is defined by its name: what curves are made of. Where the label has a
-    /// name, that comes first: `LABEL/auc`.
+    /// The defined metrics by name, as used for curves. A named label is the prefix: `LABEL/auc`.
     pub fn named_values(&self) -> impl Iterator<Item = (String, f64)> {
         let defined = self.values.iter().filter_map(|values| Some((values.metric.name(), values.value?)));
         defined.map(|(name, value)| match self.label.as_str() {
@@ -90,41 +88,41 @@ impl Metrics {
     }
 }
 
-/// Why rows have no metrics. Rows count from 0 at the start of the evaluation.
+/// Why metrics are undefined. Row numbers count from 0 at the start of the evaluation.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum MetricsError {
-    /// A score is not what is predicted.
+    /// A score is out of range.
     #[error("row {row} of the evaluation scores {score}, which is not {expected}")]
     Score {
-        /// Which row.
+        /// The row.
         row: u64,
         /// Its score.
         score: f32,
-        /// What it should be.
+        /// The expected range.
         expected: &'static str,
     },
-    /// A label is not what can be predicted.
+    /// A label is out of range.
     #[error("row {row} of the evaluation has label {label}: expected {expected}")]
     Label {
-        /// Which row.
+        /// The row.
         row: u64,
         /// Its label.
         label: f32,
-        /// What it should be.
+        /// The expected range.
         expected: &'static str,
     },
     /// A weight is NaN, infinite or negative.
-    #[error("row {row} of the evaluation has weight {weight}: expected a finite number not below 0")]
+    #[error("row {row} of the evaluation has weight {weight}: expected a finite number of at least 0")]
     Weight {
-        /// Which row.
+        /// The row.
         row: u64,
         /// Its weight.
         weight: f32,
     },
-    /// Nothing to take a mean over.
+    /// There is no weight for a mean.
     #[error("an evaluation of {examples} rows with a total weight of 0 has no metrics")]
     NoWeight {
-        /// Rows added.
+        /// Number of rows added.
         examples: u64,
     },
 }

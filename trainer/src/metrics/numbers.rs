@@ -1,7 +1,8 @@
-//! What predicted numbers come to: sums over rows, each times its weight.
+//! Metrics of predicted numbers: weighted sums over rows.
 //!
-//! The variance of labels is taken as their mean moves, row by row: West, "Updating Mean and Variance Estimates: An
-//! Improved Method", 1979. So labels that are large beside their spread lose no digits.
+//! The variance of labels is updated row by row together with their mean: West, "Updating Mean and Variance
+//! Estimates: An Improved Method", 1979. So labels that are large compared with their spread lose no
+//! precision.
 
 use super::MetricsError;
 
@@ -12,13 +13,13 @@ pub(super) struct Sums {
     score: f64,
     squares: f64,
     absolutes: f64,
-    /// The mean label, and the sum of squared distances from it.
+    /// The mean label, and the weighted sum of squared distances from it.
     mean: f64,
     spread: f64,
 }
 
 impl Sums {
-    /// Adds row number `row`, whose weight is a weight.
+    /// Adds row number `row` with a valid weight.
     pub(super) fn add(&mut self, row: u64, score: f32, label: f32, weight: f32) -> Result<(), MetricsError> {
         let expected = "a finite number";
         if !score.is_finite() {
@@ -49,12 +50,12 @@ impl Sums {
         self.absolutes / self.weight
     }
 
-    /// The share of the labels' variance that is explained; `None` where they have none.
+    /// The explained share of the labels' variance; `None` if that is 0.
     pub(super) fn r2(&self) -> Option<f64> {
         (self.spread > 0.0).then(|| 1.0 - self.squares / self.spread)
     }
 
-    /// Mean score over mean label; `None` where that is 0.
+    /// Mean score divided by mean label; `None` if the latter is 0.
     pub(super) fn calibration(&self) -> Option<f64> {
         (self.mean != 0.0).then(|| self.score / self.weight / self.mean)
     }

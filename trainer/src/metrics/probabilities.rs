@@ -1,9 +1,9 @@
-//! What probabilities come to: sums over rows, each times its weight.
+//! Metrics of probabilities: weighted sums over rows.
 
 use super::MetricsError;
 
-/// Scores are kept this far from 0 and 1 before their logarithm is taken, as scikit-learn's `log_loss`
-/// does for single precision.
+/// Scores are clipped to this distance from 0 and 1 before taking the logarithm, as in scikit-learn's
+/// `log_loss` for single precision.
 pub(super) const CLIP: f64 = f32::EPSILON as f64;
 
 /// A score above this predicts the positive class, as in Keras and scikit-learn.
@@ -22,7 +22,7 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Adds row number `row`, whose weight is a weight.
+    /// Adds row number `row` with a valid weight.
     pub(super) fn add(&mut self, row: u64, score: f32, label: f32, weight: f32) -> Result<(), MetricsError> {
         if !(0.0..=1.0).contains(&score) {
             return Err(MetricsError::Score { row, score, expected: "a probability" });

@@ -1,30 +1,30 @@
-//! Rows by their score: as they are, and past a bound in a histogram.
+//! Ranks rows by score: exactly, and above a limit in a histogram.
 //!
-//! Rows are sorted by the bits of their score, which order as the scores do because no score is negative.
-//! As none is above 1 either, the two highest bits are free: where all rows weigh 1 and all labels are 0 or 1,
-//! a row is one `u32`, its label in the lowest bit.
+//! Rows are sorted by the bits of their scores, which sort like the scores because none is negative. As none
+//! is above 1 either, the two highest bits are free: if all rows have weight 1 and label 0 or 1, a row is one
+//! `u32` with its label in the lowest bit.
 //!
-//! When rows would take more than their bound, they move to a [`Histogram`], in the order they came, and so do
-//! all that follow: it is the same, bit for bit, as if it had been there from the first row.
+//! When rows would exceed the limit, they move to a [`Histogram`] in order, and so do all later rows. The
+//! result is bit-identical to a histogram from the first row on.
 
 use super::areas::Sweep;
 use super::histogram::Histogram;
 
-/// Rows to be ranked.
+/// The rows to rank.
 #[derive(Clone, Debug)]
 pub(super) struct Ranking {
     rows: Rows,
-    /// The most that rows may take.
+    /// The memory limit of exact rows.
     exact_bytes: usize,
 }
 
 #[derive(Clone, Debug)]
 enum Rows {
-    /// Every row weighs 1 and is all positive or all negative: `score bits << 1 | label`.
+    /// Every row has weight 1 and label 0 or 1: `score bits << 1 | label`.
     Counted(Vec<u32>),
     /// Any weights and labels.
     Weighted(Vec<WeightedRow>),
-    /// More than there is buffers for.
+    /// More rows than the limit.
     Binned(Histogram),
 }
 
@@ -37,7 +37,7 @@ pub(super) struct WeightedRow {
 }
 
 impl Ranking {
-    /// A ranking that is exact while its rows take no more than `exact_bytes`.
+    /// A ranking that is exact while its rows use at most `exact_bytes`.
     pub(super) fn new(exact_bytes: usize) -> Self {
         Self { rows: Rows::Counted(Vec::new()), exact_bytes }
     }
@@ -46,7 +46,7 @@ impl Ranking {
         self.exact_bytes
     }
 
-    /// Makes buffers for more rows, as far as they may be kept.
+    /// Reserves memory for more rows, within the limit.
     pub(super) fn reserve(&mut self, rows: usize) {
         match &mut self.rows {
             Rows::Counted(keys) => reserve(keys, rows, self.exact_bytes),
@@ -55,7 +55,7 @@ impl Ranking {
         }
     }
 
-    /// Forgets all rows. The next ones are ranked exactly again.
+    /// Removes all rows. Later rows are ranked exactly again.
     pub(super) fn clear(&mut self) {
         match &mut self.rows {
             Rows::Counted(keys) => keys.clear(),
@@ -74,7 +74,7 @@ impl Ranking {
         }
     }
 
-    /// The sums of all rows. Leaves them sorted.
+    /// The sums over all rows. Sorts them.
     pub(super) fn sweep(&mut self) -> Sweep {
         match &mut self.rows {
             Rows::Counted(keys) => {
@@ -82,7 +82,7 @@ impl Ranking {
                 sweep_counted(keys)
             }
             Rows::Weighted(rows) => {
-                // By all that a row is, so that sums do not depend on where it came.
+                // By all fields, so that sums do not depend on the order of arrival.
                 rows.sort_unstable_by_key(WeightedRow::order);
                 sweep_weighted(rows)
             }
@@ -90,7 +90,7 @@ impl Ranking {
         }
     }
 
-    /// Keeps rows so that `row` can be one of them.
+    /// Converts the stored rows so that `row` can be added.
     fn make_fit(&mut self, row: &WeightedRow) {
         let (rows, row_bytes) = match &self.rows {
             Rows::Counted(keys) if row.is_counted() => (keys.len(), size_of::<u32>()),
@@ -127,13 +127,13 @@ impl WeightedRow {
         Self { score_bits: (score + 0.0).to_bits(), label, weight }
     }
 
-    /// The weights of its positive and its negative part.
+    /// The weights of its positive and negative part.
     pub(super) fn parts(&self) -> (f64, f64) {
         let (weight, label) = (f64::from(self.weight), f64::from(self.label));
         (weight * label, weight * (1.0 - label))
     }
 
-    /// By the score first. Rows that compare equal are equal.
+    /// The sort key, starting with the score. Rows that compare equal are equal.
     pub(super) fn order(&self) -> (u32, u32, u32) {
         (self.score_bits, self.label.to_bits(), self.weight.to_bits())
     }
@@ -151,7 +151,7 @@ impl WeightedRow {
     }
 }
 
-/// Rows in the order of their scores, as sums.
+/// Sums over rows that are sorted by score.
 pub(super) fn sweep_weighted(sorted: &[WeightedRow]) -> Sweep {
     let mut sweep = Sweep::default();
     for tied in sorted.chunk_by(|a, b| a.score_bits == b.score_bits).rev() {
@@ -174,7 +174,7 @@ fn sweep_counted(sorted: &[u32]) -> Sweep {
     sweep
 }
 
-/// Makes buffers for more elements: by doubling, so that buffers is seldom made, but not beyond `most_bytes`.
+/// Reserves memory for more elements: by doubling, to reallocate rarely, but not beyond `most_bytes`.
 pub(super) fn reserve<T>(elements: &mut Vec<T>, more: usize, most_bytes: usize) {
     let most = most_bytes / size_of::<T>();
     let wanted = elements.len().saturating_add(more).min(most);
@@ -204,7 +204,7 @@ mod tests {
         [sweep.roc(), sweep.precision_recall()]
     }
 
-    /// Many scores in few bins, near both ends and between: some tied, some in a bin of their own.
+    /// Many scores in few bins, near both ends and in between: some tied, some alone in their bins.
     fn crowded_score() -> impl Strategy<Value = f32> {
         let base = prop::sample::select(vec![0.0_f32, 1e-30, 1e-6, 0.01, 0.3, 0.499_999, 0.5, 0.8, 0.999]);
         prop_oneof![
@@ -282,20 +282,20 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_exact_up_to_their_bound_and_no_further() {
+    fn rows_are_exact_up_to_the_limit() {
         let counted: Vec<_> = (0..9_u8).map(|i| WeightedRow::new(0.1, f32::from(i % 2), 1.0)).collect();
         let weighted = WeightedRow { weight: 2.0, ..counted[0] };
         let is_exact = |rows: &[WeightedRow], bytes| !matches!(ranked(rows, bytes).rows, Rows::Binned(_));
         assert!(is_exact(&counted, 36) && !is_exact(&counted, 35));
         let mut mixed = counted;
         mixed.push(weighted);
-        assert!(is_exact(&mixed, 120) && !is_exact(&mixed, 119), "a weighted row makes all of them wider");
+        assert!(is_exact(&mixed, 120) && !is_exact(&mixed, 119), "one weighted row widens all rows");
         mixed.rotate_right(1);
-        assert!(is_exact(&mixed, 120) && !is_exact(&mixed, 119), "wherever it comes");
+        assert!(is_exact(&mixed, 120) && !is_exact(&mixed, 119), "at any position");
     }
 
     #[test]
-    fn room_is_made_by_doubling_and_not_beyond_the_bound() {
+    fn memory_is_doubled_up_to_the_limit() {
         let mut keys: Vec<u32> = Vec::new();
         let mut rooms = std::collections::BTreeSet::new();
         for _ in 0..100 {

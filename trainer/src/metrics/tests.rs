@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::{Accumulator, Metric, Metrics, MetricsError, ScoredBatch};
 use crate::spec::Prediction;
 
-/// Every pair of rows, one by one.
+/// Compares every pair of rows.
 fn auc_by_pairs(scores: &[f32], labels: &[f32], weights: &[f32]) -> Option<f64> {
     let (mut wins, mut pairs) = (0.0, 0.0);
     for i in 0..scores.len() {
@@ -27,7 +27,7 @@ fn auc_by_pairs(scores: &[f32], labels: &[f32], weights: &[f32]) -> Option<f64> 
     (pairs > 0.0).then(|| wins / pairs)
 }
 
-/// Each positive row, one by one, against every row.
+/// Compares each positive row with every row.
 fn pr_auc_by_rows(scores: &[f32], labels: &[f32], weights: &[f32]) -> Option<f64> {
     let positive = |i: usize| f64::from(weights[i]) * f64::from(labels[i]);
     let rows = 0..scores.len();
@@ -62,7 +62,7 @@ fn close(found: Option<f64>, expected: Option<f64>, tolerance: f64) -> bool {
     }
 }
 
-/// Scores from few values, so that many are tied.
+/// Scores with few distinct values, so that many are tied.
 fn tied_scores() -> impl Strategy<Value = Vec<f32>> {
     prop::collection::vec((0_u8..12).prop_map(|tenth| f32::from(tenth) / 11.0), 1..60)
 }
@@ -106,7 +106,7 @@ proptest! {
     fn weights_of_one_change_nothing(scores in tied_scores(), seed in any::<u64>(), cut in 0_usize..60) {
         let labels: Vec<f32> = (0..scores.len()).map(|i| (seed >> (i % 64) & 1) as f32).collect();
         let cut = cut.min(scores.len());
-        // A weight of 2, then taken back, moves the rows to the weighted representation.
+        // Adding and removing a row of weight 2 converts the rows to the weighted representation.
         let plain = metrics(&scores, &labels, None).unwrap();
         let mut accumulator = of_probabilities();
         accumulator.add(scored(&scores[..cut], &labels[..cut], None)).unwrap();
@@ -117,7 +117,7 @@ proptest! {
         prop_assert!(close(weighted.value(Metric::PrAuc), plain.value(Metric::PrAuc), 1e-12));
         prop_assert_eq!(weighted.examples, plain.examples + 1);
         let sums = |of: Metrics| of.named_values().filter(|(name, _)| !name.ends_with("auc")).collect::<Vec<_>>();
-        prop_assert_eq!(sums(weighted), sums(plain), "all but the areas is the same sums");
+        prop_assert_eq!(sums(weighted), sums(plain), "all metrics except the areas are the same sums");
     }
 }
 
@@ -173,10 +173,10 @@ fn agrees_with_scikit_learn() {
 
 #[test]
 fn a_case_worked_by_hand() {
-    // From the top: a positive of weight 2; a positive and a negative, tied; a negative of weight 4.
+    // In descending order: a positive of weight 2; a positive and a negative, tied; a negative of weight 4.
     let (scores, labels, weights) = ([0.75, 0.5, 0.5, 0.25], [1.0, 1.0, 0.0, 0.0], [2.0, 1.0, 1.0, 4.0]);
     let found = metrics(&scores, &labels, Some(&weights)).unwrap();
-    // Of 3 x 5 pairs the tied one counts half.
+    // Of 3 x 5 pairs, the tied one counts half.
     assert_eq!(found.value(Metric::Auc), Some(14.5 / 15.0));
     // Precision is 1 for the first positive, and (2 + 1) / 4 for the second.
     assert_eq!(found.value(Metric::PrAuc), Some((2.0 + 0.75) / 3.0));
@@ -191,7 +191,7 @@ fn a_case_worked_by_hand() {
 }
 
 #[test]
-fn always_the_mean_label_has_entropy_and_calibration_one() {
+fn predicting_the_mean_label_has_entropy_and_calibration_one() {
     let found = metrics(&[0.25; 8], &[0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0], None).unwrap();
     assert!(close(found.value(Metric::NormalizedEntropy), Some(1.0), 1e-15), "{found:?}");
     assert_eq!(
@@ -216,7 +216,7 @@ fn batches_make_no_difference() {
 }
 
 #[test]
-fn a_class_alone_has_what_does_not_compare_classes() {
+fn a_single_class_has_only_metrics_that_do_not_compare_classes() {
     let positives = metrics(&[0.25, 0.75], &[1.0, 1.0], None).unwrap();
     assert_eq!(
         (
@@ -247,7 +247,7 @@ fn a_class_alone_has_what_does_not_compare_classes() {
 }
 
 #[test]
-fn rows_without_weight_have_no_say() {
+fn rows_without_weight_have_no_effect() {
     let weighted = metrics(&[0.5, 0.25, 0.9], &[1.0, 0.0, 0.0], Some(&[1.0, 1.0, 0.0])).unwrap();
     let without = metrics(&[0.5, 0.25], &[1.0, 0.0], None).unwrap();
     assert_eq!(weighted, Metrics { examples: 3, ..without });
@@ -259,7 +259,7 @@ fn rows_without_weight_have_no_say() {
 }
 
 #[test]
-fn an_accumulator_past_its_bound_is_exact_again_for_the_next_rows() {
+fn an_accumulator_above_its_limit_is_exact_again_after_finishing() {
     let scores = [0.3, 0.300_000_1, 0.300_000_2];
     let labels = [0.0, 1.0, 0.0];
     let mut accumulator = Accumulator::with_exact_bytes("", 8);
@@ -279,7 +279,7 @@ fn an_accumulator_past_its_bound_is_exact_again_for_the_next_rows() {
 #[test]
 fn extremes_are_ranked_and_clipped() {
     let found = metrics(&[0.0, -0.0, 1.0, f32::MIN_POSITIVE], &[0.0, 1.0, 1.0, 0.0], None).unwrap();
-    // The first two are tied; the positive at 0 loses to the smallest number above it.
+    // The first two are tied; the positive at 0 loses to the smallest positive number.
     assert_eq!(found.value(Metric::Auc), Some(2.5 / 4.0));
     assert!(found.value(Metric::LogLoss).is_some());
     let wrong = metrics(&[0.0, 1.0], &[1.0, 0.0], None).unwrap();
@@ -292,7 +292,7 @@ fn exactly_a_half_predicts_the_negative_class() {
 }
 
 #[test]
-fn rows_without_metrics_are_named() {
+fn rows_without_metrics_are_reported() {
     let bad_score = metrics(&[0.5, f32::NAN], &[0.0, 1.0], None).unwrap_err();
     assert!(matches!(bad_score, MetricsError::Score { row: 1, .. }), "{bad_score}");
     let (row, expected) = (0, "a probability");
@@ -305,14 +305,14 @@ fn rows_without_metrics_are_named() {
 }
 
 #[test]
-fn scores_of_any_size_are_ranked_and_no_more() {
+fn unbounded_scores_have_ranking_metrics_only() {
     let ranked = |scores: &[f32]| {
         let mut accumulator = Accumulator::new("", Prediction::Rank);
         let (labels, groups) = ([1.0, 0.0, 1.0, 0.0], [3, 3, 4, 4]);
         accumulator.add(ScoredBatch { groups: Some(&groups), ..scored(scores, &labels, None) })?;
         accumulator.finish()
     };
-    // Positives above three of four negatives; within groups, above all.
+    // Positives are above three of four negatives; within groups, above all.
     let found = ranked(&[40.0, 30.0, -20.0, -25.0]).unwrap();
     let names: Vec<_> = found.values.iter().map(|values| values.metric.name()).collect();
     assert_eq!(names, ["auc", "pr_auc", "group_auc"]);
@@ -335,7 +335,7 @@ fn of_numbers(scores: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Result
 }
 
 proptest! {
-    /// In two passes, which know the mean beforehand.
+    /// In two passes, with the mean known beforehand.
     #[test]
     fn numbers_have_the_errors_of_their_definition(
         rows in prop::collection::vec((-50.0_f32..50.0, -50.0_f32..50.0, 0_u8..4), 2..60), far in any::<bool>(),
@@ -368,7 +368,7 @@ proptest! {
 #[test]
 fn numbers_worked_by_hand() {
     let found = of_numbers(&[3.0, 1.0, -2.0], &[1.0, 1.0, 4.0], Some(&[1.0, 2.0, 0.0])).unwrap();
-    // A label of no variance explains nothing.
+    // Labels without variance have no R².
     let wanted = [("rmse", (4.0_f64 / 3.0).sqrt()), ("mae", 2.0 / 3.0), ("calibration", 5.0 / 3.0)];
     let names: Vec<String> = found.named_values().map(|(name, _)| name).collect();
     assert_eq!(names, ["price/rmse", "price/mae", "price/calibration"]);
@@ -391,7 +391,7 @@ fn numbers_worked_by_hand() {
 struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
 
 #[test]
-fn documents_come_back() {
+fn documents_round_trip() {
     let mut grouped = of_probabilities();
     let rows = scored(&[0.5, 0.1 + 0.2], &[1.0, 0.0], None);
     grouped.add(ScoredBatch { groups: Some(&[3, 4]), ..rows }).unwrap();
@@ -404,7 +404,7 @@ fn documents_come_back() {
 }
 
 #[test]
-fn documents_from_before_there_were_labels_are_read() {
+fn documents_of_earlier_versions_without_labels_are_read() {
     let old = r#"{"auc": 0.75, "auc_error": 0.0, "pr_auc": null, "pr_auc_error": null, "log_loss": 0.5,
         "normalized_entropy": null, "calibration": null, "rmse": 0.25, "accuracy": 0.875, "group_auc": null,
         "groups": null, "examples": 18446744073709551615}"#;
@@ -419,7 +419,7 @@ fn documents_from_before_there_were_labels_are_read() {
 
 #[test]
 fn classes_worked_by_hand() {
-    // Of each class, those of four rows.
+    // Column-major: the scores of four rows for each class.
     let scores = [0.5, 0.25, 0.4, 0.0, 0.25, 0.25, 0.4, 0.0, 0.25, 0.5, 0.2, 1.0];
     let (labels, weights) = ([0.0, 1.0, 1.0, 0.0], [1.0, 2.0, 1.0, 4.0]);
     let mut accumulator = Accumulator::new("", Prediction::Classes(3));
@@ -437,12 +437,12 @@ fn classes_worked_by_hand() {
     };
     close(Metric::LogLoss, log_loss);
     close(Metric::NormalizedEntropy, log_loss / entropy);
-    // Of two that score the same, the first is predicted: the third row is none of it.
+    // Of two equal scores, the first one is the prediction: the third row's class is not predicted.
     close(Metric::Accuracy, 1.0 / 8.0);
-    // Once more, of another weight, and nothing of before.
+    // Again, with other weights; earlier rows have no effect.
     accumulator.add(of(None)).unwrap();
     assert_eq!(accumulator.finish().unwrap().value(Metric::Accuracy), Some(0.25));
-    // Rows of one class have no entropy to compare with.
+    // Rows of one class have no entropy for comparison.
     accumulator
         .add(ScoredBatch { scores: &[1.0, 0.0, 0.0], labels: &[0.0], weights: None, groups: None })
         .unwrap();
@@ -452,8 +452,8 @@ fn classes_worked_by_hand() {
 }
 
 #[test]
-fn of_many_classes_the_first_five_count_too() {
-    // Class 0 scores highest, then 1 and so on.
+fn top5_accuracy_counts_the_five_highest_scores() {
+    // Class 0 has the highest score, then class 1 and so on.
     let scores: Vec<f32> = (0..7).flat_map(|class| [0.25 / (1.0 + class as f32); 7]).collect();
     let labels: Vec<f32> = (0..7).map(|class| class as f32).collect();
     let mut accumulator = Accumulator::new("", Prediction::Classes(7));
@@ -469,7 +469,7 @@ fn of_many_classes_the_first_five_count_too() {
 }
 
 #[test]
-fn what_is_no_class_or_no_probability_of_one_is_named() {
+fn invalid_classes_and_probabilities_are_reported() {
     let added = |scores: [f32; 2], label: f32| {
         let mut accumulator = Accumulator::new("", Prediction::Classes(2));
         let row = ScoredBatch { scores: &scores, labels: &[label], weights: None, groups: None };
@@ -477,7 +477,7 @@ fn what_is_no_class_or_no_probability_of_one_is_named() {
     };
     assert_eq!(added([0.5, 0.5], 1.0), Ok(()));
     for label in [2.0, -1.0, 0.5, f32::NAN] {
-        let expected = format!("row 0 of the evaluation has label {label}: expected the number of a class");
+        let expected = format!("row 0 of the evaluation has label {label}: expected the index of a class");
         assert_eq!(added([0.5, 0.5], label), Err(expected));
     }
     for score in [1.5, -0.5, f32::NAN] {

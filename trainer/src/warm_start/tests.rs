@@ -13,7 +13,7 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Features `x` and `y` of numbers, and `a` to `d` of ids.
+/// Numeric features `x` and `y`, and id features `a` to `d`.
 fn schema(cardinality: u32) -> BatchSchema {
     BatchSchema {
         rows: 4,
@@ -68,35 +68,35 @@ fn rows_follow_their_inputs() {
     let now = dlrm(&["y", "c", "x", "a", "d"], DlrmInteraction::Dot);
     let warm = warm(&then, &now).unwrap();
     assert_eq!(rows_of(&warm, "bottom.layer.0.weight"), [Zeros, Then(0)]);
-    // Two columns of the bottom; then products, there of (a, 0), (b, 0), (b, a), (c, 0), (c, a), (c, b) and here of
-    // (c, 0), (a, 0), (a, c), (d, 0), (d, c), (d, a).
+    // Two columns of the bottom, then dot products: in the source (a, 0), (b, 0), (b, a), (c, 0), (c, a), (c,
+    // b), and here (c, 0), (a, 0), (a, c), (d, 0), (d, c), (d, a).
     let products = [Then(5), Then(2), Then(6), Initial, Initial, Initial];
     assert_eq!(rows_of(&warm, "top.layer.0.weight"), [&[Then(0), Then(1)][..], &products].concat());
     let report = warm.report();
     assert_eq!(report.partial, ["bottom.layer.0.weight", "top.layer.0.weight"]);
     assert_eq!(report.initialized, [("embedding.d".to_owned(), "is new".to_owned())]);
     assert_eq!(report.unused, ["embedding.b"]);
-    let told = "8 of 11 parameters copied in full; in part: bottom.layer.0.weight, top.layer.0.weight; initialized: \
+    let expected = "8 of 11 parameters copied in full; in part: bottom.layer.0.weight, top.layer.0.weight; initialized: \
                 embedding.d (is new); unused: embedding.b";
-    assert_eq!(report.to_string(), told);
+    assert_eq!(report.to_string(), expected);
 }
 
 #[test]
-fn other_shapes_and_other_ids_begin_anew() {
+fn other_shapes_and_incompatible_ids_are_initialized() {
     let (then, now) = (schema(6), schema(7));
     let spec = linear(&["x", "a", "b", "c"]);
     let ids = IdMappings::from([
         ("a".to_owned(), IdMapping::Same),
         ("b".to_owned(), IdMapping::Mapped([Some(5), None].into_iter().cycle().take(7).collect())),
-        ("c".to_owned(), IdMapping::Incompatible("is of another kind there".to_owned())),
+        ("c".to_owned(), IdMapping::Incompatible("is of another kind in the source".to_owned())),
     ]);
     let warm = WarmStart::new((&spec, &then, &[]), (&spec, &now, &[]), &ids).unwrap();
     let expected = [Place::Then(5), Place::Zeros];
     assert_eq!(rows_of(&warm, "linear.ids.b")[..2], expected);
-    let anew =
-        |name: &str| warm.report().initialized.iter().find(|(anew, _)| anew == name).unwrap().1.as_str();
-    assert_eq!(anew("linear.ids.a"), "has shape [6] in the source and [7] here");
-    assert_eq!(anew("linear.ids.c"), "`c` is of another kind there");
+    let reason =
+        |name: &str| warm.report().initialized.iter().find(|(other, _)| other == name).unwrap().1.as_str();
+    assert_eq!(reason("linear.ids.a"), "has shape [6] in the source and [7] here");
+    assert_eq!(reason("linear.ids.c"), "`c` is of another kind in the source");
     assert_eq!(warm.report().full, ["linear.dense", "linear.bias"]);
 }
 
@@ -104,14 +104,14 @@ fn other_shapes_and_other_ids_begin_anew() {
 fn models_with_nothing_in_common_are_refused() {
     let crossed = DlrmInteraction::Cross(CrossSpec { layers: 1, rank: None });
     let refused = warm(&linear(&["x"]), &dlrm(&["x", "a"], crossed)).unwrap_err();
-    let told = "a model of kind `dlrm` cannot start from the weights of a model of kind `linear`";
-    assert_eq!(refused.to_string(), told);
-    // A bias is always there.
+    let expected = "a model of kind `dlrm` cannot start from the weights of a model of kind `linear`";
+    assert_eq!(refused.to_string(), expected);
+    // A bias always matches.
     assert_eq!(warm(&linear(&["x"]), &linear(&["y"])).unwrap().report().full, ["linear.bias"]);
 }
 
 #[test]
-fn an_earlier_id_that_never_was_is_no_place() {
+fn an_earlier_id_out_of_range_has_no_place() {
     let spec = linear(&["a"]);
     let ids = IdMapping::Mapped(vec![Some(5), Some(6), None, None, None, None]);
     let ids = IdMappings::from([("a".to_owned(), ids)]);
