@@ -1,13 +1,13 @@
-//! How long a checkpoint keeps training from its next step, beside a plain copy of as many bytes.
+//! Measures how long a checkpoint delays the next training step, compared with a plain copy of as many bytes.
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example checkpoint_stall -- [MIB] [THREADS] [DIRECTORY]
 //! ```
 //!
-//! An MLP over 26 embeddings of 16 with Adagrad, whose tables and their state take MIB mebibytes (1024 if not
-//! given), checkpointed to DIRECTORY (the system's temporary one). The plain copy is one thread's `memcpy` between
-//! memory that was touched before, made just before each checkpoint. Takes four times MIB of memory. Prints
-//! minimum, median and maximum over runs.
+//! The model is an MLP over 26 embeddings of width 16 with Adagrad, whose tables and state use MIB mebibytes
+//! (default: 1024). Checkpoints go to DIRECTORY (default: the system's temporary directory). The plain copy
+//! is a single-threaded `memcpy` between touched memory, made just before each checkpoint. The benchmark uses
+//! four times MIB of memory. It prints minimum, median and maximum over runs.
 
 #![allow(clippy::print_stdout, reason = "a measurement prints")]
 
@@ -103,7 +103,7 @@ fn names() -> Vec<String> {
     (0..FEATURES).map(|number| format!("c{number}")).collect()
 }
 
-/// Tables of `bytes` bytes, weights and as much state.
+/// Tables of `bytes` bytes; half of that are weights, half state.
 fn schema(bytes: usize) -> BatchSchema {
     let row_bytes = FEATURES * WIDTH as usize * 2 * size_of::<f32>();
     let cardinality = (bytes / row_bytes) as u32;

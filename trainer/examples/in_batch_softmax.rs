@@ -1,11 +1,12 @@
-//! How fast the in-batch softmax is, beside the matrix products that it cannot do without.
+//! Measures the speed of the in-batch softmax, compared with its matrix products.
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example in_batch_softmax -- [--dim 64] [--threads 2] [--runs 30]
 //! ```
 //!
-//! Of batches of 1024 and 4096 rows: loss and gradients take `6 B^2 W` floating-point operations in products, told a
-//! second in the best run; and the rate of one product of as many numbers that suits the kernels.
+//! For batches of 1024 and 4096 rows, loss and gradients need `6 B^2 W` floating-point operations in matrix
+//! products. Prints their rate in the best run, and the rate of one matrix product with as many operations,
+//! whose shape suits the kernels.
 
 #![allow(clippy::print_stdout, reason = "a measurement prints")]
 
@@ -52,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let flops = 6.0 * (rows * rows * dim) as f64;
             let best = 2.0 * (1024 * 1024 * 1024) as f64 / product(&backend, 1024, runs);
             println!(
-                "batch {rows}, {}: {:.2} ms, {:.0} GFLOP/s, {:.0}% of the {:.0} of a product",
+                "batch {rows}, {}: {:.2} ms, {:.0} GFLOP/s, {:.0}% of the {:.0} GFLOP/s of a matrix product",
                 if item_id.is_some() { "of ids" } else { "without ids" },
                 1e3 * seconds,
                 flops / seconds / 1e9,
@@ -126,7 +127,7 @@ fn filled(schema: &BatchSchema) -> Result<BatchBuffer, Box<dyn Error>> {
     Ok(buffer)
 }
 
-/// Seconds of a product of square matrices.
+/// Seconds of a product of two square matrices.
 fn product(backend: &Cpu, n: usize, runs: usize) -> f64 {
     let (input, weights, mut output) = (backend.matrix(n, n), backend.matrix(n, n), backend.matrix(n, n));
     best_of(runs, || {

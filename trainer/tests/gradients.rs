@@ -1,7 +1,8 @@
-//! Every layer and the loss against central differences, in float64. `models/` has whole models.
+//! Compares the gradients of every layer and the loss with central differences, in float64. `models/` tests
+//! whole models.
 //!
-//! A step of rate 1 by plain descent takes the gradient off each weight: that is how gradients of table
-//! rows, which are never kept, are read.
+//! An SGD step with learning rate 1 subtracts the gradient from each weight. This reveals the gradients of
+//! table rows, which are never stored.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -28,7 +29,7 @@ const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
 const BUFFERS: BufferSpec = BufferSpec { rows: ROWS, float: Float::F32 };
-/// All rows at once, some of the numbers left out where layers do so.
+/// All rows in one pass, with dropout where layers have it.
 const PASS: Pass = Pass { rows: 0..ROWS, purpose: Purpose::Training(11) };
 
 fn sgd() -> Optimizer {
@@ -55,7 +56,7 @@ fn read(matrix: &ReferenceMatrix, count: usize) -> Vec<f64> {
     values
 }
 
-/// Fills every parameter with numbers of every size.
+/// Fills every parameter with numbers of various sizes.
 fn scatter(parameters: &mut dyn Parameters<Reference>) {
     for (spec, mut stored) in parameters.stored_mut() {
         let values = Init::Uniform { limit: 0.8 }.values(5, &spec.name, 0).take(spec.len());
@@ -63,15 +64,15 @@ fn scatter(parameters: &mut dyn Parameters<Reference>) {
     }
 }
 
-/// What a layer's output is judged by: any fixed function whose gradient by the output is `weights`.
+/// The test's loss: a function of a layer's output whose gradient with respect to the output is `weights`.
 fn dot(output: &ReferenceMatrix, weights: &[f64]) -> f64 {
     read(output, weights.len()).iter().zip(weights).map(|(y, w)| y * w).sum()
 }
 
-/// Holds `gradient` at `at` to central differences of `function`.
+/// Compares `gradient` at `at` with central differences of `function`.
 fn check(what: &str, at: &[f64], gradient: &[f64], mut function: impl FnMut(&[f64]) -> f64) {
     assert!(!at.is_empty() && at.len() == gradient.len(), "{what}");
-    assert!(gradient.iter().any(|&g| g != 0.0), "{what}: a gradient of zeros proves nothing");
+    assert!(gradient.iter().any(|&g| g != 0.0), "{what}: an all-zero gradient proves nothing");
     let largest = gradient.iter().fold(0.0_f64, |largest, g| largest.max(g.abs()));
     let mut moved = at.to_vec();
     for item in 0..at.len() {
@@ -162,7 +163,7 @@ fn planned() -> <Reference as Device>::RowPlan {
     plan
 }
 
-/// One step of plain descent by what `layer` shows.
+/// One SGD step with the gradients that `layer` passes to the visitor.
 fn descend(layer: impl FnOnce(&mut dyn GradientVisitor<Reference>)) {
     let (batch, plan) = (uploaded(), planned());
     let (touched, scale) = ((&batch, &plan), &filled(1, 1, &[1.0]));
@@ -170,7 +171,7 @@ fn descend(layer: impl FnOnce(&mut dyn GradientVisitor<Reference>)) {
     layer(&mut ApplyUpdates { backend: BACKEND, touched, scale, clip, step, draws: 0 });
 }
 
-/// A parameter's numbers; and the same parameter with others.
+/// The values of a parameter.
 fn value_of(parameter: &MatrixParameter<Reference>) -> Vec<f64> {
     read(&parameter.value, parameter.spec.len())
 }
@@ -186,7 +187,7 @@ fn dense_layer() {
         let mut layer = Dense::new(BACKEND, "dense", (inputs, outputs), activation, sgd()).unwrap();
         scatter(&mut layer);
         let input = matrix("input", ROWS, inputs);
-        let output_grad = numbers("by output", ROWS * outputs);
+        let output_grad = numbers("output gradient", ROWS * outputs);
         let value = |layer: &Dense<Reference>, input: &ReferenceMatrix| {
             let mut output = BACKEND.matrix(ROWS, outputs);
             layer.forward(BACKEND, &PASS, input, &mut output);
@@ -228,7 +229,7 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let mut mlp = Mlp::new(BACKEND, "mlp", 5, hidden, (2, Activation::Identity), sgd()).unwrap();
     scatter(&mut mlp);
     let input = matrix("input", ROWS, 5);
-    let output_grad = numbers("by output", ROWS * 2);
+    let output_grad = numbers("output gradient", ROWS * 2);
     let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
         let mut saved = MlpActivations::new(BACKEND, BUFFERS, mlp);
         mlp.forward(BACKEND, &PASS, input, &mut saved);
@@ -236,7 +237,7 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     };
     let (_, saved) = value(&mut mlp, &input);
     let mut work = MlpGradients::new(BACKEND, BUFFERS, &mlp);
-    // The last input column is one that nothing learns from.
+    // The last input column needs no gradient.
     let mut input_grad = BACKEND.matrix(ROWS, 4);
     let mut by_last = filled(ROWS, 2, &output_grad);
     mlp.backward(BACKEND, &PASS, &input, &saved, &mut work, &mut by_last, Some(&mut input_grad));
@@ -251,7 +252,7 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let before = values_of(&mlp);
     descend(|visitor| mlp.visit_gradients(visitor));
     let after = values_of(&mlp);
-    // What is kept of the moments is not trained, and scores only.
+    // Running moments are not trained and matter only for scoring.
     let trained: Vec<bool> = mlp.stored().iter().map(|(spec, _)| spec.optimizer.is_some()).collect();
     for (parameter, at) in before.iter().enumerate() {
         let gradient: Vec<f64> = at.iter().zip(&after[parameter]).map(|(at, after)| at - after).collect();
@@ -272,7 +273,7 @@ fn embedding() {
         let columns = width * COLUMNS.len();
         let new = || Embedding { tables: tables(width, pooling), dense: vec![1] };
         let batch = uploaded();
-        let weights = numbers("by output", ROWS * columns);
+        let weights = numbers("output gradient", ROWS * columns);
         let value = |embedding: &Embedding<Reference>| {
             let mut output = BACKEND.matrix(ROWS, columns + 1);
             embedding.forward(BACKEND, &batch, &PASS, &mut output, 0);
@@ -304,7 +305,7 @@ fn linear() {
         linear
     };
     let batch = uploaded();
-    let output_grad = numbers("by output", ROWS);
+    let output_grad = numbers("output gradient", ROWS);
     let value = |linear: &Linear<Reference>| {
         let mut output = BACKEND.matrix(ROWS, 1);
         linear.forward(BACKEND, &batch, &PASS, &mut output);
@@ -345,7 +346,7 @@ fn cross() {
         let mut cross = Cross::new(BACKEND, WIDTH, &CrossSpec { layers: 3, rank }, sgd()).unwrap();
         scatter(&mut cross);
         let first = matrix("first", ROWS, WIDTH);
-        let output_grad = numbers("by output", ROWS * WIDTH);
+        let output_grad = numbers("output gradient", ROWS * WIDTH);
         let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
             let mut saved = CrossActivations::new(BACKEND, BUFFERS, cross);
             cross.forward(BACKEND, &PASS, first, &mut saved);
@@ -354,7 +355,7 @@ fn cross() {
         let (_, saved) = value(&cross, &first);
         let mut work = CrossGradients::new(BACKEND, BUFFERS, &cross);
         let mut by_last = filled(ROWS, WIDTH, &output_grad);
-        // What is there already, it is added to.
+        // The gradient is accumulated.
         let mut first_grad = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
         cross.backward(BACKEND, &PASS, &first, &saved, &mut work, &mut by_last, &mut first_grad);
         let gradient: Vec<f64> = read(&first_grad, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();

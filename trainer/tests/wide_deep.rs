@@ -1,4 +1,4 @@
-//! What Wide & Deep refuses, what it takes, and what must not change its results.
+//! Wide & Deep: rejected settings, memory, and invariants.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at what it did not expect")]
 
@@ -64,7 +64,7 @@ fn spec() -> WideDeepSpec {
     }
 }
 
-/// A batch whose label can be told from its education.
+/// A batch whose label follows from the column `education`.
 fn batch(schema: &BatchSchema, rows: u32, seed: u64) -> BatchBuffer {
     let mut numbers = Init::Uniform { limit: 0.5 }.values(seed, "batch", 0).map(|x| x + 0.5);
     let mut below = |bound: u32| (numbers.next().unwrap() * f64::from(bound)) as u32;
@@ -134,7 +134,7 @@ fn it_learns() {
 }
 
 #[test]
-fn the_plan_names_what_the_model_holds() {
+fn the_plan_lists_the_models_tensors() {
     let schema = schema(64);
     let plan = ModelPlan::new(&ModelSpec::WideDeep(spec()), &schema, &training()).unwrap();
     assert_eq!(plan.tensors, model(1, &schema).tensors());
@@ -146,7 +146,7 @@ fn the_plan_names_what_the_model_holds() {
     assert_eq!(counted as u64, plan.parameters);
     let states: usize = of_role(TensorRole::OptimizerState).map(NamedTensor::len).sum();
     assert_eq!(states as u64, 2 * wide + deep);
-    // FTRL rows are padded from three numbers to four, and matrices of 20 columns to 32.
+    // FTRL rows are padded from three values to four, and matrices of 20 columns to 32.
     let padded = 12 * (26 + 1);
     assert_eq!(plan.parameter_bytes, 4 * (4 * (50 + 90) + 3 * 2 + 2 * (deep + padded)));
     let find = |name| plan.tensors.iter().find(|tensor| tensor.name == name).unwrap();
@@ -157,7 +157,7 @@ fn the_plan_names_what_the_model_holds() {
 }
 
 #[test]
-fn what_cannot_be_built_is_refused() {
+fn invalid_models_are_rejected() {
     let refusal = |change: fn(&mut WideDeepSpec)| {
         let mut spec = spec();
         change(&mut spec);
@@ -191,7 +191,7 @@ fn what_cannot_be_built_is_refused() {
 }
 
 #[test]
-fn parts_may_be_as_small_as_they_get() {
+fn parts_may_have_minimum_sizes() {
     let schema = schema(16);
     let smallest: [fn(&mut WideDeepSpec); 4] = [
         |spec| spec.wide.features.clear(),

@@ -1,4 +1,5 @@
-//! How fast Wide & Deep and DLRM are stepped, beside a floor of what the machine must do at least.
+//! Measures the speed of training steps of Wide & Deep and DLRM, compared with a lower bound of the time for
+//! this machine (the floor).
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
@@ -7,33 +8,35 @@
 //!     [--record no] [--part 8] [--examples 98304] [--operations] [--roof 1] [--libraries FOLDER] [--cache FOLDER]
 //! ```
 //!
-//! 26 features of `ids` ids drawn from a Zipf distribution, 13 dense columns; embeddings of `dim`, layers
-//! of `hidden` and 1 (DLRM's top, after layers of `bottom` and `dim`); Adagrad. Batches lie in the slots of a ring and are
-//! taken from there again and again, so this is the step alone. A run takes whole passes over the batches until its
-//! seconds are over.
+//! The data has 26 features with `ids` ids each, drawn from a Zipf distribution, and 13 dense columns. The
+//! model has embeddings of width `dim` and layers of `hidden` and 1 (DLRM: its top layers, after bottom
+//! layers of `bottom` and `dim`), trained with Adagrad. Batches stay in the slots of a ring and are reused,
+//! so only the step is measured. A run takes whole passes over the batches until its time is over.
 //!
-//! The floor is the matrix products' FLOPs at the rate that a library of matrix products in single precision reaches on
-//! all threads (the `gemm` crate's), plus the bytes of embeddings at the bandwidth of memory, as if every distinct row of
-//! a batch came from memory. Products by AMX's tiles are faster than the library's, so with them the floor is not one;
-//! their own rate is told beside it. `--without-tiles` steps as a machine without AMX does. `--tables bf16` or `fp16` rounds
-//! embeddings to as much, which on a GPU take half the bytes.
+//! The floor is the matrix products' FLOPs at the rate of the fp32 GEMM library (the `gemm` crate) on all
+//! threads, plus the bytes of embeddings at memory bandwidth, assuming that every distinct row of a batch is
+//! read from memory. Matrix products with AMX are faster than the library, so with AMX this is not a floor;
+//! their rate is printed as well. `--without-tiles` disables AMX. `--tables bf16` or `fp16` stores embeddings
+//! in 16 bits, which halves their bytes on a GPU.
 //!
-//! `--model mlperf` is DLRM-DCNv2 of MLPerf Training: the reference's tables, each of the `--part`th of its rows, its ids a
-//! row and its cross layers; layers and dimension as told.
+//! `--model mlperf` is DLRM-DCNv2 of MLPerf Training: the reference's tables with every `--part`th of their
+//! rows, its ids per row and its cross layers; layers and dimension as given.
 //!
-//! `--device cuda` steps on a GPU, to which each batch is copied from the ring as in training. CUDA's libraries are those
-//! of the host, or of the folder `--libraries`; kernels that were compiled are kept in the folder `--cache`, if it is given.
+//! `--device cuda` trains on a GPU, to which each batch is copied from the ring as in training. CUDA
+//! libraries are those of the host, or of the directory `--libraries`. Compiled kernels are cached in the
+//! directory `--cache`, if given.
 //!
-//! `--operations` records a pass after the runs, and tells what each operation took, and what the device can do at the
-//! most: how fast it copies matrices of `--roof` times 64 MiB, and multiplies ones of `--roof` times 2048 rows.
+//! `--operations` records a pass after the runs. It prints the time of each operation and the device's peak
+//! rates, measured by copying matrices of `--roof` times 64 MiB and multiplying matrices of `--roof` times
+//! 2048 rows.
 //!
-//! `--record` tells what it costs that operations may be recorded, and that they are: `no` leaves out what records
-//! them, with `off` it is there and nobody looks, with `on` each run is recorded.
+//! `--record` measures the overhead of recording: `no` has no recorder, `off` has an idle one, `on` records
+//! each run.
 //!
-//! For `bench/step.py`: `--json` prints a line for each thing told; `--wait` waits for a line of standard input
-//! before each run, and ends at its end; `--losses N` prints the losses of the first N steps and takes no time;
-//! `--rates` measures the machine alone, once a run. With the losses comes a digest of the bits of all weights and
-//! optimizer state after them.
+//! For `bench/step.py`: `--json` prints one JSON line per result. `--wait` waits for a line of standard input
+//! before each run, and exits at its end. `--losses N` prints the losses of the first N steps without
+//! measuring, and a digest of the bits of all weights and optimizer state after them. `--rates` measures only
+//! the machine, once per run.
 
 #![allow(clippy::print_stdout, reason = "a measurement prints")]
 
@@ -57,13 +60,13 @@ use sha2::{Digest, Sha256};
 use options::{Options, Record};
 use work::{Rates, Work};
 
-/// What is done with a backend beside its steps.
-struct Looks<'a, B> {
+/// Functions called on the backend around its runs.
+struct Hooks<'a, B> {
     /// Before each run.
     before: &'a dyn Fn(&B),
-    /// Begins a recording,
+    /// Starts a recording.
     begin: &'a dyn Fn(&B),
-    /// and ends it.
+    /// Ends the recording and returns it.
     end: &'a dyn Fn(&B) -> (Recording, Floors),
 }
 
@@ -98,24 +101,24 @@ fn run_recorded<B: Backend<Scalar = f32>>(options: &Options, backend: B) -> Resu
         let recording = backend.end_recording();
         (recording, backend.floors(options.precision.activations(), options.roof))
     };
-    let looks = Looks { before: &nothing, begin: &B::begin_recording, end: &end };
+    let hooks = Hooks { before: &nothing, begin: &B::begin_recording, end: &end };
     match options.record {
         Record::No if !options.operations => {
-            run(options, backend, &Looks { begin: &nothing, end: &|_| Default::default(), ..looks })
+            run(options, backend, &Hooks { begin: &nothing, end: &|_| Default::default(), ..hooks })
         }
-        Record::No | Record::Off => run(options, backend, &looks),
+        Record::No | Record::Off => run(options, backend, &hooks),
         // A recording for each run, so that the recorder has room for its spans.
-        Record::On => run(options, backend, &Looks { before: &B::begin_recording, ..looks }),
+        Record::On => run(options, backend, &Hooks { before: &B::begin_recording, ..hooks }),
     }
 }
 
 fn run<B: Backend<Scalar = f32>>(
     options: &Options,
     backend: B,
-    looks: &Looks<'_, B>,
+    hooks: &Hooks<'_, B>,
 ) -> Result<(), Box<dyn Error>> {
     let schema = shapes::schema(options);
-    // The rivals of bench/step.py start from the same weights.
+    // The models in bench/step.py start from the same weights.
     let (precision, embedding_precision) = (options.precision, options.tables);
     let training = TrainingSpec { seed: 1, precision, embedding_precision, ..TrainingSpec::default() };
     let mut model = Model::new(backend, &shapes::spec(options), &schema, &training)?;
@@ -133,10 +136,10 @@ fn run<B: Backend<Scalar = f32>>(
     if options.losses > 0 {
         return losses(&mut model, &batches[..options.losses]);
     }
-    measure(options, &mut model, &batches, looks)
+    measure(options, &mut model, &batches, hooks)
 }
 
-/// Prints the mean loss of each batch, one step each, and what became of the weights.
+/// Prints the mean loss of each batch, with one step each, and a digest of the resulting weights.
 fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Lease]) -> Result<(), Box<dyn Error>> {
     let step = |(batch, number): (&Lease, u64)| {
         Ok::<_, Box<dyn Error>>(model.train_step(batch.batch(), Step::number(number))?.mean())
@@ -157,7 +160,7 @@ fn measure<B: Backend<Scalar = f32>>(
     options: &Options,
     model: &mut Model<B>,
     batches: &[Lease],
-    looks: &Looks<'_, B>,
+    hooks: &Hooks<'_, B>,
 ) -> Result<(), Box<dyn Error>> {
     let work = Work::of(options, batches);
     let mut steps = 0;
@@ -175,7 +178,7 @@ fn measure<B: Backend<Scalar = f32>>(
         }
         end(model, 0)
     };
-    // The first pass touches memory for the first time.
+    // The first pass touches all memory.
     pass(model)?;
     if options.json {
         let device = model.backend().describe();
@@ -190,7 +193,7 @@ fn measure<B: Backend<Scalar = f32>>(
     }
     let mut rates = Vec::new();
     options.each_run(|| {
-        (looks.before)(model.backend());
+        (hooks.before)(model.backend());
         let (start, least) = (Instant::now(), Duration::from_secs_f64(options.seconds));
         let mut examples = 0.0;
         while start.elapsed() < least {
@@ -205,9 +208,9 @@ fn measure<B: Backend<Scalar = f32>>(
         Ok(())
     })?;
     if options.operations {
-        (looks.begin)(model.backend());
+        (hooks.begin)(model.backend());
         pass(model)?;
-        let (recording, floors) = (looks.end)(model.backend());
+        let (recording, floors) = (hooks.end)(model.backend());
         for document in operations::documents(&recording, &floors) {
             println!("{document}");
         }
@@ -224,7 +227,7 @@ fn measure<B: Backend<Scalar = f32>>(
     }
 }
 
-/// What was stepped.
+/// Describes the model and its batches.
 fn shape(options: &Options) -> String {
     let Options { kind, ids, part, dim, batch, precision, tables: stored, .. } = options;
     let tables = match kind {
@@ -240,14 +243,14 @@ fn report(options: &Options, work: &Work, mut rates: Vec<f64>) -> Result<(), Box
     rates.sort_by(f64::total_cmp);
     println!("{} {} threads", shape(options), options.threads);
     println!(
-        "an example takes {:.0} kFLOP and {:.1} kB; the machine does {:.0} GFLOP/s and {:.1} GB/s: floor {floor:.0}/s",
+        "an example needs {:.0} kFLOP and {:.1} kB; the machine reaches {:.0} GFLOP/s and {:.1} GB/s: floor {floor:.0}/s",
         work.flops / 1e3,
         work.bytes / 1e3,
         machine.flops / 1e9,
         machine.bytes / 1e9,
     );
-    println!("products as steps make them, in fp32: {:.0} GFLOP/s", machine.fastest / 1e9);
-    println!("examples/s min / median / max, and the share of the floor");
+    println!("our matrix products in fp32: {:.0} GFLOP/s", machine.fastest / 1e9);
+    println!("examples/s min / median / max, relative to the floor");
     for rate in [rates.first(), rates.get(rates.len() / 2), rates.last()].into_iter().flatten() {
         println!("  {rate:>9.0}  {:>4.0}%", 100.0 * rate / floor);
     }

@@ -1,4 +1,4 @@
-//! What each operation of some recorded steps took, beside the least that it could take.
+//! The time of each operation in recorded steps, compared with its minimum.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use millstream_backend::Floors;
 use millstream_trace::{Category, Phase, Recording, Span};
 use serde_json::{Value, json};
 
-/// All calls of an operation in a part of the step; of layers, all calls on this many inputs and outputs.
+/// All calls of an operation in a phase; for layers, all calls with this number of inputs and outputs.
 type Key<'a> = (&'a str, Option<Phase>, Option<[u32; 2]>);
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Sum {
     least_seconds: f64,
 }
 
-/// A document for each, the longest first.
+/// A document for each operation, longest first.
 pub(crate) fn documents(recording: &Recording, floors: &Floors) -> Vec<Value> {
     let mut sums = BTreeMap::<Key<'_>, Sum>::new();
     let spans = recording.tracks.iter().flat_map(|track| &track.spans);

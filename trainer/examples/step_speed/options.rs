@@ -26,17 +26,18 @@ pub(crate) enum Record {
 /// The command line.
 pub(crate) struct Options {
     pub(crate) kind: Kind,
-    /// A table's rows, but for those of MLPerf,
+    /// Rows of each table; ignored for MLPerf.
     pub(crate) ids: u32,
-    /// which are divided by this.
+    /// The divisor of the rows of MLPerf's tables.
     pub(crate) part: u32,
     pub(crate) dim: u32,
-    /// Layers before the last one.
+    /// Widths of the layers except the last.
     pub(crate) hidden: Vec<u32>,
-    /// Of DLRM.
+    /// Widths of DLRM's bottom layers.
     pub(crate) bottom: Vec<u32>,
     pub(crate) batch: u32,
-    /// Of all batches together, so that small batches touch as many rows of the tables as large ones.
+    /// Examples in all batches together, so that small batches touch as many rows of the tables as large
+    /// ones.
     pub(crate) examples: u32,
     pub(crate) threads: u32,
     pub(crate) seconds: f64,
@@ -46,16 +47,16 @@ pub(crate) struct Options {
     pub(crate) losses: usize,
     pub(crate) rates: bool,
     pub(crate) operations: bool,
-    /// How large the matrices are by which the device is measured.
+    /// The factor of the size of the matrices that measure the device.
     pub(crate) roof: usize,
     pub(crate) device: DeviceSpec,
     pub(crate) libraries: Option<PathBuf>,
-    /// Where compiled kernels are kept.
+    /// The cache directory of compiled kernels.
     pub(crate) cache: Option<PathBuf>,
     pub(crate) record: Record,
     pub(crate) without_tiles: bool,
     pub(crate) precision: Precision,
-    /// What tables of embeddings are stored in.
+    /// The storage precision of embedding tables.
     pub(crate) tables: Precision,
 }
 
@@ -95,13 +96,13 @@ impl Options {
         let counts = [options.batch, options.examples, options.ids, options.part];
         if counts.contains(&0) || options.runs == 0 || options.roof == 0 {
             return Err(
-                "`--batch`, `--examples`, `--ids`, `--part`, `--runs` and `--roof` are at least 1".into()
+                "`--batch`, `--examples`, `--ids`, `--part`, `--runs` and `--roof` must be at least 1".into(),
             );
         }
         Ok(options)
     }
 
-    /// Calls `run` as often as asked, each time when it is asked for.
+    /// Calls `run` for each run; with `--wait`, after a line of standard input.
     pub(crate) fn each_run(
         &self,
         mut run: impl FnMut() -> Result<(), Box<dyn Error>>,
@@ -113,7 +114,7 @@ impl Options {
         }
     }
 
-    /// Bytes of an embedding's number.
+    /// Bytes of an embedding weight.
     pub(crate) fn weight_bytes(&self) -> usize {
         match (self.device, self.tables) {
             (DeviceSpec::Cpu, _) | (_, Precision::Fp32) => size_of::<f32>(),
@@ -121,7 +122,7 @@ impl Options {
         }
     }
 
-    /// Outputs of the layers that end in the logit.
+    /// Widths of the layers that end in the logit.
     pub(crate) fn top(&self) -> Vec<u32> {
         [&self.hidden[..], &[1]].concat()
     }

@@ -1,4 +1,4 @@
-//! The models, what their batches hold, and made-up batches.
+//! The models, their schemas, and synthetic batches.
 
 use millstream_batch::{BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, Stream};
 use millstream_trainer::init::Init;
@@ -14,8 +14,9 @@ pub(crate) const DENSE: usize = 13;
 const ADAGRAD: OptimizerSpec =
     OptimizerSpec::Adagrad { learning_rate: 0.01, initial_accumulator: 0.1, epsilon: 1e-7, l2: 0.0 };
 
-/// Rows of each table, and ids a row of each feature, of DLRM-DCNv2: Criteo's log with made-up further ids, as the
-/// reference of MLPerf Training 3.0 and later has them (`--num_embeddings_per_feature`, `--multi_hot_sizes`).
+/// Rows of each table and ids per row of each feature of DLRM-DCNv2: Criteo's log with synthetic additional
+/// ids, as in the reference of MLPerf Training 3.0 and later (`--num_embeddings_per_feature`,
+/// `--multi_hot_sizes`).
 const MLPERF: [(u32, u32); CATEGORICAL] = [
     (40_000_000, 3),
     (39_060, 2),
@@ -44,10 +45,10 @@ const MLPERF: [(u32, u32); CATEGORICAL] = [
     (108, 1),
     (36, 1),
 ];
-/// Of the same.
+/// Its cross layers.
 pub(crate) const MLPERF_CROSS: CrossSpec = CrossSpec { layers: 3, rank: Some(512) };
 
-/// A table's rows, and the ids of it in each row.
+/// The rows of each table, and its ids per row of a batch.
 fn tables(options: &Options) -> [(u32, u32); CATEGORICAL] {
     match options.kind {
         Kind::WideDeep | Kind::Dlrm => [(options.ids, 1); CATEGORICAL],
@@ -115,7 +116,8 @@ pub(crate) fn schema(options: &Options) -> BatchSchema {
     }
 }
 
-/// Fills a batch with random numbers; ids fall as one over their rank, scattered over the table.
+/// Fills a batch with random numbers. Ids have frequencies proportional to the inverse of their rank, and are
+/// scattered over the table.
 pub(crate) fn fill(slot: &mut BatchMut<'_>, schema: &BatchSchema, seed: u64) {
     let mut numbers = Init::Uniform { limit: 0.5 }.values(seed, "batch", 0).map(|x| x + 0.5);
     let mut uniform = || numbers.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a step takes at least, and what the machine does at best.
+//! The minimum work of a step, and the machine's peak rates.
 
 use std::error::Error;
 use std::time::Instant;
@@ -9,11 +9,11 @@ use millstream_batch::{BatchSchema, Lease};
 use crate::options::{Kind, Options};
 use crate::shapes::{CATEGORICAL, DENSE, MLPERF_CROSS, schema};
 
-/// What an example takes at least, in the mean.
+/// The minimum work of an example, on average.
 pub(crate) struct Work {
     pub(crate) flops: f64,
     pub(crate) bytes: f64,
-    /// Ids that are looked up, and rows of tables that are touched: those of a batch, by its examples.
+    /// Ids looked up and distinct table rows touched per example; distinct within a batch.
     pub(crate) ids: f64,
     pub(crate) rows: f64,
 }
@@ -24,10 +24,10 @@ impl Work {
         let (top, vectors) = (options.top(), 1.0 + CATEGORICAL as f64);
         let bottom = || {
             let outputs = [&options.bottom[..], &[options.dim]].concat();
-            // Nothing learns from the input's dense columns.
+            // The input's dense columns need no gradient.
             layers_flops(DENSE as f64, &outputs) - 2.0 * DENSE as f64 * f64::from(outputs[0])
         };
-        // The wide part has a table of one number a row beside each.
+        // The wide part has an additional table of one weight per id.
         let (flops, wide) = match options.kind {
             Kind::WideDeep => {
                 let masked = 2.0 * DENSE as f64 * f64::from(top[0]);
@@ -43,7 +43,7 @@ impl Work {
                 (bottom() + cross + layers_flops(vectors * dim, &top), 0.0)
             }
         };
-        // A row is read for the forward pass, then it and its accumulators are read and written.
+        // A row is read in the forward pass, then it and its accumulators are read and written.
         let of_row = |weight_bytes: usize| (3 * weight_bytes + 2 * size_of::<f32>()) as f64;
         let row = dim * of_row(options.weight_bytes()) + wide * of_row(size_of::<f32>());
         let examples = batches.len() as f64 * f64::from(options.batch);
@@ -56,7 +56,7 @@ impl Work {
     }
 }
 
-/// Forward, and twice that backward.
+/// FLOPs of the forward pass, and twice that for the backward pass.
 fn layers_flops(inputs: f64, outputs: &[u32]) -> f64 {
     let (mut inputs, mut flops) = (inputs, 0.0);
     for &outputs in outputs {
@@ -73,7 +73,7 @@ fn columns<'a>(leased: &'a Lease, schema: &BatchSchema) -> impl Iterator<Item = 
     single.chain((0..schema.ragged.len()).map(move |feature| batch.ragged(feature).1))
 }
 
-/// How many they are.
+/// The number of distinct ids.
 fn distinct(ids: &[u32]) -> usize {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -81,13 +81,13 @@ fn distinct(ids: &[u32]) -> usize {
     ids.len()
 }
 
-/// What the machine does at best, a second, on some threads.
+/// The machine's peak rates per second, on a number of threads.
 pub(crate) struct Rates {
-    /// Of matrix products by the library.
+    /// Matrix products by the library.
     pub(crate) flops: f64,
-    /// Of matrix products as steps make them.
+    /// Matrix products by our kernels.
     pub(crate) fastest: f64,
-    /// Of memory read and written.
+    /// Memory read and written.
     pub(crate) bytes: f64,
 }
 
@@ -101,13 +101,13 @@ impl Rates {
         })
     }
 
-    /// Examples a second.
+    /// Examples per second.
     pub(crate) fn floor(&self, work: &Work) -> f64 {
         1.0 / (work.flops / self.flops + work.bytes / self.bytes)
     }
 }
 
-/// What matrix products reach at a size that suits them, in FLOP/s.
+/// The rate of matrix products of a suitable size, in FLOP/s.
 fn products_per_second(backend: &Cpu) -> f64 {
     const N: usize = 1024;
     let (input, weights) = (backend.matrix(N, N), backend.matrix(N, N));
@@ -125,7 +125,7 @@ fn products_per_second(backend: &Cpu) -> f64 {
     2.0 * (N * N * N) as f64 / best
 }
 
-/// What threads read and write together, each in memory of its own that no cache holds.
+/// The memory bandwidth of all threads together, each with separate memory that exceeds the caches.
 fn bytes_per_second(threads: usize) -> f64 {
     const NUMBERS: usize = 64 << 20;
     let mut memory = vec![1.0_f32; NUMBERS];

@@ -1,4 +1,4 @@
-//! Steps that are begun before the ones before them have ended.
+//! Steps that are submitted before earlier ones have completed.
 
 use millstream_backend::{Backend, BatchError, Cpu};
 use millstream_batch::BatchBuffer;
@@ -20,16 +20,16 @@ fn begin<B: Backend>(model: &mut Model<B>, batch: &BatchBuffer, step: usize) {
 }
 
 #[test]
-fn steps_on_cuda_end_as_they_would_one_by_one() {
-    steps_end_as_they_would_one_by_one(cuda);
+fn steps_in_flight_on_cuda_equal_single_steps() {
+    steps_in_flight_equal_single_steps(cuda);
 }
 
 #[test]
-fn steps_on_the_cpu_end_as_they_would_one_by_one() {
-    steps_end_as_they_would_one_by_one(|| Cpu::new(Some(2)).expect("threads"));
+fn steps_in_flight_on_the_cpu_equal_single_steps() {
+    steps_in_flight_equal_single_steps(|| Cpu::new(Some(2)).expect("threads"));
 }
 
-fn steps_end_as_they_would_one_by_one<B: Backend>(backend: impl Fn() -> B) {
+fn steps_in_flight_equal_single_steps<B: Backend>(backend: impl Fn() -> B) {
     let golden = golden();
     for case in &golden.cases {
         let mut one_by_one = new(backend(), &golden, case);
@@ -57,9 +57,9 @@ fn steps_end_as_they_would_one_by_one<B: Backend>(backend: impl Fn() -> B) {
     }
 }
 
-/// The GPU tells of a bad batch when the steps behind it are begun already: none of them is taken.
+/// The GPU reports a bad batch after later steps were submitted: none of them is taken.
 #[test]
-fn a_bad_batch_ends_all_steps_that_were_begun_after_it() {
+fn a_bad_batch_cancels_all_steps_submitted_after_it() {
     let golden = golden();
     for case in &golden.cases {
         let mut with = new(cuda(), &golden, case);
@@ -68,10 +68,10 @@ fn a_bad_batch_ends_all_steps_that_were_begun_after_it() {
         begin(&mut with, &bad(&golden, case), 1);
         begin(&mut with, &golden.batch(case, 2), 2);
         with.finish_step().expect("a good batch");
-        let told = with.finish_step().expect_err("a bad batch");
+        let error = with.finish_step().expect_err("a bad batch");
         assert!(
-            matches!(&told, BatchError::IdOutOfRange { row: 1, id: u32::MAX, .. }),
-            "{}: {told}",
+            matches!(&error, BatchError::IdOutOfRange { row: 1, id: u32::MAX, .. }),
+            "{}: {error}",
             case.name
         );
         assert_eq!(with.steps_in_flight(), 0, "{}", case.name);
@@ -84,7 +84,7 @@ fn a_bad_batch_ends_all_steps_that_were_begun_after_it() {
     }
 }
 
-/// A batch with an id that none is.
+/// A batch with an id that is out of range.
 fn bad(golden: &Golden, case: &Case) -> BatchBuffer {
     let mut batch = golden.batch(case, 1);
     batch.as_mut().sections().ids[1] = u32::MAX;

@@ -12,8 +12,8 @@ use millstream_trainer::spec::{ClipSpec, ModelSpec, Precision, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The CUDA backend, on stand-ins for a GPU and its libraries, with kernels compiled for the host; on the host's own GPU
-/// where `MILLSTREAM_GPU` names a folder to keep compiled kernels in (see `bench/gpu`).
+/// The CUDA backend on stand-ins for a GPU and its libraries, with kernels compiled for the host; or on the
+/// host's GPU if `MILLSTREAM_GPU` names a cache directory for compiled kernels (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
     if let Some(images) = std::env::var_os("MILLSTREAM_GPU") {
         return Cuda::new(&Libraries::default(), 0, Some(Path::new(&images))).expect("a GPU");
@@ -23,7 +23,7 @@ pub(crate) fn cuda() -> Cuda {
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
-/// Numbers by the name of their tensor.
+/// Values by the name of their tensor.
 pub(crate) type Tensors = BTreeMap<String, Vec<f64>>;
 
 #[derive(Deserialize)]
@@ -33,31 +33,31 @@ pub(crate) struct Golden {
     pub(crate) cases: Vec<Case>,
 }
 
-/// A model, and what became of it.
+/// A model, and the results of training it.
 #[derive(Deserialize)]
 pub(crate) struct Case {
     pub(crate) name: String,
     model: Value,
-    /// Where in a batch they are.
+    /// The indices of its labels in a batch.
     labels: Vec<String>,
     #[serde(default)]
     training: Value,
     pub(crate) start: Tensors,
-    /// Of the first batch, by each parameter.
+    /// The gradients of the first batch, by parameter.
     pub(crate) gradients: Tensors,
     pub(crate) steps: Vec<Step>,
-    /// How far the last state moves where weights start from others, by half a unit of single precision at most: a share
-    /// of each tensor's largest number.
+    /// How far the final state moves if the initial weights change by at most half a unit in the last place
+    /// of fp32, as a fraction of each tensor's largest value.
     pub(crate) sensitivity: f64,
 }
 
 #[derive(Deserialize)]
 pub(crate) struct Step {
-    /// Before the step.
+    /// The loss before the step.
     pub(crate) loss: f64,
-    /// After it.
+    /// The tensors after it.
     pub(crate) tensors: Option<Tensors>,
-    /// After it, of the same batch.
+    /// The scores of the same batch after it.
     pub(crate) scores: Option<Vec<f64>>,
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn golden() -> Golden {
 }
 
 impl Case {
-    /// How it is trained, from weights fixed by `seed`.
+    /// Its training settings, with initial weights fixed by `seed`.
     pub(crate) fn training(&self, seed: u64) -> TrainingSpec {
         let mut training = serde_json::to_value(TrainingSpec { seed, ..TrainingSpec::default() });
         let training = training.as_mut().expect("a specification").as_object_mut().expect("keys");
@@ -97,21 +97,21 @@ impl Case {
         serde_json::from_value(self.model.clone()).expect("a model's specification")
     }
 
-    /// Whether rows see each other, so that a batch cannot pass in parts.
+    /// Whether rows depend on each other, so that micro-batches are not possible.
     pub(crate) fn needs_whole_batches(&self) -> bool {
         let spec = self.spec();
         spec.uses_batch_normalization() || spec.uses_in_batch_softmax()
     }
 
-    /// The model of this case with plain descent of rate 1 for each optimizer: a step takes the gradient, as the
-    /// loss has it, off each weight, of which each keeps its digits.
+    /// The model of this case with SGD of learning rate 1 for each optimizer: a step subtracts the unscaled
+    /// gradient from each weight. Weights are stored in fp32.
     pub(crate) fn by_descent<B: Backend>(&self, backend: B, schema: &BatchSchema) -> Model<B> {
         let (clip, embedding_precision) = (ClipSpec::default(), Precision::default());
         let training = TrainingSpec { clip, embedding_precision, ..self.training(1) };
         self.by_descent_of(1.0, backend, schema, &training)
     }
 
-    /// The same of another rate, trained in another way.
+    /// The same with another learning rate and training settings.
     pub(crate) fn by_descent_of<B: Backend>(
         &self,
         rate: f64,
@@ -137,7 +137,7 @@ fn by_descent(value: &mut Value, rate: f64) {
 }
 
 impl Golden {
-    /// The batches of `case`: only where it has several labels have they names.
+    /// The schema of `case`; labels have names only if there are several.
     pub(crate) fn schema(&self, case: &Case) -> BatchSchema {
         let labels = if case.labels.len() > 1 { case.labels.clone() } else { Vec::new() };
         BatchSchema { labels, ..self.schema.clone() }
@@ -182,7 +182,7 @@ impl Golden {
         buffer
     }
 
-    /// The model of `case` on `backend`, with all that it starts from.
+    /// The model of `case` on `backend`, with the golden initial state.
     pub(crate) fn model_at<B: Backend>(
         &self,
         backend: B,
@@ -197,7 +197,7 @@ impl Golden {
     }
 }
 
-/// Replaces every tensor of `model` by that of its name.
+/// Replaces every tensor of `model` with that of the same name.
 pub(crate) fn write<B: Backend>(model: &mut Model<B>, tensors: &Tensors) {
     let written: Result<(), ()> = model.write_tensors(|tensor, values| {
         let numbers = &tensors[&tensor.name];
@@ -221,7 +221,7 @@ pub(crate) fn tensors_of<B: Backend>(model: &Model<B>) -> Tensors {
     tensors
 }
 
-/// What a step of descent of rate 1 took off each weight.
+/// The gradients from a step of SGD with learning rate 1.
 pub(crate) fn gradients(before: &Tensors, after: &Tensors) -> Tensors {
     let differences = before.iter().map(|(name, before)| {
         let difference = before.iter().zip(&after[name]).map(|(before, after)| before - after);

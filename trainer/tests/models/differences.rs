@@ -1,4 +1,5 @@
-//! The gradient of every model by every parameter against central differences of its loss, in float64.
+//! Compares the gradient of every model with respect to every parameter with central differences of its loss,
+//! in float64.
 
 use millstream_backend::Reference;
 
@@ -17,11 +18,12 @@ fn gradients_agree_with_finite_differences() {
         model.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
         let gradients = gradients(&start, &tensors_of(&model));
         let mut moved = start.clone();
-        // What is kept of the moments of columns is not trained.
+        // Running moments of columns are not trained.
         for (name, gradient) in gradients.iter().filter(|(name, _)| case.gradients.contains_key(*name)) {
             let what = format!("{}, {name}", case.name);
-            assert!(gradient.iter().any(|&g| g != 0.0), "{what}: a gradient of zeros proves nothing");
-            // One that is but for rounding: a softmax does not see what is added to all items of a query.
+            assert!(gradient.iter().any(|&g| g != 0.0), "{what}: an all-zero gradient proves nothing");
+            // Some gradients are zero except for rounding: a softmax ignores a constant added to all items of
+            // a query.
             let largest = gradient.iter().fold(1e-4_f64, |largest, g| largest.max(g.abs()));
             for (item, gradient) in gradient.iter().enumerate() {
                 let mut loss_at = |x| {

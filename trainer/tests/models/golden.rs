@@ -1,4 +1,5 @@
-//! Against PyTorch in float64: gradients, losses, and every parameter and optimizer state after 30 steps.
+//! Compares with PyTorch in float64: gradients, losses, and all parameters and optimizer state after 30
+//! steps.
 
 use millstream_backend::{Backend, Cpu, Reference};
 
@@ -10,7 +11,7 @@ pub(crate) fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64)
     close_beside(1e-3, what, found, expected, tolerance);
 }
 
-/// By a share of the largest number, or of `least`.
+/// Errors are relative to the largest value, or to `least` if that is larger.
 fn close_beside(least: f64, what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(least, |largest, x| largest.max(x.abs()));
@@ -20,7 +21,8 @@ fn close_beside(least: f64, what: &str, found: &[f64], expected: &[f64], toleran
     }
 }
 
-/// A gradient is what a step took off a weight, so the rounding of weights, a share of the largest, blurs it.
+/// A gradient is the difference of weights before and after a step, so it includes their rounding, which is
+/// relative to the largest one.
 fn gradients_agree<B: Backend>(backend: impl Fn() -> B, rounding: f64) {
     let golden = golden();
     for case in &golden.cases {
@@ -31,17 +33,18 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, rounding: f64) {
         for (name, expected) in &case.gradients {
             let of = |numbers: &[f64]| numbers.iter().fold(1e-3_f64, |largest, x| largest.max(x.abs()));
             let tolerance = 100.0 * rounding + rounding * of(&before[name]) / of(expected);
-            // What is added to all items of a query does not matter: a sum over the batch of nothing but rounding.
+            // A constant added to all items of a query has no effect, so the gradient is a sum over the batch
+            // of rounding errors.
             let least = if case.spec().uses_in_batch_softmax() { 1e-2 } else { 1e-3 };
             close_beside(least, &format!("{}, {name}", case.name), &found[name], expected, tolerance);
         }
     }
 }
 
-/// To `tolerance`; in single precision, where tables have fewer digits, to a few of the distances between two of their
-/// numbers: a weight that is off by what single precision loses is rounded the other way now and then. And where a case is
-/// so sensitive that the rounding of its weights alone moves it further than a quarter of 1e-5, to as many times that:
-/// what a step computes is rounded several times more.
+/// Within `tolerance`. For fp32 arithmetic and tables with fewer digits, within a few units in the last
+/// place: an fp32 rounding error occasionally rounds a weight the other way. For a case so sensitive that the
+/// rounding of its weights alone moves it further than a quarter of 1e-5, the tolerance grows proportionally,
+/// because a step rounds several more times.
 fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Option<u32>, tolerance: f64) {
     let golden = golden();
     for case in &golden.cases {
@@ -76,7 +79,8 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
             let mut found = vec![0.0; scores.len()];
             model.predict(batch.as_ref(), &mut found).expect("a batch of the schema");
             let found: Vec<f64> = found.into_iter().map(f64::from).collect();
-            // Of two towers, each of two vectors' errors counts, over a temperature of down to a half.
+            // The score of two towers has the errors of two vectors, divided by a temperature of at least one
+            // half.
             let times = if case.spec().uses_in_batch_softmax() { 4.0 } else { 1.0 };
             close(&what("scores"), &found, scores, (times * tolerance).max(1e-7));
         }
@@ -99,7 +103,7 @@ fn thirty_steps_agree_with_pytorch_on_the_reference() {
     trajectories_agree(|| Reference, None, 1e-12);
 }
 
-/// Nine rows a batch: passes of four, four and one.
+/// Nine rows per batch: passes of four, four and one.
 #[test]
 fn micro_batches_agree_with_whole_batches_of_pytorch_on_the_reference() {
     trajectories_agree(|| Reference, Some(4), 1e-12);

@@ -1,4 +1,4 @@
-//! The loss scale: its way against PyTorch's `GradScaler`, and what a skipped step leaves alone.
+//! The loss scale: its trajectory compared with PyTorch's `GradScaler`, and skipped steps.
 
 use millstream_backend::{Backend, Cpu, Cuda, Device, LossScaling, Reference, Scalar, ops};
 use millstream_batch::BatchBuffer;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::case::{Case, Golden, cuda, golden, tensors_of, write};
 
-/// The way of one scaler.
+/// The trajectory of one scaler.
 #[derive(Deserialize)]
 struct Way {
     #[serde(flatten)]
@@ -21,7 +21,7 @@ struct Way {
 #[derive(Deserialize)]
 struct Move {
     gradient: Gradient,
-    /// After the step, as are the others.
+    /// The state after the step, like the next fields.
     scale: f64,
     good_steps: u32,
     weight: f64,
@@ -43,7 +43,7 @@ fn ways() -> Vec<Way> {
     ways
 }
 
-fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
+fn the_scale_follows_pytorch<B: Backend>(backend: &B) {
     let matrix = |numbers: &[f64]| {
         let mut matrix = backend.matrix(1, numbers.len());
         let numbers: Vec<B::Scalar> = numbers.iter().map(|&number| B::Scalar::from_f64(number)).collect();
@@ -56,7 +56,7 @@ fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
         let (mut state, mut scale) = (matrix(&[initial.into(), 0.0, 0.0]), matrix(&[1.0]));
         let mut now = f64::from(initial);
         for (number, expected) in moves.iter().enumerate() {
-            // What the gradient squared is: here of the scaled gradient 1, so that it is finite at any scale.
+            // The squared gradient; the scaled gradient is 1 here, so that its square is finite at any scale.
             let squares = match expected.gradient {
                 Gradient::Good => 1.0,
                 Gradient::Infinite => f64::INFINITY,
@@ -75,7 +75,7 @@ fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
             let wanted = if expected.gradient == Gradient::Good { 1.0 / now } else { 0.0 };
             assert_eq!(by[0].to_f64(), wanted, "step {number} of {spec:?}");
             let after = after.map(Scalar::to_f64);
-            // Beyond single precision the reference grows on, and then there is nothing to compare with.
+            // Beyond the range of fp32 the reference still grows, so there is nothing to compare.
             if expected.scale == 2.0_f64.powi(127) && after[0] > expected.scale {
                 break;
             }
@@ -86,17 +86,17 @@ fn the_scale_goes_as_in_pytorch<B: Backend>(backend: &B) {
 }
 
 #[test]
-fn the_scale_goes_as_in_pytorch_on_each() {
-    the_scale_goes_as_in_pytorch(&Cpu::new(Some(1)).expect("a thread"));
-    the_scale_goes_as_in_pytorch(&cuda());
-    the_scale_goes_as_in_pytorch(&Reference);
+fn the_scale_follows_pytorch_on_each_device() {
+    the_scale_follows_pytorch(&Cpu::new(Some(1)).expect("a thread"));
+    the_scale_follows_pytorch(&cuda());
+    the_scale_follows_pytorch(&Reference);
 }
 
-/// The batch of step `number`, with a number that is none where `is_bad`.
+/// The batch of step `number`; if `is_bad`, one of its numbers overflows.
 fn batch(golden: &Golden, number: usize, is_bad: bool) -> BatchBuffer {
     let mut batch = golden.batch(&golden.cases[0], number);
     if is_bad {
-        // 1e6 is beyond half precision: the activation is infinite.
+        // 1e6 is beyond the range of fp16: the activation is infinite.
         batch.as_mut().sections().dense[0] = 1e6;
     }
     batch
@@ -121,9 +121,9 @@ fn mlp_with(optimizer: &Value) -> ModelSpec {
     serde_json::from_value(spec).expect("a model's specification")
 }
 
-/// The same way as a whole model takes it whose activations overflow, with Adam's steps: as if the skipped batches
-/// had never been.
-fn a_model_skips_as_in_pytorch<B: Backend>(backend: impl Fn() -> B) {
+/// The same trajectory with a whole model whose activations overflow, with Adam: the result is the same as
+/// without the skipped batches.
+fn a_model_skips_like_pytorch<B: Backend>(backend: impl Fn() -> B) {
     let golden = golden();
     for Way { spec, moves } in ways().into_iter().take(3) {
         let mut model = half(backend(), &golden, &mlp(), spec);
@@ -140,7 +140,7 @@ fn a_model_skips_as_in_pytorch<B: Backend>(backend: impl Fn() -> B) {
             } else {
                 taken += 1;
                 let scale = model.loss_scale().expect("a loss scale");
-                // The scale has no part in it: a power of two.
+                // The scale is a power of two, so it does not affect the result.
                 without.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
                 without.train_step(batch.as_ref(), Step::number(taken)).expect("a batch");
                 without.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
@@ -155,15 +155,15 @@ fn a_model_skips_as_in_pytorch<B: Backend>(backend: impl Fn() -> B) {
 }
 
 #[test]
-fn a_model_skips_as_in_pytorch_on_each() {
-    a_model_skips_as_in_pytorch(|| Cpu::new(Some(2)).expect("threads"));
-    a_model_skips_as_in_pytorch(cuda);
-    a_model_skips_as_in_pytorch(|| Reference);
+fn a_model_skips_like_pytorch_on_each_device() {
+    a_model_skips_like_pytorch(|| Cpu::new(Some(2)).expect("threads"));
+    a_model_skips_like_pytorch(cuda);
+    a_model_skips_like_pytorch(|| Reference);
 }
 
-/// A GPU takes steps ahead of what the host knows of the loss scale; but not those of optimizers that count them.
+/// A GPU takes steps before the host knows the loss scale, unless an optimizer counts steps.
 #[test]
-fn steps_are_begun_before_it_is_known_which_were_skipped() {
+fn steps_are_submitted_before_skips_are_known() {
     let golden = golden();
     let sgd = mlp_with(&json!({"kind": "sgd", "learning_rate": 0.03125, "l2": 0.0}));
     for (spec, ahead) in [(sgd, Cuda::STEPS_AHEAD), (mlp(), 0)] {
@@ -189,11 +189,11 @@ fn steps_are_begun_before_it_is_known_which_were_skipped() {
     }
 }
 
-/// Adam's corrections tell the number of a step: PyTorch counts those that are taken.
+/// Adam's bias corrections depend on the number of the step; PyTorch counts the steps that are taken.
 #[test]
-fn adam_counts_the_steps_it_takes() {
+fn adam_counts_only_steps_taken() {
     let golden = golden();
-    // Of one weight and a gradient of 1, as in the golden file: what is left is the number of the step.
+    // A single weight with gradient 1, as in the golden file, so that only the number of the step matters.
     let way = &ways()[1];
     let steps: Vec<&Move> = way.moves.iter().take(30).collect();
     let (mut model, mut plain) = (
@@ -205,7 +205,7 @@ fn adam_counts_the_steps_it_takes() {
     for (number, expected) in steps.iter().enumerate() {
         let is_bad = expected.gradient != Gradient::Good;
         let batch = batch(&golden, number, is_bad);
-        // The same batches without the bad ones, each with the scale that it has among them.
+        // The same batches without the bad ones, each with the loss scale of the full sequence.
         let scale = model.loss_scale().expect("a loss scale");
         model.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
         assert_eq!(is_bad, expected.weight == weight, "PyTorch skipped the same steps");
@@ -220,7 +220,7 @@ fn adam_counts_the_steps_it_takes() {
     assert!((taken as usize) < steps.len());
 }
 
-/// A bad step leaves every weight and all state of every model and optimizer as they are; running moments move.
+/// A bad step does not change the weights and optimizer state of any model; running moments change.
 #[test]
 fn a_skipped_step_changes_no_bit() {
     let golden = golden();
@@ -240,7 +240,7 @@ fn a_skipped_step_changes_no_bit() {
         let skipped_steps = scale.skipped_steps + 1;
         let halved = LossScale { scale: scale.scale / 2.0, good_steps: 0, skipped_steps };
         assert_eq!(model.loss_scale(), Some(halved), "{}", case.name);
-        // What comes next is a step like any other, from the same weights.
+        // The next step is an ordinary one from the same weights.
         if !case.spec().uses_batch_normalization() {
             let mut again =
                 half(Cpu::new(Some(1)).expect("a thread"), &golden, &case.spec(), LossScaleSpec::default());
@@ -255,7 +255,7 @@ fn a_skipped_step_changes_no_bit() {
     assert!(seen >= 15, "{seen} models");
 }
 
-/// Whether the model's activations have the first dense column; a linear model's sums do not overflow by it.
+/// Whether the first dense column enters the model's activations; a linear model does not overflow.
 fn reads_numbers(case: &Case) -> bool {
     let spec = case.spec();
     let parts = spec.features();

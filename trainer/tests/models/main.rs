@@ -1,7 +1,7 @@
 //! Every kind of model and optimizer: against PyTorch, against finite differences, and against itself.
 //!
-//! `golden/models.py` made the models, the batches and the numbers; `golden/precision.py` and `golden/loss_scale.py`
-//! those of [`precision`] and [`loss_scale`].
+//! `golden/models.py` generated the models, the batches and the expected values; `golden/precision.py` and
+//! `golden/loss_scale.py` those of [`precision`] and [`loss_scale`].
 
 mod ahead;
 mod case;

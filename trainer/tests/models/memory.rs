@@ -1,4 +1,4 @@
-//! What a plan says of a GPU's memory, and what is held of it.
+//! Compares the planned GPU memory with the memory in use.
 
 use std::sync::Arc;
 
@@ -10,10 +10,11 @@ use millstream_trainer::spec::{DeviceSpec, Precision, TrainingSpec};
 
 use crate::case::{Case, cuda, golden};
 
-/// What a GPU gives at least. A model of two parts that name the same numbers tells kernels so once, and plans it twice.
+/// The minimum size of a GPU allocation. Two model parts with the same dense columns upload their indices
+/// once but plan them twice.
 const PIECE: u64 = 512;
 
-/// Has the model of `case` take a step on `batch`, score it and be copied, and holds what it has of a GPU then against its plan.
+/// Takes a step, scores a batch, copies the model of `case`, and compares its GPU memory with the plan.
 fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, batch: BatchRef<'_>) {
     let training = TrainingSpec { device: DeviceSpec::Cuda(0), ..training };
     let plan = ModelPlan::new(&case.spec(), schema, &training).expect("a plan");
@@ -28,14 +29,14 @@ fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, bat
     let most = held + PIECE;
     assert!(
         (held..=most).contains(&planned),
-        "{}, {precision:?}, in parts of {parts:?}: {planned} bytes are planned, {held} held",
+        "{}, {precision:?}, in parts of {parts:?}: {planned} bytes are planned, {held} are in use",
         case.name
     );
     assert_eq!(plan.copy_bytes, 4 * model.copy_len() as u64, "{}", case.name);
     assert!(plan.staging_bytes > 4 * scores as u64, "{}", case.name);
 }
 
-/// A full batch of the first id of each feature.
+/// A full batch with the first id of each feature.
 fn full(schema: &BatchSchema) -> BatchBuffer {
     let layout = SlotLayout::of(schema).expect("a schema with rows");
     let mut buffer = BatchBuffer::new(Arc::new(layout));
@@ -52,7 +53,7 @@ fn full(schema: &BatchSchema) -> BatchBuffer {
 }
 
 #[test]
-fn a_gpu_holds_what_was_planned() {
+fn a_gpu_uses_the_planned_memory() {
     let golden = golden();
     for case in &golden.cases {
         let schema = golden.schema(case);
@@ -70,9 +71,9 @@ fn a_gpu_holds_what_was_planned() {
     }
 }
 
-/// Sums over rows are in more and more shares, and ids in pieces.
+/// With more rows, sums over rows have more partial sums, and id sorting needs more pieces.
 #[test]
-fn what_many_rows_take_is_planned() {
+fn the_memory_of_many_rows_is_planned() {
     let golden = golden();
     let precisions = [Precision::Fp32, Precision::Bf16];
     for (case, precision) in golden.cases.iter().step_by(5).zip(precisions.into_iter().cycle()) {
@@ -82,10 +83,10 @@ fn what_many_rows_take_is_planned() {
     }
 }
 
-/// A GPU stores weights in half the bytes, and state as before; a host keeps them as its own numbers. Of linear parts all
-/// stays.
+/// A GPU stores 16-bit weights in half the bytes, with unchanged state; a CPU stores them as f32. Linear
+/// parts do not change.
 #[test]
-fn tables_of_16_bits_take_half_the_bytes_of_weights() {
+fn tables_of_16_bits_use_half_the_bytes_for_weights() {
     let golden = golden();
     let case = golden.cases.iter().find(|case| case.name == "tables of half precision").expect("an MLP");
     let schema = BatchSchema {
@@ -100,7 +101,7 @@ fn tables_of_16_bits_take_half_the_bytes_of_weights() {
         .map(|precision| [DeviceSpec::Cpu, DeviceSpec::Cuda(0)].map(|device| bytes(device, precision)));
     assert_eq!(bf16, fp16);
     assert_eq!(whole[0], bf16[0]);
-    // Two features of so many ids are embedded in six columns each, and each weight has one number of state.
+    // Two features with this many ids have embeddings of width six; each weight has one state value.
     let weights = 2 * (6 << 20);
     assert!((8 * weights..8 * weights + (8 << 20)).contains(&whole[1]), "{whole:?}");
     assert_eq!(whole[1] - bf16[1], 2 * weights, "{whole:?}, {bf16:?}");

@@ -1,5 +1,4 @@
-//! Models in bfloat16 and half precision: against PyTorch with numbers rounded at the same points, and against
-//! themselves.
+//! Models in bf16 and fp16: compared with PyTorch with rounding at the same points, and with themselves.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +20,7 @@ struct Rounded {
     cases: Vec<RoundedCase>,
 }
 
-/// What became of a model of the other golden file.
+/// The results of training a model of `golden/models.json`.
 #[derive(Deserialize)]
 struct RoundedCase {
     case: String,
@@ -66,15 +65,15 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
     }
 }
 
-/// Both sum in double precision: a sum never falls on another side of a middle.
+/// Both sum in double precision, so that rounding never differs.
 #[test]
 fn thirty_rounded_steps_agree_with_pytorch_on_the_reference() {
     trajectories_agree(|| Reference, None, 1e-12);
     trajectories_agree(|| Reference, Some(4), 1e-12);
 }
 
-/// Sums of single precision do, now and then: an activation is then off by one unit of its format, 2^-8 of it in
-/// bfloat16, of which a step of rate 1/4 over nine rows puts a hundredth into a weight.
+/// Sums in fp32 occasionally round an activation differently by one unit in the last place, 2^-8 in bf16. A
+/// step of learning rate 1/4 over nine rows adds a hundredth of that to a weight.
 #[test]
 fn thirty_rounded_steps_agree_with_pytorch_on_the_cpu() {
     trajectories_agree(|| Cpu::new(Some(2)).expect("two threads"), None, 1e-3);
@@ -114,9 +113,9 @@ fn threads_change_no_bit_of_low_precision() {
     }
 }
 
-/// Tensors, the loss scale, the seed and the number of the step are all that a step depends on.
+/// A step depends only on the tensors, the loss scale, the seed and the number of the step.
 #[test]
-fn a_model_of_low_precision_goes_on_from_its_tensors() {
+fn a_model_of_low_precision_resumes_from_its_tensors() {
     let golden = golden();
     for case in &golden.cases {
         for precision in LOW {
@@ -136,9 +135,9 @@ fn a_model_of_low_precision_goes_on_from_its_tensors() {
     }
 }
 
-/// On a CPU it is single precision; on a GPU it is near.
+/// On a CPU it equals fp32; on a GPU it is close.
 #[test]
-fn tf32_is_single_precision_but_for_a_gpu_s_products() {
+fn tf32_equals_fp32_except_for_products_on_a_gpu() {
     let golden = golden();
     let case = golden.cases.iter().find(|case| case.name == "mlp").expect("an MLP");
     let last_loss = |precision| {
@@ -156,7 +155,7 @@ fn tf32_is_single_precision_but_for_a_gpu_s_products() {
     assert!(after(Precision::Fp32) == after(Precision::Tf32));
 }
 
-/// Its sums keep single precision, and a scale that is a power of two changes no digit.
+/// Its sums are fp32, and a scale that is a power of two does not change the result.
 #[test]
 fn a_linear_model_is_the_same_in_every_precision() {
     let golden = golden();
@@ -168,7 +167,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     };
     let whole = after(Precision::Fp32);
     assert!(LOW.map(after).iter().all(|low| *low == whole));
-    // And a deep one is not.
+    // A deep model differs between precisions.
     let case = golden.cases.iter().find(|case| case.name == "mlp").expect("an MLP");
     let after = |precision| {
         let mut model = on_cpu(case, &golden, precision, 1);

@@ -1,4 +1,4 @@
-//! What must not change a bit: threads, and going on from what a checkpoint holds. And what a plan says.
+//! Invariants to the bit: the number of threads, and resuming from a checkpoint. Also tests plans.
 
 use millstream_backend::{Backend, Cpu};
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
@@ -47,19 +47,19 @@ fn threads_change_no_bit() {
     }
 }
 
-/// Tensors, the seed and the number of the step are all that a step depends on.
+/// A step depends only on the tensors, the seed and the number of the step.
 #[test]
-fn a_model_goes_on_from_its_tensors() {
-    goes_on_from_its_tensors(|| cpu(2));
+fn a_model_resumes_from_its_tensors() {
+    resumes_from_its_tensors(|| cpu(2));
 }
 
-/// Streams run in another order each time, as those of a GPU do.
+/// The stand-in GPU runs its streams in another order each time, like a GPU.
 #[test]
-fn a_model_on_cuda_goes_on_from_its_tensors() {
-    goes_on_from_its_tensors(cuda);
+fn a_model_on_cuda_resumes_from_its_tensors() {
+    resumes_from_its_tensors(cuda);
 }
 
-fn goes_on_from_its_tensors<B: Backend>(backend: impl Fn() -> B) {
+fn resumes_from_its_tensors<B: Backend>(backend: impl Fn() -> B) {
     let golden = golden();
     for case in &golden.cases {
         let mut first = new_on(backend(), &golden, case, 7);
@@ -74,7 +74,7 @@ fn goes_on_from_its_tensors<B: Backend>(backend: impl Fn() -> B) {
 }
 
 #[test]
-fn batches_whose_rows_see_each_other_do_not_pass_in_parts() {
+fn batches_with_dependent_rows_reject_micro_batches() {
     let golden = golden();
     let cases: Vec<&Case> = golden.cases.iter().filter(|case| case.needs_whole_batches()).collect();
     let choosing = cases.iter().filter(|case| case.spec().uses_in_batch_softmax()).count();
@@ -92,7 +92,7 @@ fn batches_whose_rows_see_each_other_do_not_pass_in_parts() {
 }
 
 #[test]
-fn plans_name_what_models_hold() {
+fn plans_list_the_tensors_of_models() {
     let golden = golden();
     for case in &golden.cases {
         let plan = ModelPlan::new(&case.spec(), &golden.schema(case), &case.training(7))
@@ -105,7 +105,7 @@ fn plans_name_what_models_hold() {
 }
 
 #[test]
-fn items_are_told_apart_by_a_feature_of_one_id() {
+fn items_are_identified_by_a_single_valued_id_feature() {
     let golden = golden();
     let planned = |item_id: &str| {
         let case = golden.cases.iter().find(|case| case.spec().uses_in_batch_softmax()).expect("two towers");
@@ -123,7 +123,7 @@ fn items_are_told_apart_by_a_feature_of_one_id() {
 }
 
 #[test]
-fn classes_are_for_models_that_predict_them() {
+fn classes_need_models_that_predict_them() {
     let golden = golden();
     let planned = |case: &Case, classes, class_weights: Vec<f32>| {
         let loss = LossSpec::CrossEntropy { classes, label_smoothing: 0.0, class_weights };

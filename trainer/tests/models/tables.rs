@@ -1,4 +1,4 @@
-//! Tables of 16 bits: what many small steps come to.
+//! Tables of 16 bits: the effect of many small steps.
 
 use millstream_backend::{Backend, Cpu, Float};
 use millstream_trainer::model::Model;
@@ -7,12 +7,13 @@ use millstream_trainer::spec::{Precision, TrainingSpec};
 
 use crate::case::{Case, Golden, Tensors, golden, tensors_of, write};
 
-/// Steps, and a rate by which hardly one changes a weight by half of the distance to the next number.
+/// Number of steps, and a learning rate at which hardly any step changes a weight by half a unit in the last
+/// place.
 const STEPS: usize = 400;
 const RATE: f64 = 1.0 / 1024.0;
 const SEEDS: u64 = 64;
 
-/// Embeddings after the steps; `change` is made of all tensors after each.
+/// The embeddings after the steps. `change` is applied to all tensors after each step.
 fn after<B: Backend>(
     golden: &Golden,
     case: &Case,
@@ -38,9 +39,9 @@ fn embeddings(tensors: &Tensors) -> Vec<f64> {
     tensors.iter().filter(|(name, _)| is_embedding(name)).flat_map(|(_, numbers)| numbers.clone()).collect()
 }
 
-/// How far the embeddings came of the way that they go in single precision: rounded at random, in the mean over some
-/// seeds, and to the nearest.
-fn shares_of_the_way(precision: Precision, float: Float) -> [f64; 2] {
+/// The distance that embeddings move, relative to fp32: with stochastic rounding, averaged over seeds, and
+/// with rounding to nearest.
+fn relative_distances(precision: Precision, float: Float) -> [f64; 2] {
     let golden = golden();
     let case = golden.cases.iter().find(|case| case.name == "tables of bfloat16").expect("an MLP");
     let model = |embedding_precision, seed| {
@@ -66,7 +67,7 @@ fn shares_of_the_way(precision: Precision, float: Float) -> [f64; 2] {
     [mean, along(way(nearest))]
 }
 
-/// Rounds embeddings to the nearest.
+/// Rounds embeddings to nearest.
 fn round(tensors: &mut Tensors, float: Float) -> bool {
     for (_, numbers) in tensors.iter_mut().filter(|(name, _)| is_embedding(name)) {
         numbers.iter_mut().for_each(|number| *number = float.round(*number as f32).into());
@@ -75,11 +76,11 @@ fn round(tensors: &mut Tensors, float: Float) -> bool {
 }
 
 #[test]
-fn small_steps_are_taken_in_the_mean_and_lost_by_rounding_to_the_nearest() {
+fn small_steps_are_kept_by_stochastic_rounding_and_lost_by_rounding_to_nearest() {
     for (precision, float, most) in [(Precision::Bf16, Float::Bf16, 0.1), (Precision::Fp16, Float::F16, 0.5)]
     {
-        let [drawn, nearest] = shares_of_the_way(precision, float);
-        assert!((drawn - 1.0).abs() < 0.05, "{precision:?}: {drawn} of the way");
-        assert!(nearest < most, "{precision:?}: {nearest} of the way by rounding to the nearest");
+        let [drawn, nearest] = relative_distances(precision, float);
+        assert!((drawn - 1.0).abs() < 0.05, "{precision:?}: {drawn} of the distance");
+        assert!(nearest < most, "{precision:?}: {nearest} of the distance by rounding to nearest");
     }
 }

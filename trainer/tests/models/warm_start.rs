@@ -1,4 +1,4 @@
-//! A model that begins with the weights of another, over other features.
+//! A warm start from a model with other features.
 
 use millstream_backend::{Backend, Reference};
 use millstream_batch::BatchSchema;
@@ -12,10 +12,10 @@ use crate::case::{Case, Golden, Tensors, golden, tensors_of};
 
 const STEPS: usize = 6;
 
-/// A list of a model's features, changed.
+/// A change of a model's list of features.
 type Change = fn(&[Value]) -> Vec<Value>;
 
-/// What the earlier model does not have: a feature of numbers and one of ids.
+/// Removes a numeric feature and an id feature.
 fn without_two(features: &[Value]) -> Vec<Value> {
     let (number, ids) = (json!("second"), json!("shape"));
     features.iter().filter(|&feature| *feature != number && *feature != ids).cloned().collect()
@@ -61,8 +61,9 @@ fn begin(warm: &WarmStart, model: &mut Model<Reference>, then: &Tensors) {
     read.expect("no error of ours");
 }
 
-/// A case's model with fewer features after some steps; and with all of them, in another order, begun with its weights.
-fn trained_and_begun(golden: &Golden, case: &Case) -> (Model<Reference>, Model<Reference>) {
+/// A case's model with fewer features after some steps, and the full model in another feature order,
+/// warm-started from it.
+fn trained_and_warm_started(golden: &Golden, case: &Case) -> (Model<Reference>, Model<Reference>) {
     let schema: &BatchSchema = &golden.schema(case);
     let (then, now) = (with_features(&case.spec(), without_two), with_features(&case.spec(), turned));
     let new = |spec: &ModelSpec, seed| {
@@ -77,23 +78,23 @@ fn trained_and_begun(golden: &Golden, case: &Case) -> (Model<Reference>, Model<R
     let (of_then, of_now) = ((&then, schema, tasks.as_slice()), (&now, schema, tasks.as_slice()));
     let features = schema.ids.iter().map(|ids| &ids.name).chain(schema.ragged.iter().map(|ids| &ids.name));
     let same_ids = features.map(|name| (name.clone(), IdMapping::Same)).collect();
-    let warm = WarmStart::new(of_then, of_now, &same_ids).expect("models alike");
+    let warm = WarmStart::new(of_then, of_now, &same_ids).expect("models of one kind");
     let mut begun = new(&now, 8);
     begin(&warm, &mut begun, &tensors_of(&trained));
     (trained, begun)
 }
 
-/// FTRL takes the random start of layers for gradients that never were, and makes them zeros: then no row differs from
-/// another.
+/// FTRL interprets the random initial weights of layers as the result of gradients and moves them to zero:
+/// then all rows have equal scores.
 fn cases(golden: &Golden) -> impl Iterator<Item = &Case> {
     golden.cases.iter().filter(|case| case.name != "ftrl")
 }
 
 #[test]
-fn new_features_change_no_score_before_they_have_learned() {
+fn new_features_change_no_score_before_training() {
     let golden = golden();
     for case in cases(&golden) {
-        let (mut trained, mut begun) = trained_and_begun(&golden, case);
+        let (mut trained, mut begun) = trained_and_warm_started(&golden, case);
         let (then, now) =
             (probabilities(&golden, case, &mut trained), probabilities(&golden, case, &mut begun));
         assert!(then.iter().any(|score| *score != then[0]), "{}: all rows are alike", case.name);
@@ -103,12 +104,12 @@ fn new_features_change_no_score_before_they_have_learned() {
     }
 }
 
-/// Nothing new stays at zeros for want of a gradient.
+/// No new parameter stays at zero for lack of a gradient.
 #[test]
 fn new_features_learn() {
     let golden = golden();
     for case in cases(&golden) {
-        let (_, mut begun) = trained_and_begun(&golden, case);
+        let (_, mut begun) = trained_and_warm_started(&golden, case);
         for number in 0..STEPS {
             let batch = golden.batch(case, number);
             begun.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch of the schema");
@@ -119,13 +120,13 @@ fn new_features_learn() {
     }
 }
 
-/// Where weights follow from the state of their optimizer, rows without weight, whose gradients are zeros, leave them
-/// as they are.
+/// If weights are a function of optimizer state, rows without weight, whose gradients are zero, do not change
+/// them.
 #[test]
-fn a_step_goes_on_from_the_weights() {
+fn a_step_starts_from_the_copied_weights() {
     let golden = golden();
     for case in cases(&golden).filter(|case| case.name.starts_with("wide_deep")) {
-        let (trained, mut begun) = trained_and_begun(&golden, case);
+        let (trained, mut begun) = trained_and_warm_started(&golden, case);
         let then = tensors_of(&trained);
         let mut batch = golden.batch(case, 0);
         batch.as_mut().sections().weights.expect("a weighted schema").fill(0.0);
