@@ -2,7 +2,7 @@
 //!
 //! Access is checked twice. The socket has mode 0660, so the kernel admits its owner, root and members of its
 //! group. In addition, the credentials of each accepted connection are checked against the same three, so a
-//! socket whose mode was loosened, or that was passed on, admits nobody else.
+//! socket whose mode was loosened, or that was passed on, admits no one else.
 //!
 //! The socket is created under a temporary name, given its mode, then renamed into place. It never exists
 //! with a wrong mode, and the stale socket file of a killed daemon is replaced atomically. A socket that
@@ -37,7 +37,7 @@ impl ControlSocket {
     /// Listens at `path`, creating its directory (mode 0750) if it does not exist.
     ///
     /// # Errors
-    /// When another daemon answers there, when a file that is not a socket is there, or when the system
+    /// When another daemon answers there, when a file that is not a socket exists there, or when the system
     /// refuses.
     pub fn bind(path: &Path) -> Result<Self> {
         Self::bind_at(path).with_context(|| format!("control socket {}", path.display()))
@@ -110,7 +110,7 @@ fn create_directory(directory: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
 }
 
-/// Fails unless `path` is free or is a socket that nobody answers.
+/// Fails unless `path` is free or a socket without a listener.
 fn ensure_unused(path: &Path) -> Result<()> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The polling interval.
 const POLL: Duration = Duration::from_millis(2);
 
-/// The path of a built binary, which lies beside the tests' binaries.
+/// The path of a built binary, in the directory of the tests' binaries.
 ///
 /// # Panics
 /// If it has not been built.
@@ -26,7 +26,7 @@ pub fn program(name: &str) -> PathBuf {
     let path = tests.parent().and_then(Path::parent).unwrap().join(name);
     assert!(
         path.exists(),
-        "{} is missing: cargo build --workspace --bins, in the tests' profile",
+        "{} is missing: run `cargo build --workspace --bins` in the tests' profile",
         path.display()
     );
     path

@@ -122,7 +122,7 @@ impl Default for RandomDelays {
     }
 }
 
-/// How many kills a fault test makes: `usual`, or as many as `MILLSTREAM_KILLS` says, which `tests/nightly` sets.
+/// The number of kills in a fault test: `usual`, or the value of `MILLSTREAM_KILLS`, which `tests/nightly` sets.
 ///
 /// # Panics
 /// If the variable is not a number.

@@ -1,4 +1,4 @@
-//! Which crate may depend on which, and which may contain `unsafe`.
+//! Checks the dependencies between crates, and which crates may contain `unsafe`.
 //!
 //! The central rule: ingest (`pipeline`) and training (`trainer`) never depend on each other. They share only the batch.
 //! No crate re-exports another one, because its dependents could then use a crate that they may not depend on.
@@ -11,8 +11,8 @@ use std::path::Path;
 
 use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
-/// Every crate of the workspace, and the crates of the workspace that it may depend on, in its code as in
-/// its tests and build script.
+/// Every crate of the workspace, and the workspace crates that it may depend on, in its code, its tests and
+/// its build script.
 const ALLOWED: [(&str, &[&str]); 19] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
@@ -68,7 +68,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "millstream-worker",
         ],
     ),
-    // Replacements of CUDA's libraries, on which the backend's tests run.
+    // Stand-ins for CUDA's libraries, for the backend's tests.
     ("millstream-test-cuda", &[]),
     // An object store, and tests of ingest against it.
     (
@@ -116,7 +116,7 @@ const SYNCHRONOUS: [&str; 8] = [
     "millstream-worker",
 ];
 
-/// Where `unsafe` may live: memory and the ring; buffers that the kernel fills; kernels.
+/// The crates that may contain `unsafe`: memory and the ring; buffers that the kernel fills; compute kernels.
 const UNSAFE: [&str; 3] = ["millstream-batch", "millstream-disk", "millstream-backend"];
 
 fn workspace() -> Metadata {
@@ -153,7 +153,7 @@ fn dependencies_point_one_way() {
             edges += 1;
         }
     }
-    // At the least: pipeline, backend and trainer know the batch, the daemon knows them all.
+    // At least: pipeline, backend and trainer depend on the batch, and the daemon on all of them.
     assert!(edges >= 8, "only {edges} dependencies within the workspace were found");
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Sizes are powers of two, planned in ascending order; the last one that fits the limit is chosen. A plan counts the
 //! whole job: the worker's parameters, optimizer state, activations, workspaces, checkpoint copy and process
-//! overhead, and the minimum that ingest needs. Read-ahead uses what is left of the limit.
+//! overhead, and the minimum that ingest needs. Read-ahead uses the rest of the limit.
 //!
 //! A GPU has its own memory and limit ([`gpu`]), which cover parameters, optimizer state, activations and workspaces;
 //! the rest is on the host.

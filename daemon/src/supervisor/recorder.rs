@@ -97,7 +97,7 @@ impl JobRecorder {
         }
     }
 
-    /// Stores the metrics of the evaluation after `step` in `epoch`; `ends_epoch` says whether that step
+    /// Stores the metrics of the evaluation after `step` in `epoch`; `ends_epoch` is whether that step
     /// ended it.
     pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
         let metrics = eval.iter().flat_map(Metrics::named_values).collect();

@@ -1,7 +1,7 @@
 //! The retry budget of a job whose workers die.
 //!
 //! A worker may die of a transient cause (the machine ran out of memory, a user killed it) or of a persistent
-//! one. Progress tells them apart: after [`MAX_DEATHS`] deaths in a row without a committed checkpoint in
+//! one. Progress distinguishes them: after [`MAX_DEATHS`] deaths in a row without a committed checkpoint in
 //! between, the job fails. The back-off grows exponentially.
 
 use std::time::Duration;

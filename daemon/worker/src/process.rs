@@ -56,7 +56,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Keeps the panic hook from printing device faults, which the daemon logs: our backtrace says nothing about them.
+/// Keeps the panic hook from printing device faults, which the daemon logs; a backtrace would not help.
 fn silence_device_faults() {
     let default_hook = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -77,7 +77,7 @@ fn bind_to_daemon(parent: Option<OsString>) -> Option<Link> {
             bail!("the daemon is gone");
         }
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The handler sets a flag that nobody reads, so the signal has no effect.
+            // The handler only sets an unused flag, so the signal has no effect.
             signal_hook::flag::register(signal, Arc::default())?;
         }
         Link::from_stdin()

@@ -74,7 +74,7 @@ pub enum ToWorker {
         /// Number of steps.
         steps: u64,
     },
-    /// Nobody waits for the profile any more: stop recording after the current step.
+    /// The client has disconnected: stop recording after the current step.
     EndProfile,
     /// Stop after the current step.
     Stop {

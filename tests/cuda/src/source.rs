@@ -8,7 +8,7 @@ macro_rules! files {
     };
 }
 
-/// Headers that kernels are compiled with, kept beside the stand-in of NVRTC.
+/// Headers that kernels are compiled with, stored next to the stand-in of NVRTC.
 pub(crate) const SHIM: &[(&str, &str)] = files![
     "on_host.h",
     "on_host_atomics.h",

@@ -145,7 +145,7 @@ fn an_explicit_gpu_memory_limit_works_without_a_gpu() {
     assert_eq!(plan["auto_batch"]["gpu"]["limit_of"], "data.auto_batch.gpu_memory");
     assert_eq!(plan["batch"]["rows"], 16_384);
     for (set, message) in [
-        (&[][..], "`data.auto_batch.gpu_memory` does not say: NVIDIA's driver is not on this host"),
+        (&[][..], "`data.auto_batch.gpu_memory` is not set: NVIDIA's driver is not on this host"),
         (&["data.auto_batch.gpu_memory=32MiB"], "bytes of GPU memory"),
         // The host has a memory limit, too.
         (

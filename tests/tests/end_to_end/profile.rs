@@ -309,7 +309,7 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
 }
 
 #[test]
-fn a_job_that_ends_first_is_profiled_as_far_as_it_went() {
+fn a_job_that_ends_first_is_profiled_up_to_its_end() {
     let bench = Bench::new();
     let id = bench.submit(&[SLOW[0], SLOW[1], "data.epochs=30"]);
     bench.wait_until_training(&id);

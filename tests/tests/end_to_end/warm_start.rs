@@ -43,8 +43,8 @@ fn a_warm_start_reproduces_the_quality_of_its_source() {
     let in_part: Vec<&str> =
         plan["in_part"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     assert_eq!(in_part, ["deep.layer.0.weight"], "{plan:#}");
-    let anew: Vec<&String> = plan["anew"].as_object().unwrap().keys().collect();
-    assert_eq!(anew, ["deep.embedding.range", "wide.dense", "wide.ids.range"], "{plan:#}");
+    let initialized: Vec<&String> = plan["anew"].as_object().unwrap().keys().collect();
+    assert_eq!(initialized, ["deep.embedding.range", "wide.dense", "wide.ids.range"], "{plan:#}");
 
     let warm_started = run(&shell, "train", &set);
     for metric in ["auc", "log_loss", "calibration"] {

@@ -1,20 +1,20 @@
-//! The normal distribution by its quantiles, so that one uniform number gives one normal number.
+//! Quantiles of the normal distribution, which map one uniform number to one normal number.
 //!
 //! Wichura, "Algorithm AS 241: The Percentage Points of the Normal Distribution", Applied Statistics 37, 1988,
-//! PPND16: quotients of polynomials, one for the middle and two for the tails, right to 16 digits. Being the inverse
-//! of the distribution function, it truncates by taking quantiles from between two probabilities.
+//! PPND16: rational functions, one for the middle and two for the tails, accurate to 16 digits. As this is the inverse
+//! of the distribution function, quantiles between two probabilities give a truncated distribution.
 
-/// The probability of a normal number below -2.
+/// The probability that a standard normal number is below -2.
 const BELOW_MINUS_TWO: f64 = 0.022_750_131_948_179_21;
 
-/// How far from 1/2 the middle reaches, and the square of that.
+/// The distance from 1/2 that counts as the middle, and its square.
 const MIDDLE: f64 = 0.425;
 const MIDDLE_SQUARED: f64 = 0.180_625;
 
-/// What the numbers of a standard normal distribution that are within 2 of 0 deviate from it.
+/// The standard deviation of the standard normal distribution truncated to [-2, 2].
 pub(super) const TRUNCATED_DEVIATION: f64 = 0.879_625_661_034_239_8;
 
-/// Coefficients of a quotient, from the constant on.
+/// Coefficients of a rational function in ascending order: numerator, denominator.
 type Quotient = [[f64; 8]; 2];
 
 const OF_MIDDLE: Quotient = [
@@ -86,7 +86,7 @@ const OF_FAR_TAILS: Quotient = [
     ],
 ];
 
-/// The standard normal number that `probability`, between 0 and 1, of all are below.
+/// The quantile of the standard normal distribution at `probability`, between 0 and 1.
 pub(super) fn quantile(probability: f64) -> f64 {
     let from_middle = probability - 0.5;
     if from_middle.abs() <= MIDDLE {
@@ -99,7 +99,7 @@ pub(super) fn quantile(probability: f64) -> f64 {
     distance.copysign(from_middle)
 }
 
-/// The same of the standard normal numbers that are within 2 of 0.
+/// The same for the distribution truncated to [-2, 2].
 pub(super) fn truncated_quantile(probability: f64) -> f64 {
     quantile(BELOW_MINUS_TWO + probability * (1.0 - 2.0 * BELOW_MINUS_TWO))
 }
@@ -113,9 +113,9 @@ fn quotient([above, below]: &Quotient, x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// By `statistics.NormalDist().inv_cdf` of Python 3.11.
+    /// Computed with `statistics.NormalDist().inv_cdf` of Python 3.11.
     #[test]
-    fn quantiles_are_those_of_python() {
+    fn quantiles_match_python() {
         let cases = [
             (1e-300, -37.047_096_299_361_2),
             (1e-20, -9.262_340_089_798_405),

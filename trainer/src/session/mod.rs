@@ -206,7 +206,7 @@ where
         self.scorer.group_by(feature)
     }
 
-    /// Selects checkpoints and stops early as `judge` says, from the next evaluation on.
+    /// Selects checkpoints and stops early according to `judge`, from the next evaluation on.
     pub fn select_by(&mut self, judge: SelectionSpec) {
         self.judge = judge;
     }

@@ -96,7 +96,7 @@ struct BatchReport {
 struct AutoBatch {
     /// The minimum memory of the whole job.
     needed_bytes: u64,
-    /// The part of it that the worker process uses beside its model.
+    /// The part of it that the worker process uses in addition to its model.
     process_bytes: u64,
     limit_bytes: u64,
     /// The source of the limit.

@@ -51,7 +51,7 @@ mod tests {
         for (limit, count) in found.bucket_limit.iter().zip(&found.bucket) {
             below += count;
             let wanted = numbers.iter().filter(|&&number| f64::from(number) < *limit).count() as f64;
-            // The largest value is its bucket's limit; others are there by rounding.
+            // The largest value is its bucket's limit; others are in the bucket because of rounding.
             assert!((below - wanted).abs() <= 1.0, "{below} below {limit}, {wanted} wanted");
         }
         let sum: f64 = numbers.iter().map(|&number| f64::from(number)).sum();

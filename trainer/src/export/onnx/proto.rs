@@ -1,4 +1,4 @@
-//! The protobuf messages of an ONNX file, as far as an exported model needs them.
+//! The protobuf messages of an ONNX file, restricted to those that an exported model needs.
 //!
 //! Names, field numbers and values are those of ONNX's `onnx.proto` (IR version 8); unused fields are
 //! omitted. A field is an `Option` where zero must be distinguished from an absent field.
