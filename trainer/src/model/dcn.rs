@@ -139,7 +139,7 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         batch_grad.keep(backend, pass);
     }
 
-    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+    fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         self.deep.visit_gradients(visitor);
         if let Some(CrossOutput { layer, .. }) = &mut self.output {
             layer.visit_gradients(visitor);

@@ -1,7 +1,7 @@
 //! DLRM: an MLP maps the dense columns to one vector, which interacts with the embeddings.
 //!
 //! ```text
-//! dense --- bottom ReLU layers --- W -- | --- pairwise dot products, or cross layers --- top ReLU layers --- 1 --- logit
+//! dense --- bottom ReLU layers --- W -- | --- dot products, or cross layers --- top ReLU layers --- 1 --- logit
 //! ids ----- embeddings ------- F * W -- /
 //! ```
 //!
@@ -231,7 +231,7 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         batch_grad.keep(backend, pass);
     }
 
-    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+    fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         self.top.visit_gradients(visitor);
         if let Interaction::Cross(cross) = &mut self.interaction {
             cross.layers.visit_gradients(visitor);

@@ -42,7 +42,7 @@ impl<B: Backend> Compute<B> for MlpModel<B> {
         self.deep.keep(backend, pass);
     }
 
-    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+    fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         self.deep.visit_gradients(visitor);
     }
 }

@@ -272,7 +272,7 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
         }
     }
 
-    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+    fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         self.towers.iter_mut().for_each(|tower| tower.visit_gradients(visitor));
         self.gate.visit_gradients(visitor);
         self.experts.iter_mut().for_each(|expert| expert.visit_gradients(visitor));

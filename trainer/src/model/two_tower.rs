@@ -177,7 +177,7 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         _tasks: &[Task],
         batch: &B::Batch,
         _pass: &Pass,
-        _by_logits: &mut B::Matrix,
+        _logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
         let Self { query, item, temperature, item_id, softmax: work, .. } = self;
@@ -188,18 +188,18 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         backend.run(ops::InBatchSoftmax { input: &softmax, work, query_grad, item_grad, sums });
     }
 
-    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _by_logits: &mut B::Matrix) {
+    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _logits_grad: &mut B::Matrix) {
         for tower in [&mut self.query, &mut self.item] {
             backend.run(ops::Multiply { rows: pass.len(), factor, matrix: &mut tower.vectors_grad });
         }
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, _by_logits: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, _logits_grad: &mut B::Matrix) {
         self.query.backward(backend, pass);
         self.item.backward(backend, pass);
     }
 
-    fn visit_gradients(&mut self, _by_logits: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
+    fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         self.query.deep.visit_gradients(visitor);
         self.item.deep.visit_gradients(visitor);
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// | values | `fp32` | `bf16` | `fp16` |
 /// |---|---|---|---|
-/// | parameters except [embeddings](super::TrainingSpec::embedding_precision), optimizer state, running moments | f32 | f32 | f32 |
+/// | [non-embedding](super::TrainingSpec::embedding_precision) parameters, optimizer state, running moments | f32 | f32 | f32 |
 /// | gradients with respect to parameters, their norm, all sums | f32 | f32 | f32 |
 /// | logits and their summands, losses, gradients with respect to logits | f32 | f32 | f32 |
 /// | outputs of tables (pooled in f32) and the dense columns next to them | f32 | bf16 | f16 |
