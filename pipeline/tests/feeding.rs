@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/hub.rs"]
+mod hub;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
@@ -15,8 +18,10 @@ use millstream_pipeline::Error;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::fingerprint::bucket;
-use millstream_pipeline::ingest::{self, DatasetSource, IngestPlan, IngestReport};
-use millstream_pipeline::order::Position;
+use millstream_pipeline::ingest::{
+    self, DatasetSource, IngestPlan, IngestReport, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate,
+};
+use millstream_pipeline::order::{Position, Share};
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord,
 };
@@ -245,7 +250,7 @@ fn parts_of_tfrecord_files_are_delivered_exactly_once_and_resume_anywhere() {
     assert!(parts(1000) && !parts(500) && !parts(1 << 30));
 
     // Three hosts; each row goes to exactly one of them.
-    let hosts = ingest::Hub::connect(3).into_iter().map(|peers| {
+    let hosts = hub::Hub::connect(3).into_iter().map(|peers| {
         let (producer, hand_off) = Producer::create(in_parts.schema(), in_parts.slots()).unwrap();
         let consumer = hand_off.open(in_parts.schema()).unwrap();
         (ingest::start_among(peers, in_parts.clone(), in_parts.start(), producer).unwrap(), consumer)

@@ -318,7 +318,7 @@ impl Assembler<'_> {
         let Some(label) = self.plan.label.as_ref().filter(|_| self.plan.seeks_positive(self.pass)) else {
             return Ok(());
         };
-        if position.positive_seen || !header.last {
+        if position.marked_seen || !header.last {
             return Ok(());
         }
         Err(Error::NeverPositive {
@@ -350,7 +350,7 @@ impl Assembler<'_> {
 
     fn next_pass(&self, position: &Position) -> Position {
         Position {
-            positive_seen: position.positive_seen,
+            marked_seen: position.marked_seen,
             skipped_before: position.skipped_before + self.merge.skipped(),
             ..Position::start_of(
                 self.plan.feed.after(self.pass),

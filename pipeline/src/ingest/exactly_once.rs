@@ -13,6 +13,7 @@ use millstream_batch::{BatchHeader, Consumer, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
+use super::hub::Hub;
 use super::tests::*;
 use super::*;
 use crate::order::reference::Row;
@@ -291,7 +292,7 @@ proptest! {
 }
 
 #[test]
-fn a_position_names_the_first_positive_row_whoever_reads_it() {
+fn a_position_reports_a_marked_row_whichever_host_reads_it() {
     // Only one row of the data is positive, and lies with one of the hosts: all must learn of it, at once.
     for row in [0, 17, 63] {
         let train = Synthetic { only_positive: Some((2, row)), ..Synthetic::new(&[64, 64, 64, 64]) };

@@ -129,7 +129,7 @@ impl<'a> LaneReader<'a> {
         self.counters.recorder.add(start, Category::Ingest, "shuffle", work);
         if self.seeks_positive {
             let positive = |row: &RowRef| chunks[row.chunk as usize].labels[row.row as usize] > 0.0;
-            extent.first_positive = rows.iter().position(positive).map(|place| place as u32);
+            extent.first_marked = rows.iter().position(positive).map(|place| place as u32);
         }
         self.permit.release();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))

@@ -44,6 +44,11 @@ mod tuner;
 #[cfg(test)]
 mod exactly_once;
 #[cfg(test)]
+#[path = "../../tests/support/hub.rs"]
+mod hub;
+#[cfg(test)]
+mod peers_tests;
+#[cfg(test)]
 mod tests;
 
 use std::any::Any;
@@ -65,12 +70,11 @@ use crate::order::{LanePosition, Position, Share};
 pub use self::dataset_source::DatasetSource;
 pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
 pub use self::measure::{IngestMeasurement, measure};
-pub use self::peers::{Hub, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate};
+pub use self::peers::{MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
 pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stopwatch, WorkClock};
 pub use self::tuner::Setting;
-pub use millstream_io::clock::Clock;
 
 /// Ingest at work. Dropped, it is cancelled and waited for.
 pub struct IngestHandle {
@@ -351,7 +355,7 @@ fn read_lane(
             let chunk_rows = plan.chunk_rows(pass.stream);
             let mut reader =
                 LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, permit)
-                    .seeking_positive(plan.seeks_positive(pass) && !from.positive_seen);
+                    .seeking_positive(plan.seeks_positive(pass) && !from.marked_seen);
             loop {
                 let key = PieceKey { pass, lane, number: reader.number() };
                 let piece = reader.next(&|| handover.is_closed());

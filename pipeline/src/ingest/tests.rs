@@ -321,7 +321,7 @@ proptest! {
         let mut bytes = Vec::new();
         position.encode(&mut bytes);
         let from = plan.resume(&bytes).unwrap();
-        let ended = within_seconds(move || run_from(&plan, from).1);
+        let ended = without_hanging(move || run_from(&plan, from).1);
         let fine = matches!(ended, Ok(_) | Err(Error::Position(_) | Error::NoRows { .. }));
         prop_assert!(fine, "{:?}", ended);
     }
@@ -473,7 +473,7 @@ fn a_short_last_batch_is_left_out_when_asked() {
 fn a_lane_that_is_not_ready_keeps_nobody_waiting_when_the_order_is_free() {
     // Split 1 cannot be read before all batches of split 0 are delivered but the last, of which nobody can
     // say before whether it ends the pass.
-    within_seconds(|| {
+    without_hanging(|| {
         let mut spec = spec(2, 20, 5);
         spec.deterministic = false;
         let gate = Arc::new(AtomicU64::new(0));
@@ -495,11 +495,11 @@ fn a_lane_that_is_not_ready_keeps_nobody_waiting_when_the_order_is_free() {
     });
 }
 
-/// Fails the test when `work` does not return.
-fn within_seconds<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+/// Fails the test when `work` does not return. The deadline is generous: machines may be busy.
+fn without_hanging<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(work()));
-    receiver.recv_timeout(Duration::from_secs(20)).expect("hangs")
+    receiver.recv_timeout(Duration::from_secs(300)).expect("hangs")
 }
 
 #[test]
@@ -508,7 +508,7 @@ fn cancelling_ends_every_wait() {
     // the packer waits for a lane. Cancelled at once and a little later.
     for delay_us in [0, 20_000] {
         for pause_ms in [0, 1, 10, 40] {
-            within_seconds(move || {
+            without_hanging(move || {
                 let train = Synthetic { delay_us, chunk_rows: 5, ..Synthetic::new(&[1000; 6]) };
                 let plan = plan(&spec(4, 64, 8), &train, None);
                 let (producer, mut consumer) = open(&plan);
@@ -531,14 +531,12 @@ fn cancelling_ends_every_wait() {
 
 #[test]
 fn cancelling_what_has_ended_changes_nothing() {
-    within_seconds(|| {
+    without_hanging(|| {
         let plan = plan(&spec(2, 8, 16), &Synthetic::new(&[4, 4]), None);
-        let (producer, _consumer) = open(&plan);
+        let (producer, mut consumer) = open(&plan);
         let ingest = start(plan.clone(), plan.start(), producer).unwrap();
-        while ingest.stats().batches < 2 {
-            thread::yield_now();
-        }
-        thread::sleep(Duration::from_millis(20));
+        // The end of the ring is the last thing that ingest writes.
+        while see(&mut consumer).unwrap().is_some() {}
         ingest.cancel();
         assert_eq!(ingest.join().unwrap().stats.rows, 16);
     });
@@ -546,7 +544,7 @@ fn cancelling_what_has_ended_changes_nothing() {
 
 #[test]
 fn dropping_the_handle_or_the_consumer_stops_ingest() {
-    within_seconds(|| {
+    without_hanging(|| {
         let plan = plan(&spec(3, 64, 8), &Synthetic::new(&[1000; 6]), None);
         let (producer, consumer) = open(&plan);
         drop(start(plan.clone(), plan.start(), producer).unwrap());
@@ -562,24 +560,27 @@ fn dropping_the_handle_or_the_consumer_stops_ingest() {
 
 #[test]
 fn nothing_is_read_beyond_the_plan() {
-    within_seconds(|| {
+    without_hanging(|| {
         let spec = spec(4, 512, 16);
         let train = Synthetic::new(&[10_000; 8]);
         let plan = plan(&spec, &train, None);
         let (producer, consumer) = open(&plan);
         let ingest = start(plan.clone(), plan.start(), producer).unwrap();
-        let mut read = 0;
-        loop {
-            thread::sleep(Duration::from_millis(50));
-            let now = train.rows_read.load(Ordering::Relaxed);
-            if now == read && now > 0 {
-                break;
-            }
-            read = now;
-        }
         let published = u64::from(spec.prefetch * spec.batch_size);
         let chunks = u64::from(spec.lanes) * 2 * plan.chunk_rows(Stream::Train) as u64;
-        assert!(read <= published + 2 * spec.shuffle_rows + chunks, "{read}");
+        let within_the_plan = || {
+            let read = train.rows_read.load(Ordering::Relaxed);
+            assert!(read <= published + 2 * spec.shuffle_rows + chunks, "{read}");
+        };
+        while ingest.stats().batches < u64::from(spec.prefetch) {
+            within_the_plan();
+            thread::yield_now();
+        }
+        // The ring is full. Lanes that read without a bound would by now be through all rows, or soon.
+        for _ in 0..100 {
+            within_the_plan();
+            thread::sleep(Duration::from_millis(1));
+        }
         drop(ingest);
         drop(consumer);
     });

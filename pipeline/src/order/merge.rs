@@ -41,9 +41,9 @@ pub struct WindowExtent {
     pub ends_split: bool,
     /// Records skipped in splits that ended while this window was read.
     pub skipped: u64,
-    /// Index, in drawing order, of the first row with a label greater than 0. Determined only while training still
-    /// waits for one.
-    pub first_positive: Option<u32>,
+    /// Index, in drawing order, of the first row that the reader of the lane marked. What a mark means is the reader's
+    /// choice: ingest marks rows with a positive label while training still waits for one.
+    pub first_marked: Option<u32>,
 }
 
 /// The merge of one pass's lanes.
@@ -55,8 +55,8 @@ pub(crate) struct Merge {
     live: usize,
     /// Records skipped in splits before the current windows.
     skipped: u64,
-    /// Whether a row with a label greater than 0 was drawn from earlier windows.
-    positive_seen: bool,
+    /// Whether a marked row was drawn from earlier windows.
+    marked_seen: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ impl Merge {
             live: lanes.iter().filter(|lane| !lane.ended).count(),
             lanes,
             skipped: position.skipped,
-            positive_seen: position.positive_seen,
+            marked_seen: position.marked_seen,
         }
     }
 
@@ -174,20 +174,20 @@ impl Merge {
         self.skipped + windows.map(|window| window.extent.skipped).sum::<u64>()
     }
 
-    /// Whether a row with a label greater than 0 was drawn.
-    fn positive_seen(&self) -> bool {
+    /// Whether a marked row was drawn.
+    fn marked_seen(&self) -> bool {
         let windows = self.lanes.iter().filter_map(|lane| lane.window);
-        self.positive_seen
+        self.marked_seen
             || windows
                 .into_iter()
-                .any(|window| window.extent.first_positive.is_some_and(|at| at < window.drawn))
+                .any(|window| window.extent.first_marked.is_some_and(|at| at < window.drawn))
     }
 
     /// Stores the state of the lanes in `position`.
     pub(crate) fn store(&self, position: &mut Position) {
         position.turn = self.turn as u32;
         position.skipped = self.skipped;
-        position.positive_seen = self.positive_seen();
+        position.marked_seen = self.marked_seen();
         position.lanes.clear();
         position.lanes.extend(self.lanes.iter().map(|lane| match lane.ended {
             true => LanePosition::Ended,
@@ -205,7 +205,7 @@ impl Merge {
         if let Some(Window { extent, .. }) = window.take() {
             *cursor = Cursor { split: extent.split, row: extent.row, window: cursor.window + 1, drawn: 0 };
             self.skipped += extent.skipped;
-            self.positive_seen |= extent.first_positive.is_some();
+            self.marked_seen |= extent.first_marked.is_some();
         }
     }
 
@@ -213,7 +213,7 @@ impl Merge {
     fn retire_run(&mut self) {
         let Lane { cursor, window, .. } = &mut self.lanes[self.turn];
         let Some(Window { extent, .. }) = window.take() else { return };
-        self.positive_seen |= extent.first_positive.is_some();
+        self.marked_seen |= extent.first_marked.is_some();
         if extent.ends_split {
             *cursor = Cursor { split: cursor.split + 1, ..Cursor::default() };
             self.skipped += extent.skipped;

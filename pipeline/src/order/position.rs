@@ -5,7 +5,7 @@
 //! ```text
 //!   0  u8   version, 1
 //!   1  u8   stream of the pass: 0 train, 1 eval, 2 end of the feed
-//!   2  u8   1 when a positive label was seen, else 0
+//!   2  u8   1 if a marked row was delivered (one with a positive label), else 0
 //!   3  u8   0
 //!   4  u32  epoch
 //!   8  u64  batches delivered of this pass
@@ -44,8 +44,8 @@ pub struct Position {
     pub batch: u64,
     /// Fingerprint of the order that this is a position of.
     pub fingerprint: u64,
-    /// Whether a label greater than 0 was delivered.
-    pub positive_seen: bool,
+    /// Whether a marked row was delivered ([`WindowExtent::first_marked`](super::WindowExtent)).
+    pub marked_seen: bool,
     /// Records skipped in earlier passes.
     pub skipped_before: u64,
     /// Records skipped in this pass, in splits entirely before the lanes' current windows.
@@ -132,7 +132,7 @@ impl Position {
             pass,
             batch: 0,
             fingerprint,
-            positive_seen: false,
+            marked_seen: false,
             skipped_before: 0,
             skipped: 0,
             turn: 0,
@@ -152,7 +152,7 @@ impl Position {
             None => (STREAM_ENDED, 0),
             Some(pass) => (pass.stream as u8, pass.epoch),
         };
-        bytes.extend([VERSION, stream, u8::from(self.positive_seen), 0]);
+        bytes.extend([VERSION, stream, u8::from(self.marked_seen), 0]);
         bytes.extend(epoch.to_le_bytes());
         for word in [self.batch, self.fingerprint, self.skipped_before, self.skipped] {
             bytes.extend(word.to_le_bytes());
@@ -219,7 +219,7 @@ impl Position {
             pass,
             batch: u64_at(head, 8),
             fingerprint: u64_at(head, 16),
-            positive_seen: head[2] == 1,
+            marked_seen: head[2] == 1,
             skipped_before: u64_at(head, 24),
             skipped: u64_at(head, 32),
             turn,

@@ -136,7 +136,7 @@ impl<'a> Cutter<'a> {
             row: self.row,
             ends_split: false,
             skipped: self.skipped,
-            first_positive: None,
+            first_marked: None,
         };
         self.window += 1;
         (self.rows, self.skipped) = (0, 0);
