@@ -60,6 +60,9 @@ fn as_text(column: &ArrayRef, row: usize) -> Option<String> {
     if column.is_null(row) || column.data_type().is_null() {
         return None;
     }
+    if let Some(dictionary) = column.as_any_dictionary_opt() {
+        return as_text(dictionary.values(), dictionary.normalized_keys()[row]);
+    }
     Some(match Cells::of(column).unwrap() {
         Cells::Int(numbers) => numbers.value(row).to_string(),
         Cells::Float(numbers) => numbers.value(row).to_string(),
