@@ -1,4 +1,4 @@
-//! What becomes of records that cannot be used.
+//! The policy for records that cannot be used.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::error::Error;
 use crate::spec::OnBadRecord;
 
-/// What becomes of records that cannot be used; shared by all who read in one pass over the data.
+/// Applies the job's policy to bad records; shared by all readers of one pass over the data.
 #[derive(Clone, Debug)]
 pub struct BadRecords {
     policy: OnBadRecord,
@@ -15,22 +15,22 @@ pub struct BadRecords {
 }
 
 impl BadRecords {
-    /// None so far.
+    /// Starts with no skipped records.
     pub fn new(policy: OnBadRecord) -> Self {
         Self { policy, skipped: Arc::default(), last: Arc::default() }
     }
 
-    /// Whether bad records are left out rather than fatal.
+    /// Whether bad records are skipped instead of ending the job.
     pub fn skips(&self) -> bool {
         matches!(self.policy, OnBadRecord::Skip { .. })
     }
 
-    /// Records left out so far.
+    /// The number of records skipped so far.
     pub fn skipped(&self) -> u64 {
         self.skipped.load(Ordering::Relaxed)
     }
 
-    /// Decides on a record that cannot be used: `Ok` to leave it out, else the error to end with.
+    /// Decides on a bad record: `Ok` skips it, `Err` holds the error that ends the pass.
     pub fn skip(&self, error: Error) -> Result<(), Error> {
         let OnBadRecord::Skip { limit } = self.policy else { return Err(error) };
         if !error.is_bad_record() {
@@ -39,12 +39,12 @@ impl BadRecords {
         if self.skipped.fetch_add(1, Ordering::Relaxed) >= limit {
             return Err(Error::TooManyBadRecords { limit, last: Box::new(error) });
         }
-        tracing::warn!(%error, "record left out");
+        tracing::warn!(%error, "record skipped");
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         Ok(())
     }
 
-    /// What was wrong with the record left out last, once.
+    /// Takes the error of the last skipped record; `None` when called again.
     pub fn take_last(&self) -> Option<Error> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).take()
     }

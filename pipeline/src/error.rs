@@ -1,7 +1,7 @@
-//! The error type of ingest: those of reading and decoding, and its own.
+//! The error type of ingest: errors of reading and decoding, and errors of ingest itself.
 //!
-//! An error about bad input has an address: which file, where in it, which record, which column, and what was expected
-//! there. A large TFRecord file is read in parts: then the path is followed by the start of the part, and records count
+//! An error about bad input has an address: the file, the offset or record, the column, and the expected content. A
+//! large TFRecord file is read in parts; the path is then followed by the start of the part, and records are numbered
 //! from there.
 
 use std::io;
@@ -10,7 +10,7 @@ use millstream_batch::RingError;
 
 use crate::order::PositionError;
 
-/// Why ingest cannot go on.
+/// The reason that ingest failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -20,7 +20,7 @@ pub enum Error {
     /// A file could not be decoded.
     #[error(transparent)]
     Format(millstream_format::Error),
-    /// A file was cut where no record begins. Its records hold what looks like records.
+    /// A file was cut at an offset where no record begins, because its records contain data that looks like records.
     #[error(
         "{path}: a part of the file begins at byte {boundary}, within the record at byte {offset}: its records \
          seem to hold TFRecords; set data.split_bytes above the size of the file, so that it is read whole"
@@ -28,12 +28,12 @@ pub enum Error {
     Cut {
         /// The file.
         path: String,
-        /// Where the record starts.
+        /// The offset at which the record starts.
         offset: u64,
-        /// Where the part does.
+        /// The offset at which the part starts.
         boundary: u64,
     },
-    /// No record of the training data is positive: a wrong `label.positive`, most likely.
+    /// No record of the training data is positive, most likely because `label.positive` is wrong.
     #[error(
         "label `{column}` is never {} in {records} records{}",
         positive_value(positive),
@@ -42,69 +42,69 @@ pub enum Error {
     NeverPositive {
         /// The label's column.
         column: String,
-        /// The value that means positive, where the job gives one; else any number above 0 does.
+        /// The positive value, if the job configures one; otherwise any number above 0 is positive.
         positive: Option<String>,
-        /// Records looked at.
+        /// Records examined.
         records: u64,
-        /// The commonest of the values that were there instead.
+        /// The most frequent values found instead.
         seen: Vec<String>,
     },
-    /// More records were left out than the job allows; the last one is the source.
+    /// More records were skipped than the job allows. The source is the last one.
     #[error("more than {limit} bad records in one pass; the last: {last}")]
     TooManyBadRecords {
         /// The job's limit.
         limit: u64,
-        /// What was wrong with the one too many.
+        /// The error of the record that exceeded the limit.
         last: Box<Error>,
     },
-    /// The job cannot run within its memory budget.
+    /// The job does not fit its memory budget.
     #[error("{what} needs {needed_bytes} bytes, the memory budget is {budget_bytes}")]
     OverBudget {
-        /// What needs it.
+        /// What needs the memory.
         what: String,
-        /// How much.
+        /// Bytes needed.
         needed_bytes: u64,
-        /// How much there is.
+        /// Bytes available.
         budget_bytes: u64,
     },
-    /// What was stored earlier, or given beside the data, does not fit together.
+    /// Stored state, or files given with the data, are invalid or inconsistent.
     #[error("{0}")]
     Invalid(String),
-    /// The data holds no rows that could be used.
+    /// The data contains no usable rows.
     #[error("the {stream} data holds no rows")]
     NoRows {
         /// `training` or `held-out`.
         stream: &'static str,
     },
-    /// A position that cannot be resumed from.
+    /// The position cannot be resumed from.
     #[error(transparent)]
     Position(#[from] PositionError),
-    /// A host that this one trains with could not go on, or is gone.
+    /// Another host of the job failed or is gone.
     #[error("host {host}: {message}")]
     Peer {
         /// The host, from 0.
         host: u32,
-        /// What became of it.
+        /// The reason.
         message: String,
     },
-    /// A thread of ingest came to an unexpected end: a defect, not bad input.
+    /// An ingest thread ended unexpectedly: a bug, not bad input.
     #[error("ingest ended unexpectedly: {0}")]
     Panicked(String),
     /// The ring to the worker failed.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The work was called off.
+    /// Ingest was cancelled.
     #[error("cancelled")]
     Cancelled,
 }
 
 impl Error {
-    /// Whether skipping one record gets past the error: what `on_bad_record = "skip"` may skip.
+    /// Whether skipping one record avoids the error, so that `on_bad_record = "skip"` applies.
     pub fn is_bad_record(&self) -> bool {
         matches!(self, Self::Format(error) if error.is_bad_record())
     }
 
-    /// The error of the reader that a decoder of `path` reads from.
+    /// Converts an I/O error from the reader that decodes `path`.
     pub(crate) fn of_source(path: &str, error: io::Error) -> Self {
         match error.downcast::<millstream_io::Error>() {
             Ok(error) => error.into(),

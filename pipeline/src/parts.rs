@@ -1,26 +1,26 @@
-//! Parts of TFRecord files: one large file is read by several lanes side by side.
+//! Parts of TFRecord files: several lanes read one large file in parallel.
 //!
-//! An uncompressed file larger than the job's `split_bytes` is cut into equal byte ranges, by its size alone,
-//! so that a dataset is cut without a look at its files and always alike. Where the records of a part really
-//! begin is found when it is read: with `B(x)` the first record that begins at or after byte `x`
-//! ([`boundary`](millstream_format::boundary)), and `B(size) = size`,
+//! An uncompressed file larger than the job's `split_bytes` is cut into equal byte ranges. The cuts depend only on its
+//! size, so a dataset is always cut the same way, without reading its files. The records of a part are located when it
+//! is read. Let `B(x)` be the offset of the first record that begins at or after byte `x`
+//! ([`boundary`](millstream_format::boundary)), and `B(size) = size`:
 //!
 //! ```text
 //! part [x, y)  is read as the bytes  B(x) .. B(y)
 //! ```
 //!
-//! Parts so cover a file without gap or overlap, as `B` is a function of the file: no byte is lost and none is
-//! read twice. That each part is a run of whole records is *checked*: the reader that comes from before must
-//! end between two records at `B(y)`. One that does not has met a `B(y)` that lies within a record, which takes
-//! records that hold TFRecords themselves, and fails with [`Error::Cut`], never leaving out or repeating a row in
-//! silence. By induction over the parts, from `B(0) = 0` on, a file all of whose parts were read without an
-//! error gave the very records that it gives when read whole.
+//! `B` is a function of the file, so the parts cover the file without gap or overlap: no byte is lost or read twice.
+//! That each part consists of whole records is *checked*: the reader of the preceding part must end between two records
+//! at `B(y)`. If it does not, `B(y)` lies within a record, which can happen only if records themselves contain TFRecord
+//! data. The reader then fails with [`Error::Cut`]; it never skips or repeats a row silently. By induction over the
+//! parts, starting at `B(0) = 0`: if all parts of a file were read without an error, they contain exactly the records
+//! of the whole file.
 //!
-//! Damage stays where it is: a record whose data are damaged is met by the part that it lies in, and after a
-//! damaged length only the rest of that part is out of reach, not that of the file.
+//! Damage stays local. A record with damaged data affects only the part that contains it. After a damaged length only
+//! the rest of that part is unreadable, not the rest of the file.
 //!
-//! Finding a boundary takes a small read at either end of a part. A compressed file cannot be cut; what its
-//! name did not say, its first bytes do, and then the first part is all of it and the others are empty.
+//! Locating a boundary takes a small read at each end of a part. A compressed file cannot be cut. If its name does not
+//! show the compression, its first bytes do; the first part is then the whole file, and the other parts are empty.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,32 +38,32 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 
-/// Bytes looked at first for a boundary; each further look takes twice as many, up to the most.
-const FIRST_LOOK_BYTES: u64 = 64 << 10;
-const MOST_LOOK_BYTES: u64 = 4 << 20;
+/// The size of the first read when locating a boundary. Each further read doubles it, up to the maximum.
+const FIRST_READ_BYTES: u64 = 64 << 10;
+const MAX_READ_BYTES: u64 = 4 << 20;
 
-/// The most bytes that finding a part holds for records of ordinary size.
-pub(crate) const HELD_BYTES: u64 = 4 * FIRST_LOOK_BYTES;
+/// The most bytes held while locating a part, for records of ordinary size.
+pub(crate) const HELD_BYTES: u64 = 4 * FIRST_READ_BYTES;
 
-/// The bytes of a part, on their way.
+/// A located part, whose bytes are being fetched.
 pub(crate) struct Located {
     pub(crate) bytes: FetchedBytes,
-    /// Where they lie in the file.
+    /// Its byte range in the file.
     pub(crate) range: Range<u64>,
-    /// Why they are none, if that is damage.
+    /// The damage that makes the range empty, if any.
     pub(crate) damage: Option<Error>,
 }
 
-/// How a file of `size` bytes is cut into parts of at most `split_bytes`.
+/// The byte ranges of the parts, of at most `split_bytes`, of a file of `size` bytes.
 pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let whole = size <= split_bytes || Compression::from_name(path).is_some();
     let parts = if whole { 1 } else { size.div_ceil(split_bytes.max(1)) };
-    // In 128 bits, so that no product overflows.
+    // Computed in 128 bits, so no product overflows.
     let cut = move |part: u64| (u128::from(size) * u128::from(part) / u128::from(parts)) as u64;
     (0..parts).map(move |part| cut(part)..cut(part + 1))
 }
 
-/// Finds the records of `part` and starts to fetch them.
+/// Locates the records of `part` and starts fetching them.
 pub(crate) fn locate(
     object: Object,
     part: Range<u64>,
@@ -78,13 +78,13 @@ pub(crate) fn locate(
             range,
             damage,
         });
-        // Nobody waits any more: the reader was dropped.
+        // Sending fails if the reader was dropped.
         let _ = sender.send(located);
     });
     receiver
 }
 
-/// The bytes of a part's records.
+/// The byte range of a part's records.
 async fn find(object: &Object, part: Range<u64>) -> Result<(Range<u64>, Option<Error>), Error> {
     let size = object.size();
     let head = object.read(0..size.min(MAGIC_BYTES as u64)).await?;
@@ -100,14 +100,14 @@ async fn find(object: &Object, part: Range<u64>) -> Result<(Range<u64>, Option<E
     })
 }
 
-/// The first record that begins at or after byte `at`, or the end of the file; `None` when there is neither
-/// within the length of the longest record.
+/// The offset of the first record that begins at or after byte `at`, or the end of the file. `None` if neither lies
+/// within the maximum record length.
 async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
     let size = object.size();
     if at == 0 || at >= size {
         return Ok(Some(at));
     }
-    let (mut base, mut bytes, mut look) = (at, Vec::new(), FIRST_LOOK_BYTES);
+    let (mut base, mut bytes, mut look) = (at, Vec::new(), FIRST_READ_BYTES);
     loop {
         match scan(&bytes, size - base) {
             Scan::Found(place) => return Ok(Some(base + place as u64)),
@@ -121,7 +121,7 @@ async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
                 let next = base + bytes.len() as u64;
                 let end = (base + (until - from) as u64).max(next + look).min(size);
                 bytes.extend_from_slice(&object.read(next..end).await?);
-                look = (2 * look).min(MOST_LOOK_BYTES);
+                look = (2 * look).min(MAX_READ_BYTES);
             }
         }
     }

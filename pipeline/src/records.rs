@@ -1,4 +1,5 @@
-//! Reading one TFRecord file of Examples: fetched bytes, decompressed, unframed, parsed into chunks.
+//! Reads one TFRecord file of Examples: fetches bytes, decompresses them, splits them into records, and parses these
+//! into chunks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,31 +22,31 @@ use crate::bad_records::BadRecords;
 use crate::error::Error;
 use crate::parts::{self, Located};
 
-/// A chunk ends after so many bytes of records, whatever the rows asked for.
+/// A chunk ends after this many bytes of records, regardless of the number of rows requested.
 const CHUNK_BYTES: usize = 1 << 20;
-/// How often it is looked whether all features were met, in records.
-const LOOK_EVERY: usize = 64;
-/// Held besides what is fetched: the decompressor's window and output, and the chunk being made. Records
-/// that are longer than a chunk come on top.
+/// The number of records between two checks whether all features have occurred.
+const CHECK_INTERVAL: usize = 64;
+/// Memory held besides fetched bytes: the decompressor's window and output, and the chunk under construction. Records
+/// longer than a chunk add to it.
 pub(crate) const HELD_BYTES: u64 = (1 << 20) + CHUNK_BYTES as u64;
 
-/// The records of a file or of a part of it, with damage as errors with an address.
+/// The records of a file or of a part of a file. Damage is reported as errors with an address.
 pub struct Records {
     object: Object,
-    /// The file, and where the part begins if that is not its start.
+    /// The file's path, and the start of the part unless it is the start of the file.
     label: Arc<str>,
-    /// The bytes that are read.
+    /// The byte range that is read.
     range: Range<u64>,
-    /// Time spent waiting for them to be found.
+    /// Time spent waiting for the range to be located.
     located: Duration,
     permit: Permit,
     state: State,
 }
 
 enum State {
-    /// It is being found where the part's records begin.
+    /// The start of the part's first record is being located.
     Locating(oneshot::Receiver<Result<Located, Error>>),
-    /// Nothing read yet: reading the first bytes blocks.
+    /// Nothing has been read yet; reading the first bytes blocks.
     Closed(FetchedBytes),
     Open(Box<RecordReader<Decompressed<FetchedBytes>>>, Compression),
     Ended,
@@ -55,7 +56,7 @@ enum State {
 pub enum Step<'a> {
     /// A record.
     Record {
-        /// Its number in the file, or in the part of a file, from 0.
+        /// Its number in the file or in the part, from 0.
         number: u64,
         /// The offset of its frame in the decompressed file.
         offset: u64,
@@ -69,19 +70,19 @@ pub enum Step<'a> {
         /// Whether nothing after it can be read.
         ends: bool,
     },
-    /// The end.
+    /// The end of the file or part.
     End,
 }
 
 impl Records {
-    /// Starts to read a whole file.
+    /// Starts reading a whole file.
     pub fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
         let state = State::Closed(FetchedBytes::start(object.clone(), limits, context));
         let (label, range) = (object.path().clone(), 0..object.size());
         Self { object, label, range, located: Duration::ZERO, permit: context.permit.clone(), state }
     }
 
-    /// The records that begin in `part` of the file's bytes. They are numbered from its first.
+    /// Reads the records that begin in the byte range `part` of the file. They are numbered from the first of them.
     pub(crate) fn start_part(
         object: Object,
         part: Range<u64>,
@@ -93,7 +94,7 @@ impl Records {
         Self { object, label, range: 0..0, located: Duration::ZERO, permit: context.permit.clone(), state }
     }
 
-    /// The next record. An `Err` is of storage, or of a file that is of another format altogether.
+    /// Returns the next record. `Err` means a storage error, or a file of another format.
     pub fn step(&mut self) -> Result<Step<'_>, Error> {
         if let State::Locating(_) = self.state
             && let Some(damage) = self.locate()?
@@ -124,18 +125,18 @@ impl Records {
         }
     }
 
-    /// The file, and where the part begins if that is not its start.
+    /// The file's path, and the start of the part unless it is the start of the file.
     pub(crate) fn label(&self) -> &Arc<str> {
         &self.label
     }
 
-    /// Waits until the part is found; returns what is wrong if it is not.
+    /// Waits until the part is located; returns the damage that prevents it, if any.
     fn locate(&mut self) -> Result<Option<Error>, Error> {
         let State::Locating(located) = std::mem::replace(&mut self.state, State::Ended) else {
             return Ok(None);
         };
         let start = Instant::now();
-        // A channel that closes early means that the runtime has shut down.
+        // The channel closes early if the runtime has shut down.
         let located = self.permit.released_while(|| located.blocking_recv()).unwrap_or(Err(Error::Cancelled));
         self.located = start.elapsed();
         let Located { bytes, range, damage } = located?;
@@ -146,17 +147,17 @@ impl Records {
         Ok(damage)
     }
 
-    /// How the file is compressed, once its first record was read.
+    /// The compression of the file; known once its first record has been read.
     pub fn compression(&self) -> Compression {
         if let State::Open(_, compression) = self.state { compression } else { Compression::None }
     }
 
-    /// Bytes of the file fetched and taken so far.
+    /// Bytes fetched and consumed so far.
     pub fn bytes_read(&self) -> u64 {
         self.range.end - self.range.start - self.source().map_or(0, FetchedBytes::remaining)
     }
 
-    /// Time spent waiting for them.
+    /// Time spent waiting for bytes.
     pub(crate) fn waited(&self) -> Duration {
         self.located + self.source().map_or(Duration::ZERO, FetchedBytes::waited)
     }
@@ -201,7 +202,7 @@ impl Records {
     }
 }
 
-/// `path` is `object`, or a part of it that begins at byte `base`.
+/// Reports damage in `path`, which is `object` or the part of it that begins at byte `base`.
 fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'static>, Error> {
     object.distrust();
     let path = path.to_owned();
@@ -219,12 +220,12 @@ fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'s
     })
 }
 
-/// What messages call the part of a file that begins at byte `start`.
+/// The name, for messages, of the part that begins at byte `start`.
 pub(crate) fn part_label(object: &Object, start: u64) -> Arc<str> {
     if start == 0 { object.path().clone() } else { format!("{}, from byte {start}", object.path()).into() }
 }
 
-/// What is wrong with a record, with its address.
+/// Describes a bad record, with its address.
 pub fn fault(path: &str, columns: &ExampleColumns, fault: Fault, record: u64, offset: u64) -> Error {
     let path = path.to_owned();
     match fault {
@@ -243,7 +244,7 @@ pub fn fault(path: &str, columns: &ExampleColumns, fault: Fault, record: u64, of
     }
 }
 
-/// A file's records as chunks of the projected columns.
+/// Reads a file's records as chunks of the projected columns.
 pub struct RecordsReader {
     records: Records,
     columns: ExampleColumns,
@@ -253,7 +254,7 @@ pub struct RecordsReader {
 }
 
 impl RecordsReader {
-    /// Starts to read a whole file.
+    /// Starts reading a whole file.
     pub fn start(
         object: Object,
         projection: &Projection,
@@ -268,7 +269,7 @@ impl RecordsReader {
         Self { records, columns: ExampleColumns::new(projection), bad, skip_to: 0, ended: false }
     }
 
-    /// The records that it reads.
+    /// The underlying records.
     pub fn records(&self) -> &Records {
         &self.records
     }
@@ -278,10 +279,10 @@ impl RecordsReader {
         self.skip_to = record;
     }
 
-    /// The next rows and their records' numbers.
+    /// Returns the next rows and their record numbers.
     pub fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, Vec<u64>)>, Error> {
         let max_rows = max_rows.max(1);
-        let mut numbers = Vec::with_capacity(max_rows.min(LOOK_EVERY * LOOK_EVERY));
+        let mut numbers = Vec::with_capacity(max_rows.min(CHECK_INTERVAL * CHECK_INTERVAL));
         let mut taken = 0;
         while !self.ended && numbers.len() < max_rows && taken < CHUNK_BYTES {
             match self.records.step()? {
@@ -316,14 +317,14 @@ impl RecordsReader {
         let path = self.records.label();
         self.bad.skip(error)?;
         if ends {
-            tracing::warn!(%path, "nothing after the damage can be read: the rest of it is left out");
+            tracing::warn!(%path, "nothing after the damage can be read; the rest is skipped");
         }
         Ok(())
     }
 }
 
-/// Refuses a projection with a column that none of the first `limit` records of all files has. Returns the
-/// length of the longest record looked at.
+/// Rejects a projection with a column that none of the first `limit` records of all files has. Returns the length of
+/// the longest record examined.
 pub(crate) fn check_features(
     objects: &[Object],
     projection: &Projection,
@@ -333,7 +334,7 @@ pub(crate) fn check_features(
     let limits = Arc::default();
     let mut longest = 0;
     let mut columns = ExampleColumns::new(projection);
-    let mut looked_at = 0;
+    let mut examined = 0;
     let absent =
         |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.was_seen(column));
     'files: for object in objects {
@@ -341,24 +342,24 @@ pub(crate) fn check_features(
         loop {
             match records.step()? {
                 Step::End | Step::Bad { ends: true, .. } => break,
-                // What to do about a bad record is decided when it is read in earnest.
+                // Bad records are handled when the file is read for its rows.
                 Step::Bad { .. } => {}
                 Step::Record { data, .. } => {
                     longest = longest.max(data.len() as u64);
                     drop(columns.push(data));
                 }
             }
-            looked_at += 1;
-            if looked_at % LOOK_EVERY == 0 {
+            examined += 1;
+            if examined % CHECK_INTERVAL == 0 {
                 columns.finish();
-                if looked_at >= limit || absent(&columns).is_none() {
+                if examined >= limit || absent(&columns).is_none() {
                     break 'files;
                 }
             }
         }
     }
     match (absent(&columns), objects.first()) {
-        (Some(column), Some(object)) if looked_at > 0 => {
+        (Some(column), Some(object)) if examined > 0 => {
             let wanted = &projection.columns[column].name;
             Err(FormatError::missing_column(object.path(), wanted, columns.names_seen()).into())
         }

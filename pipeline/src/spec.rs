@@ -1,4 +1,4 @@
-//! What a job asks of ingest, resolved: defaults filled in, nothing left to validate but the data itself.
+//! The resolved data specification of a job: defaults are filled in, and only the data itself is still to be validated.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use crate::dataset::DEFAULT_SPLIT_BYTES;
 /// The data of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataSpec {
-    /// Directory that relative paths and globs start from.
+    /// The base directory of relative paths and globs.
     pub base: PathBuf,
     /// Paths and globs of the training data.
     pub train: Vec<String>,
     /// Paths and globs of the held-out data; may be empty.
     pub eval: Vec<String>,
-    /// The format, where the files' names do not say it.
+    /// The format; `None` detects it from the files' names or content.
     pub format: Option<FormatName>,
-    /// Values that stand for "missing", besides absence itself (`?` in the census data).
+    /// Values that mean "missing", besides null (`?` in the census data).
     pub missing: Vec<String>,
-    /// Conditions that a row must meet to be taken, all of them; the others were never there.
+    /// Conditions that a row must meet, all of them. Other rows are ignored, as if the data did not contain them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub filter: Vec<Condition>,
     /// Rows of a global batch.
@@ -30,31 +30,31 @@ pub struct DataSpec {
     pub epochs: u32,
     /// Rows in the shuffle pool; 0 keeps the data's order.
     pub shuffle_rows: u64,
-    /// Virtual streams an epoch's splits are dealt to (`V`); part of the order.
+    /// The number of virtual streams that an epoch's splits are assigned to (`V`); part of the order.
     pub lanes: u32,
-    /// Slots of the ring.
+    /// The number of slots in the ring.
     pub prefetch: u32,
-    /// Lanes that decode at once; `None` to find out while running.
+    /// The maximum number of lanes that decode concurrently; `None` tunes it at run time.
     pub threads: Option<u32>,
-    /// Ranges of one object in flight at once; `None` to find out while running.
+    /// The maximum number of ranges of one object in flight; `None` tunes it at run time.
     pub streams: Option<u32>,
-    /// Hard cap on all that ingest holds for this job, in bytes.
+    /// A hard limit on the memory that ingest holds for this job, in bytes.
     pub memory_budget_bytes: u64,
-    /// What a record that cannot be used does to the job.
+    /// The policy for bad records.
     pub on_bad_record: OnBadRecord,
-    /// Whether the order of rows is the same in every run. If not, training takes rows from whichever lanes
-    /// are ready; each row still comes once in each epoch.
+    /// Whether every run has the same order of rows. If false, training takes rows from whichever lanes are ready; each
+    /// row still occurs exactly once per epoch.
     pub deterministic: bool,
-    /// Whether an epoch of training leaves out its last batch when that is short.
+    /// Whether an epoch of training drops a short last batch.
     pub drop_last: bool,
-    /// An uncompressed TFRecord file of more bytes is cut into parts of at most so many, each a split of
-    /// its own; part of the order.
+    /// Uncompressed TFRecord files larger than this are cut into parts of at most this size, each a separate split;
+    /// part of the order.
     pub split_bytes: u64,
-    /// Where what was read once is kept for the next time.
+    /// The local cache of transformed rows.
     pub cache: Option<CacheSpec>,
 }
 
-/// What a job file that says nothing else asks for; of data, there are none.
+/// The defaults of a job file. It names no data.
 impl Default for DataSpec {
     fn default() -> Self {
         Self {
@@ -81,73 +81,73 @@ impl Default for DataSpec {
     }
 }
 
-/// A directory for rows that were read, decoded and transformed once.
+/// A cache directory for rows that have been read, decoded and transformed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheSpec {
-    /// The directory, which several jobs may share.
+    /// The directory; several jobs may share it.
     pub directory: PathBuf,
-    /// The most bytes of files in it.
+    /// The maximum total size of its files.
     pub max_bytes: u64,
 }
 
-/// What a record that cannot be used does to the job.
+/// The policy for bad records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "action")]
 pub enum OnBadRecord {
-    /// The job fails, with the record's address.
+    /// The job fails with the record's address.
     Fail,
-    /// The record is left out and counted; past `limit` in one pass the job fails.
+    /// The record is skipped and counted; after more than `limit` in one pass the job fails.
     Skip {
-        /// The most records left out in one pass over the data.
+        /// The maximum number of records skipped in one pass over the data.
         limit: u64,
     },
 }
 
-/// Where the labels of rows are, of which there is at least one, and their weight.
+/// The label columns of a job, at least one, and its weight column.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabelSpec {
-    /// The label, or the first of several.
+    /// The first or only label.
     #[serde(flatten)]
     pub first: LabelColumn,
-    /// Column of row weights.
+    /// The column of row weights.
     pub weight: Option<String>,
     /// The labels after the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<LabelColumn>,
 }
 
-/// Where a label is.
+/// A label column.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LabelColumn {
-    /// Its name; empty of a job's one label, which needs none.
+    /// The label's name; empty for a single unnamed label.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Its column.
+    /// The column.
     pub column: String,
-    /// The value that means 1 (any other means 0). Without it the column holds numbers.
+    /// The value that is labelled 1; all others are 0. `None` if the column holds numbers.
     pub positive: Option<String>,
-    /// Which numbers these may be.
+    /// The numbers that are valid labels.
     #[serde(default, skip_serializing_if = "LabelNumbers::is_usual")]
     pub numbers: LabelNumbers,
-    /// The values that it may have, each the class of its number; none where a label is no class. With columns of
-    /// numbers the values are compared, not how they are written.
+    /// The class values, in class order; empty if labels are not classes. Numeric columns are compared by value, not by
+    /// text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<String>,
 }
 
-/// What a column of labels that are numbers may hold.
+/// The numbers that a numeric label column may hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LabelNumbers {
-    /// From 0 to 1: the probability, or how surely, a row is of the positive class.
+    /// From 0 to 1: the probability that the row is positive.
     #[default]
     Probabilities,
-    /// Any finite ones.
+    /// Any finite number.
     Any,
 }
 
 impl LabelColumn {
-    /// Whether rows are told apart as positive and negative.
+    /// Whether the label distinguishes positive from negative rows.
     pub(crate) fn has_positives(&self) -> bool {
         self.classes.is_empty() && (self.positive.is_some() || self.numbers == LabelNumbers::Probabilities)
     }
@@ -160,7 +160,7 @@ impl LabelNumbers {
 }
 
 impl LabelSpec {
-    /// One label without a name, and rows without weights.
+    /// A single unnamed label, without row weights.
     pub fn of(column: &str, positive: Option<&str>) -> Self {
         let (column, positive) = (column.to_owned(), positive.map(str::to_owned));
         let first = LabelColumn { column, positive, ..LabelColumn::default() };
@@ -172,7 +172,7 @@ impl LabelSpec {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Names of the labels, where they have any.
+    /// The names of the labels; empty for a single unnamed label.
     pub fn names(&self) -> Vec<String> {
         self.all().filter(|label| !label.name.is_empty()).map(|label| label.name.clone()).collect()
     }
@@ -185,73 +185,71 @@ pub struct FeatureSpec {
     pub name: String,
     /// The columns it reads: one, or several when crossed.
     pub columns: Vec<String>,
-    /// What is made of them.
+    /// How values are encoded.
     pub kind: FeatureKind,
-    /// For a multi-valued feature, the most values a row keeps; `None` for exactly one value a row.
+    /// The maximum number of values per row, for a multi-valued feature; `None` for exactly one value per row.
     pub maximum: Option<u32>,
-    /// For a multi-valued feature of one column, the column that has a number for each of a row's values, which
-    /// says how much it counts.
+    /// The column of value weights, for a multi-valued feature of one column. It holds one number per value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
 }
 
-/// What is made of a feature's columns.
+/// How a feature's columns are encoded.
 ///
-/// Every kind but `Numeric` yields ids. A missing value has an id of its own, the last one, so that ids
-/// of present values are the same with and without missing ones.
+/// Every kind except `Numeric` yields ids. Missing values get a separate id, the last one, so ids of present values do
+/// not depend on whether values are missing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureKind {
-    /// A number: one dense column.
+    /// A number, stored as one dense column.
     Numeric {
         /// How it is scaled.
         normalize: Normalize,
-        /// What an absent value becomes, before scaling.
+        /// The replacement for an absent value, before scaling.
         missing: MissingNumber,
     },
-    /// The interval a number falls in. `n` boundaries make ids `0..=n` (id = boundaries not above the
-    /// number, as in TensorFlow), `n + 1` is missing.
+    /// The interval that contains a number. `n` boundaries yield ids `0..=n`: the id is the number of boundaries at or
+    /// below the number, as in TensorFlow. Missing is `n + 1`.
     Bucketized {
         /// Strictly increasing.
         boundaries: Vec<f64>,
     },
     /// The position of a term in a list; then out-of-vocabulary buckets; then missing.
     Vocabulary {
-        /// Where the terms come from.
+        /// The source of the terms.
         terms: Terms,
-        /// Buckets (at least 1) that unknown terms are hashed to, by Fingerprint64.
+        /// The number of buckets (at least 1) that unknown terms are hashed to by Fingerprint64.
         oov_buckets: u32,
     },
-    /// Fingerprint64 of the value modulo `buckets`, as `tf.strings.to_hash_bucket_fast`; missing is
-    /// `buckets`.
+    /// Fingerprint64 of the value modulo `buckets`, as in `tf.strings.to_hash_bucket_fast`. Missing is `buckets`.
     Hashed {
-        /// How many.
+        /// The number of buckets.
         buckets: u32,
     },
-    /// Whole numbers from 0 to below `buckets`, which are ids as they are; missing is `buckets`.
+    /// Whole numbers from 0 to `buckets - 1`, used as ids directly. Missing is `buckets`.
     Identity {
-        /// How many.
+        /// The number of ids.
         buckets: u32,
-        /// What becomes of a whole number that is none of them.
+        /// The policy for whole numbers outside that range.
         out_of_range: OutOfRange,
     },
-    /// The hash of several columns' values together modulo `buckets`; missing, when any part is, is
-    /// `buckets`.
+    /// The hash of several columns' values modulo `buckets`. Missing is `buckets`, and a row in which any value is
+    /// missing gets it.
     Crossed {
-        /// How many.
+        /// The number of buckets.
         buckets: u32,
-        /// Of each column, the boundaries by which it is bucketized before it is crossed; empty, or not
-        /// there, where its values themselves are.
+        /// By column, the boundaries that bucketize it before the cross. An empty or absent list crosses the values
+        /// themselves.
         #[serde(default)]
         boundaries: Vec<Vec<f64>>,
     },
 }
 
-/// What becomes of a number that is out of range.
+/// The policy for numbers out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OutOfRange {
-    /// The record cannot be used.
+    /// The record is a bad record.
     Error,
     /// The value counts as missing.
     Missing,
@@ -261,41 +259,41 @@ pub enum OutOfRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Normalize {
-    /// As it is.
+    /// Not scaled.
     None,
     /// `(x - mean) / standard deviation`
     Zscore,
     /// `(x - min) / (max - min)`
     Minmax,
-    /// `ln(1 + x)`; below 0 it is `-ln(1 - x)`.
+    /// `ln(1 + x)`; `-ln(1 - x)` for negative `x`.
     Log1p,
-    /// `Log1p`, then `Zscore` of that.
+    /// `Log1p`, then `Zscore` of the result.
     Log1pZscore,
 }
 
-/// What an absent number becomes.
+/// The replacement for an absent number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingNumber {
-    /// An error with the record's address.
+    /// None: an absent number is an error with the record's address.
     Error,
     /// The mean of the present values, learned.
     Mean,
-    /// This number.
+    /// A constant.
     Value(f64),
 }
 
-/// Where a vocabulary's terms come from.
+/// The source of a vocabulary's terms.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Terms {
-    /// The training data: by descending count, then by bytes.
+    /// Learned from the training data: ordered by descending count, then by bytes.
     Learned {
-        /// The most terms kept.
+        /// The maximum number of terms kept.
         max_terms: u32,
-        /// Terms seen less often are left out.
+        /// Terms with a lower count are dropped.
         min_count: u64,
     },
-    /// This list, in this order.
+    /// A given list, in its order.
     Given(Vec<String>),
 }

@@ -1,8 +1,8 @@
-//! A dataset: listed files of one format, cut into splits, each read as a stream of raw chunks.
+//! A dataset: the listed files of one format, cut into splits. Each split is read as a stream of raw chunks.
 //!
-//! Opening lists and freezes what there is; everything after it reads exactly that, or fails. Reading a
-//! split is synchronous for the caller: fetches run ahead of it on a tokio runtime, within a bound, and
-//! decoding happens on the thread that asks for the next chunk.
+//! Opening a dataset lists its files and records the generation of each. Later reads return exactly those generations
+//! or fail. Reading a split is synchronous for the caller: fetches run ahead of it on a tokio runtime, within a bound,
+//! and the thread that asks for the next chunk decodes it.
 
 #[cfg(test)]
 mod filter_tests;
@@ -36,17 +36,17 @@ use crate::{parts, splitmix};
 use split::Inner;
 pub use split::SplitReader;
 
-/// An uncompressed TFRecord file of more bytes is cut, where nothing else was said.
+/// The default split size. Larger uncompressed TFRecord files are cut into parts.
 pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
-/// Splits of fewer bytes are not worth the reads that find where they begin.
+/// The minimum split size. For smaller splits, finding the first record costs more than reading in parallel saves.
 pub const FEWEST_SPLIT_BYTES: u64 = 64 << 10;
 
-/// Bytes that tell a file's format.
+/// The number of leading bytes read to detect a file's format.
 const SNIFFED_BYTES: u64 = 512;
-/// Files looked at at once when a dataset is opened: where storage takes 20 ms to answer, ten thousand footers are
-/// here within two seconds.
-const OPENING: usize = 128;
-/// Records looked at for a feature before it is held to be missing from the data.
+/// The maximum number of files opened concurrently when a dataset is opened. With a storage latency of 20 ms, ten
+/// thousand footers are read within two seconds.
+const OPEN_CONCURRENCY: usize = 128;
+/// The number of records in which a feature must occur at least once; otherwise it counts as missing from the data.
 const CHECKED_RECORDS: usize = 65_536;
 
 /// Listed files of one format, cut into splits.
@@ -56,66 +56,67 @@ pub struct Dataset {
     splits: Vec<Split>,
     files: Files,
     limits: Arc<ReadLimits>,
-    /// Bytes of the longest record that [`Dataset::check`] saw.
+    /// The length in bytes of the longest record seen by [`Dataset::check`].
     longest_record: OnceLock<u64>,
     filter: Option<Filtered>,
 }
 
-/// A filter, and for each split whether it is known that no row of it passes.
+/// A filter, and for each split whether statistics prove that none of its rows passes.
 #[derive(Debug)]
 struct Filtered {
     filter: Filter,
     ruled_out: Vec<bool>,
 }
 
-/// What is known of the files before they are read.
+/// What opening learned about the files.
 #[derive(Debug)]
 enum Files {
     TfRecord,
-    /// One for each object.
+    /// One per object.
     Parquet(Vec<ParquetObject>),
 }
 
-/// The smallest unit of reading.
+/// The smallest unit of reading: a file or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Position of its file in the listing.
+    /// The index of its file in the listing.
     pub object: usize,
-    /// Which part of the file.
+    /// Which part of the file it covers.
     pub part: SplitPart,
-    /// The number of its first record: in its file, or where nobody knows that (a part of a TFRecord file)
-    /// 0, and its records are numbered from it.
+    /// The number of its first record within the file. 0 for a part of a TFRecord file, where that number is unknown;
+    /// its records are numbered from the start of the part.
     pub first_record: u64,
-    /// Rows, where the file says so before it is read.
+    /// The number of rows, if the file states it before it is read.
     pub rows: Option<u64>,
-    /// Bytes in storage.
+    /// Its size in storage, in bytes.
     pub bytes: u64,
 }
 
-/// Which part of a file a split is.
+/// The part of a file that a split covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitPart {
-    /// All of it.
+    /// The whole file.
     Whole,
-    /// The records that begin in these bytes of an uncompressed TFRecord file.
+    /// The records that begin in this byte range of an uncompressed TFRecord file.
     Bytes {
-        /// The first.
+        /// The first byte.
         start: u64,
-        /// One after the last.
+        /// One past the last byte.
         end: u64,
     },
-    /// This row group of a Parquet file.
+    /// A row group of a Parquet file.
     RowGroup(u32),
 }
 
 impl Dataset {
-    /// Lists the files that `patterns` (paths and globs, relative to `base`) name, and reads what must be
-    /// known of them to cut them into splits. Without `format` the files' names say it, or else their bytes.
+    /// Lists the files that `patterns` match, and reads what cutting them into splits requires. Patterns are paths and
+    /// globs relative to `base`. Without `format`, the format is detected from the files' names, or else from their
+    /// first bytes.
     pub async fn open(patterns: &[String], base: &Path, format: Option<FormatName>) -> Result<Self, Error> {
         Self::of(storage::list(patterns, base).await?, format).await
     }
 
-    /// Reads what must be known of listed files to cut them into splits.
+    /// Opens listed files: reads what cutting them into splits requires.
     pub async fn of(objects: Vec<Object>, format: Option<FormatName>) -> Result<Self, Error> {
         match common_format(&objects, format).await? {
             FormatName::TfRecord => Ok(Self::of_records(objects, DEFAULT_SPLIT_BYTES)),
@@ -123,8 +124,8 @@ impl Dataset {
         }
     }
 
-    /// Cuts files anew: uncompressed TFRecord files of more than `split_bytes` into equal parts of at most
-    /// so many. The cuts follow from the files' sizes and names alone. Parquet files stay as they are.
+    /// Cuts the files again: uncompressed TFRecord files of more than `split_bytes` into equal parts of at most
+    /// `split_bytes` each. The cuts depend only on the files' sizes and names. Parquet files are not affected.
     #[must_use]
     pub fn cut_at(self, split_bytes: u64) -> Self {
         match self.files {
@@ -133,8 +134,7 @@ impl Dataset {
         }
     }
 
-    /// What tells these cuts from others of the same files: 0 where each file is one split, or says itself
-    /// how it is cut.
+    /// Identifies these cuts among all cuts of the same files. 0 if each file is one split or defines its own splits.
     pub fn cuts(&self) -> u64 {
         let part = |split: &Split| match split.part {
             SplitPart::Bytes { start, .. } => Some([split.object as u64, start]),
@@ -168,7 +168,7 @@ impl Dataset {
     async fn of_parquet(objects: Vec<Object>) -> Result<Self, Error> {
         let files: Vec<ParquetObject> = futures::stream::iter(objects.clone())
             .map(ParquetObject::open)
-            .buffered(OPENING)
+            .buffered(OPEN_CONCURRENCY)
             .try_collect()
             .await?;
         let mut splits = Vec::new();
@@ -193,8 +193,8 @@ impl Dataset {
         })
     }
 
-    /// The rows of this dataset that meet all of `conditions`. There are as many splits as before, of how
-    /// many rows is not known before they are read; which of them need not be read at all is decided here.
+    /// Restricts the dataset to rows that meet all of `conditions`. The number of splits does not change; their row
+    /// counts become unknown. Splits that statistics rule out are determined here and are not read.
     pub fn filtered(mut self, conditions: &[Condition]) -> Self {
         let Some(filter) = Filter::new(conditions) else { return self };
         let ruled_out = |split: &Split| match (&self.files, split.part) {
@@ -209,48 +209,48 @@ impl Dataset {
         self
     }
 
-    /// Whether rows are left out by a filter.
+    /// Whether a filter is set.
     pub fn is_filtered(&self) -> bool {
         self.filter.is_some()
     }
 
-    /// Splits that are not read, because no row of them can pass the filter.
+    /// The number of splits that are not read because none of their rows can pass the filter.
     pub fn ruled_out_splits(&self) -> usize {
         self.filter.as_ref().map_or(0, |filtered| filtered.ruled_out.iter().filter(|&&out| out).count())
     }
 
-    /// The files, in the order of the listing.
+    /// The files, in listing order.
     pub fn objects(&self) -> &[Object] {
         &self.objects
     }
 
-    /// Splits, in the order of the listing.
+    /// The splits, in listing order.
     pub fn splits(&self) -> &[Split] {
         &self.splits
     }
 
-    /// Rows in all, where the files say so before they are read.
+    /// The total number of rows, if all files state it before they are read.
     pub fn rows(&self) -> Option<u64> {
         self.splits.iter().map(|split| split.rows).sum()
     }
 
-    /// What reading it may use; it can be changed while it is read.
+    /// The limits on reading; they can be changed while reading.
     pub fn limits(&self) -> &Arc<ReadLimits> {
         &self.limits
     }
 
-    /// What its rows must meet; nothing where there is no filter.
+    /// The filter's conditions; empty without a filter.
     fn conditions(&self) -> Arc<[Condition]> {
         self.filter.as_ref().map(|filtered| Arc::clone(filtered.filter.conditions())).unwrap_or_default()
     }
 
-    /// Whether its files hold columns: Parquet, and not TFRecord.
+    /// Whether the files are columnar: Parquet, not TFRecord.
     pub fn is_columnar(&self) -> bool {
         matches!(self.files, Files::Parquet(_))
     }
 
-    /// The most bytes that reading one of its objects can make use of, where its [`ReadLimits`] have a say in
-    /// it: TFRecord files, which are read from end to end. A row group is fetched whole.
+    /// The most bytes that reading one object can use, if [`ReadLimits`] govern it: `Some` for TFRecord files, which
+    /// are streamed, `None` for Parquet files, whose row groups are fetched whole.
     pub fn elastic_bytes(&self) -> Option<u64> {
         match self.files {
             Files::TfRecord => self.splits.iter().map(|split| split.bytes).max(),
@@ -258,11 +258,11 @@ impl Dataset {
         }
     }
 
-    /// Refuses a projection that the data cannot serve, before any work: a Parquet column that is absent
-    /// from a file or of an unusable type, a feature that none of the first 65,536 records holds. Blocks;
-    /// call it once after opening, outside of async code.
+    /// Rejects a projection that the data cannot serve, before any work starts: a Parquet column that a file lacks or
+    /// that has an unusable type, or a feature that occurs in none of the first 65,536 records. Blocks; call it once
+    /// after opening, outside async code.
     ///
-    /// Reading does not look for absent features again: a rare one may be absent from a whole file.
+    /// Reading does not check for absent features again, because a whole file may lack a rare feature.
     pub fn check(&self, projection: &Projection, runtime: &Handle) -> Result<(), Error> {
         let (projection, _) = self.extended(projection);
         let projection = &projection;
@@ -280,8 +280,8 @@ impl Dataset {
         }
     }
 
-    /// The most bytes that a reader of this split holds at a time, besides the chunk it has returned; where
-    /// reading is elastic, with the least that its [`ReadLimits`] can be.
+    /// The most bytes that a reader of this split holds at a time, excluding the chunk that it has returned. If reading
+    /// is elastic, this assumes the minimum of its [`ReadLimits`].
     pub fn reader_bytes(&self, split: usize, projection: &Projection) -> u64 {
         let (projection, _) = self.extended(projection);
         let split = &self.splits[split];
@@ -296,7 +296,7 @@ impl Dataset {
                 })
             }
             _ => {
-                // The record and what was made of it.
+                // The record and its parsed form.
                 let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
                 ReadLimits::MIN_OBJECT_BYTES.min(split.bytes)
                     + crate::records::HELD_BYTES
@@ -306,10 +306,11 @@ impl Dataset {
         }
     }
 
-    /// Starts to read a split: fetching begins now. A runtime as the context reads without a decode permit.
+    /// Starts reading a split; fetching begins immediately. With a bare runtime as the context, it reads without a
+    /// decode permit.
     ///
     /// # Panics
-    /// If there is no such split.
+    /// If the split does not exist.
     pub fn read(
         &self,
         split: usize,
@@ -351,7 +352,7 @@ impl Dataset {
         Ok(SplitReader::new(path, inner, filter.map(|filter| (filter, bad.clone()))))
     }
 
-    /// The projection with what the filter needs besides.
+    /// The projection, extended by the columns that the filter needs.
     fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<ResolvedFilter>) {
         match &self.filter {
             None => (Cow::Borrowed(projection), None),
@@ -363,13 +364,13 @@ impl Dataset {
     }
 }
 
-/// The one format of all files.
-async fn common_format(objects: &[Object], told: Option<FormatName>) -> Result<FormatName, Error> {
-    if let Some(format) = told {
+/// The format that all files share.
+async fn common_format(objects: &[Object], requested: Option<FormatName>) -> Result<FormatName, Error> {
+    if let Some(format) = requested {
         return Ok(format);
     }
     let formats: Vec<FormatName> =
-        futures::stream::iter(objects).map(format_of).buffered(OPENING).try_collect().await?;
+        futures::stream::iter(objects).map(format_of).buffered(OPEN_CONCURRENCY).try_collect().await?;
     let first = *formats.first().ok_or_else(|| Error::Invalid("no files are given".to_owned()))?;
     match formats.iter().position(|&format| format != first) {
         None => Ok(first),

@@ -1,4 +1,4 @@
-//! One split being read: raw chunks, one after the other.
+//! Reads one split as a sequence of raw chunks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct SplitReader {
 }
 
 pub(super) enum Inner {
-    /// Nothing of the split passes the filter.
+    /// No row of the split passes the filter.
     Nothing,
     Records(Box<RecordsReader>),
     RowGroup(Box<RowGroup>),
@@ -30,8 +30,8 @@ impl SplitReader {
         Self { path, inner, filter }
     }
 
-    /// Leaves out the records (numbered as in messages, bad ones included) before `record`, without
-    /// decoding them. Only before the first chunk: it is how a job resumes within a split.
+    /// Skips the records before `record` without decoding them. Record numbers are those used in messages and include
+    /// bad records. Must be called before the first chunk; a job resumes within a split this way.
     pub fn skip_to(&mut self, record: u64) {
         match &mut self.inner {
             Inner::Records(reader) => reader.skip_to(record),
@@ -40,7 +40,7 @@ impl SplitReader {
         }
     }
 
-    /// Bytes taken from storage so far.
+    /// Bytes fetched from storage so far.
     pub fn fetched_bytes(&self) -> u64 {
         match &self.inner {
             Inner::Records(reader) => reader.records().bytes_read(),
@@ -49,7 +49,7 @@ impl SplitReader {
         }
     }
 
-    /// Time that [`SplitReader::next_chunk`] has spent waiting for bytes.
+    /// The time that [`SplitReader::next_chunk`] has spent waiting for bytes.
     pub fn fetch_wait(&self) -> Duration {
         match &self.inner {
             Inner::Records(reader) => reader.records().waited(),
@@ -58,8 +58,8 @@ impl SplitReader {
         }
     }
 
-    /// The next rows, at least one and at most `max_rows`; `None` at the end. Blocks until they are
-    /// fetched, so it must not be called in async code. How rows fall into chunks means nothing.
+    /// Returns the next rows, at least one and at most `max_rows`; `None` at the end. Blocks until they are fetched, so
+    /// it must not be called in async code. Chunk boundaries carry no meaning.
     pub fn next_chunk(&mut self, max_rows: usize) -> Result<Option<RawChunk>, Error> {
         while let Some(chunk) = self.next_unfiltered(max_rows)? {
             let passing = match &self.filter {

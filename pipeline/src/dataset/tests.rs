@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::spec::OnBadRecord;
 
-/// An Example with `n`, and for every third record `rare`.
+/// An Example with `n`; every third record also has `rare`.
 fn example(n: i64) -> Vec<u8> {
     let entry = |name: &str, value: i64| {
         let mut number = Vec::new();
@@ -53,7 +53,7 @@ fn projection(names: &[&str]) -> Projection {
     Projection { columns: names.iter().map(column).collect() }
 }
 
-/// Record numbers and values of `n`.
+/// The record numbers, and the values of `n`.
 fn read(
     runtime: &Runtime,
     dataset: &Dataset,
@@ -108,12 +108,12 @@ fn files_are_read_whatever_their_compression_and_name() {
 }
 
 #[test]
-fn bad_records_are_fatal_or_left_out_and_counted() {
+fn bad_records_are_fatal_or_skipped_and_counted() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let mut writer = RecordWriter::new(Vec::new());
     for n in 0..6 {
-        // No Example at all: a cut number.
+        // Not an Example: a truncated varint.
         writer.write(&if n == 4 { vec![0xff] } else { example(n) }).unwrap();
     }
     let mut bytes = writer.into_inner();
@@ -141,7 +141,7 @@ fn bad_records_are_fatal_or_left_out_and_counted() {
 }
 
 #[test]
-fn what_follows_a_broken_length_is_left_out_as_one() {
+fn the_rest_after_a_damaged_length_counts_as_one_bad_record() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = file(0..5, Compression::None);
@@ -167,7 +167,7 @@ fn what_follows_a_broken_length_is_left_out_as_one() {
 }
 
 #[test]
-fn a_file_that_is_not_what_its_name_says_is_told() {
+fn a_file_whose_content_contradicts_its_name_is_rejected() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.tfrecord"), b"PAR1 and so on, more or less").unwrap();
@@ -187,7 +187,7 @@ fn a_file_that_is_not_what_its_name_says_is_told() {
 }
 
 #[test]
-fn a_feature_nobody_has_is_missing_and_a_rare_one_is_not() {
+fn a_feature_in_no_record_is_rejected_and_a_rare_one_is_not() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.tfrecord"), file(0..2, Compression::None)).unwrap();
@@ -236,7 +236,7 @@ fn a_runtime_that_shuts_down_is_not_an_end_of_data() {
     assert!(matches!(error, Error::Cancelled), "{error}");
 }
 
-/// All splits' values of `n`, split by split, with the records left out.
+/// The values of `n` in all splits, split by split. Bad records are skipped.
 fn read_all(runtime: &Runtime, dataset: &Dataset, bad: &BadRecords) -> Result<Vec<i64>, Error> {
     let mut values = Vec::new();
     for split in 0..dataset.splits().len() {
@@ -251,7 +251,7 @@ fn parts_of_a_file_hold_its_records_once_and_in_order() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.tfrecord"), file(0..300, Compression::None)).unwrap();
     std::fs::write(dir.path().join("b.tfrecord"), file(300..310, Compression::None)).unwrap();
-    // Cannot be cut: of one the name says it, of the other its first bytes.
+    // These cannot be cut. The name of one shows it, and the first bytes of the other.
     std::fs::write(dir.path().join("c.tfrecord.gz"), file(310..900, Compression::Gzip)).unwrap();
     std::fs::write(dir.path().join("d.tfrecord"), file(900..1500, Compression::Zlib)).unwrap();
     let sizes = std::fs::metadata(dir.path().join("a.tfrecord")).unwrap().len();
@@ -263,7 +263,7 @@ fn parts_of_a_file_hold_its_records_once_and_in_order() {
         assert!(dataset.splits().iter().all(|split| split.bytes <= split_bytes || split.object == 2));
         assert_eq!(dataset.splits().iter().filter(|split| split.object == 2).count(), 1);
         assert_eq!(read_all(&runtime, &dataset, &fail()).unwrap(), (0..1500).collect::<Vec<_>>());
-        assert!(cuts.insert(dataset.cuts()), "cuts at {split_bytes} look like others");
+        assert!(cuts.insert(dataset.cuts()), "cuts at {split_bytes} equal others");
     }
     let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(1 << 30);
     assert_eq!((dataset.splits().len(), dataset.cuts()), (4, 0));
@@ -304,7 +304,7 @@ fn damage_costs_no_more_than_its_part() {
             let values = read_all(&runtime, &dataset, &bad).unwrap();
             assert_eq!(bad.skipped(), 1, "{record} {at}");
             assert!(values.is_sorted_by(|a, b| a < b) && !values.contains(&(record as i64)));
-            // Behind a damaged length the part is lost; behind damaged data nothing is.
+            // A damaged length loses the rest of the part; damaged data lose only their record.
             let lost = 300 - values.len();
             assert!(if header { (1..=80).contains(&lost) } else { lost == 1 }, "{record} {at}: {lost} lost");
         }
@@ -312,10 +312,10 @@ fn damage_costs_no_more_than_its_part() {
 }
 
 #[test]
-fn records_within_records_are_never_taken_for_the_files_own() {
+fn nested_records_are_never_mistaken_for_the_files_records() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
-    // Each record's data are a TFRecord file; but for the framing, no Example says so.
+    // The data of each record are a TFRecord file. Only the file's own framing distinguishes them from Examples.
     let mut writer = RecordWriter::new(Vec::new());
     for n in 0..20 {
         let inner = file(n * 10..n * 10 + 10, Compression::None);
@@ -340,7 +340,7 @@ fn records_within_records_are_never_taken_for_the_files_own() {
                 }
             });
             let cut = ends.find_map(|end| end.filter(|error| matches!(error, Error::Cut { .. })));
-            let message = cut.expect("it is noticed").to_string();
+            let message = cut.expect("the misplaced cut is detected").to_string();
             assert!(message.contains("data.split_bytes"), "{message}");
         }
     }

@@ -1,4 +1,4 @@
-//! Parquet objects: the footer read when the object is opened, row groups fetched ahead of their decoding.
+//! Parquet objects: the footer is read when the object is opened; row groups are fetched ahead of decoding.
 
 pub(crate) mod row_group;
 
@@ -20,7 +20,7 @@ impl ParquetObject {
     /// Reads the footer.
     ///
     /// # Errors
-    /// When the object cannot be read or is no Parquet file.
+    /// The object cannot be read or is not a Parquet file.
     pub async fn open(object: Object) -> Result<Self, Error> {
         let file = read_footer(&object).await.inspect_err(|error| distrust_if_damaged(&object, error))?;
         Ok(Self { object, file })
@@ -31,15 +31,15 @@ impl ParquetObject {
         &self.object
     }
 
-    /// What its footer says.
+    /// The file's metadata, from its footer.
     pub fn file(&self) -> &ParquetFile {
         &self.file
     }
 
-    /// As [`ParquetFile::decode`].
+    /// See [`ParquetFile::decode`].
     ///
     /// # Errors
-    /// When the row group is damaged.
+    /// The row group is damaged.
     pub fn decode(
         &self,
         group: usize,
@@ -60,19 +60,19 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// As [`RowGroupReader::next_rows`].
+    /// See [`RowGroupReader::next_rows`].
     ///
     /// # Errors
-    /// When the row group is damaged.
+    /// The row group is damaged.
     pub fn next_rows(&mut self, most: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
         let rows = self.reader.next_rows(most).map_err(Error::from);
         rows.inspect_err(|error| distrust_if_damaged(&self.object, error))
     }
 
-    /// As [`RowGroupReader::next_batch`].
+    /// See [`RowGroupReader::next_batch`].
     ///
     /// # Errors
-    /// When the row group is damaged.
+    /// The row group is damaged.
     pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
         let batch = self.reader.next_batch().map_err(Error::from);
         batch.inspect_err(|error| distrust_if_damaged(&self.object, error))
@@ -94,7 +94,7 @@ async fn read_footer(object: &Object) -> Result<ParquetFile, Error> {
     Ok(ParquetFile::new(path.clone(), size, range.start, &footer)?)
 }
 
-/// Bytes that proved damaged are not shared with later readers.
+/// Stops sharing cached bytes that proved damaged with later readers.
 fn distrust_if_damaged(object: &Object, error: &Error) {
     if matches!(error, Error::Format(millstream_format::Error::Damage { .. })) {
         object.distrust();

@@ -1,4 +1,4 @@
-//! Reading one Parquet row group: its bytes fetched ahead, decoded on the thread that asks for rows.
+//! Reads one Parquet row group: its bytes are fetched ahead and decoded on the thread that asks for rows.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use crate::error::Error;
 pub(crate) struct RowGroup {
     file: ParquetObject,
     group: usize,
-    /// What rows must meet; of others, some are left out here, and the rest later.
+    /// The filter. Some failing rows are skipped here; the caller filters the rest.
     conditions: Arc<[Condition]>,
     state: State,
     bad: BadRecords,
-    /// Rows left out at the start.
+    /// The number of rows still to skip.
     skip: u64,
-    /// Decoded rows not yet handed out.
+    /// Decoded rows that have not been returned yet.
     batch: Option<RecordBatch>,
     next_record: u64,
     fetched_bytes: u64,
@@ -37,8 +37,8 @@ enum State {
 }
 
 impl RowGroup {
-    /// Starts to fetch what `plan` reads of row group `group`. Rows that its page index tells do not meet
-    /// all of `conditions` may be left out.
+    /// Starts fetching the columns of `plan` in row group `group`. Rows that fail `conditions` according to the page
+    /// index may be skipped.
     pub(crate) fn start(
         file: &ParquetObject,
         group: usize,
@@ -67,23 +67,23 @@ impl RowGroup {
         }
     }
 
-    /// Leaves out the rows before `record` of the file.
+    /// Skips the rows before `record` of the file.
     pub(crate) fn skip_to(&mut self, record: u64) {
         self.skip = record.saturating_sub(self.next_record);
         self.next_record += self.skip;
     }
 
-    /// Bytes taken from storage so far.
+    /// Bytes fetched from storage so far.
     pub(crate) fn fetched_bytes(&self) -> u64 {
         self.fetched_bytes
     }
 
-    /// Time spent waiting for them.
+    /// Time spent waiting for bytes.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// The next rows, at most `max_rows`, and the number of the first of them.
+    /// Returns the next rows, at most `max_rows`, and the record number of the first.
     pub(crate) fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
         let max_rows = max_rows.max(1);
         let batch = match self.batch.take() {
@@ -94,7 +94,7 @@ impl RowGroup {
                     batch
                 }
                 Ok(None) => return Ok(None),
-                // Nothing tells which of the rows are good, so all that are left count as one.
+                // Damage does not show which rows are intact, so all remaining rows count as one bad record.
                 Err(error) => {
                     self.state = State::Ended;
                     return self.bad.skip(error).map(|()| None);
