@@ -1,25 +1,24 @@
-//! The packer: it draws rows from the lanes' windows, packs them into slots and publishes these.
+//! The packer: draws rows from the lanes' windows, packs them into slots and publishes the slots.
 //!
-//! The order is decided by [`Merge`]; here windows are held, rows gathered and the ring waited for. Rows
-//! drawn are only noted, and packed together when the batch is full or when a window they lie in is
-//! about to be replaced. An old window is dropped before the next is taken, so that never more than the
-//! plan's memory is held.
+//! [`Merge`] determines the order. This module holds the windows, gathers rows and waits for the ring. Drawn rows are
+//! first recorded as references. They are packed together when the batch is full, or when one of their windows is about
+//! to be replaced. A window is dropped before the next one is received, so memory never exceeds the plan.
 //!
-//! Whether a batch is the last of its pass is known by looking for the row after it. If that look meets
-//! an error, the batch is delivered first: what a lane could not read stops the feed at the window that
-//! holds it, whenever it was met.
+//! To know whether a batch is the last of its pass, the packer requests the row after it. If that request fails, the
+//! batch is delivered first. A lane's error therefore ends the feed at the window that it concerns, regardless of when
+//! the error occurred.
 //!
-//! **Hosts.** Of several hosts each draws all rows and packs those of its own lanes; of the others' lanes it
-//! receives the extents ([`super::peers`]). So a batch is full when the *global* batch is, and may hold no row.
+//! **Hosts.** With several hosts, each host draws all rows but packs only those of its own lanes. For the lanes of
+//! other hosts it receives the extents of their windows ([`super::peers`]). A batch is full when the *global* batch is
+//! full, so a host's part may be empty.
 //!
-//! **Whichever is ready** (`deterministic = false`, one host, a shuffled pass). A lane whose next window is
-//! not there is left out of the rotation until it is; only when no lane has rows does the packer wait, for
-//! any of them. Each row still comes exactly once and positions are as good as ever, for they name where
-//! each lane stands, whatever way it got there; but which rows meet in a batch depends on timing, so neither
-//! a second run nor a resumed one repeats the batches.
+//! **Ready lanes first** (`deterministic = false`, one host, a shuffled pass). The merge skips a lane whose next window
+//! is not ready. Only if no lane has rows does the packer wait, for any of them. Each row is still delivered exactly
+//! once. Positions remain valid, because they store the state of each lane and not how it was reached. But the
+//! composition of batches depends on timing, so neither another run nor a resumed run repeats the batches.
 //!
-//! **The last short batch** is delivered unless `drop_last` is asked for; then its rows are drawn and left
-//! out. That it would be short is known too late to mark the batch before it as the last.
+//! **A short last batch** is delivered unless `drop_last` is set; its rows are then drawn and dropped. The preceding
+//! batch is not marked as the last, because it is published before the short one is detected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,48 +71,48 @@ pub(super) fn feed(
     Ok(position)
 }
 
-/// One pass being packed.
+/// The packing of one pass.
 struct Assembler<'a> {
     plan: &'a IngestPlan,
     shared: &'a Shared,
     pass: Pass,
     share: Share,
     merge: Merge,
-    /// Number of the next piece of each lane.
+    /// The number of each lane's next piece.
     pieces: Vec<u64>,
-    /// Where lanes that are not ready are left out of the rotation.
+    /// Set if lanes that are not ready are skipped.
     readiness: Option<Readiness<'a>>,
     pool: Pool,
     packer: Packer,
-    /// Rows drawn and not yet packed.
+    /// Rows that have been drawn but not packed.
     drawn: Vec<RowRef>,
     last_left_out: Option<Error>,
 }
 
-/// A row of the pass: a lane, and a place in its window.
+/// A row of the pass: a lane, and an index in its current window.
 type Place = (u32, u32);
 
-/// Which lanes are worth a look.
+/// Tracks which lanes may have become ready.
 struct Readiness<'a> {
     notify: &'a Notify,
-    /// How often it was rung, when last asked.
+    /// The number of changes of the notify when last read.
     rings: u64,
-    /// That count when a lane was last found not ready.
-    looked: Vec<Option<u64>>,
-    /// Lanes found not ready at the present count.
+    /// By lane, the value of `rings` when the lane was last found not ready.
+    polled: Vec<Option<u64>>,
+    /// The number of lanes found not ready at the current value of `rings`.
     absent: usize,
 }
 
-/// The windows being drawn from.
+/// The current windows.
 struct Pool {
-    /// The chunks of all windows, lane by lane.
+    /// The chunks of all current windows, grouped by lane.
     chunks: Vec<Arc<Chunk>>,
     lanes: Vec<Lane>,
 }
 
 #[derive(Default)]
 struct Lane {
-    /// Where its chunks begin, and how many they are.
+    /// The range of its chunks: the first, and their number.
     first: usize,
     chunks: usize,
     rows: Vec<RowRef>,
@@ -124,7 +123,7 @@ struct Filling<'a> {
     counters: &'a Counters,
     stretch: Stopwatch,
     start: SpanStart,
-    /// Rows packed before.
+    /// The number of rows packed before.
     before: usize,
 }
 
@@ -133,7 +132,7 @@ impl<'a> Filling<'a> {
         Self { counters, stretch: Stopwatch::start(), start: counters.recorder.start(), before }
     }
 
-    /// Counts it, when `packed` rows are in the slot.
+    /// Ends the stretch and records it; the slot then holds `packed` rows.
     fn end(self, packed: usize) {
         let rows = (packed - self.before) as u64;
         self.counters.pack.add(&self.stretch, Duration::ZERO);
@@ -142,7 +141,7 @@ impl<'a> Filling<'a> {
 }
 
 impl Assembler<'_> {
-    /// Delivers the rest of the pass; returns the beginning of the next.
+    /// Delivers the rest of the pass; returns the start of the next one.
     fn run(mut self, mut position: Position, producer: &mut Producer) -> Result<Position, Error> {
         let mut next = self.draw()?;
         if next.is_none() {
@@ -184,7 +183,7 @@ impl Assembler<'_> {
         Ok(position)
     }
 
-    /// Fills a slot with `first` and the rows that follow; returns how many are here, and how many there are.
+    /// Fills a slot with `first` and the rows that follow. Returns the number of local rows and of global rows.
     fn fill(&mut self, batch: &mut BatchMut<'_>, first: Place) -> Result<(u32, u32), Error> {
         let capacity = self.plan.schema.rows;
         let (mut packed, mut global_rows) = (0, 0);
@@ -201,7 +200,7 @@ impl Assembler<'_> {
         while more {
             match self.merge.next() {
                 Turn::Row { lane, index } => more = note(self, (lane, index)),
-                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.skip_turn(),
+                Turn::Wait { lane } if self.skips(lane) => self.merge.skip_turn(),
                 Turn::Wait { lane } => {
                     packed += self.pack(batch, packed);
                     at_work.end(packed);
@@ -216,7 +215,7 @@ impl Assembler<'_> {
         Ok((packed as u32, global_rows))
     }
 
-    /// Packs what was drawn, from row `at` of the batch on.
+    /// Packs the drawn rows, starting at row `at` of the batch.
     fn pack(&mut self, batch: &mut BatchMut<'_>, at: usize) -> usize {
         self.packer.pack(batch, at, &self.pool.chunks, &self.drawn);
         let rows = self.drawn.len();
@@ -224,21 +223,21 @@ impl Assembler<'_> {
         rows
     }
 
-    /// The next row of the pass, while none is drawn and not yet packed.
+    /// Draws the next row of the pass. All drawn rows must be packed, because this may replace a window.
     fn draw(&mut self) -> Result<Option<Place>, Error> {
         loop {
             match self.merge.next() {
                 Turn::Row { lane, index } => return Ok(Some((lane, index))),
-                Turn::Wait { lane } if self.leaves_out(lane) => self.merge.skip_turn(),
+                Turn::Wait { lane } if self.skips(lane) => self.merge.skip_turn(),
                 Turn::Wait { lane } => self.take_window(lane)?,
                 Turn::End => return Ok(None),
             }
         }
     }
 
-    /// Whether a lane that has no window in hand is left out of this round. When no lane has rows, this
-    /// waits until one of them is ready.
-    fn leaves_out(&mut self, lane: u32) -> bool {
+    /// Whether to skip `lane`, which has no current window, in this round. If no lane has rows, first waits until a
+    /// lane is ready.
+    fn skips(&mut self, lane: u32) -> bool {
         let Some(readiness) = &mut self.readiness else { return false };
         if readiness.is_ready(lane, || self.shared.lanes[lane as usize].is_ready()) {
             return false;
@@ -248,7 +247,7 @@ impl Assembler<'_> {
         true
     }
 
-    /// Waits for what `lane` comes up with next.
+    /// Waits for the next piece of `lane`.
     fn take_window(&mut self, lane: u32) -> Result<(), Error> {
         let number = self.pieces[lane as usize];
         self.pieces[lane as usize] += 1;
@@ -313,7 +312,7 @@ impl Assembler<'_> {
         }
     }
 
-    /// The first epoch of training must show a positive label by its end.
+    /// Fails if the first epoch of training ends without a positive label.
     fn check_positive(&self, position: &Position, header: &BatchHeader) -> Result<(), Error> {
         let Some(label) = self.plan.label.as_ref().filter(|_| self.plan.seeks_positive(self.pass)) else {
             return Ok(());
@@ -330,12 +329,12 @@ impl Assembler<'_> {
         })
     }
 
-    /// Whether a batch is the short one that the job has no use for.
+    /// Whether the batch is short and the job drops short batches.
     fn drops(&self, header: &BatchHeader) -> bool {
         self.plan.drop_last && header.stream == Stream::Train && header.global_rows < self.plan.schema.rows
     }
 
-    /// Refuses an epoch that would not take a step.
+    /// Rejects an epoch without any training step.
     fn refuse_no_batch(&self, header: &BatchHeader) -> Result<(), Error> {
         if header.batch > 0 {
             return Ok(());
@@ -343,8 +342,8 @@ impl Assembler<'_> {
         let BatchHeader { global_rows: rows, .. } = header;
         let batch_rows = self.plan.schema.rows;
         Err(Error::Invalid(format!(
-            "the training data holds {rows} rows, fewer than batch_size = {batch_rows}, and drop_last leaves \
-             out short batches"
+            "the training data holds {rows} rows, fewer than batch_size = {batch_rows}, and drop_last skips \
+             short batches"
         )))
     }
 
@@ -366,7 +365,7 @@ impl Pool {
         Self { chunks: Vec::new(), lanes: (0..order.lanes()).map(|_| Lane::default()).collect() }
     }
 
-    /// Place `index` of the window of `lane`. Good until a window is dropped or held.
+    /// A reference to row `index` of the current window of `lane`. Valid until a window is dropped or added.
     fn row(&self, lane: u32, index: u32) -> RowRef {
         let lane = &self.lanes[lane as usize];
         let RowRef { chunk, row } = lane.rows[index as usize];
@@ -381,7 +380,7 @@ impl Pool {
         self.place_lanes();
     }
 
-    /// Returns what the window says of records left out.
+    /// Adds the window; returns the error of its last skipped record, if any.
     fn hold_window(&mut self, lane: u32, window: Window) -> Option<Error> {
         let Lane { first, chunks, rows } = &mut self.lanes[lane as usize];
         *rows = window.rows;
@@ -402,28 +401,28 @@ impl Pool {
 
 impl<'a> Readiness<'a> {
     fn new(notify: &'a Notify, lanes: u32) -> Self {
-        Self { notify, rings: notify.changes(), looked: vec![None; lanes as usize], absent: 0 }
+        Self { notify, rings: notify.changes(), polled: vec![None; lanes as usize], absent: 0 }
     }
 
-    /// Whether `lane` is ready, by `look`; which is not called again before the notify was rung.
-    fn is_ready(&mut self, lane: u32, look: impl FnOnce() -> bool) -> bool {
+    /// Whether `lane` is ready according to `probe`, which is called again only after the notify has changed.
+    fn is_ready(&mut self, lane: u32, probe: impl FnOnce() -> bool) -> bool {
         let rings = self.notify.changes();
         if rings != self.rings {
             (self.rings, self.absent) = (rings, 0);
         }
-        let looked = &mut self.looked[lane as usize];
-        if *looked == Some(rings) {
+        let polled = &mut self.polled[lane as usize];
+        if *polled == Some(rings) {
             return false;
         }
-        if look() {
+        if probe() {
             return true;
         }
-        *looked = Some(rings);
+        *polled = Some(rings);
         self.absent += 1;
         false
     }
 
-    /// Waits for the notify if all of `live` lanes were looked at since it was last rung, and are not ready.
+    /// Waits for the notify if all `live` lanes were found not ready since it last changed.
     fn wait_if_none(&self, live: usize) {
         if self.absent >= live {
             self.notify.wait(self.rings);
@@ -431,7 +430,7 @@ impl<'a> Readiness<'a> {
     }
 }
 
-/// The number of a lane's first piece from a position on.
+/// The number of a lane's first piece when starting at `at`.
 fn first_piece(at: &LanePosition) -> u64 {
     match at {
         LanePosition::At(cursor) => cursor.window,
@@ -439,7 +438,7 @@ fn first_piece(at: &LanePosition) -> u64 {
     }
 }
 
-/// A wait for the ring that was interrupted ended because ingest was called off.
+/// Converts a ring error. An interrupted wait means that ingest was cancelled.
 fn ring_error(error: RingError) -> Error {
     match error {
         RingError::Interrupted => Error::Cancelled,

@@ -1,4 +1,4 @@
-//! A dataset and a job's transform, as the lanes' source of chunks.
+//! A chunk source that reads a dataset and applies a job's transform.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,8 @@ use crate::error::Error;
 use crate::spec::OnBadRecord;
 use crate::transform::{Scratch, Transform};
 
-/// Splits of a lane that are opened early, at most: small ones, whose reading is mostly waiting.
+/// The maximum number of splits of a lane that are opened early. Small splits benefit, because reading them is mostly
+/// latency.
 const MOST_AHEAD: usize = 8;
 
 /// Reads and transforms the splits of a dataset. Fetches run on a tokio runtime.
@@ -35,7 +36,7 @@ struct Reader {
     scratch: Scratch,
     bad: BadRecords,
     counters: Arc<Counters>,
-    /// Of the split's fetching, what is counted already.
+    /// The part of the split's fetch wait that is already counted.
     waited: Duration,
     bytes: u64,
     truncated_rows: u64,
@@ -66,9 +67,9 @@ impl ChunkSource for DatasetSource {
         if self.dataset.is_columnar() { ChunkSize::OF_COLUMNS } else { ChunkSize::OF_RECORDS }
     }
 
-    /// The split being read, and the bytes of the next one. Where a split is fetched whole, a raw chunk is
-    /// decoded from bytes that its reader holds, and counts as much again; the ids of its dictionaries, of which
-    /// it holds the texts, are within that.
+    /// The memory for the split being read and the bytes of the next one. For splits that are fetched whole, a raw
+    /// chunk is decoded from bytes that the reader holds, and counts as much again. This includes the ids of its
+    /// dictionaries, since the reader also holds their texts.
     fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let splits = 0..self.dataset.splits().len();
         let most = splits.map(|split| self.dataset.reader_bytes(split, self.transform.projection())).max();
@@ -95,8 +96,8 @@ impl ChunkSource for DatasetSource {
         ends.take_while(|&end| end <= room).count().max(1)
     }
 
-    /// Where bad records end the job, every record is a row, and the reader can go straight to one.
-    /// Where they, or others, are left out, it must look at each again to know which rows there are.
+    /// If bad records end the job and no filter is set, every record is a row, and the reader can skip to any row.
+    /// Otherwise it must read earlier records again to know which of them are rows.
     fn open(
         &self,
         split: u32,
@@ -157,8 +158,8 @@ impl ChunkReader for Reader {
 }
 
 impl Reader {
-    /// Counts the time of a call but for waiting for bytes, which is counted where it is done. Returns the bytes
-    /// that it has taken.
+    /// Counts the time of a call, except for waits for bytes, which are counted elsewhere. Returns the number of bytes
+    /// fetched.
     fn count_decoding(&mut self, decoding: &Stopwatch) -> u64 {
         let (bytes, waited) = (self.split.fetched_bytes(), self.split.fetch_wait());
         let waited_now = waited - self.waited;

@@ -1,9 +1,9 @@
-//! Exactly once, over hosts that come, go and die.
+//! Tests exactly-once delivery when hosts join, leave and crash.
 //!
-//! Hosts are simulated: each is a whole engine with its own ring, and they are joined by a [`Hub`]. Every row
-//! carries a tag, its split and place in it. A schedule is a list of stints: so many hosts go on from a
-//! checkpoint, take so many steps, and are then stopped in order, or lose one host, or are all killed. What
-//! was consumed after the last checkpoint is forgotten, as a job that is killed forgets it.
+//! Hosts are simulated: each is a complete engine with its own ring, and a [`Hub`] connects them. Every row carries a
+//! tag: its split and its index in it. A schedule is a list of stints. In a stint, a number of hosts resume from a
+//! checkpoint, take some steps, and then stop orderly, lose one host, or are all killed. Batches consumed after the
+//! last checkpoint are discarded, as when a job is killed.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -21,30 +21,30 @@ use crate::spec::DataSpec;
 
 const SCHEDULES: u32 = 2000;
 
-/// Some hosts at work, from a checkpoint to their end.
+/// A period in which a fixed set of hosts runs, starting from a checkpoint.
 #[derive(Clone, Debug)]
 struct Stint {
     hosts: u32,
-    /// Global batches that are consumed before the end.
+    /// Global batches consumed before the end.
     batches: usize,
-    /// A checkpoint is taken after so many of them, over and over.
+    /// The number of batches between checkpoints.
     every: usize,
     end: End,
-    /// Whether rows are taken from whichever lanes are ready; means something for one host only.
+    /// Whether rows are taken from whichever lanes are ready. Applies to a single host only.
     free: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// All stop after a checkpoint.
+    /// All hosts stop after a checkpoint.
     Stop,
-    /// All are gone at once.
+    /// All hosts are killed.
     Killed,
-    /// One host is gone; the others find out by themselves.
+    /// One host is killed; the others detect it.
     OneDies(u32),
 }
 
-/// What is known of a job between two stints.
+/// The state of a job between two stints.
 struct Job {
     /// Global batches up to the checkpoint.
     committed: Vec<GlobalBatch>,
@@ -54,7 +54,7 @@ struct Job {
 #[derive(Clone, Debug, PartialEq)]
 struct GlobalBatch {
     header: BatchHeader,
-    /// What each host got, by host.
+    /// The rows of each host.
     parts: Vec<Vec<Row>>,
 }
 
@@ -94,7 +94,7 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
         Coverage::add(&coverage.hosts[stint.hosts as usize], step == 1);
         if step % stint.every == 0 || (step == stint.batches && matches!(stint.end, End::Stop)) {
             job.committed.append(&mut uncommitted);
-            // Any host's will do.
+            // All positions are equal, so any host's serves.
             job.checkpoint = positions[step % positions.len()].clone();
         }
     }
@@ -108,7 +108,7 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
             thread::scope(|scope| {
                 for (consumer, handle) in consumers.iter_mut().zip(handles) {
                     scope.spawn(move || {
-                        // To the end of what needs nothing of the one that died.
+                        // Consume until a row of the killed host is needed.
                         while let Ok(Some(_)) = see(consumer) {}
                         let ended = handle.join();
                         assert!(matches!(ended, Ok(_) | Err(Error::Peer { .. })), "{ended:?}");
@@ -120,18 +120,18 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
     false
 }
 
-/// The next batch, of all hosts; `None` at the end of the feed, which is the same for all.
+/// The next batch of all hosts; `None` at the end of the feed, which must be the same for all.
 fn next_global(consumers: &mut [Consumer]) -> Option<(GlobalBatch, Vec<Vec<u8>>)> {
     let seen: Vec<Option<Seen>> = consumers.iter_mut().map(|consumer| see(consumer).unwrap()).collect();
     if seen.iter().any(Option::is_none) {
-        assert!(seen.iter().all(Option::is_none), "some hosts have more batches than others");
+        assert!(seen.iter().all(Option::is_none), "the hosts have different numbers of batches");
         return None;
     }
     let seen: Vec<Seen> = seen.into_iter().flatten().collect();
     let header = BatchHeader { rows: seen[0].header.global_rows, ..seen[0].header };
     for host in &seen {
         assert_eq!(BatchHeader { rows: header.rows, ..host.header }, header);
-        assert_eq!(host.position, seen[0].position, "the hosts do not stand at one place");
+        assert_eq!(host.position, seen[0].position, "the hosts' positions differ");
     }
     let here: u32 = seen.iter().map(|host| host.header.rows).sum();
     assert_eq!(here, header.global_rows);
@@ -139,7 +139,7 @@ fn next_global(consumers: &mut [Consumer]) -> Option<(GlobalBatch, Vec<Vec<u8>>)
     Some((GlobalBatch { header, parts: seen.into_iter().map(|host| host.rows).collect() }, positions))
 }
 
-/// Runs all stints, and then one host to the end.
+/// Runs all stints, then a single host to the end.
 fn run_schedule(
     spec: &DataSpec,
     train: &Synthetic,
@@ -163,7 +163,7 @@ fn run_schedule(
     job
 }
 
-/// Each row of each pass, once.
+/// Asserts that each row of each pass was delivered exactly once.
 fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
     let mut passes: BTreeMap<(u32, u32), Vec<Row>> = BTreeMap::new();
     for batch in &job.committed {
@@ -185,7 +185,7 @@ fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Opti
     }
 }
 
-/// Every host got its rows in the order in which one host would have.
+/// Asserts that every host received its rows in the order of a single host.
 fn assert_follows_the_reference(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
     let expected = expected(spec, train, eval);
     assert_eq!(job.committed.len(), expected.len());
@@ -225,15 +225,15 @@ fn shuffle() -> impl Strategy<Value = u64> {
     prop_oneof![1 => Just(0_u64), 4 => 1_u64..150]
 }
 
-/// What the schedules of a test came to, so that one whose schedules are all trivial does not pass.
+/// What the schedules of a test covered, so that a test with only trivial schedules fails.
 #[derive(Debug, Default)]
 struct Coverage {
     schedules: AtomicU64,
-    /// Stints that began within an epoch, with another number of hosts than the one before.
+    /// Stints that began within an epoch, with a different number of hosts than the previous stint.
     changes: AtomicU64,
-    /// Stints that threw batches away.
+    /// Stints that discarded batches.
     losses: AtomicU64,
-    /// Stints of so many hosts that took a step.
+    /// By number of hosts, the stints that took a step.
     hosts: [AtomicU64; 8],
 }
 
@@ -244,7 +244,7 @@ impl Coverage {
 }
 
 #[test]
-fn every_row_comes_once_in_the_same_global_batches_whatever_becomes_of_hosts() {
+fn every_row_is_delivered_once_in_the_same_global_batches_despite_host_failures() {
     let coverage = Coverage::default();
     let schedule = (
         data(),
@@ -274,10 +274,10 @@ fn every_row_comes_once_in_the_same_global_batches_whatever_becomes_of_hosts() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The order is given up in some stints, and exactly-once is not: neither then nor when a strict order
-    /// goes on from where a free one has come to.
+    /// Delivery stays exactly-once without the strict order: during a free stint, and when a strict stint continues
+    /// from its checkpoint.
     #[test]
-    fn every_row_comes_once_though_the_order_is_free(
+    fn every_row_is_delivered_once_in_free_order(
         train in data(), eval in prop::option::of(data()), lanes in 1_u32..13, shuffle_rows in shuffle(),
         batch_size in 4_u32..40, stints in prop::collection::vec(stint(), 1..5),
     ) {
@@ -292,8 +292,8 @@ proptest! {
 }
 
 #[test]
-fn a_position_reports_a_marked_row_whichever_host_reads_it() {
-    // Only one row of the data is positive, and lies with one of the hosts: all must learn of it, at once.
+fn positions_record_a_marked_row_on_every_host() {
+    // The data has only one positive row, in a lane of one of the hosts; all hosts must learn of it at the same batch.
     for row in [0, 17, 63] {
         let train = Synthetic { only_positive: Some((2, row)), ..Synthetic::new(&[64, 64, 64, 64]) };
         let spec = spec(4, 64, 16);
@@ -307,7 +307,7 @@ fn a_position_reports_a_marked_row_whichever_host_reads_it() {
 }
 
 #[test]
-fn an_error_of_one_host_ends_all_at_the_same_batch() {
+fn an_error_on_one_host_ends_all_at_the_same_batch() {
     let spec = spec(6, 60, 7);
     let healthy = Synthetic::new(&[40; 12]);
     let faulty = Synthetic { faults: vec![(5, 20, Fault::Error)], ..healthy };

@@ -1,92 +1,91 @@
-//! What holds ingest back, and what to do about it: a pure function of what was counted.
+//! Finds the bottleneck of ingest and suggests a fix: a pure function of the counters.
 //!
-//! A pipeline runs at the rate of its slowest part, and the others wait for it. Which part that is shows
-//! in where the waiting is:
+//! A pipeline runs at the rate of its slowest stage, and the other stages wait for it. The waits identify that stage:
 //!
-//! | the packer waits for | and lanes | then it is |
+//! | the packer waits for | and the lanes | bottleneck |
 //! |---|---|---|
 //! | a free slot | | the consumer: training |
 //! | little | | the packer |
-//! | a window | decode, or wait for a core | the processor, and of the stages the costliest |
-//! | a window | wait for bytes | storage, or the memory for read-ahead where that is used up |
-//! | a window | decode without a break, but are fewer than cores | the number of lanes |
+//! | a window | decode, or wait for a core | the CPU, in the most expensive stage |
+//! | a window | wait for bytes | storage, or the memory for read-ahead if it is used up |
+//! | a window | decode without a pause, but number fewer than the cores | the number of lanes |
 //!
-//! Work is counted by the time on a core. More lanes may decode at once than there are cores, so that none idles
-//! while one lane follows another; those that the kernel makes wait count as waiting.
+//! Busy time is CPU time. More lanes may decode concurrently than there are cores, so that no core idles between two
+//! lanes. A lane that is ready but not scheduled by the kernel counts as waiting.
 //!
-//! What the rate would be without it is the lowest of what the others could do alone, worked out from
-//! the time that each took for the rows there were. It is an estimate from below for storage, whose waits
-//! are shorter when more is asked of it at once.
+//! The rate without the bottleneck is the lowest rate that the other stages could sustain alone, computed from the time
+//! that each spent on the rows so far. For storage it is a lower bound, because waits shrink when more requests are in
+//! flight.
 
 use serde::Serialize;
 
 use super::stats::{CacheStats, IngestStats, Stage};
 
-/// From this share of the time on, waiting for the consumer is no accident.
+/// If the packer waits for the consumer for at least this share of the time, the consumer is the bottleneck.
 const RING_BINDS: f64 = 0.1;
-/// From this share of its time on, a thread or a set of cores counts as fully used.
+/// A thread or a set of cores that is busy for at least this share of the time counts as fully used.
 const FULL: f64 = 0.85;
 
-/// What the stages were given to work with.
+/// The resources of the stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Resources {
-    /// Cores of this process.
+    /// Cores available to this process.
     pub cores: u32,
-    /// Lanes that have anything to read.
+    /// Lanes that have at least one split.
     pub lanes: u32,
-    /// Lanes that may decode at once.
+    /// The maximum number of lanes that decode concurrently.
     pub decoders: u32,
-    /// Whether the job says so.
+    /// Whether the job sets `decoders`.
     pub decoders_fixed: bool,
-    /// Ranges in flight for one object.
+    /// The maximum number of ranges of one object in flight.
     pub streams: u32,
-    /// Whether the job says so.
+    /// Whether the job sets `streams`.
     pub streams_fixed: bool,
-    /// Bytes that the reading of one object may hold now.
+    /// The current limit of bytes held for reading one object.
     pub object_bytes: u64,
-    /// The most that it may be given, by the memory budget.
+    /// The highest limit that the memory budget allows.
     pub most_object_bytes: u64,
-    /// The most that it could make use of; 0 where read-ahead is not a matter of choice.
+    /// The highest limit that could have an effect; 0 if read-ahead is not adjustable.
     pub useful_object_bytes: u64,
-    /// Whether the search for the best of these has ended.
+    /// Whether tuning has settled.
     pub settled: bool,
 }
 
 impl Resources {
-    /// Lanes that can be on a core at once.
+    /// The maximum number of lanes that can run on a core concurrently.
     fn at_once(&self) -> u32 {
         self.decoders.min(self.cores).min(self.lanes).max(1)
     }
 }
 
-/// What binds.
+/// The bottleneck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// Nothing was delivered yet.
+    /// No batch has been delivered yet.
     Starting,
-    /// Whoever empties the ring: training.
+    /// The consumer of the ring: training.
     Consumer,
-    /// The one thread that fills slots.
+    /// The thread that fills slots.
     Packer,
-    /// Cores, most of all for decoding.
+    /// The cores, mostly for decoding.
     Decode,
-    /// Cores, most of all for transforming.
+    /// The cores, mostly for transforming.
     Transform,
-    /// The number of threads that the job gives.
+    /// The number of threads that the job sets.
     Threads,
-    /// The number of lanes: fewer than cores.
+    /// The number of lanes, which is lower than the number of cores.
     Lanes,
     /// Storage: latency or bandwidth.
     Storage,
-    /// The number of streams that the job gives.
+    /// The number of streams that the job sets.
     Streams,
     /// The memory for read-ahead.
     Memory,
 }
 
 impl Bound {
-    /// It as a word.
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -106,71 +105,71 @@ impl Bound {
 /// How one stage spent its time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StageUse {
-    /// Its name.
+    /// The stage's name.
     pub stage: &'static str,
-    /// Share of the cores it may use that it kept at work; `None` where it has none.
+    /// The busy share of the cores that the stage may use; `None` for a stage that uses none.
     pub busy: Option<f64>,
-    /// Threads that waited, on average.
+    /// The average number of waiting threads.
     pub waiting: f64,
-    /// What for.
+    /// What they wait for.
     pub waits_for: &'static str,
 }
 
-/// What was found.
+/// The diagnosis of an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Diagnosis {
-    /// The time looked at.
+    /// The length of the interval.
     pub seconds: f64,
-    /// Rows delivered in each second of it.
+    /// Rows delivered per second.
     pub rows_per_second: f64,
-    /// Bytes read from storage in each second of it.
+    /// Bytes read from storage per second.
     pub bytes_per_second: f64,
-    /// The stages, in the order of the data.
+    /// The stages, in the order in which data passes them.
     pub stages: Vec<StageUse>,
-    /// What binds.
+    /// The bottleneck.
     pub bound: Bound,
-    /// Why, in a sentence.
+    /// The reason, as a sentence.
     pub because: String,
-    /// What the rate would be at least if that were no limit; `None` if it is unknown.
+    /// A lower bound of the rate without this bottleneck; `None` if unknown.
     pub rows_per_second_without: Option<f64>,
-    /// What to change, the most promising first.
+    /// Suggested changes, the most promising first.
     pub advice: Vec<String>,
 }
 
-/// The explanation of a feed: of now, and of the whole.
+/// The explanation of a feed: of the last seconds and of the whole run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
-    /// What the stages have to work with now.
+    /// The current resources.
     pub resources: Resources,
-    /// Bytes asked for and not here yet, at this moment.
+    /// Bytes requested and not received yet.
     pub in_flight_bytes: u64,
     /// The last seconds.
     pub recent: Diagnosis,
-    /// All of the time since the feed began.
+    /// The time since the feed began.
     pub whole: Diagnosis,
-    /// What the local cache has done since then, where there is one.
+    /// The counters of the local cache, if the job has one.
     pub cache: Option<CacheStats>,
-    /// Rows that lost values of a multi-valued feature to its maximum since then, counted once for each feature.
+    /// Rows that lost values of a multi-valued feature to its maximum, since the feed began; counted once per feature.
     pub truncated_rows: u64,
 }
 
-/// Shares and sums over the time looked at.
+/// Shares and averages over the interval.
 struct Shares {
-    /// The packer's.
+    /// The busy share of the packer.
     pack: f64,
     ring: f64,
     window: f64,
-    /// Lanes' work, of the cores that they may use at once.
+    /// Lanes' work, as a share of the cores that they may use concurrently.
     decoding: f64,
-    /// All work, of all cores.
+    /// All work, as a share of all cores.
     cores: f64,
-    /// Lanes, on average.
+    /// The average number of working lanes.
     working: f64,
     fetching: f64,
     queueing: f64,
 }
 
-/// Says what held ingest back while `done` was done, in `seconds`.
+/// Diagnoses an interval of `seconds` with the counters `done`.
 pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diagnosis {
     let seconds = seconds.max(f64::MIN_POSITIVE);
     let stages = &done.stages;
@@ -198,7 +197,7 @@ pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diag
     }
 }
 
-/// Seconds that lanes were at work.
+/// Seconds of lanes' work.
 fn lane_work(done: &IngestStats) -> f64 {
     let stages = &done.stages;
     stages.decode.busy_seconds + stages.transform.busy_seconds + stages.shuffle.busy_seconds
@@ -214,8 +213,8 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
     if shares.pack >= FULL {
         return Bound::Packer;
     }
-    // Where there are not more lanes than may decode, each does one thing after the other, and what takes
-    // most of its time binds. Where there are more, some always wait for bytes while others decode.
+    // If all lanes may decode concurrently, each lane alternates between the two activities, and the longer one is the
+    // bottleneck. Otherwise some lanes always wait for bytes while others decode.
     let is_mostly = resources.lanes > resources.decoders || shares.fetching > shares.working;
     let idle = shares.decoding < FULL && shares.cores < FULL;
     let starved = shares.fetching > shares.queueing && idle && is_mostly;
@@ -265,26 +264,26 @@ fn because(bound: Bound, shares: &Shares, resources: &Resources) -> String {
         format!("{fetching:.1} of {lanes} lanes wait for bytes, and decoding is {decoding} busy")
     };
     match bound {
-        Bound::Starting => "no batch was delivered yet".to_owned(),
+        Bound::Starting => "no batch has been delivered yet".to_owned(),
         Bound::Consumer => {
             format!("the packer waits {} of the time for training to free a slot", percent(shares.ring))
         }
         Bound::Packer => format!("the packer is {} busy filling slots", percent(shares.pack)),
         Bound::Decode | Bound::Transform => {
             let (lanes, packer) = (shares.working, shares.pack);
-            format!("of {cores} cores lanes keep {lanes:.1} at work, and the packer {packer:.1}")
+            format!("of {cores} cores, the lanes use {lanes:.1} and the packer {packer:.1}")
         }
         Bound::Threads => {
-            format!("the {decoders} lanes that may decode at once are {} busy", percent(shares.decoding))
+            format!("the {decoders} lanes that may decode concurrently are {} busy", percent(shares.decoding))
         }
-        Bound::Lanes => format!("only {lanes} lanes have anything to read, on {cores} cores"),
+        Bound::Lanes => format!("only {lanes} lanes have data to read, on {cores} cores"),
         Bound::Storage => starved(),
-        Bound::Streams => format!("{}; {streams} ranges of a file are in flight at most", starved()),
-        Bound::Memory => format!("{}; read-ahead has all the memory that is left for it", starved()),
+        Bound::Streams => format!("{}; at most {streams} ranges of a file are in flight", starved()),
+        Bound::Memory => format!("{}; read-ahead uses all memory available to it", starved()),
     }
 }
 
-/// What the parts that do not bind could do alone.
+/// The rate that the other stages could sustain alone.
 fn without(bound: Bound, done: &IngestStats, seconds: f64, resources: &Resources) -> Option<f64> {
     let lanes = resources.lanes;
     let stages = &done.stages;
@@ -298,51 +297,56 @@ fn without(bound: Bound, done: &IngestStats, seconds: f64, resources: &Resources
         if bound == Bound::Packer { 0.0 } else { stages.pack.busy_seconds },
     ];
     let needed = needed.into_iter().fold(0.0, f64::max);
-    // What would take less than a thousandth of the time was not seen at work.
-    let told = bound != Bound::Starting && needed > seconds / 1000.0;
-    told.then(|| (done.rows as f64 / needed).max(done.rows as f64 / seconds))
+    // Stages that need less than a thousandth of the time give no meaningful estimate.
+    let measurable = bound != Bound::Starting && needed > seconds / 1000.0;
+    measurable.then(|| (done.rows as f64 / needed).max(done.rows as f64 / seconds))
 }
 
 fn advice(bound: Bound, done: &IngestStats, resources: &Resources) -> Vec<String> {
     let Resources { cores, lanes, decoders, .. } = resources;
     let mut advice: Vec<String> = match bound {
         Bound::Starting => return Vec::new(),
-        Bound::Consumer => vec!["ingest keeps up: make the training step faster, or leave it".to_owned()],
+        Bound::Consumer => {
+            vec!["ingest keeps up: make the training step faster, or change nothing".to_owned()]
+        }
         Bound::Packer => vec![
-            "leave out features that the model does not need".to_owned(),
-            "a smaller data.shuffle_rows keeps more of the pool in the processor's cache".to_owned(),
+            "remove features that the model does not need".to_owned(),
+            "lower data.shuffle_rows to keep more of the pool in the CPU cache".to_owned(),
         ],
         Bound::Decode => vec![
-            "more cores".to_owned(),
-            "Parquet decodes faster than TFRecord, and uncompressed files than gzip (millstream convert)"
+            "use more cores".to_owned(),
+            "use Parquet instead of TFRecord, or uncompressed files instead of gzip (millstream convert)"
                 .to_owned(),
         ],
         Bound::Transform => {
-            vec!["more cores".to_owned(), "integer ids cost less to hash than text".to_owned()]
+            vec![
+                "use more cores".to_owned(),
+                "use integer ids: they are cheaper to hash than text".to_owned(),
+            ]
         }
         Bound::Threads => {
-            vec![format!("data.threads = {decoders} is below {cores} cores: raise it, or leave it out")]
+            vec![format!("data.threads = {decoders} is below {cores} cores: raise or remove it")]
         }
         Bound::Lanes => vec![format!(
-            "with {lanes} lanes, {} cores have nothing to decode: raise data.lanes, and have at least as many \
+            "with {lanes} lanes, {} cores have nothing to decode: raise data.lanes and provide at least as many \
              files or row groups (it changes the order of rows)",
             cores - lanes
         )],
         Bound::Storage => vec![
-            "nearer or faster storage, or a bigger machine where bandwidth goes by size".to_owned(),
-            "a raised data.lanes reads more files at once (it changes the order of rows)".to_owned(),
+            "use closer or faster storage, or a larger machine if bandwidth depends on its size".to_owned(),
+            "raise data.lanes to read more files concurrently (it changes the order of rows)".to_owned(),
         ],
-        Bound::Streams => vec![format!("data.streams = {}: raise it, or leave it out", resources.streams)],
+        Bound::Streams => vec![format!("data.streams = {}: raise or remove it", resources.streams)],
         Bound::Memory => vec![
             "raise data.memory_budget".to_owned(),
-            "a smaller data.shuffle_rows or data.prefetch leaves more for reading ahead".to_owned(),
+            "lower data.shuffle_rows or data.prefetch to leave more memory for read-ahead".to_owned(),
         ],
     };
     if !resources.settled && bound != Bound::Consumer {
-        advice.push("tuning has not settled yet: look again in a minute".to_owned());
+        advice.push("tuning has not settled yet: check again in a minute".to_owned());
     }
     if done.skipped_records > 0 {
-        advice.push(format!("{} bad records were left out; see `millstream logs`", done.skipped_records));
+        advice.push(format!("{} bad records were skipped; see `millstream logs`", done.skipped_records));
     }
     advice
 }
@@ -364,8 +368,8 @@ mod tests {
         settled: true,
     };
 
-    /// Ten seconds in which 1,000,000 rows came: seconds of waiting for bytes, decoding, transforming,
-    /// queueing, packing, waiting for windows and for slots.
+    /// Counters of ten seconds with 1,000,000 rows: seconds of waiting for bytes, decoding, transforming, queueing,
+    /// packing, waiting for windows and waiting for slots.
     fn done([fetch, decode, transform, queue, pack, window, ring]: [f64; 7]) -> IngestStats {
         let mut done = IngestStats { rows: 1_000_000, bytes: 500_000_000, ..IngestStats::default() };
         done.stages.fetch.wait_seconds = fetch;
@@ -377,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_binds_is_named_with_what_comes_next() {
+    fn the_bottleneck_is_reported_with_the_rate_without_it() {
         let fixed = Resources { decoders: 2, decoders_fixed: true, ..RESOURCES };
         let few = Resources { lanes: 2, ..RESOURCES };
         let many = Resources { decoders: 12, ..RESOURCES };
@@ -385,17 +389,17 @@ mod tests {
         let tight = Resources { object_bytes: 16 << 20, ..RESOURCES };
         let all = Resources { object_bytes: 64 << 20, most_object_bytes: 64 << 20, ..RESOURCES };
         let starved = [140.0, 8.0, 4.0, 0.5, 1.0, 9.0, 0.0];
-        // Of 40 lane seconds that there could be, and 10 of the packer.
+        // Out of 40 lane seconds and 10 packer seconds.
         let cases = [
             (RESOURCES, [1.0, 8.0, 4.0, 1.0, 1.0, 0.5, 8.5], Bound::Consumer, Some(333_333.0)),
             (RESOURCES, [1.0, 16.0, 4.0, 1.0, 9.5, 0.3, 0.2], Bound::Packer, Some(200_000.0)),
             (RESOURCES, [8.0, 28.0, 11.0, 90.0, 2.0, 8.0, 0.0], Bound::Decode, Some(500_000.0)),
-            // More lanes decode than there are cores, and wait for storage while others fill the cores.
+            // More lanes decode than there are cores: some wait for storage while others fill the cores.
             (many, [90.0, 22.0, 8.0, 20.0, 6.0, 4.0, 0.0], Bound::Decode, Some(166_667.0)),
             (RESOURCES, [8.0, 11.0, 28.0, 90.0, 5.0, 5.0, 0.0], Bound::Transform, Some(200_000.0)),
             (fixed, [8.0, 14.0, 5.0, 100.0, 2.0, 8.0, 0.0], Bound::Threads, Some(500_000.0)),
             (few, [0.2, 14.0, 5.5, 0.0, 2.0, 8.0, 0.0], Bound::Lanes, Some(500_000.0)),
-            // One lane that decodes for seven seconds and waits for three would rather have another.
+            // One lane that decodes for seven seconds and waits for three benefits more from a second lane.
             (few, [6.0, 10.0, 4.0, 0.0, 2.0, 8.0, 0.0], Bound::Lanes, Some(333_333.0)),
             (few, [13.0, 4.0, 3.0, 0.0, 2.0, 8.0, 0.0], Bound::Storage, Some(285_714.0)),
             (RESOURCES, starved, Bound::Storage, Some(333_333.0)),
@@ -426,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn before_the_first_batch_nothing_is_claimed() {
+    fn no_bottleneck_is_reported_before_the_first_batch() {
         for seconds in [0.0, 1.0] {
             let found = diagnose(&IngestStats::default(), seconds, &Resources::default());
             assert_eq!((found.bound, found.rows_per_second_without), (Bound::Starting, None));
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_say_what_share_of_their_threads_was_at_work() {
+    fn stages_report_their_busy_share() {
         let found = diagnose(&done([20.0, 10.0, 5.0, 30.0, 2.5, 7.0, 0.5]), 10.0, &RESOURCES);
         let of = |name| {
             let mut stages = found.stages.iter();

@@ -1,11 +1,11 @@
 //! The handover of windows from a lane to the packer: a rendezvous channel.
 //!
-//! [`Handover::send`] returns only when the item was received. So a lane starts its next window when the packer has
-//! started this one, and at most two windows of a lane exist, which bounds the shuffle pool. Closing wakes both sides
-//! for good, from any thread.
+//! [`Handover::send`] returns only once the item was received. So a lane starts its next window when the packer starts
+//! this one, and at most two windows per lane exist, which bounds the shuffle pool. Closing permanently wakes both
+//! sides, from any thread.
 //!
-//! A receiver that takes from whichever of several lanes is ready checks [`Handover::is_ready`] and waits for a
-//! [`Notify`] that all of them share.
+//! A receiver that takes from whichever of several lanes is ready checks [`Handover::is_ready`] and waits for a shared
+//! [`Notify`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ pub(crate) struct Notify {
 }
 
 impl Notify {
-    /// The number of changes so far. Whoever reads a count sees all earlier changes.
+    /// The number of changes so far. Acquires: a thread that reads a count sees all earlier changes.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -57,7 +57,7 @@ enum State<T> {
 pub(crate) struct Closed;
 
 impl<T> Handover<T> {
-    /// `notify` also counts offers and the end.
+    /// If set, `notify` also counts offers and the end.
     pub(crate) fn new(notify: Option<Arc<Notify>>) -> Self {
         Self { state: Mutex::new(State::Empty), changed: Condvar::new(), notify }
     }

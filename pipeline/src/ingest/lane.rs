@@ -1,4 +1,4 @@
-//! A lane at work: it reads its splits, one after the other, and makes windows of their rows.
+//! A lane: reads its splits one after another and forms windows of their rows.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use crate::error::Error;
 use crate::order::{Cursor, Cutter, PassOrder, WindowExtent};
 use crate::pack::RowRef;
 
-/// What a lane comes up with next.
+/// The next item of a lane.
 pub(crate) enum Piece {
     /// A window of rows.
     Window(Window),
-    /// The lane's rows of this pass are all handed over; this was left out since the last window.
+    /// The end of the lane in this pass, with the records skipped since the last window.
     End(SkippedRecords),
 }
 
-/// A window, its rows in the order in which they are to be drawn.
+/// A window, with its rows in drawing order.
 pub(crate) struct Window {
     pub(crate) extent: WindowExtent,
-    /// The chunks its rows lie in. One may be shared with the window before or after.
+    /// The chunks that contain its rows. The previous or the next window may share one.
     pub(crate) chunks: Vec<Arc<Chunk>>,
     pub(crate) rows: Vec<RowRef>,
-    /// What was wrong with the last record left out, if one was.
+    /// The error of the last skipped record, if any.
     pub(crate) last_left_out: Option<Error>,
 }
 
-/// Places reserved for the rows of a window before they are there.
+/// The maximum number of rows for which a window reserves memory in advance.
 const MOST_RESERVED: u32 = 1 << 16;
 
 /// Reads one lane of one pass.
@@ -42,18 +42,18 @@ pub(crate) struct LaneReader<'a> {
     chunk_rows: usize,
     counters: &'a Arc<Counters>,
     permit: &'a Permit,
-    /// Whether to look for the first positive label of each window.
+    /// Whether to find the first positive label of each window.
     seeks_positive: bool,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
-    /// The lane's next splits, opened early so that their bytes are on their way.
+    /// The lane's next splits, opened early so that fetching starts.
     ahead: VecDeque<Result<Opened, Error>>,
-    /// The chunk being cut, and its next row.
+    /// The current chunk, and its next row.
     chunk: Option<(Arc<Chunk>, u32)>,
 }
 
 impl<'a> LaneReader<'a> {
-    /// Reads `lane` of `order` from `from` on, in chunks of at most `chunk_rows` rows.
+    /// Reads `lane` of `order` starting at `from`, in chunks of at most `chunk_rows` rows.
     pub(crate) fn new(
         source: &'a dyn ChunkSource,
         order: &'a PassOrder,
@@ -79,20 +79,21 @@ impl<'a> LaneReader<'a> {
         }
     }
 
-    /// Makes windows say where their first positive label is.
+    /// Sets whether windows report their first positive label.
     pub(crate) fn seeking_positive(self, seeks_positive: bool) -> Self {
         Self { seeks_positive, ..self }
     }
 
-    /// Number of the next piece: windows, and then the end, are numbered on from the cursor's.
+    /// The number of the next piece: windows are numbered from the cursor's window on, and the end takes the next
+    /// number.
     pub(crate) fn number(&self) -> u64 {
         self.cutter.window()
     }
 
-    /// The next window, or the end; `None` when `stopped` says, between two chunks, that nobody waits.
+    /// Returns the next window, or the end. `None` if `stopped`, which is checked between chunks, returns true.
     ///
     /// # Errors
-    /// When the rows of the next window cannot be had. The lane is of no use after that.
+    /// The rows of the next window cannot be read. The lane is unusable afterwards.
     pub(crate) fn next(&mut self, stopped: &dyn Fn() -> bool) -> Result<Option<Piece>, Error> {
         let number = self.cutter.window();
         self.permit.start_window();
@@ -135,7 +136,7 @@ impl<'a> LaneReader<'a> {
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))
     }
 
-    /// Makes sure that there is a chunk with rows to cut; `false` at the end of the split.
+    /// Ensures that the current chunk has rows left; `false` at the end of the split.
     fn load_chunk(&mut self) -> Result<bool, Error> {
         if self.chunk.is_some() {
             return Ok(true);
@@ -175,7 +176,7 @@ impl<'a> LaneReader<'a> {
         self.current.take().map_or_else(SkippedRecords::default, |mut reader| reader.left_out())
     }
 
-    /// Moves rows of the chunk at hand into the window.
+    /// Moves rows of the current chunk into the window.
     fn cut_chunk(&mut self, chunks: &mut Vec<Arc<Chunk>>, rows: &mut Vec<RowRef>) {
         let Some((chunk, next)) = &mut self.chunk else { return };
         let available = chunk.rows() as u32 - *next;

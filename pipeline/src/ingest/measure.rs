@@ -1,4 +1,4 @@
-//! The input side alone: ingest into a ring whose consumer does nothing but drain it.
+//! Measures ingest alone: a feed into a ring whose consumer only drains it.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::plan::IngestPlan;
 use super::stats::{IngestStats, Stages};
 use crate::error::Error;
 
-/// What draining a feed came to.
+/// The result of draining a feed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IngestMeasurement {
     /// Rows delivered.
@@ -19,22 +19,22 @@ pub struct IngestMeasurement {
     pub bytes: u64,
     /// Time from the start of reading to the end of the feed.
     pub seconds: f64,
-    /// Rows delivered in each of them.
+    /// Rows delivered per second.
     pub rows_per_second: f64,
     /// Time from the start of reading to the first batch.
     pub first_batch_seconds: f64,
-    /// The most memory that ingest was to hold, in bytes.
+    /// The planned maximum of memory, in bytes.
     pub planned_bytes: u64,
-    /// Where the time went.
+    /// The time spent in each stage.
     pub stages: Stages,
-    /// What held it back.
+    /// The bottleneck.
     pub explanation: Explanation,
 }
 
-/// Runs a feed to its end, as fast as it goes.
+/// Runs a feed to its end at full speed.
 ///
 /// # Errors
-/// What ended the feed early.
+/// The error that ended the feed early.
 pub fn measure(plan: IngestPlan) -> Result<IngestMeasurement, Error> {
     let schema = plan.schema().clone();
     let (producer, hand_off) = Producer::create(&schema, plan.slots())?;
@@ -49,7 +49,7 @@ pub fn measure(plan: IngestPlan) -> Result<IngestMeasurement, Error> {
             Ok(Some(_)) => {
                 first_batch_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
             }
-            // Of a feed that failed, the handle knows why.
+            // If the feed failed, joining the handle returns the reason.
             Ok(None) | Err(RingError::PeerGone) => break,
             Err(error) => return Err(error.into()),
         }

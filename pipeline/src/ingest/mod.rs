@@ -7,27 +7,27 @@
 //! lane V-1 fetch -> decode -> transform -> window, permuted --+
 //! ```
 //!
-//! **Threads.** One for each lane that has splits, one packer, and one that tunes and mostly sleeps. A lane
-//! is a sequential program (its next window follows from its last) that spends its time decoding and may
-//! block on storage; a thread of its own lets it do both in plain code. How many lanes there are is fixed
-//! by the job, how many cores by the machine, so a lane decodes only while it holds one of a few permits,
-//! which it gives up to wait ([`DecodePermits`]): the lane whose window is needed next goes first, and a hundred
-//! lanes cost no more than a few. The lanes run through all passes of the feed, so the next pass is being
-//! read while the last batches of this one are packed.
+//! **Threads.** One thread per lane that has splits, one packer, and one tuning thread, which sleeps most of the time.
+//! A lane is sequential, since each window follows from the previous one. It mostly decodes and may block on storage; a
+//! separate thread lets it do both in straight-line code. The job determines the number of lanes, and the machine the
+//! number of cores. So a lane decodes only while it holds one of a few permits, which it releases while it waits
+//! ([`DecodePermits`]). The lane whose window is needed next gets a permit first, and a hundred lanes cost no more than
+//! a few. Lanes run through all passes of the feed, so they read the next pass while the last batches of the current
+//! pass are packed.
 //!
-//! **Resources** that change nothing but the rate (permits, ranges in flight, the depth of read-ahead) are
-//! found while running, within the job's memory budget ([`tuner`]); [`diagnose`] finds the bottleneck.
+//! **Resources** that affect only the rate (permits, ranges in flight, the depth of read-ahead) are tuned at run time,
+//! within the job's memory budget ([`tuner`]). [`diagnose`] finds the bottleneck.
 //!
-//! **Bounds.** A lane hands over a whole window at a time, face to face: it is
-//! never more than one window ahead. The packer waits for the ring. So whoever is slow stops all, and
-//! what is held at most is known in advance ([`IngestPlan`]).
+//! **Bounds.** A lane hands over whole windows through a rendezvous channel, so it is never more than one window ahead.
+//! The packer waits for the ring. So back-pressure reaches every stage, and the maximum memory is known in advance
+//! ([`IngestPlan`]).
 //!
-//! **Errors.** A lane hands its error over in the place of the window that it could not fill. The packer
-//! meets it when the order needs that window; all batches before are delivered, and which of several
-//! errors ends the feed does not depend on timing.
+//! **Errors.** A lane hands over an error in place of the window that it could not fill. The packer receives it when
+//! the order requires that window. All earlier batches are delivered, and timing does not affect which of several
+//! errors ends the feed.
 //!
-//! **The end.** After the last batch the ring is finished. After an error or a cancellation it is
-//! dropped unfinished, which its consumer can tell from an end. Either way every thread is joined.
+//! **The end.** After the last batch the ring is finished. After an error or a cancellation it is dropped unfinished;
+//! the consumer can distinguish the two. In both cases every thread is joined.
 
 mod assemble;
 mod dataset_source;
@@ -76,59 +76,59 @@ pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, Ski
 pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stopwatch, WorkClock};
 pub use self::tuner::Setting;
 
-/// Ingest at work. Dropped, it is cancelled and waited for.
+/// A running feed. Dropping it cancels ingest and waits for its threads.
 pub struct IngestHandle {
     control: IngestControl,
     packer: Option<JoinHandle<Result<IngestReport, Error>>>,
 }
 
-/// Watches ingest and calls it off, from any thread, while another waits for its end.
+/// Observes and cancels ingest from any thread, while another thread waits for its end.
 #[derive(Clone)]
 pub struct IngestControl {
     shared: Arc<Shared>,
     interrupter: Interrupter,
 }
 
-/// What a feed came to.
+/// The result of a feed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IngestReport {
-    /// All that was done.
+    /// The final counters.
     pub stats: IngestStats,
-    /// Where the job stands: at the end of its feed.
+    /// The position of the job: the end of its feed.
     pub position: Position,
 }
 
-/// What the threads of one feed share.
+/// State shared by the threads of one feed.
 struct Shared {
-    /// Where each live lane hands over.
+    /// The handover of each live lane.
     lanes: Vec<Handover<Result<Piece, Error>>>,
-    /// Where lanes wait for their turn to decode.
+    /// The permits that lanes wait for before they decode.
     permits: Arc<DecodePermits>,
-    /// Rung by all of them, where the packer takes from whichever is ready.
+    /// Notified by all handovers if the packer takes from whichever lane is ready.
     notify: Option<Arc<Notify>>,
-    /// The hosts that this one trains with.
+    /// The other hosts of the job.
     peers: Option<Arc<dyn Peers>>,
     counters: Arc<Counters>,
-    /// What the reading of each source may use.
+    /// The read limits of each source.
     limits: Vec<Arc<ReadLimits>>,
     drive: Drive,
-    /// As at the start.
+    /// The resources at the start.
     resources: Resources,
 }
 
-/// Starts to feed `producer` with what follows `from`.
+/// Starts feeding `producer` with the batches after `from`.
 ///
 /// # Errors
-/// When a thread cannot be started.
+/// A thread cannot be started.
 pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
     start_with(plan, from, producer, None)
 }
 
-/// Starts to feed `producer` with this host's share of what follows `from`: of each global batch, the rows
-/// of its own lanes. All of `peers` start from the same position.
+/// Starts feeding `producer` with this host's share of the batches after `from`: from each global batch, the rows of
+/// its own lanes. All `peers` must start from the same position.
 ///
 /// # Errors
-/// When a thread cannot be started.
+/// A thread cannot be started.
 pub fn start_among(
     peers: Arc<dyn Peers>,
     plan: IngestPlan,
@@ -144,7 +144,7 @@ fn start_with(
     producer: Producer,
     peers: Option<Arc<dyn Peers>>,
 ) -> Result<IngestHandle, Error> {
-    // Hosts can only agree on an order that does not depend on who is ready.
+    // Hosts can agree only on an order that does not depend on which lanes are ready.
     let notify = (!plan.deterministic && peers.is_none()).then(Arc::default);
     let tuner = plan.tuner(cores());
     let shared = Arc::new(Shared {
@@ -170,12 +170,12 @@ fn start_with(
 }
 
 impl IngestControl {
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> IngestStats {
         self.shared.stats()
     }
 
-    /// How it goes, what holds it back, and what to do about it.
+    /// The current state: the bottleneck, and suggested changes.
     pub fn explain(&self) -> Explanation {
         let (stats, standing) = (self.stats(), self.shared.drive.standing());
         let Setting { decoders, streams, object_bytes } = standing.setting;
@@ -191,14 +191,13 @@ impl IngestControl {
         }
     }
 
-    /// How it went since it stood at `before`, `seconds` ago, and what held it back.
+    /// The diagnosis of the last `seconds`, since the counters were `before`.
     pub fn explain_since(&self, before: &IngestStats, seconds: f64) -> Diagnosis {
         let resources = self.explain().resources;
         diagnose(&self.stats().since(before), seconds, &resources)
     }
 
-    /// Calls the work off at any moment. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless
-    /// the feed had ended already.
+    /// Cancels the feed. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless the feed had already ended.
     pub fn cancel(&self) {
         self.shared.close();
         self.interrupter.interrupt();
@@ -206,17 +205,17 @@ impl IngestControl {
 }
 
 impl IngestHandle {
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> IngestStats {
         self.control.stats()
     }
 
-    /// Calls the work off; see [`IngestControl::cancel`].
+    /// Cancels the feed; see [`IngestControl::cancel`].
     pub fn cancel(&self) {
         self.control.cancel();
     }
 
-    /// A handle to watch and cancel with while this one is waited on.
+    /// A handle to observe and cancel the feed with while another thread waits in [`IngestHandle::join`].
     pub fn control(&self) -> IngestControl {
         self.control.clone()
     }
@@ -224,7 +223,7 @@ impl IngestHandle {
     /// Waits for the end of the feed.
     ///
     /// # Errors
-    /// What ended the feed early.
+    /// The error that ended the feed early.
     pub fn join(mut self) -> Result<IngestReport, Error> {
         self.packer.take().map_or(Err(Error::Cancelled), |packer| {
             packer.join().unwrap_or_else(|panic| Err(panicked(&*panic)))
@@ -236,7 +235,7 @@ impl Drop for IngestHandle {
     fn drop(&mut self) {
         if let Some(packer) = self.packer.take() {
             self.cancel();
-            // Whoever drops a handle does not ask how the feed ended.
+            // The result is discarded on drop.
             let _ = packer.join();
         }
     }
@@ -274,7 +273,7 @@ impl Shared {
         }
     }
 
-    /// Tells the other hosts of a piece, or of its absence. An error means that this feed was called off.
+    /// Sends the other hosts an update about a piece, or an error. Fails if this feed was cancelled.
     fn publish(&self, key: PieceKey, piece: &Result<Option<Piece>, Error>) -> Result<(), Error> {
         let Some(peers) = &self.peers else { return Ok(()) };
         match piece {
@@ -285,7 +284,7 @@ impl Shared {
     }
 }
 
-/// Closes the lanes' handovers when the packer is done, however it ends.
+/// Closes the lanes' handovers when the packer ends, for any reason.
 struct CloseOnDrop<'a>(&'a Shared);
 
 impl Drop for CloseOnDrop<'_> {
@@ -294,7 +293,7 @@ impl Drop for CloseOnDrop<'_> {
     }
 }
 
-/// The packer's thread: starts the lanes, packs, and waits for them.
+/// The packer thread: starts the lanes, packs, and joins the lanes.
 fn run(
     plan: &IngestPlan,
     from: Position,
@@ -322,7 +321,7 @@ fn run(
     Ok(IngestReport { stats: shared.stats(), position })
 }
 
-/// A lane's thread. What goes wrong is handed over in the place of a window.
+/// A lane thread. Errors are handed over in place of a window.
 fn run_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) {
     let handover = &shared.lanes[lane as usize];
     let read = || {
@@ -331,12 +330,12 @@ fn run_lane(plan: &IngestPlan, lane: u32, from: &Position, shared: &Shared) {
     };
     let outcome = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     if let Err(error) = outcome {
-        // Closed means that the packer has ended before: it has no use for the error.
+        // The handover is closed if the packer has ended; the error is then irrelevant.
         let _ = handover.send(Err(error));
     }
 }
 
-/// Reads a lane through all passes from `from` on. A closed handover ends it quietly.
+/// Reads a lane through all passes, starting at `from`. Returns silently when the handover is closed.
 fn read_lane(
     plan: &IngestPlan,
     lane: u32,
@@ -382,13 +381,13 @@ fn read_lane(
     Ok(())
 }
 
-/// Cores that this process may use.
+/// The number of cores available to this process.
 fn cores() -> u32 {
     thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
 }
 
 fn not_started(error: std::io::Error) -> Error {
-    Error::Panicked(format!("a thread could not be started: {error}"))
+    Error::Panicked(format!("cannot start a thread: {error}"))
 }
 
 fn panicked(panic: &(dyn Any + Send)) -> Error {

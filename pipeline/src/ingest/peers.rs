@@ -1,22 +1,22 @@
 //! What hosts that train together exchange about their lanes.
 //!
 //! Every host computes the same order with the same [`Merge`](crate::order), which needs the extents of all lanes'
-//! windows. It reads only its own lanes ([`Share`]). So the owner of a lane sends each piece's description to all other
-//! hosts as soon as the piece is read: a window's [`WindowExtent`], the end of the lane in this pass, or an error. That
-//! is some forty bytes for thousands of rows.
+//! windows. Each host reads only its own lanes ([`Share`]). So the owner of a lane sends an update about each piece to
+//! all other hosts as soon as it has read the piece: a window's [`WindowExtent`], the end of the lane in this pass, or
+//! an error. An update has about forty bytes and describes thousands of rows.
 //!
 //! [`Peers`] is the interface to the transport. It guarantees:
 //!
 //! * **Order:** updates of one lane are received in the order in which they were sent. All hosts of a generation start
-//!   from one [`Position`](crate::order::Position), so both sides number a lane's pieces alike; a [`PieceKey`] only
-//!   checks it.
-//! * **Bound:** sending waits while a host has not received [`MAX_UNRECEIVED`] earlier pieces of the lane.
+//!   from the same [`Position`](crate::order::Position), so all number a lane's pieces equally; the [`PieceKey`] serves
+//!   only as a check.
+//! * **Bound:** a send waits while a host has not received [`MAX_UNRECEIVED`] earlier pieces of the lane.
 //! * **No deadlock:** consider the host that is furthest behind in the order. If it needs a piece of its own lane,
-//!   nothing keeps it from reading that. If it needs another host's, the owner is no further behind, so the previous
-//!   piece was taken there and this one is being read; sending it does not wait, because every host has received the
-//!   previous piece.
-//! * **Errors:** a lane's error is sent in place of its window and ends all hosts at the same row. A host that is gone
-//!   ends the others at the first piece that it owes.
+//!   nothing prevents it from reading the piece. If it needs a piece of another host, the owner is no further behind.
+//!   The owner has therefore drawn the previous piece and is reading this one. Sending it does not wait, because every
+//!   host has received the previous piece.
+//! * **Errors:** a lane's error is sent in place of its window and ends all hosts at the same row. If a host is gone,
+//!   the others end at the first of its pieces that they miss.
 
 use super::lane::Piece;
 use crate::error::Error;
@@ -40,11 +40,11 @@ pub trait Peers: Send + Sync {
     /// Waits for the update of a lane's next piece from its owner.
     ///
     /// # Errors
-    /// [`Error::Peer`] when the owner is gone without sending it, or sent another piece's;
-    /// [`Error::Cancelled`] once closed.
+    /// [`Error::Peer`] if the owner is gone without having sent it, or has sent another piece; [`Error::Cancelled`]
+    /// once closed.
     fn recv(&self, key: PieceKey) -> Result<PieceUpdate, Error>;
 
-    /// Leaves: ends all waits of this host, present and future. Updates sent before still reach the others.
+    /// Leaves the job: ends all waits of this host, present and future. The others still receive updates sent before.
     fn close(&self);
 }
 
@@ -55,16 +55,16 @@ pub struct PieceKey {
     pub pass: Pass,
     /// The lane.
     pub lane: u32,
-    /// Its number in the lane, counted on from the cursor's window.
+    /// Its number in the lane, counting from the cursor's window.
     pub number: u64,
 }
 
-/// What other hosts need to know of a piece.
+/// An update about a piece, for other hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PieceUpdate {
     /// A window, and the error of its last skipped record, if any.
     Window(WindowExtent, Option<String>),
-    /// The end of the lane: the number of records skipped since its last window, and the error of the last one.
+    /// The end of the lane: the number of records skipped since its last window, and the error of the last of them.
     End(u64, Option<String>),
     /// The lane failed with this error.
     Failed(String),

@@ -1,23 +1,22 @@
-//! What ingest is going to do, checked before it begins.
+//! The plan of ingest, validated before it starts.
 //!
-//! The memory it can come to hold is bounded by construction, so it is computed here and compared with
-//! the job's budget:
+//! The maximum memory is bounded by construction. It is computed here and compared with the job's budget:
 //!
 //! ```text
 //! ring      slots x slot bytes
-//! pool      windows of the live lanes, two of each: the one being drawn from and the one being filled
-//!           (2 x shuffle_rows x row bytes, and in an ordered pass the same, or a small least)
-//! fixed     what no key has a say in: threads, the runtime, what the allocator keeps, the listing
-//! reading   live lanes x (three chunks, at the edges of those windows and being made,
-//!           + what the source holds to make them), + what the source holds for all of them
-//! ahead     2 x live lanes x what an object's reading may hold beyond the least: the rest of the budget,
-//!           as far as it is of use
+//! pool      two windows per live lane: the one being drawn from and the one being filled
+//!           (2 x shuffle_rows x row bytes; in an ordered pass the same, or a small minimum)
+//! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing
+//! reading   live lanes x (three chunks: two at the edges of those windows, one under construction;
+//!           + the memory of the source per chunk), + the memory of the source shared by all lanes
+//! ahead     2 x live lanes x the bytes held per object beyond the minimum: the rest of the budget,
+//!           up to the amount that has an effect
 //! ```
 //!
-//! All but the last can be too much; how much read-ahead there is within the rest is found while
-//! running ([`super::tuner`]).
+//! All parts but the last may exceed the budget. The amount of read-ahead within the rest is tuned at run time
+//! ([`super::tuner`]).
 //!
-//! Ragged features count with as many values as a row may have.
+//! Ragged features count with their maximum number of values per row.
 
 use std::sync::Arc;
 
@@ -33,37 +32,37 @@ use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, Posi
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
-/// The fewest rows of a chunk that are worth asking for, however small the windows and wide the rows.
+/// The minimum number of rows per chunk, regardless of window size and row width.
 const FEWEST_CHUNK_ROWS: u64 = 64;
 
-/// Lanes that decode at once to begin with, for each core. With one, a core would idle from when a lane has made
-/// its window, or waits for bytes, until the next one is awake.
+/// The initial number of lanes per core that decode concurrently. With one lane per core, a core would idle between the
+/// moment when a lane completes its window or waits for bytes, and the wake-up of the next lane.
 const FIRST_DECODERS: u32 = 3;
 
-/// The most lanes that decode at once, for each core.
+/// The maximum number of lanes per core that decode concurrently.
 const MOST_DECODERS: u32 = 6;
 
-/// More than this for one object makes reading no faster anywhere.
+/// The maximum bytes held per object. More does not make reading faster on any storage.
 const MOST_OBJECT_BYTES: u64 = 64 << 20;
 
-/// Threads, runtime and what the allocator keeps, besides all that is counted.
+/// Memory of threads, the runtime and the allocator, besides everything that is counted.
 const FIXED_BYTES: u64 = 12 << 20;
 
-/// What the listing takes for an object or a part of one: its name, its size, its generation.
+/// The memory that the listing uses for an object or a part of one: its name, size and generation.
 const SPLIT_BYTES: u64 = 512;
 
-/// What ingest is going to do: the data, the order, the memory.
+/// A plan of ingest: the data, the order, the memory.
 #[derive(Clone)]
 pub struct IngestPlan {
     pub(crate) order: OrderSpec,
     pub(crate) feed: Feed,
     pub(crate) schema: BatchSchema,
     pub(crate) on_bad_record: OnBadRecord,
-    /// Whether the order is the same whichever lane is ready first.
+    /// Whether the order is independent of which lane is ready first.
     pub(crate) deterministic: bool,
-    /// Whether a training pass leaves out its last batch when that is short.
+    /// Whether a training pass drops a short last batch.
     pub(crate) drop_last: bool,
-    /// Where training insists on a positive label.
+    /// The label that must have a positive row in training.
     pub(crate) label: Option<LabelColumn>,
     train: Option<Arc<dyn ChunkSource>>,
     eval: Option<Arc<dyn ChunkSource>>,
@@ -72,27 +71,27 @@ pub struct IngestPlan {
     memory: MemoryNeed,
     threads: Option<u32>,
     streams: Option<u32>,
-    /// The most bytes that the reading of one object may hold.
+    /// The most bytes held for reading one object.
     object_bytes: u64,
     pub(crate) recorder: Arc<Recorder>,
 }
 
-/// The most memory that ingest comes to hold, in bytes.
+/// The maximum memory of ingest, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeed {
-    /// Threads, runtime, allocator, listing.
+    /// Threads, runtime, allocator and listing.
     pub fixed_bytes: u64,
     /// The slots of the ring.
     pub ring_bytes: u64,
     /// The rows of the shuffle pool.
     pub pool_bytes: u64,
-    /// Fetching, decoding and transforming, with the least read-ahead.
+    /// Fetching, decoding and transforming, with minimum read-ahead.
     pub reading_bytes: u64,
-    /// More read-ahead, as far as the budget allows and it is of use.
+    /// Additional read-ahead, limited by the budget and by the amount that has an effect.
     pub ahead_bytes: u64,
 }
 
-/// What each live lane of one stream takes.
+/// The memory per live lane of one stream.
 #[derive(Clone, Copy, Default)]
 struct LaneNeed {
     lanes: u32,
@@ -101,12 +100,12 @@ struct LaneNeed {
 }
 
 impl MemoryNeed {
-    /// All of it.
+    /// The total.
     pub fn total_bytes(&self) -> u64 {
         self.least_bytes().saturating_add(self.ahead_bytes)
     }
 
-    /// What there is no way to do without.
+    /// The minimum that ingest requires.
     fn least_bytes(&self) -> u64 {
         let parts = [self.fixed_bytes, self.ring_bytes, self.pool_bytes, self.reading_bytes];
         parts.into_iter().fold(0, u64::saturating_add)
@@ -114,11 +113,10 @@ impl MemoryNeed {
 }
 
 impl IngestPlan {
-    /// Plans a job's feed: its epochs over `train`, each followed by a pass over `eval` if there is one.
+    /// Plans a job's feed: its epochs over `train`, each followed by a pass over `eval` if it is given.
     ///
     /// # Errors
-    /// When it does not fit the memory budget, when there is nothing to read, or when `schema` and `spec`
-    /// do not belong together.
+    /// The memory budget is too small, there is no data, or `schema` and `spec` do not match.
     pub fn training(
         spec: &DataSpec,
         seed: u64,
@@ -128,15 +126,15 @@ impl IngestPlan {
         eval: Option<Arc<dyn ChunkSource>>,
     ) -> Result<Self, Error> {
         let feed = Feed::Train { epochs: spec.epochs, eval: eval.is_some() };
-        // Of several labels, the first: what was learned from the data has seen to all of them.
+        // Of several labels only the first is checked here; the analysis pass has checked all of them.
         let label = label.first.has_positives().then(|| label.first.clone());
         Self::new(spec, seed, label, feed, schema, Some(train), eval)
     }
 
-    /// Plans one pass over `data` in its own order, to evaluate or to predict.
+    /// Plans one pass over `data` in its original order, for evaluation or prediction.
     ///
     /// # Errors
-    /// As [`IngestPlan::training`].
+    /// See [`IngestPlan::training`].
     pub fn scoring(spec: &DataSpec, schema: BatchSchema, data: Arc<dyn ChunkSource>) -> Result<Self, Error> {
         Self::new(spec, 0, None, Feed::Score, schema, None, Some(data))
     }
@@ -155,7 +153,7 @@ impl IngestPlan {
             source.as_ref().map_or_else(Cut::default, |s| Cut { splits: s.splits(), cuts: s.cuts() })
         };
         if spec.lanes == 0 || u64::from(schema.position_bytes) < Position::encoded_bytes(spec.lanes) {
-            let message = format!("a slot has no room for a position of {} lanes", spec.lanes);
+            let message = format!("the slot is too small for a position of {} lanes", spec.lanes);
             return Err(Error::Invalid(message));
         }
         let mut plan = Self {
@@ -187,30 +185,30 @@ impl IngestPlan {
         Ok(plan)
     }
 
-    /// The most memory that it comes to hold.
+    /// The maximum memory.
     pub fn memory(&self) -> MemoryNeed {
         self.memory
     }
 
-    /// What the ring's batches hold.
+    /// The schema of the ring's batches.
     pub fn schema(&self) -> &BatchSchema {
         &self.schema
     }
 
-    /// Slots that the ring is to have.
+    /// The number of slots of the ring.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// The beginning of the feed.
+    /// The start of the feed.
     pub fn start(&self) -> Position {
         Position::start_of(self.feed.first(), self.order.lanes, self.fingerprint)
     }
 
-    /// The position that was taken from a slot of this feed.
+    /// Decodes the position in a slot of this feed.
     ///
     /// # Errors
-    /// When `bytes` are no position, or one of another order or other data.
+    /// `bytes` is not a position, or belongs to another order or other data.
     pub fn resume(&self, bytes: &[u8]) -> Result<Position, PositionError> {
         let position = Position::decode(bytes)?;
         position.check(self.feed, self.order.lanes, self.fingerprint)?;
@@ -229,20 +227,20 @@ impl IngestPlan {
         PassOrder::new(&self.order, pass, self.source(pass.stream).map_or(0, |source| source.splits()))
     }
 
-    /// Whether rows of this pass are looked at for a positive label: the first epoch must show one.
+    /// Whether this pass searches for a positive label: the first epoch must contain one.
     pub(crate) fn seeks_positive(&self, pass: Pass) -> bool {
         self.label.is_some() && pass.stream == Stream::Train && pass.epoch == 0
     }
 
-    /// Lanes that have something to read in any pass.
+    /// The number of lanes that have splits in any pass.
     pub(crate) fn live_lanes(&self) -> u32 {
         let splits =
             [Stream::Train, Stream::Eval].map(|stream| self.source(stream).map_or(0, |s| s.splits()));
         self.order.live_lanes(splits[0].max(splits[1]))
     }
 
-    /// The most rows of a chunk of `stream`: what its source reads fastest, and no more than about a window, so
-    /// that the pool is not held by the edges of chunks.
+    /// The maximum number of rows per chunk of `stream`: the size that its source reads fastest, limited to about a
+    /// window, so that partially used chunks at window edges do not enlarge the pool.
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
         let size = self.source(stream).map_or(ChunkSize::OF_RECORDS, |source| source.chunk_size());
         let rows = size.rows.min(size.bytes / row_bytes(&self.schema));
@@ -255,8 +253,8 @@ impl IngestPlan {
 
     fn memory_need(&self) -> Result<MemoryNeed, Error> {
         let layout = SlotLayout::of(&self.schema).map_err(|error| Error::Invalid(error.to_string()))?;
-        // A lane may be in the next pass already while another is in this one, so each counts with the
-        // stream that takes more.
+        // A lane may already be in the next pass while another lane is in this one, so each lane counts with the stream
+        // that needs more memory.
         let (mut pool_bytes, mut reading_bytes) = (0_u64, 0_u64);
         let streams = [Stream::Train, Stream::Eval].map(|stream| self.lane_need(stream));
         for lane in 0..self.live_lanes() {
@@ -291,7 +289,7 @@ impl IngestPlan {
         }
     }
 
-    /// Gives what is left of the budget to read-ahead.
+    /// Assigns the rest of the budget to read-ahead.
     fn share_rest(&mut self, budget_bytes: u64) {
         let largest = self.elastic().map(|elastic| elastic.most_object_bytes).max();
         let Some(largest) = largest.filter(|&largest| largest > ReadLimits::MIN_OBJECT_BYTES) else { return };
@@ -303,18 +301,18 @@ impl IngestPlan {
         self.memory.ahead_bytes = objects * more;
     }
 
-    /// The same, whose work is recorded by `recorder` while somebody looks.
+    /// Sets the recorder, which records ingest's work while recording is on.
     #[must_use]
     pub fn recorded_by(self, recorder: &Arc<Recorder>) -> Self {
         Self { recorder: Arc::clone(recorder), ..self }
     }
 
-    /// The sources whose read-ahead can be given more or less memory.
+    /// The sources whose read-ahead memory is adjustable.
     pub(crate) fn elastic(&self) -> impl Iterator<Item = Elastic<'_>> {
         [Stream::Train, Stream::Eval].into_iter().filter_map(|stream| self.source(stream)?.elastic())
     }
 
-    /// The search for what resources to use, between the bounds of this job and of `cores` cores.
+    /// The tuner, with the bounds of this job on a machine with `cores` cores.
     pub(crate) fn tuner(&self, cores: u32) -> Tuner {
         let bounds = Bounds {
             most_decoders: self.threads.unwrap_or(MOST_DECODERS * cores).min(self.live_lanes()),
@@ -333,7 +331,7 @@ impl IngestPlan {
         Tuner::new(bounds, setting)
     }
 
-    /// What the stages have to work with, as far as it is known before the start.
+    /// The resources of the stages, to the extent known before the start.
     pub(crate) fn resources(&self, cores: u32) -> Resources {
         let useful = self.elastic().map(|elastic| elastic.most_object_bytes).max();
         Resources {
@@ -354,8 +352,8 @@ impl IngestPlan {
         }
         let what = format!(
             "ingest ({ring_bytes} bytes for prefetch = {} batches of batch_size = {} rows, {pool_bytes} for \
-             shuffle_rows = {}, {reading_bytes} to read lanes = {}, {fixed_bytes} whatever they are; lower one \
-             of these, or raise memory_budget)",
+             shuffle_rows = {}, {reading_bytes} to read lanes = {}, {fixed_bytes} independent of the \
+             configuration; lower one of these, or raise memory_budget)",
             spec.prefetch, self.schema.rows, spec.shuffle_rows, spec.lanes,
         );
         Err(Error::OverBudget {
@@ -366,7 +364,7 @@ impl IngestPlan {
     }
 }
 
-/// What a filter adds to the fingerprint of the order: other rows are other positions.
+/// The filter's part of the order's fingerprint: with other rows, positions have another meaning.
 fn filter_key(spec: &DataSpec) -> Result<u64, Error> {
     if spec.filter.is_empty() {
         return Ok(0);
@@ -375,7 +373,7 @@ fn filter_key(spec: &DataSpec) -> Result<u64, Error> {
     Ok(crate::fingerprint::fingerprint64(&filter))
 }
 
-/// What a person calls a stream's data.
+/// The name of a stream's data in messages.
 pub(crate) fn name_of(stream: Stream) -> &'static str {
     match stream {
         Stream::Train => "training",
@@ -383,7 +381,7 @@ pub(crate) fn name_of(stream: Stream) -> &'static str {
     }
 }
 
-/// The most bytes that a row takes in a chunk.
+/// The maximum bytes per row in a chunk.
 fn row_bytes(schema: &BatchSchema) -> u64 {
     let words = schema.label_count() as u64
         + u64::from(schema.weighted)

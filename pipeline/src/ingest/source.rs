@@ -1,4 +1,4 @@
-//! Where lanes get their chunks from.
+//! The interface through which lanes read chunks.
 
 use std::sync::Arc;
 
@@ -11,84 +11,81 @@ use crate::error::Error;
 
 /// Data cut into splits, each read as a stream of transformed chunks.
 ///
-/// Reading must be repeatable: a split gives the same rows, and leaves out the same records, whenever it
-/// is read. How rows fall into chunks means nothing.
+/// Reading must be repeatable: a split yields the same rows and skips the same records each time it is read. Chunk
+/// boundaries carry no meaning.
 pub trait ChunkSource: Send + Sync {
-    /// Splits there are.
+    /// The number of splits.
     fn splits(&self) -> u32;
 
-    /// What tells these splits from as many others of the same data: part of the order's fingerprint. 0 where
-    /// the data itself says how it is split.
+    /// Distinguishes these splits from other divisions of the same data into equally many splits; part of the order's
+    /// fingerprint. 0 if the data itself determines its splits.
     fn cuts(&self) -> u64;
 
-    /// The size of chunk that it reads fastest.
+    /// The chunk size that it reads fastest.
     fn chunk_size(&self) -> ChunkSize {
         ChunkSize::OF_RECORDS
     }
 
-    /// The most bytes that one lane holds to read chunks of up to `chunk_rows` rows, read-ahead of its
-    /// next split included, transformed chunks not. Where reading is elastic, with as little read-ahead as
-    /// there can be.
+    /// The maximum bytes that one lane holds to read chunks of up to `chunk_rows` rows. Includes read-ahead of its next
+    /// split, excludes transformed chunks. If reading is elastic, assumes minimum read-ahead.
     fn lane_bytes(&self, chunk_rows: usize) -> u64;
 
-    /// The most bytes that it holds besides, however many lanes there are.
+    /// The maximum bytes held in addition, independent of the number of lanes.
     fn shared_bytes(&self) -> u64 {
         0
     }
 
-    /// Where read-ahead can be given more or less memory: how.
+    /// The controls of its read-ahead memory, if that is adjustable.
     fn elastic(&self) -> Option<Elastic<'_>> {
         None
     }
 
-    /// How many of a lane's `upcoming` splits should be open already, so that their bytes are on their way;
-    /// at least 1.
+    /// The number of a lane's `upcoming` splits to open in advance, so that fetching starts; at least 1.
     fn ahead(&self, _upcoming: &mut dyn Iterator<Item = u32>) -> usize {
         1
     }
 
-    /// Starts to read a split, from its row `from` if it can get there cheaply. The reader releases `permit`, its
-    /// lane's, while it waits for bytes.
+    /// Starts reading a split, at row `from` if the source can skip to it cheaply. The reader releases `permit`, the
+    /// permit of its lane, while it waits for bytes.
     ///
     /// # Errors
-    /// When it is plain already that it cannot be read. An error later comes from the reader.
+    /// The split is known to be unreadable. Later errors come from the reader.
     fn open(&self, split: u32, from: u64, permit: &Permit, counters: &Arc<Counters>)
     -> Result<Opened, Error>;
 }
 
-/// How large a chunk is to be: what is done once a chunk, and what comes from decoding to transforming through the
-/// second-level cache, bound it from both sides.
+/// The target size of a chunk. The overhead per chunk bounds it from below. The data passed from decoding to
+/// transforming should stay in the L2 cache, which bounds it from above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkSize {
-    /// The most rows.
+    /// The maximum number of rows.
     pub rows: u64,
-    /// What wide rows should come to at most, transformed.
+    /// The target maximum of transformed bytes, for wide rows.
     pub bytes: u64,
 }
 
 impl ChunkSize {
-    /// Of records, which are parsed row by row into columns.
+    /// For records, which are parsed row by row into columns.
     pub const OF_RECORDS: Self = Self { rows: 512, bytes: 256 << 10 };
-    /// Of columns with dictionaries: a chunk draws each from memory again, and finds more of it in the cache the
-    /// more rows it has.
+    /// For columns with dictionaries. Each chunk loads the dictionaries into the cache again, so larger chunks amortize
+    /// more of the misses.
     pub const OF_COLUMNS: Self = Self { rows: 2048, bytes: 512 << 10 };
 }
 
-/// Reading whose memory can be changed while it works. A lane has two objects' bytes: those of the split
-/// being read, and those of the ones that follow.
+/// Read-ahead memory that can be adjusted while reading. A lane holds the bytes of two objects: of the split being
+/// read, and of the splits that follow.
 pub struct Elastic<'a> {
-    /// What it may use.
+    /// The limits in effect.
     pub limits: &'a Arc<ReadLimits>,
-    /// The most bytes that reading one object could make use of.
+    /// The maximum bytes that reading one object can use.
     pub most_object_bytes: u64,
 }
 
-/// A split being read.
+/// An opened split.
 pub struct Opened {
     /// Its chunks.
     pub reader: Box<dyn ChunkReader>,
-    /// Rows, from the first on, that the reader leaves out because the caller does not want them: none,
-    /// or all that were asked for.
+    /// The number of leading unwanted rows that the reader skips by itself: either all of them or none.
     pub passed: u64,
 }
 
@@ -97,23 +94,23 @@ pub trait ChunkReader: Send {
     /// The next rows, at least one and at most `max_rows`; `None` at the end.
     ///
     /// # Errors
-    /// When the next rows cannot be had. What came before is good.
+    /// The next rows cannot be read. Earlier rows remain valid.
     fn next(&mut self, max_rows: usize) -> Result<Option<Chunk>, Error>;
 
-    /// Rows so far that lost values of a multi-valued feature to its maximum, once for each feature.
+    /// The number of rows so far that lost values of a multi-valued feature to its maximum, counted once per feature.
     fn truncated_rows(&self) -> u64 {
         0
     }
 
-    /// The records left out, once the split has ended.
+    /// The skipped records; call it once the split has ended.
     fn left_out(&mut self) -> SkippedRecords;
 }
 
-/// Records that could not be used and were left out.
+/// Bad records that were skipped.
 #[derive(Debug, Default)]
 pub struct SkippedRecords {
-    /// How many.
+    /// Their number.
     pub records: u64,
-    /// What was wrong with the last of them.
+    /// The error of the last of them.
     pub last: Option<Error>,
 }

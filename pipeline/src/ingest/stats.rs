@@ -1,4 +1,4 @@
-//! What ingest has done, and where its time went.
+//! Counters and timings of ingest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,59 +10,58 @@ use serde::Serialize;
 
 use millstream_io::clock::Clock;
 
-/// A snapshot of ingest at work.
+/// A snapshot of the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct IngestStats {
     /// Rows published.
     pub rows: u64,
     /// Batches published.
     pub batches: u64,
-    /// Rows decoded and transformed; those that wait in the shuffle pool are not published yet.
+    /// Rows decoded and transformed, including those in the shuffle pool that are not published yet.
     pub rows_decoded: u64,
-    /// Chunks that they came in.
+    /// Chunks decoded.
     pub chunks: u64,
     /// Bytes read from storage.
     pub bytes: u64,
-    /// Bytes asked for and not here yet, at this moment.
+    /// Bytes requested and not received yet.
     pub in_flight_bytes: u64,
-    /// Records left out since the feed began, those before a resume included.
+    /// Records skipped since the feed began, including those before a resume.
     pub skipped_records: u64,
-    /// Rows that lost values of a multi-valued feature to its maximum, as read.
+    /// Rows that lost values of a multi-valued feature to its maximum, counted as they are read.
     pub truncated_rows: u64,
-    /// What the local cache has saved.
+    /// The counters of the local cache.
     pub cache: CacheStats,
-    /// Where the time went.
+    /// Time by stage.
     pub stages: Stages,
 }
 
-/// What the local cache has done. Waiting for its disk and decoding its files count with the stages `fetch`
-/// and `decode`.
+/// The counters of the local cache. Waiting for its disk counts as stage `fetch`, and decoding its files as stage
+/// `decode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct CacheStats {
-    /// Splits served from it.
+    /// Splits served from the cache.
     pub hits: u64,
-    /// Splits that were not there.
+    /// Splits that were not in the cache.
     pub misses: u64,
-    /// Bytes read from it.
+    /// Bytes read from the cache.
     pub read_bytes: u64,
-    /// Bytes of the files handed to it.
+    /// Bytes of the files passed to the cache for writing.
     pub written_bytes: u64,
 }
 
-/// Seconds by stage. Lanes work side by side: their seconds are summed over them, and may exceed the
-/// time that passed.
+/// Seconds by stage. Lanes run in parallel: their seconds are summed over all lanes and may exceed the elapsed time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Stages {
     /// Lanes waiting for bytes from storage.
     pub fetch: Stage,
-    /// Lanes decoding (decompression, checksums, parsing). Waiting is for a core, with this or any other work of
-    /// lanes: for their turn, when as many decode as may, and for the kernel, when it runs something else.
+    /// Lanes decoding (decompression, checksums, parsing). Waiting includes all waits of lanes for a core, for this or
+    /// any other work: for a decode permit, and for the kernel to schedule the thread.
     pub decode: Stage,
     /// Lanes transforming values to dense numbers and ids.
     pub transform: Stage,
-    /// Lanes permuting windows; waiting is for the packer to take a window, that is, having nothing to do.
+    /// Lanes permuting windows. Waiting means that the lane is idle until the packer takes its window.
     pub shuffle: Stage,
-    /// The packer filling slots; waiting is for a lane's next window.
+    /// The packer filling slots. Waiting is for a lane's next window.
     pub pack: Stage,
     /// The packer waiting for the consumer to free a slot.
     pub ring: Stage,
@@ -71,14 +70,14 @@ pub struct Stages {
 /// Seconds of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Stage {
-    /// At work, on a core.
+    /// CPU time.
     pub busy_seconds: f64,
     /// Waiting.
     pub wait_seconds: f64,
 }
 
 impl IngestStats {
-    /// What was done since `before`. What is counted for the whole feed, or for this moment, stays as it is.
+    /// The difference to `before`. Values that describe the whole feed or the current moment are kept.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let (now, then) = (&self.stages, &before.stages);
         Self {
@@ -110,7 +109,7 @@ impl Stage {
     }
 }
 
-/// What ingest counts while it works. Touched once a chunk, window or batch, never once a row.
+/// The live counters of ingest. Updated once per chunk, window or batch, never per row.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Bytes read from storage.
@@ -119,11 +118,11 @@ pub struct Counters {
     pub truncated_rows: Counter,
     /// Splits served from the local cache.
     pub cache_hits: Counter,
-    /// Splits that were not there.
+    /// Splits that were not in the local cache.
     pub cache_misses: Counter,
     /// Bytes read from the local cache.
     pub cache_read_bytes: Counter,
-    /// Bytes of the files handed to it.
+    /// Bytes of the files passed to the local cache for writing.
     pub cache_written_bytes: Counter,
     /// Decoding.
     pub decode: WorkClock,
@@ -139,26 +138,26 @@ pub struct Counters {
     pub(crate) pack: WorkClock,
     pub(crate) window_wait: Clock,
     pub(crate) ring_wait: Clock,
-    /// Where the same work is recorded, span by span, while somebody looks.
+    /// Records the same work as spans while recording is on.
     pub(crate) recorder: Arc<Recorder>,
 }
 
-/// A number that threads add to.
+/// An atomic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
-/// Time that threads were at work: on a core, and held up by the kernel, which ran something else there.
+/// Time that threads spent working: CPU time, and time in which they were ready but not scheduled by the kernel.
 #[derive(Debug, Default)]
 pub struct WorkClock {
     core: Clock,
     held_up: Clock,
 }
 
-/// A stretch of work of the thread that began it.
+/// Measures work of the thread that started it.
 #[derive(Debug)]
 pub struct Stopwatch {
     began: Instant,
-    /// Time that the thread had had on a core.
+    /// The thread's CPU time at the start.
     core: Duration,
 }
 
@@ -172,14 +171,14 @@ impl Counter {
         self.0.store(n, Ordering::Relaxed);
     }
 
-    /// What it has come to.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 impl WorkClock {
-    /// Does `work` and adds the time that it took.
+    /// Runs `work` and adds its duration.
     pub fn time<T>(&self, work: impl FnOnce() -> T) -> T {
         let stopwatch = Stopwatch::start();
         let result = work();
@@ -187,7 +186,7 @@ impl WorkClock {
         result
     }
 
-    /// Adds the time since `stretch` began on this thread, of which it has waited so much for something else
+    /// Adds the time since `stretch` was started on this thread. `waited` is the part spent waiting for something other
     /// than a core.
     pub fn add(&self, stretch: &Stopwatch, waited: Duration) {
         let core = core_time().saturating_sub(stretch.core);
@@ -197,25 +196,25 @@ impl WorkClock {
 }
 
 impl Stopwatch {
-    /// Begins now.
+    /// Starts measuring.
     pub fn start() -> Self {
         Self { began: Instant::now(), core: core_time() }
     }
 }
 
-/// Time that this thread has had on a core.
+/// The CPU time of this thread.
 fn core_time() -> Duration {
-    // Never negative.
+    // It is never negative.
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 impl Counters {
-    /// Counters of a feed whose work is recorded by `recorder`.
+    /// Counters of a feed, whose work is also recorded by `recorder`.
     pub(crate) fn recorded_by(recorder: &Arc<Recorder>) -> Self {
         Self { recorder: Arc::clone(recorder), ..Self::default() }
     }
 
-    /// Does `wait`, which blocks, and adds the time to the clock that `clock` picks.
+    /// Runs `wait`, which blocks, and adds its duration to the clock selected by `clock`.
     pub(crate) fn wait<T>(
         &self,
         clock: impl Fn(&Self) -> &Clock,
@@ -225,7 +224,7 @@ impl Counters {
         clock(self).time(|| self.recorder.time(Category::Wait, name, wait))
     }
 
-    /// All but what the permits and the limits know.
+    /// All statistics except those kept by the permits and the limits.
     pub(crate) fn snapshot(&self) -> IngestStats {
         let stage =
             |work: &WorkClock, wait: f64| Stage { busy_seconds: work.core.seconds(), wait_seconds: wait };

@@ -1,4 +1,4 @@
-//! The engine over synthetic data, compared with the plain reference of the order.
+//! Compares the engine over synthetic data with the reference implementation of the order.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,22 +13,22 @@ use crate::chunk::Chunk;
 use crate::order::{Cursor, OrderSpec, Pass, reference};
 use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
 
-/// Splits of numbered rows, which can be slow, faulty or partly unusable.
+/// Splits of numbered rows; reading may be slow, faulty, or skip records.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Synthetic {
     pub(super) lengths: Vec<u64>,
-    /// The most rows of a chunk; 0 for as many as are asked for.
+    /// The maximum rows per chunk; 0 for as many as requested.
     pub(super) chunk_rows: usize,
-    /// Chunks take up to so many microseconds.
+    /// The maximum delay per chunk, in microseconds.
     pub(super) delay_us: u64,
-    /// The split and row at which reading goes wrong, and how.
+    /// Faults: the split and row at which reading fails, and the kind of failure.
     pub(super) faults: Vec<(u32, u64, Fault)>,
-    /// Records left out of each split.
+    /// Records skipped in each split.
     pub(super) left_out: u64,
-    /// Whether a reader can go straight to a row.
+    /// Whether a reader can skip directly to a row.
     pub(super) passes: bool,
     pub(super) negative: bool,
-    /// The one row with a positive label.
+    /// The only row with a positive label.
     pub(super) only_positive: Option<(u32, u64)>,
     pub(super) rows_read: Arc<AtomicU64>,
 }
@@ -115,7 +115,7 @@ impl ChunkReader for SyntheticReader {
     }
 }
 
-/// A source one of whose splits cannot be read before its gate is open.
+/// A source with one split that cannot be read before its gate opens.
 struct Gated {
     inner: Synthetic,
     split: u32,
@@ -192,7 +192,7 @@ pub(super) fn plan(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>)
     try_plan(spec, train, eval).unwrap()
 }
 
-/// A batch as the consumer saw it.
+/// A batch as received by the consumer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) header: BatchHeader,
@@ -214,7 +214,7 @@ pub(super) fn see(consumer: &mut Consumer) -> Result<Option<Seen>, RingError> {
     }))
 }
 
-/// All batches of a feed from `from` on, and how it ended.
+/// All batches of a feed starting at `from`, and the result of the feed.
 fn run_from(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Error>) {
     let (producer, mut consumer) = open(plan);
     let ingest = start(plan.clone(), from, producer).unwrap();
@@ -307,9 +307,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
 
-    /// A position that was made up may be refused, or deliver whatever it names: nothing worse.
+    /// A forged position is rejected or delivers the rows that it denotes; it never causes a panic or a hang.
     #[test]
-    fn a_position_that_cannot_be_ends_in_order(
+    fn a_forged_position_causes_no_panic_or_hang(
         turn in 0_u32..3, batch in prop_oneof![0_u64..5, Just(u64::MAX / 4)], shuffle_rows in prop_oneof![Just(0_u64), Just(20)],
         cursors in prop::collection::vec((0_u32..4, prop_oneof![0_u64..30, Just(u64::MAX / 4)], 0_u64..3, 0_u32..30), 3),
     ) {
@@ -329,7 +329,7 @@ proptest! {
 
 #[test]
 fn an_error_comes_after_all_batches_before_its_window() {
-    // One lane, windows of 16 rows, batches of 5: row 70 lies in the window that starts at row 64.
+    // One lane, windows of 16 rows, batches of 5: row 70 is in the window that starts at row 64.
     let spec = spec(1, 16, 5);
     for delay_us in [0, 300] {
         let faults = vec![(0, 70, Fault::Error)];
@@ -343,8 +343,8 @@ fn an_error_comes_after_all_batches_before_its_window() {
 }
 
 #[test]
-fn the_first_error_in_order_wins_whichever_is_met_first() {
-    // Without shuffling, split 1 comes before split 2, which fails at its very first row.
+fn the_first_error_in_order_wins() {
+    // Without shuffling, split 1 comes before split 2, whose first row fails.
     let spec = spec(3, 0, 4);
     for delay_us in [0, 500] {
         let faults = vec![(1, 2000, Fault::Error), (2, 0, Fault::Error)];
@@ -362,14 +362,14 @@ fn a_panicking_lane_is_an_error() {
 }
 
 #[test]
-fn labels_that_are_never_positive_end_the_first_epoch() {
+fn labels_that_are_never_positive_fail_the_first_epoch() {
     let train = Synthetic { negative: true, ..Synthetic::new(&[10, 13]) };
     let plan = plan(&spec(2, 8, 4), &train, None);
     let (seen, report) = run_whole(&plan);
     let Err(Error::NeverPositive { column, records: 23, .. }) = report else { panic!("{report:?}") };
     assert_eq!(column, "clicked");
     assert!(seen.iter().all(|batch| batch.header.epoch == 0 && !batch.header.last));
-    // Resumed within the epoch, the same.
+    // The same after resuming within the epoch.
     let (_, report) = run_from(&plan, plan.resume(&seen[2].position).unwrap());
     assert!(matches!(report, Err(Error::NeverPositive { records: 23, .. })));
 }
@@ -397,12 +397,12 @@ fn data_without_rows_is_an_error() {
 }
 
 #[test]
-fn records_left_out_are_counted_and_limited() {
+fn skipped_records_are_counted_and_limited() {
     let train = Synthetic { left_out: 2, ..Synthetic::new(&[9, 9, 9, 9]) };
     let allow = |limit| DataSpec { on_bad_record: OnBadRecord::Skip { limit }, ..spec(3, 8, 4) };
     let enough = plan(&allow(8), &train, None);
     let (seen, report) = run_whole(&enough);
-    // Two epochs, and the limit holds for each.
+    // Two epochs; the limit applies to each.
     assert_eq!(report.unwrap().stats.skipped_records, 16);
     for batch in &seen {
         let (_, resumed) = run_from(&enough, enough.resume(&batch.position).unwrap());
@@ -413,19 +413,19 @@ fn records_left_out_are_counted_and_limited() {
 }
 
 #[test]
-fn a_position_of_other_data_is_refused() {
+fn a_position_of_other_data_is_rejected() {
     let spec = spec(2, 8, 4);
     let (seen, _) = run_whole(&plan(&spec, &Synthetic::new(&[10, 10]), None));
     let other = plan(&spec, &Synthetic::new(&[10, 10, 10]), None);
     assert_eq!(other.resume(&seen[1].position), Err(crate::order::PositionError::OtherOrder));
-    // The same number of splits, but shorter ones.
+    // The same number of splits, but fewer rows.
     let shrunk = plan(&spec, &Synthetic::new(&[1, 1]), None);
     let (_, report) = run_from(&shrunk, shrunk.resume(&seen[3].position).unwrap());
     assert!(matches!(report, Err(Error::Position(_))), "{report:?}");
 }
 
 #[test]
-fn a_plan_beyond_the_budget_says_what_to_change() {
+fn a_plan_beyond_the_budget_reports_what_to_change() {
     let within = spec(4, 1000, 64);
     let train = Synthetic::new(&[100; 8]);
     let need = plan(&within, &train, None).memory();
@@ -440,7 +440,7 @@ fn a_plan_beyond_the_budget_says_what_to_change() {
 }
 
 #[test]
-fn a_short_last_batch_is_left_out_when_asked() {
+fn a_short_last_batch_is_dropped_on_request() {
     for (rows, delivered) in [(24, 3), (25, 3), (31, 3), (8, 1)] {
         let mut spec = spec(2, 8, 8);
         spec.drop_last = true;
@@ -470,9 +470,9 @@ fn a_short_last_batch_is_left_out_when_asked() {
 }
 
 #[test]
-fn a_lane_that_is_not_ready_keeps_nobody_waiting_when_the_order_is_free() {
-    // Split 1 cannot be read before all batches of split 0 are delivered but the last, of which nobody can
-    // say before whether it ends the pass.
+fn a_lane_that_is_not_ready_delays_no_other_in_free_order() {
+    // Split 1 cannot be read before all batches of split 0 except the last are delivered. Whether that one ends the
+    // pass is unknown until then.
     without_hanging(|| {
         let mut spec = spec(2, 20, 5);
         spec.deterministic = false;
@@ -495,7 +495,7 @@ fn a_lane_that_is_not_ready_keeps_nobody_waiting_when_the_order_is_free() {
     });
 }
 
-/// Fails the test when `work` does not return. The deadline is generous: machines may be busy.
+/// Runs `work`, and fails the test if it does not return. The deadline is generous: the machine may be busy.
 fn without_hanging<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(work()));
@@ -504,8 +504,8 @@ fn without_hanging<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 
 #[test]
 fn cancelling_ends_every_wait() {
-    // Nobody drains the ring, so the packer waits for a slot and lanes for the packer; with a slow source,
-    // the packer waits for a lane. Cancelled at once and a little later.
+    // The ring is not drained, so the packer waits for a slot and the lanes for the packer. With a slow source, the
+    // packer waits for a lane. Cancels immediately, and after a delay.
     for delay_us in [0, 20_000] {
         for pause_ms in [0, 1, 10, 40] {
             without_hanging(move || {
@@ -516,7 +516,7 @@ fn cancelling_ends_every_wait() {
                 thread::sleep(Duration::from_millis(pause_ms));
                 ingest.cancel();
                 assert!(matches!(ingest.join(), Err(Error::Cancelled)));
-                // What was published is delivered, and then this is not taken for the end.
+                // Published batches are delivered; what follows must not look like the end of the feed.
                 let end = loop {
                     match see(&mut consumer) {
                         Ok(Some(_)) => {}
@@ -530,7 +530,7 @@ fn cancelling_ends_every_wait() {
 }
 
 #[test]
-fn cancelling_what_has_ended_changes_nothing() {
+fn cancelling_after_the_end_has_no_effect() {
     without_hanging(|| {
         let plan = plan(&spec(2, 8, 16), &Synthetic::new(&[4, 4]), None);
         let (producer, mut consumer) = open(&plan);

@@ -1,4 +1,4 @@
-//! The tuner at work: samples are taken, what it finds is applied, and the last seconds are kept.
+//! Runs the tuner: takes samples, applies the tuner's settings, and keeps the statistics of the last seconds.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use super::{Sample, Setting, Tuner};
 use crate::ingest::stats::IngestStats;
 
-/// Time between two samples.
+/// The time between two samples.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Chunks that a sample must have seen, so that their size does not pass for a change of the rate; a
-/// sample waits for them for so many periods.
+/// The minimum number of chunks in a sample, so that varying chunk sizes do not look like a change of the rate. A
+/// sample extends over as many periods as it needs.
 const LEAST_CHUNKS: u64 = 32;
 const MOST_PERIODS: usize = 20;
-/// Periods that [`Drive::standing`] looks back.
+/// The number of periods that [`Drive::standing`] looks back.
 const REMEMBERED: usize = 20;
 
-/// Drives the tuner of one feed.
+/// Runs the tuner of one feed.
 #[derive(Debug)]
 pub(crate) struct Drive {
     state: Mutex<State>,
@@ -31,12 +31,12 @@ struct State {
     past: VecDeque<(Instant, IngestStats)>,
 }
 
-/// Where a feed stands in time.
+/// The time and statistics of a feed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
-    /// Since it began.
+    /// Seconds since the feed began.
     pub(crate) seconds: f64,
-    /// Since the oldest statistics that are still known, and these.
+    /// Seconds since the oldest kept statistics, and these statistics.
     pub(crate) recent_seconds: f64,
     pub(crate) before: IngestStats,
     pub(crate) setting: Setting,
@@ -50,7 +50,7 @@ impl Drive {
         Self { state: Mutex::new(State { ended: false, began, tuner, past }), changed: Condvar::new() }
     }
 
-    /// Looks at `stats` and applies settings until [`Drive::end`] is called.
+    /// Samples `stats` and applies settings until [`Drive::end`] is called.
     pub(crate) fn run(&self, stats: &dyn Fn() -> IngestStats, apply: &dyn Fn(Setting)) {
         let mut state = self.lock();
         let mut last = (Instant::now(), stats());
@@ -78,13 +78,13 @@ impl Drive {
         }
     }
 
-    /// Ends [`Drive::run`], now or as soon as it begins.
+    /// Ends [`Drive::run`], even if it has not started yet.
     pub(crate) fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Where the feed stands now.
+    /// The current state of the feed.
     pub(crate) fn standing(&self) -> Standing {
         let state = self.lock();
         let (since, before) = state.past.front().copied().unwrap_or((state.began, IngestStats::default()));

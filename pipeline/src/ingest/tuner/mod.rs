@@ -1,31 +1,31 @@
-//! Finds, while a job runs, how much of the machine its ingest should use.
+//! Tunes at run time how much of the machine a job's ingest uses.
 //!
-//! What is tuned are resources and never the order: lanes and the shuffle pool are fixed by the job, and
-//! how many lanes decode at once ([`Setting::decoders`]), how many ranges of an object are in flight
-//! ([`Setting::streams`]) and how many bytes each object's reading may hold ([`Setting::object_bytes`], the
-//! depth of read-ahead) change nothing but the rate.
+//! The tuner adjusts resources and never the order. The job determines the lanes and the shuffle pool. The number of
+//! lanes that decode concurrently ([`Setting::decoders`]), the number of ranges of an object in flight
+//! ([`Setting::streams`]) and the bytes held per object ([`Setting::object_bytes`], the depth of read-ahead) affect
+//! only the rate.
 //!
-//! The search is hill climbing, one knob at a time, on the rate of rows. A move doubles or halves a knob
-//! (decoders go by a quarter). The rate after a pause, which lets the move take effect, is compared with the rate
-//! before it: a move up must gain [`GAIN`] to be kept, since it costs something; a move down, tried after
-//! the others, is kept if it loses less than [`LOSS`] of the best rate seen, so that what brings nothing is
-//! given back. Where two knobs bind at once, neither gains anything alone, so a move of all comes before
-//! these. Which knob is tried first follows from what lanes wait for. When every move was tried in
-//! vain the tuner is settled, and only watches: when the rate stays away from the one it settled at by more
-//! than [`DRIFT`], for [`STRIKES`] samples in a row (a neighbour has started, the storage is slower), it
-//! begins anew from where it stands. While the consumer is what binds, nothing is tried: more input would
-//! be of no use, and the rate says nothing about ingest.
+//! The search is hill climbing on the rate of rows, one knob at a time. A move doubles or halves a knob (decoders
+//! change by a quarter). After a pause, which lets the move take effect, the rate is compared with the rate before the
+//! move. A move up has a cost, so it is kept only if it gains [`GAIN`]. A move down is tried after the others and kept
+//! if it loses less than [`LOSS`] of the best rate seen; this returns resources that bring no benefit. If two knobs
+//! limit the rate together, neither gains alone, so a move of all knobs comes before the moves down. What lanes wait
+//! for determines which knob is tried first.
 //!
-//! **Several jobs** on one host each have a budget and a tuner of their own, and know nothing of each other.
-//! The kernel gives their threads the same share of the cores; a tuner that finds more decoders of no use,
-//! since a neighbour has the cores, gives them back; and one that finds them of use takes them. No job
-//! can take another's memory.
+//! Once every move was tried without a gain, the tuner is settled and only monitors the rate. If the rate differs by
+//! more than [`DRIFT`] from the rate at which it settled, for [`STRIKES`] consecutive samples (another job has started,
+//! or the storage is slower), the search restarts from the current setting. While the consumer is the bottleneck,
+//! nothing is tried: more input has no effect, and the rate does not measure ingest.
 //!
-//! **Not tuned** is the ring: its slots are used in turn, so that keeping fewer of them full would free no
-//! memory, and they hold back nothing while the consumer keeps up.
+//! **Several jobs** on one host each have a separate budget and tuner, and do not know of each other. The kernel gives
+//! their threads equal shares of the cores. If additional decoders bring nothing because another job uses the cores,
+//! the tuner returns them; if they help, it keeps them. No job can use another job's memory.
 //!
-//! A setting that needs more than the job's memory is never made. [`Tuner`] is a pure state machine:
-//! samples in, settings out, no clock and no thread; `drive.rs` runs it.
+//! **Not tuned** is the number of ring slots. Slots are used in turn, so keeping fewer of them full would not free
+//! memory, and they do not limit the rate while the consumer keeps up.
+//!
+//! No setting exceeds the job's memory. [`Tuner`] is a pure state machine, from samples to settings, without a clock or
+//! a thread; `drive.rs` runs it.
 
 mod drive;
 #[cfg(test)]
@@ -33,58 +33,58 @@ mod tests;
 
 pub(crate) use drive::Drive;
 
-/// What a move up must gain.
+/// The minimum gain of a move up.
 const GAIN: f64 = 0.05;
-/// What a move down may lose, of the best rate seen.
+/// The maximum loss of a move down, relative to the best rate seen.
 const LOSS: f64 = 0.02;
-/// How far the rate may be from the one settled at.
+/// The maximum relative distance from the rate at which the tuner settled.
 const DRIFT: f64 = 0.2;
-/// For how many samples in a row, until the tuner begins anew.
+/// The number of consecutive samples beyond [`DRIFT`] after which the search restarts.
 const STRIKES: u32 = 3;
-/// Samples left out after a move, and samples whose mean is taken then.
+/// The number of samples skipped after a move, and the number of samples averaged after that.
 const PAUSE: u32 = 1;
 const TAKEN: u32 = 2;
-/// The share of time that the packer waits for the consumer from which on the consumer binds.
+/// If the packer waits for the consumer for at least this share of the time, the consumer is the bottleneck.
 const CONSUMER_BINDS: f64 = 0.1;
 
-/// What is tuned.
+/// The tuned resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Lanes that decode at once.
+    /// The number of lanes that decode concurrently.
     pub decoders: u32,
-    /// Ranges in flight for one object.
+    /// The number of ranges in flight per object.
     pub streams: u32,
-    /// Bytes that the reading of one object holds at most.
+    /// The maximum bytes held per object.
     pub object_bytes: u64,
 }
 
-/// Between what bounds.
+/// The bounds of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// The most lanes that may decode at once.
+    /// The maximum number of lanes that decode concurrently.
     pub(crate) most_decoders: u32,
-    /// The most ranges in flight for one object.
+    /// The maximum number of ranges in flight per object.
     pub(crate) most_streams: u32,
-    /// The fewest and the most bytes of one object's reading.
+    /// The minimum and the maximum bytes held per object.
     pub(crate) least_object_bytes: u64,
-    /// Above.
+    /// See `least_object_bytes`.
     pub(crate) most_object_bytes: u64,
-    /// The job gives the number of decoders: it stays.
+    /// Whether the job sets the number of decoders, so that it is not tuned.
     pub(crate) fixed_decoders: bool,
-    /// The job gives the number of streams: it stays.
+    /// Whether the job sets the number of streams, so that it is not tuned.
     pub(crate) fixed_streams: bool,
 }
 
-/// What was measured since the last sample.
+/// Measurements since the last sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sample {
-    /// Rows a second.
+    /// Rows per second.
     pub(crate) rate: f64,
-    /// Share of the time that the packer waited for the consumer.
+    /// The share of the time that the packer waited for the consumer.
     pub(crate) consumer_wait: f64,
-    /// Lanes that waited for bytes, on average.
+    /// The average number of lanes that waited for bytes.
     pub(crate) lanes_fetching: f64,
-    /// Lanes that waited for their turn to decode, on average.
+    /// The average number of lanes that waited for a decode permit.
     pub(crate) lanes_queueing: f64,
 }
 
@@ -109,31 +109,31 @@ const MOVES: [Move; 6] = [
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// Measures the rate that the next move is compared with.
+    /// Measures the baseline rate for the next move.
     Base,
-    /// Measures what a move from this setting, which had this rate, brings.
+    /// Measures the effect of `step`. The previous setting was `from`, with the rate `rate`.
     Trying { step: Move, from: Setting, rate: f64 },
-    /// Nothing better is known.
+    /// No move brings a gain.
     Settled { rate: f64, strikes: u32 },
 }
 
-/// The search; see the module.
+/// The search; see the module documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuner {
     bounds: Bounds,
     setting: Setting,
     phase: Phase,
-    /// The best rate since it last began.
+    /// The best rate since the search last started.
     best: f64,
-    /// Moves that brought nothing since the last that did.
-    vain: [bool; MOVES.len()],
+    /// Whether each move has failed since the last successful one.
+    failed: [bool; MOVES.len()],
     pause: u32,
     taken: u32,
     sum: f64,
 }
 
 impl Tuner {
-    /// Begins at `setting`, or what of it lies within `bounds`.
+    /// Starts at `setting`, clamped to `bounds`.
     pub(crate) fn new(bounds: Bounds, setting: Setting) -> Self {
         let setting = Setting {
             decoders: setting.decoders.clamp(1, bounds.most_decoders.max(1)),
@@ -142,24 +142,24 @@ impl Tuner {
                 .object_bytes
                 .clamp(bounds.least_object_bytes, bounds.most_object_bytes.max(bounds.least_object_bytes)),
         };
-        let (phase, vain) = (Phase::Base, [false; MOVES.len()]);
-        Self { bounds, setting, phase, best: 0.0, vain, pause: PAUSE, taken: 0, sum: 0.0 }
+        let (phase, failed) = (Phase::Base, [false; MOVES.len()]);
+        Self { bounds, setting, phase, best: 0.0, failed, pause: PAUSE, taken: 0, sum: 0.0 }
     }
 
-    /// What to use now.
+    /// The current setting.
     pub(crate) fn setting(&self) -> Setting {
         self.setting
     }
 
-    /// Whether it has found what it looked for.
+    /// Whether the search has settled.
     pub(crate) fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Settled { .. })
     }
 
-    /// Takes a sample, and says what to use from now on.
+    /// Processes a sample and returns the setting to use from now on.
     pub(crate) fn step(&mut self, sample: &Sample) -> Setting {
         if sample.consumer_wait > CONSUMER_BINDS {
-            self.stand_back();
+            self.defer();
             return self.setting;
         }
         if let Phase::Settled { rate, strikes } = self.phase {
@@ -181,8 +181,8 @@ impl Tuner {
         self.setting
     }
 
-    /// The consumer binds: what is being tried cannot be judged, so it is taken back and tried later.
-    fn stand_back(&mut self) {
+    /// The consumer is the bottleneck: a running trial cannot be judged, so it is reverted and tried later.
+    fn defer(&mut self) {
         if let Phase::Trying { from, .. } = self.phase {
             self.setting = from;
         }
@@ -195,12 +195,12 @@ impl Tuner {
         let strikes = if (rate - settled).abs() > DRIFT * settled { strikes + 1 } else { 0 };
         self.phase = Phase::Settled { rate: settled, strikes };
         if strikes >= STRIKES {
-            (self.vain, self.best) = ([false; MOVES.len()], 0.0);
+            (self.failed, self.best) = ([false; MOVES.len()], 0.0);
             self.measure(Phase::Base);
         }
     }
 
-    /// Keeps what was tried or takes it back; returns the rate of the setting that is left.
+    /// Keeps or reverts the move on trial; returns the rate of the resulting setting.
     fn judge(&mut self, rate: f64) -> f64 {
         let Phase::Trying { step, from, rate: before } = self.phase else {
             self.best = self.best.max(rate);
@@ -209,26 +209,26 @@ impl Tuner {
         let kept =
             if step.is_up() { rate >= before * (1.0 + GAIN) } else { rate >= self.best * (1.0 - LOSS) };
         if !kept {
-            self.vain[step as usize] = true;
+            self.failed[step as usize] = true;
             self.setting = from;
             return before;
         }
         if step.is_up() {
-            // With more of one thing, more of another may be of use.
-            self.vain = [false; MOVES.len()];
+            // With more of one resource, more of another may help.
+            self.failed = [false; MOVES.len()];
         }
         if let Some(opposite) = step.opposite() {
-            self.vain[opposite as usize] = true;
+            self.failed[opposite as usize] = true;
         }
         self.best = self.best.max(rate);
         rate
     }
 
-    /// Makes the next move that may bring something, or settles.
+    /// Makes the next promising move, or settles.
     fn try_next(&mut self, rate: f64, sample: &Sample) {
         let from = self.setting;
         for step in self.preferences(sample) {
-            if self.vain[step as usize] {
+            if self.failed[step as usize] {
                 continue;
             }
             match self.moved(step) {
@@ -236,13 +236,13 @@ impl Tuner {
                     self.setting = setting;
                     return self.measure(Phase::Trying { step, from, rate });
                 }
-                None => self.vain[step as usize] = true,
+                None => self.failed[step as usize] = true,
             }
         }
         self.phase = Phase::Settled { rate, strikes: 0 };
     }
 
-    /// What lanes wait for comes first; giving back comes last.
+    /// The order of moves: first those that relieve what lanes wait for, last those that return resources.
     fn preferences(&self, sample: &Sample) -> [Move; MOVES.len()] {
         let mut moves = MOVES;
         if sample.lanes_fetching > sample.lanes_queueing {
@@ -256,7 +256,7 @@ impl Tuner {
         (self.pause, self.taken, self.sum) = (PAUSE, 0, 0.0);
     }
 
-    /// The setting after a move; `None` where there is no room for it.
+    /// The setting after a move; `None` if it is out of bounds.
     fn moved(&self, step: Move) -> Option<Setting> {
         let Bounds { most_decoders, most_streams, most_object_bytes, .. } = self.bounds;
         let now = self.setting;
@@ -289,7 +289,7 @@ impl Move {
         matches!(self, Self::MoreDecoders | Self::MoreStreams | Self::MoreBytes | Self::MoreOfAll)
     }
 
-    /// The move that would take it back.
+    /// The move that reverts this one.
     fn opposite(self) -> Option<Self> {
         match self {
             Self::MoreDecoders => Some(Self::FewerDecoders),

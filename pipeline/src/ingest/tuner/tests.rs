@@ -1,4 +1,4 @@
-//! The tuner on a model of a pipeline.
+//! Tests the tuner on a model of a pipeline.
 
 use proptest::prelude::*;
 
@@ -6,19 +6,19 @@ use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 
 use super::*;
 
-/// A pipeline whose rate is that of its slowest part.
+/// A pipeline whose rate is that of its slowest stage.
 #[derive(Clone, Copy, Debug)]
 struct Model {
-    /// Rows a second that one decoding lane makes on a core of its own.
+    /// Rows per second of one decoding lane on an exclusive core.
     decoder: f64,
-    /// Cores that neighbours leave.
+    /// Cores not used by other jobs.
     cores: f64,
-    /// Bytes a second of one stream of storage, and of all together.
+    /// Bytes per second of one storage stream, and of all streams together.
     stream: f64,
     storage: f64,
-    /// Seconds that a range takes besides its bytes.
+    /// The latency of a range in seconds, excluding its transfer.
     latency: f64,
-    /// Rows a second that training takes.
+    /// Rows per second that training consumes.
     consumer: f64,
 }
 
@@ -42,7 +42,7 @@ const START: Setting = Setting { decoders: 2, streams: 2, object_bytes: 1 << 20 
 impl Model {
     fn decoding(&self, setting: Setting) -> f64 {
         let decoders = f64::from(setting.decoders);
-        // More threads than cores cost something.
+        // More threads than cores cause overhead.
         let crowding = 1.0 - 0.02 * (decoders - self.cores).max(0.0);
         self.decoder * decoders.min(self.cores) * crowding
     }
@@ -57,7 +57,7 @@ impl Model {
         (LANES * f64::from(ranges.in_flight) * stream).min(self.storage) / ROW_BYTES
     }
 
-    /// What a sample shows, with a rate that is off by up to `noise`.
+    /// A sample of the model, with a rate that deviates by up to `noise`.
     fn sample(&self, setting: Setting, noise: f64) -> Sample {
         let ingest = self.decoding(setting).min(self.fetching(setting));
         let rate = ingest.min(self.consumer);
@@ -70,7 +70,7 @@ impl Model {
         }
     }
 
-    /// The best rate that any setting within `bounds` has.
+    /// The best rate of any setting within `bounds`.
     fn best(&self, bounds: &Bounds) -> f64 {
         let mut best = 0.0_f64;
         for decoders in 1..=bounds.most_decoders {
@@ -86,13 +86,13 @@ impl Model {
     }
 }
 
-/// Steps until the tuner is settled, at most `most`; returns the steps it took.
+/// Steps until the tuner is settled, at most `most` times; returns the number of steps.
 fn settle(tuner: &mut Tuner, model: &Model, noise: f64, most: usize) -> usize {
     for step in 0..most {
         if tuner.is_settled() {
             return step;
         }
-        // A noise that repeats, of mean near 0.
+        // Periodic noise with a mean close to 0.
         let noise = noise * [0.3, -1.0, 0.7, 1.0, -0.4, -0.6][step % 6];
         tuner.step(&model.sample(tuner.setting(), noise));
     }
@@ -102,7 +102,7 @@ fn settle(tuner: &mut Tuner, model: &Model, noise: f64, most: usize) -> usize {
 const WITHIN: usize = 90;
 
 #[test]
-fn it_settles_near_the_best_whatever_binds() {
+fn it_settles_near_the_best_for_every_bottleneck() {
     let far = Model { stream: 3e7, latency: 0.05, ..LOCAL };
     let slow = Model { storage: 1e8, ..LOCAL };
     let busy = Model { cores: 2.0, ..LOCAL };
@@ -115,7 +115,7 @@ fn it_settles_near_the_best_whatever_binds() {
 }
 
 #[test]
-fn what_brings_nothing_is_given_back() {
+fn useless_resources_are_returned() {
     let model = Model { storage: 1e8, ..LOCAL };
     let mut tuner = Tuner::new(BOUNDS, Setting { decoders: 8, streams: 16, ..START });
     settle(&mut tuner, &model, 0.005, WITHIN);
@@ -124,7 +124,7 @@ fn what_brings_nothing_is_given_back() {
 }
 
 #[test]
-fn it_settles_anew_when_a_neighbour_starts_and_when_the_storage_slows() {
+fn it_settles_again_when_another_job_starts_and_when_the_storage_slows() {
     let mut tuner = Tuner::new(BOUNDS, START);
     settle(&mut tuner, &LOCAL, 0.01, WITHIN);
     assert_eq!(tuner.setting().decoders, 8);
@@ -134,7 +134,7 @@ fn it_settles_anew_when_a_neighbour_starts_and_when_the_storage_slows() {
         assert!(tuner.is_settled());
         tuner.step(&busy.sample(tuner.setting(), 0.0));
     }
-    assert!(!tuner.is_settled(), "a change that lasts is noticed");
+    assert!(!tuner.is_settled(), "a lasting change is detected");
     settle(&mut tuner, &busy, 0.01, WITHIN);
     assert!((3..=5).contains(&tuner.setting().decoders), "{:?}", tuner.setting());
 
@@ -148,7 +148,7 @@ fn it_settles_anew_when_a_neighbour_starts_and_when_the_storage_slows() {
 }
 
 #[test]
-fn a_moment_of_noise_does_not_unsettle_it() {
+fn transient_noise_does_not_restart_the_search() {
     let mut tuner = Tuner::new(BOUNDS, START);
     settle(&mut tuner, &LOCAL, 0.01, WITHIN);
     let settled = tuner.setting();
@@ -161,14 +161,14 @@ fn a_moment_of_noise_does_not_unsettle_it() {
 }
 
 #[test]
-fn while_training_binds_nothing_is_tried() {
+fn nothing_is_tried_while_training_is_the_bottleneck() {
     let model = Model { consumer: 1e5, ..LOCAL };
     let mut tuner = Tuner::new(BOUNDS, START);
     for _ in 0..50 {
         tuner.step(&model.sample(tuner.setting(), 0.0));
         assert_eq!(tuner.setting(), START);
     }
-    // Even when that becomes so in the middle of a try.
+    // Also if the consumer becomes the bottleneck during a trial.
     for steps in 1..12 {
         let mut tuner = Tuner::new(BOUNDS, START);
         let mut kept = START;
@@ -184,20 +184,20 @@ fn while_training_binds_nothing_is_tried() {
 }
 
 #[test]
-fn what_the_job_gives_stays() {
+fn resources_set_by_the_job_are_not_tuned() {
     let bounds = Bounds { fixed_decoders: true, fixed_streams: true, ..BOUNDS };
     let far = Model { stream: 3e7, latency: 0.05, ..LOCAL };
     let mut tuner = Tuner::new(bounds, START);
     settle(&mut tuner, &far, 0.01, WITHIN);
     let Setting { decoders, streams, object_bytes } = tuner.setting();
     assert_eq!((decoders, streams), (START.decoders, START.streams));
-    assert!(object_bytes > START.object_bytes, "the rest is tuned all the same");
+    assert!(object_bytes > START.object_bytes, "the rest is still tuned");
 }
 
 proptest! {
-    /// Whatever it is told, even nonsense.
+    /// Holds for arbitrary samples, including invalid ones.
     #[test]
-    fn no_setting_leaves_its_bounds(
+    fn every_setting_is_within_bounds(
         most_decoders in 1_u32..20, most_streams in 1_u32..20, most in 1_u64..1 << 24,
         decoders in 0_u32..40, streams in 0_u32..40, object_bytes in 0_u64..1 << 28,
         samples in prop::collection::vec((0.0..1e7_f64, 0.0..0.2_f64, 0.0..16.0_f64, 0.0..16.0_f64), 0..200),
