@@ -1,22 +1,22 @@
-//! Rows ready to be packed: what a transform makes of a raw Arrow chunk.
+//! Rows ready to be packed: the transformed form of a raw Arrow chunk.
 
-/// Some rows of one split, transformed.
+/// Consecutive rows of one split, transformed.
 ///
 /// Dense values and ids are row-major, so that drawing a row at random from a pool of chunks touches
 /// few cache lines; packing transposes ids into the slot's `[F, B]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// `[rows]`, of the first label.
+    /// `[rows]`, the first label.
     pub labels: Vec<f32>,
-    /// `[rows, L - 1]`, row-major, of the labels after it.
+    /// `[rows, L - 1]`, row-major, the other labels.
     pub more_labels: Vec<f32>,
-    /// `[rows]`, when the job weighs its rows.
+    /// `[rows]`, if the job has row weights.
     pub weights: Option<Vec<f32>>,
     /// `[rows, D]`, row-major.
     pub dense: Vec<f32>,
     /// `[rows, F]`, row-major.
     pub ids: Vec<u32>,
-    /// One for each ragged feature.
+    /// One column per ragged feature.
     pub ragged: Vec<RaggedColumn>,
 }
 
@@ -25,22 +25,22 @@ pub struct Chunk {
 pub struct RaggedColumn {
     /// `[rows + 1]`
     pub offsets: Vec<u32>,
-    /// All rows' ids, one after the other.
+    /// The ids of all rows, concatenated.
     pub values: Vec<u32>,
-    /// The weight of each, when the feature is weighted.
+    /// The weight of each value, if the feature is weighted.
     pub weights: Option<Vec<f32>>,
 }
 
 impl Chunk {
-    /// Rows held.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.labels.len()
     }
 
-    /// Leaves out the rows that `keep` is false for.
+    /// Removes the rows for which `keep` is false.
     ///
     /// # Panics
-    /// When `keep` is shorter than the rows.
+    /// If `keep` is shorter than the number of rows.
     pub fn retain_rows(&mut self, keep: &[bool]) {
         let rows = self.rows();
         retain(&mut self.labels, rows, keep);
@@ -70,7 +70,7 @@ impl RaggedColumn {
                 }
                 end += next - start;
                 kept += 1;
-                // At most what it was before.
+                // It does not exceed the previous offset.
                 self.offsets[kept] = end as u32;
             }
             start = next;
@@ -83,7 +83,7 @@ impl RaggedColumn {
     }
 }
 
-/// Keeps the rows of a row-major block.
+/// Retains some rows of a row-major block.
 fn retain<T: Copy>(values: &mut Vec<T>, rows: usize, keep: &[bool]) {
     if rows == 0 {
         return;
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_left_out_leave_the_others_whole() {
+    fn removing_rows_preserves_the_others() {
         let mut chunk = Chunk {
             labels: vec![0.0, 1.0, 2.0],
             more_labels: vec![0.5, 0.25, 1.5, 1.25, 2.5, 2.25],

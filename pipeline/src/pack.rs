@@ -36,7 +36,7 @@ impl Packer {
     /// Copies `rows` of `chunks` into `batch`, starting at row `at`. The rows before it must already be packed.
     ///
     /// # Panics
-    /// When a row does not exist, the rows do not fit, or a chunk has another shape than the batch.
+    /// If a row does not exist, the rows do not fit, or the chunks and the batch differ in shape.
     pub fn pack(&mut self, batch: &mut BatchMut<'_>, at: usize, chunks: &[Arc<Chunk>], rows: &[RowRef]) {
         let schema = batch.layout().schema();
         let (capacity, dense, ids) = (schema.rows as usize, schema.dense.len(), schema.ids.len());

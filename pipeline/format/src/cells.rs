@@ -12,9 +12,9 @@ use arrow_schema::DataType;
 pub enum Cells {
     /// Integers, and booleans as 0 and 1.
     Int(Int64Array),
-    /// Numbers of 32 bits.
+    /// 32-bit floats.
     Float(Float32Array),
-    /// Numbers of 64 bits.
+    /// 64-bit floats.
     Double(Float64Array),
     /// Text and bytes.
     Bytes(BinaryArray),

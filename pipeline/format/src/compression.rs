@@ -1,10 +1,10 @@
 //! Compressed streams, detected from their first bytes rather than the file's name.
 //!
-//! A stream may be cut anywhere, and a cut must never look like an end. The readers of general-purpose
-//! crates are lenient there (a zlib stream without its checksum ends like a whole one), and slow, so the deflate
-//! family is decompressed by hand (`inflate/`), and the zstd library driven by hand (`zstandard.rs`): the end of
-//! input is an end only between two streams. What can be read before damage does not depend on how the stream is
-//! cut into pieces: a split gives the same rows whenever it is read.
+//! A stream may be truncated anywhere, and truncation must never look like the end of the stream. The readers of
+//! general-purpose crates are lenient here (a zlib stream without its checksum ends like a complete one), and slow. So
+//! this crate decompresses the deflate family itself (`inflate/`), and drives the zstd library one step at a time
+//! (`zstandard.rs`): the input may end only between two streams. The data readable before damage does not depend on how
+//! the input is divided into pieces, so a split yields the same rows each time it is read.
 //!
 //! TensorFlow's writers produce gzip and zlib; other writers produce Zstandard. TensorFlow's SNAPPY, used for its
 //! snapshots, has no magic number and is not supported.
@@ -68,10 +68,10 @@ impl Compression {
     }
 }
 
-/// A stream with the bytes read for detection put back in front.
+/// A stream, with the bytes read for detection put back in front.
 type Whole<R> = io::Chain<Cursor<Vec<u8>>, Source<R>>;
 
-/// The compressed stream. Marks its errors, so that a failed read is not taken for damage.
+/// The compressed input. Marks its errors, so that a failed read is not mistaken for damage.
 pub struct Source<R>(R);
 
 impl<R: Read> Read for Source<R> {
@@ -92,7 +92,8 @@ impl<R: BufRead> BufRead for Source<R> {
     }
 }
 
-/// A decompressed stream. Errors of the input are marked as [`SourceError`]. Reading a truncated stream fails with [`io::ErrorKind::UnexpectedEof`].
+/// A decompressed stream. Errors of the input are marked as [`SourceError`]. Reading a truncated stream fails with
+/// [`io::ErrorKind::UnexpectedEof`].
 pub enum Decompressed<R: BufRead> {
     /// Uncompressed, passed through without a copy.
     Plain(Whole<R>),

@@ -203,7 +203,7 @@ pub enum Inferred {
     /// No values.
     #[default]
     Nothing,
-    /// Integers of 64 bits.
+    /// 64-bit integers.
     Integer,
     /// Other numbers.
     Number,
@@ -248,9 +248,9 @@ impl Inferred {
 
 /// Builds an Arrow column from fields.
 pub enum FieldBuilder {
-    /// Absent values only: how many.
+    /// The number of values, all absent.
     Nothing(usize),
-    /// Integers of 64 bits.
+    /// 64-bit integers.
     Integer(Int64Builder),
     /// Other numbers.
     Number(Float64Builder),

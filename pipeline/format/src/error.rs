@@ -1,60 +1,60 @@
-//! Errors of decoding files, and of evaluating filters on them.
+//! Errors of decoding files and of evaluating filters.
 //!
-//! Each has an address: the file, where in it, which record, which column, and what was expected there. Records count
-//! from 0 in their file; offsets are bytes of the decompressed file. The path may name a part of a file; then records
+//! Each error has an address: the file, the record or offset, the column, and the expected content. Records count from
+//! 0 within their file; offsets are in bytes of the decompressed file. The path may name a part of a file; records then
 //! count from the start of the part.
 
 use std::io;
 
-/// Why a file could not be decoded.
+/// The reason that a file could not be decoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes are not what was written.
+    /// The bytes are corrupted or truncated.
     #[error("{path}: damaged at record {record}, byte {offset}: {message}")]
     Damage {
         /// The file.
         path: String,
-        /// Where the record starts, in uncompressed bytes; in Parquet, where the row group starts.
+        /// The start of the record, in uncompressed bytes; in Parquet, the start of the row group.
         offset: u64,
-        /// The record; in Parquet, the first row of the row group.
+        /// The record number; in Parquet, the first row of the row group.
         record: u64,
-        /// What does not fit.
+        /// A description of the damage.
         message: String,
     },
-    /// The file is whole, but of another format than its name or the job says.
+    /// The file is intact, but has another format than its name or the job specifies.
     #[error("{path}: expected {expected}, found {found}")]
     WrongFormat {
         /// The file.
         path: String,
-        /// The format asked for.
+        /// The expected format.
         expected: String,
-        /// What its bytes are.
+        /// The detected format.
         found: String,
     },
-    /// The data has no such column.
+    /// The data lacks a column.
     #[error("{path}: no column `{column}`{}", did_you_mean(nearest))]
     MissingColumn {
-        /// The file looked at.
+        /// The file examined.
         path: String,
-        /// The column asked for.
+        /// The requested column.
         column: String,
-        /// The column there is whose name is most like it.
+        /// The existing column with the most similar name.
         nearest: Option<String>,
     },
-    /// A column holds another type than its use needs.
+    /// A column's type does not suit its use.
     #[error("{path}: column `{column}` holds {found}, expected {expected}")]
     WrongType {
         /// The file.
         path: String,
         /// The column.
         column: String,
-        /// What it holds.
+        /// The type found.
         found: String,
-        /// What its use needs.
+        /// The types that its use accepts.
         expected: String,
     },
-    /// A value that cannot be used.
+    /// An unusable value.
     #[error("{path}: record {record}, column `{column}`: {message}")]
     BadValue {
         /// The file.
@@ -63,7 +63,7 @@ pub enum Error {
         record: u64,
         /// The column.
         column: String,
-        /// What is wrong with it, and what was expected.
+        /// The problem, and the expected value.
         message: String,
     },
     /// The file does not match the options it is read with.
@@ -74,23 +74,23 @@ pub enum Error {
         /// The mismatch.
         message: String,
     },
-    /// The bytes to decode could not be read. The source is the error of the reader that they come from.
+    /// The input could not be read. The source is the error of the underlying reader.
     #[error("{path}: {source}")]
     Source {
         /// The file.
         path: String,
-        /// The error of the reader.
+        /// The error of the underlying reader.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the next record may still be good: what `on_bad_record = "skip"` may skip.
+    /// Whether the next record may be intact, so that `on_bad_record = "skip"` applies.
     pub fn is_bad_record(&self) -> bool {
         matches!(self, Self::Damage { .. } | Self::BadValue { .. })
     }
 
-    /// The error of a column that the file `path` lacks; its columns are `present`.
+    /// The error for a column that the file `path` lacks; the file's columns are `present`.
     pub fn missing_column<'a>(path: &str, column: &str, present: impl IntoIterator<Item = &'a str>) -> Self {
         Self::MissingColumn {
             path: path.to_owned(),
@@ -100,14 +100,14 @@ impl Error {
     }
 }
 
-/// An error of the reader that a decoder reads from, within the [`io::Error`] of the decoder. It tells bytes that could
-/// not be read from bytes that are damaged.
+/// An error of the underlying reader, wrapped in the [`io::Error`] of a decoder. It distinguishes input that could not
+/// be read from input that is damaged.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct SourceError(io::Error);
 
 impl SourceError {
-    /// Marks an error of the reader, unless it is a call to try again.
+    /// Marks an error of the underlying reader, except `Interrupted`.
     pub(crate) fn mark(error: io::Error) -> io::Error {
         match error.kind() {
             io::ErrorKind::Interrupted => error,
@@ -115,13 +115,13 @@ impl SourceError {
         }
     }
 
-    /// The error of the reader, or else `error`, which is then one of the decoder.
+    /// Returns the error of the underlying reader, or `Err(error)` if it is an error of the decoder.
     pub fn unmark(error: io::Error) -> Result<io::Error, io::Error> {
         error.downcast::<Self>().map(|marked| marked.0)
     }
 }
 
-/// The name most like `wanted`, if any is like it at all.
+/// The most similar name to `wanted`, if any is similar.
 pub(crate) fn nearest<'a>(wanted: &str, present: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let likeness = |name: &str| strsim::jaro_winkler(&wanted.to_lowercase(), &name.to_lowercase());
     present

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_comes_back_when_its_last_slice_goes() {
+    fn memory_returns_when_its_last_slice_is_dropped() {
         let buffers = Buffers::default();
         let mut buffer = buffers.take(SIZES[0] - 5);
         buffer.as_mut().fill(7);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn small_ones_do_not_wait_and_any_larger_size_does() {
+    fn small_buffers_are_not_kept_and_larger_ones_are() {
         let buffers = Buffers::default();
         drop(buffers.take(LEAST_BYTES - 1));
         assert!(waiting(&buffers).is_empty());
@@ -150,17 +150,17 @@ mod tests {
         drop((buffers.take(odd), buffers.take(SIZES[1])));
         assert_eq!(waiting(&buffers), [odd, SIZES[1]]);
         assert_eq!(buffers.take(odd - 1000).memory.len(), odd);
-        // Too large for one, too small for the other.
+        // Too large for one use, too small for the other.
         assert_eq!(buffers.take(odd / 8).memory.len(), SIZES[0]);
     }
 
     #[test]
-    fn what_waits_is_bounded() {
+    fn the_free_list_is_bounded() {
         let buffers = Buffers::default();
         let taken: Vec<_> = (0..100).map(|_| buffers.take(SIZES[0])).collect();
         drop(taken);
         assert_eq!(waiting(&buffers).len(), FREE_BYTES / SIZES[0]);
-        // The last to come back stay.
+        // The most recently returned buffers are kept.
         drop(buffers.take(FREE_BYTES - 1));
         assert_eq!(waiting(&buffers), [FREE_BYTES - 1]);
         drop(buffers.take(FREE_BYTES + 1));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_child_is_called_off_with_its_parent_and_not_the_other_way_round() {
+    async fn a_child_is_cancelled_with_its_parent_but_not_vice_versa() {
         let parent = Cancel::default();
         let (child, other) = (parent.child(), parent.child());
         child.cancel();

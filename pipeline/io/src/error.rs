@@ -1,83 +1,83 @@
-//! Errors of listing, reading and writing objects. Each names the path or pattern that it is about.
+//! Errors of listing, reading and writing objects. Each names the path or pattern concerned.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Why an object could not be listed, read or written.
+/// The reason that an object could not be listed, read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A path without wildcards names no file.
     #[error("{path}: no such file{}", relative_to(base))]
     NotFound {
-        /// As the person wrote it.
+        /// The path as the user wrote it.
         path: String,
-        /// Where it starts, if it is relative.
+        /// The base directory, if the path is relative.
         base: Option<PathBuf>,
     },
     /// A path with wildcards matches no file.
     #[error("{pattern}: no file matches{}", relative_to(base))]
     EmptyGlob {
-        /// As the person wrote it.
+        /// The pattern as the user wrote it.
         pattern: String,
-        /// Where it starts, if it is relative.
+        /// The base directory, if the pattern is relative.
         base: Option<PathBuf>,
     },
-    /// A path or glob that cannot mean anything.
+    /// An invalid path or glob.
     #[error("{pattern}: {message}")]
     BadPattern {
-        /// As the person wrote it.
+        /// The pattern as the user wrote it.
         pattern: String,
-        /// What is wrong with it.
+        /// The problem.
         message: String,
     },
-    /// An address in an unknown kind of storage.
-    #[error("{address}: no kind of storage is called {scheme}://")]
+    /// An address with an unsupported scheme.
+    #[error("{address}: unsupported storage scheme {scheme}://")]
     UnsupportedScheme {
-        /// As the person wrote it.
+        /// The address as the user wrote it.
         address: String,
-        /// What stands before `://`.
+        /// The scheme, before `://`.
         scheme: String,
     },
-    /// The file is no longer the one that was listed.
+    /// The file has changed since it was listed.
     #[error("{path}: has changed since it was listed")]
     Changed {
         /// The file.
         path: String,
     },
-    /// The storage service refused or failed.
+    /// The storage service rejected the request or failed.
     #[error("{path}: {source}")]
     Storage {
         /// The file or pattern.
         path: String,
-        /// What the service said.
+        /// The error of the service.
         source: Arc<object_store::Error>,
     },
-    /// The storage service did not serve a read in time.
-    #[error("{path}: gave up after {tries} tries in {seconds} s: {message}")]
+    /// The storage service did not serve a read before the deadline.
+    #[error("{path}: failed after {tries} attempts in {seconds} s: {message}")]
     GaveUp {
         /// The file.
         path: String,
-        /// Requests made.
+        /// The number of attempts.
         tries: u32,
-        /// How long they took in all.
+        /// The total duration of the attempts.
         seconds: u64,
-        /// What was wrong with the last one.
+        /// The error of the last attempt.
         message: String,
     },
-    /// The storage service lists objects, but not the same ones each time.
-    #[error("{pattern}: the listing is faulty: {message}")]
+    /// The storage service returned inconsistent listings.
+    #[error("{pattern}: inconsistent listing: {message}")]
     Listing {
-        /// As the person wrote it.
+        /// The pattern as the user wrote it.
         pattern: String,
-        /// What does not fit.
+        /// The inconsistency.
         message: String,
     },
-    /// A stored listing is not whole.
+    /// A stored listing is incomplete or corrupted.
     #[error("the frozen listing is damaged")]
     DamagedListing,
-    /// A file or directory of the local machine could not be read or written.
+    /// A local file or directory could not be read or written.
     #[error("{path}: {source}")]
     File {
         /// The file or directory.
@@ -85,7 +85,7 @@ pub enum Error {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A task of the runtime panicked: a defect, not bad input.
+    /// A runtime task panicked: a bug, not bad input.
     #[error("a read ended unexpectedly: {0}")]
     Panicked(String),
     /// The read was cancelled.
@@ -94,7 +94,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error of the storage service about `path`.
+    /// An error of the storage service that concerns `path`.
     pub(crate) fn storage(path: &str, source: object_store::Error) -> Self {
         match source {
             // The runtime was shut down.
@@ -103,7 +103,7 @@ impl Error {
         }
     }
 
-    /// An error of the operating system about a local file or directory.
+    /// An operating system error that concerns a local file or directory.
     pub fn file(path: &Path, source: io::Error) -> Self {
         Self::File { path: path.display().to_string(), source }
     }

@@ -1,4 +1,4 @@
-//! Input: where bytes come from, and how many at a time.
+//! Input: sources of bytes, and limits on concurrent requests.
 //!
 //! ```text
 //! fetch        an object's bytes, read ahead of the decoder

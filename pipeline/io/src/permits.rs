@@ -1,8 +1,8 @@
-//! Decode permits: how many lanes decode at once, and which.
+//! Decode permits: control which lanes decode concurrently, and how many.
 //!
-//! There are many lanes, because lanes fix the order of rows, and few cores. If hundreds of lanes decoded at once, the
-//! kernel would time-slice them with cold caches, and the lane whose window the packer needs would be one of many. So a
-//! lane decodes only while it holds one of a few permits per core:
+//! There are many lanes, because lanes determine the order of rows, and few cores. If hundreds of lanes decoded
+//! concurrently, the kernel would time-slice them with cold caches, and the lane whose window the packer needs would be
+//! one of many. So a lane decodes only while it holds one of a few permits per core:
 //!
 //! * A lane keeps its permit over many chunks, until its window is complete or it waits for bytes. So threads switch
 //!   once per window, not once per chunk.
@@ -112,7 +112,7 @@ impl DecodePermits {
         }
     }
 
-    /// The permit of `lane`, not held yet. For the lane's thread alone.
+    /// The permit of `lane`, initially not held. Only the lane's thread may use it.
     pub fn of_lane(self: &Arc<Self>, lane: u32) -> Permit {
         let held = AtomicBool::new(false);
         Permit(Some(Arc::new(LanePermit { permits: Arc::clone(self), lane, held })))

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_flight_serves_all_who_wait() {
+    async fn one_request_serves_all_waiting_readers() {
         let shared = Arc::new(Shared::new(0));
         let (sender, receiver) = oneshot::channel::<()>();
         let first = shared.get(piece(0), || {
@@ -188,14 +188,14 @@ mod tests {
             }
             .boxed()
         });
-        let second = shared.get(piece(0), || panic!("it is on its way"));
+        let second = shared.get(piece(0), || panic!("it is in flight"));
         let land = async { sender.send(()).unwrap() };
         let (first, second, ()) = futures::join!(first, second, land);
         assert_eq!((first.unwrap(), shared.hit_bytes()), (second.unwrap(), 10));
     }
 
     #[tokio::test]
-    async fn what_was_used_least_goes_first() {
+    async fn the_least_recently_used_piece_is_evicted_first() {
         let shared = Shared::new(20);
         shared.get(piece(0), landed).await.unwrap();
         shared.get(piece(10), landed).await.unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_flight_that_fails_or_is_left_is_made_anew() {
+    async fn a_failed_or_abandoned_request_is_sent_again() {
         let shared = Shared::new(100);
         let failed = shared.get(piece(0), || async { Err(Failure::Changed) }.boxed()).await;
         assert!(failed.is_err());

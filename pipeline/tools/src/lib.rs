@@ -1,12 +1,12 @@
-//! Work on files outside of jobs: inspect, convert and generate them.
+//! Operations on files outside of jobs: inspection, conversion, generation.
 //!
 //! | content | module |
 //! |---|---|
-//! | what files hold | [`inspect`], [`survey`] |
-//! | files of one format as files of another | [`convert`] |
+//! | the contents of files | [`inspect`], [`survey`] |
+//! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
-//! | what all of these write, atomically | [`output`] |
-//! | several files at once, within a memory bound | [`parallel`] |
+//! | the output of all of these, written atomically | [`output`] |
+//! | parallel processing within a memory bound | [`parallel`] |
 //! | progress and cancellation | [`progress`] |
 
 #![forbid(unsafe_code)]

@@ -1,30 +1,33 @@
-//! Work on many items by several threads, whose results come out in the items' order.
+//! Processes many items in parallel and returns the results in order.
 //!
 //! ```text
-//!   next()  one at a time, in order      work()  side by side        sink()  one at a time, in order
+//!
+//! ```text
+//!   next()  one at a time, in order      work()  in parallel         sink()  one at a time, in order
 //!   ------------------------------> threads ---------------------> results, held until their turn
 //! ```
+//! ```
 //!
-//! So what comes out does not depend on the threads, and a source that must be read in order (a compressed
-//! file) keeps one thread busy while the others work on what it gave. What has been taken and is not yet
-//! handed out is bounded in number and in bytes: a thread that would take more waits for the sink, except
-//! that one item is always under way, however large.
+//! The output therefore does not depend on the threads. A source that must be read in order (a compressed file)
+//! occupies one thread, while the others process the items that it has returned. Items in flight, from `next` until
+//! `sink`, are bounded in number and in bytes: a thread that would exceed a bound waits for the sink. One item is
+//! always allowed, regardless of its size.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use millstream_pipeline::Error;
 
-/// Items under way for each thread: one being worked on, one waiting for its turn.
+/// Items in flight per thread: one being processed, one waiting for its turn.
 const ITEMS_PER_THREAD: usize = 2;
 
-/// An item, and the most bytes that it and what comes of it hold at a time.
+/// An item, and the maximum bytes that the item and its result use at a time.
 pub(crate) struct Weighed<I> {
     pub(crate) item: I,
     pub(crate) bytes: usize,
 }
 
-/// How much may be under way.
+/// The bounds of items in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     pub(crate) threads: usize,
@@ -32,29 +35,29 @@ pub(crate) struct Bounds {
 }
 
 struct Shared<T> {
-    /// Results that wait for their turn, with their bytes.
+    /// Results waiting for their turn, with their bytes.
     results: BTreeMap<u64, (T, usize)>,
     /// The number of the next item to take.
     taken: u64,
-    /// Items handed to the sink.
+    /// The number of items passed to the sink.
     sunk: u64,
-    /// Bytes of the items under way.
+    /// The total bytes of items in flight.
     bytes: usize,
-    /// There is no next item, or none that anybody wants.
+    /// Whether no more items are taken: the source is exhausted, or an error occurred.
     ended: bool,
     error: Option<Error>,
 }
 
 struct Line<T> {
     shared: Mutex<Shared<T>>,
-    /// Something was handed to the sink, or all is over.
+    /// Signalled when an item was passed to the sink, or at the end.
     room: Condvar,
-    /// A result is there, or there will be no more.
+    /// Signalled when a result is ready, or at the end.
     ready: Condvar,
 }
 
-/// Takes items from `next` until it gives none, does `work` on each, and hands the results to `sink` in the
-/// items' order. The first error ends all of it.
+/// Takes items from `next` until it returns `None`, applies `work` to each, and passes the results to `sink` in the
+/// order of the items. The first error ends processing.
 pub(crate) fn in_order<I: Send, T: Send>(
     bounds: Bounds,
     next: impl FnMut() -> Result<Option<Weighed<I>>, Error> + Send,
@@ -89,14 +92,14 @@ impl<T> Line<T> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One thread: takes items and works on them.
+    /// One thread: takes and processes items.
     fn run<I>(
         &self,
         bounds: Bounds,
         next: &Mutex<impl FnMut() -> Result<Option<Weighed<I>>, Error>>,
         work: &impl Fn(I) -> Result<T, Error>,
     ) {
-        // A thread that comes to an unexpected end must not leave the others waiting for its result.
+        // If this thread panics, the others must not wait for its result.
         let _over = EndsAll(self);
         while let Some((number, Weighed { item, bytes })) = self.take(bounds, next) {
             match work(item) {
@@ -113,18 +116,18 @@ impl<T> Line<T> {
         }
     }
 
-    /// The next item, once there is room for it.
+    /// Takes the next item; waits until the bounds allow it.
     fn take<I>(
         &self,
         bounds: Bounds,
         next: &Mutex<impl FnMut() -> Result<Option<Weighed<I>>, Error>>,
     ) -> Option<(u64, Weighed<I>)> {
-        // Whoever holds this is the one whose turn it is.
+        // The holder of this lock is the thread whose turn it is.
         let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
         let most = (bounds.threads.max(1) * ITEMS_PER_THREAD) as u64;
         let full = |shared: &mut Shared<T>| {
-            let under_way = shared.taken - shared.sunk;
-            !shared.ended && under_way > 0 && (under_way >= most || shared.bytes >= bounds.bytes)
+            let in_flight = shared.taken - shared.sunk;
+            !shared.ended && in_flight > 0 && (in_flight >= most || shared.bytes >= bounds.bytes)
         };
         let shared = self.room.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
         if shared.ended {
@@ -151,7 +154,7 @@ impl<T> Line<T> {
         Some((number, item))
     }
 
-    /// Hands results to the sink until all have been.
+    /// Passes results to the sink until all items are done.
     fn drain(&self, sink: &mut impl FnMut(T) -> Result<(), Error>) {
         let _over = EndsAll(self);
         loop {
@@ -181,20 +184,20 @@ impl<T> Line<T> {
     fn fail(&self, error: Error) {
         let mut shared = self.lock();
         shared.ended = true;
-        // The first one is the reason of all that follow.
+        // The first error is the cause of all later ones.
         shared.error.get_or_insert(error);
         self.room.notify_all();
         self.ready.notify_all();
     }
 }
 
-/// Ends the work of all when a panic drops it.
+/// Ends processing when dropped by a panic.
 struct EndsAll<'a, T>(&'a Line<T>);
 
 impl<T> Drop for EndsAll<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.fail(Error::Panicked("a thread at work on files panicked".to_owned()));
+            self.0.fail(Error::Panicked("a worker thread panicked".to_owned()));
         }
     }
 }
@@ -229,8 +232,8 @@ mod tests {
             },
             |item| {
                 let before = held.fetch_sub(item, Ordering::Relaxed);
-                // What was there when the last one was taken, and that one.
-                assert!(before < bytes + 100, "{before} bytes under way");
+                // The bytes in flight when the last item was taken, plus that item.
+                assert!(before < bytes + 100, "{before} bytes in flight");
                 out.push(item * item);
                 Ok(())
             },
@@ -240,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn results_come_in_order_and_what_is_under_way_is_bounded(
+        fn results_are_in_order_and_items_in_flight_are_bounded(
             items in proptest::collection::vec(1_usize..100, 0..60),
             threads in 0_usize..6,
             bytes in 0_usize..300,
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_source_and_sink_end_it() {
+    fn errors_of_source_and_sink_end_processing() {
         let bounds = Bounds { threads: 3, bytes: 10 };
         let endless = || Ok(Some(Weighed { item: 1, bytes: 1 }));
         let mut sunk = 0;
@@ -274,10 +277,10 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_it_too() {
+    fn a_panic_ends_processing() {
         let bounds = Bounds { threads: 2, bytes: 10 };
         let work = |number: u32| {
-            assert!(number < 4, "told in the test's output");
+            assert!(number < 4, "deliberate panic");
             Ok(number)
         };
         let ended = std::panic::catch_unwind(|| {
@@ -288,6 +291,6 @@ mod tests {
             };
             in_order(bounds, source, work, |_| Ok(()))
         });
-        assert!(ended.is_err(), "the scope hands the panic on");
+        assert!(ended.is_err(), "the scope propagates the panic");
     }
 }

@@ -1,43 +1,43 @@
-//! How far some work on files is, told by its threads and looked at by whoever shows it.
+//! The progress of work on files: worker threads report it, and a caller displays it.
 //!
-//! Counters that are only ever added to, and a flag that calls the work off: the threads never wait for who
-//! looks, and who looks decides how often.
+//! It consists of monotonic counters and a cancellation flag. The threads never wait for the reader, and the reader
+//! chooses its polling interval.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millstream_pipeline::Error;
 
-/// What is done of some work, and what there is to do.
+/// The counters of running work, and its cancellation flag.
 #[derive(Debug, Default)]
 pub struct Progress {
     files: AtomicU64,
     rows: AtomicU64,
     bytes: AtomicU64,
-    /// Bytes to be read in all, where that is known.
+    /// The total bytes to read, as far as known.
     total_bytes: AtomicU64,
     cancelled: AtomicBool,
 }
 
-/// What was done when it was looked at.
+/// A snapshot of the progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Files read, or made, to their end.
+    /// Files completely read or generated.
     pub files: u64,
-    /// Rows read or made.
+    /// Rows read or generated.
     pub rows: u64,
     /// Bytes read from storage.
     pub bytes: u64,
-    /// Bytes to be read in all, 0 where that is not known.
+    /// The total bytes to read; 0 if unknown.
     pub total_bytes: u64,
 }
 
 impl Progress {
-    /// Calls the work off: it ends with [`Error::Cancelled`] as soon as its threads look.
+    /// Cancels the work, which then ends with [`Error::Cancelled`] at its next check.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// What is done by now.
+    /// The progress so far.
     pub fn done(&self) -> Done {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Done {
@@ -60,25 +60,25 @@ impl Progress {
         self.rows.fetch_add(rows, Ordering::Relaxed);
     }
 
-    /// Fails once the work was called off.
+    /// Fails if the work was cancelled.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.cancelled.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Follows the reading of one file, or of a part of one.
+    /// Starts reporting the reading of one file or part of a file.
     pub(crate) fn reading(&self) -> Reading<'_> {
         Reading { progress: self, bytes: 0 }
     }
 }
 
-/// The reading of one file: tells its bytes as they grow.
+/// Reports the bytes read from one file.
 pub(crate) struct Reading<'a> {
     progress: &'a Progress,
     bytes: u64,
 }
 
 impl Reading<'_> {
-    /// So many bytes of the file are read by now.
+    /// Reports that `bytes` bytes of the file have been read in total.
     pub(crate) fn at(&mut self, bytes: u64) -> Result<(), Error> {
         self.progress.bytes.fetch_add(bytes.saturating_sub(self.bytes), Ordering::Relaxed);
         self.bytes = self.bytes.max(bytes);

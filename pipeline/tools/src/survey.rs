@@ -1,4 +1,4 @@
-//! Reading a file from end to end to know what is in it: what `inspect` shows and `convert` plans with.
+//! Surveys a file's contents by reading it completely: for `inspect`, and to plan `convert`.
 
 use std::sync::Arc;
 
@@ -20,54 +20,54 @@ use tokio::runtime::Handle;
 use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
 
-/// Records taken at a time.
+/// Records per chunk.
 const CHUNK_RECORDS: usize = 1024;
-/// A chunk of records ends at this many bytes of values.
+/// The bytes of values at which a chunk ends.
 const CHUNK_BYTES: usize = 32 << 20;
-/// Bytes that tell a file's format.
+/// The number of leading bytes read to detect a file's format.
 const SNIFFED_BYTES: u64 = 4096;
 
-/// What was found in a file.
+/// The contents of a file.
 pub(crate) struct Survey {
     pub(crate) compression: String,
-    /// Good ones.
+    /// The number of readable records.
     pub(crate) records: u64,
     pub(crate) columns: Vec<Surveyed>,
-    /// The first ones.
+    /// The first records.
     pub(crate) rows: Option<RecordBatch>,
-    /// The first damage met.
+    /// The first damage found.
     pub(crate) error: Option<Error>,
 }
 
-/// What was found in a column.
+/// The contents of a column.
 pub(crate) struct Surveyed {
     pub(crate) name: String,
-    /// Of one value.
+    /// The type of one value.
     pub(crate) data_type: DataType,
-    /// Some rows have several values.
+    /// Whether some records have several values.
     pub(crate) multi: bool,
     /// Records without a value.
     pub(crate) absent: u64,
 }
 
-/// How to survey a file.
+/// Surveys files.
 pub(crate) struct Surveyor<'a> {
     pub(crate) csv: &'a CsvOptions,
-    /// First records to keep.
+    /// The number of leading records to keep.
     pub(crate) rows: usize,
-    /// To share a Parquet file's row groups out to.
+    /// The number of threads that a Parquet file's row groups are distributed to.
     pub(crate) threads: usize,
     pub(crate) runtime: &'a Handle,
     pub(crate) progress: &'a Progress,
 }
 
-/// The format of a file: what its first bytes say, or else its name.
+/// Detects the format of a file from its first bytes, or else from its name.
 pub(crate) fn file_format(object: &Object, runtime: &Handle) -> Result<FileFormat, Error> {
     let start = runtime.block_on(object.read(0..object.size().min(SNIFFED_BYTES)))?;
     match Content::detect(&start) {
         Content::Parquet => Ok(FileFormat::Parquet),
         Content::TfRecord(Compression::None) => Ok(FileFormat::TfRecord),
-        // What is compressed may be cut too short here to be told.
+        // The prefix of a compressed file may be too short to detect its contents.
         Content::TfRecord(_) => Ok(FileFormat::from_name(object.path()).unwrap_or(FileFormat::TfRecord)),
         Content::Text => Ok(FileFormat::Csv),
         found @ (Content::Empty | Content::Unknown) => {
@@ -83,7 +83,7 @@ pub(crate) fn file_format(object: &Object, runtime: &Handle) -> Result<FileForma
 }
 
 impl Surveyor<'_> {
-    /// Reads all of a file. An `Err` is of storage, or a call-off; damage is part of the survey.
+    /// Surveys a whole file. Damage is part of the survey; `Err` is a storage error or a cancellation.
     pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
         match format {
             FileFormat::TfRecord => self.records(object),
@@ -226,7 +226,7 @@ impl Surveyor<'_> {
                     survey.columns[column].absent += 1;
                 }
                 if survey.records < self.rows as u64 {
-                    // What is no text shows as absent.
+                    // Bytes that are not text are shown as absent.
                     let text = present.then_some(field).filter(|field| std::str::from_utf8(field).is_ok());
                     first[column].append(text).map_err(Error::Invalid)?;
                 }
@@ -251,18 +251,18 @@ impl Surveyor<'_> {
     }
 }
 
-/// What was found in a row group.
+/// The contents of a row group.
 #[derive(Default)]
 struct GroupSurvey {
     records: u64,
-    /// Of each column.
+    /// The number of absent records, by column.
     absent: Vec<u64>,
     rows: Option<RecordBatch>,
     error: Option<Error>,
 }
 
 impl Survey {
-    /// Of a file that cannot be taken apart at all.
+    /// The survey of a file that cannot be opened at all.
     fn failed(error: Error) -> Result<Self, Error> {
         match error {
             Error::Format(FormatError::Damage { .. })
@@ -289,7 +289,7 @@ impl Surveyed {
     }
 }
 
-/// What was found in the features of Examples; `absent` counts the present ones until the end.
+/// The features of Examples. Until the end, `absent` counts present records.
 #[derive(Default)]
 struct Features {
     records: u64,
@@ -319,7 +319,8 @@ impl Features {
     }
 }
 
-/// By name: a protobuf map has no order. Present ones become absent ones.
+/// Sorts columns by name, because a protobuf map has no order. Converts counts of present records to counts of absent
+/// ones.
 fn sorted(mut columns: Vec<Surveyed>, records: u64) -> Vec<Surveyed> {
     columns.iter_mut().for_each(|column| column.absent = records - column.absent);
     columns.sort_by(|a, b| a.name.cmp(&b.name));
@@ -330,7 +331,7 @@ fn is_text(values: &ArrayRef) -> bool {
     values.as_binary::<i32>().iter().flatten().all(|value| std::str::from_utf8(value).is_ok())
 }
 
-/// Whether a field of a CSV file has a value.
+/// Whether a CSV field has a value.
 pub(crate) fn is_present(field: &[u8], options: &CsvOptions) -> bool {
     !field.is_empty() && !options.missing.iter().any(|missing| missing.as_bytes() == field)
 }
@@ -338,7 +339,7 @@ pub(crate) fn is_present(field: &[u8], options: &CsvOptions) -> bool {
 /// A CSV file, compressed or not.
 pub(crate) type CsvFile = CsvRows<Decompressed<FetchedBytes>>;
 
-/// Starts to read a CSV file.
+/// Opens a CSV file.
 pub(crate) fn open_csv(object: &Object, options: &CsvOptions, runtime: &Handle) -> Result<CsvFile, Error> {
     let path: Arc<str> = object.path().clone();
     let bytes = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.into());

@@ -1,4 +1,4 @@
-//! Dates and times of day as a filter writes them.
+//! Dates and times of day as written in filters.
 
 /// Days from 1970-01-01 to a date like `2026-11-21`.
 pub(super) fn days(text: &str) -> Option<i64> {
@@ -15,7 +15,7 @@ pub(super) fn days(text: &str) -> Option<i64> {
     if !(1..=length).contains(&day) {
         return None;
     }
-    // Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March, 400 of them are an era.
+    // Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March; an era is 400 years.
     let shifted = year - i64::from(month <= 2);
     let era = shifted.div_euclid(400);
     let of_era = shifted.rem_euclid(400);
@@ -23,8 +23,8 @@ pub(super) fn days(text: &str) -> Option<i64> {
     Some(era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468)
 }
 
-/// A time of day like `12:38:00` or `12:38:00.25`, `per_second` to a second; `None` also where it lies
-/// between two of them.
+/// A time of day such as `12:38:00` or `12:38:00.25`, in units of `1 / per_second` seconds; `None` also if it is not a
+/// multiple of the unit.
 pub(super) fn time(text: &str, per_second: i64) -> Option<i64> {
     let (clock, fraction) = text.split_once('.').map_or((text, None), |(clock, rest)| (clock, Some(rest)));
     let mut parts = clock.splitn(3, ':');
@@ -48,7 +48,7 @@ pub(super) fn time(text: &str, per_second: i64) -> Option<i64> {
     Some((hour * 3600 + minute * 60 + second) * per_second + fraction)
 }
 
-/// A date, or a date and a time of day with `T` or a blank between; `Z` at the end is allowed.
+/// A date, or a date and a time of day separated by `T` or a space; a trailing `Z` is allowed.
 pub(super) fn timestamp(text: &str, per_second: i64) -> Option<i64> {
     let text = text.strip_suffix('Z').unwrap_or(text);
     let (date, clock) = match text.split_once(['T', ' ']) {

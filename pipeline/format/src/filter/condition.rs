@@ -1,39 +1,39 @@
-//! Conditions, as a job file writes them.
+//! Conditions as written in a job file.
 
 use serde::{Deserialize, Serialize};
 
-/// A condition that a row must meet to be taken.
+/// A condition that a row must meet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Condition {
-    /// The column it is about.
+    /// The column to test.
     pub column: String,
-    /// What its value must be.
+    /// The test of its value.
     pub test: Test,
 }
 
-/// What a value must be. An absent one meets `IsNull` and nothing else.
+/// A test of a value. An absent value passes only `IsNull`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Test {
-    /// So compared with `value`.
+    /// The comparison with `value` holds.
     Compare {
-        /// How.
+        /// The comparison operator.
         op: Comparison,
-        /// With what.
+        /// The literal to compare with.
         value: Literal,
     },
-    /// Equal to one of these.
+    /// The value equals one of these.
     OneOf {
-        /// Not empty.
+        /// The literals; not empty.
         values: Vec<Literal>,
     },
-    /// Absent.
+    /// The value is absent.
     IsNull,
-    /// Present.
+    /// The value is present.
     IsNotNull,
 }
 
-/// How a value compares with another. Numbers by value, text by its bytes, dates and times by time.
+/// A comparison operator. Compares numbers by value, text by bytes, dates and times chronologically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Comparison {
@@ -51,7 +51,7 @@ pub enum Comparison {
     GreaterOrEqual,
 }
 
-/// A value as a job file writes it.
+/// A literal in a job file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Literal {
@@ -59,8 +59,8 @@ pub enum Literal {
     Bool(bool),
     /// A whole number.
     Whole(i64),
-    /// Any other number.
+    /// A floating-point number.
     Number(f64),
-    /// Text; with columns of dates and times, one of those as ISO 8601 writes it.
+    /// Text; for columns of dates and times, a date or time in ISO 8601.
     Text(String),
 }

@@ -13,7 +13,7 @@ use super::cells::Cell;
 use super::{Bound, BoundTest};
 use crate::filter::{Comparison, Test};
 
-/// What is known about a column of a row group.
+/// The known bounds of a column in a row group.
 pub(crate) struct ColumnBounds<'a> {
     min: Option<Cell<'a>>,
     max: Option<Cell<'a>>,

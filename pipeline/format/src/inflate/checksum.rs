@@ -1,13 +1,13 @@
-//! The checksums behind a gzip member and a zlib stream.
+//! The checksums of gzip members and zlib streams.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 /// The largest prime below 2^16.
 const ADLER_MODULUS: u32 = 65_521;
-/// Bytes after which sums must be reduced, as zlib has it, in whole blocks of 32.
+/// The number of bytes that can be summed before the sums must be reduced, as in zlib, rounded down to blocks of 32.
 const ADLER_RUN: usize = 5536;
 
-/// A checksum in the making.
+/// A running checksum.
 pub(super) enum Checksum {
     Crc32(Box<Digest>),
     Adler32 { sum: u32, sums: u32 },
@@ -29,7 +29,7 @@ impl Checksum {
                 for run in bytes.chunks(ADLER_RUN) {
                     let (blocks, rest) = run.as_chunks::<32>();
                     for block in blocks {
-                        // Each byte counts once for itself and all that follow.
+                        // Each byte contributes once for itself and once for each byte that follows.
                         let weighted =
                             block.iter().zip((1..=32).rev()).map(|(&byte, weight)| u32::from(byte) * weight);
                         *sums += 32 * *sum + weighted.sum::<u32>();
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adler32_is_the_sum_of_bytes_and_the_sum_of_those_sums() {
+    fn adler32_matches_its_definition() {
         for length in [0, 1, 31, 32, 33, 5535, 5536, 5552, 5553, 20_000] {
             for byte in [1u8, 0xff] {
                 let bytes = vec![byte; length];
@@ -72,7 +72,7 @@ mod tests {
                 assert_eq!(u64::from(checksum.value()), plain.1 << 16 | plain.0, "{length}");
             }
         }
-        // The example of RFC 1950's usual test vector.
+        // The usual test vector for RFC 1950.
         let mut checksum = Checksum::adler32();
         checksum.update(b"Wikipedia");
         assert_eq!(checksum.value(), 0x11e6_0398);

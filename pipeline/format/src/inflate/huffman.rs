@@ -1,42 +1,44 @@
-//! Deflate's prefix codes as tables: the next bits of a stream are an index, the entry says what they mean.
+//! Lookup tables for deflate's prefix codes: the next bits of the stream index a table, and the entry describes the
+//! symbol.
 //!
-//! The first table covers codes of up to 11 (lengths and literals) or 9 bits (distances) at once; longer ones,
-//! which are rare, go on in a second table behind it (as in zlib's inftrees.c). An entry is 32 bits:
+//! The first-level table decodes codes of up to 11 bits (lengths and literals) or 9 bits (distances) with one lookup.
+//! Longer codes are rare and continue in a second-level table, stored after the first (as in zlib's inftrees.c). An
+//! entry has 32 bits:
 //!
 //! ```text
-//! literal          1 | 0     | the byte, at 16    | bits of the code, at 8 | the same
-//! length, distance 0 | its least value, at 16     | bits of the code, at 8 | bits of code and extra bits
+//! literal          1 | 0     | the byte, at 16    | bits of the code, at 8  | the same
+//! length, distance 0 | its base value, at 16      | bits of the code, at 8  | bits of code and extra bits
 //! end of block     0 | END
-//! second table     0 | where it starts, at 16     | bits of its index, at 8 | SECOND and bits taken so far
+//! second table     0 | its offset, at 16          | bits of its index, at 8 | SECOND and bits consumed so far
 //! no such code     0 | NONE
 //! ```
 //!
 //! Source: RFC 1951.
 
-/// Bits of the first table's index.
+/// Index bits of the first-level table for literals and lengths.
 pub(super) const LITERAL_BITS: u32 = 11;
-/// Bits of the first table's index.
+/// Index bits of the first-level table for distances.
 pub(super) const DISTANCE_BITS: u32 = 9;
-/// Entries enough for any code (zlib's `enough.c` for 288 symbols; here rounded up).
+/// Enough entries for any code (zlib's `enough.c` for 288 symbols, rounded up).
 const LITERAL_ENTRIES: usize = 2400;
 /// The same for 32 symbols.
 const DISTANCE_ENTRIES: usize = 608;
-/// Bits of the longest code.
+/// The maximum length of a code in bits.
 const MOST_BITS: usize = 15;
 
-/// A byte.
+/// The entry is a literal byte.
 pub(super) const LITERAL: u32 = 1 << 31;
-/// Neither a byte nor a length or distance.
+/// The entry is neither a literal nor a length or distance.
 pub(super) const SPECIAL: u32 = 1 << 15;
 /// The end of the block.
 pub(super) const END: u32 = SPECIAL | 1 << 14;
-/// The code goes on in a second table.
+/// The code continues in a second-level table.
 pub(super) const SECOND: u32 = SPECIAL | 1 << 13;
 
-/// What is wrong with a stream.
+/// A description of damage.
 pub(super) type Fault = &'static str;
 
-/// A block's codes.
+/// The codes of a block.
 pub(super) struct Codes {
     pub(super) literals: [u32; LITERAL_ENTRIES],
     pub(super) distances: [u32; DISTANCE_ENTRIES],
@@ -58,7 +60,7 @@ impl Codes {
         Self { literals: [SPECIAL; LITERAL_ENTRIES], distances: [SPECIAL; DISTANCE_ENTRIES] }
     }
 
-    /// The codes of a block that brings none along.
+    /// Sets the fixed codes, for a block that does not define its own.
     pub(super) fn set_fixed(&mut self) -> Result<(), Fault> {
         let mut lengths = [8; 288];
         lengths[144..256].fill(9);
@@ -66,10 +68,10 @@ impl Codes {
         self.set(&lengths, &[5; 32])
     }
 
-    /// The codes that have symbols of these lengths; 0 is a symbol that does not occur.
+    /// Sets the codes with these lengths by symbol; 0 means that the symbol does not occur.
     pub(super) fn set(&mut self, literals: &[u8], distances: &[u8]) -> Result<(), Fault> {
         if literals.get(256).is_none_or(|&length| length == 0) {
-            return Err("a block has no code for its end");
+            return Err("a block has no end-of-block code");
         }
         build(&mut self.literals, LITERAL_BITS, literals, |symbol| match symbol {
             0..256 => LITERAL | (symbol as u32) << 16,
@@ -86,20 +88,21 @@ impl Codes {
     }
 }
 
-/// The code that the lengths of the other codes are written in, of up to 7 bits: for the next 7 bits the symbol,
-/// at 3, and the bits it takes; 0 for none.
+/// The table of the code in which the lengths of the other codes are encoded. Its codes have up to 7 bits. For each
+/// value of the next 7 bits, an entry holds the symbol at bit 3 and the code length in the lower bits; 0 if there is no
+/// code.
 pub(super) fn lengths_code(lengths: &[u8; 19]) -> Result<[u8; 128], Fault> {
     let mut table = [SPECIAL; 128];
     build(&mut table, 7, lengths, |symbol| (symbol as u32) << 16)?;
-    // Here a single code of one bit is not enough.
+    // Here, a single code of one bit is invalid.
     if lengths.iter().filter(|&&length| length > 0).count() == 1 {
         return Err("a block's codes are incomplete");
     }
     Ok(table.map(|entry| if entry == SPECIAL { 0 } else { (entry >> 13) as u8 | (entry & 7) as u8 }))
 }
 
-/// Fills a table whose first part is indexed by `first_bits` bits. `entry` is a symbol's, with its extra bits as
-/// the lowest byte.
+/// Fills a table; `first_bits` index its first level. `entry` returns a symbol's entry, with its extra bits in the
+/// lowest byte.
 fn build(
     table: &mut [u32],
     first_bits: u32,
@@ -114,7 +117,7 @@ fn build(
     let most = left.iter().rposition(|&count| count > 0).unwrap_or(0);
     check_complete(&left, most)?;
 
-    // Symbols by the length of their codes: the canonical order.
+    // Symbols sorted by code length: the canonical order.
     let mut places = [0usize; MOST_BITS + 2];
     for length in 1..=MOST_BITS {
         places[length + 1] = places[length] + left[length];
@@ -134,7 +137,7 @@ fn build(
         let bits = u32::from(lengths[usize::from(symbol)]);
         code <<= bits - code_bits;
         code_bits = bits;
-        // Streams have a code's first bit lowest.
+        // A stream stores the first bit of a code in the lowest position.
         let reversed = (code.reverse_bits() >> (32 - bits)) as usize;
         let entry = entry(usize::from(symbol));
         if bits <= first_bits {
@@ -146,7 +149,7 @@ fn build(
                 second = second.next(prefix, bits - first_bits, first_bits, &left, most);
                 table[prefix] = SECOND | (second.start as u32) << 16 | second.bits << 8 | first_bits;
                 let entries = table.get_mut(second.start..second.start + (1 << second.bits));
-                entries.ok_or("a block's codes are too many")?.fill(SPECIAL);
+                entries.ok_or("a block has too many codes")?.fill(SPECIAL);
             }
             let bits = bits - first_bits;
             let entry = of_bits(entry, bits);
@@ -159,12 +162,12 @@ fn build(
     Ok(())
 }
 
-/// A symbol's entry for a code of so many bits (in this table).
+/// A symbol's entry for a code with `bits` bits in this table.
 fn of_bits(entry: u32, bits: u32) -> u32 {
     if entry & SPECIAL == 0 { entry + bits + (bits << 8) } else { entry + bits }
 }
 
-/// A second table in the making: the codes that start with `prefix`.
+/// A second-level table under construction, for the codes that start with `prefix`.
 struct Second {
     prefix: usize,
     start: usize,
@@ -172,7 +175,7 @@ struct Second {
 }
 
 impl Second {
-    /// The one behind it: as wide as the longest of the codes left that share the prefix.
+    /// The next second-level table, after this one: wide enough for the longest remaining code with the prefix.
     fn next(self, prefix: usize, least: u32, first_bits: u32, left: &[usize], most: usize) -> Self {
         let start = self.start + if self.bits > 0 { 1 << self.bits } else { 0 };
         let mut bits = least;
@@ -189,13 +192,13 @@ impl Second {
     }
 }
 
-/// Codes must leave no sequence of bits without a meaning, but for a single code of one bit, or none.
+/// Checks that every bit sequence has a meaning, except if there is a single code of one bit or no code.
 fn check_complete(counts: &[usize; MOST_BITS + 1], most: usize) -> Result<(), Fault> {
     let mut room = 1i64;
     for &count in &counts[1..] {
         room = (room << 1) - count as i64;
         if room < 0 {
-            return Err("a block has more codes than there can be");
+            return Err("a block's codes are oversubscribed");
         }
     }
     if room > 0 && most > 1 { Err("a block's codes are incomplete") } else { Ok(()) }

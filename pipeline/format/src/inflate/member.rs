@@ -1,4 +1,4 @@
-//! What is around the blocks: the headers and trailers of gzip members (RFC 1952) and zlib streams (RFC 1950).
+//! Headers and trailers of gzip members (RFC 1952) and zlib streams (RFC 1950).
 
 use std::io::{self, BufRead};
 
@@ -32,14 +32,14 @@ impl<R: BufRead> Inflate<R> {
             Ok(byte)
         };
         if [next(self)?, next(self)?] != [0x1f, 0x8b] {
-            return Err(invalid("what follows a gzip member is not another"));
+            return Err(invalid("invalid data after a gzip member"));
         }
         let (method, flags) = (next(self)?, next(self)?);
         if method != 8 {
-            return Err(invalid("a gzip member of an unknown method"));
+            return Err(invalid("a gzip member uses an unknown compression method"));
         }
         if flags >= 32 {
-            return Err(invalid("a gzip header with unknown flags"));
+            return Err(invalid("a gzip header has unknown flags"));
         }
         for _time_level_and_system in 0..6 {
             next(self)?;
@@ -67,15 +67,15 @@ impl<R: BufRead> Inflate<R> {
 
         let (method, flags) = (self.take(8)? as u8, self.take(8)? as u8);
         if method & 0x0f != 8 || method >> 4 > 7 || u16::from_be_bytes([method, flags]) % 31 != 0 {
-            return Err(invalid("no zlib header where one must be"));
+            return Err(invalid("a zlib header is missing"));
         }
         if flags & DICTIONARY != 0 {
-            return Err(invalid("a zlib stream that needs a dictionary"));
+            return Err(invalid("a zlib stream requires a preset dictionary"));
         }
         Ok(Checksum::adler32())
     }
 
-    /// Compares what the trailer says with what was decompressed.
+    /// Compares the trailer's checksum and length with the output.
     pub(super) fn end_member(&mut self) -> io::Result<()> {
         self.check();
         let _padding = self.take(self.held % 8)?;

@@ -1,29 +1,29 @@
-//! The inner loop: symbols decoded and matches copied while eight bytes of input are left and there is room.
+//! The inner loop: decodes symbols and copies matches while eight bytes of input are left and the output has room.
 
 use super::huffman::{Codes, DISTANCE_BITS, END, Fault, LITERAL, LITERAL_BITS, SECOND, SPECIAL};
 use super::{COPY_BYTES, NO_CODE, OUTPUT_BYTES, TOO_FAR, WINDOW_BYTES};
 
-/// Where a run is in its input and output.
+/// The position in the input and in the output.
 pub(super) struct Place {
     pub(super) bits: u64,
     pub(super) held: u32,
-    /// Bytes of the piece.
+    /// Bytes consumed from the piece.
     pub(super) taken: usize,
     pub(super) written: usize,
 }
 
-/// The bits of a run: at least those of a symbol between two refills.
+/// The bit buffer of the loop; between two refills it holds at least one symbol.
 struct Bits<'a> {
     piece: &'a [u8],
     taken: usize,
     bits: u64,
-    /// In the lowest six bits how many are held, so that a whole entry can be subtracted.
+    /// The number of held bits is in the lowest six bits, so that a whole entry can be subtracted.
     held: u32,
 }
 
 impl Bits<'_> {
-    /// Adds whole bytes up to 56 bits and more. Those above are loaded again the next time. False where the
-    /// piece has no eight bytes left.
+    /// Refills whole bytes to at least 56 bits. Bits above the count are loaded again next time. Returns false if fewer
+    /// than eight bytes of the piece are left.
     #[inline(always)]
     fn refill(&mut self) -> bool {
         let Some(word) = self.piece.get(self.taken..).and_then(|rest| rest.first_chunk()) else {
@@ -36,14 +36,14 @@ impl Bits<'_> {
         true
     }
 
-    /// Takes the bits that an entry says.
+    /// Consumes the number of bits given by an entry.
     #[inline(always)]
     fn take(&mut self, entry: u32) {
         self.bits = self.bits.wrapping_shr(entry);
         self.held = self.held.wrapping_sub(entry);
     }
 
-    /// The entry for the next bits, where the first table leads; not taken yet.
+    /// The entry in the second-level table that `entry` refers to; does not consume its bits.
     #[inline(always)]
     fn go_on(&mut self, entry: u32, table: &[u32]) -> u32 {
         self.take(entry);
@@ -51,7 +51,7 @@ impl Bits<'_> {
         table.get(index).copied().unwrap_or(SPECIAL)
     }
 
-    /// Takes an entry's length or distance: the least of its code, and what the extra bits behind it add.
+    /// Consumes the entry's length or distance: its base value plus its extra bits.
     #[inline(always)]
     fn value(&mut self, entry: u32) -> usize {
         let whole = self.bits & low(entry);
@@ -60,14 +60,14 @@ impl Bits<'_> {
     }
 }
 
-/// As many bits as the lowest six say.
+/// A mask of as many low bits as the lowest six bits of `bits` specify.
 #[inline(always)]
 pub(super) fn low(bits: u32) -> u64 {
     !u64::MAX.wrapping_shl(bits)
 }
 
-/// Decodes symbols until the block ends (true), the piece of input nearly does, or the output is full. What
-/// comes before a fault is decoded all the same.
+/// Decodes symbols until the block ends (returns true), the piece is almost consumed, or the output is full. Output
+/// before damage is kept.
 #[inline(never)]
 pub(super) fn run(
     codes: &Codes,
@@ -83,7 +83,7 @@ pub(super) fn run(
     while written < WINDOW_BYTES + OUTPUT_BYTES && input.refill() {
         let mut entry = literal_of(input.bits);
         if entry & LITERAL != 0 {
-            // Three codes of the first table have 33 bits at most, and what is left finds another entry.
+            // Three codes of the first-level table have at most 33 bits; the rest suffices to find another entry.
             let Some(room) = output.get_mut(written..).and_then(|room| room.first_chunk_mut::<3>()) else {
                 break;
             };
@@ -152,7 +152,7 @@ pub(super) fn run(
     ended
 }
 
-/// Appends `count` bytes from `back` bytes before; there is room for a whole number of copies.
+/// Appends `count` bytes, copied from `back` bytes before. There must be room for a whole number of copies.
 #[inline(always)]
 pub(super) fn repeat(output: &mut [u8], written: usize, back: usize, count: usize) {
     let from = written - back;

@@ -1,5 +1,5 @@
-//! Against zlib-rs as the reference: whatever flate2 compresses we read back, and what is damaged for one is
-//! damaged for the other.
+//! Compares with zlib-rs as the reference: streams compressed by flate2 round-trip, and both decoders detect the same
+//! damage.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ fn ours(stream: &[u8], kind: Compression, piece: usize) -> (Vec<u8>, io::Result<
     (bytes, end)
 }
 
-/// What zlib-rs makes of one member, and whether it ended well.
+/// The output of zlib-rs for one member, and whether it ended without an error.
 fn reference(stream: &[u8], kind: Compression) -> (Vec<u8>, bool) {
     let mut state = match kind {
         Compression::Gzip => Decompress::new_gzip(15),
@@ -47,7 +47,7 @@ fn compress(bytes: &[u8], kind: Compression, level: u32) -> Vec<u8> {
     }
 }
 
-/// Bytes of every sort: noise, runs, text of few letters, repeats from near and far.
+/// Varied contents: noise, runs, text of few letters, repeats at short and long distances.
 fn contents() -> impl Strategy<Value = Vec<u8>> {
     let part = prop_oneof![
         vec(any::<u8>(), 0..3000),
@@ -67,7 +67,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn reads_back_what_was_compressed(
+    fn compressed_streams_round_trip(
         members in vec(contents(), 1..3), kind in kinds(), level in 0u32..10,
         piece in prop_oneof![1usize..20, Just(4096), Just(1 << 20)],
     ) {
@@ -78,13 +78,13 @@ proptest! {
     }
 
     #[test]
-    fn what_is_damaged_for_zlib_is_damaged_for_us(
+    fn damage_is_detected_exactly_if_zlib_detects_it(
         contents in contents(), kind in kinds(), level in 0u32..10, piece in prop_oneof![Just(3usize), Just(1 << 20)],
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..3), cut in any::<prop::sample::Index>(), cuts in any::<bool>(),
     ) {
         let mut stream = compress(&contents, kind, level);
         for (at, byte) in changes {
-            // Headers are compared apart: zlib goes into a preset dictionary, and we do not.
+            // Headers are tested separately: zlib supports preset dictionaries, this decoder does not.
             let at = at.index(stream.len());
             if at >= 10 {
                 stream[at] = byte;
@@ -157,7 +157,7 @@ fn gzip_headers_with_all_their_fields() {
             ErrorKind::UnexpectedEof
         );
     }
-    // With a checksum of the header, right and wrong.
+    // Headers with a correct and an incorrect checksum.
     let mut header = vec![0x1f, 0x8b, 8, 2, 0, 0, 0, 0, 0, 3];
     let mut checksum = Checksum::crc32();
     checksum.update(&header);
@@ -170,12 +170,12 @@ fn gzip_headers_with_all_their_fields() {
 }
 
 #[test]
-fn damage_has_its_name() {
+fn damage_is_described() {
     let stored = |body: &[u8]| [&[0x78, 0x9c][..], body].concat();
     for (body, expected) in [
-        (&[0b111][..], "a block of an unknown kind"),
+        (&[0b111][..], "a block has an unknown type"),
         (&[0b001, 1, 0, 0, 0], "the length of a stored block"),
-        // A match before any byte: fixed codes, length 3, distance 1.
+        // A match before any output: fixed codes, length 3, distance 1.
         (&[0b0000_0011, 0b0000_0010, 0, 0, 0, 0, 0, 0, 0, 0, 0], "a match reaches back"),
         (&[0b001, 0, 0, 0xff, 0xff, 0, 0, 0, 2], "the checksum of the decompressed bytes"),
     ] {
@@ -194,7 +194,7 @@ fn damage_has_its_name() {
 fn a_failed_stream_stays_failed() {
     let stream = compress(&[5; 1000], Compression::Gzip, 6);
     let mut inflate = Inflate::new(&stream[..stream.len() - 1], Compression::Gzip);
-    assert_eq!(inflate.fill_buf().unwrap().len(), 1000, "what comes before the fault is delivered");
+    assert_eq!(inflate.fill_buf().unwrap().len(), 1000, "output before the damage is delivered");
     inflate.consume(1000);
     for _ in 0..2 {
         assert_eq!(inflate.fill_buf().unwrap_err().kind(), ErrorKind::UnexpectedEof);

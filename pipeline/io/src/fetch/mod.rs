@@ -5,13 +5,13 @@
 //! requests, and so does cancelling the [`crate::storage::Stores`] that listed the object, which also wakes
 //! waiting threads.
 //!
-//! A piece of a local file is one `pread` on a blocking thread of the runtime. A piece of a remote object goes
-//! through what all readers of the host share:
+//! A piece of a local file is one `pread` on a blocking thread of the runtime. A piece of a remote object passes
+//! through layers that all readers of the host share:
 //!
 //! ```text
-//! shared    pieces on their way or just come, so that each crosses the network once
-//!   -> streams   how many requests at once: a hill climb on what is measured
-//!   -> request   tries, back-off, deadline; hedge: a second request when the first is late
+//! shared    pieces in flight or recently fetched, so that each crosses the network once
+//!   -> streams   the number of concurrent requests: a hill climb on measured throughput
+//!   -> request   attempts, back-off, deadline; hedge: a second request if the first is late
 //! ```
 
 mod request;

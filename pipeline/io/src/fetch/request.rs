@@ -149,13 +149,13 @@ pub(crate) async fn fetch(object: Object, range: Range<u64>) -> Result<Bytes, Fa
                     }
                 }
             }
-            Err(_) => return Err(gave_up(tries, begun, "no answer in time".to_owned())),
+            Err(_) => return Err(gave_up(tries, begun, "no response before the deadline".to_owned())),
         };
         let pause = pause(tries);
         if begun.elapsed() + pause >= traffic.deadline {
             return Err(gave_up(tries, begun, message));
         }
-        tracing::debug!(path = %object.path(), tries, message, "a read is tried again");
+        tracing::debug!(path = %object.path(), tries, message, "retrying a read");
         traffic.retries.fetch_add(1, Ordering::Relaxed);
         sleep(pause).await;
     }
@@ -213,7 +213,7 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
     let (clients, missing) = (object.store().clients(), part.missing());
     traffic.requests.fetch_add(1, Ordering::Relaxed);
     let request = clients.reads.get_opts(&object.meta().location, object.request(missing.clone()));
-    let silent = || Trouble::passing(format!("nothing came for {:?}", traffic.silence));
+    let silent = || Trouble::passing(format!("no data received for {:?}", traffic.silence));
     let answer = timeout(traffic.silence, request)
         .await
         .map_err(|_| silent())?
@@ -222,7 +222,7 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
         return Err(Trouble::Final(Failure::Changed));
     }
     if answer.range != missing {
-        let message = format!("bytes {:?} were asked for, {:?} came", missing, answer.range);
+        let message = format!("requested bytes {:?}, received {:?}", missing, answer.range);
         return Err(Trouble::passing(message));
     }
     let mut body = answer.into_stream();
@@ -231,12 +231,12 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
         let bytes = bytes.map_err(|error| Trouble::of(error, &clients))?;
         traffic.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if !part.append(&bytes) {
-            return Err(Trouble::passing("more bytes came than were asked for"));
+            return Err(Trouble::passing("received more bytes than requested"));
         }
         came += bytes.len() as u64;
         if since.elapsed() >= traffic.silence {
             if came < TRICKLE * traffic.silence.as_secs().max(1) {
-                return Err(Trouble::passing(format!("only {came} bytes came in {:?}", traffic.silence)));
+                return Err(Trouble::passing(format!("received only {came} bytes in {:?}", traffic.silence)));
             }
             (since, came) = (Instant::now(), 0);
         }
@@ -245,7 +245,7 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
         return Ok(());
     }
     let (got, wanted) = (part.filled, part.buffer.as_ref().len());
-    Err(Trouble::passing(format!("{got} of {wanted} bytes came")))
+    Err(Trouble::passing(format!("received {got} of {wanted} bytes")))
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ proptest! {
 }
 
 #[test]
-fn ranges_that_are_close_become_one() {
+fn close_ranges_are_merged() {
     assert_eq!(merged(vec![0..5, 5..7, 9..10, 20..30], 2), [0..10, 20..30]);
     assert_eq!(merged(vec![0..5, 5..7, 9..10], 0), [0..7, 9..10]);
     assert_eq!(merged(vec![], 9), []);
@@ -63,7 +63,7 @@ fn a_file_is_read_whole_and_in_part() {
 }
 
 #[test]
-fn no_more_is_read_ahead_than_is_said_to_be_held() {
+fn read_ahead_does_not_exceed_its_limit() {
     let (_dir, object, runtime) = file(&noise(20 * FILE_BYTES as usize));
     let limits = Arc::new(ReadLimits::default());
     let mut fetched = FetchedBytes::start(object.clone(), &limits, &runtime.handle().into());
@@ -80,7 +80,7 @@ fn no_more_is_read_ahead_than_is_said_to_be_held() {
 }
 
 #[test]
-fn a_file_changed_while_it_is_read_is_refused() {
+fn a_file_changed_while_it_is_read_is_rejected() {
     let (dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
     let mut fetched = FetchedBytes::start(object, &Arc::default(), &runtime.handle().into());
     fetched.fill_buf().unwrap();
@@ -90,7 +90,7 @@ fn a_file_changed_while_it_is_read_is_refused() {
 }
 
 #[test]
-fn reads_that_are_called_off_end_at_once() {
+fn cancelled_reads_end_at_once() {
     let (_dir, object, runtime) = file(&noise(8 * FILE_BYTES as usize));
     let mut fetched = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.handle().into());
     object.stores().cancel();

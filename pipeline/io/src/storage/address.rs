@@ -1,13 +1,13 @@
 //! Addresses: `gs://bucket/dir/part-*.parquet`, `/data/x.csv`, `data/*.csv`.
 //!
-//! An address is split by hand, not by a URL parser: what follows the bucket is a key or a glob as the
-//! person wrote it, in which `%`, `#` and `?` mean themselves (or a wildcard), as in the clouds' own tools.
+//! An address is split by hand, not by a URL parser. The part after the bucket is a key or a glob exactly as the user
+//! wrote it: `%`, `#` and `?` stand for themselves (or are wildcards), as in the cloud providers' own tools.
 
 use object_store::path::Path as Location;
 
 use crate::Error;
 
-/// A kind of storage.
+/// A storage scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
     /// A local file.
@@ -22,17 +22,17 @@ pub(super) enum Scheme {
     Http,
 }
 
-/// An address, taken apart.
+/// A parsed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Address<'a> {
     pub(super) scheme: Scheme,
-    /// What stands before the path: `gs://bucket`, `https://host:port`; empty for local files.
+    /// The part before the path: `gs://bucket`, `https://host:port`; empty for local files.
     pub(super) root: &'a str,
-    /// The key or glob there; for local files, the path.
+    /// The key or glob; for local files, the path.
     pub(super) path: &'a str,
 }
 
-/// What stands before `://`, and what it means.
+/// The schemes, by the text before `://`.
 const SCHEMES: [(&str, Scheme); 12] = [
     ("file", Scheme::File),
     ("gs", Scheme::Gs),
@@ -60,19 +60,21 @@ impl<'a> Address<'a> {
             return Ok(Self { scheme, root: "", path: rest });
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let refused = |message: &str| {
-            // The address is not repeated whole: what is refused may be a password or a signature.
+        let rejected = |message: &str| {
+            // The full address is not repeated: the rejected part may be a password or a signature.
             let shown = format!("{name}://{}", authority.rsplit('@').next().unwrap_or_default());
             Err(Error::BadPattern { pattern: shown, message: message.to_owned() })
         };
         match scheme {
-            _ if authority.is_empty() => return refused("names no bucket"),
-            Scheme::Http if authority.contains('@') => return refused("holds a user name or password"),
+            _ if authority.is_empty() => return rejected("contains no bucket name"),
+            Scheme::Http if authority.contains('@') => return rejected("contains a user name or password"),
             Scheme::Http if path.contains('?') => {
-                return refused("has a query; signed addresses cannot be read, as they would end up in logs");
+                return rejected(
+                    "contains a query; signed addresses are not supported, because they would appear in logs",
+                );
             }
             Scheme::Gs | Scheme::S3 if authority.contains(['@', ':']) => {
-                return refused("is no bucket's name");
+                return rejected("is not a valid bucket name");
             }
             _ => {}
         }
@@ -81,12 +83,12 @@ impl<'a> Address<'a> {
     }
 }
 
-/// The path of a remote key.
+/// The object location of a remote key.
 pub(super) fn location(pattern: &str, key: &str) -> Result<Location, Error> {
     let location = Location::parse(key)
         .map_err(|error| Error::BadPattern { pattern: pattern.to_owned(), message: error.to_string() })?;
     if location.as_ref().is_empty() {
-        let message = "names a whole bucket; name the files in it, such as /*".to_owned();
+        let message = "is a whole bucket; specify the files in it, such as /*".to_owned();
         return Err(Error::BadPattern { pattern: pattern.to_owned(), message });
     }
     Ok(location)
@@ -114,16 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_repeats_no_secret() {
+    fn errors_contain_no_secrets() {
         for address in
             ["https://me:secret@host/a", "https://host/a?X-Amz-Signature=secret", "gs://k:secret@b/a"]
         {
             let error = Address::parse(address).unwrap_err().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
-        assert_eq!(Address::parse("gs:///x").unwrap_err().to_string(), "gs://: names no bucket");
+        assert_eq!(Address::parse("gs:///x").unwrap_err().to_string(), "gs://: contains no bucket name");
         let error = Address::parse("ftp://h/x").unwrap_err().to_string();
-        assert_eq!(error, "ftp://h/x: no kind of storage is called ftp://");
+        assert_eq!(error, "ftp://h/x: unsupported storage scheme ftp://");
         assert!(location("gs://b", "").is_err());
     }
 }

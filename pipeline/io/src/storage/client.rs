@@ -1,19 +1,18 @@
 //! Clients of one bucket, and the credentials they use.
 //!
-//! Credentials are found as each cloud's own tools find them, which is what `object_store` does with the
-//! additions below; they live in its clients and are never printed: [`Store`] shows its address alone.
+//! Credentials are located as by each cloud provider's own tools, which is what `object_store` does, with the additions
+//! below. Only its clients hold them, and they are never printed: [`Store`] displays only its address.
 //!
 //! | | in this order |
 //! |---|---|
-//! | `gs` | the job's or the daemon's `service_account`; `GOOGLE_APPLICATION_CREDENTIALS`; gcloud's application-default file (`CLOUDSDK_CONFIG` heeded); the metadata server, which is how workload identity speaks; none, for public buckets |
-//! | `s3` | `AWS_ACCESS_KEY_ID` and its kin; web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`); the task's or pod's endpoint; the instance's metadata |
+//! | `gs` | the job's or the daemon's `service_account`; `GOOGLE_APPLICATION_CREDENTIALS`; gcloud's application-default file (in `CLOUDSDK_CONFIG` if set); the metadata server, which also serves workload identity; none, for public buckets |
+//! | `s3` | `AWS_ACCESS_KEY_ID` and related variables; web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`); the endpoint of the task or pod; the instance metadata |
 //! | `az` | `AZURE_STORAGE_*`: account key, SAS, client secret, federated token; the managed identity |
 //!
-//! Two things here are not `object_store`'s. A machine outside of Google's cloud has no metadata server, and
-//! asking for one takes minutes of retries: whether there is one is asked once, as Google's libraries do, and
-//! without one the bucket is read anonymously. And a token that the service no longer takes (clocks differ, a
-//! key was withdrawn) would stay cached until it says of itself that it has expired, so [`Store::renew`]
-//! makes clients anew, with credentials read anew.
+//! Two behaviours differ from `object_store`. First, a machine outside Google's cloud has no metadata server, and
+//! requests to it would be retried for minutes. So its existence is checked once, as Google's libraries do; without
+//! one, buckets are read anonymously. Second, the service may reject a cached token before its stated expiry, because
+//! clocks differ or a key was revoked. So [`Store::renew`] creates new clients, which read the credentials again.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,18 +34,18 @@ use super::http::Connector;
 use super::spec::StorageSpec;
 use crate::traffic::Traffic;
 
-/// Time to connect to a service.
+/// The timeout for connecting to a service.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Time for a whole request that lists or writes.
+/// The timeout of a whole request that lists or writes.
 const REQUEST: Duration = Duration::from_secs(60);
-/// Time for the metadata server, which is on the same host, to say that it is there.
+/// The timeout of the metadata server, which is on the same host.
 const METADATA: Duration = Duration::from_secs(1);
-/// Connections kept open for the next request.
+/// The maximum number of idle connections kept open.
 const IDLE_CONNECTIONS: usize = 64;
 
-/// A bucket (or web server, or the local files), with its clients and what is known of its speed.
+/// A bucket (or a web server, or the local file system), with its clients and measurements.
 pub(crate) struct Store {
-    /// Tells it from all others on the host, past and present.
+    /// Unique among all stores of the host, past and present.
     pub(super) id: u64,
     /// `gs://bucket`; empty for local files.
     pub(super) root: String,
@@ -57,17 +56,17 @@ pub(crate) struct Store {
     traffic: Traffic,
 }
 
-/// What speaks to one bucket.
+/// The clients of one bucket.
 pub(crate) struct Clients {
-    /// Lists, looks up and writes; retries by itself.
+    /// Lists, looks up and writes; has built-in retries.
     pub(super) control: Arc<dyn ObjectStore>,
     /// Reads; does not retry.
     pub(crate) reads: Arc<dyn ObjectStore>,
-    /// Lists page by page, where the service can.
+    /// Lists page by page, if the service supports it.
     pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
 }
 
-/// Where Google's credentials come from, besides the environment.
+/// The source of Google credentials, besides the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Google {
     AsFound,
@@ -82,7 +81,7 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// The store that `address` is in.
+    /// Opens the store of `address`.
     pub(super) async fn open(
         id: u64,
         address: &Address<'_>,
@@ -102,7 +101,7 @@ impl Store {
         self.scheme == Scheme::File
     }
 
-    /// Whether it lists what comes after a key.
+    /// Whether a listing can start after a given key.
     pub(super) fn goes_on_after(&self) -> bool {
         matches!(self.scheme, Scheme::Gs | Scheme::S3)
     }
@@ -115,8 +114,8 @@ impl Store {
         Arc::clone(&self.lock())
     }
 
-    /// Makes the clients anew, and so reads credentials and fetches tokens anew, unless that has been done
-    /// since `used` were.
+    /// Creates new clients, which read credentials and fetch tokens again, unless the clients have already been
+    /// replaced since `used` was obtained.
     pub(crate) fn renew(&self, used: &Arc<Clients>) {
         let mut current = self.lock();
         if !Arc::ptr_eq(&current, used) {
@@ -124,8 +123,8 @@ impl Store {
         }
         match Clients::new(self.scheme, &self.root, &self.spec, &self.google) {
             Ok(clients) => *current = Arc::new(clients),
-            // The old ones stay, and their refusal is what gets told.
-            Err(error) => tracing::debug!(store = self.root, %error, "credentials cannot be read again"),
+            // The old clients stay in use; the caller reports their error.
+            Err(error) => tracing::debug!(store = self.root, %error, "failed to renew the credentials"),
         }
     }
 
@@ -136,7 +135,7 @@ impl Store {
 
 impl Clients {
     fn new(scheme: Scheme, root: &str, spec: &StorageSpec, google: &Google) -> object_store::Result<Self> {
-        // The process's one TLS implementation. An error means that it has been chosen already.
+        // The TLS implementation of the process. An error means that one is already installed.
         let _ = rustls::crypto::ring::default_provider().install_default();
         match scheme {
             Scheme::File => {
@@ -168,7 +167,7 @@ impl Clients {
             Google::AsFound => {}
             Google::File(path) => builder = builder.with_service_account_path(path.to_string_lossy()),
             Google::Anonymous => {
-                // Reads go unsigned. Writes are signed all the same, here with an empty token.
+                // Reads are unsigned. Writes are always signed, here with an empty token.
                 let nobody = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
                 builder = builder.with_skip_signature(true).with_credentials(Arc::new(nobody));
             }
@@ -214,7 +213,7 @@ impl Clients {
         if let Some(account) = &spec.az.account {
             builder = builder.with_account(account);
         }
-        // A plain one, an emulator's, has to be allowed.
+        // A plain-HTTP endpoint, such as an emulator's, must be allowed explicitly.
         let endpoint = spec.az.endpoint.clone().or_else(|| set("AZURE_STORAGE_ENDPOINT"));
         let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         if let Some(endpoint) = endpoint {
@@ -235,8 +234,8 @@ impl Clients {
     }
 }
 
-/// What decides how S3 is reached; `AWS_ENDPOINT_URL` is among what `from_env` reads, and is looked at here
-/// because a plain one has to be allowed.
+/// The settings for S3. `from_env` also reads `AWS_ENDPOINT_URL`; it is examined here because a plain-HTTP endpoint
+/// must be allowed explicitly.
 struct S3Settings {
     endpoint: Option<String>,
     region: Option<String>,
@@ -255,7 +254,7 @@ impl S3Settings {
     }
 }
 
-/// Another server than Google's: the job's, or that of the variable which Google's libraries heed.
+/// A custom Google endpoint: the job's, or that of the variable that Google's libraries use.
 fn google_endpoint(spec: &StorageSpec) -> Option<String> {
     spec.gs.endpoint.clone().or_else(|| {
         let host = set("STORAGE_EMULATOR_HOST")?;
@@ -291,7 +290,7 @@ async fn google_credentials(spec: &StorageSpec) -> Google {
     Google::AsFound
 }
 
-/// Whether Google's metadata server answers. Its header is asked for, because a captive network answers too.
+/// Whether Google's metadata server answers. Checks for its header, because captive portals answer too.
 async fn has_metadata_server() -> bool {
     let host = set("GCE_METADATA_HOST").or_else(|| set("GCE_METADATA_IP"));
     let host = host.unwrap_or_else(|| "169.254.169.254".to_owned());
@@ -313,17 +312,17 @@ async fn has_metadata_server() -> bool {
     }
 }
 
-/// A variable of the environment that holds something.
+/// The value of an environment variable, if it is set and not empty.
 fn set(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// For requests that `object_store` retries.
+/// Options for requests that `object_store` retries.
 fn patient(plain: bool) -> ClientOptions {
     options(plain).with_timeout(REQUEST)
 }
 
-/// For reads, whose time is watched where they are made.
+/// Options for reads, whose timeouts are enforced by the caller.
 fn endless(plain: bool) -> ClientOptions {
     options(plain).with_timeout_disabled().with_pool_max_idle_per_host(IDLE_CONNECTIONS)
 }
@@ -356,7 +355,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_is_printed_of_a_store_is_its_address() {
+    async fn a_store_prints_only_its_address() {
         let mut spec = StorageSpec::default();
         spec.gs.anonymous = Some(true);
         let store = Store::open(0, &Address::parse("gs://b/x").unwrap(), &spec).await.unwrap();
@@ -364,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_file_that_is_no_key_is_refused_without_its_content() {
+    async fn an_invalid_key_file_is_rejected_without_printing_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key.json");
         std::fs::write(&path, r#"{"private_key": "sesame"}"#).unwrap();

@@ -1,12 +1,12 @@
-//! A listing frozen when a job starts, and kept with it.
+//! The listing that is frozen when a job starts, and stored with the job.
 //!
 //! ```text
 //! millstream listing 1 <objects> <SHA-256 of the lines below, in hexadecimal>
 //! <bytes> TAB <version> TAB <address> LF        for each object, in the order of the listing
 //! ```
 //!
-//! A job that goes on later reads these objects in these versions, whatever its patterns match by then. One
-//! that has changed or has gone is an error that names it; one that has come since is not part of the job.
+//! A resumed job reads these objects in these versions, whatever its patterns match by then. A changed or removed
+//! object is an error that names it; objects added later are not part of the job.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -31,12 +31,12 @@ struct Entry {
     version: String,
 }
 
-/// A listing held against an earlier one.
+/// A current listing compared with an earlier one.
 #[derive(Debug)]
 pub struct Kept {
-    /// The objects of the earlier one, in its order.
+    /// The objects of the earlier listing, in its order.
     pub objects: Vec<Object>,
-    /// Objects that have come since.
+    /// The number of objects added since.
     pub added: usize,
 }
 
@@ -51,20 +51,20 @@ impl Listing {
         Self { entries: objects.iter().map(entry).collect() }
     }
 
-    /// Objects in it.
+    /// The number of objects.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it holds no object.
+    /// Whether the listing is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The objects of `now` that were in this listing.
+    /// Returns the objects of `now` that are in this listing.
     ///
     /// # Errors
-    /// [`Error::Changed`] with the first of this listing's objects that is another one now, or is gone.
+    /// [`Error::Changed`] with the first object of this listing that has changed or is missing.
     pub fn keep(&self, now: Vec<Object>) -> Result<Kept, Error> {
         let total = now.len();
         let mut now: BTreeMap<String, Object> =
@@ -80,26 +80,26 @@ impl Listing {
         Ok(Kept { objects, added })
     }
 
-    /// As text, to be kept.
+    /// The text form, for storage.
     pub fn to_text(&self) -> String {
         let mut lines = String::new();
         for Entry { address, size, version } in &self.entries {
-            // Keys may hold line feeds and tabs; nothing else here does.
+            // Keys may contain line feeds and tabs; no other field does.
             let address = address.replace('\\', "\\\\").replace('\n', "\\n").replace('\t', "\\t");
             let _ = writeln!(lines, "{size}\t{version}\t{address}");
         }
         format!("{NAME} {} {}\n{lines}", self.entries.len(), digest(&lines))
     }
 
-    /// Reads what [`Listing::to_text`] wrote.
+    /// Parses the output of [`Listing::to_text`].
     ///
     /// # Errors
-    /// When it is not whole.
+    /// The text is incomplete or corrupted.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let damaged = || Error::DamagedListing;
         let (head, lines) = text.split_once('\n').ok_or_else(damaged)?;
-        let told = head.strip_prefix(NAME).and_then(|rest| rest.trim().split_once(' '));
-        let (objects, sum) = told.ok_or_else(damaged)?;
+        let stated = head.strip_prefix(NAME).and_then(|rest| rest.trim().split_once(' '));
+        let (objects, sum) = stated.ok_or_else(damaged)?;
         let entries: Option<Vec<Entry>> = lines.lines().map(Entry::parse).collect();
         let entries = entries.ok_or_else(damaged)?;
         if objects.parse() != Ok(entries.len()) || sum != digest(lines) {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_reads_back() {
+    fn a_listing_round_trips() {
         let entry =
             |address: &str| Entry { address: address.to_owned(), size: 7, version: "\"v\"".to_owned() };
         let listing = Listing { entries: vec![entry("gs://b/a\tb\nc\\n"), entry("/x/y z")] };

@@ -1,8 +1,8 @@
-//! The transport below the clients that read: refusals keep their status.
+//! The HTTP transport below the clients that read: error responses keep their status.
 //!
-//! `object_store` retries by itself and tells of most refusals only in words. Reads are retried by
-//! [`crate::fetch`] instead, where the bytes that did arrive, the deadline and the number of streams are known;
-//! so this transport turns each status that `object_store` has no error for into one that carries it.
+//! `object_store` retries by itself and reports most error responses only as text. Reads are instead retried by
+//! [`crate::fetch`], which knows the bytes received so far, the deadline and the number of streams. So this transport
+//! converts each status for which `object_store` has no error into an error that carries the status.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -14,36 +14,36 @@ use object_store::client::{
     ReqwestConnector,
 };
 
-/// Connects as `object_store` does by default, but for refusals.
+/// Connects like `object_store`'s default, but with its own handling of error responses.
 #[derive(Debug, Default)]
 pub(super) struct Connector(ReqwestConnector);
 
 #[derive(Debug)]
 struct Service(HttpClient);
 
-/// A response that is no answer.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refused {
     pub(crate) status: u16,
-    /// The beginning of what the service says about it.
+    /// The start of the service's message.
     said: String,
 }
 
-/// Characters of what a service says that are told.
-const TOLD: usize = 200;
+/// The maximum number of characters of the message to report.
+const MAX_SAID: usize = 200;
 
 impl Refused {
-    /// Whether the service asks for fewer requests.
+    /// Whether the service requests a lower rate.
     pub(crate) fn is_throttling(&self) -> bool {
         matches!(self.status, 429 | 503)
     }
 
-    /// Whether the same request may be served another time.
+    /// Whether a retry of the same request may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self.status, 408 | 429 | 500..)
     }
 
-    /// The refusal that `error` came from.
+    /// The error response that caused `error`, if any.
     pub(crate) fn of(error: &(dyn StdError + 'static)) -> Option<Self> {
         let mut cause = Some(error);
         while let Some(error) = cause {
@@ -59,7 +59,7 @@ impl Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gap = if self.said.is_empty() { "" } else { ": " };
-        write!(f, "the storage service answers with status {}{gap}{}", self.status, self.said)
+        write!(f, "the storage service responded with status {}{gap}{}", self.status, self.said)
     }
 }
 
@@ -80,9 +80,9 @@ impl HttpService for Service {
             200..300 | 304 | 401 | 403 | 404 | 409 | 412 => Ok(response),
             status => {
                 let body = response.into_body().bytes().await.unwrap_or_default();
-                let said = String::from_utf8_lossy(&body[..body.len().min(4 * TOLD)]);
+                let said = String::from_utf8_lossy(&body[..body.len().min(4 * MAX_SAID)]);
                 let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
-                let said = said.chars().take(TOLD).collect();
+                let said = said.chars().take(MAX_SAID).collect();
                 Err(HttpError::new(HttpErrorKind::Unknown, Refused { status, said }))
             }
         }

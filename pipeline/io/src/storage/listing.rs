@@ -1,15 +1,14 @@
-//! Listings: what a path or a glob names.
+//! Listings: resolves a path or a glob to objects.
 //!
-//! A glob is listed from the longest prefix without wildcards, page by page, and of a single directory where
-//! it does not cross any: 100,000 objects are a hundred pages, of which one is held at a time beside what
-//! matched.
+//! A glob is listed from its longest prefix without wildcards, page by page. If it does not cross directories, only a
+//! single directory is listed. 100,000 objects are a hundred pages, of which one is held at a time besides the matches.
 //!
-//! **What a listing gets wrong.** Cloud stores list in the order of keys, and that is held against what comes:
-//! a key that comes a second time, or out of order, marks the listing as faulty. So does a page that does not
-//! begin where the one before it ended, which is asked for beside it: the first key after the last one listed,
-//! a second opinion that goes by no continuation token. A faulty listing is made again, and refused when
-//! it stays faulty. What cannot be seen: a service that leaves an object out in both answers, or at the end
-//! of the last page. Directory buckets of S3 Express list in no order; name their objects one by one.
+//! **Inconsistent listings.** Cloud stores list in key order, and responses are checked against it: a key that occurs
+//! twice or out of order makes the listing inconsistent. So does a page that does not start where the previous one
+//! ended. To check this, each page request is paired with a second request for the first key after the last one listed,
+//! which does not use a continuation token. An inconsistent listing is repeated, and rejected if it stays inconsistent.
+//! Two omissions cannot be detected: an object missing from both responses, and an object missing at the end of the
+//! last page. Directory buckets of S3 Express list in no order; name their objects one by one.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -27,10 +26,10 @@ use super::client::Store;
 use super::object::Object;
 use crate::Error;
 
-/// Times that a listing is made before it is called faulty.
+/// The number of attempts before a listing is rejected as inconsistent.
 const LISTINGS: usize = 3;
 
-/// All that `pattern` names.
+/// Lists all objects that `pattern` matches.
 pub(super) async fn resolve(stores: &Stores, pattern: &str, base: &Path) -> Result<Vec<Object>, Error> {
     let address = Address::parse(pattern)?;
     let store = stores.store(&address).await.map_err(|source| Error::storage(pattern, source))?;
@@ -45,7 +44,7 @@ pub(super) async fn resolve(stores: &Stores, pattern: &str, base: &Path) -> Resu
     if let Err(Error::Storage { source, .. }) = &listed
         && matches!(**source, object_store::Error::Unauthenticated { .. })
     {
-        // The token may have been withdrawn.
+        // The token may have been revoked.
         store.renew(&used);
         return remote(stores, store, pattern, address.path).await;
     }
@@ -70,7 +69,7 @@ async fn find(stores: &Stores, store: Arc<Store>, pattern: &str, key: &str) -> R
     }
 }
 
-/// All objects that a glob matches; `at` is where its first wildcard stands.
+/// All objects that a glob matches; `at` is the position of its first wildcard.
 async fn expand(
     stores: &Stores,
     store: Arc<Store>,
@@ -110,7 +109,7 @@ async fn expand(
     Ok(objects)
 }
 
-/// Lists what begins with `prefix`, until a listing has no fault.
+/// Lists the objects with the given `prefix`, repeatedly until a listing is consistent.
 async fn list_pages(
     pages: &dyn PaginatedListStore,
     pattern: &str,
@@ -121,7 +120,7 @@ async fn list_pages(
         match list_once(pages, question).await.map_err(|source| Error::storage(pattern, source))? {
             Ok(listed) => return Ok(listed),
             Err(what) => {
-                tracing::warn!(pattern, fault = what, "the listing is made again");
+                tracing::warn!(pattern, fault = what, "repeating an inconsistent listing");
                 fault = what;
             }
         }
@@ -129,12 +128,12 @@ async fn list_pages(
     Err(Error::Listing { pattern: pattern.to_owned(), message: fault })
 }
 
-/// What is asked of a service that lists by pages.
+/// The parameters of a paginated listing.
 struct Question<'a> {
     prefix: Option<&'a str>,
-    /// Whether directories below the prefix's are listed too.
+    /// Whether to include subdirectories of the prefix.
     recursive: bool,
-    /// Whether the service can go on after a key, so that the seams of pages can be checked.
+    /// Whether the service can list after a given key, so that page boundaries can be checked.
     goes_on_after: bool,
 }
 
@@ -145,7 +144,7 @@ impl Question<'_> {
     }
 }
 
-/// One listing, or the fault that it shows.
+/// Lists once; returns the objects, or the inconsistency found.
 async fn list_once(
     pages: &dyn PaginatedListStore,
     question: &Question<'_>,
@@ -179,9 +178,9 @@ async fn list_once(
     }
 }
 
-/// Where one page ends and the next one begins.
+/// The boundary between two pages.
 ///
-/// Empty objects have no part in it: they may mark a directory, and the key of such a one is not told in full.
+/// Empty objects are ignored: they may be directory markers, whose keys are not reported completely.
 #[derive(Default)]
 struct Seam {
     /// The last key or directory so far.
@@ -189,24 +188,25 @@ struct Seam {
 }
 
 impl Seam {
-    /// What the next page comes after.
+    /// The key after which the next page starts.
     fn after(&self) -> Option<String> {
         let last = self.last.as_ref()?;
-        // All keys of a directory are listed as one, so what comes after it comes after all of them.
+        // All keys of a directory are listed as one entry, so the next page starts after all of them.
         Some(if last.ends_with('/') { format!("{last}\u{10FFFF}") } else { last.clone() })
     }
 
-    /// What is wrong with a page, when `probe` holds what comes next by another way.
+    /// The inconsistency of a page with `probe`, an independent response that starts with the next key.
     fn fault(&self, page: &ListResult, probe: &ListResult) -> Option<String> {
         if probe.objects.iter().any(|object| object.size == 0) {
             return None;
         }
         let (first, expected) = (keys(page).next(), keys(probe).next());
         let [last, first, expected] = [self.last.clone(), first, expected].map(Option::unwrap_or_default);
-        (first != expected).then(|| format!("after `{last}` comes `{expected}`, or it is `{first}`"))
+        (first != expected)
+            .then(|| format!("after `{last}` comes `{expected}` in one response and `{first}` in another"))
     }
 
-    /// Moves past `page`, or says what is wrong with its order.
+    /// Advances past `page`, or returns its inconsistency.
     fn pass(&mut self, page: &ListResult) -> Option<String> {
         let mut before = self.last.clone();
         for object in page.objects.iter().filter(|object| object.size > 0) {
@@ -224,7 +224,7 @@ impl Seam {
     }
 }
 
-/// The keys of objects that hold something, and the directories, of a page, in order.
+/// The keys of non-empty objects and the directories of a page, in order.
 fn keys(page: &ListResult) -> impl DoubleEndedIterator<Item = String> {
     let objects = page.objects.iter().filter(|object| object.size > 0);
     let objects = objects.map(|object| object.location.to_string());
@@ -232,7 +232,7 @@ fn keys(page: &ListResult) -> impl DoubleEndedIterator<Item = String> {
     objects.chain(directories).collect::<BTreeSet<_>>().into_iter()
 }
 
-/// Drops the empty objects that consoles make to show a directory.
+/// Removes the empty objects that consoles create as directory markers.
 fn drop_markers(listed: &mut Vec<ObjectMeta>) {
     let directories: BTreeSet<String> = listed
         .iter()
@@ -259,7 +259,7 @@ async fn find_file(
         Err(object_store::Error::NotFound { .. }) if path.is_dir() => Err(Error::BadPattern {
             pattern: pattern.to_owned(),
             message: format!(
-                "is a directory; name the files in it, such as {}/*",
+                "is a directory; specify the files in it, such as {}/*",
                 pattern.trim_end_matches('/')
             ),
         }),
@@ -270,7 +270,7 @@ async fn find_file(
     }
 }
 
-/// All files that a glob matches; `at` is where its first wildcard stands.
+/// All files that a glob matches; `at` is the position of its first wildcard.
 async fn expand_files(
     stores: &Stores,
     store: Arc<Store>,
@@ -305,12 +305,12 @@ async fn expand_files(
     Ok(objects)
 }
 
-/// What a glob wants of the names below its directory.
+/// A filter for the names below a glob's directory.
 struct Wanted {
     matcher: GlobMatcher,
-    /// Names that start with a dot, too.
+    /// Whether names that start with a dot match.
     hidden: bool,
-    /// Whether it reaches below its directory.
+    /// Whether the glob matches names in subdirectories.
     crosses: bool,
 }
 
@@ -332,7 +332,7 @@ impl Wanted {
     }
 }
 
-/// Where a path starts, if it is relative.
+/// The base directory of a path, if it is relative.
 fn base_of(path: &str, base: &Path) -> Option<PathBuf> {
     Path::new(path).is_relative().then(|| base.to_owned())
 }
@@ -346,7 +346,7 @@ pub(super) fn location_of(pattern: &str, path: &Path) -> Result<Location, Error>
         .map_err(|error| Error::BadPattern { pattern: pattern.to_owned(), message: error.to_string() })
 }
 
-/// Without `.` and `..`, which object stores do not know.
+/// Removes `.` and `..`, which object stores do not support.
 fn normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {

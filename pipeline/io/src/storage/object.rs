@@ -40,8 +40,8 @@ impl Object {
     /// The version: the tag, or else the generation, or else the time of the last change. The tag comes first because
     /// listings contain it, but no generation.
     pub fn version(&self) -> String {
-        let told = self.meta.e_tag.as_ref().or(self.meta.version.as_ref());
-        told.cloned().unwrap_or_else(|| self.meta.last_modified.to_rfc3339())
+        let version = self.meta.e_tag.as_ref().or(self.meta.version.as_ref());
+        version.cloned().unwrap_or_else(|| self.meta.last_modified.to_rfc3339())
     }
 
     /// The address on any machine: a URL, or an absolute path.

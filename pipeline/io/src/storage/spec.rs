@@ -1,24 +1,24 @@
-//! How storage is reached: what a job file or the daemon's configuration may say of it.
+//! The settings of storage access in a job file or in the daemon's configuration.
 //!
-//! Nothing in here is a secret. Keys and tokens come from where the cloud's own tools find them (see
-//! [`super::client`]), so that a job file, which is copied into the job's directory, never holds one.
+//! They contain no secrets. Keys and tokens are located as by the cloud providers' own tools (see [`super::client`]),
+//! so a job file, which is copied into the job's directory, never contains one.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// How storage is reached; what is absent is as the surroundings have it.
+/// The settings of storage access; absent ones are taken from the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorageSpec {
     /// Google Cloud Storage, `gs://`.
     pub gs: GsSpec,
-    /// Amazon S3 and what speaks like it, `s3://`.
+    /// Amazon S3 and compatible services, `s3://`.
     pub s3: S3Spec,
     /// Azure Blob Storage, `az://`.
     pub az: AzSpec,
-    /// Seconds that a read goes on being retried before it is an error.
+    /// The time for which a failing read is retried, in seconds.
     pub deadline_seconds: Option<u32>,
 }
 
@@ -26,21 +26,21 @@ pub struct StorageSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GsSpec {
-    /// Another server than Google's, such as an emulator.
+    /// A custom endpoint, such as an emulator.
     pub endpoint: Option<String>,
-    /// Without credentials, for public buckets.
+    /// Whether to access buckets without credentials, for public buckets.
     pub anonymous: Option<bool>,
-    /// A service account's key file.
+    /// The key file of a service account.
     pub service_account: Option<PathBuf>,
 }
 
-/// Amazon S3 and what speaks like it.
+/// Amazon S3 and compatible services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct S3Spec {
-    /// Another server than Amazon's.
+    /// A custom endpoint.
     pub endpoint: Option<String>,
-    /// Without credentials, for public buckets.
+    /// Whether to access buckets without credentials, for public buckets.
     pub anonymous: Option<bool>,
     /// The bucket's region.
     pub region: Option<String>,
@@ -50,19 +50,19 @@ pub struct S3Spec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AzSpec {
-    /// Another server than Azure's.
+    /// A custom endpoint.
     pub endpoint: Option<String>,
-    /// Without credentials, for public containers.
+    /// Whether to access containers without credentials, for public containers.
     pub anonymous: Option<bool>,
     /// The storage account.
     pub account: Option<String>,
 }
 
-/// Unless told otherwise, a read is retried for as long as a storage service's bad minute lasts.
+/// The default retry deadline: about the length of a temporary outage of a storage service.
 const DEADLINE_SECONDS: u32 = 120;
 
 impl StorageSpec {
-    /// Takes `other`'s value for each key that it has.
+    /// Overrides each setting that `other` contains.
     #[must_use]
     pub fn overridden_by(&self, other: &Self) -> Self {
         fn pick<T: Clone>(ours: &Option<T>, theirs: &Option<T>) -> Option<T> {
@@ -88,15 +88,15 @@ impl StorageSpec {
         }
     }
 
-    /// How long a read goes on being retried.
+    /// The time for which a failing read is retried.
     pub fn deadline(&self) -> Duration {
         Duration::from_secs(self.deadline_seconds.unwrap_or(DEADLINE_SECONDS).max(1).into())
     }
 
-    /// What is wrong with the endpoints, if anything.
+    /// Validates the endpoints.
     ///
     /// # Errors
-    /// The key, and why its value cannot be used. The value itself is not repeated: it may hold a password.
+    /// The key, and the problem with its value. The value itself is not repeated: it may contain a password.
     pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
         let endpoints = [("gs", &self.gs.endpoint), ("s3", &self.s3.endpoint), ("az", &self.az.endpoint)];
         for (section, endpoint) in endpoints {
@@ -104,10 +104,10 @@ impl StorageSpec {
             let rest = endpoint.strip_prefix("http://").or_else(|| endpoint.strip_prefix("https://"));
             match rest {
                 None | Some("") => {
-                    return Err((section, "an endpoint is http://HOST[:PORT] or https://HOST"));
+                    return Err((section, "an endpoint must be http://HOST[:PORT] or https://HOST"));
                 }
                 Some(rest) if rest.contains(['@', '?']) => {
-                    return Err((section, "an endpoint holds no user name, password or query"));
+                    return Err((section, "an endpoint must not contain a user name, password or query"));
                 }
                 Some(_) => {}
             }

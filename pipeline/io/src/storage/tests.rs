@@ -18,7 +18,7 @@ async fn names(dir: &Path, patterns: &[&str]) -> Result<Vec<String>, Error> {
 }
 
 #[tokio::test]
-async fn globs_match_what_a_shell_would() {
+async fn globs_match_like_a_shell() {
     let dir = tree();
     let at = dir.path();
     assert_eq!(names(at, &["[ab].csv"]).await.unwrap(), ["a.csv", "b.csv"]);
@@ -31,7 +31,7 @@ async fn globs_match_what_a_shell_would() {
 }
 
 #[tokio::test]
-async fn a_listing_is_sorted_without_repeats_whatever_the_patterns_order() {
+async fn a_listing_is_sorted_and_unique_for_any_order_of_patterns() {
     let dir = tree();
     let found = names(dir.path(), &["c.txt", "./sub/../b.csv", "[ab].csv", "a.csv"]).await.unwrap();
     assert_eq!(found, ["a.csv", "./sub/../b.csv", "c.txt"]);
@@ -41,7 +41,7 @@ async fn a_listing_is_sorted_without_repeats_whatever_the_patterns_order() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_apart() {
+async fn missing_files_have_distinct_errors() {
     let dir = tree();
     let error = |pattern: &'static str| {
         let at = dir.path().to_owned();
@@ -50,17 +50,17 @@ async fn what_is_not_there_is_told_apart() {
     assert!(matches!(error("none.csv").await, Error::NotFound { path, base: Some(_) } if path == "none.csv"));
     assert!(matches!(error("none/*.csv").await, Error::EmptyGlob { .. }));
     assert!(matches!(error("*.parquet").await, Error::EmptyGlob { .. }));
-    let told = error("none.csv").await.to_string();
-    assert_eq!(told, format!("none.csv: no such file in {}", dir.path().display()));
+    let message = error("none.csv").await.to_string();
+    assert_eq!(message, format!("none.csv: no such file in {}", dir.path().display()));
     assert_eq!(error("/none.csv").await.to_string(), "/none.csv: no such file");
     assert!(error("sub").await.to_string().contains("is a directory"));
     assert!(matches!(error("[a").await, Error::BadPattern { .. }));
-    let told = error("ftp://bucket/*").await.to_string();
-    assert_eq!(told, "ftp://bucket/*: no kind of storage is called ftp://");
+    let message = error("ftp://bucket/*").await.to_string();
+    assert_eq!(message, "ftp://bucket/*: unsupported storage scheme ftp://");
 }
 
 #[tokio::test]
-async fn a_file_changed_after_listing_is_refused() {
+async fn a_file_changed_after_listing_is_rejected() {
     let dir = tree();
     let objects = list(&["a.csv".to_owned(), "b.csv".to_owned()], dir.path()).await.unwrap();
     assert_eq!(objects[0].read(1..5).await.unwrap(), ".csv");

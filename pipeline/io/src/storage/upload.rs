@@ -1,9 +1,9 @@
-//! Writing an object.
+//! Writes an object.
 //!
-//! An object appears whole or not at all: what is written goes up in parts while it is made, and becomes an
-//! object when the upload is finished. So several can be written and then appear together, as nearly as
-//! storage allows. Given up before that, nothing of it is seen, and its parts are cleared away as far as the
-//! service lets them; those of a process that died are the bucket's to expire.
+//! An object appears completely or not at all: the data is uploaded in parts while it is produced, and the parts become
+//! an object when the upload is finished. So several objects can be written and then appear together, as far as storage
+//! allows. If an upload is abandoned, nothing becomes visible, and its parts are removed if the service permits it;
+//! parts left by a killed process are removed by the bucket's lifecycle rules.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use super::{Stores, listing};
 use crate::Error;
 use crate::cancel::Cancel;
 
-/// Bytes of one of the first parts. Services take ten thousand, so later ones are larger.
+/// The size of the first parts. Services allow ten thousand parts, so later ones are larger.
 const PART_BYTES: usize = 8 << 20;
-/// Parts after which they are larger again by as much.
+/// The number of parts after which the part size increases by `PART_BYTES`.
 const PARTS_OF_A_SIZE: usize = 2_000;
-/// Parts that go up at once.
+/// The maximum number of parts in flight.
 const PARTS: usize = 4;
-/// For how long clearing away is tried.
+/// The timeout for aborting an upload.
 const ABORT_FOR: Duration = Duration::from_secs(5);
 
-/// An object being written. Holds the part being filled, and those on their way.
+/// An object being written. Holds the part being filled and the parts in flight.
 #[derive(Debug)]
 pub struct Upload {
     path: String,
@@ -58,8 +58,8 @@ impl Upload {
     /// Appends `bytes`.
     ///
     /// # Errors
-    /// What the storage service said, of these or earlier bytes; [`Error::Cancelled`] once the stores' reads
-    /// and writes were called off.
+    /// The error of the storage service for these or earlier bytes; [`Error::Cancelled`] once the stores were
+    /// cancelled.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
             let full = PART_BYTES * (1 + self.parts / PARTS_OF_A_SIZE);
@@ -73,11 +73,11 @@ impl Upload {
         Ok(())
     }
 
-    /// Sends all that was written, and waits until it is there: as parts, of which [`Upload::finish`] makes an
+    /// Uploads all data written so far, and waits until it is stored as parts, which [`Upload::finish`] turns into an
     /// object.
     ///
     /// # Errors
-    /// As [`Upload::write`].
+    /// See [`Upload::write`].
     pub async fn seal(&mut self) -> Result<(), Error> {
         // An object has at least one part.
         if !self.part.is_empty() || self.parts == 0 {
@@ -86,14 +86,14 @@ impl Upload {
         self.wait_for_parts(0).await
     }
 
-    /// Makes an object of what was written, or gives it up.
+    /// Turns the written data into an object. On failure, aborts the upload.
     ///
     /// # Errors
-    /// As [`Upload::write`].
+    /// See [`Upload::write`].
     pub async fn finish(mut self) -> Result<(), Error> {
         let finished = self.complete().await;
         if finished.is_err() {
-            // What went wrong first is told.
+            // The first error is the one returned.
             let _ = self.abort().await;
         }
         finished
@@ -105,10 +105,10 @@ impl Upload {
         completed.map(drop).map_err(|source| Error::storage(&self.path, source))
     }
 
-    /// Gives up what was written.
+    /// Discards the written data.
     ///
     /// # Errors
-    /// What the storage service said, or that it did not within some seconds.
+    /// The error of the storage service, or a timeout.
     pub async fn abort(mut self) -> Result<(), Error> {
         self.going_up.shutdown().await;
         match tokio::time::timeout(ABORT_FOR, self.upload.abort()).await {
@@ -125,7 +125,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Waits until no more than `most` parts are on their way.
+    /// Waits until at most `most` parts are in flight.
     async fn wait_for_parts(&mut self, most: usize) -> Result<(), Error> {
         while self.going_up.len() > most {
             let Some(sent) = self.cancel.or(self.going_up.join_next()).await? else { break };

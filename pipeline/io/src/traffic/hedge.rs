@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn late_is_what_few_requests_are() {
+    fn few_requests_are_late() {
         let hedging = Hedging::new();
         assert_eq!(hedging.begin(SMALL_BYTES), UNKNOWN);
         for time in 0..200 {

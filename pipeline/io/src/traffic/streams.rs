@@ -200,7 +200,7 @@ impl Climb {
 mod tests {
     use super::*;
 
-    /// A service that gives each stream 10 MB/s and all of them `total`, and slows when overdone.
+    /// A service that serves each stream at 10 MB/s and all of them at `total`, and slows down when overloaded.
     fn settled(climb: &mut Climb, total: f64, windows: usize) -> Vec<usize> {
         let rate =
             |limit: usize| (limit as f64 * 10.0).min(total) - (limit as f64 * 10.0 - total).max(0.0) * 0.02;
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn it_settles_near_the_knee_and_settles_anew() {
+    fn it_settles_near_the_knee_and_settles_again() {
         let mut climb = Climb::new(FIRST);
         let limits = settled(&mut climb, 300.0, 200);
         let last = &limits[100..];
