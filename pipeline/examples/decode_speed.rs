@@ -1,16 +1,16 @@
-//! How fast one core takes TFRecord files of Examples apart: checksums, framing, parsing into columns.
+//! Measures how fast one core decodes TFRecord files of Examples: checksums, framing, parsing into columns.
 //!
 //! ```text
 //! cargo run --release -p millstream-pipeline --example decode_speed -- make DIRECTORY [ROWS]
 //! cargo run --release -p millstream-pipeline --example decode_speed -- [--runs N] FILE...
 //! ```
 //!
-//! `make` writes files of rows shaped as Criteo's: a label, 13 numbers, 26 categories as integers or as
-//! text, whole or with a fifth of the values missing, compressed or not, features in order or shuffled. Files
-//! are read into memory first, so this is decoding alone. Prints rows a second as minimum, median and maximum;
-//! `bench/decode.py` sets them beside the same loop written in C.
+//! `make` writes files of rows shaped like Criteo's: a label, 13 numbers, and 26 categories as integers or as text.
+//! Variants have all values or a fifth missing, are compressed or not, and have features in order or shuffled. Files
+//! are read into memory first, so only decoding is measured. Prints rows per second as minimum, median and maximum;
+//! `bench/decode.py` compares them with the same loop in C.
 
-#![allow(clippy::print_stdout, reason = "a measurement prints")]
+#![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::error::Error;
 use std::fs::File;
@@ -25,7 +25,7 @@ use millstream_format::{ProjectedColumn, Projection};
 
 const NUMBERS: usize = 13;
 const CATEGORIES: usize = 26;
-/// Rows of a chunk: what the columns hold before they are handed on.
+/// Rows per chunk.
 const CHUNK_ROWS: usize = 1024;
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -47,7 +47,7 @@ fn measure(path: &str, runs: usize) -> Outcome {
     for run in 0..=runs {
         let start = Instant::now();
         rows = decode(&bytes)?;
-        // The first run touches memory for the first time.
+        // The first run is a warm-up, because it touches the memory for the first time.
         if run > 0 {
             rates.push(rows as f64 / start.elapsed().as_secs_f64());
         }
@@ -87,7 +87,7 @@ fn projection() -> Projection {
     Projection { columns: names().into_iter().map(column).collect() }
 }
 
-/// How the rows of a file are written.
+/// The layout of a generated file.
 #[derive(Clone, Copy)]
 struct Shape {
     floats: bool,
@@ -142,7 +142,7 @@ fn record(shape: Shape, row: u64) -> Vec<u8> {
                 packed(3, &varint(count))
             }
         } else {
-            // About the Zipf law: as many ids of each order of magnitude.
+            // Approximately Zipf-distributed: equally many ids of each order of magnitude.
             let id = mix(drawn >> (drawn % 50 + 6)) >> 32;
             if shape.text { packed(1, format!("{id:08x}").as_bytes()) } else { packed(3, &varint(id)) }
         };
@@ -174,7 +174,7 @@ fn varint(mut value: u64) -> Vec<u8> {
     bytes
 }
 
-/// SplitMix64's mixing of bits.
+/// SplitMix64's finalizer.
 fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,10 +1,9 @@
-//! How fast Parquet is read: `parquet_speed FILE...`
+//! Measures the speed of reading Parquet: `parquet_speed FILE...`
 //!
-//! On one thread, in turns, over files in the page cache: the `parquet` crate alone, and what ingest reads
-//! of the same columns. Prints
-//! rows a second: least, median, most.
+//! Uses one thread and files in the page cache. Alternates between the `parquet` crate alone and Millstream's ingest of
+//! the same columns. Prints rows per second as minimum, median and maximum.
 
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a measurement is for its reader")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a benchmark prints its results")]
 
 use std::fs::File;
 use std::path::Path;
@@ -60,7 +59,7 @@ fn measure(files: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         each_chunk(&dataset, &projection, runtime.handle(), &mut |count| rows += count)?;
         ours.push(rows as f64 / start.elapsed().as_secs_f64());
     }
-    for (name, mut rates) in [("the parquet crate", crates), ("ingest's reading", ours)] {
+    for (name, mut rates) in [("the parquet crate", crates), ("ingest", ours)] {
         rates.sort_by(f64::total_cmp);
         let million = |rate: f64| rate / 1e6;
         println!(

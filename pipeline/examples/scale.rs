@@ -1,4 +1,5 @@
-//! How ingest's cost grows: columns, objects, record sizes, lanes, one at a time around a middle point.
+//! Measures how the cost of ingest scales with the number of columns, objects, record sizes and lanes. Varies one
+//! parameter at a time around a middle point.
 //!
 //! ```text
 //! cargo run --release -p millstream-pipeline --example scale               the grid, as Markdown
@@ -7,9 +8,9 @@
 //! cargo run --release -p millstream-pipeline --example scale -- engine lanes=16 ...
 //! ```
 //!
-//! Each point runs in a process of its own, so that its peak memory (VmHWM) is its own. It opens the
-//! data as a job does, waits for the first batch, drains the feed, and prints a line of JSON. `engine`
-//! measures the engine alone: its source hands out copies of one chunk that is made already.
+//! Each point runs in a separate process, so that its peak memory (VmHWM) is measured separately. The process opens the
+//! data as a job does, waits for the first batch, drains the feed, and prints a line of JSON. `engine` measures the
+//! engine alone: its source returns copies of one prepared chunk.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -36,7 +37,7 @@ use millstream_pipeline::transform::Transform;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// Distinct files of a point; the other objects are further names of these.
+/// The number of distinct files of a point; further objects are additional names of these files.
 const DISTINCT: usize = 8;
 
 #[derive(Clone, Debug)]
@@ -51,7 +52,7 @@ struct Point {
     budget_mib: u64,
 }
 
-/// The point that the others differ from in one respect.
+/// The point around which the others vary one parameter.
 const MIDDLE: Point = Point {
     columns: 40,
     objects: 64,
@@ -164,7 +165,7 @@ fn record(point: &Point, row: usize) -> Vec<u8> {
         let value = if Point::is_number(column) { float(value as f32) } else { integer(value) };
         out.extend(feature(&format!("c{column}"), &value));
     }
-    // What no feature reads makes a record as long as is asked for.
+    // A feature that is not read pads the record to the requested length.
     if let Some(rest) = point.record_bytes.checked_sub(out.len() + 32) {
         out.extend(feature("payload", &field(1, &field(1, &vec![7; rest]))));
     }
@@ -185,7 +186,7 @@ fn write(point: &Point, directory: &Path) {
     }
 }
 
-/// Peak and present resident memory of this process, in bytes.
+/// The peak and current resident memory of this process, in bytes.
 fn resident() -> (u64, u64) {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let of = |key: &str| {
@@ -239,7 +240,7 @@ fn measure(point: &Point, directory: &Path) -> Value {
     found
 }
 
-/// A source whose chunks cost one copy of memory.
+/// A source whose chunks cost only one memory copy.
 struct Ready {
     point: Point,
     chunk: Arc<Chunk>,
@@ -302,7 +303,7 @@ fn measure_engine(point: &Point) -> Value {
     drain(plan, Instant::now())
 }
 
-/// Measures a point in a process of its own, over data in a directory that is gone afterwards.
+/// Measures a point in a separate process, over data in a temporary directory.
 fn run(point: &Point, room: &Path) -> Value {
     let directory = room.join("data");
     let _ = fs::remove_dir_all(&directory);

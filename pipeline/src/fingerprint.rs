@@ -44,8 +44,8 @@ pub fn reduce(fingerprint: u64, buckets: u32) -> u32 {
     (fingerprint % u64::from(buckets)) as u32
 }
 
-/// [`reduce`] with a multiplication instead of a division, so that many fingerprints can be reduced at once
-/// in vector registers, which have no integer division (Barrett, 1986).
+/// [`reduce`] with a multiplication instead of a division, so that many fingerprints can be reduced in parallel in
+/// vector registers, which have no integer division (Barrett, 1986).
 ///
 /// The reciprocal is `floor((2^64 - 1) / buckets)`, less than 1 below `2^64 / buckets`. The quotient is
 /// therefore at most one too small, and one conditional subtraction makes the remainder exact.

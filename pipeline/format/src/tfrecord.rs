@@ -43,7 +43,7 @@ pub struct Damage {
     pub offset: u64,
     /// Record number, from 0.
     pub record: u64,
-    /// What is wrong.
+    /// A description of the damage.
     pub message: String,
     /// Whether the rest of the file is unreadable.
     pub fatal: bool,

@@ -1,9 +1,8 @@
 //! Streaming Zstandard decompression.
 //!
-//! If a call of the library meets damage, it also drops what the call decoded before the damage. So each call
-//! passes exactly as many bytes as the previous one requested: the calls, and hence the bytes decoded before
-//! damage, do not depend on how the input is split. This passes one block at a time, which also saves the
-//! library a copy.
+//! If a library call encounters damage, it also drops the data that it decoded before the damage. So each call passes
+//! exactly as many bytes as the previous one requested: the calls, and hence the bytes decoded before damage, do not
+//! depend on how the input is split. This passes one block at a time, which also saves the library a copy.
 //!
 //! Source: RFC 8878.
 

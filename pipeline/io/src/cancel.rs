@@ -1,7 +1,7 @@
 //! Cancels reads.
 //!
-//! Reads wait on the runtime beside this signal. So a read that hangs, in the network or in a dead mount, is
-//! abandoned at once and never waited for.
+//! Each read waits on the runtime for either its result or this signal. So a read that hangs, in the network or in a
+//! dead mount, is abandoned immediately.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::Error;
 
-/// A signal that can be given once, to all clones and their children.
+/// A signal that can be sent once, to all clones and their children.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cancel(Arc<Link>);
 
@@ -22,7 +22,7 @@ struct Link {
 }
 
 impl Cancel {
-    /// A signal that is given with this one, or earlier.
+    /// A child signal: sent together with this one, or separately before.
     pub(crate) fn child(&self) -> Self {
         Self(Arc::new(Link { given: watch::Sender::new(false), parent: Some(self.clone()) }))
     }
@@ -31,7 +31,7 @@ impl Cancel {
         self.0.given.send_replace(true);
     }
 
-    /// The result of `work`, unless the signal is given first.
+    /// Returns the result of `work`, unless the signal is sent first.
     pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         tokio::select! {
             biased;

@@ -30,7 +30,7 @@ use tokio::runtime::Handle;
 pub use error::Error;
 use permits::Permit;
 
-/// What a read runs with.
+/// The context of a read.
 #[derive(Clone, Debug)]
 pub struct ReadContext {
     /// The runtime of its requests.

@@ -15,7 +15,7 @@ const INITIAL_OBJECT_BYTES: u64 = 5 << 20;
 /// The bounds of a range's size.
 const MAX_RANGE_BYTES: u64 = 8 << 20;
 const MIN_RANGE_BYTES: u64 = 64 << 10;
-/// Ranges held in addition to those in flight: one being decoded and one that is waiting to be.
+/// Ranges held in addition to those in flight: one being decoded and one waiting to be decoded.
 const EXTRA_RANGES: u64 = 2;
 
 /// The limits of one dataset's reads, and their use.
@@ -69,7 +69,7 @@ impl ReadLimits {
         self.object_bytes.load(Ordering::Relaxed)
     }
 
-    /// How to read an object within the current limits: with all streams if each range is large enough to be worth a
+    /// How to read an object within the current limits: with all streams if each range is large enough to justify a
     /// request, and with fewer otherwise.
     pub fn ranges(&self) -> Ranges {
         let bytes = self.object_bytes();

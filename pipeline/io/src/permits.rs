@@ -139,7 +139,7 @@ impl DecodePermits {
         self.update_earliest(&state);
         self.queueing.add(began.elapsed());
         drop(state);
-        self.recorder.add(start, Category::Wait, "wait for a turn", Work::default);
+        self.recorder.add(start, Category::Wait, "wait for a decode permit", Work::default);
     }
 
     fn release(&self) {

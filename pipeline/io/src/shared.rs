@@ -1,4 +1,4 @@
-//! Shares what one reader fetches with the others.
+//! Shares the bytes fetched by one reader with the others.
 //!
 //! Objects are cut into blocks at fixed offsets, so that readers request the same pieces. Readers of a piece in
 //! flight wait for the same request. A fetched piece is kept, in a least-recently-used cache of `capacity` bytes.

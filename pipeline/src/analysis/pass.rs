@@ -1,7 +1,7 @@
 //! The analysis pass over the training data.
 //!
-//! Threads take splits in order and count each separately; the counts are merged in the same order. A thread
-//! waits before it starts a split too far ahead of the merged ones, so only a few [`Partial`]s exist at once.
+//! Threads take splits in order and count each separately; the counts are merged in the same order. A thread waits
+//! before it starts a split too far ahead of the merged ones, so only a few [`Partial`]s exist at a time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

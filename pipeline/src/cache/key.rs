@@ -21,7 +21,7 @@ use crate::spec::{DataSpec, FeatureSpec, LabelSpec, OnBadRecord};
 /// program's version.
 const REVISION: u32 = 1;
 
-/// Identifies the rows that a job makes of its records.
+/// Identifies the rows that a job derives from its records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specification([u8; 32]);
 
@@ -55,8 +55,8 @@ impl Specification {
     /// The specification of a job with the statistics `analysis`.
     pub fn of(features: &[FeatureSpec], label: &LabelSpec, data: &DataSpec, analysis: &Analysis) -> Self {
         let mut parts = Parts::new("millstream cache specification");
-        // Clear the keys that do not affect rows: the files, their order, and the use of their rows. A bad record
-        // is omitted from a file whatever the job's policy.
+        // Clear the keys that do not affect rows: the files, their order, and the use of their rows. A file omits bad
+        // records regardless of the job's policy.
         let data = DataSpec {
             base: PathBuf::new(),
             train: Vec::new(),

@@ -134,7 +134,7 @@ impl CacheReader {
         };
         self.block = self.contents.entries.iter().map(|entry| entry.rows).take_while(passed).count();
         self.next = self.block;
-        // The rows of its first block that nobody wants.
+        // Skips the unwanted leading rows of the first block.
         self.rows = (from - before) as usize..usize::MAX;
         self.request();
     }

@@ -68,7 +68,7 @@ struct Filtered {
     ruled_out: Vec<bool>,
 }
 
-/// What opening learned about the files.
+/// The files, with the metadata read when the dataset was opened.
 #[derive(Debug)]
 enum Files {
     TfRecord,
@@ -109,14 +109,15 @@ pub enum SplitPart {
 }
 
 impl Dataset {
-    /// Lists the files that `patterns` match, and reads what cutting them into splits requires. Patterns are paths and
-    /// globs relative to `base`. Without `format`, the format is detected from the files' names, or else from their
+    /// Lists the files that `patterns` match, and reads the metadata required to cut them into splits. Patterns are
+    /// paths and globs relative to `base`. Without `format`, the format is detected from the files' names, or else from
+    /// their first bytes.
     /// first bytes.
     pub async fn open(patterns: &[String], base: &Path, format: Option<FormatName>) -> Result<Self, Error> {
         Self::of(storage::list(patterns, base).await?, format).await
     }
 
-    /// Opens listed files: reads what cutting them into splits requires.
+    /// Opens listed files: reads the metadata required to cut them into splits.
     pub async fn of(objects: Vec<Object>, format: Option<FormatName>) -> Result<Self, Error> {
         match common_format(&objects, format).await? {
             FormatName::TfRecord => Ok(Self::of_records(objects, DEFAULT_SPLIT_BYTES)),

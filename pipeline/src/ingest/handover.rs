@@ -105,7 +105,7 @@ impl<T> Handover<T> {
         self.notify();
     }
 
-    /// Whether [`Handover::recv`] would return at once.
+    /// Whether [`Handover::recv`] would return immediately.
     pub(crate) fn is_ready(&self) -> bool {
         !matches!(*self.lock(), State::Empty)
     }

@@ -1,4 +1,4 @@
-//! What hosts that train together exchange about their lanes.
+//! The exchange of lane updates between hosts that train together.
 //!
 //! Every host computes the same order with the same [`Merge`](crate::order), which needs the extents of all lanes'
 //! windows. Each host reads only its own lanes ([`Share`]). So the owner of a lane sends an update about each piece to

@@ -1,7 +1,7 @@
 //! Interleaving: merges the lanes of a pass into one sequence of rows.
 //!
-//! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. So row `k` of
-//! lane `v` is drawn in round `k`, whatever the other lanes hold.
+//! *Shuffled*: one row from each live lane in turn; a lane that has ended leaves the rotation. So row `k` of lane `v`
+//! is drawn in round `k`, independent of the other lanes.
 //!
 //! *Ordered*: one whole split from each lane in turn; as split `i` is in lane `i mod V`, this is the data's
 //! order.
@@ -9,10 +9,10 @@
 //! Adjacent rows of a file are thus V rows apart, and the merge waits for a slow lane: the sequence does not
 //! depend on which lanes are ready.
 //!
-//! [`Merge`] holds no rows. Its caller supplies the extent of a lane's next window on request, and can obtain
-//! the position at any time; it identifies the current windows by their start. Invariant: resuming from a
-//! position delivers what an uninterrupted run would have delivered after it, and the position after any number
-//! of rows does not depend on how the lanes' rows were divided into chunks.
+//! [`Merge`] holds no rows. Its caller supplies the extent of a lane's next window on request, and can obtain the
+//! position at any time; it identifies the current windows by their start. Invariant: resuming from a position delivers
+//! the same rows as an uninterrupted run from there on, and the position after any number of rows does not depend on
+//! how the lanes' rows were divided into chunks.
 
 use super::pass::PassOrder;
 use super::position::{Cursor, LanePosition, Position, PositionError};

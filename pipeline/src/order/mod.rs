@@ -38,8 +38,8 @@
 //!
 //! A test compares the module with a reference implementation over whole lists (`reference.rs`).
 //!
-//! A job with `deterministic = false` gives up the exact batches of the third invariant, and the fifth: batches then
-//! consist of the rows that are ready (`ingest/assemble.rs`). Resuming still delivers each remaining row exactly
+//! A job with `deterministic = false` waives the exact batches of the third invariant, and the fifth invariant: batches
+//! then consist of the rows that are ready (`ingest/assemble.rs`). Resuming still delivers each remaining row exactly
 //! once.
 
 mod hosts;

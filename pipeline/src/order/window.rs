@@ -74,7 +74,7 @@ impl<'a> Cutter<'a> {
         self.before
     }
 
-    /// The reader has skipped `rows` of them.
+    /// Records that the reader has skipped `rows` of them.
     pub(crate) fn pass(&mut self, rows: u64) {
         self.row += rows;
     }

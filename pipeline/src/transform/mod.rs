@@ -1,9 +1,9 @@
 //! Turns raw columns into dense values and ids.
 //!
-//! A [`Transform`] is a job's features with all learned statistics resolved: a pure function from a raw
-//! chunk to a [`Chunk`]. It processes one column at a time with loops specialized for the column's type.
-//! The compiler vectorizes most of them (`simd.rs`), and nothing is allocated per value. The finished
-//! columns are then interleave into the chunk's row-major blocks (`rows.rs`).
+//! A [`Transform`] is a job's features with all learned statistics resolved: a pure function from a raw chunk to a
+//! [`Chunk`]. It processes one column at a time with loops specialized for the column's type. The compiler vectorizes
+//! most of them (`simd.rs`), and nothing is allocated per value. The finished columns are then interleaved into the
+//! chunk's row-major blocks (`rows.rs`).
 //!
 //! Results are bit-identical on every machine: ids are integers, and floats use only operations that
 //! IEEE 754 defines exactly, including the logarithm (`logarithm.rs`).

@@ -73,7 +73,7 @@ pub struct InspectOptions {
     pub rows: usize,
     /// The layout of CSV files.
     pub csv: CsvOptions,
-    /// The number of threads, each of which reads a file or, when there are fewer files, a row group.
+    /// The number of threads. Each reads a file or, if there are fewer files than threads, a row group.
     pub threads: usize,
 }
 

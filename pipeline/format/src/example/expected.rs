@@ -9,10 +9,10 @@
 //! 0a L | 0a n name 12 | F k F-2 08   | value          an int64 that is not packed (a float: 0d)
 //! ```
 //!
-//! and with lengths below 128 the name, the kind and `L` determine all bytes before the value. A step stores
-//! them for an empty value as words of eight bytes; the first and the last grow by a constant per byte of
-//! value. Two additions and two comparisons (more for names over six bytes) then check tags, name and all
-//! five lengths at once. The value itself is one load.
+//! and with lengths below 128 the name, the kind and `L` determine all bytes before the value. A step stores them for
+//! an empty value as words of eight bytes; the first and the last word grow by a constant per byte of value. Two
+//! additions and two comparisons (more for names over six bytes) then check the tags, the name and all five lengths
+//! together. The value itself is one load.
 //!
 //! An entry with the expected name but another form goes to its column through `Column::append`. If the name
 //! is that of a later step, the expected feature is absent. Anything else (another order, a repeated name, a
@@ -25,7 +25,7 @@ use super::column::Column;
 use super::names::Slot;
 use super::wire::{self, VALUE_BYTES};
 
-/// Bytes of the last word before a value, and those loaded after it whatever the value's length.
+/// Bytes of the last word before a value, and the bytes loaded after it regardless of the value's length.
 const LOADED: usize = 8 + VALUE_BYTES;
 /// The last bytes of a record are decoded in a padded copy, so that loads stay in bounds.
 const TAIL: usize = 64;
@@ -177,12 +177,12 @@ impl Expected {
         (in_tail == TAIL).then_some(())
     }
 
-    /// Learns from a record that the careful way has made a row of.
+    /// Learns from a record that the general path has decoded successfully.
     pub(super) fn learn<'a>(&mut self, sightings: impl Iterator<Item = Sighting<'a>> + Clone) {
         if !self.merge(sightings.clone()) {
             self.steps.clear();
             self.step_of_name.clear();
-            // Names that are here twice have their first place.
+            // A name that occurs twice keeps its first position.
             self.merge(sightings);
         }
         self.find_unfilled(self.columns);

@@ -71,7 +71,7 @@ pub enum Fault {
     Column {
         /// Index of the column.
         column: usize,
-        /// What is wrong.
+        /// The problem.
         message: String,
     },
 }

@@ -1,6 +1,6 @@
 //! Reads the protobuf wire format.
 //!
-//! Each function advances a slice past what it reads. Nothing is copied, and no input causes a panic.
+//! Each function advances a slice past the bytes it reads. Nothing is copied, and no input causes a panic.
 
 /// Why bytes are not a protobuf message.
 pub(super) type Malformed = &'static str;
@@ -67,7 +67,7 @@ fn varint_by_bytes(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     Err(if bytes.len() < 10 { "a number is truncated" } else { "a number has more than 64 bits" })
 }
 
-/// Bytes loaded at the start of a value, whatever its length.
+/// Bytes loaded at the start of a value, regardless of its length.
 pub(super) const VALUE_BYTES: usize = 32;
 
 /// The continuation bit of each byte of a varint.

@@ -1,4 +1,4 @@
-//! Row filters: conditions on columns, all of which a row must meet.
+//! Row filters: conditions on columns; a row must meet all of them.
 //!
 //! A filter defines the dataset: excluded rows do not exist for the order, for statistics and for counts. It is
 //! evaluated exactly, per row (`cells.rs`). Parquet statistics only avoid reading row groups and pages in which
@@ -70,8 +70,8 @@ impl Filter {
 impl ResolvedFilter {
     /// The rows of `raw` that pass, with the requested columns; `None` if no row passes.
     ///
-    /// A cell with several values passes no test. Each such row is an error given to `skip`, which decides whether to go
-    /// on without the row.
+    /// A cell with several values passes no test. Each such row is an error passed to `skip`, which decides whether to
+    /// continue without the row.
     pub fn apply<E: From<Error>>(
         &self,
         raw: &RawChunk,

@@ -1,9 +1,9 @@
 //! Reads objects ahead of decoding: the only place where ingest waits for storage.
 //!
-//! The decoding thread reads an object's bytes as a [`BufRead`], or several ranges at once. Pieces are read ahead on
+//! The decoding thread reads an object's bytes as a [`BufRead`], or several ranges together. Pieces are read ahead on
 //! the runtime: enough that the thread seldom waits, and within the memory budget. Dropping the reader ends its
-//! requests, and so does cancelling the [`crate::storage::Stores`] that listed the object, which also wakes
-//! waiting threads.
+//! requests, and so does cancelling the [`crate::storage::Stores`] that listed the object, which also wakes waiting
+//! threads.
 //!
 //! A piece of a local file is one `pread` on a blocking thread of the runtime. A piece of a remote object passes
 //! through layers that all readers of the host share:
@@ -59,11 +59,11 @@ fn pieces_of(object: &Object, limits: &ReadLimits) -> (u64, usize) {
 }
 
 impl Object {
-    /// Reads some bytes, if the object is still the one listed.
+    /// Reads a byte range, if the object is still the one listed.
     ///
     /// # Errors
-    /// [`Error::Changed`] if it is not; [`Error::Cancelled`] if its [`Stores`](super::storage::Stores) were cancelled; the
-    /// service's error, if it persisted until the deadline.
+    /// [`Error::Changed`] if it has changed; [`Error::Cancelled`] if its [`Stores`](super::storage::Stores) were
+    /// cancelled; the service's error, if it persisted until the deadline.
     pub async fn read(&self, range: Range<u64>) -> Result<Bytes, Error> {
         Source::new(self.clone()).read(range).await
     }

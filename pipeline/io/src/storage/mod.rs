@@ -54,7 +54,7 @@ pub struct Stores {
     recorder: Arc<Recorder>,
 }
 
-/// What all users on this host share.
+/// State shared by all users on this host.
 #[derive(Debug)]
 struct Host {
     next_store: AtomicU64,
@@ -67,7 +67,7 @@ impl Stores {
     /// The default size of the buffer of shared bytes.
     pub const SHARED_BYTES: u64 = 64 << 20;
 
-    /// Storage with these settings. `shared_bytes` of what was fetched are kept for other readers.
+    /// Storage with these settings. Up to `shared_bytes` of fetched bytes are kept for other readers.
     pub fn new(spec: StorageSpec, shared_bytes: u64) -> Self {
         let host = Host {
             next_store: AtomicU64::new(0),
@@ -101,7 +101,7 @@ impl Stores {
     /// a leading dot matches names that start with one. The listing is sorted by address and has no duplicates.
     ///
     /// # Errors
-    /// When a pattern matches nothing, storage refuses, or a listing fails until the deadline.
+    /// A pattern matches nothing, storage rejects a request, or a listing fails until the deadline.
     pub async fn list(&self, patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
         let base = std::path::absolute(base).map_err(|source| Error::file(base, source))?;
         let mut objects = Vec::new();
@@ -116,14 +116,14 @@ impl Stores {
     /// Starts to write an object; a relative path starts at `base`.
     ///
     /// # Errors
-    /// When the address is invalid, or its storage cannot be reached.
+    /// The address is invalid, or its storage cannot be reached.
     pub async fn create(&self, path: &str, base: &Path) -> Result<Upload, Error> {
         let base = std::path::absolute(base).map_err(|source| Error::file(base, source))?;
         Upload::create(self, path, &base).await
     }
 
     /// Cancels all reads and writes of objects by this value and its clones, permanently. Waiting calls return
-    /// [`Error::Cancelled`] at once, even if storage hangs.
+    /// [`Error::Cancelled`] immediately, even if storage hangs.
     pub fn cancel(&self) {
         self.cancel.cancel();
     }
@@ -190,15 +190,15 @@ impl Default for Stores {
 /// Whether `address` is a local file.
 ///
 /// # Errors
-/// When it is invalid.
+/// The address is invalid.
 pub fn is_local(address: &str) -> Result<bool, Error> {
     Ok(Address::parse(address)?.scheme == address::Scheme::File)
 }
 
-/// Lists what `patterns` match, with separate [`Stores`], for callers that read nothing else.
+/// Lists the objects that `patterns` match, with separate [`Stores`], for callers that read nothing else.
 ///
 /// # Errors
-/// As [`Stores::list`].
+/// See [`Stores::list`].
 pub async fn list(patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
     Stores::default().list(patterns, base).await
 }

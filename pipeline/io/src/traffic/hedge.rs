@@ -1,4 +1,4 @@
-//! When a second request is sent beside a late one, and how often.
+//! Decides when to send a second request for a late one, and limits how often.
 //!
 //! A request that takes longer than nearly all others is probably stuck behind something that a second one is not
 //! (Dean and Barroso, "The Tail at Scale", 2013). The second one is sent when the first exceeds 1.5 times the 95th

@@ -1,10 +1,10 @@
-//! The limit on concurrent requests to one bucket, found while running.
+//! The limit on concurrent requests to one bucket, tuned at run time.
 //!
-//! A hill climb on measured throughput: while requests wait for their turn, the limit changes by a step, and the
-//! bytes per second of the next window decide whether the step is kept. More streams must gain 8 %; fewer may lose 3
-//! %. Between steps the limit rests for some windows; a rate that falls by a third ends the rest. So the limit
-//! settles, and adapts when other load starts or storage slows down. A service that asks for fewer requests (429,
-//! 503) gets 30 % fewer at once (multiplicative decrease, as in Chiu and Jain 1989), at most once per window.
+//! A hill climb on measured throughput: while requests wait for their turn, the limit changes by a step, and the bytes
+//! per second of the next window decide whether the step is kept. More streams must gain 8 %; fewer may lose 3 %.
+//! Between steps the limit rests for some windows; if the rate falls by a third, the rest ends early. So the limit
+//! settles, and adapts when other load starts or storage slows down. If the service asks for fewer requests (429, 503),
+//! the limit drops by 30 % (multiplicative decrease, as in Chiu and Jain 1989), at most once per window.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -58,8 +58,8 @@ impl<'a> Input<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Parses a block's bytes, without padding. Their length and [`BLOCK_BYTES`] bound the allocated memory, whatever
-    /// their contents.
+    /// Parses a block's bytes, without padding. Their length and [`BLOCK_BYTES`] bound the allocated memory for any
+    /// contents.
     pub(crate) fn parse(bytes: &'a [u8], shape: &Shape) -> Result<Self, Malformed> {
         let mut input = Input(bytes);
         let rows = input.word()?;

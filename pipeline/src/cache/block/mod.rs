@@ -22,8 +22,8 @@
 //! Labels, weights and dense values are narrowed if all values of a column are exactly integers from 0 to 2^24 - 1,
 //! otherwise stored unchanged: the encoding is lossless.
 //!
-//! Fixed widths instead of bit packing: the compiler vectorises the branch-free decoding loop, which is faster than a
-//! disk, and packing would save an eighth at best.
+//! Fixed widths instead of bit packing: the compiler vectorizes the branch-free decoding loop, which is faster than a
+//! disk, and packing would save at most an eighth.
 
 mod decode;
 mod encode;
@@ -33,7 +33,7 @@ use crate::chunk::Chunk;
 pub(crate) use decode::Block;
 pub(crate) use encode::{Encoded, decoded_bytes, encode, rows_within};
 
-/// Maximum decoded size of a block. A larger row is a block of its own.
+/// Maximum decoded size of a block. A larger row forms a separate block.
 pub(crate) const BLOCK_BYTES: usize = 512 << 10;
 
 const HEAD_BYTES: usize = 8;

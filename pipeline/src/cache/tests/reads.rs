@@ -1,4 +1,4 @@
-//! Cached reads return the same rows as uncached ones, whatever happens to the file.
+//! Cached reads return the same rows as uncached ones, even if the file is damaged or removed.
 
 use millstream_io::permits::Permit;
 

@@ -4,10 +4,9 @@
 //! and row counts, several files at a time; the second converts. The number of rows in each shard is
 //! therefore known before it is started, and rows keep their order.
 //!
-//! The second pass is divided into *runs* of consecutive shards, one per thread as far as the numbers of
-//! shards and inputs allow. Each run seeks to its first row, reads its own rows and writes its own files. A
-//! run with several threads reads on one of them at a time and encodes on all ([`crate::output`]). The output
-//! does not depend on the number of threads.
+//! The second pass is divided into *runs* of consecutive shards, one per thread if there are enough shards and inputs.
+//! Each run seeks to its first row, reads its own rows and writes its own files. A run with several threads reads on
+//! one of them at a time and encodes on all ([`crate::output`]). The output does not depend on the number of threads.
 
 mod input;
 mod schema;

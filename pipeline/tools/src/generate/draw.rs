@@ -1,5 +1,5 @@
-//! Random numbers addressed by row and column instead of drawn in sequence: row `i` gets the same values on
-//! any thread and whatever was generated before.
+//! Random numbers addressed by row and column instead of drawn in sequence: row `i` gets the same values on any thread,
+//! independent of previously generated rows.
 //!
 //! A [`Draws`] is a SplitMix64 sequence (`splitmix.rs`) with random access: its `i`-th output is a mix of
 //! `key + i * GAMMA`. Each use has its own key.

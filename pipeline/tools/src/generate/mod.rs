@@ -1,9 +1,9 @@
 //! Synthetic click logs with a known best AUC: `millstream generate`.
 //!
-//! For trials and benchmarks: any number of rows that resemble Criteo's log, labelled by a planted model
-//! (`clicks.rs`), with that model's exact score on its labels (`best.rs`), which shows how close training
-//! comes to the optimum. A row depends only on the seed and its number, so files do not depend on threads,
-//! and held-out data of the same model is simply a later range of rows.
+//! For trials and benchmarks: any number of rows that resemble Criteo's log, labelled by a planted model (`clicks.rs`).
+//! The model's exact score on its labels (`best.rs`) shows how close training comes to the optimum. A row depends only
+//! on the seed and its number, so files do not depend on threads, and held-out data of the same model is simply a later
+//! range of rows.
 
 mod best;
 mod clicks;

@@ -1,10 +1,10 @@
 //! Writes output files for `convert`, `generate` and scoring.
 //!
-//! A file consists of *blocks*: runs of rows whose boundaries depend on the rows alone. A block is a row group
-//! of a Parquet file, or some thousand records of a TFRecord or CSV file, each block compressed separately such
-//! that their concatenation is one stream (`deflate.rs`). Blocks can therefore be encoded in parallel
-//! ([`crate::parallel`]) without affecting the files' bytes, and only a few blocks are in memory at a time,
-//! whatever the size of the files.
+//! A file consists of *blocks*: runs of rows whose boundaries depend only on the rows. A block is a row group of a
+//! Parquet file, or several thousand records of a TFRecord or CSV file. Blocks of a stream are compressed separately
+//! such that their concatenation is one stream (`deflate.rs`). Blocks can therefore be encoded in parallel
+//! ([`crate::parallel`]) without affecting the files' bytes, and only a few blocks are in memory at a time, regardless
+//! of the size of the files.
 //!
 //! A [`TableWriter`] writes tables of unknown length, such as scores, row by row.
 //!
