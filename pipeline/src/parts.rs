@@ -107,7 +107,7 @@ async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
     if at == 0 || at >= size {
         return Ok(Some(at));
     }
-    let (mut base, mut bytes, mut look) = (at, Vec::new(), FIRST_READ_BYTES);
+    let (mut base, mut bytes, mut read_bytes) = (at, Vec::new(), FIRST_READ_BYTES);
     loop {
         match scan(&bytes, size - base) {
             Scan::Found(place) => return Ok(Some(base + place as u64)),
@@ -119,9 +119,9 @@ async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
                     return Ok(None);
                 }
                 let next = base + bytes.len() as u64;
-                let end = (base + (until - from) as u64).max(next + look).min(size);
+                let end = (base + (until - from) as u64).max(next + read_bytes).min(size);
                 bytes.extend_from_slice(&object.read(next..end).await?);
-                look = (2 * look).min(MAX_READ_BYTES);
+                read_bytes = (2 * read_bytes).min(MAX_READ_BYTES);
             }
         }
     }

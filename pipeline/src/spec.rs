@@ -275,7 +275,7 @@ pub enum Normalize {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingNumber {
-    /// None: an absent number is an error with the record's address.
+    /// No replacement: an absent number is an error with the record's address.
     Error,
     /// The mean of the present values, learned.
     Mean,

@@ -64,7 +64,7 @@ pub(super) fn feed(
             pool: Pool::new(&order),
             packer: Packer::default(),
             drawn: Vec::with_capacity(plan.schema.rows as usize),
-            last_left_out: None,
+            last_skipped: None,
         };
         position = assembler.run(position, producer)?;
     }
@@ -86,7 +86,7 @@ struct Assembler<'a> {
     packer: Packer,
     /// Rows that have been drawn but not packed.
     drawn: Vec<RowRef>,
-    last_left_out: Option<Error>,
+    last_skipped: Option<Error>,
 }
 
 /// A row of the pass: a lane, and an index in its current window.
@@ -268,11 +268,11 @@ impl Assembler<'_> {
             Piece::Window(window) => {
                 self.merge.supply(lane, window.extent)?;
                 let last = self.pool.hold_window(lane, window);
-                self.check_left_out(last)
+                self.check_skipped(last)
             }
             Piece::End(SkippedRecords { records, last }) => {
                 self.merge.end_lane(lane, records)?;
-                self.check_left_out(last)
+                self.check_skipped(last)
             }
         }
     }
@@ -289,24 +289,24 @@ impl Assembler<'_> {
         match update? {
             PieceUpdate::Window(extent, left_out) => {
                 self.merge.supply(key.lane, extent)?;
-                self.check_left_out(error(left_out))
+                self.check_skipped(error(left_out))
             }
             PieceUpdate::End(records, left_out) => {
                 self.merge.end_lane(key.lane, records)?;
-                self.check_left_out(error(left_out))
+                self.check_skipped(error(left_out))
             }
             PieceUpdate::Failed(message) => Err(Error::Peer { host, message }),
         }
     }
 
-    fn check_left_out(&mut self, last: Option<Error>) -> Result<(), Error> {
-        self.last_left_out = last.or(self.last_left_out.take());
-        match (self.plan.on_bad_record, self.last_left_out.take()) {
+    fn check_skipped(&mut self, last: Option<Error>) -> Result<(), Error> {
+        self.last_skipped = last.or(self.last_skipped.take());
+        match (self.plan.on_bad_record, self.last_skipped.take()) {
             (OnBadRecord::Skip { limit }, Some(last)) if self.merge.skipped() > limit => {
                 Err(Error::TooManyBadRecords { limit, last: Box::new(last) })
             }
             (_, last) => {
-                self.last_left_out = last;
+                self.last_skipped = last;
                 Ok(())
             }
         }
@@ -387,7 +387,7 @@ impl Pool {
         *chunks = window.chunks.len();
         self.chunks.splice(*first..*first, window.chunks);
         self.place_lanes();
-        window.last_left_out
+        window.last_skipped
     }
 
     fn place_lanes(&mut self) {

@@ -26,7 +26,7 @@ pub(crate) struct Notify {
 }
 
 impl Notify {
-    /// The number of changes so far. Acquires: a thread that reads a count sees all earlier changes.
+    /// The number of changes so far. A thread that reads it also sees the effects of all earlier changes.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }

@@ -28,7 +28,7 @@ pub(crate) struct Window {
     pub(crate) chunks: Vec<Arc<Chunk>>,
     pub(crate) rows: Vec<RowRef>,
     /// The error of the last skipped record, if any.
-    pub(crate) last_left_out: Option<Error>,
+    pub(crate) last_skipped: Option<Error>,
 }
 
 /// The maximum number of rows for which a window reserves memory in advance.
@@ -99,7 +99,7 @@ impl<'a> LaneReader<'a> {
         self.permit.start_window();
         let (mut chunks, mut rows) =
             (Vec::new(), Vec::with_capacity(self.cutter.limit().min(MOST_RESERVED) as usize));
-        let mut last_left_out = None;
+        let mut last_skipped = None;
         let extent = loop {
             if self.cutter.is_full() || self.cutter.upcoming(0).is_none() {
                 break self.cutter.finish();
@@ -111,7 +111,7 @@ impl<'a> LaneReader<'a> {
                 self.cut_chunk(&mut chunks, &mut rows);
             } else {
                 let SkippedRecords { records, last } = self.end_split();
-                last_left_out = last.or(last_left_out);
+                last_skipped = last.or(last_skipped);
                 if let Some(extent) = self.cutter.end_split(records)? {
                     break Some(extent);
                 }
@@ -121,7 +121,7 @@ impl<'a> LaneReader<'a> {
             self.permit.release();
             return Ok(Some(Piece::End(SkippedRecords {
                 records: self.cutter.skipped_at_end(),
-                last: last_left_out,
+                last: last_skipped,
             })));
         };
         let start = self.counters.recorder.start();
@@ -133,7 +133,7 @@ impl<'a> LaneReader<'a> {
             extent.first_marked = rows.iter().position(positive).map(|place| place as u32);
         }
         self.permit.release();
-        Ok(Some(Piece::Window(Window { extent, chunks, rows, last_left_out })))
+        Ok(Some(Piece::Window(Window { extent, chunks, rows, last_skipped })))
     }
 
     /// Ensures that the current chunk has rows left; `false` at the end of the split.

@@ -74,8 +74,8 @@ impl PieceUpdate {
     pub(super) fn of(piece: &Piece) -> Self {
         let message = |error: &Option<Error>| error.as_ref().map(ToString::to_string);
         match piece {
-            Piece::Window(window) => Self::Window(window.extent, message(&window.last_left_out)),
-            Piece::End(left_out) => Self::End(left_out.records, message(&left_out.last)),
+            Piece::Window(window) => Self::Window(window.extent, message(&window.last_skipped)),
+            Piece::End(skipped) => Self::End(skipped.records, message(&skipped.last)),
         }
     }
 }
