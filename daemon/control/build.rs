@@ -1,8 +1,44 @@
 //! Compiles the control API's protobuf definitions in pure Rust, without `protoc`.
 
+/// The messages that `--json` prints.
+const PRINTED: [&str; 15] = [
+    "CacheUse",
+    "CheckpointReply",
+    "Device",
+    "Diagnosis",
+    "EvaluateReply",
+    "Evaluation",
+    "Explanation",
+    "Gpu",
+    "HistoryPoint",
+    "IngestResources",
+    "Job",
+    "JobProgress",
+    "Library",
+    "LogLine",
+    "StageUse",
+];
+
+/// The fields that are printed differently: `src/json.rs` has the functions.
+const SPECIAL: [(&str, &str); 6] = [
+    ("Job.state", "serialize_with = \"crate::json::state\""),
+    ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
+    ("Job.eval", "serialize_with = \"crate::json::eval\""),
+    ("Job.eval_epoch", "skip"),
+    ("EvaluateReply.metrics", "serialize_with = \"crate::json::eval\""),
+    ("Evaluation.metrics", "serialize_with = \"crate::json::by_label\""),
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/control.proto");
     let descriptors = protox::compile(["proto/control.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    let mut builder = tonic_prost_build::configure();
+    for message in PRINTED {
+        builder = builder.message_attribute(message, "#[derive(serde::Serialize)]");
+    }
+    for (field, attribute) in SPECIAL {
+        builder = builder.field_attribute(field, format!("#[serde({attribute})]"));
+    }
+    builder.message_attribute("EvaluateReply", "#[serde(transparent)]").compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,8 +1,7 @@
 //! The gRPC service: the control API over a [`Daemon`].
 //!
-//! Requests become calls, records become messages, errors become statuses; the API's types go no further. An
-//! invalid job file is `INVALID_ARGUMENT`, an unknown job `NOT_FOUND`, any other failure `UNKNOWN` with its
-//! message.
+//! Requests become calls, records become messages, errors become statuses. An invalid job file is
+//! `INVALID_ARGUMENT`, an unknown job `NOT_FOUND`, any other failure `UNKNOWN` with its message.
 
 mod profile;
 
@@ -10,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use futures::stream::{self, Stream, StreamExt};
-use millstream_backend::{Description, LibraryVersion};
+use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::MAX_MESSAGE_BYTES;
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
@@ -78,7 +77,7 @@ impl Control for Service {
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
         let record = self.daemon.show(&request.into_inner().id).map_err(|error| store_status(&error))?;
         let best = self.daemon.best_checkpoint(&record).await;
-        let best_checkpoint = best.as_deref().map(path_text).unwrap_or_default();
+        let best_checkpoint = best.as_deref().map(path_text);
         Ok(Response::new(proto::Job { best_checkpoint, ..job_message(&record) }))
     }
 
@@ -198,46 +197,35 @@ impl LogTail {
 }
 
 fn job_message(record: &JobRecord) -> proto::Job {
-    let progress = &record.progress;
     proto::Job {
         id: record.id.clone(),
         name: record.name.clone(),
         state: state_message(record.state).into(),
-        reason: record.reason.clone(),
+        reason: Some(record.reason.clone()).filter(|reason| !reason.is_empty()),
         attempts: record.attempts,
         created_ms: record.created_ms,
-        started_ms: record.started_ms.unwrap_or(0),
-        ended_ms: record.ended_ms.unwrap_or(0),
+        started_ms: record.started_ms,
+        ended_ms: record.ended_ms,
         directory: path_text(&record.directory),
-        checkpoint: record.checkpoint.as_deref().map(path_text).unwrap_or_default(),
-        progress: Some(proto::JobProgress {
-            step: progress.step,
-            total_steps: progress.total_steps.unwrap_or(0),
-            epoch: progress.epoch,
-            epochs: progress.epochs,
-            examples: progress.examples,
-            examples_per_second: progress.examples_per_second,
-            input_wait_fraction: progress.input_wait_fraction,
-            loss: progress.loss,
-            skipped_records: progress.skipped_records,
-        }),
+        checkpoint: record.checkpoint.as_deref().map(path_text),
+        best_checkpoint: None,
+        device: record.device.as_ref().map(device_message),
+        progress: Some(record.progress),
         eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
-        best_checkpoint: String::new(),
-        device: record.device.as_ref().map(device_message),
     }
 }
 
 fn device_message(device: &Description) -> proto::Device {
-    let Description { text, gpu, libraries } = device;
+    let Description { text, gpu: gpu_name, libraries } = device;
+    let gpu = |GpuName { number, name }: &GpuName| proto::Gpu { number: *number, name: name.clone() };
     let library = |LibraryVersion { library, version }: &LibraryVersion| proto::Library {
-        name: library.clone(),
+        library: library.clone(),
         version: version.clone(),
     };
     proto::Device {
         description: text.clone(),
-        gpu: gpu.as_ref().map(|gpu| gpu.number),
-        gpu_name: gpu.as_ref().map(|gpu| gpu.name.clone()).unwrap_or_default(),
+        gpu: gpu_name.as_ref().map(gpu),
         libraries: libraries.iter().map(library).collect(),
     }
 }

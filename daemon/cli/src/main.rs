@@ -11,7 +11,6 @@ mod figures;
 mod files;
 mod interrupt;
 mod job_file;
-mod messages;
 mod plot;
 mod profile;
 mod progress;

@@ -6,7 +6,6 @@ use indicatif::{ProgressBar, ProgressStyle};
 use millstream_control::proto::{Job, JobProgress, JobState, Metrics};
 
 use crate::figures;
-use crate::messages::{self, known};
 use crate::screen::Screen;
 
 /// Interval between two lines without a terminal.
@@ -50,7 +49,7 @@ impl ProgressView {
         }
         let progress = job.progress.unwrap_or_default();
         if let Some(bar) = &self.bar {
-            if let Some(total) = known(progress.total_steps)
+            if let Some(total) = progress.total_steps
                 && bar.length() != Some(total)
             {
                 bar.set_length(total);
@@ -73,7 +72,7 @@ impl ProgressView {
 
     fn enter(&mut self, job: &Job) {
         self.state = Some(job.state());
-        let name = messages::state(job);
+        let name = job.state().name();
         match &self.bar {
             Some(bar) => bar.set_prefix(name),
             None => self.screen.line(&format!("{} {name}", job.id)),
@@ -146,7 +145,7 @@ fn metrics(metrics: &Metrics) -> String {
 }
 
 fn line(progress: &JobProgress) -> String {
-    let total = known(progress.total_steps).map(|total| format!("/{}", figures::count(total)));
+    let total = progress.total_steps.map(|total| format!("/{}", figures::count(total)));
     format!("  step {}{}  {}", figures::count(progress.step), total.unwrap_or_default(), rates(progress))
 }
 
@@ -190,7 +189,7 @@ mod tests {
     fn line_shows_step_rate_and_loss() {
         let mut progress = JobProgress {
             step: 1_200,
-            total_steps: 2_400,
+            total_steps: Some(2_400),
             epoch: 4,
             epochs: 10,
             examples: 307_200,
@@ -201,7 +200,7 @@ mod tests {
         };
         let wanted = "  step 1,200/2,400  epoch 5/10  54,322 examples/s  input wait 3.1 %  loss 0.3333";
         assert_eq!(line(&progress), wanted);
-        progress.total_steps = 0;
+        progress.total_steps = None;
         progress.epoch = 10;
         assert!(
             line(&progress).starts_with("  step 1,200  epoch 10/10"),

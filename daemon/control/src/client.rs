@@ -14,7 +14,7 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    CheckpointReply, Explanation, History, Job, JobRequest, ListRequest, LogLine, LogsRequest, Metrics,
+    CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest, ListRequest, LogLine, LogsRequest,
     ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
 
@@ -199,8 +199,8 @@ impl Client {
     ///
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
-    pub async fn evaluate(&mut self, request: ScoreRequest) -> Result<Vec<Metrics>, ClientError> {
-        Ok(self.inner.evaluate(request).await?.into_inner().metrics)
+    pub async fn evaluate(&mut self, request: ScoreRequest) -> Result<EvaluateReply, ClientError> {
+        Ok(self.inner.evaluate(request).await?.into_inner())
     }
 
     /// Scores data row by row, in its order.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+pub mod json;
 
 pub use client::{Client, ClientError, Replies};
 
@@ -13,4 +14,24 @@ pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
 #[allow(missing_docs, clippy::all, unused_qualifications)]
 pub mod proto {
     tonic::include_proto!("millstream.control.v1");
+}
+
+impl proto::JobState {
+    /// The name in text and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unspecified => "unknown",
+            Self::Queued => "queued",
+            Self::Preparing => "preparing",
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether the state is final.
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
+    }
 }

@@ -1,7 +1,7 @@
 //! The daemon's persistent state: jobs, their logs and their histories.
 //!
 //! Defines the records of a job's state. The supervisor changes them, the [`Store`] keeps them, and `service`
-//! converts them to messages.
+//! converts them to messages. A job's progress is the API's message itself.
 
 mod history;
 mod schema;
@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use millstream_backend::Description;
+pub use millstream_control::proto::JobProgress;
 use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 
@@ -73,29 +74,6 @@ pub enum JobState {
     Failed,
     /// A user cancelled it; a checkpoint was taken first.
     Cancelled,
-}
-
-/// A job's training progress.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct JobProgress {
-    /// Steps taken.
-    pub step: u64,
-    /// Steps in all epochs; `None` while unknown.
-    pub total_steps: Option<u64>,
-    /// The current epoch, from 0.
-    pub epoch: u32,
-    /// Total number of epochs.
-    pub epochs: u32,
-    /// Rows trained on.
-    pub examples: u64,
-    /// Recent training rate in rows per second; over the whole run once it has ended.
-    pub examples_per_second: f64,
-    /// Fraction of training time spent waiting for a batch, from 0 to 1.
-    pub input_wait_fraction: f64,
-    /// Mean training loss since the previous report.
-    pub loss: f64,
-    /// Records skipped under `on_bad_record = "skip"`.
-    pub skipped_records: u64,
 }
 
 /// One line of a job's log.

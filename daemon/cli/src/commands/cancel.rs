@@ -7,15 +7,14 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::messages::{JobJson, given, state};
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let job = to_daemon(context).await?.cancel(&arguments.id).await?;
-    context.answer(&JobJson::from(&job), || describe(&job))
+    context.answer(&job, || describe(&job))
 }
 
 fn describe(job: &Job) -> String {
     let step = figures::count(job.progress.unwrap_or_default().step);
-    let checkpoint = given(&job.checkpoint).map(|path| format!("; checkpoint {path}"));
-    format!("{} {} at step {step}{}", job.id, state(job), checkpoint.unwrap_or_default())
+    let checkpoint = job.checkpoint.as_ref().map(|path| format!("; checkpoint {path}"));
+    format!("{} {} at step {step}{}", job.id, job.state().name(), checkpoint.unwrap_or_default())
 }

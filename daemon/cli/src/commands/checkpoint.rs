@@ -1,7 +1,5 @@
 //! `millstream checkpoint`: saves a checkpoint of a running job.
 
-use serde_json::json;
-
 use crate::arguments::JobId;
 use crate::connection::to_daemon;
 use crate::context::Context;
@@ -9,5 +7,5 @@ use crate::failure::Failure;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let taken = to_daemon(context).await?.checkpoint(&arguments.id).await?;
-    context.answer(&json!({ "path": taken.path, "step": taken.step }), || taken.path.clone())
+    context.answer(&taken, || taken.path.clone())
 }

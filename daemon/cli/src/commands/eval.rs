@@ -8,21 +8,20 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::interrupt::unless_interrupted;
-use crate::messages::EvalJson;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: Eval, context: &Context) -> Result<(), Failure> {
     let request = request(arguments.scored)?;
-    let metrics = unless_interrupted(async {
+    let evaluated = unless_interrupted(async {
         let mut connection = Connection::or_host(context).await?;
-        let metrics = connection.client.evaluate(request).await;
+        let evaluated = connection.client.evaluate(request).await;
         connection.close().await;
-        Ok(metrics?)
+        Ok(evaluated?)
     })
     .await?;
-    context.answer(&EvalJson(&metrics), || {
+    context.answer(&evaluated, || {
         let mut table = Table::default();
-        figures::metric_rows(&mut table, "", &metrics);
+        figures::metric_rows(&mut table, "", &evaluated.metrics);
         table.render()
     })
 }

@@ -1,7 +1,6 @@
 //! `millstream explain`: reports the bottleneck of a job's input.
 
 use millstream_control::proto::{CacheUse, Diagnosis, Explanation, IngestResources, StageUse};
-use serde::Serialize;
 
 use crate::arguments::JobId;
 use crate::connection::to_daemon;
@@ -13,7 +12,7 @@ use crate::table::Table;
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let mut daemon = to_daemon(context).await?;
     let explained = daemon.explain(&arguments.id).await?;
-    context.answer(&ExplanationJson::from(&explained), || {
+    context.answer(&explained, || {
         describe(&explained, explained.recent.as_ref().unwrap_or(&Diagnosis::default()))
     })
 }
@@ -87,121 +86,6 @@ fn cache_use(cache: &CacheUse) -> String {
         figures::bytes(read_bytes),
         figures::bytes(written_bytes)
     )
-}
-
-/// An explanation as JSON.
-#[derive(Debug, Serialize)]
-pub(crate) struct ExplanationJson<'a> {
-    resources: ResourcesJson,
-    in_flight_bytes: u64,
-    recent: Option<DiagnosisJson<'a>>,
-    whole: Option<DiagnosisJson<'a>>,
-    cache: Option<CacheJson>,
-    truncated_rows: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct CacheJson {
-    hits: u64,
-    misses: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct ResourcesJson {
-    cores: u32,
-    lanes: u32,
-    decoders: u32,
-    decoders_fixed: bool,
-    streams: u32,
-    streams_fixed: bool,
-    object_bytes: u64,
-    most_object_bytes: u64,
-    useful_object_bytes: u64,
-    settled: bool,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct DiagnosisJson<'a> {
-    seconds: f64,
-    rows_per_second: f64,
-    bytes_per_second: f64,
-    stages: Vec<StageJson<'a>>,
-    bound: &'a str,
-    because: &'a str,
-    rows_per_second_without: Option<f64>,
-    advice: &'a [String],
-}
-
-#[derive(Debug, Serialize)]
-struct StageJson<'a> {
-    stage: &'a str,
-    busy: Option<f64>,
-    waiting: f64,
-    waits_for: &'a str,
-}
-
-impl<'a> From<&'a Explanation> for ExplanationJson<'a> {
-    fn from(explained: &'a Explanation) -> Self {
-        let IngestResources {
-            cores,
-            lanes,
-            decoders,
-            decoders_fixed,
-            streams,
-            streams_fixed,
-            object_bytes,
-            most_object_bytes,
-            useful_object_bytes,
-            settled,
-        } = explained.resources.unwrap_or_default();
-        Self {
-            resources: ResourcesJson {
-                cores,
-                lanes,
-                decoders,
-                decoders_fixed,
-                streams,
-                streams_fixed,
-                object_bytes,
-                most_object_bytes,
-                useful_object_bytes,
-                settled,
-            },
-            in_flight_bytes: explained.in_flight_bytes,
-            recent: explained.recent.as_ref().map(DiagnosisJson::from),
-            whole: explained.whole.as_ref().map(DiagnosisJson::from),
-            cache: explained.cache.map(|CacheUse { hits, misses, read_bytes, written_bytes }| CacheJson {
-                hits,
-                misses,
-                read_bytes,
-                written_bytes,
-            }),
-            truncated_rows: explained.truncated_rows,
-        }
-    }
-}
-
-impl<'a> From<&'a Diagnosis> for DiagnosisJson<'a> {
-    fn from(found: &'a Diagnosis) -> Self {
-        let stage = |stage: &'a StageUse| StageJson {
-            stage: &stage.stage,
-            busy: stage.busy,
-            waiting: stage.waiting,
-            waits_for: &stage.waits_for,
-        };
-        Self {
-            seconds: found.seconds,
-            rows_per_second: found.rows_per_second,
-            bytes_per_second: found.bytes_per_second,
-            stages: found.stages.iter().map(stage).collect(),
-            bound: &found.bound,
-            because: &found.because,
-            rows_per_second_without: found.rows_per_second_without,
-            advice: &found.advice,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ async fn locate(target: &str, context: &Context) -> Result<PathBuf, Failure> {
         None => None,
     };
     let message = match known {
-        Some(Ok(job)) if job.checkpoint.is_empty() => format!("job {target} has no checkpoint yet"),
+        Some(Ok(job)) if job.checkpoint.is_none() => format!("job {target} has no checkpoint yet"),
         Some(Ok(job)) => return Ok(job.directory.into()),
         None | Some(Err(ClientError::NotFound(_))) if Path::new(target).is_dir() => {
             return Ok(std::env::current_dir()?.join(target));

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use millstream_control::proto::{History, Job};
+use millstream_control::proto::{Evaluation, History, HistoryPoint, Job};
 use serde::Serialize;
 
 use crate::arguments::JobHistory;
@@ -11,7 +11,6 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::messages::{HistoryJson, known, state};
 use crate::plot::{self, Curve, Plot};
 use crate::unfinished::Unfinished;
 
@@ -35,6 +34,29 @@ pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), 
         true => no_history(&history),
         false => plot::terminal(&plot, width()),
     })
+}
+
+/// A job's loss and metrics over its steps.
+#[derive(Debug, Serialize)]
+struct HistoryJson<'a> {
+    job: &'a str,
+    state: &'static str,
+    steps: u64,
+    points: &'a [HistoryPoint],
+    evaluations: &'a [Evaluation],
+}
+
+impl<'a> From<&'a History> for HistoryJson<'a> {
+    fn from(History { job, points, evaluations }: &'a History) -> Self {
+        let job = job.as_ref();
+        Self {
+            job: job.map_or("", |job| &job.id),
+            state: job.map_or("unknown", |job| job.state().name()),
+            steps: job.and_then(|job| job.progress).map_or(0, |progress| progress.step),
+            points,
+            evaluations,
+        }
+    }
 }
 
 /// The format of a history file.
@@ -103,13 +125,19 @@ fn plot_of(history: &History) -> Plot {
 
 fn title(job: &Job) -> String {
     let progress = job.progress.unwrap_or_default();
-    let total = known(progress.total_steps).map(|total| format!(" of {}", figures::count(total)));
-    format!("{}: {}, step {}{}", job.id, state(job), figures::count(progress.step), total.unwrap_or_default())
+    let total = progress.total_steps.map(|total| format!(" of {}", figures::count(total)));
+    format!(
+        "{}: {}, step {}{}",
+        job.id,
+        job.state().name(),
+        figures::count(progress.step),
+        total.unwrap_or_default()
+    )
 }
 
 fn no_history(history: &History) -> String {
     let job = history.job.clone().unwrap_or_default();
-    format!("job {} has no history to show: it is {}", job.id, state(&job))
+    format!("job {} has no history to show: it is {}", job.id, job.state().name())
 }
 
 /// The width of the terminal, otherwise `COLUMNS`, otherwise the default.
@@ -123,7 +151,7 @@ fn width() -> usize {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use millstream_control::proto::{Evaluation, HistoryPoint, JobProgress, JobState, NamedValue};
+    use millstream_control::proto::{JobProgress, JobState, NamedValue};
 
     use super::*;
 
@@ -135,7 +163,7 @@ mod tests {
             epoch: 0,
             metrics: vec![metric("auc", auc), metric("log_loss", 0.5)],
         };
-        let progress = JobProgress { step: 2_000, total_steps: 4_000, ..JobProgress::default() };
+        let progress = JobProgress { step: 2_000, total_steps: Some(4_000), ..JobProgress::default() };
         let mut job = Job { id: "tiny-1".into(), progress: Some(progress), ..Job::default() };
         job.set_state(JobState::Running);
         History {

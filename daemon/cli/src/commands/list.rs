@@ -7,13 +7,11 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::messages::{JobJson, known, state};
 use crate::table::Table;
 
 pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
     let jobs = to_daemon(context).await?.list().await?;
-    let document = json!({ "jobs": jobs.iter().map(JobJson::from).collect::<Vec<_>>() });
-    context.answer(&document, || table(&jobs))
+    context.answer(&json!({ "jobs": jobs }), || table(&jobs))
 }
 
 fn table(jobs: &[Job]) -> String {
@@ -22,7 +20,7 @@ fn table(jobs: &[Job]) -> String {
     for job in jobs {
         let progress = job.progress.unwrap_or_default();
         let has_started = progress.step > 0;
-        let step = match known(progress.total_steps) {
+        let step = match progress.total_steps {
             Some(total) => format!("{}/{}", figures::count(progress.step), figures::count(total)),
             None => figures::count(progress.step),
         };
@@ -30,7 +28,7 @@ fn table(jobs: &[Job]) -> String {
         let epoch = (progress.epoch + 1).min(progress.epochs.max(1));
         table.row([
             job.id.clone(),
-            state(job).to_owned(),
+            job.state().name().to_owned(),
             if_started(format!("{epoch}/{}", progress.epochs)),
             if_started(step),
             if_started(figures::rate(progress.examples_per_second)),

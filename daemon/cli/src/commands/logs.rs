@@ -9,7 +9,6 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::messages::LineJson;
 
 pub(crate) async fn run(arguments: Logs, context: &Context) -> Result<(), Failure> {
     let mut client = to_daemon(context).await?;
@@ -20,7 +19,7 @@ pub(crate) async fn run(arguments: Logs, context: &Context) -> Result<(), Failur
         while let Some(line) = lines.next().await? {
             all.push(line);
         }
-        return context.document(&json!({ "lines": all.iter().map(LineJson::from).collect::<Vec<_>>() }));
+        return context.document(&json!({ "lines": all }));
     }
     while let Some(line) = lines.next().await? {
         let mut out = context.out();

@@ -7,7 +7,6 @@ use millstream_control::proto::profile_reply::Reply;
 use millstream_control::proto::{Diagnosis, StageUse};
 use serde::Serialize;
 
-use super::explain::DiagnosisJson;
 use crate::arguments::JobProfile;
 use crate::connection::to_daemon;
 use crate::context::Context;
@@ -106,7 +105,7 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
         let OperationSum { phase, calls, seconds, share, roofline, .. } = sum;
         operations.row([
             name(sum),
-            phase.clone(),
+            phase.clone().unwrap_or_default(),
             each_step(*calls),
             milliseconds(*seconds),
             figures::percent(*share),
@@ -148,10 +147,8 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
 
 /// An operation's name and, for a layer, its size.
 fn name(sum: &OperationSum) -> String {
-    match sum {
-        OperationSum { operation, outputs: 0, .. } => operation.clone(),
-        OperationSum { operation, inputs, outputs, .. } => format!("{operation} {inputs}x{outputs}"),
-    }
+    let OperationSum { operation, shape, .. } = sum;
+    shape.map_or_else(|| operation.clone(), |[inputs, outputs]| format!("{operation} {inputs}x{outputs}"))
 }
 
 /// Billions.
@@ -164,7 +161,7 @@ fn ingest(found: &Diagnosis, sums: &Sums) -> String {
     let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">ROWS/S/THREAD", ">WAITING", "FOR"]);
     for StageUse { stage, busy, waiting, waits_for } in &found.stages {
         let rate = sums.stages.iter().find(|rate| rate.stage == stage);
-        let rate = rate.map(|rate| figures::rate(rate.rows as f64 / rate.seconds));
+        let rate = rate.map(|StageRate { seconds, rows, .. }| figures::rate(*rows as f64 / seconds));
         let busy = busy.map_or_else(|| "-".to_owned(), figures::percent);
         let waiting = if waits_for.is_empty() { "-".to_owned() } else { format!("{waiting:.1}") };
         stages.row([stage.clone(), busy, rate.unwrap_or_else(|| "-".to_owned()), waiting, waits_for.clone()]);
@@ -187,12 +184,9 @@ struct ProfileJson<'a> {
     examples_per_second: f64,
     trace: String,
     device: DeviceJson<'a>,
-    phases: Vec<PhaseJson>,
-    operations: Vec<OperationJson<'a>>,
-    /// Empty on the CPU.
-    kernels: Vec<KernelJson<'a>>,
-    stages: Vec<StageJson>,
-    ingest: Option<DiagnosisJson<'a>>,
+    #[serde(flatten)]
+    sums: &'a Sums,
+    ingest: Option<&'a Diagnosis>,
     dropped_spans: u64,
 }
 
@@ -203,52 +197,10 @@ struct DeviceJson<'a> {
     precision: &'a str,
 }
 
-#[derive(Debug, Serialize)]
-struct PhaseJson {
-    phase: &'static str,
-    seconds: f64,
-    share: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct OperationJson<'a> {
-    operation: &'a str,
-    phase: Option<&'a str>,
-    /// Inputs and outputs; null unless it is a layer.
-    shape: Option<[u32; 2]>,
-    calls: u64,
-    seconds: f64,
-    share: f64,
-    bytes_per_second: f64,
-    flops_per_second: f64,
-    roofline: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct KernelJson<'a> {
-    kernel: &'a str,
-    calls: u64,
-    seconds: f64,
-    share: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct StageJson {
-    stage: &'static str,
-    seconds: f64,
-    rows: u64,
-}
-
 impl<'a> ProfileJson<'a> {
     fn new(recorded: &'a Recorded, sums: &'a Sums, asked_steps: u64, path: &Path) -> Self {
         let profile = &recorded.profile;
         let seconds = recorded.nanoseconds() as f64 / 1e9;
-        let phase = |&PhaseSum { phase, seconds, share }: &PhaseSum| PhaseJson { phase, seconds, share };
-        let kernel = |sum: &'a KernelSum| {
-            let KernelSum { kernel, calls, seconds, share } = sum;
-            KernelJson { kernel, calls: *calls, seconds: *seconds, share: *share }
-        };
-        let stage = |&StageRate { stage, seconds, rows }: &StageRate| StageJson { stage, seconds, rows };
         Self {
             job: &profile.id,
             after_step: profile.after_step,
@@ -264,28 +216,9 @@ impl<'a> ProfileJson<'a> {
                 flops_per_second: profile.flops_per_second,
                 precision: &profile.precision,
             },
-            phases: sums.phases.iter().map(phase).collect(),
-            operations: sums.operations.iter().map(OperationJson::from).collect(),
-            kernels: sums.kernels.iter().map(kernel).collect(),
-            stages: sums.stages.iter().map(stage).collect(),
-            ingest: profile.ingest.as_ref().map(DiagnosisJson::from),
+            sums,
+            ingest: profile.ingest.as_ref(),
             dropped_spans: profile.dropped_spans,
-        }
-    }
-}
-
-impl<'a> From<&'a OperationSum> for OperationJson<'a> {
-    fn from(sum: &'a OperationSum) -> Self {
-        Self {
-            operation: &sum.operation,
-            phase: (!sum.phase.is_empty()).then_some(&sum.phase),
-            shape: (sum.outputs > 0).then_some([sum.inputs, sum.outputs]),
-            calls: sum.calls,
-            seconds: sum.seconds,
-            share: sum.share,
-            bytes_per_second: sum.bytes_per_second,
-            flops_per_second: sum.flops_per_second,
-            roofline: sum.roofline,
         }
     }
 }
@@ -325,11 +258,10 @@ mod tests {
             ingest: Some(ingest),
             ..Profile::default()
         };
-        let operation = |operation: &str, outputs, seconds, share| OperationSum {
+        let operation = |operation: &str, shape, seconds, share| OperationSum {
             operation: operation.into(),
-            phase: "forward".into(),
-            inputs: 2 * outputs,
-            outputs,
+            phase: Some("forward".into()),
+            shape,
             calls: 15,
             seconds,
             share,
@@ -343,9 +275,9 @@ mod tests {
                 PhaseSum { phase: "other", seconds: 0.005, share: 0.25 },
             ],
             operations: vec![
-                operation("layer_forward", 64, 0.01, 0.5),
-                operation("gather", 0, 0.002, 0.1),
-                operation("clear", 0, 0.000_002, 0.000_1),
+                operation("layer_forward", Some([128, 64]), 0.01, 0.5),
+                operation("gather", None, 0.002, 0.1),
+                operation("clear", None, 0.000_002, 0.000_1),
             ],
             kernels: vec![
                 KernelSum { kernel: "product".into(), calls: 15, seconds: 0.008, share: 0.4 },

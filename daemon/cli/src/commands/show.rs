@@ -9,12 +9,11 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::messages::{JobJson, given, known, state};
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let job = to_daemon(context).await?.show(&arguments.id).await?;
-    context.answer(&JobJson::from(&job), || describe(&job))
+    context.answer(&job, || describe(&job))
 }
 
 fn describe(job: &Job) -> String {
@@ -22,28 +21,28 @@ fn describe(job: &Job) -> String {
     let mut table = Table::default();
     table.row(["job", &job.id]);
     table.row(["name", &job.name]);
-    table.row(["state", state(job)]);
-    if let Some(reason) = given(&job.reason) {
+    table.row(["state", job.state().name()]);
+    if let Some(reason) = &job.reason {
         table.row(["reason", reason]);
     }
     table.row(["created", &figures::moment(job.created_ms)]);
-    if let Some(started) = known(job.started_ms) {
+    if let Some(started) = job.started_ms {
         table.row(["started", &figures::moment(started)]);
     }
-    if let Some(ended) = known(job.ended_ms) {
-        let took = Duration::from_millis(ended.saturating_sub(job.started_ms));
-        let took = known(job.started_ms).map(|_| format!(", after {}", figures::duration(took)));
+    if let Some(ended) = job.ended_ms {
+        let took = job.started_ms.map(|started| Duration::from_millis(ended.saturating_sub(started)));
+        let took = took.map(|took| format!(", after {}", figures::duration(took)));
         table.row(["ended", &(figures::moment(ended) + &took.unwrap_or_default())]);
     }
     table.row(["attempts", &job.attempts.to_string()]);
     if let Some(device) = &job.device {
         table.row(["device", &device.description]);
-        for Library { name, version } in &device.libraries {
-            table.row([format!("  {name}"), version.clone()]);
+        for Library { library, version } in &device.libraries {
+            table.row([format!("  {library}"), version.clone()]);
         }
     }
     if progress.step > 0 {
-        let total = known(progress.total_steps).map(|total| format!(" of {}", figures::count(total)));
+        let total = progress.total_steps.map(|total| format!(" of {}", figures::count(total)));
         table.row(["steps", &(figures::count(progress.step) + &total.unwrap_or_default())]);
         let epoch = (progress.epoch + 1).min(progress.epochs.max(1));
         table.row(["epoch", &format!("{epoch} of {}", progress.epochs)]);
@@ -52,18 +51,18 @@ fn describe(job: &Job) -> String {
         table.row(["input wait", &figures::percent(progress.input_wait_fraction)]);
         table.row(["loss", &figures::metric(progress.loss)]);
     }
-    if let Some(skipped) = known(progress.skipped_records) {
-        table.row(["skipped records", &figures::count(skipped)]);
+    if progress.skipped_records > 0 {
+        table.row(["skipped records", &figures::count(progress.skipped_records)]);
     }
     if let Some(epoch) = job.eval_epoch {
         table.row(["eval after epoch", &(epoch + 1).to_string()]);
     }
     figures::metric_rows(&mut table, "eval ", &job.eval);
     table.row(["directory", &job.directory]);
-    if let Some(checkpoint) = given(&job.checkpoint) {
+    if let Some(checkpoint) = &job.checkpoint {
         table.row(["checkpoint", checkpoint]);
     }
-    if let Some(best) = given(&job.best_checkpoint) {
+    if let Some(best) = &job.best_checkpoint {
         table.row(["best checkpoint", best]);
     }
     table.render()
@@ -82,7 +81,7 @@ mod tests {
         // A job without a worker, or an older daemon, reports no device.
         let before = lines(&Job::default());
         assert!(before.iter().all(|line| !line.starts_with("device")), "{before:?}");
-        let library = Library { name: "a driver".into(), version: "13.0".into() };
+        let library = Library { library: "a driver".into(), version: "13.0".into() };
         let device =
             Device { description: "GPU 0, some GPU".into(), libraries: vec![library], ..Device::default() };
         let shown = lines(&Job { device: Some(device), ..Job::default() });

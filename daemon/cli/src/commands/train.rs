@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use millstream_control::proto::{History, Job, JobState};
-use millstream_control::{Client, ClientError, Replies};
+use millstream_control::proto::{History, Job, JobState, Metrics};
+use millstream_control::{Client, ClientError, Replies, json};
+use serde::Serialize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -14,7 +15,6 @@ use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::job_file::{self, JobText};
-use crate::messages::{OutcomeJson, given, has_ended, known};
 use crate::progress::ProgressView;
 use crate::screen::Screen;
 use crate::table::Table;
@@ -65,7 +65,7 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
             Err(Failure::AlreadyReported)
         }
         _ => {
-            context.screen.error(&format!("job {} failed: {}", job.id, job.reason));
+            context.screen.error(&format!("job {} failed: {}", job.id, job.reason()));
             Err(Failure::AlreadyReported)
         }
     }
@@ -102,7 +102,7 @@ async fn follow(
             job = next(&mut jobs) => {
                 let job = job?;
                 view.update(&job);
-                if has_ended(&job) {
+                if job.state().is_final() {
                     break job;
                 }
             }
@@ -136,6 +136,40 @@ fn follow_log(mut client: Client, id: String, shown: Vec<String>, screen: Screen
     })
 }
 
+/// The outcome as JSON.
+#[derive(Debug, Serialize)]
+struct OutcomeJson<'a> {
+    job: &'a str,
+    state: &'static str,
+    steps: u64,
+    examples: u64,
+    examples_per_second: f64,
+    input_wait_fraction: f64,
+    skipped_records: u64,
+    #[serde(serialize_with = "json::eval")]
+    eval: &'a [Metrics],
+    checkpoint: Option<&'a str>,
+    reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a Job> for OutcomeJson<'a> {
+    fn from(job: &'a Job) -> Self {
+        let progress = job.progress.unwrap_or_default();
+        Self {
+            job: &job.id,
+            state: job.state().name(),
+            steps: progress.step,
+            examples: progress.examples,
+            examples_per_second: progress.examples_per_second,
+            input_wait_fraction: progress.input_wait_fraction,
+            skipped_records: progress.skipped_records,
+            eval: &job.eval,
+            checkpoint: job.checkpoint.as_deref(),
+            reason: job.reason.as_deref(),
+        }
+    }
+}
+
 fn summary(job: &Job) -> String {
     let progress = job.progress.unwrap_or_default();
     let mut table = Table::default();
@@ -144,12 +178,42 @@ fn summary(job: &Job) -> String {
     table.row(["examples", &figures::count(progress.examples)]);
     table.row(["examples/s", &figures::rate(progress.examples_per_second)]);
     table.row(["input wait", &figures::percent(progress.input_wait_fraction)]);
-    if let Some(skipped) = known(progress.skipped_records) {
-        table.row(["skipped records", &figures::count(skipped)]);
+    if progress.skipped_records > 0 {
+        table.row(["skipped records", &figures::count(progress.skipped_records)]);
     }
     figures::metric_rows(&mut table, "eval ", &job.eval);
-    if let Some(checkpoint) = given(&job.checkpoint) {
+    if let Some(checkpoint) = &job.checkpoint {
         table.row(["checkpoint", checkpoint]);
     }
     table.render()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use millstream_control::proto::{JobProgress, MetricValue};
+
+    use super::*;
+
+    #[test]
+    fn outcome_is_the_document_that_train_prints() {
+        let mut job = Job { id: "census-1".into(), checkpoint: Some("/c/step-3".into()), ..Job::default() };
+        job.set_state(JobState::Succeeded);
+        job.progress = Some(JobProgress {
+            step: 3,
+            examples: 700,
+            examples_per_second: 10.5,
+            input_wait_fraction: 0.25,
+            ..JobProgress::default()
+        });
+        let auc = MetricValue { name: "auc".into(), value: Some(0.5), error: None };
+        job.eval = vec![Metrics { measured: vec![auc], examples: 100, ..Metrics::default() }];
+        let wanted = serde_json::json!({
+            "job": "census-1", "state": "succeeded", "steps": 3, "examples": 700,
+            "examples_per_second": 10.5, "input_wait_fraction": 0.25, "skipped_records": 0,
+            "eval": { "auc": 0.5, "examples": 100 },
+            "checkpoint": "/c/step-3", "reason": null,
+        });
+        assert_eq!(serde_json::to_value(OutcomeJson::from(&job)).unwrap(), wanted);
+    }
 }

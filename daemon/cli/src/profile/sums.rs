@@ -4,24 +4,25 @@ use std::collections::BTreeMap;
 
 use millstream_control::proto::{Span, Track};
 use millstream_trace::{Category, Phase};
+use serde::Serialize;
 
 use super::{Recorded, length};
 
 /// All sums.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Sums {
     /// In the order of a step, then the rest. They add up to the whole recording.
     pub(crate) phases: Vec<PhaseSum>,
     /// Longest first.
     pub(crate) operations: Vec<OperationSum>,
-    /// Kernels on a GPU, longest first.
+    /// Kernels on a GPU, longest first; empty on the CPU.
     pub(crate) kernels: Vec<KernelSum>,
     /// In the order of the data.
     pub(crate) stages: Vec<StageRate>,
 }
 
 /// The time of a phase in all steps.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct PhaseSum {
     pub(crate) phase: &'static str,
     pub(crate) seconds: f64,
@@ -30,14 +31,13 @@ pub(crate) struct PhaseSum {
 }
 
 /// All calls of an operation in a phase. Layers are summed by size.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct OperationSum {
     pub(crate) operation: String,
-    /// Empty outside all phases.
-    pub(crate) phase: String,
-    /// 0 unless it is a layer, like `outputs`.
-    pub(crate) inputs: u32,
-    pub(crate) outputs: u32,
+    /// `None` outside all phases.
+    pub(crate) phase: Option<String>,
+    /// Inputs and outputs; `None` unless it is a layer.
+    pub(crate) shape: Option<[u32; 2]>,
     pub(crate) calls: u64,
     pub(crate) seconds: f64,
     /// Share of the whole recording.
@@ -49,7 +49,7 @@ pub(crate) struct OperationSum {
 }
 
 /// All calls of a kernel.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct KernelSum {
     pub(crate) kernel: String,
     pub(crate) calls: u64,
@@ -59,7 +59,7 @@ pub(crate) struct KernelSum {
 }
 
 /// The working time and the rows of a stage of ingest.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct StageRate {
     pub(crate) stage: &'static str,
     /// Summed over all threads, without waiting.
@@ -106,9 +106,8 @@ impl Sums {
                 let per_second = |number: f64| if seconds > 0.0 { number / seconds } else { 0.0 };
                 OperationSum {
                     operation: name.clone(),
-                    phase: phase.clone(),
-                    inputs,
-                    outputs,
+                    phase: Some(phase.clone()).filter(|phase| !phase.is_empty()),
+                    shape: (outputs > 0).then_some([inputs, outputs]),
                     calls: total.calls,
                     seconds,
                     share: share(seconds),
@@ -261,10 +260,7 @@ mod tests {
         ];
         let sums = Sums::of(&recorded(spans));
         let [layer, clear] = &sums.operations[..] else { panic!("{sums:?}") };
-        assert_eq!(
-            (layer.operation.as_str(), layer.calls, layer.inputs, layer.outputs),
-            ("layer_forward", 2, 8, 4)
-        );
+        assert_eq!((layer.operation.as_str(), layer.calls, layer.shape), ("layer_forward", 2, Some([8, 4])));
         let close =
             |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 1e-9, "{found} {wanted}");
         close(layer.roofline, 0.5);
