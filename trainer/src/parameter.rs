@@ -221,16 +221,6 @@ impl<D: Device> MatrixParameter<D> {
         device.reserve_workspace(&WorkspaceUse::Transfer { numbers: spec.len() });
         Self { value: matrix(), gradient: matrix(), states, spec }
     }
-
-    /// The parameter, for reading.
-    pub fn stored(&self) -> (&ParameterSpec, Stored<'_, D>) {
-        (&self.spec, Stored::Matrix { value: &self.value, states: &self.states })
-    }
-
-    /// The parameter, for replacing.
-    pub fn stored_mut(&mut self) -> (&ParameterSpec, StoredMut<'_, D>) {
-        (&self.spec, StoredMut::Matrix { value: &mut self.value, states: &mut self.states })
-    }
 }
 
 impl<B: Backend> MatrixParameter<B> {
@@ -414,4 +404,57 @@ pub trait Parameters<D: Device> {
     fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)>;
     /// The same, for replacing.
     fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)>;
+}
+
+/// Implements [`Parameters`] for a structure: the parameters of the given fields, in this order. A function cannot
+/// serve both `&self` and `&mut self`.
+macro_rules! parameters {
+    ($owner:ident: $($($field:ident).+),+) => {
+        const _: () = {
+            use $crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+
+            impl<D: Device> Parameters<D> for $owner<D> {
+                fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+                    let fields: [&dyn Parameters<D>; _] = [$(&self.$($field).+),+];
+                    fields.into_iter().flat_map(Parameters::stored).collect()
+                }
+
+                fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+                    let fields: [&mut dyn Parameters<D>; _] = [$(&mut self.$($field).+),+];
+                    fields.into_iter().flat_map(Parameters::stored_mut).collect()
+                }
+            }
+        };
+    };
+}
+pub(crate) use parameters;
+
+impl<D: Device> Parameters<D> for MatrixParameter<D> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        vec![(&self.spec, Stored::Matrix { value: &self.value, states: &self.states })]
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        vec![(&self.spec, StoredMut::Matrix { value: &mut self.value, states: &mut self.states })]
+    }
+}
+
+impl<D: Device, P: Parameters<D>> Parameters<D> for Vec<P> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.iter().flat_map(P::stored).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.iter_mut().flat_map(P::stored_mut).collect()
+    }
+}
+
+impl<D: Device, P: Parameters<D>> Parameters<D> for Option<P> {
+    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
+        self.iter().flat_map(P::stored).collect()
+    }
+
+    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
+        self.iter_mut().flat_map(P::stored_mut).collect()
+    }
 }

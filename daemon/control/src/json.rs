@@ -108,8 +108,8 @@ mod tests {
         assert_eq!(serde_json::to_string(&job).unwrap(), wanted);
         let absent = document(&Job::default());
         assert_eq!((&absent["state"], absent.get("best_checkpoint")), (&json!("unknown"), None));
-        let cpu = Device { description: "the CPU, by 4 threads".into(), ..Device::default() };
-        let wanted = json!({ "description": "the CPU, by 4 threads", "gpu": null, "libraries": [] });
+        let cpu = Device { description: "the CPU, 4 threads".into(), ..Device::default() };
+        let wanted = json!({ "description": "the CPU, 4 threads", "gpu": null, "libraries": [] });
         assert_eq!(document(&cpu), wanted);
     }
 

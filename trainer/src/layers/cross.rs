@@ -12,7 +12,7 @@ use millstream_backend::{Activation, Backend, Device, ops};
 use crate::gradients::GradientVisitor;
 use crate::layers::dense::Dense;
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::parameter::{ParameterTooLarge, parameters};
 use crate::pass::{BufferSpec, Pass};
 use crate::spec::CrossSpec;
 
@@ -183,15 +183,5 @@ impl<B: Backend> Cross<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Cross<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let layers = self.layers.iter().flat_map(|layer| layer.down.iter().chain([&layer.product]));
-        layers.flat_map(Dense::stored).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let layers = self.layers.iter_mut();
-        let layers = layers.flat_map(|layer| layer.down.iter_mut().chain([&mut layer.product]));
-        layers.flat_map(Dense::stored_mut).collect()
-    }
-}
+parameters!(Cross: layers);
+parameters!(CrossLayer: down, product);

@@ -5,7 +5,7 @@ use millstream_backend::{Activation, Backend, Device, SavedLayer, WorkspaceUse, 
 use crate::gradients::GradientVisitor;
 use crate::init::Init;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, parameters};
 use crate::pass::{BufferSpec, Pass};
 use crate::spec::LayerInit;
 
@@ -152,13 +152,4 @@ impl<B: Backend> Dense<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Dense<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        [&self.weights].into_iter().chain(&self.bias).map(MatrixParameter::stored).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let parameters = [&mut self.weights].into_iter().chain(&mut self.bias);
-        parameters.map(MatrixParameter::stored_mut).collect()
-    }
-}
+parameters!(Dense: weights, bias);

@@ -4,7 +4,7 @@ use millstream_backend::{Backend, Device, GradientColumns, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::layers::tables::Tables;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 
 /// A table for each id feature, or for several that share it. Dense columns are copied.
@@ -62,12 +62,4 @@ impl<B: Backend> Embedding<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Embedding<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.tables.stored()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.tables.stored_mut()
-    }
-}
+parameters!(Embedding: tables);

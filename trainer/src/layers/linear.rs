@@ -106,13 +106,13 @@ impl<B: Backend> Linear<B> {
 impl<D: Device> Parameters<D> for Linear<D> {
     fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
         let dense = (!self.dense.is_empty()).then_some(&self.dense_weights);
-        let matrices = dense.into_iter().chain([&self.bias]).map(MatrixParameter::stored);
+        let matrices = dense.into_iter().chain([&self.bias]).flat_map(MatrixParameter::stored);
         self.tables.stored().into_iter().chain(matrices).collect()
     }
 
     fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
         let dense = (!self.dense.is_empty()).then_some(&mut self.dense_weights);
-        let matrices = dense.into_iter().chain([&mut self.bias]).map(MatrixParameter::stored_mut);
+        let matrices = dense.into_iter().chain([&mut self.bias]).flat_map(MatrixParameter::stored_mut);
         self.tables.stored_mut().into_iter().chain(matrices).collect()
     }
 }

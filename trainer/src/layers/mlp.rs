@@ -10,7 +10,7 @@ use crate::init::{Init, key_of};
 use crate::layers::dense::{Dense, Given};
 use crate::layers::normalization::{Normalization, SavedMoments};
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::parameter::{ParameterTooLarge, parameters};
 use crate::pass::{BufferSpec, Pass, Purpose};
 use crate::spec::HiddenLayerSpec;
 
@@ -266,24 +266,5 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for HiddenLayer<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let normalization = self.normalization.iter().flat_map(Normalization::stored);
-        self.dense.stored().into_iter().chain(normalization).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let normalization = self.normalization.iter_mut().flat_map(Normalization::stored_mut);
-        self.dense.stored_mut().into_iter().chain(normalization).collect()
-    }
-}
-
-impl<D: Device> Parameters<D> for Mlp<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.hidden.iter().flat_map(HiddenLayer::stored).chain(self.last.stored()).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.hidden.iter_mut().flat_map(HiddenLayer::stored_mut).chain(self.last.stored_mut()).collect()
-    }
-}
+parameters!(Mlp: hidden, last);
+parameters!(HiddenLayer: dense, normalization);

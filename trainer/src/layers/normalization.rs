@@ -16,7 +16,9 @@ use millstream_backend::{
 use crate::gradients::GradientVisitor;
 use crate::init::Init;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::parameter::{
+    MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut, parameters,
+};
 use crate::pass::{BufferSpec, Pass, Purpose};
 use crate::spec;
 
@@ -172,23 +174,16 @@ impl<B: Backend> Normalization<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Normalization<D> {
+parameters!(Normalization: scale, shift, running);
+
+impl<D: Device> Parameters<D> for Running<D> {
     fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let mut stored = vec![self.scale.stored(), self.shift.stored()];
-        if let Some(Running { mean, variance }) = &self.running {
-            let kept = [mean, variance].map(|(spec, value)| (spec, Stored::Matrix { value, states: &[] }));
-            stored.extend(kept);
-        }
-        stored
+        let Self { mean, variance } = self;
+        [mean, variance].map(|(spec, value)| (spec, Stored::Matrix { value, states: &[] })).into()
     }
 
     fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let mut stored = vec![self.scale.stored_mut(), self.shift.stored_mut()];
-        if let Some(Running { mean, variance }) = &mut self.running {
-            let kept =
-                [mean, variance].map(|(spec, value)| (&*spec, StoredMut::Matrix { value, states: &mut [] }));
-            stored.extend(kept);
-        }
-        stored
+        let Self { mean, variance } = self;
+        [mean, variance].map(|(spec, value)| (&*spec, StoredMut::Matrix { value, states: &mut [] })).into()
     }
 }

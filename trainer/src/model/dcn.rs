@@ -22,7 +22,7 @@ use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::{DcnSpec, DcnStructure};
 
@@ -149,16 +149,5 @@ impl<B: Backend> Compute<B> for Dcn<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Dcn<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let output = self.output.iter().flat_map(|output| output.layer.stored());
-        let cross = self.cross.stored().into_iter().chain(output);
-        self.embedding.stored().into_iter().chain(cross).chain(self.deep.stored()).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let output = self.output.iter_mut().flat_map(|output| output.layer.stored_mut());
-        let cross = self.cross.stored_mut().into_iter().chain(output);
-        self.embedding.stored_mut().into_iter().chain(cross).chain(self.deep.stored_mut()).collect()
-    }
-}
+parameters!(Dcn: embedding, cross, output, deep);
+parameters!(CrossOutput: layer);

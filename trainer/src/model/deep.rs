@@ -8,7 +8,7 @@ use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::HiddenLayerSpec;
 
@@ -95,12 +95,4 @@ impl<B: Backend> Deep<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Deep<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.embedding.stored().into_iter().chain(self.mlp.stored()).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.embedding.stored_mut().into_iter().chain(self.mlp.stored_mut()).collect()
-    }
-}
+parameters!(Deep: embedding, mlp);

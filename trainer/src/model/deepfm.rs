@@ -17,7 +17,7 @@ use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::DeepFmSpec;
 
@@ -80,12 +80,4 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for DeepFm<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.linear.stored().into_iter().chain(self.deep.stored()).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.linear.stored_mut().into_iter().chain(self.deep.stored_mut()).collect()
-    }
-}
+parameters!(DeepFm: linear, deep);

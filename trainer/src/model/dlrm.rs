@@ -17,7 +17,7 @@ use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut, parameters};
 use crate::pass::Pass;
 use crate::spec::{DlrmInteraction, DlrmSpec, EmbeddingDim};
 
@@ -241,24 +241,20 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Dlrm<D> {
+parameters!(Dlrm: embedding, bottom, interaction, top);
+
+impl<D: Device> Parameters<D> for Interaction<D> {
     fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let mut stored = self.embedding.stored();
-        stored.extend(self.bottom.stored());
-        if let Interaction::Cross(cross) = &self.interaction {
-            stored.extend(cross.layers.stored());
+        match self {
+            Self::Dot(_) => Vec::new(),
+            Self::Cross(cross) => cross.layers.stored(),
         }
-        stored.extend(self.top.stored());
-        stored
     }
 
     fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let mut stored = self.embedding.stored_mut();
-        stored.extend(self.bottom.stored_mut());
-        if let Interaction::Cross(cross) = &mut self.interaction {
-            stored.extend(cross.layers.stored_mut());
+        match self {
+            Self::Dot(_) => Vec::new(),
+            Self::Cross(cross) => cross.layers.stored_mut(),
         }
-        stored.extend(self.top.stored_mut());
-        stored
     }
 }

@@ -7,7 +7,7 @@ use crate::layers::Linear;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::error::ModelError;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::LinearSpec;
 
@@ -45,12 +45,4 @@ impl<B: Backend> Compute<B> for LinearModel<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for LinearModel<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.linear.stored()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.linear.stored_mut()
-    }
-}
+parameters!(LinearModel: linear);

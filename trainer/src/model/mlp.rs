@@ -9,7 +9,7 @@ use crate::model::compute::Compute;
 use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::MlpSpec;
 
@@ -47,12 +47,4 @@ impl<B: Backend> Compute<B> for MlpModel<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for MlpModel<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.deep.stored()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.deep.stored_mut()
-    }
-}
+parameters!(MlpModel: deep);

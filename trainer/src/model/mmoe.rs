@@ -22,7 +22,7 @@ use crate::model::compute::Compute;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::MmoeSpec;
 
@@ -305,16 +305,4 @@ impl<B: Backend> Mmoe<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for Mmoe<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let experts = self.experts.iter().flat_map(Mlp::stored).chain(self.gate.stored());
-        let towers = self.towers.iter().flat_map(Mlp::stored);
-        self.embedding.stored().into_iter().chain(experts).chain(towers).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let experts = self.experts.iter_mut().flat_map(Mlp::stored_mut).chain(self.gate.stored_mut());
-        let towers = self.towers.iter_mut().flat_map(Mlp::stored_mut);
-        self.embedding.stored_mut().into_iter().chain(experts).chain(towers).collect()
-    }
-}
+parameters!(Mmoe: embedding, experts, gate, towers);

@@ -24,7 +24,7 @@ use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::features::Features;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::{MlpSpec, TwoTowerSpec};
 
@@ -205,12 +205,4 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for TwoTower<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.query.deep.stored().into_iter().chain(self.item.deep.stored()).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.query.deep.stored_mut().into_iter().chain(self.item.deep.stored_mut()).collect()
-    }
-}
+parameters!(TwoTower: query.deep, item.deep);

@@ -16,7 +16,7 @@ use crate::model::compute::Compute;
 use crate::model::deep::Deep;
 use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::parameters;
 use crate::pass::Pass;
 use crate::spec::WideDeepSpec;
 
@@ -69,12 +69,4 @@ impl<B: Backend> Compute<B> for WideDeep<B> {
     }
 }
 
-impl<D: Device> Parameters<D> for WideDeep<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.wide.stored().into_iter().chain(self.deep.stored()).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.wide.stored_mut().into_iter().chain(self.deep.stored_mut()).collect()
-    }
-}
+parameters!(WideDeep: wide, deep);
