@@ -5,11 +5,21 @@
 //! [`precision`] does so for matrices of 16-bit formats, and [`tables`] for tables.
 
 mod by_hand;
+
 mod case;
+
 mod interactions;
+
 mod normalization;
+
+mod operations;
+
 mod precision;
+
 mod random;
+
 mod retrieval;
+
 mod tables;
+
 mod wrong_shapes;

@@ -1,8 +1,10 @@
-//! The CPU and CUDA compared with the reference, and the CPU with itself for different numbers of threads.
+//! The CPU and CUDA against the reference, and the CPU against itself on other numbers of threads.
 
 use millstream_backend::{Pooling, Reference};
 
-use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, cuda, run};
+use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, cuda};
+
+use crate::operations::run;
 
 /// Sizes around the boundaries of blocks, strips and vectors.
 fn shapes() -> Vec<Shapes> {
