@@ -4,7 +4,7 @@
     python bench/clicks_bound.py [--rows 10000000] [--most-values 100000]
 
 An id's weight can be estimated only from the rows that contain it. Given the family of the planted model (`CATEGORIES`
-in pipeline/src/generate/clicks.rs: normal weights of known deviation), the best estimate from `n` rows has the variance
+in pipeline/tools/src/generate/clicks.rs: normal weights of known deviation), the best estimate from `n` rows has the variance
 `1 / (1 / deviation^2 + n I)`, where `I`, the mean of p (1 - p), is the information of a row (normal approximation of
 the posterior). Counts and pairs have few ids and count as known. The script draws scores with such errors, and labels
 from the true scores: no learner avoids the resulting loss of AUC, and a learner that does not know the deviations or the
