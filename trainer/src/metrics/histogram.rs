@@ -2,8 +2,8 @@
 //!
 //! There are [`BINS`] bins of some 20 bytes. A ranking depends on the ratios of scores near 0, and on the
 //! ratios of their distances to 1 near 1. So bins have equal width in the leading bits of the score below one
-//! half, and of one minus the score from one half on: 2^14 bins for each doubling, down to 2^-40 and up to 1
-//! - 2^-24, the fp32 score next to 1. No bin is wider than 1 part in 16384 of the distance of its scores to
+//! half, and of one minus the score from one half on: 2^14 bins for each doubling, down to 2^-40 and up to
+//! 1 - 2^-24, the fp32 score next to 1. No bin is wider than 1 part in 16384 of the distance of its scores to
 //! the nearer end; scores below 2^-40 share one bin.
 //!
 //! A bin records whether all its rows have the same score. Such rows are tied and ranked exactly. So few
