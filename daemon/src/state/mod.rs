@@ -13,7 +13,7 @@ use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use millstream_backend::Description;
-pub use millstream_control::proto::JobProgress;
+use millstream_control::proto::JobProgress;
 use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 

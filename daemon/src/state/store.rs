@@ -14,11 +14,12 @@ use std::time::Duration;
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
+use millstream_control::proto::JobProgress;
 use millstream_trainer::metrics::{Metrics, one_or_several};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{JobProgress, JobRecord, JobSource, JobState, LogLevel, LogRecord, schema};
+use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, schema};
 
 /// Number of newest log lines kept per job.
 const MAX_LOG_LINES: u64 = 10_000;
