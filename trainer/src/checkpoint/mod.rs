@@ -38,7 +38,6 @@ pub use store::{Checkpoint, CheckpointScope, CheckpointStore, OnDamage};
 pub use tensors::{Element, ModelCopy};
 pub use wait::BlockOn;
 #[cfg(test)]
-pub(crate) use wait::park_until_done;
 pub use writer::{CheckpointWriter, ExtraPart};
 
 /// The part with the model's parameters.

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use super::manifest::{FORMAT, Manifest, ManifestError, PartEntry, Snapshot, hex};
 pub use super::part::Part;
 use super::part::PartWriter;
-use super::wait::{BlockOn, park_until_done, wait};
+use super::wait::{BlockOn, wait};
 use super::{CheckpointError, MANIFEST, OPTIMIZER_PART};
 
 /// Bytes of a part sent at a time. Object stores require at least 5 MiB.
@@ -98,7 +98,7 @@ impl CheckpointStore {
         let objects = LocalFileSystem::new_with_prefix(&found).map_err(|error| failed(error.into()))?;
         Ok(Self {
             directory: Some(found),
-            ..Self::new(Arc::new(objects.with_fsync(true)), Path::default(), Arc::new(park_until_done))
+            ..Self::new(Arc::new(objects.with_fsync(true)), Path::default(), Arc::new(|work| futures::executor::block_on(work)))
         })
     }
 

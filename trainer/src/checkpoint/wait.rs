@@ -3,33 +3,12 @@
 //! Training owns its thread and has no async runtime. Local files need none, because `object_store` then
 //! works inside the poll. For a store that needs a runtime, the caller provides one as a [`BlockOn`].
 
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Wake, Waker};
-use std::thread::{self, Thread};
 
 use futures::future::BoxFuture;
 
 /// Runs a future to completion before it returns: `move |work| handle.block_on(work)` for tokio.
 pub type BlockOn = Arc<dyn Fn(BoxFuture<'_, ()>) + Send + Sync>;
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Polls `work` on this thread and sleeps in between.
-pub(crate) fn park_until_done(work: BoxFuture<'_, ()>) {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    let mut work = pin!(work);
-    while work.as_mut().poll(&mut context).is_pending() {
-        thread::park();
-    }
-}
 
 /// Runs `work` with `block_on` and returns its value.
 pub(super) fn wait<T: Send>(block_on: &BlockOn, work: impl Future<Output = T> + Send) -> T {
