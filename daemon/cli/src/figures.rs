@@ -2,21 +2,15 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+use indicatif::HumanCount;
 use millstream_control::proto::{MetricValue, Metrics};
 
 use crate::table::Table;
 
 /// `1234567` as `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    HumanCount(number).to_string()
 }
 
 /// A rate or other positive number; whole from 100 on.
@@ -112,23 +106,8 @@ pub(crate) fn duration(duration: Duration) -> String {
 
 /// A moment, given in milliseconds since the Unix epoch, as `2026-11-21 08:07:00Z`.
 pub(crate) fn moment(unix_ms: u64) -> String {
-    let seconds = unix_ms / 1_000;
-    let (year, month, day) = civil(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Year, month and day of a day since 1970-01-01: Howard Hinnant's `civil_from_days`, for days that
-/// are not before it. Years begin in March, so that the leap day is the last of its year.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+    let moment = i64::try_from(unix_ms).ok().and_then(DateTime::from_timestamp_millis);
+    moment.unwrap_or(DateTime::<Utc>::MAX_UTC).format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
 #[cfg(test)]
@@ -201,6 +180,7 @@ mod tests {
             (1_795_248_420_000, "2026-11-21 08:07:00Z"),
             (4_107_542_399_999, "2100-02-28 23:59:59Z"),
             (4_107_542_400_000, "2100-03-01 00:00:00Z"),
+            (u64::MAX, "+262142-12-31 23:59:59Z"),
         ];
         for (unix_ms, wanted) in cases {
             assert_eq!(moment(unix_ms), wanted);
