@@ -36,11 +36,11 @@ class Figures:
         self.explained = {line["name"]: line["explained"] for line in lines if "explained" in line}
         open_name = None
         for line in lines:
-            if "told" in line:
+            if "result" in line:
                 if line["name"] != open_name:
                     self.results[line["name"]] = []
                 open_name = line["name"]
-                self.results[open_name].append(line["told"])
+                self.results[open_name].append(line["result"])
             elif "check" in line:
                 open_name = None
 

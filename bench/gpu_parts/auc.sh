@@ -31,7 +31,7 @@ train_once() {
         2>"$work/said"
     status=$?
     ((status == 0)) || cat "$work/said"
-    [[ -s "$work/outcome" ]] && note "\"name\":$(text "$name"),\"told\":$(document "$work/outcome")"
+    [[ -s "$work/outcome" ]] && note "\"name\":$(text "$name"),\"result\":$(document "$work/outcome")"
     grep -o '"auc": *[0-9.]*' "$work/outcome"
     rm -rf "$work/checkpoints"
     judge "$name" $status $((SECONDS - began))

@@ -72,7 +72,7 @@ from_files() {
     done
     wait "$training"
     status=$?
-    [[ -s "$data/outcome" ]] && note "\"name\":$(text "$name"),\"told\":$(document "$data/outcome")" && cat "$data/outcome"
+    [[ -s "$data/outcome" ]] && note "\"name\":$(text "$name"),\"result\":$(document "$data/outcome")" && cat "$data/outcome"
     [[ -s "$data/explanation" ]] && note "\"name\":$(text "$name"),\"explained\":$(document "$data/explanation")"
     "$programs/millstream" show "$job"
     end_processes

@@ -80,7 +80,7 @@ measure() {
     within "${@:2}" >"$work/output"
     status=$?
     while IFS= read -r line; do
-        [[ "$line" == "{"* ]] && note "\"name\":$(text "$name"),\"told\":$line"
+        [[ "$line" == "{"* ]] && note "\"name\":$(text "$name"),\"result\":$line"
     done <"$work/output"
     cut -c1-240 "$work/output" | head -4
     judge "$name" $status $((SECONDS - began))

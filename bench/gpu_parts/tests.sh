@@ -45,7 +45,7 @@ twice() {
     done
     if ((status == 0)); then
         grep -q '"digest"' "$work/output-1" && cmp "$work/output-1" "$work/output-2" || status=1
-        note "\"name\":$(text "$name"),\"told\":$(document "$work/output-1")"
+        note "\"name\":$(text "$name"),\"result\":$(document "$work/output-1")"
         cut -c1-240 "$work/output-1"
     fi
     judge "$name" $status $((SECONDS - began))

@@ -25,7 +25,7 @@ def steps(rate: float) -> list[dict]:
 
 
 def of_part(part: str, name: str, lines: list[dict]) -> list[dict]:
-    return [*({"part": part, "name": name, "told": line} for line in lines), {"part": part, "check": name, "ended": "passed", "seconds": 3}]
+    return [*({"part": part, "name": name, "result": line} for line in lines), {"part": part, "check": name, "ended": "passed", "seconds": 3}]
 
 
 class Report(unittest.TestCase):

@@ -43,7 +43,7 @@ fn a_warm_start_reproduces_the_quality_of_its_source() {
     let in_part: Vec<&str> =
         plan["in_part"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     assert_eq!(in_part, ["deep.layer.0.weight"], "{plan:#}");
-    let initialized: Vec<&String> = plan["anew"].as_object().unwrap().keys().collect();
+    let initialized: Vec<&String> = plan["initialized"].as_object().unwrap().keys().collect();
     assert_eq!(initialized, ["deep.embedding.range", "wide.dense", "wide.ids.range"], "{plan:#}");
 
     let warm_started = run(&shell, "train", &set);

@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_16_bits_are_told_by_their_numbers() {
+    fn every_16_bit_value_round_trips() {
         for float in [Float::Bf16, Float::F16] {
             let numbers = numbers(float);
             for (code, &number) in numbers.iter().enumerate() {

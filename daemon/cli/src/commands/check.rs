@@ -178,10 +178,8 @@ struct WarmStart {
     /// Parameters carried over partly.
     in_part: Vec<String>,
     /// Parameters initialized from scratch, each with the reason.
-    #[serde(rename = "anew")]
     initialized: BTreeMap<String, String>,
     /// Parameters of the other model that this one does not use.
-    #[serde(rename = "left")]
     unused: Vec<String>,
 }
 

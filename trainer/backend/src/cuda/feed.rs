@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_bad_batch_nothing_is_stepped_until_it_is_told() {
+    fn no_step_follows_a_bad_batch_until_it_is_reported() {
         let (_stand_in, cuda) = alone();
         let layout = Arc::new(SlotLayout::of(&schema(4)).unwrap());
         let (mut batch, mut report) = (cuda.batch(&schema(4)), cuda.report(1));
