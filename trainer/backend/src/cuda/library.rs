@@ -2,6 +2,9 @@
 //!
 //! A library is a table of functions, each looked up by name. A library that lacks a function is too old, and the
 //! error names the function. The error for a missing library names the package that provides it.
+//!
+//! Own tables instead of a binding crate: they hold only the functions in use, so a driver that lacks others still works,
+//! and a missing function is an error when the library is loaded.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

@@ -5,6 +5,8 @@
 //! then adds both to the accumulator (Intel, as in [`super`], TDPBF16PS). The accumulators of a chunk are reloaded
 //! into the tiles for the next one, so chunking does not change the result.
 //!
+//! Own kernels, in assembly: Rust has no stable AMX intrinsics, and the `gemm` crates do not use AMX.
+//!
 //! Tiles are configured in one block of assembly and used in others. The compiler never touches tile registers: it
 //! uses them only where `amx-tile` is enabled.
 
