@@ -98,7 +98,11 @@ impl CheckpointStore {
         let objects = LocalFileSystem::new_with_prefix(&found).map_err(|error| failed(error.into()))?;
         Ok(Self {
             directory: Some(found),
-            ..Self::new(Arc::new(objects.with_fsync(true)), Path::default(), Arc::new(|work| futures::executor::block_on(work)))
+            ..Self::new(
+                Arc::new(objects.with_fsync(true)),
+                Path::default(),
+                Arc::new(|work| futures::executor::block_on(work)),
+            )
         })
     }
 

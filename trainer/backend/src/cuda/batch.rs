@@ -8,12 +8,13 @@
 use std::sync::Arc;
 
 use millstream_batch::{BatchRef, BatchSchema, SlotLayout};
+use zerocopy::IntoBytes;
 
+use super::Cuda;
 use super::buffers::ALIGNMENT;
 use super::driver::{Address, Memory};
 use super::feed::{Feed, SLOTS};
 use super::kernels::{CHECK_OFFSETS, ColumnView, Faults, Intake, TAKE_IDS, TAKE_NUMBERS};
-use super::{Cuda, bytes_of};
 use crate::device::{BatchShape, IdColumn, Pooling};
 use crate::error::BatchError;
 use crate::host;
@@ -177,7 +178,7 @@ impl Faults {
 impl Cuda {
     /// Clears the recorded fault after the host has read it.
     pub(super) fn clear_faults(&self) {
-        self.copy_to(self.faults.address(), bytes_of(&[Faults::CLEAR]));
+        self.copy_to(self.faults.address(), Faults::CLEAR.as_bytes());
     }
 
     /// The address that update kernels check: all ones if no fault was found since the last report.
@@ -187,9 +188,9 @@ impl Cuda {
 
     /// Waits, returns the fault found in the last uploaded batch, and clears it.
     pub(super) fn check_batch(&self, batch: &CudaBatch) -> Result<(), BatchError> {
-        let mut faults = [Faults::CLEAR];
-        self.copy_from(super::bytes_of_mut(&mut faults), self.faults.address());
-        let sound = faults[0].of(batch.address(), batch.layout());
+        let mut faults = Faults::CLEAR;
+        self.copy_from(faults.as_mut_bytes(), self.faults.address());
+        let sound = faults.of(batch.address(), batch.layout());
         if sound.is_err() {
             self.clear_faults();
         }

@@ -13,6 +13,8 @@
 
 use std::collections::VecDeque;
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use super::blas::{Blas, BlasError, Product};
 use super::driver::{Context, Executable, Fault, Graph, Lane, Launch, Node, Stream};
 use super::fault::GpuError;
@@ -96,15 +98,18 @@ impl Commands {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// The kernel takes one argument with the layout of `argument`, which has no padding. When the kernel runs,
-    /// every access that it makes with that argument is valid.
-    pub(super) unsafe fn kernel<A: Copy>(&mut self, context: &Context, launch: Launch, argument: &A) {
+    /// The kernel takes one argument with the layout of `argument`. When the kernel runs, every access that it makes
+    /// with that argument is valid.
+    pub(super) unsafe fn kernel<A: IntoBytes + Immutable>(
+        &mut self,
+        context: &Context,
+        launch: Launch,
+        argument: &A,
+    ) {
         const { assert!(size_of::<A>().is_multiple_of(size_of::<u64>()) && align_of::<A>() == align_of::<u64>()) };
-        let numbers = size_of::<A>() / size_of::<u64>();
-        // SAFETY: the assertion above checks size and alignment; the caller guarantees that `argument` has no
-        // padding.
-        let argument = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(argument).cast(), numbers) };
-        self.list.commands.push(Command::Kernel(launch, numbers, self.lane));
+        let argument =
+            <[u64]>::ref_from_bytes(argument.as_bytes()).expect("the size and alignment asserted above");
+        self.list.commands.push(Command::Kernel(launch, argument.len(), self.lane));
         self.list.arguments.extend_from_slice(argument);
         context.fall_behind();
     }

@@ -1,5 +1,7 @@
 //! The kernels and their arguments, as the files of `kernels/` declare them.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
 use super::driver::Address;
 use super::programs::{Program, program};
 
@@ -37,7 +39,7 @@ pub(super) const PROGRAMS: [Program; 13] =
     [MATRIX, BATCH, LOOKUP, PLAN, ROWS, LAYER, INTERACTION, DOT, MIXTURE, NORMALIZE, VECTORS, LOSS, UPDATE];
 
 /// `Matrix` of device.cuh.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct MatrixView {
     pub(super) data: Address,
@@ -52,7 +54,7 @@ impl MatrixView {
 }
 
 /// `IdColumn` of batch.cuh.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct ColumnView {
     pub(super) ids: u64,
@@ -66,7 +68,7 @@ pub(super) struct ColumnView {
 }
 
 /// `Lookup` of lookup.cu.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct LookupView {
     pub(super) table: Address,
@@ -78,7 +80,7 @@ pub(super) struct LookupView {
 }
 
 /// `Group` of plan.cu.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct GroupView {
     pub(super) ids: [Address; 2],
@@ -91,7 +93,7 @@ pub(super) struct GroupView {
 }
 
 /// `Source` of rows.cu.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct SourceView {
     pub(super) column: ColumnView,
@@ -100,7 +102,7 @@ pub(super) struct SourceView {
 }
 
 /// `Table` of rows.cu.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct TableView {
     pub(super) ids: Address,
@@ -121,7 +123,7 @@ pub(super) struct TableView {
 }
 
 /// `Faults` of batch.cu.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct Faults {
     pub(super) of_offsets: u64,
@@ -139,7 +141,7 @@ pub(super) struct Faults {
 }
 
 /// `Update` of update.cuh.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct UpdateView {
     pub(super) kind: u32,

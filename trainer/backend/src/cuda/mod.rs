@@ -57,6 +57,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_trace::Recorder;
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::description::LibraryVersion;
 use crate::host;
@@ -222,8 +223,8 @@ impl Cuda {
     }
 
     /// Uploads `values` once and returns their address: operations pass the same values again and again.
-    fn constants<T: Constant>(&self, values: &[T]) -> Address {
-        let bytes = bytes_of(values);
+    fn constants<T: IntoBytes + Immutable>(&self, values: &[T]) -> Address {
+        let bytes = values.as_bytes();
         let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(memory) = constants.get(bytes) {
             return memory.address();
@@ -238,7 +239,7 @@ impl Cuda {
     }
 
     /// Like [`Self::constants`]; address 0 if `values` is empty.
-    fn constants_or_none<T: Constant>(&self, values: &[T]) -> Address {
+    fn constants_or_none<T: IntoBytes + Immutable>(&self, values: &[T]) -> Address {
         if values.is_empty() { 0 } else { self.constants(values) }
     }
 
@@ -331,40 +332,4 @@ impl Drop for Cuda {
         // Pending commands will never run: nobody can read their results.
         self.context().catch_up();
     }
-}
-
-/// A value that kernels read from memory by its bytes.
-///
-/// # Safety
-/// The type has no padding and no pointers.
-unsafe trait Constant: Copy {}
-// SAFETY: a primitive number.
-unsafe impl Constant for u32 {}
-// SAFETY: a primitive number.
-unsafe impl Constant for f32 {}
-// SAFETY: a primitive number.
-unsafe impl Constant for u16 {}
-// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
-unsafe impl Constant for kernels::ColumnView {}
-// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
-unsafe impl Constant for kernels::LookupView {}
-// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
-unsafe impl Constant for kernels::GroupView {}
-// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
-unsafe impl Constant for kernels::SourceView {}
-// SAFETY: eight-byte numbers, then an even count of four-byte numbers: no padding.
-unsafe impl Constant for kernels::TableView {}
-// SAFETY: four-byte or eight-byte numbers without padding.
-unsafe impl Constant for Faults {}
-
-/// Numbers as bytes.
-fn bytes_of<T: Constant>(values: &[T]) -> &[u8] {
-    // SAFETY: `Constant` types have no padding, so every byte of `values` is initialized.
-    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
-}
-
-/// Numbers as writable bytes.
-fn bytes_of_mut<T: Constant>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: `Constant` types have no padding, and every bit pattern is a valid number.
-    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }

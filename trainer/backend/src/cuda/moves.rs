@@ -9,7 +9,9 @@ use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
 };
-use super::{Cuda, bytes_of, bytes_of_mut};
+use zerocopy::IntoBytes;
+
+use super::Cuda;
 use crate::device::TablePart;
 use crate::float::Float;
 
@@ -43,7 +45,7 @@ impl Cuda {
     pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
         matrix.set_signs_valid(false);
         let dense = self.scratch(size_of_val(values));
-        self.copy_to(dense, bytes_of(values));
+        self.copy_to(dense, values.as_bytes());
         let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };
         self.launch(WRITE_ROWS, [values.len(), 1], &transfer);
     }
@@ -54,7 +56,7 @@ impl Cuda {
         let dense = self.scratch(rows * matrix.columns() * size_of::<f32>());
         let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
         self.launch(READ_ROWS, [rows * matrix.columns(), 1], &transfer);
-        self.copy_from(bytes_of_mut(out), dense);
+        self.copy_from(out.as_mut_bytes(), dense);
     }
 
     /// Writes values, rounded to the table's format during the transfer.
@@ -62,13 +64,13 @@ impl Cuda {
         let shape = table.shape();
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
         if float == Float::F32 {
-            return self.copy_to(at, bytes_of(values));
+            return self.copy_to(at, values.as_bytes());
         }
         let mut coded = Vec::with_capacity(values.len().min(AT_ONCE));
         for values in values.chunks(AT_ONCE) {
             coded.clear();
             coded.extend(values.iter().map(|&value| float.encode(float.round_finite(value))));
-            self.copy_to(at, bytes_of(&coded));
+            self.copy_to(at, coded.as_bytes());
             at += size_of_val(coded.as_slice()) as Address;
         }
     }
@@ -78,12 +80,12 @@ impl Cuda {
         let shape = table.shape();
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
         if float == Float::F32 {
-            return self.copy_from(bytes_of_mut(out), at);
+            return self.copy_from(out.as_mut_bytes(), at);
         }
         let mut coded = vec![0_u16; out.len().min(AT_ONCE)];
         for out in out.chunks_mut(AT_ONCE) {
             let coded = &mut coded[..out.len()];
-            self.copy_from(bytes_of_mut(coded), at);
+            self.copy_from(coded.as_mut_bytes(), at);
             at += size_of_val(coded) as Address;
             out.iter_mut().zip(coded).for_each(|(number, bits)| *number = float.decode(*bits));
         }

@@ -13,13 +13,15 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::driver::{Context, Fault, Kernel, Module};
+use zerocopy::{Immutable, IntoBytes};
+
 use super::nvrtc::{Architecture, CompileError, Compiler, Header};
 
 /// The argument of a kernel.
 ///
 /// # Safety
 /// The type has the layout of the structure that the kernel takes, as declared in its program.
-pub(super) unsafe trait Arguments: Copy {}
+pub(super) unsafe trait Arguments: Copy + Immutable + IntoBytes {}
 
 /// A kernel by name, with its argument type.
 pub(super) struct Entry<A> {
@@ -64,7 +66,7 @@ macro_rules! program {
         $(kernel $entry:ident = $kernel:ident($arguments:ident, $threads:expr);)*
     ) => {
         $(
-            #[derive(Clone, Copy)]
+            #[derive(Clone, Copy, zerocopy::Immutable, zerocopy::IntoBytes)]
             #[repr(C)]
             pub(super) struct $name { $(pub(super) $field: $kind),* }
 

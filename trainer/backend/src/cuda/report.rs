@@ -5,6 +5,8 @@ use std::sync::Arc;
 use millstream_batch::SlotLayout;
 
 use super::Cuda;
+use zerocopy::FromBytes;
+
 use super::batch::CudaBatch;
 use super::buffers::CudaMatrix;
 use super::driver::{Address, Event, Memory, PageLocked};
@@ -74,9 +76,8 @@ impl Cuda {
         for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(size_of::<f32>())) {
             *number = f32::from_ne_bytes(bytes.try_into().expect("four bytes"));
         }
-        let mut found = [Faults::CLEAR];
-        super::bytes_of_mut(&mut found).copy_from_slice(faults);
-        let sound = found[0].of(address, &layout);
+        let found = Faults::read_from_bytes(faults).expect("the size split off above");
+        let sound = found.of(address, &layout);
         if sound.is_err() {
             self.clear_faults();
         }

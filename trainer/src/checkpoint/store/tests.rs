@@ -105,7 +105,11 @@ fn stores() -> Vec<(CheckpointStore, Option<TempDir>)> {
 
 fn in_memory() -> CheckpointStore {
     let prefix = Path::from("jobs/census-1");
-    let store = CheckpointStore::new(Arc::new(InMemory::new()), prefix, Arc::new(|work| futures::executor::block_on(work)));
+    let store = CheckpointStore::new(
+        Arc::new(InMemory::new()),
+        prefix,
+        Arc::new(|work| futures::executor::block_on(work)),
+    );
     CheckpointStore { piece_bytes: 32, ..store }
 }
 
