@@ -37,7 +37,6 @@ pub use manifest::{Manifest, PartEntry, Snapshot, TrainingProgress};
 pub use store::{Checkpoint, CheckpointScope, CheckpointStore, OnDamage};
 pub use tensors::{Element, ModelCopy};
 pub use wait::BlockOn;
-#[cfg(test)]
 pub use writer::{CheckpointWriter, ExtraPart};
 
 /// The part with the model's parameters.
