@@ -6,7 +6,8 @@ use millstream_format::FormatName;
 use millstream_format::filter::Condition;
 use serde::{Deserialize, Serialize};
 
-use crate::dataset::DEFAULT_SPLIT_BYTES;
+/// The default split size. Larger uncompressed TFRecord files are cut into parts.
+pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
 
 /// The data of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -31,13 +31,12 @@ use crate::error::Error;
 use crate::parquet::ParquetObject;
 use crate::parquet::row_group::RowGroup;
 use crate::records::{Records, RecordsReader, part_label};
+use crate::spec::DEFAULT_SPLIT_BYTES;
 use crate::{parts, splitmix};
 
 use split::Inner;
 pub use split::SplitReader;
 
-/// The default split size. Larger uncompressed TFRecord files are cut into parts.
-pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
 /// The minimum split size. For smaller splits, finding the first record costs more than reading in parallel saves.
 pub const FEWEST_SPLIT_BYTES: u64 = 64 << 10;
 

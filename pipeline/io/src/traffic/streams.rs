@@ -1,4 +1,5 @@
-//! The limit on concurrent requests to one bucket, tuned at run time.
+//! The limit on concurrent requests to one bucket, tuned at run time. How it relates to the tuner of a job's ingest is on
+//! the page of `ingest/tuner` in `millstream-pipeline`.
 //!
 //! A hill climb on measured throughput: while requests wait for their turn, the limit changes by a step, and the bytes
 //! per second of the next window decide whether the step is kept. More streams must gain 8 %; fewer may lose 3 %.

@@ -21,6 +21,13 @@
 //! their threads equal shares of the cores. If additional decoders bring nothing because another job uses the cores,
 //! the tuner returns them; if they help, it keeps them. No job can use another job's memory.
 //!
+//! **Below it** is the limit on concurrent requests to one bucket (`traffic/streams.rs` of `millstream-io`), which all
+//! jobs of a host share. It is a separate search, because it has another scope, measure and pace: it compares bytes per
+//! second of the bucket every 250 ms, and must obey at once when the service asks for fewer requests. The two do not
+//! compete. The tuner decides how many ranges a job wants; the limit decides how many of them run, and the others wait.
+//! If the limit binds, more streams bring the job no gain, so its tuner returns them; if no request waits, the limit has
+//! nothing to learn and keeps still.
+//!
 //! **Not tuned** is the number of ring slots. Slots are used in turn, so keeping fewer of them full would not free
 //! memory, and they do not limit the rate while the consumer keeps up.
 //!
