@@ -5,7 +5,7 @@
 //! follow have a valid checksum, and after them the file ends or another length with a valid checksum
 //! follows. By chance this happens at one offset in 2^96; it also happens if a record's data are themselves
 //! TFRecords. [`Scan::Found`] can then lie within a record. The reader of the preceding part detects this,
-//! because its last record does not end there ([`crate::parts`]).
+//! because its last record does not end there (`parts.rs` of `millstream-pipeline`).
 //!
 //! Offsets are tried in ascending order, so the result depends only on the file and on the start of the search,
 //! not on how the bytes are split.

@@ -115,6 +115,13 @@ impl SourceError {
         }
     }
 
+    /// The same error again, because [`io::Error`] is not `Clone`: kind, text and mark.
+    pub(crate) fn repeat(error: &io::Error) -> io::Error {
+        let again = io::Error::new(error.kind(), error.to_string());
+        let is_marked = error.get_ref().is_some_and(|inner| inner.is::<Self>());
+        if is_marked { Self::mark(again) } else { again }
+    }
+
     /// Returns the error of the underlying reader, or `Err(error)` if it is an error of the decoder.
     pub fn unmark(error: io::Error) -> Result<io::Error, io::Error> {
         error.downcast::<Self>().map(|marked| marked.0)
@@ -138,7 +145,12 @@ fn did_you_mean(nearest: &Option<String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io::{BufRead, Cursor, Read, Write};
+
     use super::*;
+    use crate::compression::{Compression, Compressor, Decompressed};
 
     #[test]
     fn a_misspelt_column_names_the_nearest() {
@@ -146,5 +158,40 @@ mod tests {
         assert_eq!(error.to_string(), "a.parquet: no column `ocupation`; did you mean `occupation`?");
         let error = Error::missing_column("a.parquet", "zzz", ["age"]);
         assert_eq!(error.to_string(), "a.parquet: no column `zzz`");
+    }
+
+    /// A reader that always fails.
+    struct Fails;
+
+    impl Read for Fails {
+        fn read(&mut self, _out: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"))
+        }
+    }
+
+    impl BufRead for Fails {
+        fn fill_buf(&mut self) -> io::Result<&[u8]> {
+            Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"))
+        }
+
+        fn consume(&mut self, _amount: usize) {}
+    }
+
+    #[test]
+    fn a_failed_read_is_not_taken_for_damage_even_if_repeated() {
+        for compression in [Compression::None, Compression::Gzip, Compression::Zlib, Compression::Zstd] {
+            let mut compressor = Compressor::new(Vec::new(), compression).unwrap();
+            let bytes: Vec<u8> =
+                (0..100_000_u32).flat_map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+            compressor.write_all(&bytes).unwrap();
+            let mut start = compressor.finish().unwrap();
+            start.truncate(start.len() / 2);
+            let (mut stream, found) = Decompressed::new(Cursor::new(start).chain(Fails)).unwrap();
+            assert_eq!(found, compression);
+            for _ in 0..2 {
+                let error = stream.read_to_end(&mut Vec::new()).unwrap_err();
+                assert_eq!(SourceError::unmark(error).unwrap().to_string(), "no answer", "{compression:?}");
+            }
+        }
     }
 }

@@ -10,6 +10,8 @@ use std::io::{self, BufRead, Read};
 
 use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
 
+use crate::error::SourceError;
+
 /// Output buffer of one call: two maximum-size blocks.
 const OUTPUT_BYTES: usize = 256 << 10;
 /// Bytes that determine the length of a frame header.
@@ -25,7 +27,7 @@ pub struct Zstandard<R> {
     read: usize,
     written: usize,
     /// The error that ended the stream; later reads repeat it.
-    failure: Option<(io::ErrorKind, String)>,
+    failure: Option<io::Error>,
 }
 
 /// The decoder and the input that its next call requires.
@@ -117,11 +119,11 @@ impl<R: BufRead> BufRead for Zstandard<R> {
             if self.failure.is_none()
                 && let Err(error) = self.advance()
             {
-                self.failure = Some((error.kind(), error.to_string()));
+                self.failure = Some(SourceError::repeat(&error));
                 return Err(error);
             }
-            if let Some((kind, message)) = &self.failure {
-                return Err(io::Error::new(*kind, message.clone()));
+            if let Some(error) = &self.failure {
+                return Err(SourceError::repeat(error));
             }
         }
         Ok(&self.output[self.read..self.written])

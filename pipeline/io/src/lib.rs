@@ -1,11 +1,11 @@
-//! Input: sources of bytes, and limits on concurrent requests.
+//! Storage: objects are listed, read ahead and written, within limits on concurrent requests.
 //!
 //! ```text
 //! fetch        an object's bytes, read ahead of the decoder
 //!   storage    objects: addresses, listings, clients, uploads
 //!     traffic  the requests to one bucket: their number, hedging, statistics
 //!     shared   bytes in flight or just fetched, so that each crosses the network once
-//!     buffers, cancel, limits, permits
+//!     buffers, cancel, clock, error, failure, limits, permits, ranges
 //! ```
 //!
 //! Each module uses only those below it.

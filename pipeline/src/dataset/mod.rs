@@ -111,7 +111,6 @@ impl Dataset {
     /// Lists the files that `patterns` match, and reads the metadata required to cut them into splits. Patterns are
     /// paths and globs relative to `base`. Without `format`, the format is detected from the files' names, or else from
     /// their first bytes.
-    /// first bytes.
     pub async fn open(patterns: &[String], base: &Path, format: Option<FormatName>) -> Result<Self, Error> {
         Self::of(storage::list(patterns, base).await?, format).await
     }

@@ -144,3 +144,16 @@ fn unsupported_formats_and_cancellation() {
     let cancelled = inspect(&objects, &options, runtime.handle(), &progress);
     assert!(matches!(cancelled, Err(Error::Cancelled)));
 }
+
+#[test]
+fn a_file_with_a_bad_header_does_not_end_the_report_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.csv"), "a,a\n1,2\n").unwrap();
+    std::fs::write(dir.path().join("b.csv"), "a,b\n1,2\n").unwrap();
+    let runtime = runtime();
+    let objects = runtime.block_on(storage::list(&["*.csv".to_owned()], dir.path())).unwrap();
+    let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 1 };
+    let reports = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap();
+    let errors: Vec<bool> = reports.iter().map(|report| report.error.is_some()).collect();
+    assert_eq!(errors, [true, false]);
+}

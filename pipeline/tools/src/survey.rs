@@ -265,9 +265,9 @@ impl Survey {
     /// The survey of a file that cannot be opened at all.
     fn failed(error: Error) -> Result<Self, Error> {
         match error {
-            Error::Format(FormatError::Damage { .. })
-            | Error::Format(FormatError::WrongFormat { .. })
-            | Error::Invalid(_) => Ok(Self {
+            Error::Format(
+                FormatError::Damage { .. } | FormatError::WrongFormat { .. } | FormatError::Mismatch { .. },
+            ) => Ok(Self {
                 compression: "none".to_owned(),
                 records: 0,
                 columns: Vec::new(),

@@ -23,6 +23,7 @@ mod tests;
 use std::io::{self, BufRead, ErrorKind};
 
 use crate::compression::Compression;
+use crate::error::SourceError;
 
 use checksum::Checksum;
 use huffman::{Codes, DISTANCE_BITS, END, Fault, LITERAL, LITERAL_BITS, SECOND, SPECIAL};
@@ -342,7 +343,7 @@ impl<R: BufRead> BufRead for Inflate<R> {
         if self.read == self.written {
             if let Some(failure) = self.failure.take() {
                 // Later reads return the same error.
-                self.failure = Some(io::Error::new(failure.kind(), failure.to_string()));
+                self.failure = Some(SourceError::repeat(&failure));
                 return Err(failure);
             }
             if let Err(failure) = self.advance() {

@@ -61,7 +61,7 @@ pub struct ParquetFile {
 /// When the footer does not fit into the file.
 pub fn footer_range(path: &str, size: u64, tail: &[u8]) -> Result<Option<Range<u64>>, Error> {
     let Some((footer_bytes, MAGIC)) = trailer(tail) else { return Ok(None) };
-    let end = size - TRAILER_BYTES as u64;
+    let Some(end) = size.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
     match end.checked_sub(u64::from(footer_bytes)) {
         Some(start) => Ok(Some(start..end)),
         None => {
@@ -191,4 +191,17 @@ fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
         }
     }
     joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_sorted_and_joined_over_small_gaps() {
+        let gap = GAP_BYTES;
+        let ranges = vec![30 + 2 * gap..40 + 2 * gap, 0..10, 10 + gap..20 + gap, 5..8];
+        assert_eq!(joined(ranges), [0..20 + gap, 30 + 2 * gap..40 + 2 * gap]);
+        assert_eq!(joined(Vec::new()), []);
+    }
 }

@@ -26,8 +26,8 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
-use tokio::sync::oneshot::{self};
 use tokio::task::AbortHandle;
 
 use super::ReadContext;

@@ -279,7 +279,7 @@ pub(crate) fn transpose(
     for first in (0..wanted).step_by(TILE) {
         for row in first..(first + TILE).min(wanted) {
             let values = &matrix.row(row)[columns.clone()];
-            match values.first_chunk::<TILE>() {
+            match <&[f32; TILE]>::try_from(values).ok() {
                 // Compiled for this constant number of columns.
                 Some(values) => scatter(values, &mut out[row..], stride),
                 None => scatter(values, &mut out[row..], stride),

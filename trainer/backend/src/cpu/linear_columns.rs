@@ -89,13 +89,16 @@ pub(crate) fn backward(
         weight_grad.rows() == dense.len()
             && [&*weight_grad, &*bias_grad].iter().all(|it| it.columns() == columns)
     );
-    run_blocks!(cpu, Blocks::of(dense.len(), 1), weight_grad.by_rows(), |place, weight_grad| {
-        let (weight_grad, source) = (&mut weight_grad[..columns], dense[place.start]);
+    // A list for each dense column: its row of the gradient, with the padding after the row.
+    let blocks = Blocks::of(weight_grad.stride(), COLUMNS).in_lists(dense.len());
+    run_blocks!(cpu, blocks, Rows::of(weight_grad.as_mut_slice(), 1), |place, block, weight_grad| {
+        let block = block.start.min(columns)..block.end.min(columns);
+        let (weight_grad, source) = (&mut weight_grad[..block.len()], dense[place]);
         if mode == GradientMode::Write {
             weight_grad.fill(0.0);
         }
         for (row, place) in rows.clone().zip(0..) {
-            add_times(batch.dense(row)[source], out_grad.row(place), weight_grad);
+            add_times(batch.dense(row)[source], &out_grad.row(place)[block.clone()], weight_grad);
         }
     });
     let bias_grad = &mut bias_grad.as_mut_slice()[..columns];

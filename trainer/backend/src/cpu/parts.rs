@@ -69,7 +69,11 @@ pub(crate) struct Block {
 
 impl Blocks {
     /// One list of `items` items, in blocks of `each`.
+    ///
+    /// # Panics
+    /// When `each` is 0.
     pub(crate) fn of(items: usize, each: usize) -> Self {
+        assert!(each > 0, "items in a block");
         Self { items, each, lists: 1, order: Order::InLists }
     }
 
@@ -85,8 +89,11 @@ impl Blocks {
     }
 
     /// The number of blocks of all lists.
+    ///
+    /// # Panics
+    /// When there are too many to count.
     pub(crate) fn count(&self) -> usize {
-        self.lists * self.of_list()
+        self.lists.checked_mul(self.of_list()).expect("a number of blocks below 2^64")
     }
 
     /// The number of blocks of a list.
@@ -107,10 +114,11 @@ impl Blocks {
     }
 }
 
-/// The items of block `block` of a list, in blocks of `each`.
+/// The items of block `block` of a list, in blocks of `each`; none after the end of the list.
 #[inline(always)]
 pub(crate) fn block_of(block: usize, each: usize, items: usize) -> Range<usize> {
-    block * each..((block + 1) * each).min(items)
+    let start = block * each;
+    start..start + each.min(items.saturating_sub(start))
 }
 
 /// Memory with one part for each block.
@@ -150,8 +158,8 @@ impl<'a, T> Rows<'a, T> {
 }
 
 // SAFETY: part `[start, end)` of list `l` is `[(l * items + start) * stride, (l * items + end) * stride)`. Blocks
-// of one list have disjoint items below `items`, so parts are disjoint. No product overflows, because `check` has
-// computed the largest.
+// of one list have disjoint items below `items`, so parts are disjoint. With a stride above 0 no product overflows,
+// because `check` has computed the largest; with a stride of 0 all parts are empty.
 unsafe impl<T: Send + 'static> Divide for Rows<'_, T> {
     type Part<'a> = &'a mut [T];
 
@@ -182,7 +190,7 @@ impl<'a> PerBlock<'a> {
 }
 
 // SAFETY: block `n` has the part `[n * len, (n + 1) * len)`, and blocks have different numbers below
-// `Blocks::count`. No product overflows, because `check` has computed the largest.
+// `Blocks::count`. No product overflows, because `count` and `check` have computed the largest.
 unsafe impl Divide for PerBlock<'_> {
     type Part<'a> = &'a mut [f32];
 
