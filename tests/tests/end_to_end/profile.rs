@@ -48,19 +48,12 @@ impl Bench {
         self.daemon.show(id)["progress"]["step"].as_u64().unwrap()
     }
 
-    /// Starts a profile that would never finish, and waits until it records steps.
+    /// Starts a profile that would never finish, and waits until its recording has begun.
     fn start_recording(&self, id: &str) -> millstream_tests::shell::RunningCommand {
-        let start = || self.shell.start(&["profile", id, "--steps", "1000000000"]);
-        let mut profile = start();
-        wait_until("steps are recorded", || {
-            // It was rejected if the second profile came first.
-            if profile.has_ended() {
-                profile = start();
-            }
-            let rejected = self.shell.run(&["profile", id, "--steps", "1", "--output", "second.json"]);
-            rejected
-                .stderr
-                .contains("it is already being profiled, and only one profile can be recorded at a time")
+        let mut profile = self.shell.start(&["profile", id, "--steps", "1000000000"]);
+        wait_until("recording begins", || {
+            assert!(!profile.has_ended(), "{}", profile.stderr());
+            profile.stderr().contains(&format!("recording job {id}"))
         });
         profile
     }
@@ -271,8 +264,11 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     let nowhere = bench.shell.run(&["profile", &running, "--output", "no/such/trace.json"]).with_code(1);
     assert!(nowhere.stderr.contains("writing no/such/trace.json"), "{}", nowhere.stderr);
 
-    // Ctrl-C ends the recording but not the job, and the next profile can start.
+    // Only one recording at a time. Ctrl-C ends it but not the job, and the next profile can start.
     let profile = bench.start_recording(&running);
+    let second = bench.shell.run(&["profile", &running, "--output", "second.json"]).with_code(1);
+    let wanted = "it is already being profiled, and only one profile can be recorded at a time";
+    assert!(second.stderr.contains(wanted), "{}", second.stderr);
     profile.signal(Signal::INT);
     let ended = profile.wait().with_code(1);
     assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);

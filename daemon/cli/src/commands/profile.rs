@@ -46,10 +46,16 @@ pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), 
 async fn record(daemon: &mut Client, id: &str, steps: u64, screen: &Screen) -> Result<Recorded, Failure> {
     let mut replies = daemon.profile(id, steps).await?;
     let gauge = Gauge::steps(screen, "recording", steps);
+    let mut has_begun = false;
     let mut recorded = None;
     while let Some(reply) = replies.next().await? {
         match (reply.reply, &mut recorded) {
-            (Some(Reply::RecordedSteps(steps)), _) => gauge.update(steps),
+            (Some(Reply::RecordedSteps(steps)), _) => {
+                if !std::mem::replace(&mut has_begun, true) && !screen.is_terminal() {
+                    screen.line(&format!("recording job {id}"));
+                }
+                gauge.update(steps);
+            }
             (Some(Reply::Profile(profile)), _) => recorded = Some(Recorded::new(profile)),
             (Some(Reply::Track(track)), Some(recorded)) => recorded.add(track),
             (Some(Reply::Track(_)) | None, _) => {}
