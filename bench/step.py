@@ -2,8 +2,8 @@
 """Compares one training step from memory with PyTorch and TensorFlow: same model, initial weights, batches, optimizer
 and number of threads, fp32, in the same run.
 
-    python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
-    target/python/bin/python bench/step.py [--rounds 5] [--fbgemm PYTHON] [--only WORD ...] [--out bench/results/NAME.md]
+    python -m venv target/bench-python && target/bench-python/bin/pip install -r bench/requirements.txt
+    target/bench-python/bin/python bench/step.py [--rounds 5] [--fbgemm PYTHON] [--only WORD ...] [--out bench/results/NAME.md]
 
 Wide & Deep and DLRM with 13 numbers and 26 categories, layers of 256, 128, 64 and 1, Adagrad (for tables, on the rows of
 a batch only), tables of 100,000 x 16 and 1,000,000 x 64, batches of 1024 and 4096. `bench/step_rival_torch.py` and
@@ -170,7 +170,7 @@ def table(title: str, rates: dict[str, list[float]], machine: list[dict], work: 
     floor = 1 / (work["flops"] / flops + work["bytes"] / memory)
     medians = {name: statistics.median(found) for name, found in rates.items() if found}
     ours, rivals = medians[OURS], {name: rate for name, rate in medians.items() if name not in (OURS, one)}
-    lines = [title, "", "| | examples/s, min / median / max | Millstream is | of the floor |", "|---|---|---|---|"]
+    lines = [title, "", "| | examples/s, min / median / max | ratio | of the floor |", "|---|---|---|---|"]
     for name, median in sorted(medians.items(), key=lambda entry: (entry[0] not in (OURS, one), -entry[1])):
         found = rates[name]
         ratio = "" if name in (OURS, one) else f"{ours / median:.2f}x"

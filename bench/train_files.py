@@ -2,8 +2,8 @@
 """Compares training from files with TensorFlow and PyTorch, each with its best loader and its best step: same rows, model,
 optimizer, batch size and number of threads, in the same run.
 
-    python -m venv target/python && target/python/bin/pip install -r bench/requirements.txt
-    target/python/bin/python bench/train_files.py [--rows 2000000] [--runs 3] [--out bench/results/NAME.md]
+    python -m venv target/bench-python && target/bench-python/bin/pip install -r bench/requirements.txt
+    target/bench-python/bin/python bench/train_files.py [--rows 2000000] [--runs 3] [--out bench/results/NAME.md]
 
 One epoch of Wide & Deep (tables of 100,000 rows of 16 numbers, layers of 256, 128, 64 and 1, Adagrad, batches of 4096)
 over the clicks of `millstream generate` with integer ids, shuffled over 100,000 rows. From TFRecord:
@@ -107,7 +107,7 @@ def contest(suffix: str, options: argparse.Namespace) -> list[str]:
         for name, found in rates.items():
             found.append(ours(path, options) if name == step.OURS else rival(name, rivals[name], files, options.rows, options))
             print(f"{suffix}: {name}, run {number + 1}: {found[-1]:,.0f}", file=sys.stderr, flush=True)
-    lines = [f"### From {suffix}", "", "| | examples/s, min / median / max | Millstream is |", "|---|---|---|"]
+    lines = [f"### From {suffix}", "", "| | examples/s, min / median / max | ratio |", "|---|---|---|"]
     medians = {name: statistics.median(found) for name, found in rates.items()}
     for name, found in rates.items():
         ratio = "" if name == step.OURS else f"{medians[step.OURS] / medians[name]:.2f}x"
