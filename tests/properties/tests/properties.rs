@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use millstream_properties::{PROPERTIES, Property};
 
 /// The number of mutations tried per property, identical in each run.
-const MUTATIONS: u32 = 2000;
+const MUTATIONS: u32 = 10_000;
 
 #[test]
 fn properties_hold_for_seeds_and_mutations() {
