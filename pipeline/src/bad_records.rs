@@ -1,7 +1,9 @@
 //! The policy for records that cannot be used.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::spec::OnBadRecord;
@@ -40,12 +42,12 @@ impl BadRecords {
             return Err(Error::TooManyBadRecords { limit, last: Box::new(error) });
         }
         tracing::warn!(%error, "record skipped");
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        *self.last.lock() = Some(error);
         Ok(())
     }
 
     /// Takes the error of the last skipped record; `None` when called again.
     pub fn take_last(&self) -> Option<Error> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.last.lock().take()
     }
 }

@@ -4,9 +4,10 @@
 //! cache. So buffers return to a free list when their last slice is dropped.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 /// Remote objects are fetched in blocks that start at multiples of this size, or of a smaller power of two if memory is
 /// short. Splits that start there too share no block.
@@ -44,16 +45,12 @@ impl Buffers {
     /// A buffer of `length` bytes.
     pub(crate) fn take(&self, length: usize) -> Buffer {
         // Allocated after the lock is released, at the end of the line above.
-        let waiting = self.free().take(length);
+        let waiting = self.0.lock().take(length);
         let memory = waiting.unwrap_or_else(|| {
             let usual = SIZES.into_iter().find(|&size| serves(size, length));
             vec![0; usual.unwrap_or(length)]
         });
         Buffer { memory, length, home: self.clone() }
-    }
-
-    fn free(&self) -> MutexGuard<'_, Free> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,7 +106,7 @@ impl Drop for Buffer {
         let memory = std::mem::take(&mut self.memory);
         if memory.len() >= LEAST_BYTES {
             // Freed after the lock is released, at the end of the line above.
-            let gone = self.home.free().keep(memory);
+            let gone = self.home.0.lock().keep(memory);
             drop(gone);
         }
     }
@@ -120,7 +117,7 @@ mod tests {
     use super::*;
 
     fn waiting(buffers: &Buffers) -> Vec<usize> {
-        let free = buffers.free();
+        let free = buffers.0.lock();
         let sizes: Vec<usize> = free.waiting.iter().map(Vec::len).collect();
         assert_eq!(free.bytes, sizes.iter().sum::<usize>());
         sizes

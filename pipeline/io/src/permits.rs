@@ -14,11 +14,12 @@
 //!
 //! The number of permits may change at any time.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use millstream_trace::{Category, Recorder, Work};
+use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
 
@@ -89,14 +90,14 @@ impl DecodePermits {
 
     /// Changes the number of permits. Lanes above a lower number release theirs between two chunks.
     pub fn set_permits(&self, permits: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.permits = permits.max(1);
         self.grant(&mut state);
     }
 
     /// Gives `lane` the earliest deadline: the packer is waiting for it.
     pub fn prioritize(&self, lane: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let lane = &mut state.lanes[lane as usize];
         if lane.deadline > 0 {
             lane.deadline = 0;
@@ -106,7 +107,7 @@ impl DecodePermits {
 
     /// Lets every lane pass from now on: ingest is cancelled.
     pub fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         for turn in &self.turns {
             turn.notify_all();
         }
@@ -119,7 +120,7 @@ impl DecodePermits {
     }
 
     fn acquire(&self, lane: u32) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.held < state.permits && self.earliest.load(Ordering::Relaxed) == u64::MAX {
             state.held += 1;
             return;
@@ -128,7 +129,7 @@ impl DecodePermits {
         state.lanes[lane as usize].waits = true;
         self.grant(&mut state);
         while !state.lanes[lane as usize].granted && !state.closed {
-            state = self.turns[lane as usize].wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.turns[lane as usize].wait(&mut state);
         }
         let entry = &mut state.lanes[lane as usize];
         entry.waits = false;
@@ -143,7 +144,7 @@ impl DecodePermits {
     }
 
     fn release(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.held -= 1;
         self.grant(&mut state);
     }
@@ -165,18 +166,13 @@ impl DecodePermits {
         let earliest = waiting.map(|lane| lane.deadline).min().unwrap_or(u64::MAX);
         self.earliest.store(earliest, Ordering::Relaxed);
     }
-
-    /// No panic under the lock can leave the state inconsistent, so poisoning is ignored.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Permit {
     /// Starts a window: its deadline is after those of all windows started before.
     pub fn start_window(&self) {
         let Some(lane) = &self.0 else { return };
-        let mut state = lane.permits.lock();
+        let mut state = lane.permits.state.lock();
         let deadline = state.next;
         state.next += 1;
         state.lanes[lane.lane as usize].deadline = deadline;
@@ -241,7 +237,7 @@ impl LanePermit {
         if earliest == u64::MAX {
             return false;
         }
-        let state = self.permits.lock();
+        let state = self.permits.state.lock();
         earliest < state.lanes[self.lane as usize].deadline || state.held > state.permits
     }
 }
@@ -262,7 +258,7 @@ mod tests {
 
     /// Waits until `lanes` lanes wait for a permit.
     fn until_waiting(permits: &DecodePermits, lanes: usize) {
-        while permits.lock().lanes.iter().filter(|lane| lane.waits).count() < lanes {
+        while permits.state.lock().lanes.iter().filter(|lane| lane.waits).count() < lanes {
             thread::yield_now();
         }
     }
@@ -294,7 +290,7 @@ mod tests {
             }
         });
         assert!((1..=3).contains(&most.into_inner()));
-        assert_eq!(permits.lock().held, 0);
+        assert_eq!(permits.state.lock().held, 0);
     }
 
     #[test]
@@ -311,7 +307,7 @@ mod tests {
                     let permit = permits.of_lane(lane);
                     permit.start_window();
                     permit.acquire();
-                    order.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+                    order.lock().push(lane);
                 });
                 until_waiting(permits, waiting + 1);
             }
@@ -319,7 +315,7 @@ mod tests {
             holder.acquire();
             holder.release();
         });
-        assert_eq!(order.into_inner().ok(), Some(vec![3, 2, 1]));
+        assert_eq!(order.into_inner(), [3, 2, 1]);
     }
 
     #[test]
@@ -337,9 +333,9 @@ mod tests {
             });
             assert!(decodes.join().is_ok());
         });
-        assert_eq!(permits.lock().held, 1);
+        assert_eq!(permits.state.lock().held, 1);
         drop(first);
-        assert_eq!(permits.lock().held, 0);
+        assert_eq!(permits.state.lock().held, 0);
         assert_eq!(Permit::default().released_while(|| 7), 7);
     }
 
@@ -359,7 +355,7 @@ mod tests {
             }
             until_waiting(&permits, 2);
             permits.set_permits(2);
-            while permits.lock().lanes.iter().any(|lane| lane.waits) {
+            while permits.state.lock().lanes.iter().any(|lane| lane.waits) {
                 thread::yield_now();
             }
         });

@@ -12,12 +12,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::{BoxFuture, WeakShared};
+use parking_lot::Mutex;
 
 use super::failure::Failure;
 
@@ -68,13 +69,13 @@ impl Shared {
 
     /// Drops the kept pieces of `object`, which may have been damaged in transit.
     pub(crate) fn forget(&self, object: &Identity) {
-        self.lock().forget(object);
+        self.state.lock().forget(object);
     }
 
     /// The bytes of `piece`: kept, in flight, or else fetched by `fetch`.
     pub(crate) async fn get(&self, piece: Piece, fetch: impl FnOnce() -> Flight) -> Result<Bytes, Failure> {
         let (id, flight) = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             if let Some(bytes) = state.touch(&piece) {
                 self.hit_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                 return Ok(bytes);
@@ -97,7 +98,7 @@ impl Shared {
             }
         };
         let landed = flight.await;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.flying.get(&piece).is_some_and(|(flying, _)| *flying == id) {
             state.flying.remove(&piece);
             if let Ok(bytes) = &landed {
@@ -105,10 +106,6 @@ impl Shared {
             }
         }
         landed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -202,7 +199,7 @@ mod tests {
         shared.get(piece(0), || panic!("kept")).await.unwrap();
         shared.get(piece(20), landed).await.unwrap();
         shared.get(piece(0), || panic!("kept")).await.unwrap();
-        assert_eq!(shared.lock().bytes, 20);
+        assert_eq!(shared.state.lock().bytes, 20);
         let mut fetched = false;
         let again = || {
             fetched = true;
@@ -223,6 +220,6 @@ mod tests {
             assert!(left.now_or_never().is_none());
         }
         shared.get(piece(10), landed).await.unwrap();
-        assert_eq!(shared.lock().flying.len(), 0);
+        assert_eq!(shared.state.lock().flying.len(), 0);
     }
 }

@@ -6,11 +6,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Once};
 use std::time::{Duration, SystemTime};
 
 use millstream_disk::Access;
 use millstream_io::permits::Permit;
+use parking_lot::Mutex;
 
 use super::block::Shape;
 use super::key::Key;
@@ -73,7 +74,7 @@ pub(crate) struct Shared {
     /// Set when nothing more is written: the disk has failed, or the cache is full.
     pub(crate) closed: AtomicBool,
     /// Keys of the files of this job.
-    own: Mutex<HashSet<Key>>,
+    pub(crate) own: Mutex<HashSet<Key>>,
     next_part: AtomicU64,
     slow: Once,
     failed: Once,
@@ -108,7 +109,7 @@ impl Cache {
 
     /// Protects the files of these keys from being removed to free space.
     pub(crate) fn protect(&self, keys: impl IntoIterator<Item = Key>) {
-        self.shared.own().extend(keys);
+        self.shared.own.lock().extend(keys);
     }
 
     /// Opens the file of `key`, if it exists and has columns of `shape`.
@@ -157,7 +158,7 @@ impl Cache {
 
     /// The channel to the writer thread, which the first call starts.
     fn messages(&self) -> Option<Sender<Message>> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock();
         if writer.is_none() {
             let (messages, received) = mpsc::channel();
             let (ending, ended) = mpsc::channel();
@@ -180,7 +181,7 @@ impl Cache {
 impl Drop for Cache {
     /// Waits for complete files to be written, up to [`DRAIN_TIMEOUT`].
     fn drop(&mut self) {
-        let writer = self.writer.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = self.writer.get_mut().take();
         if let Some(WriterThread { messages, ended }) = writer {
             drop(messages);
             // After the timeout, the thread continues and ends by itself.
@@ -192,10 +193,6 @@ impl Drop for Cache {
 impl Shared {
     pub(crate) fn path(&self, key: &Key, extension: &str) -> PathBuf {
         self.directory.join(format!("{key}.{extension}"))
-    }
-
-    pub(crate) fn own(&self) -> MutexGuard<'_, HashSet<Key>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reserves `bytes` of the queue, if available.

@@ -362,7 +362,8 @@ impl<'a> Writer<'a> {
             self.complete();
         }
         let mut found = self.scan(false);
-        found.retain(|found| found.used < self.shared.started && !self.shared.own().contains(&found.key));
+        found
+            .retain(|found| found.used < self.shared.started && !self.shared.own.lock().contains(&found.key));
         found.sort_by_key(|found| found.used);
         for CacheFile { key, bytes, .. } in found {
             if fits(self) {

@@ -7,8 +7,10 @@
 //! A receiver that takes from whichever of several lanes is ready checks [`Handover::is_ready`] and waits for a shared
 //! [`Notify`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 /// A channel for one item between one sender and one receiver.
 pub(crate) struct Handover<T> {
@@ -33,14 +35,12 @@ impl Notify {
 
     /// Waits until there are more than `seen` changes.
     pub(crate) fn wait(&self, seen: u64) {
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.changes() <= seen {
-            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut guard = self.lock.lock();
+        self.changed.wait_while(&mut guard, |()| self.changes() <= seen);
     }
 
     fn notify(&self) {
-        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.lock.lock();
         self.changes.fetch_add(1, Ordering::Release);
         self.changed.notify_all();
     }
@@ -64,7 +64,7 @@ impl<T> Handover<T> {
 
     /// Offers `item` and waits until it was received.
     pub(crate) fn send(&self, item: T) -> Result<(), Closed> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let State::Closed = *state {
             return Err(Closed);
         }
@@ -75,14 +75,14 @@ impl<T> Handover<T> {
             match *state {
                 State::Empty => return Ok(()),
                 State::Closed => return Err(Closed),
-                State::Offered(_) => state = self.wait(state),
+                State::Offered(_) => self.changed.wait(&mut state),
             }
         }
     }
 
     /// Waits for an item.
     pub(crate) fn recv(&self) -> Result<T, Closed> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             match std::mem::replace(&mut *state, State::Empty) {
                 State::Offered(item) => {
@@ -93,40 +93,31 @@ impl<T> Handover<T> {
                     *state = State::Closed;
                     return Err(Closed);
                 }
-                State::Empty => state = self.wait(state),
+                State::Empty => self.changed.wait(&mut state),
             }
         }
     }
 
     /// Ends every wait, present and future, and drops an offered item.
     pub(crate) fn close(&self) {
-        *self.lock() = State::Closed;
+        *self.state.lock() = State::Closed;
         self.changed.notify_all();
         self.notify();
     }
 
     /// Whether [`Handover::recv`] would return immediately.
     pub(crate) fn is_ready(&self) -> bool {
-        !matches!(*self.lock(), State::Empty)
+        !matches!(*self.state.lock(), State::Empty)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        matches!(*self.lock(), State::Closed)
+        matches!(*self.state.lock(), State::Closed)
     }
 
     fn notify(&self) {
         if let Some(notify) = &self.notify {
             notify.notify();
         }
-    }
-
-    /// No panic under the lock can leave the state inconsistent, so poisoning is ignored.
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State<T>>) -> MutexGuard<'a, State<T>> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -18,10 +18,11 @@ mod spec;
 mod upload;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use millstream_trace::Recorder;
+use parking_lot::Mutex;
 
 pub use self::frozen::{Kept, Listing};
 pub use self::object::Object;
@@ -130,7 +131,7 @@ impl Stores {
 
     /// Statistics of the whole host.
     pub fn stats(&self) -> FetchStats {
-        let stores = self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let stores = self.host.stores.lock();
         let mut stats = FetchStats { shared_bytes: self.host.shared.hit_bytes(), ..FetchStats::default() };
         stores
             .iter()
@@ -146,13 +147,12 @@ impl Stores {
             let same = stores.find(|(spec, store)| store.root == address.root && *spec == *self.spec);
             same.map(|(_, store)| Arc::clone(store))
         };
-        let lock = || self.host.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(store) = known(&lock()) {
+        if let Some(store) = known(&self.host.stores.lock()) {
             return Ok(store);
         }
         let id = self.host.next_store.fetch_add(1, Ordering::Relaxed);
         let made = Arc::new(Store::open(id, address, &self.spec).await?);
-        let mut stores = lock();
+        let mut stores = self.host.stores.lock();
         if let Some(store) = known(&stores) {
             return Ok(store);
         }

@@ -5,8 +5,9 @@
 //! percentile; the first response is used. Each request earns a twentieth of a second one, so that hedges stay at 5 %
 //! of all requests even if everything is slow; at most ten are saved up.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// The share of a second request that each request earns.
 const SHARE: f64 = 0.05;
@@ -50,28 +51,24 @@ impl Hedging {
 
     /// Records the duration of a request for `bytes`.
     pub(crate) fn note(&self, bytes: u64, time: Duration) {
-        self.lock().times(bytes).note(time);
+        self.state.lock().times(bytes).note(time);
     }
 
     /// Records a request for `bytes`; returns when it will be late.
     pub(crate) fn begin(&self, bytes: u64) -> Duration {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.saved = (state.saved + SHARE).min(SAVED);
         state.times(bytes).most.map_or(UNKNOWN, |most| most.mul_f64(1.5).max(SOONEST))
     }
 
     /// Whether a second request may be sent; deducts it from the budget.
     pub(crate) fn pay(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let pays = state.saved >= 1.0;
         if pays {
             state.saved -= 1.0;
         }
         pays
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

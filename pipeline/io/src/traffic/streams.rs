@@ -8,9 +8,9 @@
 //! the limit drops by 30 % (multiplicative decrease, as in Chiu and Jain 1989), at most once per window.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 const FEWEST: usize = 2;
@@ -63,14 +63,14 @@ impl Streams {
 
     /// The current limit.
     pub(crate) fn limit(&self) -> usize {
-        self.lock().climb.limit
+        self.measured.lock().climb.limit
     }
 
     pub(crate) async fn turn(&self) -> Turn<'_> {
         let permit = match self.permits.try_acquire() {
             Ok(permit) => Some(permit),
             Err(_) => {
-                self.lock().saturated = true;
+                self.measured.lock().saturated = true;
                 // The semaphore is never closed.
                 self.permits.acquire().await.ok()
             }
@@ -80,13 +80,13 @@ impl Streams {
 
     /// Records that the service asks for fewer requests.
     pub(crate) fn throttled(&self) {
-        self.lock().throttled = true;
+        self.measured.lock().throttled = true;
         self.ended(0);
     }
 
     /// Records that a request has received `bytes`.
     pub(crate) fn ended(&self, bytes: u64) {
-        let mut measured = self.lock();
+        let mut measured = self.measured.lock();
         measured.bytes += bytes;
         measured.ended += 1;
         let (elapsed, before) = (measured.since.elapsed(), measured.climb.limit);
@@ -113,10 +113,6 @@ impl Streams {
             .surplus
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |surplus| Some(surplus.saturating_sub(most)));
         taken.map_or(0, |surplus| surplus.min(most))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Measured> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Runs the tuner: takes samples, applies the tuner's settings, and keeps the statistics of the last seconds.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::{Sample, Setting, Tuner};
 use crate::ingest::stats::IngestStats;
@@ -52,13 +53,12 @@ impl Drive {
 
     /// Samples `stats` and applies settings until [`Drive::end`] is called.
     pub(crate) fn run(&self, stats: &dyn Fn() -> IngestStats, apply: &dyn Fn(Setting)) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let mut last = (Instant::now(), stats());
         let mut periods = 0;
         while !state.ended {
-            let waited = self.changed.wait_timeout(state, PERIOD).unwrap_or_else(PoisonError::into_inner);
-            state = waited.0;
-            if state.ended || !waited.1.timed_out() {
+            let waited = self.changed.wait_for(&mut state, PERIOD);
+            if state.ended || !waited.timed_out() {
                 continue;
             }
             let now = (Instant::now(), stats());
@@ -80,13 +80,13 @@ impl Drive {
 
     /// Ends [`Drive::run`], even if it has not started yet.
     pub(crate) fn end(&self) {
-        self.lock().ended = true;
+        self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
     /// The current state of the feed.
     pub(crate) fn standing(&self) -> Standing {
-        let state = self.lock();
+        let state = self.state.lock();
         let (since, before) = state.past.front().copied().unwrap_or((state.began, IngestStats::default()));
         Standing {
             seconds: state.began.elapsed().as_secs_f64(),
@@ -95,10 +95,6 @@ impl Drive {
             setting: state.tuner.setting(),
             settled: state.tuner.is_settled(),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
