@@ -17,6 +17,7 @@ pub mod fingerprint;
 pub mod ingest;
 pub mod order;
 pub mod pack;
+pub mod parallel;
 pub mod parquet;
 mod parts;
 pub mod records;

@@ -172,22 +172,12 @@ impl Records {
 
     fn open(&mut self) -> Result<Option<Step<'static>>, Error> {
         let State::Closed(bytes) = std::mem::replace(&mut self.state, State::Ended) else { return Ok(None) };
-        let at_start = |message: String| Damage {
-            offset: 0,
-            record: 0,
-            message,
-            fatal: true,
-            truncated: false,
-            actual_format: None,
+        let at_start = |message| {
+            let damage = Damage { message, fatal: true, ..Damage::default() };
+            bad(&self.object, &self.label, 0, damage).map(Some)
         };
         if self.object.size() == 0 && Compression::from_name(self.object.path()).is_some() {
-            return bad(
-                &self.object,
-                &self.label,
-                0,
-                at_start("a compressed stream cannot be empty".to_owned()),
-            )
-            .map(Some);
+            return at_start("a compressed stream cannot be empty".to_owned());
         }
         match Decompressed::new(bytes) {
             Ok((stream, compression)) => {
@@ -196,7 +186,7 @@ impl Records {
             }
             Err(error) => match SourceError::unmark(error) {
                 Ok(error) => Err(Error::of_source(&self.label, error)),
-                Err(error) => bad(&self.object, &self.label, 0, at_start(error.to_string())).map(Some),
+                Err(error) => at_start(error.to_string()),
             },
         }
     }
@@ -254,18 +244,8 @@ pub struct RecordsReader {
 }
 
 impl RecordsReader {
-    /// Starts reading a whole file.
-    pub fn start(
-        object: Object,
-        projection: &Projection,
-        bad: BadRecords,
-        limits: &Arc<ReadLimits>,
-        context: &ReadContext,
-    ) -> Self {
-        Self::of(Records::start(object, limits, context), projection, bad)
-    }
-
-    pub(crate) fn of(records: Records, projection: &Projection, bad: BadRecords) -> Self {
+    /// Decodes `records`.
+    pub fn of(records: Records, projection: &Projection, bad: BadRecords) -> Self {
         Self { records, columns: ExampleColumns::new(projection), bad, skip_to: 0, ended: false }
     }
 

@@ -37,7 +37,7 @@ pub struct Record<'a> {
 }
 
 /// A damaged record.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
     /// Offset of its frame in the uncompressed stream.
     pub offset: u64,
@@ -122,9 +122,7 @@ impl<R: BufRead> RecordReader<R> {
                     "the data checksum does not match ({} bytes)",
                     frame.len().saturating_sub(HEADER_BYTES + FOOTER_BYTES)
                 ),
-                fatal: false,
-                truncated: false,
-                actual_format: None,
+                ..Damage::default()
             })),
         }
     }

@@ -1,11 +1,10 @@
 //! The analysis pass over the training data.
 //!
-//! Threads take splits in order and count each separately; the counts are merged in the same order. A thread waits
-//! before it starts a split too far ahead of the merged ones, so only a few [`Partial`]s exist at a time.
+//! Threads take splits in order and count each separately; the counts are merged in the same order
+//! ([`parallel`](crate::parallel)). A thread waits before it starts a split too far ahead of the merged ones, so only
+//! a few [`Partial`]s exist at a time.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use millstream_format::RawChunk;
 use tokio::runtime::Handle;
@@ -15,6 +14,7 @@ use super::{Analysis, learns_terms};
 use crate::Error;
 use crate::bad_records::BadRecords;
 use crate::dataset::Dataset;
+use crate::parallel::{Bounds, Weighed, in_order};
 use crate::spec::{DataSpec, FeatureSpec, LabelSpec};
 
 /// Rows per chunk.
@@ -80,24 +80,9 @@ pub(super) struct Counting<'a> {
     pub(super) until_positive: bool,
 }
 
-/// The state of counting and merging splits.
-struct Merging {
-    /// The next split to take.
-    next: usize,
-    /// The number of splits merged.
-    merged: usize,
-    /// Counted splits that wait for an earlier one.
-    waiting: BTreeMap<usize, Result<Partial, Error>>,
-    total: Partial,
-    error: Option<Error>,
-    /// Whether to take no more splits.
-    stop: bool,
-}
-
-/// State shared by the threads of a pass.
-struct Shared {
-    merging: Mutex<Merging>,
-    merged: Condvar,
+/// What a running pass has counted so far.
+#[derive(Default)]
+struct Counted {
     rows: AtomicU64,
     bytes: AtomicU64,
 }
@@ -143,61 +128,27 @@ impl Counting<'_> {
     /// Counts all splits, or as many as needed.
     pub(super) fn run(&self, threads: usize) -> Result<Partial, Error> {
         let threads = threads.clamp(1, MOST_THREADS);
-        let shared = Shared {
-            merging: Mutex::new(Merging {
-                next: 0,
-                merged: 0,
-                waiting: BTreeMap::new(),
-                total: self.plan.start(),
-                error: None,
-                stop: false,
-            }),
-            merged: Condvar::new(),
-            rows: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-        };
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| self.work(threads, &shared));
-            }
-        });
-        let merging = shared.merging.into_inner().unwrap_or_else(PoisonError::into_inner);
-        match merging.error {
-            Some(error) => Err(error),
-            None => Ok(merging.total),
-        }
+        let (counted, enough) = (Counted::default(), AtomicBool::new(false));
+        let mut splits = 0..self.source.split_bytes.len();
+        let mut total = self.plan.start();
+        in_order(
+            // Each split weighs 1: at most one more than there are threads exists at a time.
+            Bounds { threads, bytes: threads + 1 },
+            || {
+                let next = splits.next().filter(|_| !enough.load(Ordering::Relaxed));
+                Ok(next.map(|item| Weighed { item, bytes: 1 }))
+            },
+            |split| self.count(split, &counted),
+            |partial| {
+                total.merge(partial);
+                enough.store(self.until_positive && total.has_required_positives(), Ordering::Relaxed);
+                Ok(())
+            },
+        )?;
+        Ok(total)
     }
 
-    /// The loop of one thread: counts splits until none is left.
-    fn work(&self, threads: usize, shared: &Shared) {
-        let _release = ReleaseOnPanic(shared);
-        while let Some(split) = self.take(threads, shared) {
-            let counted = self.count(split, shared);
-            shared.bytes.fetch_add(self.source.split_bytes[split], Ordering::Relaxed);
-            let mut merging = shared.lock();
-            merging.add(split, counted, self.until_positive);
-            drop(merging);
-            shared.merged.notify_all();
-        }
-    }
-
-    /// Takes the next split, after waiting until it is not too far ahead of the merged ones. The next split to
-    /// merge is always either being counted or available to take, so the wait ends.
-    fn take(&self, threads: usize, shared: &Shared) -> Option<usize> {
-        let mut merging = shared.lock();
-        loop {
-            if merging.stop || merging.next == self.source.split_bytes.len() {
-                return None;
-            }
-            if merging.next <= merging.merged + threads {
-                merging.next += 1;
-                return Some(merging.next - 1);
-            }
-            merging = shared.merged.wait(merging).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn count(&self, split: usize, shared: &Shared) -> Result<Partial, Error> {
+    fn count(&self, split: usize, counted: &Counted) -> Result<Partial, Error> {
         let mut partial = self.plan.start();
         let mut next = (self.source.read)(split)?;
         while let Some(chunk) = next()? {
@@ -207,50 +158,14 @@ impl Counting<'_> {
             self.plan.count(&chunk, self.bad, &mut partial)?;
             let rows = chunk.rows() as u64;
             (self.progress)(AnalysisProgress {
-                rows: shared.rows.fetch_add(rows, Ordering::Relaxed) + rows,
-                bytes: shared.bytes.load(Ordering::Relaxed),
+                rows: counted.rows.fetch_add(rows, Ordering::Relaxed) + rows,
+                bytes: counted.bytes.load(Ordering::Relaxed),
             });
             if self.until_positive && partial.has_required_positives() {
                 break;
             }
         }
+        counted.bytes.fetch_add(self.source.split_bytes[split], Ordering::Relaxed);
         Ok(partial)
-    }
-}
-
-/// Stops the other threads when one panics, so that the panic propagates instead of hanging the pass.
-struct ReleaseOnPanic<'a>(&'a Shared);
-
-impl Drop for ReleaseOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.lock().stop = true;
-            self.0.merged.notify_all();
-        }
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Merging> {
-        // A thread that panicked ends the pass, and its state is not used afterwards.
-        self.merging.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Merging {
-    /// Adds a counted split and merges all splits that are next in order. The pass fails with the first error
-    /// in that order.
-    fn add(&mut self, split: usize, counted: Result<Partial, Error>, until_positive: bool) {
-        self.stop |= counted.is_err();
-        self.waiting.insert(split, counted);
-        while let Some(counted) = self.waiting.remove(&self.merged) {
-            self.merged += 1;
-            match counted {
-                Ok(partial) if self.error.is_none() => self.total.merge(partial),
-                Ok(_) => {}
-                Err(error) => self.error = self.error.take().or(Some(error)),
-            }
-        }
-        self.stop |= until_positive && self.total.has_required_positives();
     }
 }

@@ -68,15 +68,6 @@ impl Decoding {
         let rows = self.reader.next_rows(most).map_err(Error::from);
         rows.inspect_err(|error| distrust_if_damaged(&self.object, error))
     }
-
-    /// See [`RowGroupReader::next_batch`].
-    ///
-    /// # Errors
-    /// The row group is damaged.
-    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
-        let batch = self.reader.next_batch().map_err(Error::from);
-        batch.inspect_err(|error| distrust_if_damaged(&self.object, error))
-    }
 }
 
 async fn read_footer(object: &Object) -> Result<ParquetFile, Error> {

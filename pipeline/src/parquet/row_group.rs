@@ -21,11 +21,10 @@ pub(crate) struct RowGroup {
     conditions: Arc<[Condition]>,
     state: State,
     bad: BadRecords,
-    /// The number of rows still to skip.
+    /// The number of leading rows to skip.
     skip: u64,
-    /// Decoded rows that have not been returned yet.
-    batch: Option<RecordBatch>,
-    next_record: u64,
+    /// The record number of its first row.
+    first_record: u64,
     fetched_bytes: u64,
     waited: Duration,
 }
@@ -60,8 +59,7 @@ impl RowGroup {
             state: State::Fetching(fetching, plan),
             bad,
             skip: 0,
-            batch: None,
-            next_record: file.file().groups()[group].first_row,
+            first_record: file.file().groups()[group].first_row,
             fetched_bytes: 0,
             waited: Duration::ZERO,
         }
@@ -69,8 +67,7 @@ impl RowGroup {
 
     /// Skips the rows before `record` of the file.
     pub(crate) fn skip_to(&mut self, record: u64) {
-        self.skip = record.saturating_sub(self.next_record);
-        self.next_record += self.skip;
+        self.skip = record.saturating_sub(self.first_record);
     }
 
     /// Bytes fetched from storage so far.
@@ -85,55 +82,31 @@ impl RowGroup {
 
     /// Returns the next rows, at most `max_rows`, and the record number of the first.
     pub(crate) fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
-        let max_rows = max_rows.max(1);
-        let batch = match self.batch.take() {
-            Some(batch) => batch,
-            None => match self.next_batch(max_rows) {
-                Ok(Some((batch, first))) => {
-                    self.next_record = self.file.file().groups()[self.group].first_row + first;
-                    batch
-                }
-                Ok(None) => return Ok(None),
-                // Damage does not show which rows are intact, so all remaining rows count as one bad record.
-                Err(error) => {
-                    self.state = State::Ended;
-                    return self.bad.skip(error).map(|()| None);
-                }
-            },
-        };
-        let rows = batch.num_rows().min(max_rows);
-        let first_record = self.next_record;
-        self.next_record += rows as u64;
-        if rows == batch.num_rows() {
-            return Ok(Some((batch, first_record)));
+        match self.next_rows(max_rows) {
+            Ok(rows) => Ok(rows.map(|(rows, first)| (rows, self.first_record + first))),
+            // Damage does not show which rows are intact, so all remaining rows count as one bad record.
+            Err(error) => self.bad.skip(error).map(|()| None),
         }
-        self.batch = Some(batch.slice(rows, batch.num_rows() - rows));
-        Ok(Some((batch.slice(0, rows), first_record)))
     }
 
-    fn next_batch(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
-        loop {
-            match std::mem::replace(&mut self.state, State::Ended) {
-                State::Ended => return Ok(None),
-                State::Fetching(fetching, plan) => {
-                    let start = Instant::now();
-                    let fetched = fetching.wait()?;
-                    self.waited = start.elapsed();
-                    self.fetched_bytes = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-                    let wanted = WantedRows { skip: self.skip, conditions: &self.conditions };
-                    let reader = self.file.decode(self.group, plan, fetched, wanted)?;
-                    self.state = State::Decoding(Box::new(reader));
-                }
-                State::Decoding(mut reader) => match reader.next_rows(max_rows)? {
-                    None => return Ok(None),
-                    Some(batch) => {
-                        self.state = State::Decoding(reader);
-                        if batch.0.num_rows() > 0 {
-                            return Ok(Some(batch));
-                        }
-                    }
-                },
+    /// Ends after an error.
+    fn next_rows(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
+        let mut reader = match std::mem::replace(&mut self.state, State::Ended) {
+            State::Ended => return Ok(None),
+            State::Decoding(reader) => reader,
+            State::Fetching(fetching, plan) => {
+                let start = Instant::now();
+                let fetched = fetching.wait()?;
+                self.waited = start.elapsed();
+                self.fetched_bytes = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+                let wanted = WantedRows { skip: self.skip, conditions: &self.conditions };
+                Box::new(self.file.decode(self.group, plan, fetched, wanted)?)
             }
+        };
+        let rows = reader.next_rows(max_rows)?;
+        if rows.is_some() {
+            self.state = State::Decoding(reader);
         }
+        Ok(rows)
     }
 }

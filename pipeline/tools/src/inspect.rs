@@ -9,11 +9,11 @@ use millstream_format::csv::{CsvOptions, numbered_columns};
 use millstream_format::{Error as FormatError, FileFormat};
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
+use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
-use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
 use crate::survey::{Surveyor, file_format};
 

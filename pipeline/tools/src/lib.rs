@@ -6,7 +6,6 @@
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
-//! | parallel processing within a memory bound | [`parallel`] |
 //! | progress and cancellation | [`progress`] |
 
 #![forbid(unsafe_code)]
@@ -15,6 +14,5 @@ pub mod convert;
 pub mod generate;
 pub mod inspect;
 pub mod output;
-mod parallel;
 pub mod progress;
 mod survey;

@@ -13,11 +13,11 @@ use millstream_format::{Content, Error as FormatError, FileFormat, SourceError};
 use millstream_io::fetch::{FetchedBytes, FetchedRanges};
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
+use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use millstream_pipeline::parquet::ParquetObject;
 use millstream_pipeline::records::{self, Records, Step};
 use tokio::runtime::Handle;
 
-use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
 
 /// Records per chunk.
@@ -28,6 +28,7 @@ const CHUNK_BYTES: usize = 32 << 20;
 const SNIFFED_BYTES: u64 = 4096;
 
 /// The contents of a file.
+#[derive(Default)]
 pub(crate) struct Survey {
     pub(crate) compression: String,
     /// The number of readable records.
@@ -141,10 +142,8 @@ impl Surveyor<'_> {
         let fields = file.file().schema().fields().iter();
         let mut survey = Survey {
             compression: file.file().codecs(),
-            records: 0,
             columns: fields.map(|field| Surveyed::of(field.name(), field.data_type())).collect(),
-            rows: None,
-            error: None,
+            ..Survey::default()
         };
         let columns = survey.columns.len();
         let mut groups = 0..file.file().groups().len();
@@ -182,7 +181,7 @@ impl Surveyor<'_> {
         let ranges = file.file().ranges(group, &plan);
         let fetched = FetchedRanges::start(file.object().clone(), ranges, &self.runtime.into()).wait()?;
         let mut reader = file.decode(group, plan, fetched, WantedRows::default())?;
-        while let Some(batch) = reader.next_batch()? {
+        while let Some((batch, _)) = reader.next_rows(usize::MAX)? {
             found.records += batch.num_rows() as u64;
             for (absent, array) in found.absent.iter_mut().zip(batch.columns()) {
                 *absent += array.logical_null_count() as u64;
@@ -199,10 +198,8 @@ impl Surveyor<'_> {
         };
         let mut survey = Survey {
             compression: format!("{:?}", rows.compression()).to_lowercase(),
-            records: 0,
             columns: rows.columns().iter().map(|name| Surveyed::of(name, &DataType::Null)).collect(),
-            rows: None,
-            error: None,
+            ..Survey::default()
         };
         let mut reading = self.progress.reading();
         let mut inferred = vec![Inferred::default(); survey.columns.len()];
@@ -267,13 +264,7 @@ impl Survey {
         match error {
             Error::Format(
                 FormatError::Damage { .. } | FormatError::WrongFormat { .. } | FormatError::Mismatch { .. },
-            ) => Ok(Self {
-                compression: "none".to_owned(),
-                records: 0,
-                columns: Vec::new(),
-                rows: None,
-                error: Some(error),
-            }),
+            ) => Ok(Self { compression: "none".to_owned(), error: Some(error), ..Self::default() }),
             other => Err(other),
         }
     }

@@ -200,11 +200,6 @@ impl ParquetFile {
 }
 
 impl RowGroupReader {
-    /// The next rows, `None` at the end.
-    pub fn next_batch(&mut self) -> Result<Option<RecordBatch>, Error> {
-        Ok(self.next_rows(DECODE_ROWS)?.map(|(batch, _)| batch))
-    }
-
     /// The next rows, at least one and at most `most`, and the index of the first one in the row group; `None` at
     /// the end.
     pub fn next_rows(&mut self, most: usize) -> Result<Option<(RecordBatch, u64)>, Error> {

@@ -8,13 +8,13 @@ use arrow_schema::{DataType, Schema};
 use millstream_format::csv::{CsvOptions, FieldBuilder};
 use millstream_format::parquet::WantedRows;
 use millstream_format::{Error as FormatError, FileFormat, ProjectedColumn, Projection, RawChunk};
+use millstream_io::Error as IoError;
 use millstream_io::fetch::FetchedRanges;
 use millstream_io::storage::Object;
-use millstream_io::{Error as IoError, ReadContext};
 use millstream_pipeline::Error;
 use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::parquet::{Decoding, ParquetObject};
-use millstream_pipeline::records::RecordsReader;
+use millstream_pipeline::records::{Records, RecordsReader};
 use millstream_pipeline::spec::OnBadRecord;
 use tokio::runtime::Handle;
 
@@ -171,14 +171,8 @@ impl<'a> InputRows<'a> {
             FileFormat::TfRecord => {
                 let projection = projection(schema);
                 let fatal = BadRecords::new(OnBadRecord::Fail);
-                let limits = Arc::default();
-                let mut reader = RecordsReader::start(
-                    object.clone(),
-                    &projection,
-                    fatal,
-                    &limits,
-                    &ReadContext::from(runtime),
-                );
+                let records = Records::start(object.clone(), &Arc::default(), &runtime.into());
+                let mut reader = RecordsReader::of(records, &projection, fatal);
                 reader.skip_to(skip);
                 Contents::Records(Box::new(reader))
             }
@@ -291,7 +285,7 @@ impl Groups {
     ) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
         loop {
             if let Some(open) = &mut self.reader {
-                if let Some(batch) = open.next_batch()? {
+                if let Some((batch, _)) = open.next_rows(usize::MAX)? {
                     let by_name = |name: &String| {
                         batch
                             .column_by_name(name)

@@ -22,10 +22,10 @@ use millstream_format::FileFormat;
 use millstream_format::csv::CsvOptions;
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
+use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use tokio::runtime::Handle;
 
 use crate::output::{self, Destination, OutputOptions, Run, Staged, Target};
-use crate::parallel::{Bounds, Weighed, in_order};
 use crate::progress::Progress;
 use crate::survey::file_format;
 

@@ -13,15 +13,16 @@ mod tests;
 mod zipf;
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_schema::{Field, Schema};
 use millstream_format::RawChunk;
 use millstream_pipeline::Error;
+use millstream_pipeline::parallel::Bounds;
+use parking_lot::Mutex;
 
 use crate::output::{self, Block, Destination, OutputOptions, Run, Staged};
-use crate::parallel::Bounds;
 use crate::progress::Progress;
 
 pub use best::BestScore;
@@ -161,25 +162,21 @@ impl Maker<'_> {
         self.progress.check()?;
         let count = rows.end - rows.start;
         let made = self.clicks.rows(self.first_row + rows.start, count as usize);
-        let spare = self.tallies().pop();
+        let spare = self.tallies.lock().pop();
         let mut tally = spare.unwrap_or_else(Tally::new);
         for (&point, &clicked) in made.points.iter().zip(&made.clicked) {
             tally.add(point, clicked);
         }
-        self.tallies().push(tally);
+        self.tallies.lock().push(tally);
         self.progress.add_rows(count);
         let batch = RecordBatch::try_new(self.schema.clone(), made.columns);
         let batch = batch.map_err(|error| Error::Invalid(error.to_string()))?;
         Ok(RawChunk::new(self.name.clone(), batch, rows.start))
     }
 
-    fn tallies(&self) -> std::sync::MutexGuard<'_, Vec<Tally>> {
-        self.tallies.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn tally(&self) -> Tally {
         let mut all = Tally::new();
-        self.tallies().iter().for_each(|tally| all.merge(tally));
+        self.tallies.lock().iter().for_each(|tally| all.merge(tally));
         all
     }
 }

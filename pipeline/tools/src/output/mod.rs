@@ -26,8 +26,7 @@ use millstream_format::parquet::{Shape, shape};
 use millstream_format::{Error as FormatError, FileFormat, RawChunk};
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
-
-use crate::parallel::{Bounds, Weighed, in_order};
+use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
 use encode::{Encoder, Piece, ShardFile};
 pub use staged::Destination;

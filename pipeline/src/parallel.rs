@@ -1,42 +1,44 @@
 //! Processes many items in parallel and returns the results in order.
 //!
 //! ```text
-//!
-//! ```text
 //!   next()  one at a time, in order      work()  in parallel         sink()  one at a time, in order
 //!   ------------------------------> threads ---------------------> results, held until their turn
 //! ```
-//! ```
 //!
-//! The output therefore does not depend on the threads. A source that must be read in order (a compressed file)
-//! occupies one thread, while the others process the items that it has returned. Items in flight, from `next` until
-//! `sink`, are bounded in number and in bytes: a thread that would exceed a bound waits for the sink. One item is
-//! always allowed, regardless of its size.
+//! The output therefore does not depend on the threads, and neither does the error: it is the first in the order of
+//! the items. A source that must be read in order (a compressed file) occupies one thread, while the others process
+//! the items that it has returned. Items in flight, from `next` until `sink`, are bounded in number and in bytes: a
+//! thread that would exceed a bound waits for the sink. One item is always allowed, regardless of its size.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use millstream_pipeline::Error;
+use parking_lot::{Condvar, Mutex};
+
+use crate::Error;
 
 /// Items in flight per thread: one being processed, one waiting for its turn.
 const ITEMS_PER_THREAD: usize = 2;
 
 /// An item, and the maximum bytes that the item and its result use at a time.
-pub(crate) struct Weighed<I> {
-    pub(crate) item: I,
-    pub(crate) bytes: usize,
+pub struct Weighed<I> {
+    /// The item.
+    pub item: I,
+    /// The bytes.
+    pub bytes: usize,
 }
 
 /// The bounds of items in flight.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    pub(crate) threads: usize,
-    pub(crate) bytes: usize,
+pub struct Bounds {
+    /// The number of threads; at least one is used.
+    pub threads: usize,
+    /// The bytes of all items in flight.
+    pub bytes: usize,
 }
 
 struct Shared<T> {
     /// Results waiting for their turn, with their bytes.
-    results: BTreeMap<u64, (T, usize)>,
+    results: BTreeMap<u64, (Result<T, Error>, usize)>,
     /// The number of the next item to take.
     taken: u64,
     /// The number of items passed to the sink.
@@ -45,53 +47,40 @@ struct Shared<T> {
     bytes: usize,
     /// Whether no more items are taken: the source is exhausted, or an error occurred.
     ended: bool,
-    error: Option<Error>,
+    /// Whether a thread panicked, so that its result never comes.
+    panicked: bool,
 }
 
 struct Line<T> {
     shared: Mutex<Shared<T>>,
-    /// Signalled when an item was passed to the sink, or at the end.
-    room: Condvar,
-    /// Signalled when a result is ready, or at the end.
-    ready: Condvar,
+    /// Signalled when an item was passed to the sink or its result is ready, and at the end.
+    changed: Condvar,
 }
 
 /// Takes items from `next` until it returns `None`, applies `work` to each, and passes the results to `sink` in the
 /// order of the items. The first error ends processing.
-pub(crate) fn in_order<I: Send, T: Send>(
+///
+/// # Errors
+/// The first error of `next`, `work` or `sink`, in the order of the items.
+pub fn in_order<I: Send, T: Send>(
     bounds: Bounds,
     next: impl FnMut() -> Result<Option<Weighed<I>>, Error> + Send,
     work: impl Fn(I) -> Result<T, Error> + Sync,
-    mut sink: impl FnMut(T) -> Result<(), Error>,
+    sink: impl FnMut(T) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let line = Line {
-        shared: Mutex::new(Shared {
-            results: BTreeMap::new(),
-            taken: 0,
-            sunk: 0,
-            bytes: 0,
-            ended: false,
-            error: None,
-        }),
-        room: Condvar::new(),
-        ready: Condvar::new(),
-    };
+    let results = BTreeMap::new();
+    let shared = Shared { results, taken: 0, sunk: 0, bytes: 0, ended: false, panicked: false };
+    let line = Line { shared: Mutex::new(shared), changed: Condvar::new() };
     let next = Mutex::new(next);
     std::thread::scope(|scope| {
         for _ in 0..bounds.threads.max(1) {
             scope.spawn(|| line.run(bounds, &next, &work));
         }
-        line.drain(&mut sink);
-    });
-    let shared = line.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
-    shared.error.map_or(Ok(()), Err)
+        line.drain(sink)
+    })
 }
 
 impl<T> Line<T> {
-    fn lock(&self) -> MutexGuard<'_, Shared<T>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One thread: takes and processes items.
     fn run<I>(
         &self,
@@ -99,20 +88,13 @@ impl<T> Line<T> {
         next: &Mutex<impl FnMut() -> Result<Option<Weighed<I>>, Error>>,
         work: &impl Fn(I) -> Result<T, Error>,
     ) {
-        // If this thread panics, the others must not wait for its result.
-        let _over = EndsAll(self);
+        let _end = End(self);
         while let Some((number, Weighed { item, bytes })) = self.take(bounds, next) {
-            match work(item) {
-                Ok(result) => {
-                    let mut shared = self.lock();
-                    shared.results.insert(number, (result, bytes));
-                    self.ready.notify_all();
-                }
-                Err(error) => {
-                    self.fail(error);
-                    break;
-                }
-            }
+            let result = work(item);
+            let mut shared = self.shared.lock();
+            shared.ended |= result.is_err();
+            shared.results.insert(number, (result, bytes));
+            self.changed.notify_all();
         }
     }
 
@@ -123,82 +105,66 @@ impl<T> Line<T> {
         next: &Mutex<impl FnMut() -> Result<Option<Weighed<I>>, Error>>,
     ) -> Option<(u64, Weighed<I>)> {
         // The holder of this lock is the thread whose turn it is.
-        let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = next.lock();
+        let mut shared = self.shared.lock();
         let most = (bounds.threads.max(1) * ITEMS_PER_THREAD) as u64;
-        let full = |shared: &mut Shared<T>| {
+        self.changed.wait_while(&mut shared, |shared| {
             let in_flight = shared.taken - shared.sunk;
             !shared.ended && in_flight > 0 && (in_flight >= most || shared.bytes >= bounds.bytes)
-        };
-        let shared = self.room.wait_while(self.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        });
         if shared.ended {
             return None;
         }
         drop(shared);
-        let item = match next() {
-            Ok(Some(item)) => item,
-            Ok(None) => {
-                self.lock().ended = true;
-                self.room.notify_all();
-                self.ready.notify_all();
-                return None;
-            }
-            Err(error) => {
-                self.fail(error);
-                return None;
-            }
-        };
-        let mut shared = self.lock();
+        let item = next();
+        let mut shared = self.shared.lock();
         let number = shared.taken;
-        shared.taken += 1;
-        shared.bytes += item.bytes;
-        Some((number, item))
+        match item {
+            Ok(Some(item)) => {
+                shared.taken += 1;
+                shared.bytes += item.bytes;
+                return Some((number, item));
+            }
+            Ok(None) => {}
+            Err(error) => {
+                shared.taken += 1;
+                shared.results.insert(number, (Err(error), 0));
+            }
+        }
+        shared.ended = true;
+        None
     }
 
     /// Passes results to the sink until all items are done.
-    fn drain(&self, sink: &mut impl FnMut(T) -> Result<(), Error>) {
-        let _over = EndsAll(self);
+    fn drain(&self, mut sink: impl FnMut(T) -> Result<(), Error>) -> Result<(), Error> {
+        let _end = End(self);
         loop {
-            let waiting = |shared: &mut Shared<T>| {
-                let all = shared.ended && shared.sunk == shared.taken;
-                !all && shared.error.is_none() && !shared.results.contains_key(&shared.sunk)
-            };
-            let mut shared =
-                self.ready.wait_while(self.lock(), waiting).unwrap_or_else(PoisonError::into_inner);
+            let mut shared = self.shared.lock();
+            self.changed.wait_while(&mut shared, |shared| {
+                let over = shared.panicked || (shared.ended && shared.sunk == shared.taken);
+                !over && !shared.results.contains_key(&shared.sunk)
+            });
             let number = shared.sunk;
-            let Some((result, bytes)) = shared.results.remove(&number).filter(|_| shared.error.is_none())
-            else {
-                break;
-            };
+            let Some((result, bytes)) = shared.results.remove(&number) else { return Ok(()) };
             drop(shared);
-            if let Err(error) = sink(result) {
-                self.fail(error);
-                break;
-            }
-            let mut shared = self.lock();
+            sink(result?)?;
+            let mut shared = self.shared.lock();
             shared.sunk += 1;
             shared.bytes -= bytes;
-            self.room.notify_all();
+            self.changed.notify_all();
         }
-    }
-
-    fn fail(&self, error: Error) {
-        let mut shared = self.lock();
-        shared.ended = true;
-        // The first error is the cause of all later ones.
-        shared.error.get_or_insert(error);
-        self.room.notify_all();
-        self.ready.notify_all();
     }
 }
 
-/// Ends processing when dropped by a panic.
-struct EndsAll<'a, T>(&'a Line<T>);
+/// Ends processing when dropped: at the end of a thread, after an error, or by a panic, which the scope propagates.
+struct End<'a, T>(&'a Line<T>);
 
-impl<T> Drop for EndsAll<'_, T> {
+impl<T> Drop for End<'_, T> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.fail(Error::Panicked("a worker thread panicked".to_owned()));
-        }
+        let mut shared = self.0.shared.lock();
+        shared.ended = true;
+        shared.panicked |= std::thread::panicking();
+        self.0.changed.notify_all();
     }
 }
 
