@@ -1,12 +1,11 @@
 //! Arrow columns narrowed to the types that `tf.train.Example`, CSV and JSON support.
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::*;
-use arrow_array::{
-    Array, ArrayRef, ArrowPrimitiveType, BinaryArray, BooleanArray, Float32Array, Float64Array, Int64Array,
-    PrimitiveArray,
-};
+use arrow_array::types::UInt64Type;
+use arrow_array::{Array, ArrayRef, BinaryArray, BooleanArray, Float32Array, Float64Array, Int64Array};
 use arrow_schema::DataType;
+
+use crate::integers::integers;
 
 /// The values of a column.
 pub enum Cells {
@@ -27,16 +26,15 @@ pub enum Cells {
 impl Cells {
     /// Narrows a column; `None` for an unsupported type, or an unsigned integer above `i64::MAX`.
     pub fn of(array: &ArrayRef) -> Option<Self> {
+        if let Some(integers) = integers(array) {
+            return Some(Self::Int(integers));
+        }
         Some(match array.data_type() {
             DataType::Null => Self::Absent,
-            DataType::Int8 => Self::Int(ints::<Int8Type>(array)?),
-            DataType::Int16 => Self::Int(ints::<Int16Type>(array)?),
-            DataType::Int32 => Self::Int(ints::<Int32Type>(array)?),
-            DataType::Int64 => Self::Int(array.as_primitive().clone()),
-            DataType::UInt8 => Self::Int(ints::<UInt8Type>(array)?),
-            DataType::UInt16 => Self::Int(ints::<UInt16Type>(array)?),
-            DataType::UInt32 => Self::Int(ints::<UInt32Type>(array)?),
-            DataType::UInt64 => Self::Int(ints::<UInt64Type>(array)?),
+            DataType::UInt64 => {
+                let whole = |value: u64| i64::try_from(value);
+                Self::Int(array.as_primitive::<UInt64Type>().try_unary(whole).ok()?)
+            }
             DataType::Boolean => Self::Int(array.as_boolean().iter().map(|bit| bit.map(i64::from)).collect()),
             DataType::Float32 => Self::Float(array.as_primitive().clone()),
             DataType::Float64 => Self::Double(array.as_primitive().clone()),
@@ -87,17 +85,6 @@ impl Cells {
             Self::Absent => false,
         }
     }
-}
-
-fn ints<T: ArrowPrimitiveType>(array: &ArrayRef) -> Option<Int64Array>
-where
-    T::Native: TryInto<i64>,
-{
-    let array: &PrimitiveArray<T> = array.as_primitive();
-    array
-        .iter()
-        .map(|value| value.map(|value| value.try_into().ok()).map_or(Some(None), |value| value.map(Some)))
-        .collect()
 }
 
 fn present(array: &ArrayRef) -> BooleanArray {

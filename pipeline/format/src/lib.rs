@@ -8,6 +8,7 @@
 //! | CSV | [`csv`] |
 //! | compressed streams | [`compression`], [`inflate`], [`zstandard`] |
 //! | conditions that rows must meet | [`filter`] |
+//! | columns as few types | [`cells`], [`integers`] |
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ mod error;
 pub mod example;
 pub mod filter;
 pub mod inflate;
+pub mod integers;
 pub mod parquet;
 mod raw;
 pub mod tfrecord;

@@ -8,12 +8,10 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{
-    ArrowPrimitiveType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
-    UInt16Type, UInt32Type, UInt64Type,
-};
+use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, UInt64Type};
 use arrow_array::{Array, ArrayAccessor, ArrayRef, GenericListArray, OffsetSizeTrait, PrimitiveArray};
 use arrow_schema::DataType;
+use millstream_format::integers::integers;
 
 use super::decimal::Decimal;
 use super::{simd, temporal};
@@ -177,6 +175,12 @@ pub(crate) fn numbers<T: Copy>(
     missing: &Missing,
     read: impl Fn(Number) -> T,
 ) -> Option<Vec<T>> {
+    let whole = |value: f64, exact: i128| {
+        read(if missing.has_integer(exact) { Number::Absent } else { Number::Value(value) })
+    };
+    if let Some(values) = integers(leaf) {
+        return Some(each(&values, read(Number::Absent), |value| whole(value as f64, value.into())));
+    }
     Some(match leaf.data_type() {
         DataType::Null => vec![read(Number::Absent); leaf.len()],
         DataType::Boolean => {
@@ -185,14 +189,9 @@ pub(crate) fn numbers<T: Copy>(
                 |at: Option<usize>| at.map_or(Number::Absent, |at| Number::Value(flags.value(at).into()));
             present(flags).map(|at| read(number(at))).collect()
         }
-        DataType::Int8 => whole::<Int8Type, T>(leaf, missing, read, f64::from),
-        DataType::Int16 => whole::<Int16Type, T>(leaf, missing, read, f64::from),
-        DataType::Int32 => whole::<Int32Type, T>(leaf, missing, read, f64::from),
-        DataType::Int64 => whole::<Int64Type, T>(leaf, missing, read, |value| value as f64),
-        DataType::UInt8 => whole::<UInt8Type, T>(leaf, missing, read, f64::from),
-        DataType::UInt16 => whole::<UInt16Type, T>(leaf, missing, read, f64::from),
-        DataType::UInt32 => whole::<UInt32Type, T>(leaf, missing, read, f64::from),
-        DataType::UInt64 => whole::<UInt64Type, T>(leaf, missing, read, |value| value as f64),
+        DataType::UInt64 => each(leaf.as_primitive::<UInt64Type>(), read(Number::Absent), |value| {
+            whole(value as f64, value.into())
+        }),
         DataType::Float32 => real::<Float32Type, T>(leaf, missing, read),
         DataType::Float64 => real::<Float64Type, T>(leaf, missing, read),
         _ => match temporal::as_numbers(leaf) {
@@ -200,23 +199,6 @@ pub(crate) fn numbers<T: Copy>(
             None => return bytes(leaf, missing, read(Number::Absent), |text| read(parse(text))),
         },
     })
-}
-
-/// The elements of an integer column. Null elements have arbitrary values.
-pub(crate) fn integers(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
-    fn widened<P: ArrowPrimitiveType<Native: Into<i64>>>(leaf: &dyn Array) -> Option<Cow<'_, [i64]>> {
-        Some(leaf.as_primitive::<P>().values().iter().map(|&value| value.into()).collect())
-    }
-    match leaf.data_type() {
-        DataType::Int8 => widened::<Int8Type>(leaf),
-        DataType::Int16 => widened::<Int16Type>(leaf),
-        DataType::Int32 => widened::<Int32Type>(leaf),
-        DataType::Int64 => Some(Cow::Borrowed(leaf.as_primitive::<Int64Type>().values())),
-        DataType::UInt8 => widened::<UInt8Type>(leaf),
-        DataType::UInt16 => widened::<UInt16Type>(leaf),
-        DataType::UInt32 => widened::<UInt32Type>(leaf),
-        _ => None,
-    }
 }
 
 /// The elements of a numeric column for which no missing values are configured. Null elements have
@@ -234,7 +216,7 @@ pub(crate) fn floats<'a>(leaf: &'a dyn Array, missing: &Missing) -> Option<Cow<'
             let integers = integers(leaf)?;
             Some(simd::run(
                 #[inline(always)]
-                || integers.iter().map(|&value| value as f64).collect(),
+                || integers.values().iter().map(|&value| value as f64).collect(),
             ))
         }
     }
@@ -268,19 +250,14 @@ pub(crate) fn texts<T: Copy>(
     mut read: impl FnMut(&[u8]) -> T,
 ) -> Option<Vec<T>> {
     let mut decimal = Decimal::new();
-    let mut signed = |value: i64| match missing.has_integer(value.into()) {
-        true => absent,
-        false => read(decimal.integer(value.unsigned_abs(), value < 0)),
-    };
+    if let Some(values) = integers(leaf) {
+        return Some(each(&values, absent, |value| match missing.has_integer(value.into()) {
+            true => absent,
+            false => read(decimal.integer(value.unsigned_abs(), value < 0)),
+        }));
+    }
     Some(match leaf.data_type() {
         DataType::Null => vec![absent; leaf.len()],
-        DataType::Int8 => each(leaf.as_primitive::<Int8Type>(), absent, |v| signed(v.into())),
-        DataType::Int16 => each(leaf.as_primitive::<Int16Type>(), absent, |v| signed(v.into())),
-        DataType::Int32 => each(leaf.as_primitive::<Int32Type>(), absent, |v| signed(v.into())),
-        DataType::Int64 => each(leaf.as_primitive::<Int64Type>(), absent, signed),
-        DataType::UInt8 => each(leaf.as_primitive::<UInt8Type>(), absent, |v| signed(v.into())),
-        DataType::UInt16 => each(leaf.as_primitive::<UInt16Type>(), absent, |v| signed(v.into())),
-        DataType::UInt32 => each(leaf.as_primitive::<UInt32Type>(), absent, |v| signed(v.into())),
         DataType::UInt64 => each(leaf.as_primitive::<UInt64Type>(), absent, |value| {
             if missing.has_integer(value.into()) { absent } else { read(decimal.integer(value, false)) }
         }),
@@ -334,17 +311,6 @@ fn each<P: ArrowPrimitiveType, T: Copy>(
             values.map(|(&value, present)| if present { read(value) } else { absent }).collect()
         }
     }
-}
-
-fn whole<P: ArrowPrimitiveType<Native: Into<i128>>, T: Copy>(
-    leaf: &dyn Array,
-    missing: &Missing,
-    read: impl Fn(Number) -> T,
-    float: impl Fn(P::Native) -> f64,
-) -> Vec<T> {
-    each(leaf.as_primitive::<P>(), read(Number::Absent), |value| {
-        read(if missing.has_integer(value.into()) { Number::Absent } else { Number::Value(float(value)) })
-    })
 }
 
 fn real<P: ArrowPrimitiveType<Native: Into<f64>>, T: Copy>(

@@ -11,9 +11,10 @@
 //! varying fastest.
 
 use arrow_array::Array;
+use millstream_format::integers::integers;
 
 use super::bucketized::Bucketized;
-use super::column::{Elements, Missing, Single, integers, texts};
+use super::column::{Elements, Missing, Single, texts};
 use super::{INVALID, integer};
 use crate::fingerprint::{CROSS_KEY, Modulus, cat64, fingerprint64};
 
@@ -129,7 +130,7 @@ fn plain_fingerprints(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Option<
     if !missing.has_numbers()
         && let Some(values) = integers(leaf)
     {
-        let fingerprints = integer::fingerprints(&values).into_iter().enumerate();
+        let fingerprints = integer::fingerprints(values.values()).into_iter().enumerate();
         return Some(
             fingerprints.map(|(at, fingerprint)| leaf.is_valid(at).then_some(fingerprint)).collect(),
         );

@@ -8,8 +8,9 @@ use arrow_array::types::ByteArrayType;
 use arrow_array::{Array, GenericByteArray};
 use arrow_buffer::ArrowNativeType;
 use arrow_schema::DataType;
+use millstream_format::integers::integers;
 
-use super::column::{Missing, fill_nulls, integers, texts};
+use super::column::{Missing, fill_nulls, texts};
 use super::{integer, text};
 use crate::fingerprint::{Modulus, fingerprint64};
 
@@ -47,7 +48,7 @@ impl Hashed {
         if !missing.has_numbers()
             && let Some(values) = integers(leaf)
         {
-            return Some(integer::ids(&values, self.modulus, spare));
+            return Some(integer::ids(values.values(), self.modulus, spare));
         }
         Some(match leaf.data_type() {
             DataType::Utf8 => self.texts(leaf.as_string::<i32>(), missing, spare),

@@ -2,8 +2,9 @@
 //! `categorical_column_with_identity`.
 
 use arrow_array::Array;
+use millstream_format::integers::integers;
 
-use super::column::{Missing, Number, fill_nulls, integers, numbers, zeroed};
+use super::column::{Missing, Number, fill_nulls, numbers, zeroed};
 use super::{INVALID, simd};
 use crate::spec::OutOfRange;
 
@@ -43,7 +44,7 @@ impl Identity {
             simd::run(
                 #[inline(always)]
                 || {
-                    for (code, &value) in codes.iter_mut().zip(values.iter()) {
+                    for (code, &value) in codes.iter_mut().zip(values.values()) {
                         *code = self.of_integer(value);
                     }
                 },

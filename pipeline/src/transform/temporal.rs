@@ -17,13 +17,12 @@ use std::sync::Arc;
 use arrow_array::builder::StringBuilder;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, ArrowTimestampType, Date32Type, Date64Type, Decimal32Type, Decimal64Type,
-    Decimal128Type, Decimal256Type, DecimalType, Float16Type, Time32MillisecondType, Time32SecondType,
-    Time64MicrosecondType, Time64NanosecondType, TimestampMicrosecondType, TimestampMillisecondType,
-    TimestampNanosecondType, TimestampSecondType,
+    ArrowPrimitiveType, Decimal32Type, Decimal64Type, Decimal128Type, Decimal256Type, DecimalType,
+    Float16Type, Float64Type,
 };
-use arrow_array::{Array, ArrayRef, Float32Array, Float64Array, PrimitiveArray};
-use arrow_schema::{DataType, TimeUnit};
+use arrow_array::{Array, ArrayRef, Float32Array, Float64Array, Int64Array, PrimitiveArray};
+use arrow_schema::DataType;
+use millstream_format::integers::{per_second, ticks};
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const MILLISECONDS_PER_DAY: i64 = 1000 * SECONDS_PER_DAY;
@@ -32,24 +31,61 @@ const MILLISECONDS_PER_DAY: i64 = 1000 * SECONDS_PER_DAY;
 const EXACT: f64 = 9_007_199_254_740_992.0;
 const EXACT_POWER: i8 = 22;
 
+/// The meaning of the ticks of a column of dates or times.
+#[derive(Clone, Copy)]
+enum Ticks {
+    Date { per_day: i64 },
+    Time { per_second: i64 },
+    Timestamp { per_second: i64, is_utc: bool },
+}
+
+impl Ticks {
+    /// The ticks of a column, and their meaning; `None` for other types.
+    fn of(leaf: &dyn Array) -> Option<(Int64Array, Self)> {
+        let meaning = match leaf.data_type() {
+            DataType::Date32 => Self::Date { per_day: 1 },
+            DataType::Date64 => Self::Date { per_day: MILLISECONDS_PER_DAY },
+            DataType::Time32(unit) | DataType::Time64(unit) => Self::Time { per_second: per_second(*unit) },
+            DataType::Timestamp(unit, zone) => {
+                Self::Timestamp { per_second: per_second(*unit), is_utc: zone.is_some() }
+            }
+            _ => return None,
+        };
+        Some((ticks(leaf)?, meaning))
+    }
+
+    /// The ticks of 1 in a column read as numbers.
+    fn per_number(self) -> i64 {
+        match self {
+            Self::Date { per_day } => per_day,
+            Self::Time { per_second } | Self::Timestamp { per_second, .. } => per_second,
+        }
+    }
+
+    fn write(self, text: &mut String, value: i64) {
+        match self {
+            Self::Date { per_day } => write_date(text, value.div_euclid(per_day)),
+            Self::Time { per_second } => write_time(text, value, per_second),
+            Self::Timestamp { per_second, is_utc } => {
+                write_date(text, value.div_euclid(per_second * SECONDS_PER_DAY));
+                text.push('T');
+                write_time(text, value.rem_euclid(per_second * SECONDS_PER_DAY), per_second);
+                if is_utc {
+                    text.push('Z');
+                }
+            }
+        }
+    }
+}
+
 /// The column's numbers as floats; `None` for other types.
 pub(crate) fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
+    if let Some((values, ticks)) = Ticks::of(leaf) {
+        let per_number = ticks.per_number() as f64;
+        return Some(Arc::new(values.unary::<_, Float64Type>(|value| value as f64 / per_number)));
+    }
     Some(match leaf.data_type() {
         DataType::Float16 => halves(leaf),
-        DataType::Date32 => numbers::<Date32Type>(leaf, f64::from),
-        DataType::Date64 => numbers::<Date64Type>(leaf, |value| value as f64 / MILLISECONDS_PER_DAY as f64),
-        DataType::Time32(TimeUnit::Second) => numbers::<Time32SecondType>(leaf, f64::from),
-        DataType::Time32(_) => numbers::<Time32MillisecondType>(leaf, |value| f64::from(value) / 1e3),
-        DataType::Time64(TimeUnit::Nanosecond) => {
-            numbers::<Time64NanosecondType>(leaf, |value| value as f64 / 1e9)
-        }
-        DataType::Time64(_) => numbers::<Time64MicrosecondType>(leaf, |value| value as f64 / 1e6),
-        DataType::Timestamp(unit, _) => match unit {
-            TimeUnit::Second => seconds::<TimestampSecondType>(leaf),
-            TimeUnit::Millisecond => seconds::<TimestampMillisecondType>(leaf),
-            TimeUnit::Microsecond => seconds::<TimestampMicrosecondType>(leaf),
-            TimeUnit::Nanosecond => seconds::<TimestampNanosecondType>(leaf),
-        },
         DataType::Decimal32(..) => decimals::<Decimal32Type>(leaf, |value| value.into()),
         DataType::Decimal64(..) => decimals::<Decimal64Type>(leaf, |value| value as f64),
         DataType::Decimal128(..) => decimals::<Decimal128Type>(leaf, |value| value as f64),
@@ -60,30 +96,11 @@ pub(crate) fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
 
 /// The column's texts; `None` for other types.
 pub(crate) fn as_texts(leaf: &dyn Array) -> Option<ArrayRef> {
+    if let Some((values, ticks)) = Ticks::of(leaf) {
+        return Some(texts(&values, |text, value| ticks.write(text, value)));
+    }
     Some(match leaf.data_type() {
         DataType::Float16 => halves(leaf),
-        DataType::Date32 => texts::<Date32Type>(leaf, |text, days| write_date(text, days.into())),
-        DataType::Date64 => {
-            texts::<Date64Type>(leaf, |text, value| write_date(text, value.div_euclid(MILLISECONDS_PER_DAY)))
-        }
-        DataType::Time32(TimeUnit::Second) => {
-            texts::<Time32SecondType>(leaf, |text, value| write_time(text, value.into(), 1))
-        }
-        DataType::Time32(_) => {
-            texts::<Time32MillisecondType>(leaf, |text, value| write_time(text, value.into(), 1000))
-        }
-        DataType::Time64(TimeUnit::Nanosecond) => {
-            texts::<Time64NanosecondType>(leaf, |text, value| write_time(text, value, 1_000_000_000))
-        }
-        DataType::Time64(_) => {
-            texts::<Time64MicrosecondType>(leaf, |text, value| write_time(text, value, 1_000_000))
-        }
-        DataType::Timestamp(unit, zone) => match unit {
-            TimeUnit::Second => timestamps::<TimestampSecondType>(leaf, zone.is_some()),
-            TimeUnit::Millisecond => timestamps::<TimestampMillisecondType>(leaf, zone.is_some()),
-            TimeUnit::Microsecond => timestamps::<TimestampMicrosecondType>(leaf, zone.is_some()),
-            TimeUnit::Nanosecond => timestamps::<TimestampNanosecondType>(leaf, zone.is_some()),
-        },
         DataType::Decimal32(..) => decimal_texts::<Decimal32Type>(leaf),
         DataType::Decimal64(..) => decimal_texts::<Decimal64Type>(leaf),
         DataType::Decimal128(..) => decimal_texts::<Decimal128Type>(leaf),
@@ -97,32 +114,28 @@ fn halves(leaf: &dyn Array) -> ArrayRef {
     Arc::new(halves.iter().map(|half| half.map(|half| half.to_f32())).collect::<Float32Array>())
 }
 
-fn numbers<P: ArrowPrimitiveType>(leaf: &dyn Array, number: impl Fn(P::Native) -> f64) -> ArrayRef {
-    Arc::new(leaf.as_primitive::<P>().iter().map(|value| value.map(&number)).collect::<Float64Array>())
-}
-
-fn seconds<P: ArrowTimestampType>(leaf: &dyn Array) -> ArrayRef {
-    numbers::<P>(leaf, |value| value as f64 / per_second(P::UNIT) as f64)
-}
-
 /// `mantissa` returns a decimal's unscaled value, or a number of at least [`EXACT`] if it is not exact.
 fn decimals<P: DecimalType>(leaf: &dyn Array, mantissa: impl Fn(P::Native) -> f64) -> ArrayRef {
     let array = leaf.as_primitive::<P>();
-    let (precision, scale) = digits(array);
-    numbers::<P>(leaf, |value| {
+    let (precision, scale) = (array.precision(), array.scale());
+    let number = |value| {
         let mantissa = mantissa(value);
         if mantissa.abs() < EXACT && (0..=EXACT_POWER).contains(&scale) {
             return mantissa / 10_f64.powi(scale.into());
         }
         // The text of a decimal always parses; NaN would be reported as a bad value.
         P::format_decimal(value, precision, scale).parse().unwrap_or(f64::NAN)
-    })
+    };
+    Arc::new(array.iter().map(|value| value.map(number)).collect::<Float64Array>())
 }
 
-fn texts<P: ArrowPrimitiveType>(leaf: &dyn Array, write: impl Fn(&mut String, P::Native)) -> ArrayRef {
-    let mut builder = StringBuilder::with_capacity(leaf.len(), 0);
+fn texts<P: ArrowPrimitiveType>(
+    array: &PrimitiveArray<P>,
+    write: impl Fn(&mut String, P::Native),
+) -> ArrayRef {
+    let mut builder = StringBuilder::with_capacity(array.len(), 0);
     let mut text = String::new();
-    for value in leaf.as_primitive::<P>() {
+    for value in array {
         text.clear();
         if let Some(value) = value {
             write(&mut text, value);
@@ -132,40 +145,15 @@ fn texts<P: ArrowPrimitiveType>(leaf: &dyn Array, write: impl Fn(&mut String, P:
     Arc::new(builder.finish())
 }
 
-fn timestamps<P: ArrowTimestampType>(leaf: &dyn Array, is_utc: bool) -> ArrayRef {
-    let per_second = per_second(P::UNIT);
-    texts::<P>(leaf, |text, value| {
-        write_date(text, value.div_euclid(per_second * SECONDS_PER_DAY));
-        text.push('T');
-        write_time(text, value.rem_euclid(per_second * SECONDS_PER_DAY), per_second);
-        if is_utc {
-            text.push('Z');
-        }
-    })
-}
-
 fn decimal_texts<P: DecimalType>(leaf: &dyn Array) -> ArrayRef {
-    let (precision, scale) = digits(leaf.as_primitive::<P>());
-    texts::<P>(leaf, |text, value| {
+    let array = leaf.as_primitive::<P>();
+    let (precision, scale) = (array.precision(), array.scale());
+    texts(array, |text, value| {
         text.push_str(&P::format_decimal(value, precision, scale));
         if text.contains('.') {
             text.truncate(text.trim_end_matches('0').trim_end_matches('.').len());
         }
     })
-}
-
-/// Precision and scale.
-fn digits<P: DecimalType>(array: &PrimitiveArray<P>) -> (u8, i8) {
-    (array.precision(), array.scale())
-}
-
-fn per_second(unit: TimeUnit) -> i64 {
-    match unit {
-        TimeUnit::Second => 1,
-        TimeUnit::Millisecond => 1000,
-        TimeUnit::Microsecond => 1_000_000,
-        TimeUnit::Nanosecond => 1_000_000_000,
-    }
 }
 
 /// Writes a date. Years from 0 to 9999 have four digits, others a sign, as in ISO 8601.
@@ -220,7 +208,7 @@ mod tests {
     fn read(column: impl Array + 'static) -> Vec<Option<(f64, String)>> {
         let numbers = as_numbers(&column).unwrap();
         let texts = as_texts(&column).unwrap();
-        let numbers = numbers.as_primitive::<arrow_array::types::Float64Type>();
+        let numbers = numbers.as_primitive::<Float64Type>();
         let texts = texts.as_string::<i32>();
         numbers.iter().zip(texts).map(|(number, text)| number.zip(text.map(str::to_owned))).collect()
     }

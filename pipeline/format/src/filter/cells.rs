@@ -3,12 +3,16 @@
 use std::cmp::Ordering;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::*;
+use arrow_array::types::{
+    ArrowPrimitiveType, Decimal128Type, Decimal256Type, DecimalType, Float16Type, Float32Type, Float64Type,
+    UInt64Type,
+};
 use arrow_array::{Array, GenericListArray, OffsetSizeTrait, PrimitiveArray};
-use arrow_schema::{DataType, TimeUnit};
+use arrow_schema::DataType;
 
 use super::calendar;
 use crate::filter::Literal;
+use crate::integers::{integers, per_second, ticks};
 
 /// A value of a column, or a literal converted for comparison.
 #[derive(Clone, Debug)]
@@ -73,12 +77,6 @@ pub(super) fn bind(literal: &Literal, data_type: &DataType) -> Option<Cell<'stat
     use DataType::{
         Boolean, Date32, Decimal128, Decimal256, Float16, Float32, Float64, Null, Time32, Time64, Timestamp,
     };
-    let per_second = |unit: &TimeUnit| match unit {
-        TimeUnit::Second => 1,
-        TimeUnit::Millisecond => 1_000,
-        TimeUnit::Microsecond => 1_000_000,
-        TimeUnit::Nanosecond => 1_000_000_000,
-    };
     Some(match (literal, data_type) {
         // Never compared: all values of such a column are absent.
         (_, Null) => Cell::Bool(false),
@@ -92,10 +90,10 @@ pub(super) fn bind(literal: &Literal, data_type: &DataType) -> Option<Cell<'stat
         (Literal::Number(value), data_type) if data_type.is_integer() => Cell::Number(*value),
         (Literal::Text(text), Date32) => Cell::Whole(calendar::days(text)?.into()),
         (Literal::Text(text), Timestamp(unit, _)) => {
-            Cell::Whole(calendar::timestamp(text, per_second(unit))?.into())
+            Cell::Whole(calendar::timestamp(text, per_second(*unit))?.into())
         }
         (Literal::Text(text), Time32(unit) | Time64(unit)) => {
-            Cell::Whole(calendar::time(text, per_second(unit))?.into())
+            Cell::Whole(calendar::time(text, per_second(*unit))?.into())
         }
         (Literal::Text(text), data_type) if is_text(data_type) => Cell::Text(text.as_str().into()),
         _ => return None,
@@ -122,25 +120,15 @@ pub(super) fn each_cell(array: &dyn Array, each: impl FnMut(usize, Option<Cell<'
 
 fn each_single(array: &dyn Array, mut each: impl FnMut(usize, Option<Cell<'_>>)) {
     use DataType as T;
+    if let Some(values) = integers(array).or_else(|| ticks(array)) {
+        return cells(array, each, |row| Cell::Whole(values.value(row).into()));
+    }
     match array.data_type() {
         T::Boolean => cells(array, each, |row| Cell::Bool(array.as_boolean().value(row))),
-        T::Int8 => whole::<Int8Type>(array, each),
-        T::Int16 => whole::<Int16Type>(array, each),
-        T::Int32 => whole::<Int32Type>(array, each),
-        T::Int64 => whole::<Int64Type>(array, each),
-        T::UInt8 => whole::<UInt8Type>(array, each),
-        T::UInt16 => whole::<UInt16Type>(array, each),
-        T::UInt32 => whole::<UInt32Type>(array, each),
-        T::UInt64 => whole::<UInt64Type>(array, each),
-        T::Date32 => whole::<Date32Type>(array, each),
-        T::Time32(TimeUnit::Second) => whole::<Time32SecondType>(array, each),
-        T::Time32(_) => whole::<Time32MillisecondType>(array, each),
-        T::Time64(TimeUnit::Microsecond) => whole::<Time64MicrosecondType>(array, each),
-        T::Time64(_) => whole::<Time64NanosecondType>(array, each),
-        T::Timestamp(TimeUnit::Second, _) => whole::<TimestampSecondType>(array, each),
-        T::Timestamp(TimeUnit::Millisecond, _) => whole::<TimestampMillisecondType>(array, each),
-        T::Timestamp(TimeUnit::Microsecond, _) => whole::<TimestampMicrosecondType>(array, each),
-        T::Timestamp(TimeUnit::Nanosecond, _) => whole::<TimestampNanosecondType>(array, each),
+        T::UInt64 => {
+            let values = array.as_primitive::<UInt64Type>();
+            cells(array, each, |row| Cell::Whole(values.value(row).into()));
+        }
         T::Float16 => number::<Float16Type>(array, each, |value| value.to_f64()),
         T::Float32 => number::<Float32Type>(array, each, f64::from),
         T::Float64 => number::<Float64Type>(array, each, |value| value),
@@ -168,14 +156,6 @@ fn cells<'a>(
     for row in 0..array.len() {
         each(row, array.is_valid(row).then(|| cell(row)));
     }
-}
-
-fn whole<P: ArrowPrimitiveType<Native: Into<i128>>>(
-    array: &dyn Array,
-    each: impl FnMut(usize, Option<Cell<'_>>),
-) {
-    let values: &PrimitiveArray<P> = array.as_primitive();
-    cells(array, each, |row| Cell::Whole(values.value(row).into()));
 }
 
 fn number<P: ArrowPrimitiveType>(
