@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int32Type, Int64Type};
-use arrow_array::{Array, ArrayRef, BinaryArray, PrimitiveArray};
+use arrow_array::types::{ArrowPrimitiveType, UInt32Type, UInt64Type};
+use arrow_array::{Array, ArrayRef, BinaryArray, PrimitiveArray, make_array};
 use arrow_buffer::bit_chunk_iterator::BitChunks;
 use arrow_buffer::{ArrowNativeType, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::DataType;
@@ -12,13 +12,13 @@ use bytes::Bytes;
 use parquet::basic::Type as Physical;
 use parquet::errors::ParquetError;
 
-/// Values of one physical type, one per row.
+/// Values of one physical type, one per row. Numbers are kept as words of their width, whatever they mean.
 #[derive(Debug)]
 pub(super) enum Values {
-    Int32(Vec<i32>),
-    Int64(Vec<i64>),
-    Float(Vec<f32>),
-    Double(Vec<f64>),
+    /// INT32 and FLOAT.
+    Words(Vec<u32>),
+    /// INT64 and DOUBLE.
+    LongWords(Vec<u64>),
     Bytes(Texts),
 }
 
@@ -33,10 +33,8 @@ impl Values {
     /// An empty vector; `None` for an unsupported physical type.
     pub(super) fn new(physical: Physical) -> Option<Self> {
         Some(match physical {
-            Physical::INT32 => Self::Int32(Vec::new()),
-            Physical::INT64 => Self::Int64(Vec::new()),
-            Physical::FLOAT => Self::Float(Vec::new()),
-            Physical::DOUBLE => Self::Double(Vec::new()),
+            Physical::INT32 | Physical::FLOAT => Self::Words(Vec::new()),
+            Physical::INT64 | Physical::DOUBLE => Self::LongWords(Vec::new()),
             Physical::BYTE_ARRAY => Self::Bytes(Texts::default()),
             _ => return None,
         })
@@ -45,20 +43,16 @@ impl Values {
     /// An empty vector of the same type with capacity for `rows`.
     pub(super) fn empty(&self, rows: usize) -> Self {
         match self {
-            Self::Int32(_) => Self::Int32(Vec::with_capacity(rows)),
-            Self::Int64(_) => Self::Int64(Vec::with_capacity(rows)),
-            Self::Float(_) => Self::Float(Vec::with_capacity(rows)),
-            Self::Double(_) => Self::Double(Vec::with_capacity(rows)),
+            Self::Words(_) => Self::Words(Vec::with_capacity(rows)),
+            Self::LongWords(_) => Self::LongWords(Vec::with_capacity(rows)),
             Self::Bytes(_) => Self::Bytes(Texts { ends: Vec::with_capacity(rows), data: Vec::new() }),
         }
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Int32(values) => values.len(),
-            Self::Int64(values) => values.len(),
-            Self::Float(values) => values.len(),
-            Self::Double(values) => values.len(),
+            Self::Words(values) => values.len(),
+            Self::LongWords(values) => values.len(),
             Self::Bytes(texts) => texts.ends.len(),
         }
     }
@@ -66,10 +60,8 @@ impl Values {
     /// Reads `count` PLAIN-encoded values from `input`.
     pub(super) fn take_plain(&mut self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
         match self {
-            Self::Int32(values) => fixed(values, count, input, i32::from_le_bytes),
-            Self::Int64(values) => fixed(values, count, input, i64::from_le_bytes),
-            Self::Float(values) => fixed(values, count, input, f32::from_le_bytes),
-            Self::Double(values) => fixed(values, count, input, f64::from_le_bytes),
+            Self::Words(values) => fixed(values, count, input, u32::from_le_bytes),
+            Self::LongWords(values) => fixed(values, count, input, u64::from_le_bytes),
             Self::Bytes(texts) => texts.take_plain(count, input),
         }
     }
@@ -77,8 +69,8 @@ impl Values {
     /// Skips `count` PLAIN-encoded values.
     pub(super) fn skip_plain(&self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
         let bytes = match self {
-            Self::Int32(_) | Self::Float(_) => count.saturating_mul(4),
-            Self::Int64(_) | Self::Double(_) => count.saturating_mul(8),
+            Self::Words(_) => count.saturating_mul(4),
+            Self::LongWords(_) => count.saturating_mul(8),
             Self::Bytes(_) => {
                 let mut at = 0;
                 for _ in 0..count {
@@ -103,10 +95,8 @@ impl Values {
             )));
         }
         match self {
-            Self::Int32(values) => gather(values, dictionary, keys),
-            Self::Int64(values) => gather(values, dictionary, keys),
-            Self::Float(values) => gather(values, dictionary, keys),
-            Self::Double(values) => gather(values, dictionary, keys),
+            Self::Words(values) => gather(values, dictionary, keys),
+            Self::LongWords(values) => gather(values, dictionary, keys),
             Self::Bytes(texts) => {
                 let Some(dictionary) = dictionary.as_binary_opt::<i32>() else {
                     return Err(ParquetError::General("the dictionary has another type".to_owned()));
@@ -122,10 +112,8 @@ impl Values {
     /// Appends `count` absent rows.
     pub(super) fn extend_absent(&mut self, count: usize) {
         match self {
-            Self::Int32(values) => values.resize(values.len() + count, 0),
-            Self::Int64(values) => values.resize(values.len() + count, 0),
-            Self::Float(values) => values.resize(values.len() + count, 0.0),
-            Self::Double(values) => values.resize(values.len() + count, 0.0),
+            Self::Words(values) => values.resize(values.len() + count, 0),
+            Self::LongWords(values) => values.resize(values.len() + count, 0),
             Self::Bytes(texts) => {
                 let end = texts.ends.last().copied().unwrap_or(0);
                 texts.ends.resize(texts.ends.len() + count, end);
@@ -136,10 +124,8 @@ impl Values {
     /// Moves the values after the first `rows` to the `present` rows. The values of the other rows are unspecified.
     pub(super) fn spread(&mut self, rows: usize, present: &BitChunks<'_>) {
         match self {
-            Self::Int32(values) => spread(&values.split_off(rows), present, values),
-            Self::Int64(values) => spread(&values.split_off(rows), present, values),
-            Self::Float(values) => spread(&values.split_off(rows), present, values),
-            Self::Double(values) => spread(&values.split_off(rows), present, values),
+            Self::Words(values) => spread(&values.split_off(rows), present, values),
+            Self::LongWords(values) => spread(&values.split_off(rows), present, values),
             Self::Bytes(texts) => texts.spread(rows, present),
         }
     }
@@ -151,10 +137,8 @@ impl Values {
         data_type: &DataType,
     ) -> Result<ArrayRef, ParquetError> {
         match self {
-            Self::Int32(values) => primitive::<Int32Type>(values, nulls, data_type),
-            Self::Int64(values) => primitive::<Int64Type>(values, nulls, data_type),
-            Self::Float(values) => primitive::<Float32Type>(values, nulls, data_type),
-            Self::Double(values) => primitive::<Float64Type>(values, nulls, data_type),
+            Self::Words(values) => numbers::<UInt32Type>(values, nulls, data_type),
+            Self::LongWords(values) => numbers::<UInt64Type>(values, nulls, data_type),
             Self::Bytes(Texts { mut ends, data }) => {
                 ends.insert(0, 0);
                 let offsets = OffsetBuffer::new(ScalarBuffer::from(ends));
@@ -250,24 +234,21 @@ fn fixed<T, const N: usize>(
     Ok(())
 }
 
-/// Appends `dictionary[key]` for each key. All keys must be in range and the dictionary's native type `T`.
+/// Appends `dictionary[key]` for each key. All keys must be in range, and the dictionary's values have the width of `T`.
 fn gather<T: ArrowNativeType>(values: &mut Vec<T>, dictionary: &ArrayRef, keys: &[u32]) {
     let data = dictionary.to_data();
     let of: &[T] = data.buffer(0);
     values.extend(keys.iter().map(|&key| of[key as usize]));
 }
 
-fn primitive<T: ArrowPrimitiveType>(
+/// An array of `data_type`, whose values have the width of `T`.
+fn numbers<T: ArrowPrimitiveType>(
     values: Vec<T::Native>,
     nulls: Option<NullBuffer>,
     data_type: &DataType,
 ) -> Result<ArrayRef, ParquetError> {
-    let array = PrimitiveArray::<T>::try_new(ScalarBuffer::from(values), nulls)?;
-    if *data_type == T::DATA_TYPE {
-        return Ok(Arc::new(array));
-    }
-    let data = array.into_data().into_builder().data_type(data_type.clone()).build()?;
-    Ok(arrow_array::make_array(data))
+    let words = PrimitiveArray::<T>::try_new(ScalarBuffer::from(values), nulls)?;
+    Ok(make_array(words.into_data().into_builder().data_type(data_type.clone()).build()?))
 }
 
 pub(super) fn truncated() -> ParquetError {
