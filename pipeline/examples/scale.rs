@@ -276,7 +276,7 @@ impl ChunkReader for ReadyReader {
         self.left -= rows;
         let of = |values: &[f32]| values[..values.len() / self.chunk.rows() * rows].to_vec();
         Ok((rows > 0).then(|| Chunk {
-            labels: of(&self.chunk.labels),
+            labels: vec![of(&self.chunk.labels[0])],
             dense: of(&self.chunk.dense),
             ids: self.chunk.ids[..self.chunk.ids.len() / self.chunk.rows() * rows].to_vec(),
             ..Chunk::default()
@@ -293,7 +293,7 @@ fn measure_engine(point: &Point) -> Value {
     let schema = point.transform().schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let rows = 8192;
     let chunk = Arc::new(Chunk {
-        labels: vec![1.0; rows],
+        labels: vec![vec![1.0; rows]],
         dense: vec![0.5; rows * schema.dense.len()],
         ids: vec![7; rows * schema.ids.len()],
         ..Chunk::default()

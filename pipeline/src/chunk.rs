@@ -6,10 +6,8 @@
 /// few cache lines; packing transposes ids into the slot's `[F, B]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chunk {
-    /// `[rows]`, the first label.
-    pub labels: Vec<f32>,
-    /// `[rows, L - 1]`, row-major, the other labels.
-    pub more_labels: Vec<f32>,
+    /// `[L][rows]`
+    pub labels: Vec<Vec<f32>>,
     /// `[rows]`, if the job has row weights.
     pub weights: Option<Vec<f32>>,
     /// `[rows, D]`, row-major.
@@ -34,7 +32,7 @@ pub struct RaggedColumn {
 impl Chunk {
     /// The number of rows.
     pub fn rows(&self) -> usize {
-        self.labels.len()
+        self.labels.first().map_or(0, Vec::len)
     }
 
     /// Removes the rows for which `keep` is false.
@@ -43,11 +41,9 @@ impl Chunk {
     /// If `keep` is shorter than the number of rows.
     pub fn retain_rows(&mut self, keep: &[bool]) {
         let rows = self.rows();
-        retain(&mut self.labels, rows, keep);
-        if let Some(weights) = &mut self.weights {
-            retain(weights, rows, keep);
+        for scalars in self.labels.iter_mut().chain(&mut self.weights) {
+            retain(scalars, rows, keep);
         }
-        retain(&mut self.more_labels, rows, keep);
         retain(&mut self.dense, rows, keep);
         retain(&mut self.ids, rows, keep);
         for column in &mut self.ragged {
@@ -104,8 +100,7 @@ mod tests {
     #[test]
     fn removing_rows_preserves_the_others() {
         let mut chunk = Chunk {
-            labels: vec![0.0, 1.0, 2.0],
-            more_labels: vec![0.5, 0.25, 1.5, 1.25, 2.5, 2.25],
+            labels: vec![vec![0.0, 1.0, 2.0], vec![0.5, 1.5, 2.5], vec![0.25, 1.25, 2.25]],
             weights: Some(vec![0.5, 1.5, 2.5]),
             dense: vec![0.0, 0.1, 1.0, 1.1, 2.0, 2.1],
             ids: vec![0, 10, 20],
@@ -120,8 +115,7 @@ mod tests {
         };
         chunk.retain_rows(&[true, false, true]);
         let expected = Chunk {
-            labels: vec![0.0, 2.0],
-            more_labels: vec![0.5, 0.25, 2.5, 2.25],
+            labels: vec![vec![0.0, 2.0], vec![0.5, 2.5], vec![0.25, 2.25]],
             weights: Some(vec![0.5, 2.5]),
             dense: vec![0.0, 0.1, 2.0, 2.1],
             ids: vec![0, 20],

@@ -41,15 +41,9 @@ impl Packer {
         let schema = batch.layout().schema();
         let (capacity, dense, ids) = (schema.rows as usize, schema.dense.len(), schema.ids.len());
         assert!(at + rows.len() <= capacity, "more rows than the slot holds");
-        let more_labels = schema.label_count() - 1;
         let mut sections = batch.sections();
         self.tile.resize(BLOCK * ids, 0);
-        scalars(&mut sections, at, chunks, rows);
-        for (place, out) in sections.labels.chunks_exact_mut(capacity).skip(1).enumerate() {
-            for (out, &RowRef { chunk, row }) in out[at..].iter_mut().zip(rows) {
-                *out = chunks[chunk as usize].more_labels[row as usize * more_labels + place];
-            }
-        }
+        scalars(&mut sections, capacity, at, chunks, rows);
         let mut following = rows.chunks(BLOCK).skip(1);
         for (block, rows) in rows.chunks(BLOCK).enumerate() {
             for &RowRef { chunk, row } in following.next().into_iter().flatten() {
@@ -110,9 +104,12 @@ impl Packer {
     }
 }
 
-fn scalars(sections: &mut Sections<'_>, at: usize, chunks: &[Arc<Chunk>], rows: &[RowRef]) {
-    for (out, &RowRef { chunk, row }) in sections.labels[at..].iter_mut().zip(rows) {
-        *out = chunks[chunk as usize].labels[row as usize];
+/// Packs labels and row weights.
+fn scalars(sections: &mut Sections<'_>, capacity: usize, at: usize, chunks: &[Arc<Chunk>], rows: &[RowRef]) {
+    for (label, out) in sections.labels.chunks_exact_mut(capacity).enumerate() {
+        for (out, &RowRef { chunk, row }) in out[at..].iter_mut().zip(rows) {
+            *out = chunks[chunk as usize].labels[label][row as usize];
+        }
     }
     if let Some(weights) = &mut sections.weights {
         for (out, &RowRef { chunk, row }) in weights[at..].iter_mut().zip(rows) {
@@ -203,8 +200,7 @@ mod tests {
         let floats = |ids: Vec<u32>| ids.into_iter().map(|id| id as f32).collect::<Vec<f32>>();
         let n = rows as usize;
         Chunk {
-            labels: floats(many(n)),
-            more_labels: floats(many(n * (schema.label_count() - 1))),
+            labels: (0..schema.label_count()).map(|_| floats(many(n))).collect(),
             weights: schema.weighted.then(|| floats(many(n))),
             dense: floats(many(n * schema.dense.len())),
             ids: many(n * schema.ids.len()),
@@ -232,10 +228,8 @@ mod tests {
         let of = |i: usize| (&chunks[rows[i].chunk as usize], rows[i].row as usize);
         for i in 0..rows.len() {
             let (chunk, row) = of(i);
-            assert_eq!(batch.labels(0)[i], chunk.labels[row]);
-            let more = schema.label_count() - 1;
-            for label in 0..more {
-                assert_eq!(batch.labels(label + 1)[i], chunk.more_labels[row * more + label]);
+            for label in 0..schema.label_count() {
+                assert_eq!(batch.labels(label)[i], chunk.labels[label][row]);
             }
             assert_eq!(batch.weights().map(|w| w[i]), chunk.weights.as_ref().map(|w| w[row]));
             for d in 0..schema.dense.len() {

@@ -117,7 +117,7 @@ fn learned_statistics_match_the_data_and_transform_it() {
             assert_eq!(chunk.rows(), raw.rows());
             sum += chunk.dense.iter().sum::<f32>();
             squares += chunk.dense.iter().map(|value| value * value).sum::<f32>();
-            positives += chunk.labels.iter().sum::<f32>();
+            positives += chunk.labels[0].iter().sum::<f32>();
             chunk.ids.iter().for_each(|&id| ids[id as usize] += 1);
         }
     }

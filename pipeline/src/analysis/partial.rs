@@ -15,7 +15,7 @@ use crate::bad_records::BadRecords;
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
 use crate::transform::column::{Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, texts};
 use crate::transform::fault::{Fault, Problem, reject_faulty_rows, wrong_type};
-use crate::transform::label::{LabelKind, Target};
+use crate::transform::label::Label;
 use crate::transform::logarithm::signed_log1p;
 use crate::transform::project;
 
@@ -28,18 +28,12 @@ const MAX_REPORTED_VALUES: usize = 5;
 pub(super) struct Plan {
     pub(super) projection: Projection,
     missing: Missing,
-    labels: Vec<LabelPlan>,
+    labels: Vec<Label>,
     /// Columns whose statistics are computed.
     numbers: Vec<usize>,
     /// Columns whose terms are counted.
     terms: Vec<usize>,
     vocabulary_bytes: usize,
-}
-
-/// The column of a label, and how its values are interpreted.
-struct LabelPlan {
-    column: usize,
-    kind: LabelKind,
 }
 
 /// The counts of one split, or of all splits merged so far.
@@ -79,7 +73,8 @@ struct ColumnTerms {
 
 /// A chunk's decoded numbers and labels, before any row is counted.
 struct Read {
-    labels: Vec<(Elements, Vec<Target>)>,
+    /// `[L][rows]`
+    labels: Vec<Vec<f32>>,
     numbers: Vec<(Elements, Vec<Number>)>,
 }
 
@@ -91,21 +86,18 @@ impl Plan {
         vocabulary_bytes: usize,
     ) -> Self {
         let mut projection = Projection::default();
-        let mut place = |name: &str, multi: bool| project(&mut projection, name, multi);
         let mut columns = |learns: fn(&FeatureSpec) -> bool| {
             let learning = features.iter().filter(|feature| learns(feature));
-            let mut columns: Vec<usize> =
-                learning.map(|feature| place(&feature.columns[0], feature.maximum.is_some())).collect();
+            let mut columns: Vec<usize> = learning
+                .map(|feature| project(&mut projection, &feature.columns[0], feature.maximum.is_some()))
+                .collect();
             columns.sort_unstable();
             columns.dedup();
             columns
         };
         let numbers = columns(learns_statistics);
         let terms = columns(learns_terms);
-        let labels = label
-            .all()
-            .map(|label| LabelPlan { column: place(&label.column, false), kind: LabelKind::of(label) });
-        let labels = labels.collect();
+        let labels = label.all().map(|label| Label::new(label, &mut projection)).collect();
         Self { projection, missing: Missing::new(missing), labels, numbers, terms, vocabulary_bytes }
     }
 
@@ -121,7 +113,7 @@ impl Plan {
         let terms = || ColumnTerms { values: 0, missing: 0, counts: TermCounts::new(self.vocabulary_bytes) };
         Partial {
             rows: 0,
-            labels: self.labels.iter().map(LabelPlan::start).collect(),
+            labels: self.labels.iter().map(LabelCounts::of).collect(),
             numbers: vec![number; self.numbers.len()],
             terms: self.terms.iter().map(|_| terms()).collect(),
         }
@@ -135,15 +127,12 @@ impl Plan {
         let kept = |row: usize| keep.as_ref().is_none_or(|keep| keep[row]);
         for row in (0..raw.rows()).filter(|&row| kept(row)) {
             partial.rows += 1;
-            for ((elements, targets), counts) in read.labels.iter().zip(&mut partial.labels) {
-                if let Single::One(element) = elements.single(row)
-                    && let Target::Value(label) = targets[element]
-                {
-                    counts.positives += u64::from(label > 0.0);
-                    counts.numbers.add(label.into());
-                    if let Some(rows) = counts.classes.get_mut(label as usize) {
-                        *rows += 1;
-                    }
+            for (labels, counts) in read.labels.iter().zip(&mut partial.labels) {
+                let label = labels[row];
+                counts.positives += u64::from(label > 0.0);
+                counts.numbers.add(label.into());
+                if let Some(rows) = counts.classes.get_mut(label as usize) {
+                    *rows += 1;
                 }
             }
         }
@@ -296,44 +285,17 @@ impl Partial {
     }
 }
 
-impl LabelPlan {
-    fn start(&self) -> LabelCounts {
-        LabelCounts {
-            has_positives: self.kind.has_positives(),
+impl LabelCounts {
+    fn of(label: &Label) -> Self {
+        Self {
+            has_positives: label.kind.has_positives(),
             positives: 0,
             numbers: Accumulator::default(),
-            classes: vec![0; self.kind.classes()],
+            classes: vec![0; label.kind.classes()],
             seen: BTreeMap::new(),
         }
     }
 
-    /// Decodes the labels of a chunk, and records faults for unusable ones.
-    fn read(
-        &self,
-        raw: &RawChunk,
-        missing: &Missing,
-        faults: &mut Vec<Fault>,
-    ) -> Result<(Elements, Vec<Target>), Error> {
-        let elements = Elements::of(raw.columns().column(self.column));
-        let targets = self.kind.labels(&elements.leaf, missing);
-        let targets = targets.ok_or_else(|| wrong_type(raw, self.column, TEXTS))?;
-        for row in 0..raw.rows() {
-            let problem = match elements.single(row) {
-                Single::One(element) => match targets[element] {
-                    Target::Value(_) => continue,
-                    Target::Absent => Problem::Absent,
-                    Target::Invalid => Problem::Unusable { element, expected: self.kind.expected() },
-                },
-                Single::Absent => Problem::Absent,
-                Single::Several(count) => Problem::Several(count),
-            };
-            faults.push(Fault { row, column: self.column, problem });
-        }
-        Ok((elements, targets))
-    }
-}
-
-impl LabelCounts {
     /// Whether a positive row was seen, or none is required.
     fn has_required_positive(&self) -> bool {
         !self.has_positives || self.positives > 0

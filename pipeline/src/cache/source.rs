@@ -23,13 +23,18 @@ use crate::spec::OnBadRecord;
 
 /// Serves splits from their cache files, and writes the files of other splits as they are read.
 pub struct CachedSource {
-    inner: Arc<dyn ChunkSource>,
-    cache: Arc<Cache>,
-    splits: Arc<[Split]>,
-    shape: Shape,
+    shared: Arc<Shared>,
     /// Maximum size of a decoded row.
     row_bytes: u64,
     on_bad_record: OnBadRecord,
+}
+
+/// What readers keep of a source.
+struct Shared {
+    inner: Arc<dyn ChunkSource>,
+    cache: Arc<Cache>,
+    splits: Vec<Split>,
+    shape: Shape,
 }
 
 /// The key of a split's cache file.
@@ -70,13 +75,13 @@ impl CachedSource {
     pub(super) fn of_splits(
         inner: Arc<dyn ChunkSource>,
         cache: Arc<Cache>,
-        splits: Arc<[Split]>,
+        splits: Vec<Split>,
         shape: Shape,
         row_bytes: u64,
         on_bad_record: OnBadRecord,
     ) -> Self {
         cache.protect(splits.iter().map(|split| split.key));
-        Self { inner, cache, splits, shape, row_bytes, on_bad_record }
+        Self { shared: Arc::new(Shared { inner, cache, splits, shape }), row_bytes, on_bad_record }
     }
 
     /// Whether the job's policy allows `left_out` skipped records in one split.
@@ -88,7 +93,8 @@ impl CachedSource {
     }
 
     fn open_cached(&self, split: u32, from: u64, permit: &Permit) -> Option<CacheReader> {
-        let mut reader = self.cache.open(&self.splits[split as usize].key, &self.shape, permit)?;
+        let Shared { cache, splits, shape, .. } = &*self.shared;
+        let mut reader = cache.open(&splits[split as usize].key, shape, permit)?;
         // The source reports the error.
         if !self.allows(reader.left_out()) || from > reader.rows() {
             return None;
@@ -100,34 +106,34 @@ impl CachedSource {
 
 impl ChunkSource for CachedSource {
     fn splits(&self) -> u32 {
-        self.inner.splits()
+        self.shared.inner.splits()
     }
 
     fn cuts(&self) -> u64 {
-        self.inner.cuts()
+        self.shared.inner.cuts()
     }
 
     fn chunk_size(&self) -> ChunkSize {
-        self.inner.chunk_size()
+        self.shared.inner.chunk_size()
     }
 
     /// A lane has two splits open, each from its file or from the source, and writes one file.
     fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let blocks = self.row_bytes.div_ceil(BLOCK_BYTES as u64).max(1);
-        let (inner, reading) = (self.inner.lane_bytes(chunk_rows), blocks * reader::HELD_BYTES);
+        let (inner, reading) = (self.shared.inner.lane_bytes(chunk_rows), blocks * reader::HELD_BYTES);
         inner.max(reading).saturating_add(reading).saturating_add(blocks * writer::HELD_BYTES)
     }
 
     fn shared_bytes(&self) -> u64 {
-        self.inner.shared_bytes().saturating_add(self.cache.queue_bytes())
+        self.shared.inner.shared_bytes().saturating_add(self.shared.cache.queue_bytes())
     }
 
     fn elastic(&self) -> Option<Elastic<'_>> {
-        self.inner.elastic()
+        self.shared.inner.elastic()
     }
 
     fn ahead(&self, upcoming: &mut dyn Iterator<Item = u32>) -> usize {
-        self.inner.ahead(upcoming)
+        self.shared.inner.ahead(upcoming)
     }
 
     fn open(
@@ -138,10 +144,7 @@ impl ChunkSource for CachedSource {
         counters: &Arc<Counters>,
     ) -> Result<Opened, Error> {
         let opening = Opening {
-            inner: Arc::clone(&self.inner),
-            cache: Arc::clone(&self.cache),
-            splits: Arc::clone(&self.splits),
-            shape: self.shape,
+            shared: Arc::clone(&self.shared),
             split,
             permit: permit.clone(),
             counters: Arc::clone(counters),
@@ -160,10 +163,7 @@ impl ChunkSource for CachedSource {
 
 /// The parameters for opening a split, kept to open its source later.
 struct Opening {
-    inner: Arc<dyn ChunkSource>,
-    cache: Arc<Cache>,
-    splits: Arc<[Split]>,
-    shape: Shape,
+    shared: Arc<Shared>,
     split: u32,
     permit: Permit,
     counters: Arc<Counters>,
@@ -204,13 +204,19 @@ enum Tee {
 
 impl Opening {
     fn split(&self) -> &Split {
-        &self.splits[self.split as usize]
+        &self.shared.splits[self.split as usize]
+    }
+
+    /// Starts to write the split's cache file, if possible.
+    fn write(&self) -> Option<PartWriter> {
+        self.shared.cache.write(&self.split().key, &self.shared.shape)
     }
 
     /// Opens the source at row `from`. The reader drops the rows before row `drop_before` that the source does not skip.
     /// Also returns the number of rows that the source skips.
     fn source(&self, from: u64, drop_before: u64) -> Result<(Source, u64), Error> {
-        let Opened { reader, passed } = self.inner.open(self.split, from, &self.permit, &self.counters)?;
+        let inner = &self.shared.inner;
+        let Opened { reader, passed } = inner.open(self.split, from, &self.permit, &self.counters)?;
         let tee = if passed == 0 { Tee::Pending } else { Tee::Off };
         let to_drop = drop_before.saturating_sub(passed);
         Ok((Source { reader, to_drop, truncated_rows: 0, tee, left_out: None }, passed))
@@ -225,7 +231,7 @@ impl ChunkReader for Reader {
                 Origin::Cache(cached) => match read_cached(cached, max_rows, &self.opening.counters) {
                     Ok(chunk) => break chunk,
                     Err(why) => {
-                        self.opening.cache.discard(&self.opening.split().key, &why);
+                        self.opening.shared.cache.discard(&self.opening.split().key, &why);
                         let (source, _) = self.opening.source(self.returned, self.returned)?;
                         self.origin = Origin::Source(Box::new(source));
                     }
@@ -291,8 +297,7 @@ impl Source {
 
     fn tee(&mut self, chunk: &Chunk, truncated_rows: u64, opening: &Opening) {
         if matches!(self.tee, Tee::Pending) {
-            let writer = opening.cache.write(&opening.split().key, &opening.shape);
-            self.tee = writer.map_or(Tee::Off, |writer| Tee::Writing(Box::new(writer)));
+            self.tee = opening.write().map_or(Tee::Off, |writer| Tee::Writing(Box::new(writer)));
         }
         if let Tee::Writing(writer) = &mut self.tee
             && !writer.push(chunk, truncated_rows)
@@ -305,7 +310,7 @@ impl Source {
         let left_out = self.reader.left_out();
         let writer = match std::mem::replace(&mut self.tee, Tee::Off) {
             Tee::Writing(writer) => Some(*writer),
-            Tee::Pending => opening.cache.write(&opening.split().key, &opening.shape),
+            Tee::Pending => opening.write(),
             Tee::Off => None,
         };
         let fault = left_out.last.as_ref().and_then(StoredFault::encode);

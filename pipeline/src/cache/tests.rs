@@ -122,8 +122,7 @@ fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
         }
     };
     Chunk {
-        labels: block(&chunk.labels, chunk.rows(), &rows),
-        more_labels: block(&chunk.more_labels, chunk.rows(), &rows),
+        labels: chunk.labels.iter().map(|labels| labels[rows.clone()].to_vec()).collect(),
         weights: chunk.weights.as_ref().map(|weights| block(weights, chunk.rows(), &rows)),
         dense: block(&chunk.dense, chunk.rows(), &rows),
         ids: block(&chunk.ids, chunk.rows(), &rows),
@@ -135,8 +134,7 @@ fn cut(chunk: &Chunk, rows: std::ops::Range<usize>) -> Chunk {
 #[derive(Debug, Default, PartialEq)]
 struct Read {
     rows: u64,
-    labels: Vec<u32>,
-    more_labels: Vec<u32>,
+    labels: Vec<Vec<u32>>,
     weights: Option<Vec<u32>>,
     dense: Vec<u32>,
     ids: Vec<u32>,
@@ -152,8 +150,10 @@ impl Read {
         let chunk = cut(chunk, before..chunk.rows());
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         self.rows += chunk.rows() as u64;
-        self.labels.extend(bits(&chunk.labels));
-        self.more_labels.extend(bits(&chunk.more_labels));
+        self.labels.resize_with(chunk.labels.len(), Vec::new);
+        for (all, labels) in self.labels.iter_mut().zip(&chunk.labels) {
+            all.extend(bits(labels));
+        }
         if let Some(weights) = &chunk.weights {
             self.weights.get_or_insert_default().extend(bits(weights));
         }
@@ -255,13 +255,12 @@ fn chunks(rows: impl Strategy<Value = usize>) -> impl Strategy<Value = (Chunk, S
                     proptest::collection::vec((0_u32..200).prop_map(|whole| whole as f32), count)
                 ]
             };
-            let labels = (floats(rows), floats(rows * more));
+            let labels = proptest::collection::vec(floats(rows), 1 + more);
             let columns = (labels, floats(rows), floats(rows * dense), words(rows * ids));
             (columns, proptest::collection::vec(ragged(rows), lists)).prop_map(
-                move |(((labels, more_labels), weights, dense_values, id_values), ragged)| {
+                move |((labels, weights, dense_values, id_values), ragged)| {
                     let weights = weighted.then_some(weights);
-                    let chunk =
-                        Chunk { labels, more_labels, weights, dense: dense_values, ids: id_values, ragged };
+                    let chunk = Chunk { labels, weights, dense: dense_values, ids: id_values, ragged };
                     let shape = shape_of(&chunk, dense as u32, ids as u32);
                     (chunk, shape)
                 },
@@ -273,8 +272,7 @@ fn chunks(rows: impl Strategy<Value = usize>) -> impl Strategy<Value = (Chunk, S
 fn repeated(chunk: &Chunk, times: usize) -> Chunk {
     let mut all = chunk.clone();
     let repeat = |values: &mut Vec<f32>| *values = values.repeat(times);
-    repeat(&mut all.labels);
-    repeat(&mut all.more_labels);
+    all.labels.iter_mut().for_each(repeat);
     all.weights.as_mut().map(repeat);
     repeat(&mut all.dense);
     all.ids = all.ids.repeat(times);
@@ -293,7 +291,7 @@ fn repeated(chunk: &Chunk, times: usize) -> Chunk {
 /// `splits` splits of `rows` rows, with one column of distinct ids.
 fn numbered(splits: u32, rows: u32) -> (Rows, Shape) {
     let split = |split: u32| Chunk {
-        labels: (0..rows).map(|row| (row % 2) as f32).collect(),
+        labels: vec![(0..rows).map(|row| (row % 2) as f32).collect()],
         ids: (0..rows).map(|row| (split * rows + row).wrapping_mul(2_654_435_761)).collect(),
         ..Chunk::default()
     };

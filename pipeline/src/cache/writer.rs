@@ -158,10 +158,9 @@ fn append(chunk: &mut Chunk, more: &Chunk) {
         chunk.clone_from(more);
         return;
     }
-    chunk.labels.extend_from_slice(&more.labels);
-    chunk.more_labels.extend_from_slice(&more.more_labels);
-    if let (Some(weights), Some(more)) = (&mut chunk.weights, &more.weights) {
-        weights.extend_from_slice(more);
+    let scalars = chunk.labels.iter_mut().chain(&mut chunk.weights);
+    for (scalars, more) in scalars.zip(more.labels.iter().chain(&more.weights)) {
+        scalars.extend_from_slice(more);
     }
     chunk.dense.extend_from_slice(&more.dense);
     chunk.ids.extend_from_slice(&more.ids);

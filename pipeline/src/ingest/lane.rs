@@ -129,7 +129,7 @@ impl<'a> LaneReader<'a> {
         let work = || Work { rows: rows.len() as u64, ..Work::default() };
         self.counters.recorder.add(start, Category::Ingest, "shuffle", work);
         if self.seeks_positive {
-            let positive = |row: &RowRef| chunks[row.chunk as usize].labels[row.row as usize] > 0.0;
+            let positive = |row: &RowRef| chunks[row.chunk as usize].labels[0][row.row as usize] > 0.0;
             extent.first_marked = rows.iter().position(positive).map(|place| place as u32);
         }
         self.permit.release();

@@ -99,7 +99,7 @@ impl ChunkReader for SyntheticReader {
         source.rows_read.fetch_add(rows.end - rows.start, Ordering::Relaxed);
         let positive = |row| source.only_positive.map_or(!source.negative, |only| only == (*split, row));
         Ok((!rows.is_empty()).then(|| Chunk {
-            labels: rows.clone().map(|row| if positive(row) { 1.0 } else { 0.0 }).collect(),
+            labels: vec![rows.clone().map(|row| if positive(row) { 1.0 } else { 0.0 }).collect()],
             dense: rows.clone().map(|row| row as f32).collect(),
             ids: rows.flat_map(|row| [*split, row as u32]).collect(),
             ..Chunk::default()

@@ -2,9 +2,8 @@
 
 use millstream_format::RawChunk;
 
-use super::column::{Elements, Single};
+use super::column::Elements;
 use super::fault::{Fault, Problem};
-use super::label::Target;
 use super::multivalued;
 use crate::chunk::RaggedColumn;
 
@@ -24,13 +23,11 @@ pub(super) struct ChunkBuilder<'a> {
 }
 
 impl<'a> ChunkBuilder<'a> {
-    /// Initializes all labels to 0, and weights, if the schema has any, to 1.
-    pub(super) fn new(raw: &'a RawChunk, labels: usize, weighted: bool) -> Self {
-        let rows = raw.rows();
+    pub(super) fn new(raw: &'a RawChunk) -> Self {
         Self {
             raw,
-            labels: vec![vec![0.0; rows]; labels],
-            weights: weighted.then(|| vec![1.0; rows]),
+            labels: Vec::new(),
+            weights: None,
             dense: Vec::new(),
             ids: Vec::new(),
             ragged: Vec::new(),
@@ -58,27 +55,5 @@ impl<'a> ChunkBuilder<'a> {
     pub(super) fn ragged(&mut self, column: RaggedColumn, filled: &multivalued::FillOutcome) {
         self.ragged.push(column);
         self.truncated_rows += filled.truncated_rows;
-    }
-
-    /// Writes a label or weight for each row.
-    pub(super) fn targets(
-        &mut self,
-        column: usize,
-        elements: &Elements,
-        targets: &[Target],
-        expected: &'static str,
-        values: &mut [f32],
-    ) {
-        for (row, value) in values.iter_mut().enumerate() {
-            match elements.single(row) {
-                Single::One(element) => match targets[element] {
-                    Target::Value(target) => *value = target,
-                    Target::Absent => self.fault(row, column, Problem::Absent),
-                    Target::Invalid => self.fault(row, column, Problem::Unusable { element, expected }),
-                },
-                Single::Absent => self.fault(row, column, Problem::Absent),
-                Single::Several(count) => self.fault(row, column, Problem::Several(count)),
-            }
-        }
     }
 }

@@ -9,13 +9,13 @@ use super::crossed::Crossed;
 use super::fault::Problem;
 use super::hashed::Hashed;
 use super::identity::Identity;
-use super::numeric::Numeric;
+use super::numeric::Scaling;
 use super::vocabulary::Vocabulary;
 
 /// A feature's kind, with its learned statistics.
 #[derive(Clone, Debug)]
 pub(super) enum Encoder {
-    Numeric(Numeric),
+    Numeric(Scaling),
     Bucketized(Bucketized),
     Vocabulary(Vocabulary),
     Hashed(Hashed),

@@ -4,10 +4,41 @@ use std::collections::HashMap;
 
 use arrow_array::Array;
 use arrow_schema::DataType;
+use millstream_format::{Projection, RawChunk};
 
+use crate::Error;
 use crate::spec::{LabelColumn, LabelNumbers};
 
-use super::column::{Missing, Number, numbers, round_to_column_type, texts};
+use super::column::{
+    Elements, Missing, NUMBERS, Number, Single, TEXTS, numbers, round_to_column_type, texts,
+};
+use super::fault::{Fault, Problem, wrong_type};
+use super::project;
+
+/// A label and its column.
+#[derive(Clone, Debug)]
+pub(crate) struct Label {
+    pub(crate) column: usize,
+    pub(crate) kind: LabelKind,
+}
+
+impl Label {
+    /// Adds the label's column to `projection`, unless it is included.
+    pub(crate) fn new(label: &LabelColumn, projection: &mut Projection) -> Self {
+        Self { column: project(projection, &label.column, false), kind: LabelKind::of(label) }
+    }
+
+    /// The label of each row. A row without a usable one gets 0, and a fault.
+    pub(crate) fn read(
+        &self,
+        raw: &RawChunk,
+        missing: &Missing,
+        faults: &mut Vec<Fault>,
+    ) -> Result<Vec<f32>, Error> {
+        let labels = |leaf: &dyn Array| self.kind.labels(leaf, missing);
+        one_per_row(raw, self.column, labels, (TEXTS, self.kind.expected()), faults)
+    }
+}
 
 /// The decoded value of a label or weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,9 +176,42 @@ impl LabelKind {
     }
 }
 
-/// Row weights: finite and not negative.
-pub(crate) fn weights(leaf: &dyn Array, missing: &Missing) -> Option<Vec<Target>> {
-    targets(leaf, missing, |value| value >= 0.0 && (value as f32).is_finite())
+/// The weight of each row, finite and not negative. A row without a usable one gets 0, and a fault.
+pub(crate) fn weights(
+    raw: &RawChunk,
+    column: usize,
+    missing: &Missing,
+    faults: &mut Vec<Fault>,
+) -> Result<Vec<f32>, Error> {
+    let usable = |value| value >= 0.0 && (value as f32).is_finite();
+    let weights = |leaf: &dyn Array| targets(leaf, missing, usable);
+    one_per_row(raw, column, weights, (NUMBERS, "a finite weight of at least 0"), faults)
+}
+
+/// Reads a column with one target per row. `expected` names the types of columns, and the values, that are usable.
+fn one_per_row(
+    raw: &RawChunk,
+    column: usize,
+    read: impl FnOnce(&dyn Array) -> Option<Vec<Target>>,
+    (types, expected): (&str, &'static str),
+    faults: &mut Vec<Fault>,
+) -> Result<Vec<f32>, Error> {
+    let elements = Elements::of(raw.columns().column(column));
+    let targets = read(&elements.leaf).ok_or_else(|| wrong_type(raw, column, types))?;
+    let of_row = |row| {
+        let problem = match elements.single(row) {
+            Single::One(element) => match targets[element] {
+                Target::Value(value) => return value,
+                Target::Absent => Problem::Absent,
+                Target::Invalid => Problem::Unusable { element, expected },
+            },
+            Single::Absent => Problem::Absent,
+            Single::Several(count) => Problem::Several(count),
+        };
+        faults.push(Fault { row, column, problem });
+        0.0
+    };
+    Ok((0..raw.rows()).map(of_row).collect())
 }
 
 /// Weights of a feature's values: finite.

@@ -63,10 +63,10 @@ use crossed::{Crossed, Part, SeveralValues, Unusable};
 use encoder::Encoder;
 use fault::{Problem, reject_faulty_rows, wrong_type};
 pub use id_mapping::{IdMapping, LearnedFeature, map_ids};
-use label::LabelKind;
+use label::Label;
 use memo::Memo;
+use numeric::ScaleError;
 pub use numeric::Scaling;
-use numeric::{Numeric, ScaleError};
 pub(crate) use resolve::project;
 
 /// Marks an element without an id: text where numbers are required, NaN, or a number out of range.
@@ -104,12 +104,6 @@ pub struct Transformed {
     pub chunk: Chunk,
     /// Rows truncated to a multi-valued feature's maximum, counted once per feature.
     pub truncated_rows: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Label {
-    column: usize,
-    kind: LabelKind,
 }
 
 #[derive(Clone, Debug)]
@@ -166,7 +160,7 @@ impl Transform {
     /// The numeric features with their scaling, in the order of the dense columns.
     pub fn scalings(&self) -> impl Iterator<Item = (&str, Scaling)> {
         let scalings = self.features.iter().filter_map(|feature| match &feature.encoder {
-            Encoder::Numeric(numeric) => Some(numeric.scaling()),
+            Encoder::Numeric(scaling) => Some(*scaling),
             _ => None,
         });
         self.dense.iter().map(String::as_str).zip(scalings)
@@ -210,14 +204,14 @@ impl Transform {
         bad: &BadRecords,
     ) -> Result<Transformed, Error> {
         let rows = raw.rows();
-        let mut builder = ChunkBuilder::new(raw, self.label_names.len().max(1), self.weighted);
+        let mut builder = ChunkBuilder::new(raw);
         self.labels(&mut builder)?;
         scratch.memos.resize_with(self.features.len(), FeatureMemos::default);
         for (feature, memo) in self.features.iter().zip(&mut scratch.memos) {
             match &feature.encoder {
-                Encoder::Numeric(numeric) => {
+                Encoder::Numeric(scaling) => {
                     let spare = scratch.dense.pop().unwrap_or_default();
-                    self.dense(numeric, feature.columns[0], &mut memo.scaled, spare, &mut builder)?;
+                    self.dense(scaling, feature.columns[0], &mut memo.scaled, spare, &mut builder)?;
                 }
                 Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut builder)?,
                 encoder => {
@@ -226,11 +220,9 @@ impl Transform {
                 }
             }
         }
-        let ChunkBuilder { mut labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = builder;
+        let ChunkBuilder { labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = builder;
         let blocks = (rows::interleave(&dense, rows), rows::interleave(&ids, rows));
-        let more_labels = rows::interleave(&labels[1..], rows);
-        let labels = labels.swap_remove(0);
-        let mut chunk = Chunk { labels, more_labels, weights, dense: blocks.0, ids: blocks.1, ragged };
+        let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged };
         (scratch.dense, scratch.ids) = (dense, ids);
         if let Some(keep) = reject_faulty_rows(raw, faults, bad)? {
             chunk.retain_rows(&keep);
@@ -239,28 +231,22 @@ impl Transform {
     }
 
     fn labels(&self, builder: &mut ChunkBuilder<'_>) -> Result<(), Error> {
-        let mut labels = std::mem::take(&mut builder.labels);
-        for (Label { column, kind }, labels) in self.labels.iter().zip(&mut labels) {
-            let elements = builder.elements(*column);
-            let targets = kind.labels(&elements.leaf, &self.missing);
-            let targets = targets.ok_or_else(|| wrong_type(builder.raw, *column, TEXTS))?;
-            builder.targets(*column, &elements, &targets, kind.expected(), labels);
+        let (raw, rows) = (builder.raw, builder.raw.rows());
+        for label in &self.labels {
+            builder.labels.push(label.read(raw, &self.missing, &mut builder.faults)?);
         }
-        builder.labels = labels;
-        // Without a weight column, the weights of a weighted schema stay 1.
-        let Some(column) = self.weight else { return Ok(()) };
-        let Some(mut weights) = builder.weights.take() else { return Ok(()) };
-        let elements = builder.elements(column);
-        let targets = label::weights(&elements.leaf, &self.missing);
-        let targets = targets.ok_or_else(|| wrong_type(builder.raw, column, NUMBERS))?;
-        builder.targets(column, &elements, &targets, "a finite weight of at least 0", &mut weights);
-        builder.weights = Some(weights);
+        builder.labels.resize(self.label_names.len().max(1), vec![0.0; rows]);
+        builder.weights = match self.weight {
+            Some(column) => Some(label::weights(raw, column, &self.missing, &mut builder.faults)?),
+            // Unlabelled data has no weight column.
+            None => self.weighted.then(|| vec![1.0; rows]),
+        };
         Ok(())
     }
 
     fn dense(
         &self,
-        numeric: &Numeric,
+        scaling: &Scaling,
         column: usize,
         memo: &mut Memo<f32>,
         spare: Vec<f32>,
@@ -268,19 +254,19 @@ impl Transform {
     ) -> Result<(), Error> {
         let elements = builder.elements_with_dictionary(column);
         if !elements.are_lists()
-            && let Some(values) = numeric.values(&elements.leaf, &self.missing, memo, spare)
+            && let Some(values) = scaling.values(&elements.leaf, &self.missing, memo, spare)
         {
             builder.dense.push(values);
             return Ok(());
         }
         let elements = builder.elements(column);
-        let scaled = numbers(&elements.leaf, &self.missing, |number| numeric.value(number));
+        let scaled = numbers(&elements.leaf, &self.missing, |number| scaling.value(number));
         let scaled = scaled.ok_or_else(|| wrong_type(builder.raw, column, NUMBERS))?;
         let mut values = vec![0.0; builder.raw.rows()];
         for (row, out) in values.iter_mut().enumerate() {
             let (element, value) = match elements.single(row) {
                 Single::One(element) => (element, scaled[element]),
-                Single::Absent => (0, numeric.value(Number::Absent)),
+                Single::Absent => (0, scaling.value(Number::Absent)),
                 Single::Several(count) => {
                     builder.fault(row, column, Problem::Several(count));
                     continue;

@@ -11,23 +11,7 @@ use crate::Error;
 use crate::analysis::Analysis;
 use crate::spec::{MissingNumber, Normalize};
 
-/// `y = (g(x) - shift) / divisor`, where `g` is the identity or the signed logarithm.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Scale {
-    logarithm: bool,
-    shift: f64,
-    divisor: f64,
-}
-
-/// A numeric feature with its resolved statistics.
-#[derive(Clone, Debug)]
-pub(crate) struct Numeric {
-    scale: Scale,
-    /// The scaled replacement for an absent value; `None` makes an absent value an error.
-    absent: Option<f32>,
-}
-
-/// The scaling of a numeric feature, for use outside this crate: `y = (g(x) - shift) / divisor`, where `g`
+/// The resolved scaling of a numeric feature: `y = (g(x) - shift) / divisor`, where `g`
 /// is the identity or the signed logarithm ([`crate::spec::Normalize::Log1p`]). Computed in f64, then
 /// rounded to f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +35,7 @@ pub(crate) enum ScaleError {
     NotFinite,
 }
 
-impl Numeric {
+impl Scaling {
     /// Resolves the statistics of `column` from `analysis` where `normalize` or `missing` needs them.
     pub(crate) fn resolve(
         column: &str,
@@ -59,25 +43,36 @@ impl Numeric {
         missing: MissingNumber,
         analysis: &Analysis,
     ) -> Result<Self, Error> {
-        let scale = Scale::resolve(column, normalize, analysis)?;
+        let (logarithm, shift, divisor) = match normalize {
+            Normalize::None => (false, 0.0, 1.0),
+            Normalize::Log1p => (true, 0.0, 1.0),
+            Normalize::Zscore => {
+                let moments = analysis.number(column)?.plain;
+                (false, moments.mean, or_infinite(moments.deviation))
+            }
+            Normalize::Log1pZscore => {
+                let moments = analysis.number(column)?.logarithm;
+                (true, moments.mean, or_infinite(moments.deviation))
+            }
+            Normalize::Minmax => {
+                let statistics = analysis.number(column)?;
+                let range = statistics.maximum - statistics.minimum;
+                (false, statistics.minimum, or_infinite(range))
+            }
+        };
+        let mut scaling = Self { logarithm, shift, divisor, absent: None };
         let absent = match missing {
             MissingNumber::Error => None,
             MissingNumber::Value(value) => Some(value),
             MissingNumber::Mean => Some(analysis.number(column)?.plain.mean),
         };
-        let absent = absent.map(|value| scale.apply(value) as f32);
-        if absent.is_some_and(|value| !value.is_finite()) {
+        scaling.absent = absent.map(|value| scaling.apply(value) as f32);
+        if scaling.absent.is_some_and(|value| !value.is_finite()) {
             return Err(Error::Invalid(format!(
                 "column `{column}`: the replacement for missing values is not finite after scaling"
             )));
         }
-        Ok(Self { scale, absent })
-    }
-
-    /// The parameters of [`Numeric::value`].
-    pub(crate) fn scaling(&self) -> Scaling {
-        let Scale { logarithm, shift, divisor } = self.scale;
-        Scaling { logarithm, shift, divisor, absent: self.absent }
+        Ok(scaling)
     }
 
     /// Scales a whole numeric column. `None` when values must be checked one at a time: a missing value is
@@ -104,7 +99,7 @@ impl Numeric {
         let mut values = zeroed(spare, numbers.len());
         let finite = simd::run(
             #[inline(always)]
-            || self.scale.apply_to(&numbers, &mut values),
+            || self.apply_to(&numbers, &mut values),
         );
         fill_nulls(leaf, absent, &mut values);
         finite.then_some(values)
@@ -115,35 +110,12 @@ impl Numeric {
     pub(crate) fn value(&self, number: Number) -> Result<f32, ScaleError> {
         match number {
             Number::Value(value) => {
-                let scaled = self.scale.apply(value) as f32;
+                let scaled = self.apply(value) as f32;
                 if scaled.is_finite() { Ok(scaled) } else { Err(ScaleError::NotFinite) }
             }
             Number::Absent => self.absent.ok_or(ScaleError::Absent),
             Number::Unreadable => Err(ScaleError::NotFinite),
         }
-    }
-}
-
-impl Scale {
-    fn resolve(column: &str, normalize: Normalize, analysis: &Analysis) -> Result<Self, Error> {
-        let plain = Self { logarithm: false, shift: 0.0, divisor: 1.0 };
-        Ok(match normalize {
-            Normalize::None => plain,
-            Normalize::Log1p => Self { logarithm: true, ..plain },
-            Normalize::Zscore => {
-                let moments = analysis.number(column)?.plain;
-                Self { logarithm: false, shift: moments.mean, divisor: or_infinite(moments.deviation) }
-            }
-            Normalize::Log1pZscore => {
-                let moments = analysis.number(column)?.logarithm;
-                Self { logarithm: true, shift: moments.mean, divisor: or_infinite(moments.deviation) }
-            }
-            Normalize::Minmax => {
-                let statistics = analysis.number(column)?;
-                let range = statistics.maximum - statistics.minimum;
-                Self { logarithm: false, shift: statistics.minimum, divisor: or_infinite(range) }
-            }
-        })
     }
 
     /// Scales all numbers. Returns whether all results are finite.

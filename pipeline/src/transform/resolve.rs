@@ -8,10 +8,10 @@ use super::column::Missing;
 use super::crossed::Crossed;
 use super::hashed::Hashed;
 use super::identity::Identity;
-use super::label::LabelKind;
-use super::numeric::Numeric;
+use super::label::Label;
+use super::numeric::Scaling;
 use super::vocabulary::Vocabulary;
-use super::{Encoder, Feature, Label, Place, Transform};
+use super::{Encoder, Feature, Place, Transform};
 use crate::Error;
 use crate::analysis::Analysis;
 use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
@@ -46,11 +46,7 @@ impl Transform {
         }
         transform.feature_columns = transform.projection.columns.len();
         let projection = &mut transform.projection;
-        let resolved = label.all().map(|label| Label {
-            column: project(projection, &label.column, false),
-            kind: LabelKind::of(label),
-        });
-        transform.labels = resolved.collect();
+        transform.labels = label.all().map(|label| Label::new(label, projection)).collect();
         transform.weight = label.weight.as_ref().map(|weight| project(projection, weight, false));
         Ok(transform)
     }
@@ -140,7 +136,7 @@ fn are_valid_boundaries(boundaries: &[f64]) -> bool {
 fn encoder(spec: &FeatureSpec, analysis: &Analysis) -> Result<Encoder, Error> {
     Ok(match &spec.kind {
         FeatureKind::Numeric { normalize, missing } => {
-            Encoder::Numeric(Numeric::resolve(&spec.columns[0], *normalize, *missing, analysis)?)
+            Encoder::Numeric(Scaling::resolve(&spec.columns[0], *normalize, *missing, analysis)?)
         }
         FeatureKind::Bucketized { boundaries } => Encoder::Bucketized(Bucketized::new(boundaries)),
         FeatureKind::Hashed { buckets } => Encoder::Hashed(Hashed::new(*buckets)),

@@ -286,7 +286,7 @@ fn a_constant_column_scales_to_zero() {
         ]);
         let chunk = transform.apply(&raw, &strict()).unwrap().chunk;
         assert_eq!(chunk.dense, [0.0; 3]);
-        assert_eq!(chunk.labels, [0.0, 0.5, 1.0]);
+        assert_eq!(chunk.labels, [[0.0, 0.5, 1.0]]);
     }
 }
 
@@ -380,7 +380,7 @@ fn bad_values_are_reported_with_an_address_or_skipped() {
     for (transform, column, message) in cases {
         let (error, rest) = apply_with_bad_record(&transform, &raw(&[("x", column), ("y", labels.clone())]));
         assert_eq!(error, format!("data/part-0: record 101, column `x`: {message}"));
-        assert_eq!(rest.labels, [1.0, 1.0]);
+        assert_eq!(rest.labels, [[1.0, 1.0]]);
     }
 }
 

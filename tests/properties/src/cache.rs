@@ -80,9 +80,8 @@ fn bits(chunks: &[Chunk]) -> Vec<Vec<u32>> {
             let width = length / chunk.rows();
             width * row..width * (row + 1)
         };
-        let mut words = vec![chunk.labels[row].to_bits()];
-        words.extend(chunk.weights.iter().map(|weights| weights[row].to_bits()));
-        words.extend(chunk.more_labels[part(chunk.more_labels.len())].iter().map(float));
+        let scalars = chunk.labels.iter().chain(&chunk.weights);
+        let mut words: Vec<u32> = scalars.map(|scalars| scalars[row].to_bits()).collect();
         words.extend(chunk.dense[part(chunk.dense.len())].iter().map(float));
         words.extend(&chunk.ids[part(chunk.ids.len())]);
         for RaggedColumn { offsets, values, weights } in &chunk.ragged {
@@ -102,8 +101,9 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let chunk = |rows: u32, weighted: bool, ragged: bool| {
         let offsets: Vec<u32> = (0..=rows).map(|row| row * row.min(3) / 2).collect();
         Chunk {
-            labels: (0..rows).map(|row| (row % 2) as f32).collect(),
-            more_labels: if weighted { (0..rows).map(|row| row as f32 / 7.0).collect() } else { Vec::new() },
+            labels: std::iter::once((0..rows).map(|row| (row % 2) as f32).collect())
+                .chain(weighted.then(|| (0..rows).map(|row| row as f32 / 7.0).collect()))
+                .collect(),
             weights: weighted.then(|| vec![0.5; rows as usize]),
             dense: (0..2 * rows).map(|value| value as f32 / 3.0 - 1.0).collect(),
             ids: [1, 200, 60_000, 1 << 20, u32::MAX].iter().flat_map(|&most| numbers(rows, most)).collect(),

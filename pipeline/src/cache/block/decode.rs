@@ -125,15 +125,13 @@ impl<'a> Block<'a> {
     /// # Panics
     /// When `rows` is out of range.
     pub(crate) fn decode(&self, rows: Range<usize>) -> Chunk {
-        let (labels, rest) = self.fixed.split_at(1);
-        let (more_labels, rest) = rest.split_at(self.shape.more_labels as usize);
+        let (labels, rest) = self.fixed.split_at(1 + self.shape.more_labels as usize);
         let (weights, rest) = rest.split_at(usize::from(self.shape.weighted));
         let (dense, ids) = rest.split_at(self.shape.dense as usize);
         let floats =
             |columns: &[Column<'_>]| row_major(columns, rows.clone(), |whole| whole as f32, f32::from_bits);
         Chunk {
-            labels: floats(labels),
-            more_labels: floats(more_labels),
+            labels: labels.chunks(1).map(&floats).collect(),
             weights: self.shape.weighted.then(|| floats(weights)),
             dense: floats(dense),
             ids: row_major(ids, rows.clone(), |whole| whole, |word| word),

@@ -141,21 +141,15 @@ fn value_bytes(chunk: &Chunk, rows: Range<usize>) -> usize {
 /// Encodes some rows of a chunk as a block. The chunk must have the columns of `shape`, and `rows` must be at most as
 /// many as [`rows_within`] returns.
 pub(crate) fn encode(chunk: &Chunk, shape: &Shape, rows: Range<usize>, truncated_rows: u32) -> Encoded {
-    let (more, dense, ids) = (shape.more_labels as usize, shape.dense as usize, shape.ids as usize);
+    let (dense, ids) = (shape.dense as usize, shape.ids as usize);
     let count = rows.len();
-    let labels = &chunk.labels[rows.clone()];
-    let more_labels = &chunk.more_labels[rows.start * more..rows.end * more];
-    let weights = chunk.weights.as_ref().map_or(&[][..], |weights| &weights[rows.clone()]);
+    let scalars = chunk.labels.iter().chain(&chunk.weights).map(|scalars| &scalars[rows.clone()]);
     let dense_values = &chunk.dense[rows.start * dense..rows.end * dense];
     let id_values = &chunk.ids[rows.start * ids..rows.end * ids];
     let ragged: Vec<(Vec<u32>, &[u32])> = chunk.ragged.iter().map(|column| of_rows(column, &rows)).collect();
 
-    let floats = [
-        (labels, Ranges::of_floats(labels, 1)),
-        (more_labels, Ranges::of_floats(more_labels, more)),
-        (weights, Ranges::of_floats(weights, usize::from(shape.weighted))),
-        (dense_values, Ranges::of_floats(dense_values, dense)),
-    ];
+    let mut floats: Vec<_> = scalars.map(|scalars| (scalars, Ranges::of_floats(scalars, 1))).collect();
+    floats.push((dense_values, Ranges::of_floats(dense_values, dense)));
     let mut words = vec![(id_values, Ranges::of_words(id_values, ids))];
     for (lengths, values) in &ragged {
         words.push((lengths, Ranges::of_words(lengths, 1)));

@@ -58,7 +58,7 @@ impl Shape {
     pub(crate) fn of(chunk: &Chunk) -> Self {
         let columns = |values: usize| (values / chunk.rows().max(1)) as u32;
         Self {
-            more_labels: columns(chunk.more_labels.len()),
+            more_labels: chunk.labels.len().saturating_sub(1) as u32,
             weighted: chunk.weights.is_some(),
             dense: columns(chunk.dense.len()),
             ids: columns(chunk.ids.len()),
@@ -70,8 +70,9 @@ impl Shape {
     /// Whether `chunk` has these columns.
     pub(crate) fn fits(&self, chunk: &Chunk) -> bool {
         let rows = chunk.rows();
-        chunk.weights.as_ref().map(Vec::len) == self.weighted.then_some(rows)
-            && chunk.more_labels.len() == rows * self.more_labels as usize
+        chunk.labels.len() == 1 + self.more_labels as usize
+            && chunk.weights.is_some() == self.weighted
+            && chunk.labels.iter().chain(&chunk.weights).all(|scalars| scalars.len() == rows)
             && chunk.dense.len() == rows * self.dense as usize
             && chunk.ids.len() == rows * self.ids as usize
             && chunk.ragged.len() == self.ragged as usize

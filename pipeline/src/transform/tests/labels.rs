@@ -11,7 +11,7 @@ fn bad_labels_and_weights_are_reported_with_an_address() {
     let negative: ArrayRef = Arc::new(Float64Array::from(vec![2.0, -1.0]));
     let (error, rest) = apply_with_bad_record(&transform, &raw(&[("y", bad), ("w", good.clone())]));
     assert_eq!(error, "data/part-0: record 101, column `y`: expected a label from 0 to 1, found `1.5`");
-    assert_eq!((rest.labels, rest.weights), (vec![0.0], Some(vec![0.0])));
+    assert_eq!((rest.labels, rest.weights), (vec![vec![0.0]], Some(vec![0.0])));
     let (error, rest) = apply_with_bad_record(&transform, &raw(&[("y", good), ("w", negative)]));
     assert_eq!(
         error,
@@ -24,7 +24,7 @@ fn bad_labels_and_weights_are_reported_with_an_address() {
 fn the_positive_label_is_compared_by_value_not_by_text() {
     let labels = |positive: &str, column: ArrayRef| {
         let transform = Transform::resolve(&[], &label(Some(positive)), &[], &Analysis::default()).unwrap();
-        transform.apply(&raw(&[("y", column)]), &strict()).unwrap().chunk.labels
+        transform.apply(&raw(&[("y", column)]), &strict()).unwrap().chunk.labels.remove(0)
     };
     assert_eq!(labels("1", Arc::new(Int64Array::from(vec![0, 1, 2]))), [0.0, 1.0, 0.0]);
     assert_eq!(labels("1.0", Arc::new(Int64Array::from(vec![0, 1]))), [0.0, 1.0]);
@@ -45,7 +45,7 @@ fn without_labels_only_feature_columns_are_read() {
     assert_eq!(transform.projection().columns.len(), 1);
     let chunk =
         transform.apply(&raw(&[("x", Arc::new(Int64Array::from(vec![1, 2])))]), &strict()).unwrap().chunk;
-    assert_eq!((chunk.labels, chunk.weights), (vec![0.0; 2], Some(vec![1.0; 2])));
+    assert_eq!((chunk.labels, chunk.weights), (vec![vec![0.0; 2]], Some(vec![1.0; 2])));
 }
 
 #[test]
@@ -67,11 +67,11 @@ fn several_labels_are_each_decoded_by_their_own_rule() {
         raw(&[("y", bought), ("p", price), ("s", floats([0.25, 1.0])), ("w", floats([2.0, 3.0]))])
     };
     let chunk = transform.apply(&columns(floats([-7.5, 1e6])), &strict()).unwrap().chunk;
-    assert_eq!((chunk.labels, chunk.weights), (vec![0.0, 1.0], Some(vec![2.0, 3.0])));
-    assert_eq!(chunk.more_labels, [-7.5, 0.25, 1e6, 1.0]);
+    assert_eq!(chunk.labels, [[0.0, 1.0], [-7.5, 1e6], [0.25, 1.0]]);
+    assert_eq!(chunk.weights, Some(vec![2.0, 3.0]));
     let (error, rest) = apply_with_bad_record(&transform, &columns(floats([1.0, f64::INFINITY])));
     assert_eq!(error, "data/part-0: record 101, column `p`: expected a finite number, found `inf`");
-    assert_eq!((rest.labels, rest.more_labels), (vec![0.0], vec![1.0, 0.25]));
+    assert_eq!(rest.labels, [[0.0], [1.0], [0.25]]);
     let unlabelled = transform.without_label();
     assert_eq!(unlabelled.schema(8, 8).labels.len(), 3);
     assert!(unlabelled.projection().columns.is_empty());
@@ -91,7 +91,7 @@ fn a_class_label_is_the_number_of_its_class() {
     let named = transform(&["red", "green", "7"]);
     let texts = |values: [Option<&str>; 3]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
     let labels = |transform: &Transform, column: ArrayRef| {
-        transform.apply(&raw(&[("y", column)]), &strict()).unwrap().chunk.labels
+        transform.apply(&raw(&[("y", column)]), &strict()).unwrap().chunk.labels.remove(0)
     };
     assert_eq!(labels(&named, texts([Some("7"), Some("red"), Some("green")])), [2.0, 0.0, 1.0]);
     for (column, found) in [
@@ -107,7 +107,7 @@ fn a_class_label_is_the_number_of_its_class() {
     ] {
         let (error, rest) = apply_with_bad_record(&named, &raw(&[("y", column)]));
         assert_eq!(error, format!("data/part-0: {found}"));
-        assert_eq!(rest.labels, [1.0, 0.0]);
+        assert_eq!(rest.labels, [[1.0, 0.0]]);
     }
     // Numbers are compared by value, not by text.
     let numbered = transform(&["10", "-0", "2.50", "0.1"]);
@@ -124,7 +124,7 @@ fn a_class_label_is_the_number_of_its_class() {
     let unmatched = transform(&["2.5", "3", "nan"]);
     let (error, rest) = apply_with_bad_record(&unmatched, &raw(&[("y", floats)]));
     assert_eq!(
-        (error.as_str(), rest.labels.as_slice()),
+        (error.as_str(), rest.labels[0].as_slice()),
         (
             "data/part-0: record 101, column `y`: expected one of the label's classes, found `NaN`",
             [0.0, 1.0].as_slice()

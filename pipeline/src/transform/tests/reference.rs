@@ -91,13 +91,13 @@ fn encode(spec: &FeatureSpec, row: &Row, analysis: &Analysis) -> Encoded {
 
 /// The reference transform.
 fn reference(features: &[FeatureSpec], rows: &[Row], analysis: &Analysis) -> Transformed {
-    let mut chunk = Chunk::default();
+    let mut chunk = Chunk { labels: vec![Vec::new()], ..Chunk::default() };
     let mut truncated_rows = 0;
     for _ in features.iter().filter(|spec| spec.maximum.is_some()) {
         chunk.ragged.push(RaggedColumn { offsets: vec![0], values: vec![], weights: None });
     }
     for row in rows {
-        chunk.labels.push(f32::from(row["y"][0] == "yes"));
+        chunk.labels[0].push(f32::from(row["y"][0] == "yes"));
         let mut ragged = chunk.ragged.iter_mut();
         for spec in features {
             match (encode(spec, row, analysis), spec.maximum) {
