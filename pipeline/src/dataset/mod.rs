@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use futures::{StreamExt, TryStreamExt};
-use millstream_format::filter::{Condition, Filter, ResolvedFilter};
+use millstream_format::filter::{Condition, ResolvedFilter};
 use millstream_format::parquet::ParquetFile;
 use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
 use millstream_io::ReadContext;
@@ -63,7 +63,7 @@ pub struct Dataset {
 /// A filter, and for each split whether statistics prove that none of its rows passes.
 #[derive(Debug)]
 struct Filtered {
-    filter: Filter,
+    conditions: Arc<[Condition]>,
     ruled_out: Vec<bool>,
 }
 
@@ -195,16 +195,18 @@ impl Dataset {
     /// Restricts the dataset to rows that meet all of `conditions`. The number of splits does not change; their row
     /// counts become unknown. Splits that statistics rule out are determined here and are not read.
     pub fn filtered(mut self, conditions: &[Condition]) -> Self {
-        let Some(filter) = Filter::new(conditions) else { return self };
+        if conditions.is_empty() {
+            return self;
+        }
         let ruled_out = |split: &Split| match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
-                files[split.object].file().rules_out(group as usize, filter.conditions())
+                files[split.object].file().rules_out(group as usize, conditions)
             }
             _ => false,
         };
         let ruled_out = self.splits.iter().map(ruled_out).collect();
         self.splits.iter_mut().for_each(|split| split.rows = None);
-        self.filter = Some(Filtered { filter, ruled_out });
+        self.filter = Some(Filtered { conditions: conditions.into(), ruled_out });
         self
     }
 
@@ -240,7 +242,7 @@ impl Dataset {
 
     /// The filter's conditions; empty without a filter.
     fn conditions(&self) -> Arc<[Condition]> {
-        self.filter.as_ref().map(|filtered| Arc::clone(filtered.filter.conditions())).unwrap_or_default()
+        self.filter.as_ref().map(|filtered| Arc::clone(&filtered.conditions)).unwrap_or_default()
     }
 
     /// Whether the files are columnar: Parquet, not TFRecord.
@@ -355,8 +357,8 @@ impl Dataset {
     fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<ResolvedFilter>) {
         match &self.filter {
             None => (Cow::Borrowed(projection), None),
-            Some(Filtered { filter, .. }) => {
-                let (extended, applied) = filter.extend(projection);
+            Some(Filtered { conditions, .. }) => {
+                let (extended, applied) = ResolvedFilter::new(conditions, projection);
                 (Cow::Owned(extended), Some(applied))
             }
         }

@@ -1,26 +1,15 @@
 //! Dates and times of day as written in filters.
 
+use chrono::NaiveDate;
+
 /// Days from 1970-01-01 to a date like `2026-11-21`.
 pub(super) fn days(text: &str) -> Option<i64> {
     let mut parts = text.splitn(3, '-');
     let (year, month, day) =
         (digits(parts.next()?, 4)?, digits(parts.next()?, 2)?, digits(parts.next()?, 2)?);
-    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let length = match month {
-        2 => 28 + i64::from(leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return None,
-    };
-    if !(1..=length).contains(&day) {
-        return None;
-    }
-    // Hinnant, "chrono-Compatible Low-Level Date Algorithms": years begin in March; an era is 400 years.
-    let shifted = year - i64::from(month <= 2);
-    let era = shifted.div_euclid(400);
-    let of_era = shifted.rem_euclid(400);
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    Some(era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468)
+    let date = NaiveDate::from_ymd_opt(year as i32, month as u32, day as u32)?;
+    // The default is 1970-01-01.
+    Some(date.signed_duration_since(NaiveDate::default()).num_days())
 }
 
 /// A time of day such as `12:38:00` or `12:38:00.25`, in units of `1 / per_second` seconds; `None` also if it is not a

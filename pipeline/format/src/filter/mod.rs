@@ -13,10 +13,9 @@ mod condition;
 pub(crate) mod prune;
 
 use std::cmp::Ordering;
-use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, BooleanArray, RecordBatch};
+use arrow_array::{Array, BooleanArray};
 use arrow_schema::DataType;
 use arrow_select::filter::filter_record_batch;
 
@@ -24,12 +23,6 @@ use crate::{Error, ProjectedColumn, Projection, RawChunk};
 
 use cells::{Cell, Unusable, each_cell};
 pub use condition::{Comparison, Condition, Literal, Test};
-
-/// A non-empty list of conditions that a row must all meet.
-#[derive(Clone, Debug)]
-pub struct Filter {
-    conditions: Arc<[Condition]>,
-}
 
 /// A filter resolved to the columns of a reader.
 #[derive(Clone, Debug)]
@@ -40,21 +33,12 @@ pub struct ResolvedFilter {
     columns: usize,
 }
 
-impl Filter {
-    /// `None` if there are no conditions.
-    pub fn new(conditions: &[Condition]) -> Option<Self> {
-        (!conditions.is_empty()).then(|| Self { conditions: conditions.into() })
-    }
-
-    /// The conditions.
-    pub fn conditions(&self) -> &Arc<[Condition]> {
-        &self.conditions
-    }
-
-    /// Appends the columns that only the filter needs to `projection`.
-    pub fn extend(&self, projection: &Projection) -> (Projection, ResolvedFilter) {
+impl ResolvedFilter {
+    /// Resolves `conditions`, all of which a row must meet; also appends the columns that only they need to
+    /// `projection`.
+    pub fn new(conditions: &[Condition], projection: &Projection) -> (Projection, Self) {
         let mut extended = projection.clone();
-        let conditions = self.conditions.iter().map(|condition| {
+        let conditions = conditions.iter().map(|condition| {
             let place = extended.columns.iter().position(|column| column.name == condition.column);
             let place = place.unwrap_or_else(|| {
                 extended.columns.push(ProjectedColumn { name: condition.column.clone(), multi: false });
@@ -63,11 +47,9 @@ impl Filter {
             (condition.clone(), place)
         });
         let conditions = conditions.collect();
-        (extended, ResolvedFilter { conditions, columns: projection.columns.len() })
+        (extended, Self { conditions, columns: projection.columns.len() })
     }
-}
 
-impl ResolvedFilter {
     /// The rows of `raw` that pass, with the requested columns; `None` if no row passes.
     ///
     /// A cell with several values passes no test. Each such row is an error passed to `skip`, which decides whether to
@@ -106,17 +88,13 @@ impl ResolvedFilter {
         let columns = raw.columns().project(&requested);
         let columns = columns.and_then(|columns| match kept == rows {
             true => Ok(columns),
-            false => filter_rows(&columns, keep.clone()),
+            false => filter_record_batch(&columns, &BooleanArray::from(keep.clone())),
         });
         let columns = columns
             .map_err(|error| Error::Mismatch { path: raw.path().to_owned(), message: error.to_string() })?;
         let numbers = (0..rows).filter(|&row| keep[row]).map(|row| raw.record(row)).collect();
         Ok(Some(RawChunk::of_records(raw.shared_path(), columns, numbers)))
     }
-}
-
-fn filter_rows(columns: &RecordBatch, keep: Vec<bool>) -> Result<RecordBatch, arrow_schema::ArrowError> {
-    filter_record_batch(columns, &BooleanArray::from(keep))
 }
 
 /// The kind of column that a literal can be compared with.
@@ -142,11 +120,7 @@ fn test(test: &Test, array: &dyn Array, keep: &mut [bool]) -> Result<Vec<Unusabl
 }
 
 /// A test with its literals converted to the column's type.
-pub(crate) struct Bound {
-    test: BoundTest,
-}
-
-enum BoundTest {
+pub(crate) enum Bound {
     Compare(Comparison, Cell<'static>),
     OneOf(Vec<Cell<'static>>),
     IsNull,
@@ -156,23 +130,22 @@ enum BoundTest {
 impl Bound {
     pub(crate) fn new(test: &Test, data_type: &DataType) -> Result<Self, Mismatch> {
         let bind = |literal: &Literal| cells::bind(literal, data_type).ok_or(Mismatch(kind_of(literal)));
-        let test = match test {
-            Test::Compare { op, value } => BoundTest::Compare(*op, bind(value)?),
-            Test::OneOf { values } => BoundTest::OneOf(values.iter().map(bind).collect::<Result<_, _>>()?),
-            Test::IsNull => BoundTest::IsNull,
-            Test::IsNotNull => BoundTest::IsNotNull,
-        };
-        Ok(Self { test })
+        Ok(match test {
+            Test::Compare { op, value } => Bound::Compare(*op, bind(value)?),
+            Test::OneOf { values } => Bound::OneOf(values.iter().map(bind).collect::<Result<_, _>>()?),
+            Test::IsNull => Bound::IsNull,
+            Test::IsNotNull => Bound::IsNotNull,
+        })
     }
 
     /// Whether a value passes; `None` is an absent value.
     pub(crate) fn holds(&self, cell: Option<Cell<'_>>) -> bool {
-        match (&self.test, cell) {
-            (BoundTest::IsNull, cell) => cell.is_none(),
+        match (self, cell) {
+            (Bound::IsNull, cell) => cell.is_none(),
             (_, None) => false,
-            (BoundTest::IsNotNull, Some(_)) => true,
-            (BoundTest::Compare(op, literal), Some(cell)) => passes(*op, cell.compare(literal)),
-            (BoundTest::OneOf(literals), Some(cell)) => {
+            (Bound::IsNotNull, Some(_)) => true,
+            (Bound::Compare(op, literal), Some(cell)) => passes(*op, cell.compare(literal)),
+            (Bound::OneOf(literals), Some(cell)) => {
                 literals.iter().any(|literal| cell.compare(literal) == Some(Ordering::Equal))
             }
         }

@@ -9,8 +9,8 @@ use arrow_schema::DataType;
 use parquet::basic::{ColumnOrder, SortOrder};
 use parquet::file::statistics::Statistics;
 
+use super::Bound;
 use super::cells::Cell;
-use super::{Bound, BoundTest};
 use crate::filter::{Comparison, Test};
 
 /// The known bounds of a column in a row group.
@@ -52,13 +52,13 @@ impl<'a> ColumnBounds<'a> {
     /// Whether no row can pass `test`. `false` if its literals do not match the column type, which reading rows
     /// reports.
     pub(crate) fn rules_out(&self, test: &Test, data_type: &DataType) -> bool {
-        let Ok(Bound { test }) = Bound::new(test, data_type) else { return false };
+        let Ok(bound) = Bound::new(test, data_type) else { return false };
         let all_absent = self.absent == Some(self.rows);
-        match test {
-            BoundTest::IsNull => self.absent == Some(0),
-            BoundTest::IsNotNull => all_absent,
-            BoundTest::Compare(op, literal) => all_absent || self.excludes(op, &literal),
-            BoundTest::OneOf(literals) => {
+        match bound {
+            Bound::IsNull => self.absent == Some(0),
+            Bound::IsNotNull => all_absent,
+            Bound::Compare(op, literal) => all_absent || self.excludes(op, &literal),
+            Bound::OneOf(literals) => {
                 all_absent || literals.iter().all(|literal| self.excludes(Comparison::Equal, literal))
             }
         }
