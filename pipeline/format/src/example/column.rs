@@ -6,6 +6,7 @@ use arrow_array::{ArrayRef, BinaryArray, Float32Array, Int64Array, ListArray, Nu
 use arrow_buffer::{BooleanBufferBuilder, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::Field;
 
+use super::next_entry;
 use super::wire::{self, Malformed, WireType};
 
 /// The kind of list in a `Feature`.
@@ -81,10 +82,6 @@ impl Column {
         &self.name
     }
 
-    fn has_values(&self) -> bool {
-        !matches!(self.values, Values::None)
-    }
-
     pub(super) fn bytes(&self) -> usize {
         let values = match &self.values {
             Values::None => 0,
@@ -118,10 +115,8 @@ impl Column {
     pub(super) fn append_int(&mut self, value: i64) -> bool {
         let Values::Int(values) = &mut self.values else { return false };
         values.push(value);
-        if self.multi {
-            self.ends.push(values.len() as i32);
-        }
-        self.validity.rows += 1;
+        let values = values.len();
+        self.end_row_at(values);
         true
     }
 
@@ -130,10 +125,8 @@ impl Column {
     pub(super) fn append_float(&mut self, value: f32) -> bool {
         let Values::Float(values) = &mut self.values else { return false };
         values.push(value);
-        if self.multi {
-            self.ends.push(values.len() as i32);
-        }
-        self.validity.rows += 1;
+        let values = values.len();
+        self.end_row_at(values);
         true
     }
 
@@ -150,10 +143,8 @@ impl Column {
         }
         data.truncate(end);
         offsets.push(end as i32);
-        if self.multi {
-            self.ends.push(offsets.len() as i32 - 1);
-        }
-        self.validity.rows += 1;
+        let values = offsets.len() - 1;
+        self.end_row_at(values);
         true
     }
 
@@ -170,13 +161,10 @@ impl Column {
     /// Appends a row from a list message of this kind, like [`Column::append`].
     #[inline]
     pub(super) fn append_list(&mut self, kind: Kind, list: &[u8]) -> Result<(), String> {
-        let count = match (kind, &mut self.values) {
-            (Kind::Bytes, Values::Bytes { offsets, data }) => bytes_list(list, offsets, data),
-            (Kind::Float, Values::Float(values)) => float_list(list, values),
-            (Kind::Int, Values::Int(values)) => int64_list(list, values),
-            _ => return self.append_other(kind, list),
-        };
-        let count = count.map_err(str::to_owned)?;
+        if self.values.kind() != Some(kind) {
+            return self.append_other(kind, list);
+        }
+        let count = self.values.extend(list)?;
         if self.multi || count == 1 {
             self.end_row(true);
         } else if count == 0 {
@@ -192,19 +180,12 @@ impl Column {
     #[cold]
     #[inline(never)]
     fn append_other(&mut self, kind: Kind, list: &[u8]) -> Result<(), String> {
-        let mut values = Values::placeholders(kind, 0);
-        let count = match &mut values {
-            Values::None => Ok(0),
-            Values::Bytes { offsets, data } => bytes_list(list, offsets, data),
-            Values::Float(values) => float_list(list, values),
-            Values::Int(values) => int64_list(list, values),
-        };
-        if count.map_err(str::to_owned)? == 0 {
+        if Values::placeholders(kind, 0).extend(list)? == 0 {
             self.append_empty();
             return Ok(());
         }
-        if self.has_values() {
-            return Err(format!("holds {} where earlier records hold {}", kind.name(), self.values.name()));
+        if let Some(held) = self.values.kind() {
+            return Err(format!("holds {} where earlier records hold {}", kind.name(), held.name()));
         }
         self.values = Values::placeholders(kind, if self.multi { 0 } else { self.validity.rows });
         self.append_list(kind, list)
@@ -221,6 +202,15 @@ impl Column {
                 Ok(())
             }
         }
+    }
+
+    /// Ends a row with values after which the column has `values` in total.
+    #[inline(always)]
+    fn end_row_at(&mut self, values: usize) {
+        if self.multi {
+            self.ends.push(values as i32);
+        }
+        self.validity.rows += 1;
     }
 
     #[inline]
@@ -256,7 +246,7 @@ impl Column {
 
     /// Returns the rows so far as an array and starts an empty one of the same type and capacity.
     pub(super) fn finish(&mut self) -> ArrayRef {
-        self.type_is_fixed |= self.has_values();
+        self.type_is_fixed |= self.values.kind().is_some();
         let (rows, nulls) = self.validity.take();
         let ends = std::mem::replace(&mut self.ends, vec![0]);
         let value_nulls = if self.multi { None } else { nulls.clone() };
@@ -300,12 +290,24 @@ impl Values {
         }
     }
 
-    fn name(&self) -> &'static str {
+    #[inline]
+    fn kind(&self) -> Option<Kind> {
         match self {
-            Self::None => "nothing",
-            Self::Bytes { .. } => Kind::Bytes.name(),
-            Self::Float(_) => Kind::Float.name(),
-            Self::Int(_) => Kind::Int.name(),
+            Self::None => None,
+            Self::Bytes { .. } => Some(Kind::Bytes),
+            Self::Float(_) => Some(Kind::Float),
+            Self::Int(_) => Some(Kind::Int),
+        }
+    }
+
+    /// Appends the values of a list of this kind; returns their number.
+    #[inline]
+    fn extend(&mut self, list: &[u8]) -> Result<usize, Malformed> {
+        match self {
+            Self::None => Ok(0),
+            Self::Bytes { offsets, data } => bytes_list(list, offsets, data),
+            Self::Float(values) => float_list(list, values),
+            Self::Int(values) => int64_list(list, values),
         }
     }
 
@@ -407,15 +409,9 @@ pub(super) fn merged_list(mut feature: &[u8]) -> Result<Option<(Kind, Vec<u8>)>,
 #[inline]
 fn bytes_list(mut list: &[u8], offsets: &mut Vec<i32>, data: &mut Vec<u8>) -> Result<usize, Malformed> {
     let before = offsets.len();
-    while !list.is_empty() {
-        match wire::tag(&mut list)? {
-            (1, WireType::Delimited) => {
-                data.extend_from_slice(wire::delimited(&mut list)?);
-                offsets.push(data.len() as i32);
-            }
-            (1, _) => return Err("a value is not bytes"),
-            (number, wire_type) => wire::skip(&mut list, number, wire_type)?,
-        }
+    while let Some(value) = next_entry(&mut list, "a value is not bytes")? {
+        data.extend_from_slice(value);
+        offsets.push(data.len() as i32);
     }
     Ok(offsets.len() - before)
 }
@@ -424,18 +420,17 @@ fn bytes_list(mut list: &[u8], offsets: &mut Vec<i32>, data: &mut Vec<u8>) -> Re
 #[inline]
 fn float_list(mut list: &[u8], values: &mut Vec<f32>) -> Result<usize, Malformed> {
     let before = values.len();
-    while !list.is_empty() {
-        match wire::tag(&mut list)? {
-            (1, WireType::Delimited) => {
+    while let Some(wire_type) = wire::next_value(&mut list)? {
+        match wire_type {
+            WireType::Delimited => {
                 let (packed, rest) = wire::delimited(&mut list)?.as_chunks();
                 values.extend(packed.iter().map(|&bytes| f32::from_le_bytes(bytes)));
                 if !rest.is_empty() {
                     return Err("packed floats are truncated");
                 }
             }
-            (1, WireType::Fixed32) => values.push(f32::from_le_bytes(wire::fixed32(&mut list)?)),
-            (1, _) => return Err("a value is not a float"),
-            (number, wire_type) => wire::skip(&mut list, number, wire_type)?,
+            WireType::Fixed32 => values.push(f32::from_le_bytes(wire::fixed32(&mut list)?)),
+            _ => return Err("a value is not a float"),
         }
     }
     Ok(values.len() - before)
@@ -445,17 +440,16 @@ fn float_list(mut list: &[u8], values: &mut Vec<f32>) -> Result<usize, Malformed
 #[inline]
 fn int64_list(mut list: &[u8], values: &mut Vec<i64>) -> Result<usize, Malformed> {
     let before = values.len();
-    while !list.is_empty() {
-        match wire::tag(&mut list)? {
-            (1, WireType::Delimited) => {
+    while let Some(wire_type) = wire::next_value(&mut list)? {
+        match wire_type {
+            WireType::Delimited => {
                 let mut packed = wire::delimited(&mut list)?;
                 while !packed.is_empty() {
                     values.push(wire::varint(&mut packed)? as i64);
                 }
             }
-            (1, WireType::Varint) => values.push(wire::varint(&mut list)? as i64),
-            (1, _) => return Err("a value is not an int64"),
-            (number, wire_type) => wire::skip(&mut list, number, wire_type)?,
+            WireType::Varint => values.push(wire::varint(&mut list)? as i64),
+            _ => return Err("a value is not an int64"),
         }
     }
     Ok(values.len() - before)

@@ -409,14 +409,11 @@ impl ExampleColumns {
 /// The next field with number 1 of a message, which must be a message. Skips other fields.
 #[inline]
 fn next_entry<'a>(message: &mut &'a [u8], wrong_type: Malformed) -> Result<Option<&'a [u8]>, Malformed> {
-    while !message.is_empty() {
-        match wire::tag(message)? {
-            (1, WireType::Delimited) => return wire::delimited(message).map(Some),
-            (1, _) => return Err(wrong_type),
-            (number, wire_type) => wire::skip(message, number, wire_type)?,
-        }
+    match wire::next_value(message)? {
+        Some(WireType::Delimited) => wire::delimited(message).map(Some),
+        Some(_) => Err(wrong_type),
+        None => Ok(None),
     }
-    Ok(None)
 }
 
 /// The location of `part`, a subslice of `record`. Records are shorter than 4 GiB.

@@ -138,6 +138,18 @@ pub(super) fn fixed32(bytes: &mut &[u8]) -> Result<[u8; 4], Malformed> {
     Ok(*value)
 }
 
+/// The wire type of the next field with number 1 of a message, whose value follows. Skips other fields.
+#[inline]
+pub(super) fn next_value(message: &mut &[u8]) -> Result<Option<WireType>, Malformed> {
+    while !message.is_empty() {
+        match tag(message)? {
+            (1, wire_type) => return Ok(Some(wire_type)),
+            (number, wire_type) => skip(message, number, wire_type)?,
+        }
+    }
+    Ok(None)
+}
+
 /// Checks that a message is a sequence of complete fields, so that it can be concatenated with another.
 #[inline]
 pub(super) fn check(mut message: &[u8]) -> Result<(), Malformed> {
