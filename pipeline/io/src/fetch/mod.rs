@@ -28,7 +28,7 @@ use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 
 use super::ReadContext;
 use super::buffers::{BLOCK_BYTES, FILE_BYTES};
@@ -142,30 +142,21 @@ impl Source {
         let piece = Piece { object: object.identity(), range: range.clone() };
         let flight = || {
             // On a task, so that bytes arrive while the waiting readers do other work.
-            let fetching = Flying(tokio::spawn(request::fetch(object.clone(), range)));
-            async move { fetching.land().await }.boxed()
+            let mut fetching = JoinSet::new();
+            fetching.spawn(request::fetch(object.clone(), range));
+            land(fetching).boxed()
         };
         object.stores().shared().get(piece, flight).await.map_err(|failure| failure.into_error(object.path()))
     }
 }
 
-/// A running fetch, aborted on drop.
-struct Flying(tokio::task::JoinHandle<Result<Bytes, Failure>>);
-
-impl Flying {
-    async fn land(mut self) -> Result<Bytes, Failure> {
-        let landed = (&mut self.0).await;
-        landed.unwrap_or_else(|error| {
-            let source = object_store::Error::JoinError { source: error };
-            Err(Failure::Storage(Arc::new(source)))
-        })
-    }
-}
-
-impl Drop for Flying {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// The result of the only task in `fetching`, which is aborted when dropped.
+async fn land(mut fetching: JoinSet<Result<Bytes, Failure>>) -> Result<Bytes, Failure> {
+    let landed = fetching.join_next().await.expect("the set has a task");
+    landed.unwrap_or_else(|error| {
+        let source = object_store::Error::JoinError { source: error };
+        Err(Failure::Storage(Arc::new(source)))
+    })
 }
 
 /// Splits `range` at the multiples of `size`.
@@ -200,23 +191,16 @@ type Ahead = Pending<Bytes>;
 /// The result of a task, which is aborted on drop.
 struct Pending<T> {
     result: oneshot::Receiver<Result<T, Error>>,
-    task: Aborting,
-}
-
-struct Aborting(AbortHandle);
-
-impl Drop for Aborting {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    task: JoinSet<()>,
 }
 
 impl<T: Send + 'static> Pending<T> {
     fn start(runtime: &Handle, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
         let (sender, result) = oneshot::channel();
         // Sending fails if the reader was dropped.
-        let task = runtime.spawn(async move { drop(sender.send(work.await)) });
-        Self { result, task: Aborting(task.abort_handle()) }
+        let mut task = JoinSet::new();
+        task.spawn_on(async move { drop(sender.send(work.await)) }, runtime);
+        Self { result, task }
     }
 
     /// The result, if it is ready. A channel that closes early means that the runtime was shut down.

@@ -15,7 +15,7 @@
 //! clocks differ or a key was revoked. So [`Store::renew`] creates new clients, which read the credentials again.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::aws::AmazonS3Builder;
@@ -27,6 +27,7 @@ use object_store::local::LocalFileSystem;
 use object_store::{
     BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider,
 };
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::address::{Address, Scheme};
@@ -111,13 +112,13 @@ impl Store {
     }
 
     pub(crate) fn clients(&self) -> Arc<Clients> {
-        Arc::clone(&self.lock())
+        Arc::clone(&self.clients.lock())
     }
 
     /// Creates new clients, which read credentials and fetch tokens again, unless the clients have already been
     /// replaced since `used` was obtained.
     pub(crate) fn renew(&self, used: &Arc<Clients>) {
-        let mut current = self.lock();
+        let mut current = self.clients.lock();
         if !Arc::ptr_eq(&current, used) {
             return;
         }
@@ -127,10 +128,23 @@ impl Store {
             Err(error) => tracing::debug!(store = self.root, %error, "failed to renew the credentials"),
         }
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Arc<Clients>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// The clients of a builder with a custom endpoint, if any. A macro, as the builders share no trait.
+macro_rules! clients {
+    ($builder:expr, $endpoint:expr) => {{
+        // A plain-HTTP endpoint, such as an emulator's, must be allowed explicitly.
+        let plain = $endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+        let control = $builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
+        let reads = $builder
+            .with_retry(never())
+            .with_client_options(endless(plain))
+            .with_http_connector(Connector::default())
+            .with_credentials(Arc::clone(control.credentials()))
+            .build()?;
+        let control = Arc::new(control);
+        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
+    }};
 }
 
 impl Clients {
@@ -172,40 +186,24 @@ impl Clients {
                 builder = builder.with_skip_signature(true).with_credentials(Arc::new(nobody));
             }
         }
-        let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-        let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
-        let reads = builder
-            .with_retry(never())
-            .with_client_options(endless(plain))
-            .with_http_connector(Connector::default())
-            .with_credentials(Arc::clone(control.credentials()))
-            .build()?;
-        let control = Arc::new(control);
-        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
+        clients!(builder, endpoint)
     }
 
     fn amazon(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
-        let S3Settings { endpoint, region, anonymous } = S3Settings::of(spec);
+        // `from_env` reads the last two itself, but the scheme of the endpoint matters here.
+        let environment = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+        let endpoint = spec.s3.endpoint.clone().or_else(|| environment.iter().find_map(|name| set(name)));
         let mut builder = AmazonS3Builder::from_env().with_url(root);
         if let Some(endpoint) = &endpoint {
             builder = builder.with_endpoint(endpoint);
         }
-        if let Some(region) = region {
+        if let Some(region) = &spec.s3.region {
             builder = builder.with_region(region);
         }
-        if anonymous {
+        if spec.s3.anonymous == Some(true) {
             builder = builder.with_skip_signature(true);
         }
-        let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-        let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
-        let reads = builder
-            .with_retry(never())
-            .with_client_options(endless(plain))
-            .with_http_connector(Connector::default())
-            .with_credentials(Arc::clone(control.credentials()))
-            .build()?;
-        let control = Arc::new(control);
-        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
+        clients!(builder, endpoint)
     }
 
     fn azure(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
@@ -213,44 +211,14 @@ impl Clients {
         if let Some(account) = &spec.az.account {
             builder = builder.with_account(account);
         }
-        // A plain-HTTP endpoint, such as an emulator's, must be allowed explicitly.
         let endpoint = spec.az.endpoint.clone().or_else(|| set("AZURE_STORAGE_ENDPOINT"));
-        let plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-        if let Some(endpoint) = endpoint {
-            builder = builder.with_endpoint(endpoint);
+        if let Some(endpoint) = &endpoint {
+            builder = builder.with_endpoint(endpoint.clone());
         }
         if spec.az.anonymous == Some(true) {
             builder = builder.with_skip_signature(true);
         }
-        let control = builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
-        let reads = builder
-            .with_retry(never())
-            .with_client_options(endless(plain))
-            .with_http_connector(Connector::default())
-            .with_credentials(Arc::clone(control.credentials()))
-            .build()?;
-        let control = Arc::new(control);
-        Ok(Self { control: control.clone(), reads: Arc::new(reads), pages: Some(control) })
-    }
-}
-
-/// The settings for S3. `from_env` also reads `AWS_ENDPOINT_URL`; it is examined here because a plain-HTTP endpoint
-/// must be allowed explicitly.
-struct S3Settings {
-    endpoint: Option<String>,
-    region: Option<String>,
-    anonymous: bool,
-}
-
-impl S3Settings {
-    fn of(spec: &StorageSpec) -> Self {
-        let s3 = &spec.s3;
-        let environment = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-        Self {
-            endpoint: s3.endpoint.clone().or_else(|| environment.iter().find_map(|name| set(name))),
-            region: s3.region.clone(),
-            anonymous: s3.anonymous == Some(true),
-        }
+        clients!(builder, endpoint)
     }
 }
 
