@@ -253,7 +253,7 @@ fn parts_of_tfrecord_files_are_delivered_exactly_once_and_resume_anywhere() {
     let hosts = hub::Hub::connect(3).into_iter().map(|peers| {
         let (producer, hand_off) = Producer::create(in_parts.schema(), in_parts.slots()).unwrap();
         let consumer = hand_off.open(in_parts.schema()).unwrap();
-        (ingest::start_among(peers, in_parts.clone(), in_parts.start(), producer).unwrap(), consumer)
+        (ingest::start_among(Some(peers), in_parts.clone(), in_parts.start(), producer).unwrap(), consumer)
     });
     let (handles, mut consumers): (Vec<_>, Vec<_>) = hosts.unzip();
     for (header, position, rows) in &seen {

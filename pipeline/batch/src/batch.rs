@@ -154,12 +154,12 @@ impl<'a> BatchMut<'a> {
             taken = section.offset + section.bytes;
             section_bytes
         };
-        let labels = as_f32_mut(take(layout.labels));
-        let weights = layout.weights.map(|section| as_f32_mut(take(section)));
-        let (dense, ids) = (as_f32_mut(take(layout.dense)), as_u32_mut(take(layout.ids)));
+        let labels = items_mut(take(layout.labels));
+        let weights = layout.weights.map(|section| items_mut(take(section)));
+        let (dense, ids) = (items_mut(take(layout.dense)), items_mut(take(layout.ids)));
         let ragged = layout.ragged.iter().map(|section| {
-            let values = (as_u32_mut(take(section.offsets)), as_u32_mut(take(section.values)));
-            (values, section.weights.map(|section| as_f32_mut(take(section))))
+            let values = (items_mut(take(section.offsets)), items_mut(take(section.values)));
+            (values, section.weights.map(|section| items_mut(take(section))))
         });
         let (ragged, ragged_weights) = ragged.unzip();
         Sections { labels, weights, dense, ids, ragged, ragged_weights }
@@ -222,17 +222,17 @@ impl<'a> BatchRef<'a> {
     pub fn labels(&self, label: usize) -> &'a [f32] {
         let schema = self.layout.schema();
         assert!(label < schema.label_count(), "no label {label}");
-        &as_f32(self.section(self.layout.labels))[label * schema.rows as usize..][..self.rows()]
+        &items::<f32>(self.section(self.layout.labels))[label * schema.rows as usize..][..self.rows()]
     }
 
     /// Row weights, `[rows]`, if the schema is weighted.
     pub fn weights(&self) -> Option<&'a [f32]> {
-        self.layout.weights.map(|section| &as_f32(self.section(section))[..self.rows()])
+        self.layout.weights.map(|section| &items::<f32>(self.section(section))[..self.rows()])
     }
 
     /// Dense values, `[rows, D]`, row-major.
     pub fn dense(&self) -> &'a [f32] {
-        &as_f32(self.section(self.layout.dense))[..self.rows() * self.layout.schema().dense.len()]
+        &items::<f32>(self.section(self.layout.dense))[..self.rows() * self.layout.schema().dense.len()]
     }
 
     /// The ids of single-id feature `feature`, `[rows]`.
@@ -242,7 +242,7 @@ impl<'a> BatchRef<'a> {
     pub fn ids(&self, feature: usize) -> &'a [u32] {
         let stride = self.layout.schema().rows as usize;
         assert!(feature < self.layout.schema().ids.len(), "no id feature {feature}");
-        &as_u32(self.section(self.layout.ids))[feature * stride..][..self.rows()]
+        &items::<u32>(self.section(self.layout.ids))[feature * stride..][..self.rows()]
     }
 
     /// Offsets `[rows + 1]` and values of ragged feature `feature`.
@@ -251,8 +251,8 @@ impl<'a> BatchRef<'a> {
     /// When `feature` is out of range.
     pub fn ragged(&self, feature: usize) -> (&'a [u32], &'a [u32]) {
         let section = self.layout.ragged[feature];
-        let offsets = &as_u32(self.section(section.offsets))[..self.rows() + 1];
-        let values = as_u32(self.section(section.values));
+        let offsets = &items::<u32>(self.section(section.offsets))[..self.rows() + 1];
+        let values = items(self.section(section.values));
         let used = offsets.last().map_or(0, |&end| end as usize).min(values.len());
         (offsets, &values[..used])
     }
@@ -263,7 +263,7 @@ impl<'a> BatchRef<'a> {
     /// # Panics
     /// When `feature` is out of range.
     pub fn ragged_weights(&self, feature: usize) -> Option<&'a [f32]> {
-        self.layout.ragged[feature].weights.map(|section| as_f32(self.section(section)))
+        self.layout.ragged[feature].weights.map(|section| items(self.section(section)))
     }
 
     /// The encoded read position of the job after this batch.
@@ -307,18 +307,10 @@ fn check_slot(bytes: &[u8], layout: &SlotLayout) {
 
 const SECTION: &str = "the layout aligns sections and sizes them in whole items";
 
-fn as_f32(section: &[u8]) -> &[f32] {
-    <[f32]>::ref_from_bytes(section).expect(SECTION)
+fn items<T: FromBytes + Immutable>(section: &[u8]) -> &[T] {
+    <[T]>::ref_from_bytes(section).expect(SECTION)
 }
 
-fn as_f32_mut(section: &mut [u8]) -> &mut [f32] {
-    <[f32]>::mut_from_bytes(section).expect(SECTION)
-}
-
-fn as_u32(section: &[u8]) -> &[u32] {
-    <[u32]>::ref_from_bytes(section).expect(SECTION)
-}
-
-fn as_u32_mut(section: &mut [u8]) -> &mut [u32] {
-    <[u32]>::mut_from_bytes(section).expect(SECTION)
+fn items_mut<T: FromBytes + IntoBytes>(section: &mut [u8]) -> &mut [T] {
+    <[T]>::mut_from_bytes(section).expect(SECTION)
 }

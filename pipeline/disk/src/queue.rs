@@ -48,11 +48,6 @@ impl Queue {
         Self { ring, done: VecDeque::new() }
     }
 
-    /// Whether it uses io_uring.
-    pub fn has_ring(&self) -> bool {
-        self.ring.is_some()
-    }
-
     /// Number of submitted transfers that [`Queue::wait`] has not returned yet.
     pub fn pending(&self) -> usize {
         self.done.len() + self.ring.as_ref().map_or(0, Ring::in_flight)

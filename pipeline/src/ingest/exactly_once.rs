@@ -78,7 +78,7 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
             .into_iter()
             .map(|peers| {
                 let (producer, consumer) = open(plan);
-                (start_among(peers, plan.clone(), from.clone(), producer).unwrap(), consumer)
+                (start_among(Some(peers), plan.clone(), from.clone(), producer).unwrap(), consumer)
             })
             .unzip(),
     };
@@ -319,7 +319,7 @@ fn an_error_on_one_host_ends_all_at_the_same_batch() {
             .into_iter()
             .map(|peers| {
                 let (producer, consumer) = open(&plan);
-                (start_among(peers, plan.clone(), plan.start(), producer).unwrap(), consumer)
+                (start_among(Some(peers), plan.clone(), plan.start(), producer).unwrap(), consumer)
             })
             .unzip();
         for expected in &alone {

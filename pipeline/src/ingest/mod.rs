@@ -121,28 +121,19 @@ struct Shared {
 /// # Errors
 /// A thread cannot be started.
 pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
-    start_with(plan, from, producer, None)
+    start_among(None, plan, from, producer)
 }
 
 /// Starts feeding `producer` with this host's share of the batches after `from`: from each global batch, the rows of
-/// its own lanes. All `peers` must start from the same position.
+/// its own lanes, which are all without `peers`. All `peers` must start from the same position.
 ///
 /// # Errors
 /// A thread cannot be started.
 pub fn start_among(
-    peers: Arc<dyn Peers>,
-    plan: IngestPlan,
-    from: Position,
-    producer: Producer,
-) -> Result<IngestHandle, Error> {
-    start_with(plan, from, producer, Some(peers))
-}
-
-fn start_with(
-    plan: IngestPlan,
-    from: Position,
-    producer: Producer,
     peers: Option<Arc<dyn Peers>>,
+    plan: IngestPlan,
+    from: Position,
+    producer: Producer,
 ) -> Result<IngestHandle, Error> {
     // Hosts can agree only on an order that does not depend on which lanes are ready.
     let notify = (!plan.deterministic && peers.is_none()).then(Arc::default);

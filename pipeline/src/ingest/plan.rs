@@ -224,7 +224,7 @@ impl IngestPlan {
 
     /// The order of one pass of the feed.
     pub(crate) fn pass_order(&self, pass: Pass) -> PassOrder {
-        PassOrder::new(&self.order, pass, self.source(pass.stream).map_or(0, |source| source.splits()))
+        PassOrder::new(&self.order, pass, self.splits(pass.stream))
     }
 
     /// Whether this pass searches for a positive label: the first epoch must contain one.
@@ -234,9 +234,7 @@ impl IngestPlan {
 
     /// The number of lanes that have splits in any pass.
     pub(crate) fn live_lanes(&self) -> u32 {
-        let splits =
-            [Stream::Train, Stream::Eval].map(|stream| self.source(stream).map_or(0, |s| s.splits()));
-        self.order.live_lanes(splits[0].max(splits[1]))
+        self.order.live_lanes(self.splits(Stream::Train).max(self.splits(Stream::Eval)))
     }
 
     /// The maximum number of rows per chunk of `stream`: the size that its source reads fastest, limited to about a
@@ -247,8 +245,12 @@ impl IngestPlan {
         rows.min(self.mixing(stream).max_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
     }
 
+    fn splits(&self, stream: Stream) -> u32 {
+        self.source(stream).map_or(0, |source| source.splits())
+    }
+
     fn mixing(&self, stream: Stream) -> Mixing {
-        self.order.mixing(stream, self.source(stream).map_or(0, |source| source.splits()))
+        self.order.mixing(stream, self.splits(stream))
     }
 
     fn memory_need(&self) -> Result<MemoryNeed, Error> {
@@ -268,10 +270,8 @@ impl IngestPlan {
         let shared_bytes = sources.map(|source| source.shared_bytes()).max().unwrap_or(0);
         reading_bytes = reading_bytes.saturating_add(shared_bytes);
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(u64::from(self.slots));
-        let splits =
-            [Stream::Train, Stream::Eval].map(|stream| self.source(stream).map_or(0, |s| s.splits()));
-        let fixed_bytes =
-            FIXED_BYTES + splits.map(|splits| SPLIT_BYTES * u64::from(splits)).iter().sum::<u64>();
+        let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
+        let fixed_bytes = FIXED_BYTES + SPLIT_BYTES * splits;
         Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, ahead_bytes: 0 })
     }
 

@@ -8,21 +8,31 @@ const ADLER_MODULUS: u32 = 65_521;
 const ADLER_RUN: usize = 5536;
 
 /// A running checksum.
-pub(super) enum Checksum {
+pub enum Checksum {
+    /// Of gzip.
     Crc32(Box<Digest>),
-    Adler32 { sum: u32, sums: u32 },
+    /// Of zlib.
+    Adler32 {
+        /// The sum of the bytes, plus 1.
+        sum: u32,
+        /// The sum of all values of `sum`.
+        sums: u32,
+    },
 }
 
 impl Checksum {
-    pub(super) fn crc32() -> Self {
+    /// The CRC-32 of no bytes.
+    pub fn crc32() -> Self {
         Self::Crc32(Box::new(Digest::new(CrcAlgorithm::Crc32IsoHdlc)))
     }
 
-    pub(super) fn adler32() -> Self {
+    /// The Adler-32 of no bytes.
+    pub fn adler32() -> Self {
         Self::Adler32 { sum: 1, sums: 0 }
     }
 
-    pub(super) fn update(&mut self, bytes: &[u8]) {
+    /// Adds bytes.
+    pub fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Crc32(digest) => digest.update(bytes),
             Self::Adler32 { sum, sums } => {
@@ -46,7 +56,8 @@ impl Checksum {
         }
     }
 
-    pub(super) fn value(&self) -> u32 {
+    /// The checksum of the bytes so far.
+    pub fn value(&self) -> u32 {
         match self {
             Self::Crc32(digest) => digest.finalize() as u32,
             Self::Adler32 { sum, sums } => sums << 16 | sum,

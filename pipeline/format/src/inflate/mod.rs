@@ -13,7 +13,7 @@
 //!
 //! Sources: RFC 1950 (zlib), 1951 (deflate), 1952 (gzip).
 
-mod checksum;
+pub mod checksum;
 mod huffman;
 mod member;
 mod run;

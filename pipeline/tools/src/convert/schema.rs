@@ -71,18 +71,7 @@ impl Plan {
         &mut self,
         object: &Object,
         format: FileFormat,
-        described: Described,
-    ) -> Result<(), Error> {
-        self.unify(object, format, described.columns)?;
-        self.files += 1;
-        Ok(())
-    }
-
-    fn unify(
-        &mut self,
-        object: &Object,
-        format: FileFormat,
-        columns: Vec<(String, DataType)>,
+        Described { columns, .. }: Described,
     ) -> Result<(), Error> {
         let examples = format == FileFormat::TfRecord;
         let missing = self.columns.iter().find(|known| !columns.iter().any(|(name, _)| *name == known.name));
@@ -115,6 +104,7 @@ impl Plan {
                 })
             })?;
         }
+        self.files += 1;
         Ok(())
     }
 

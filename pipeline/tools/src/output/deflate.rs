@@ -9,13 +9,12 @@ use std::io;
 
 use crc_fast::CrcAlgorithm;
 use flate2::{Compress, FlushCompress, Status};
+use millstream_format::inflate::checksum;
 
 /// An empty final block.
 const EMPTY_FINAL_BLOCK: [u8; 2] = [3, 0];
 /// The modulus of Adler-32: the largest prime below 2^16.
 const ADLER: u32 = 65_521;
-/// The number of bytes that can be summed before the second sum must be reduced (zlib's NMAX).
-const ADLER_BYTES: usize = 5552;
 
 /// A container of a deflate stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +60,12 @@ impl Container {
             }
             out.reserve(out.len() / 2 + 64);
         }
-        let check = match self {
-            Self::Gzip => crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, data) as u32,
-            Self::Zlib => adler(data),
+        let mut checksum = match self {
+            Self::Gzip => checksum::Checksum::crc32(),
+            Self::Zlib => checksum::Checksum::adler32(),
         };
-        Ok((out, Checksum { check, bytes: data.len() as u64 }))
+        checksum.update(data);
+        Ok((out, Checksum { check: checksum.value(), bytes: data.len() as u64 }))
     }
 
     /// The checksum of the concatenation of two byte sequences.
@@ -95,19 +95,6 @@ impl Container {
         }
         trailer
     }
-}
-
-fn adler(data: &[u8]) -> u32 {
-    let (mut a, mut b) = (1_u32, 0_u32);
-    for part in data.chunks(ADLER_BYTES) {
-        for &byte in part {
-            a += u32::from(byte);
-            b += a;
-        }
-        a %= ADLER;
-        b %= ADLER;
-    }
-    b << 16 | a
 }
 
 /// Combines two Adler-32 checksums. Each byte of the first part adds its value to the second sum once more for

@@ -19,6 +19,7 @@ use parquet::file::writer::SerializedFileWriter;
 
 use super::deflate::{Checksum, Container};
 use super::staged::failed;
+use super::table::io_error;
 use super::{Destination, OutputCompression, Staged, Target};
 
 /// Encodes blocks, on any thread.
@@ -241,13 +242,7 @@ fn in_memory(error: &io::Error) -> Error {
 }
 
 fn named(address: &str, error: ParquetError) -> Error {
-    let source = match error {
-        ParquetError::External(source) => {
-            source.downcast::<io::Error>().map_or_else(io::Error::other, |source| *source)
-        }
-        error => error.into(),
-    };
-    failed(address, source)
+    failed(address, io_error(error))
 }
 
 fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {

@@ -199,7 +199,7 @@ fn quoted_in_json(text: &str) -> Cow<'_, str> {
 }
 
 /// The underlying I/O error, if there is one.
-fn io_error(error: ParquetError) -> io::Error {
+pub(super) fn io_error(error: ParquetError) -> io::Error {
     match error {
         ParquetError::External(source) => {
             source.downcast::<io::Error>().map_or_else(io::Error::other, |source| *source)
