@@ -6,13 +6,13 @@
 use millstream_backend::{Backend, GradientColumns, RowGradients, ops};
 
 use crate::layers::Tables;
-use crate::parameter::MatrixParameter;
+use crate::parameter::{Parameter, Parameters, Storage};
 use crate::schedule::Step;
 
 /// Visits every parameter with its gradient.
 pub trait GradientVisitor<B: Backend> {
-    /// Visits a dense parameter, which contains its gradient.
-    fn matrix(&mut self, parameter: &mut MatrixParameter<B>);
+    /// Visits the dense parameters of `layers` with the gradients of the last backward pass.
+    fn layers(&mut self, layers: &mut dyn Parameters<B>);
 
     /// Visits tables. `gradient` is the gradient with respect to their outputs for each row of the batch, and
     /// `columns` are the tables' columns in it.
@@ -46,8 +46,12 @@ pub struct ApplyUpdates<'a, B: Backend> {
 }
 
 impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
-    fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
-        self.backend.run(ops::Squares { grad: &parameter.gradient, sum: self.squares });
+    fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        layers.visit(&mut |parameter| {
+            if let Storage::Matrix { gradient: Some(grad), .. } = parameter.storage {
+                self.backend.run(ops::Squares { grad, sum: self.squares });
+            }
+        });
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
@@ -64,11 +68,13 @@ impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
 }
 
 impl<B: Backend> GradientVisitor<B> for ApplyUpdates<'_, B> {
-    fn matrix(&mut self, parameter: &mut MatrixParameter<B>) {
-        if let Some(optimizer) = parameter.spec.optimizer {
-            let update = optimizer.update(self.step, self.clip);
-            parameter.step(self.backend, &update, self.scale);
-        }
+    fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        layers.visit(&mut |Parameter { spec, storage }| {
+            let Storage::Matrix { value: weights, states, gradient: Some(grad) } = storage else { return };
+            let Some(optimizer) = spec.optimizer else { return };
+            let update = &optimizer.update(self.step, self.clip);
+            self.backend.run(ops::Step { update, scale: self.scale, weights, states, grad });
+        });
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {

@@ -4,7 +4,7 @@
 //! state is named after it (`deep.layer.0.weight/accumulator`).
 
 use millstream_backend::{
-    Backend, Device, Float, Layout, Scalar, Sizes, TablePart, TablePlace, TableShape, Update, WorkspaceUse,
+    Backend, Device, Float, Layout, Scalar, Shapes, Sizes, TablePart, TablePlace, TableShape, WorkspaceUse,
     ops,
 };
 
@@ -88,14 +88,14 @@ impl ParameterSpec {
         init: Init,
         optimizer: Optimizer,
     ) -> Result<Self, ParameterTooLarge> {
+        const WORST_FLOATS_A_NUMBER: usize = 16;
+        let limit = isize::MAX as usize / size_of::<f64>() / WORST_FLOATS_A_NUMBER;
+        // Before anything is allocated.
+        if rows.checked_mul(columns).is_none_or(|numbers| numbers > limit) {
+            return Err(ParameterTooLarge { parameter: name, rows, columns });
+        }
         let (shape, optimizer) = (vec![rows, columns], Some(optimizer));
-        Self { name, rows, columns, shape, float: Float::F32, init, optimizer }.checked()
-    }
-
-    /// The same table with weights of format `float`.
-    #[must_use]
-    pub fn of_float(self, float: Float) -> Self {
-        Self { float, ..self }
+        Ok(Self { name, rows, columns, shape, float: Float::F32, init, optimizer })
     }
 
     /// A vector that is one row in a backend.
@@ -108,41 +108,7 @@ impl ParameterSpec {
         init: Init,
         optimizer: Optimizer,
     ) -> Result<Self, ParameterTooLarge> {
-        let optimizer = Some(optimizer);
-        Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer }.checked()
-    }
-
-    /// The same without an optimizer.
-    ///
-    /// # Errors
-    /// As [`ParameterSpec::matrix`].
-    pub fn untrained_row(name: String, columns: usize, init: Init) -> Result<Self, ParameterTooLarge> {
-        Self { name, rows: 1, columns, shape: vec![columns], float: Float::F32, init, optimizer: None }
-            .checked()
-    }
-
-    /// A vector that is one column in a backend.
-    ///
-    /// # Errors
-    /// As [`ParameterSpec::matrix`].
-    pub fn column(
-        name: String,
-        rows: usize,
-        init: Init,
-        optimizer: Optimizer,
-    ) -> Result<Self, ParameterTooLarge> {
-        let optimizer = Some(optimizer);
-        Self { name, rows, columns: 1, shape: vec![rows], float: Float::F32, init, optimizer }.checked()
-    }
-
-    /// Rejects sizes that no allocation can hold, before anything is allocated.
-    fn checked(self) -> Result<Self, ParameterTooLarge> {
-        const WORST_FLOATS_A_NUMBER: usize = 16;
-        let limit = isize::MAX as usize / size_of::<f64>() / WORST_FLOATS_A_NUMBER;
-        if self.rows.checked_mul(self.columns).is_some_and(|numbers| numbers <= limit) {
-            return Ok(self);
-        }
-        Err(ParameterTooLarge { parameter: self.name, rows: self.rows, columns: self.columns })
+        Ok(Self { shape: vec![columns], ..Self::matrix(name, (1, columns), init, optimizer)? })
     }
 
     /// The weights, then each state array.
@@ -168,6 +134,11 @@ impl ParameterSpec {
             TablePart::Weights | TablePart::State(_) => self.shape.clone(),
         };
         NamedTensor { name: format!("{}/{state}", self.name), shape, role: TensorRole::OptimizerState }
+    }
+
+    /// The tensor of each part, in order.
+    pub fn tensors(&self) -> impl Iterator<Item = NamedTensor> {
+        self.parts().map(|part| self.tensor(part))
     }
 
     /// The number of trained values.
@@ -223,154 +194,104 @@ impl<D: Device> MatrixParameter<D> {
     }
 }
 
-impl<B: Backend> MatrixParameter<B> {
-    /// Takes one optimizer step with `gradient`; `scale` is as in [`Update`].
-    pub fn step(&mut self, backend: &B, update: &Update, scale: &B::Matrix) {
-        backend.run(ops::Step {
-            update,
-            scale,
-            weights: &mut self.value,
-            states: &mut self.states,
-            grad: &self.gradient,
-        });
-    }
+/// A parameter in a model.
+pub struct Parameter<'a, D: Device> {
+    /// Its description.
+    pub spec: &'a ParameterSpec,
+    pub(crate) storage: Storage<'a, D>,
 }
 
 /// The storage of a parameter.
-pub enum Stored<'a, D: Device> {
-    /// In matrices of one shape.
-    Matrix {
-        /// The weights.
-        value: &'a D::Matrix,
-        /// Optimizer state.
-        states: &'a [D::Matrix],
-    },
-    /// In a table, with its state.
-    Table(&'a D::Table),
-}
-
-impl<L: Layout> Stored<'_, Sizes<L>> {
-    /// The bytes of the parameter and its state.
-    pub(crate) fn bytes(&self, spec: &ParameterSpec) -> u64 {
-        let counted = Sizes::<L>::default();
-        match self {
-            Self::Matrix { states, .. } => {
-                (0..=states.len()).for_each(|_| counted.matrix(spec.rows, spec.columns));
-            }
-            Self::Table(()) => counted.table(spec.table_shape()),
-        }
-        counted.bytes()
-    }
-
-    /// The bytes of a copy.
-    pub(crate) fn copy_bytes(&self, spec: &ParameterSpec) -> u64 {
-        let numbers = match self {
-            Self::Table(()) => L::copied_numbers(spec.table_shape()),
-            Self::Matrix { .. } => spec.parts().map(|part| spec.tensor(part).len()).sum(),
-        };
-        (numbers * size_of::<f32>()) as u64
-    }
-}
-
-impl<B: Backend> Stored<'_, B> {
-    /// Copies a whole part to the host.
-    pub fn read(&self, backend: &B, part: TablePart, out: &mut [B::Scalar]) {
-        match *self {
-            Self::Matrix { value, states } => read_matrix(backend, value, states, part, out),
-            Self::Table(table) => backend.read_table(table, part, 0, out),
-        }
-    }
-
-    /// The number of values in a copy.
-    pub fn copy_len(&self, spec: &ParameterSpec) -> usize {
-        match self {
-            Self::Table(_) => B::copied_numbers(spec.table_shape()),
-            Self::Matrix { .. } => spec.parts().map(|part| spec.tensor(part).len()).sum(),
-        }
-    }
-
-    /// The position of `part` in a copy.
-    pub fn place(&self, spec: &ParameterSpec, part: TablePart) -> TablePlace {
-        if let Self::Table(_) = self {
-            return B::table_place(spec.table_shape(), part);
-        }
-        let before = spec.parts().take_while(|&other| other != part);
-        let first = before.map(|part| spec.tensor(part).len()).sum();
-        TablePlace { first, stride: spec.columns }
-    }
-
-    /// Copies all parts to `out`, in the layout that is fastest to copy. `out` must have exactly the size of the copy.
-    pub fn copy(&self, backend: &B, spec: &ParameterSpec, mut out: &mut [B::Scalar]) {
-        if let Self::Table(table) = self {
-            return backend.run(ops::CopyTable { table: *table, out });
-        }
-        for part in spec.parts() {
-            let (this, rest) = out.split_at_mut(spec.tensor(part).len());
-            self.read(backend, part, this);
-            out = rest;
-        }
-    }
-}
-
-/// The storage of a parameter, for replacing.
-pub enum StoredMut<'a, D: Device> {
-    /// In matrices of one shape.
-    Matrix {
-        /// The weights.
-        value: &'a mut D::Matrix,
-        /// Optimizer state.
-        states: &'a mut [D::Matrix],
-    },
-    /// In a table, with its state.
+pub(crate) enum Storage<'a, D: Device> {
+    /// Weights, optimizer state, and the gradient of a trained parameter; all of one shape.
+    Matrix { value: &'a mut D::Matrix, states: &'a mut [D::Matrix], gradient: Option<&'a D::Matrix> },
+    /// A table, with its state.
     Table(&'a mut D::Table),
 }
 
-impl<B: Backend> StoredMut<'_, B> {
+impl<L: Layout> Parameter<'_, Sizes<L>> {
+    /// The bytes of the parameter and its state.
+    pub(crate) fn bytes(&self) -> u64 {
+        let counted = Sizes::<L>::default();
+        match &self.storage {
+            Storage::Matrix { states, .. } => {
+                (0..=states.len()).for_each(|_| counted.matrix(self.spec.rows, self.spec.columns));
+            }
+            Storage::Table(()) => counted.table(self.spec.table_shape()),
+        }
+        counted.bytes()
+    }
+}
+
+impl<D: Device> Parameter<'_, D> {
+    /// The number of values in a copy from a device with the shapes of `S`.
+    pub(crate) fn copy_len<S: Shapes>(&self) -> usize {
+        match self.storage {
+            Storage::Table(_) => S::copied_numbers(self.spec.table_shape()),
+            Storage::Matrix { .. } => self.spec.tensors().map(|tensor| tensor.len()).sum(),
+        }
+    }
+}
+
+impl<B: Backend> Parameter<'_, B> {
     /// Copies a whole part to the host.
     pub fn read(&self, backend: &B, part: TablePart, out: &mut [B::Scalar]) {
-        match self {
-            Self::Matrix { value, states } => read_matrix(backend, value, states, part, out),
-            Self::Table(table) => backend.read_table(table, part, 0, out),
+        match (&self.storage, part) {
+            (Storage::Matrix { value, .. }, TablePart::Weights) => backend.read_matrix(value, out),
+            (Storage::Matrix { states, .. }, TablePart::State(state)) => {
+                backend.read_matrix(&states[state], out);
+            }
+            (Storage::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
+            (Storage::Table(table), part) => backend.read_table(table, part, 0, out),
         }
     }
 
     /// Replaces a whole part.
     pub fn write(&mut self, backend: &B, part: TablePart, values: &[B::Scalar]) {
-        match (self, part) {
-            (Self::Matrix { value, .. }, TablePart::Weights) => backend.write_matrix(value, values),
-            (Self::Matrix { states, .. }, TablePart::State(state)) => {
+        match (&mut self.storage, part) {
+            (Storage::Matrix { value, .. }, TablePart::Weights) => backend.write_matrix(value, values),
+            (Storage::Matrix { states, .. }, TablePart::State(state)) => {
                 backend.write_matrix(&mut states[state], values);
             }
-            (Self::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
-            (Self::Table(table), part) => backend.write_table(table, part, 0, values),
+            (Storage::Matrix { .. }, TablePart::RowState(_)) => panic!("a matrix has no state of rows"),
+            (Storage::Table(table), part) => backend.write_table(table, part, 0, values),
+        }
+    }
+
+    /// The position of `part` in a copy.
+    pub(crate) fn place(&self, part: TablePart) -> TablePlace {
+        if let Storage::Table(_) = self.storage {
+            return B::table_place(self.spec.table_shape(), part);
+        }
+        let before = self.spec.parts().take_while(|&other| other != part);
+        let first = before.map(|part| self.spec.tensor(part).len()).sum();
+        TablePlace { first, stride: self.spec.columns }
+    }
+
+    /// Copies all parts to `out`, in the layout that is fastest to copy. `out` must have exactly the size of the copy.
+    pub(crate) fn copy(&self, backend: &B, mut out: &mut [B::Scalar]) {
+        if let Storage::Table(table) = &self.storage {
+            return backend.run(ops::CopyTable { table: &**table, out });
+        }
+        for part in self.spec.parts() {
+            let (this, rest) = out.split_at_mut(self.spec.tensor(part).len());
+            self.read(backend, part, this);
+            out = rest;
         }
     }
 
     /// Fills every part with its initial values; a table part by part, some rows at a time.
-    pub fn initialise(&mut self, backend: &B, spec: &ParameterSpec, seed: u64) {
+    pub(crate) fn initialise(&mut self, backend: &B, seed: u64) {
+        let spec = self.spec;
         for part in spec.parts() {
             let init = spec.init_of(part);
-            if let Self::Table(table) = self {
+            if let Storage::Table(table) = &mut self.storage {
                 initialise_table(backend, table, spec, part, init, seed);
             } else {
                 let values = init.values(seed, &spec.name, 0).take(spec.len());
                 self.write(backend, part, &values.map(B::Scalar::from_f64).collect::<Vec<_>>());
             }
         }
-    }
-}
-
-fn read_matrix<B: Backend>(
-    backend: &B,
-    value: &B::Matrix,
-    states: &[B::Matrix],
-    part: TablePart,
-    out: &mut [B::Scalar],
-) {
-    match part {
-        TablePart::Weights => backend.read_matrix(value, out),
-        TablePart::State(state) => backend.read_matrix(&states[state], out),
-        TablePart::RowState(_) => panic!("a matrix has no state of rows"),
     }
 }
 
@@ -398,63 +319,48 @@ fn initialise_table<B: Backend>(
     }
 }
 
-/// A layer or model that contains parameters.
+/// A layer or model that contains parameters. One list serves reading and replacing, so both need `&mut`.
 pub trait Parameters<D: Device> {
-    /// Every non-empty parameter in a fixed order, for reading.
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)>;
-    /// The same, for replacing.
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)>;
+    /// Calls `visit` with every non-empty parameter, in a fixed order.
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(Parameter<'a, D>));
+
+    /// Every non-empty parameter, in that order.
+    fn parameters(&mut self) -> Vec<Parameter<'_, D>> {
+        let mut all = Vec::new();
+        self.visit(&mut |parameter| all.push(parameter));
+        all
+    }
 }
 
-/// Implements [`Parameters`] for a structure: the parameters of the given fields, in this order. A function cannot
-/// serve both `&self` and `&mut self`.
+/// Implements [`Parameters`] for a structure: the parameters of the given fields, in this order.
 macro_rules! parameters {
     ($owner:ident: $($($field:ident).+),+) => {
-        const _: () = {
-            use $crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
-
-            impl<D: Device> Parameters<D> for $owner<D> {
-                fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-                    let fields: [&dyn Parameters<D>; _] = [$(&self.$($field).+),+];
-                    fields.into_iter().flat_map(Parameters::stored).collect()
-                }
-
-                fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-                    let fields: [&mut dyn Parameters<D>; _] = [$(&mut self.$($field).+),+];
-                    fields.into_iter().flat_map(Parameters::stored_mut).collect()
-                }
+        impl<D: Device> $crate::parameter::Parameters<D> for $owner<D> {
+            fn visit<'a>(&'a mut self, visit: &mut dyn FnMut($crate::parameter::Parameter<'a, D>)) {
+                $($crate::parameter::Parameters::visit(&mut self.$($field).+, visit);)+
             }
-        };
+        }
     };
 }
 pub(crate) use parameters;
 
 impl<D: Device> Parameters<D> for MatrixParameter<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        vec![(&self.spec, Stored::Matrix { value: &self.value, states: &self.states })]
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        vec![(&self.spec, StoredMut::Matrix { value: &mut self.value, states: &mut self.states })]
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(Parameter<'a, D>)) {
+        let Self { spec, value, gradient, states } = self;
+        if !spec.is_empty() {
+            visit(Parameter { spec, storage: Storage::Matrix { value, states, gradient: Some(gradient) } });
+        }
     }
 }
 
 impl<D: Device, P: Parameters<D>> Parameters<D> for Vec<P> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.iter().flat_map(P::stored).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.iter_mut().flat_map(P::stored_mut).collect()
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(Parameter<'a, D>)) {
+        self.iter_mut().for_each(|each| each.visit(visit));
     }
 }
 
 impl<D: Device, P: Parameters<D>> Parameters<D> for Option<P> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.iter().flat_map(P::stored).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.iter_mut().flat_map(P::stored_mut).collect()
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(Parameter<'a, D>)) {
+        self.iter_mut().for_each(|each| each.visit(visit));
     }
 }

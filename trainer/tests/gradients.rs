@@ -15,10 +15,7 @@ use millstream_backend::{
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::gradients::{ApplyUpdates, GradientVisitor};
 use millstream_trainer::init::Init;
-use millstream_trainer::layers::{
-    Cross, CrossActivations, CrossGradients, Dense, Embedding, Linear, Mlp, MlpActivations, MlpGradients,
-    Tables,
-};
+use millstream_trainer::layers::{Cross, Dense, Embedding, Linear, Mlp, MlpGradients, Tables};
 use millstream_trainer::optimizer::Optimizer;
 use millstream_trainer::parameter::{MatrixParameter, ParameterSpec, Parameters};
 use millstream_trainer::pass::{BufferSpec, Pass, Purpose};
@@ -58,9 +55,10 @@ fn read(matrix: &ReferenceMatrix, count: usize) -> Vec<f64> {
 
 /// Fills every parameter with numbers of various sizes.
 fn scatter(parameters: &mut dyn Parameters<Reference>) {
-    for (spec, mut stored) in parameters.stored_mut() {
+    for mut parameter in parameters.parameters() {
+        let spec = parameter.spec;
         let values = Init::Uniform { limit: 0.8 }.values(5, &spec.name, 0).take(spec.len());
-        stored.write(BACKEND, TablePart::Weights, &values.collect::<Vec<_>>());
+        parameter.write(BACKEND, TablePart::Weights, &values.collect::<Vec<_>>());
     }
 }
 
@@ -184,33 +182,35 @@ fn set(parameter: &mut MatrixParameter<Reference>, values: &[f64]) {
 fn dense_layer() {
     for activation in [Activation::Identity, Activation::Relu] {
         let (inputs, outputs) = (4, 3);
-        let mut layer = Dense::new(BACKEND, "dense", (inputs, outputs), activation, sgd()).unwrap();
+        let (output, shape) = (BACKEND.matrix(ROWS, outputs), (inputs, outputs));
+        let mut layer = Dense::new(BACKEND, BUFFERS, output, "dense", shape, activation, sgd()).unwrap();
         scatter(&mut layer);
         let input = matrix("input", ROWS, inputs);
         let output_grad = numbers("output gradient", ROWS * outputs);
-        let value = |layer: &Dense<Reference>, input: &ReferenceMatrix| {
-            let mut output = BACKEND.matrix(ROWS, outputs);
-            layer.forward(BACKEND, &PASS, input, &mut output);
-            (dot(&output, &output_grad), output)
+        let value = |layer: &mut Dense<Reference>, input: &ReferenceMatrix| {
+            layer.forward(BACKEND, &PASS, input);
+            dot(&layer.output, &output_grad)
         };
-        let (_, output) = value(&layer, &input);
+        value(&mut layer, &input);
         let mut input_grad = BACKEND.matrix(ROWS, inputs);
         let mut masked = filled(ROWS, outputs, &output_grad);
-        layer.backward(BACKEND, &PASS, &input, &output, &mut masked, Some(&mut input_grad));
+        layer.backward(BACKEND, &PASS, &input, &mut masked, Some(&mut input_grad));
 
         let at = read(&input, ROWS * inputs);
-        check("input", &at, &read(&input_grad, ROWS * inputs), |x| value(&layer, &filled(ROWS, inputs, x)).0);
+        check("input", &at, &read(&input_grad, ROWS * inputs), |x| {
+            value(&mut layer, &filled(ROWS, inputs, x))
+        });
         let (at, gradient) = (value_of(&layer.weights), read(&layer.weights.gradient, inputs * outputs));
         check("weights", &at, &gradient, |x| {
             set(&mut layer.weights, x);
-            value(&layer, &input).0
+            value(&mut layer, &input)
         });
         set(&mut layer.weights, &at);
         let bias = layer.bias.as_ref().unwrap();
         let (at, gradient) = (value_of(bias), read(&bias.gradient, outputs));
         check("bias", &at, &gradient, |x| {
             set(layer.bias.as_mut().unwrap(), x);
-            value(&layer, &input).0
+            value(&mut layer, &input)
         });
     }
 }
@@ -226,41 +226,40 @@ fn mlp() {
 
 fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let hidden = (&[4, 3][..], hidden_layer);
-    let mut mlp = Mlp::new(BACKEND, "mlp", 5, hidden, (2, Activation::Identity), sgd()).unwrap();
+    let mut mlp = Mlp::new(BACKEND, BUFFERS, "mlp", 5, hidden, (2, Activation::Identity), sgd()).unwrap();
     scatter(&mut mlp);
     let input = matrix("input", ROWS, 5);
     let output_grad = numbers("output gradient", ROWS * 2);
     let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
-        let mut saved = MlpActivations::new(BACKEND, BUFFERS, mlp);
-        mlp.forward(BACKEND, &PASS, input, &mut saved);
-        (dot(saved.output(), &output_grad), saved)
+        mlp.forward(BACKEND, &PASS, input);
+        dot(mlp.output(), &output_grad)
     };
-    let (_, saved) = value(&mut mlp, &input);
+    value(&mut mlp, &input);
     let mut work = MlpGradients::new(BACKEND, BUFFERS, &mlp);
     // The last input column needs no gradient.
     let mut input_grad = BACKEND.matrix(ROWS, 4);
     let mut by_last = filled(ROWS, 2, &output_grad);
-    mlp.backward(BACKEND, &PASS, &input, &saved, &mut work, &mut by_last, Some(&mut input_grad));
+    mlp.backward(BACKEND, &PASS, &input, &mut work, &mut by_last, Some(&mut input_grad));
 
     let all = read(&input, ROWS * 5);
     let at: Vec<f64> = all.chunks(5).flat_map(|row| row[..4].to_vec()).collect();
     check("input", &at, &read(&input_grad, ROWS * 4), |x| {
         let rows = x.chunks(4).zip(all.chunks(5));
         let moved: Vec<f64> = rows.flat_map(|(x, row)| [x, &row[4..]].concat()).collect();
-        value(&mut mlp, &filled(ROWS, 5, &moved)).0
+        value(&mut mlp, &filled(ROWS, 5, &moved))
     });
-    let before = values_of(&mlp);
-    descend(|visitor| mlp.visit_gradients(visitor));
-    let after = values_of(&mlp);
+    let before = values_of(&mut mlp);
+    descend(|visitor| visitor.layers(&mut mlp));
+    let after = values_of(&mut mlp);
     // Running moments are not trained and matter only for scoring.
-    let trained: Vec<bool> = mlp.stored().iter().map(|(spec, _)| spec.optimizer.is_some()).collect();
+    let trained: Vec<bool> = mlp.parameters().iter().map(|it| it.spec.optimizer.is_some()).collect();
     for (parameter, at) in before.iter().enumerate() {
         let gradient: Vec<f64> = at.iter().zip(&after[parameter]).map(|(at, after)| at - after).collect();
         write_all(&mut mlp, &before);
         if trained[parameter] {
             check(&format!("parameter {parameter}"), at, &gradient, |x| {
                 write(&mut mlp, parameter, x);
-                value(&mut mlp, &input).0
+                value(&mut mlp, &input)
             });
         }
     }
@@ -284,8 +283,8 @@ fn embedding() {
         let mut stepped = new();
         let gradient = filled(ROWS, columns, &weights);
         descend(|visitor| stepped.visit_gradients(&gradient, 0, visitor));
-        let at = values_of(&new());
-        let after = values_of(&stepped);
+        let at = values_of(&mut new());
+        let after = values_of(&mut stepped);
         for (table, (at, after)) in at.iter().zip(&after).enumerate() {
             let gradient: Vec<f64> = at.iter().zip(after).map(|(at, after)| at - after).collect();
             let mut moved = new();
@@ -327,10 +326,10 @@ fn linear() {
         value(&moved)
     });
     for table in 0..CARDINALITIES.len() {
-        let values = |linear: &Linear<Reference>| values_of(&linear.tables).swap_remove(table);
+        let values = |linear: &mut Linear<Reference>| values_of(&mut linear.tables).swap_remove(table);
         let mut moved = new();
-        let at = values(&moved);
-        let after = values(&stepped);
+        let at = values(&mut moved);
+        let after = values(&mut stepped);
         let gradient: Vec<f64> = at.iter().zip(&after).map(|(at, after)| at - after).collect();
         check("table", &at, &gradient, |x| {
             write(&mut moved.tables, table, x);
@@ -343,45 +342,44 @@ fn linear() {
 fn cross() {
     const WIDTH: usize = 5;
     for rank in [None, Some(2)] {
-        let mut cross = Cross::new(BACKEND, WIDTH, &CrossSpec { layers: 3, rank }, sgd()).unwrap();
+        let spec = CrossSpec { layers: 3, rank };
+        let mut cross = Cross::new(BACKEND, BUFFERS, WIDTH, &spec, sgd()).unwrap();
         scatter(&mut cross);
         let first = matrix("first", ROWS, WIDTH);
         let output_grad = numbers("output gradient", ROWS * WIDTH);
-        let value = |cross: &Cross<Reference>, first: &ReferenceMatrix| {
-            let mut saved = CrossActivations::new(BACKEND, BUFFERS, cross);
-            cross.forward(BACKEND, &PASS, first, &mut saved);
-            (dot(saved.output(), &output_grad), saved)
+        let value = |cross: &mut Cross<Reference>, first: &ReferenceMatrix| {
+            cross.forward(BACKEND, &PASS, first);
+            dot(cross.output(), &output_grad)
         };
-        let (_, saved) = value(&cross, &first);
-        let mut work = CrossGradients::new(BACKEND, BUFFERS, &cross);
+        value(&mut cross, &first);
         let mut by_last = filled(ROWS, WIDTH, &output_grad);
         // The gradient is accumulated.
         let mut first_grad = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
-        cross.backward(BACKEND, &PASS, &first, &saved, &mut work, &mut by_last, &mut first_grad);
+        cross.backward(BACKEND, &PASS, &first, &mut by_last, &mut first_grad);
         let gradient: Vec<f64> = read(&first_grad, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();
         let at = read(&first, ROWS * WIDTH);
-        check("first", &at, &gradient, |x| value(&cross, &filled(ROWS, WIDTH, x)).0);
+        check("first", &at, &gradient, |x| value(&mut cross, &filled(ROWS, WIDTH, x)));
 
-        let before = values_of(&cross);
-        descend(|visitor| cross.visit_gradients(visitor));
-        let after = values_of(&cross);
+        let before = values_of(&mut cross);
+        descend(|visitor| visitor.layers(&mut cross));
+        let after = values_of(&mut cross);
         assert_eq!(before.len(), if rank.is_some() { 9 } else { 6 });
         scatter(&mut cross);
         for (parameter, at) in before.iter().enumerate() {
             let gradient: Vec<f64> = at.iter().zip(&after[parameter]).map(|(at, after)| at - after).collect();
             check("cross weights", at, &gradient, |x| {
                 write(&mut cross, parameter, x);
-                value(&cross, &first).0
+                value(&mut cross, &first)
             });
             write(&mut cross, parameter, at);
         }
     }
 }
 
-fn values_of(parameters: &dyn Parameters<Reference>) -> Vec<Vec<f64>> {
-    let read = parameters.stored().into_iter().map(|(spec, stored)| {
-        let mut values = vec![0.0; spec.len()];
-        stored.read(BACKEND, TablePart::Weights, &mut values);
+fn values_of(parameters: &mut dyn Parameters<Reference>) -> Vec<Vec<f64>> {
+    let read = parameters.parameters().into_iter().map(|parameter| {
+        let mut values = vec![0.0; parameter.spec.len()];
+        parameter.read(BACKEND, TablePart::Weights, &mut values);
         values
     });
     read.collect()
@@ -392,8 +390,7 @@ fn write_all(parameters: &mut dyn Parameters<Reference>, values: &[Vec<f64>]) {
 }
 
 fn write(parameters: &mut dyn Parameters<Reference>, number: usize, values: &[f64]) {
-    let (_, mut stored) = parameters.stored_mut().swap_remove(number);
-    stored.write(BACKEND, TablePart::Weights, values);
+    parameters.parameters()[number].write(BACKEND, TablePart::Weights, values);
 }
 
 #[test]

@@ -50,7 +50,7 @@ impl Checkpointer {
     /// Takes checkpoints of `session` into `store`, of which `committed` is the newest.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: CheckpointCadence,
-        session: &Session<B>,
+        session: &mut Session<B>,
         store: CheckpointStore,
         carried: Vec<ExtraPart>,
         committed: Option<Restored>,
@@ -91,13 +91,13 @@ impl Checkpointer {
     /// write first.
     pub(crate) fn take<B: Backend<Scalar = f32>>(
         &mut self,
-        session: &Session<B>,
+        session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         self.wait(link)?;
         self.due = false;
         let requested = std::mem::take(&mut self.requested);
-        let (step, position) = (session.step(), session.position());
+        let (step, position) = (session.step(), session.position().to_vec());
         if let Some(last) = self.committed.as_ref()
             && last.step == step
             && last.position == position
@@ -108,14 +108,14 @@ impl Checkpointer {
             return Ok(());
         }
         self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
-        self.writing = Some(Writing { step, position: position.to_vec(), requested });
+        self.writing = Some(Writing { step, position, requested });
         Ok(())
     }
 
     /// Takes the last checkpoint and waits until it is committed.
     pub(crate) fn take_last<B: Backend<Scalar = f32>>(
         &mut self,
-        session: &Session<B>,
+        session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         self.take(session, link)?;

@@ -123,7 +123,7 @@ impl DeviceTask for TrainTask {
         let (ring, receiver) = link.receive_ring(schema)?;
         // Stored in each checkpoint: the job file and the statistics learned from its data.
         let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
-        let checkpointer = Checkpointer::new(cadence, &session, store, carried, committed)?;
+        let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
         let (meter, events_warned) = (Meter::new(Instant::now()), false);
         let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
         let mut training = Training {
@@ -431,14 +431,14 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.drain()?;
         self.flush_events()?;
         let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || self.checkpointer.take(&self.session, self.link))
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.take(&mut self.session, self.link))
     }
 
     fn last_checkpoint(&mut self) -> Result<()> {
         self.drain()?;
         self.flush_events()?;
         let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || self.checkpointer.take_last(&self.session, self.link))
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.take_last(&mut self.session, self.link))
     }
 
     /// Flushes events before a checkpoint, so that a worker resuming from it repeats none of them.
@@ -483,10 +483,10 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     /// Writes TensorBoard events. A failure is reported once, and training continues.
     fn write_events(
         &mut self,
-        write: impl FnOnce(&mut EventWriter, &Session<B>) -> io::Result<()>,
+        write: impl FnOnce(&mut EventWriter, &mut Session<B>) -> io::Result<()>,
     ) -> Result<()> {
         let Some(events) = &mut self.events else { return Ok(()) };
-        let Err(error) = write(events, &self.session) else { return Ok(()) };
+        let Err(error) = write(events, &mut self.session) else { return Ok(()) };
         let path = events.path().to_owned();
         self.warn_of_events(&path, &error)
     }
@@ -524,7 +524,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
 /// Writes a histogram of each weight tensor, if due.
 fn write_histograms<B: Backend<Scalar = f32>>(
     events: &mut EventWriter,
-    session: &Session<B>,
+    session: &mut Session<B>,
 ) -> io::Result<()> {
     let step = session.step();
     if !events.histograms_are_due(step) {

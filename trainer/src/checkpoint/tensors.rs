@@ -62,8 +62,9 @@ pub struct ModelCopy<T> {
 
 impl<T: Element> ModelCopy<T> {
     /// Allocates a copy for `model`.
-    pub(crate) fn of<B: Backend<Scalar = T>>(model: &Model<B>) -> Self {
-        Self { tensors: model.copy_layout(), numbers: vec![T::default(); model.copy_len()] }
+    pub(crate) fn of<B: Backend<Scalar = T>>(model: &mut Model<B>) -> Self {
+        let (tensors, length) = model.copy_layout();
+        Self { tensors, numbers: vec![T::default(); length] }
     }
 
     /// Writes to all of its memory, so that the system allocates the pages before they are needed.
@@ -72,7 +73,7 @@ impl<T: Element> ModelCopy<T> {
     }
 
     /// Copies `model`, which must be the model that this copy was allocated for.
-    pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &Model<B>) {
+    pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &mut Model<B>) {
         model.copy(&mut self.numbers);
     }
 

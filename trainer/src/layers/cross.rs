@@ -9,7 +9,6 @@
 
 use millstream_backend::{Activation, Backend, Device, ops};
 
-use crate::gradients::GradientVisitor;
 use crate::layers::dense::Dense;
 use crate::optimizer::Optimizer;
 use crate::parameter::{ParameterTooLarge, parameters};
@@ -19,38 +18,21 @@ use crate::spec::CrossSpec;
 /// A stack of cross layers.
 pub struct Cross<D: Device> {
     layers: Vec<CrossLayer<D>>,
-}
-
-/// `W x + b`, before the product with `x_0`.
-struct CrossLayer<D: Device> {
-    /// `V^T x` for a low rank, `[N, R]`.
-    down: Option<Dense<D>>,
-    /// `W` and `b`, `[N, N]`; or `U` and `b`, `[R, N]`.
-    product: Dense<D>,
-}
-
-/// The activations of a forward pass, kept for the backward pass.
-pub struct CrossActivations<D: Device> {
-    layers: Vec<SavedLayer<D>>,
-}
-
-struct SavedLayer<D: Device> {
-    /// `V^T x`, `[B, R]`.
-    inner: Option<D::Matrix>,
-    /// `W x + b`, `[B, N]`.
-    product: D::Matrix,
-    /// `x_{l+1}`, `[B, N]`.
-    output: D::Matrix,
-}
-
-/// Workspace of a backward pass.
-pub struct CrossGradients<D: Device> {
-    /// `[B, R]`
+    /// Workspace of a backward pass, for one layer at a time: `[B, R]`.
     inner_grad: Option<D::Matrix>,
     /// `[B, N]`
     product_grad: D::Matrix,
     /// `[B, N]`
     input_grad: D::Matrix,
+}
+
+struct CrossLayer<D: Device> {
+    /// `V^T x` for a low rank, `[N, R]`.
+    down: Option<Dense<D>>,
+    /// `W x + b`, before the product with `x_0`: `W` and `b`, `[N, N]`; or `U` and `b`, `[R, N]`.
+    product: Dense<D>,
+    /// `x_{l+1}` of the last forward pass, `[B, N]`.
+    output: D::Matrix,
 }
 
 impl<D: Device> Cross<D> {
@@ -60,126 +42,94 @@ impl<D: Device> Cross<D> {
     /// When a layer's weights do not fit in memory.
     pub fn new(
         device: &D,
+        buffers: BufferSpec,
         width: usize,
         spec: &CrossSpec,
         optimizer: Optimizer,
     ) -> Result<Self, ParameterTooLarge> {
         assert!(spec.layers > 0, "at least one layer");
+        let (rank, none) = (spec.rank.map(|rank| rank as usize), Activation::Identity);
+        let matrix = |columns| buffers.matrix(device, columns);
         let layer = |number| {
             let name = format!("cross.layer.{number}");
-            let dense = |inputs| Dense::new(device, &name, (inputs, width), Activation::Identity, optimizer);
-            let Some(rank) = spec.rank else { return Ok(CrossLayer { down: None, product: dense(width)? }) };
-            let (down, shape) = (format!("{name}.down"), (width, rank as usize));
-            let down = Dense::without_bias(device, &down, shape, Activation::Identity, optimizer)?;
-            Ok(CrossLayer { down: Some(down), product: dense(rank as usize)? })
+            let down = rank.map(|rank| {
+                let (name, shape) = (format!("{name}.down"), (width, rank));
+                Dense::without_bias(device, buffers, matrix(rank), &name, shape, none, optimizer)
+            });
+            let shape = (rank.unwrap_or(width), width);
+            Ok(CrossLayer {
+                down: down.transpose()?,
+                product: Dense::new(device, buffers, matrix(width), &name, shape, none, optimizer)?,
+                output: matrix(width),
+            })
         };
-        Ok(Self { layers: (0..spec.layers).map(layer).collect::<Result<_, _>>()? })
+        Ok(Self {
+            layers: (0..spec.layers).map(layer).collect::<Result<_, _>>()?,
+            inner_grad: rank.map(matrix),
+            product_grad: matrix(width),
+            input_grad: matrix(width),
+        })
     }
 
-    fn width(&self) -> usize {
-        self.layers[0].product.outputs()
-    }
-}
-
-impl<D: Device> CrossActivations<D> {
-    /// Allocates activations for `cross`.
-    pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
-        let matrix = |columns| buffers.matrix(device, columns);
-        let saved = |layer: &CrossLayer<D>| {
-            layer
-                .down
-                .iter()
-                .chain([&layer.product])
-                .for_each(|dense| dense.reserve_workspace(device, buffers));
-            SavedLayer {
-                inner: layer.down.as_ref().map(|down| matrix(down.outputs())),
-                product: matrix(cross.width()),
-                output: matrix(cross.width()),
-            }
-        };
-        Self { layers: cross.layers.iter().map(saved).collect() }
-    }
-
-    /// The output of the last layer, `[B, N]`.
+    /// The output of the last layer in the last forward pass, `[B, N]`.
     pub fn output(&self) -> &D::Matrix {
         &self.layers.last().expect("at least one layer").output
     }
 }
 
-impl<D: Device> CrossGradients<D> {
-    /// Allocates the workspace for `cross`.
-    pub fn new(device: &D, buffers: BufferSpec, cross: &Cross<D>) -> Self {
-        let matrix = |columns| buffers.matrix(device, columns);
-        Self {
-            inner_grad: cross.layers[0].down.as_ref().map(|down| matrix(down.outputs())),
-            product_grad: matrix(cross.width()),
-            input_grad: matrix(cross.width()),
-        }
-    }
-}
-
 impl<B: Backend> Cross<B> {
-    /// Computes `saved` from `first`, which is `x_0`, `[B, N]`.
-    pub fn forward(&self, backend: &B, pass: &Pass, first: &B::Matrix, saved: &mut CrossActivations<B>) {
-        for (number, layer) in self.layers.iter().enumerate() {
-            let (before, from) = saved.layers.split_at_mut(number);
-            let input = before.last().map_or(first, |before| &before.output);
-            let SavedLayer { inner, product, output } = &mut from[0];
-            if let (Some(down), Some(inner)) = (&layer.down, inner.as_mut()) {
-                down.forward(backend, pass, input, inner);
-            }
-            layer.product.forward(backend, pass, inner.as_ref().unwrap_or(input), product);
+    /// Computes the output from `first`, which is `x_0`, `[B, N]`.
+    pub fn forward(&mut self, backend: &B, pass: &Pass, first: &B::Matrix) {
+        let mut input = first;
+        for CrossLayer { down, product, output } in &mut self.layers {
+            let inner = match down {
+                Some(down) => {
+                    down.forward(backend, pass, input);
+                    &down.output
+                }
+                None => input,
+            };
+            product.forward(backend, pass, inner);
+            let product = &product.output;
             backend.run(ops::CrossForward { rows: pass.len(), first, product, input, output });
+            input = output;
         }
     }
 
     /// Computes every parameter's gradient from the gradient with respect to the output, `[B, N]`, which is
     /// overwritten. Adds the gradient with respect to `first` to `first_grad`, `[B, N]`.
-    #[allow(clippy::too_many_arguments, reason = "a backward pass reads and writes this much")]
     pub fn backward(
         &mut self,
         backend: &B,
         pass: &Pass,
         first: &B::Matrix,
-        saved: &CrossActivations<B>,
-        work: &mut CrossGradients<B>,
         output_grad: &mut B::Matrix,
         first_grad: &mut B::Matrix,
     ) {
-        let CrossGradients { inner_grad, product_grad, input_grad } = work;
-        for (number, layer) in self.layers.iter_mut().enumerate().rev() {
-            let input = number.checked_sub(1).map_or(first, |before| &saved.layers[before].output);
-            let SavedLayer { inner, product, .. } = &saved.layers[number];
+        let Self { layers, inner_grad, product_grad, input_grad } = self;
+        for number in (0..layers.len()).rev() {
+            let (before, from) = layers.split_at_mut(number);
+            let input = before.last().map_or(first, |layer| &layer.output);
+            let CrossLayer { down, product, .. } = &mut from[0];
             backend.run(ops::CrossBackward {
                 rows: pass.len(),
                 first,
-                product,
+                product: &product.output,
                 output_grad,
                 product_grad,
                 first_grad,
             });
-            if let (Some(down), Some(inner), Some(inner_grad)) = (&mut layer.down, inner, inner_grad.as_mut())
-            {
-                layer.product.backward(backend, pass, inner, product, product_grad, Some(inner_grad));
-                down.backward(backend, pass, input, inner, inner_grad, Some(input_grad));
+            if let (Some(down), Some(inner_grad)) = (down, inner_grad.as_mut()) {
+                product.backward(backend, pass, &down.output, product_grad, Some(inner_grad));
+                down.backward(backend, pass, input, inner_grad, Some(input_grad));
             } else {
-                layer.product.backward(backend, pass, input, product, product_grad, Some(input_grad));
+                product.backward(backend, pass, input, product_grad, Some(input_grad));
             }
             // From here on, the gradient with respect to this layer's input, which is the output of the
             // previous layer.
             backend.run(ops::Add { rows: pass.len(), from: input_grad, to: output_grad });
         }
         backend.run(ops::Add { rows: pass.len(), from: output_grad, to: first_grad });
-    }
-
-    /// Visits the parameters with the gradients of the last backward pass.
-    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
-        for layer in &mut self.layers {
-            if let Some(down) = &mut layer.down {
-                down.visit_gradients(visitor);
-            }
-            layer.product.visit_gradients(visitor);
-        }
     }
 }
 

@@ -2,14 +2,13 @@
 
 use millstream_backend::{Activation, Backend, Device, SavedLayer, WorkspaceUse, ops};
 
-use crate::gradients::GradientVisitor;
 use crate::init::Init;
 use crate::optimizer::Optimizer;
 use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, parameters};
 use crate::pass::{BufferSpec, Pass};
 use crate::spec::LayerInit;
 
-/// A layer's input or output, with the activation mask still to be applied to its gradient.
+/// A layer's input, with the activation mask still to be applied to its gradient.
 pub struct Given<'a, D: Device> {
     /// `[B, N]`
     pub numbers: &'a D::Matrix,
@@ -30,24 +29,30 @@ pub struct Dense<D: Device> {
     pub weights: MatrixParameter<D>,
     /// `[1, M]`
     pub bias: Option<MatrixParameter<D>>,
+    /// The output of the last forward pass, `[B, M]`.
+    pub output: D::Matrix,
     activation: Activation,
 }
 
 impl<D: Device> Dense<D> {
-    /// A layer with `inputs` inputs and `outputs` outputs; `name` is the prefix of its parameters' names.
+    /// A layer with `inputs` inputs and `outputs` outputs, which are written to `output`; `name` is the prefix of its
+    /// parameters' names. `buffers` are the dimensions of its input.
     ///
     /// # Errors
     /// When its weights do not fit in memory.
     pub fn new(
         device: &D,
+        buffers: BufferSpec,
+        output: D::Matrix,
         name: &str,
         (inputs, outputs): (usize, usize),
         activation: Activation,
         optimizer: Optimizer,
     ) -> Result<Self, ParameterTooLarge> {
         let bias = ParameterSpec::row(format!("{name}.bias"), outputs, Init::Zeros, optimizer)?;
-        let bias = Some(MatrixParameter::new(device, bias));
-        Ok(Self { bias, ..Self::without_bias(device, name, (inputs, outputs), activation, optimizer)? })
+        let shape = (inputs, outputs);
+        let layer = Self::without_bias(device, buffers, output, name, shape, activation, optimizer)?;
+        Ok(Self { bias: Some(MatrixParameter::new(device, bias)), ..layer })
     }
 
     /// The same, without a bias.
@@ -56,6 +61,8 @@ impl<D: Device> Dense<D> {
     /// When its weights do not fit in memory.
     pub fn without_bias(
         device: &D,
+        buffers: BufferSpec,
+        output: D::Matrix,
         name: &str,
         (inputs, outputs): (usize, usize),
         activation: Activation,
@@ -63,13 +70,9 @@ impl<D: Device> Dense<D> {
     ) -> Result<Self, ParameterTooLarge> {
         let init = Init::layer(LayerInit::default(), inputs, outputs);
         let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
-        Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, activation })
-    }
-
-    /// Reserves its workspace, for activations of the given size and format.
-    pub fn reserve_workspace(&self, device: &D, BufferSpec { rows, float }: BufferSpec) {
-        let ParameterSpec { rows: inputs, columns: outputs, .. } = self.weights.spec;
+        let BufferSpec { rows, float } = buffers;
         device.reserve_workspace(&WorkspaceUse::Layer { float, rows, inputs, outputs });
+        Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, output, activation })
     }
 
     /// The activation that follows product and bias.
@@ -84,8 +87,8 @@ impl<D: Device> Dense<D> {
 }
 
 impl<B: Backend> Dense<B> {
-    /// Computes `output` `[B, M]` from `input` `[B, N]`.
-    pub fn forward(&self, backend: &B, pass: &Pass, input: &B::Matrix, output: &mut B::Matrix) {
+    /// Computes the output from `input` `[B, N]`.
+    pub fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix) {
         let bias = self.bias.as_ref().map(|bias| &bias.value);
         backend.run(ops::LayerForward {
             rows: pass.len(),
@@ -93,33 +96,31 @@ impl<B: Backend> Dense<B> {
             weights: &self.weights.value,
             bias,
             activation: self.activation,
-            output,
+            output: &mut self.output,
         });
     }
 
     /// Computes the parameters' gradients and, if requested, the gradient with respect to (the first columns
-    /// of) `input` from that with respect to `output`, which is masked by the activation in place.
+    /// of) `input` from that with respect to the output, which is masked by the activation in place.
     pub fn backward(
         &mut self,
         backend: &B,
         pass: &Pass,
         input: &B::Matrix,
-        output: &B::Matrix,
         output_grad: &mut B::Matrix,
         input_grad: Option<&mut B::Matrix>,
     ) {
-        let (input, output) = (Given::whole(input), Given { numbers: output, activation: self.activation });
-        self.backward_between(backend, pass, input, output, output_grad, input_grad);
+        self.backward_between(backend, pass, Given::whole(input), self.activation, output_grad, input_grad);
     }
 
-    /// The same, where other layers apply the activation masks: each [`Given`] names the mask for its own
-    /// gradient.
+    /// The same, where other layers apply the activation masks: `activation` is the mask still to be applied to the
+    /// output's gradient, and `input` names that for its own.
     pub fn backward_between(
         &mut self,
         backend: &B,
         pass: &Pass,
         input: Given<'_, B>,
-        output: Given<'_, B>,
+        activation: Activation,
         output_grad: &mut B::Matrix,
         input_grad: Option<&mut B::Matrix>,
     ) {
@@ -127,8 +128,8 @@ impl<B: Backend> Dense<B> {
             input: input.numbers,
             input_activation: input.activation,
             weights: &self.weights.value,
-            output: output.numbers,
-            activation: output.activation,
+            output: &self.output,
+            activation,
         };
         let bias_grad = self.bias.as_mut().map(|bias| &mut bias.gradient);
         let (rows, weight_grad) = (pass.len(), &mut self.weights.gradient);
@@ -141,14 +142,6 @@ impl<B: Backend> Dense<B> {
             bias_grad,
             input_grad,
         });
-    }
-
-    /// Visits the parameters with the gradients of the last backward pass.
-    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
-        visitor.matrix(&mut self.weights);
-        if let Some(bias) = &mut self.bias {
-            visitor.matrix(bias);
-        }
     }
 }
 

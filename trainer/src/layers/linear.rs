@@ -6,7 +6,7 @@ use crate::gradients::GradientVisitor;
 use crate::init::Init;
 use crate::layers::tables::Tables;
 use crate::optimizer::Optimizer;
-use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut};
+use crate::parameter::{MatrixParameter, ParameterSpec, ParameterTooLarge, parameters};
 use crate::pass::Pass;
 
 /// One weight for each id and each dense column, and a bias; with `K` outputs, `K` of each.
@@ -34,14 +34,11 @@ impl<D: Device> Linear<D> {
         outputs: usize,
         optimizer: Optimizer,
     ) -> Result<Self, ParameterTooLarge> {
-        let zeros = |part: &str, rows| linear_weights(format!("{name}.{part}"), rows, outputs, optimizer);
-        let bias = match outputs {
-            1 => zeros("bias", 1)?,
-            _ => ParameterSpec::row(format!("{name}.bias"), outputs, Init::Zeros, optimizer)?,
-        };
+        let weights = linear_weights(format!("{name}.dense"), dense.len(), outputs, optimizer)?;
+        let bias = ParameterSpec::row(format!("{name}.bias"), outputs, Init::Zeros, optimizer)?;
         Ok(Self {
             tables,
-            dense_weights: MatrixParameter::new(device, zeros("dense", dense.len())?),
+            dense_weights: MatrixParameter::new(device, weights),
             bias: MatrixParameter::new(device, bias),
             dense,
         })
@@ -58,10 +55,8 @@ pub fn linear_weights(
     outputs: usize,
     optimizer: Optimizer,
 ) -> Result<ParameterSpec, ParameterTooLarge> {
-    match outputs {
-        1 => ParameterSpec::column(name, rows, Init::Zeros, optimizer),
-        _ => ParameterSpec::matrix(name, (rows, outputs), Init::Zeros, optimizer),
-    }
+    let spec = ParameterSpec::matrix(name, (rows, outputs), Init::Zeros, optimizer)?;
+    Ok(if outputs == 1 { ParameterSpec { shape: vec![rows], ..spec } } else { spec })
 }
 
 impl<B: Backend> Linear<B> {
@@ -98,21 +93,9 @@ impl<B: Backend> Linear<B> {
     /// respect to the output.
     pub fn visit_gradients(&mut self, output_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
         visitor.tables(&mut self.tables, output_grad, GradientColumns::Shared);
-        visitor.matrix(&mut self.dense_weights);
-        visitor.matrix(&mut self.bias);
+        visitor.layers(&mut self.dense_weights);
+        visitor.layers(&mut self.bias);
     }
 }
 
-impl<D: Device> Parameters<D> for Linear<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let dense = (!self.dense.is_empty()).then_some(&self.dense_weights);
-        let matrices = dense.into_iter().chain([&self.bias]).flat_map(MatrixParameter::stored);
-        self.tables.stored().into_iter().chain(matrices).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let dense = (!self.dense.is_empty()).then_some(&mut self.dense_weights);
-        let matrices = dense.into_iter().chain([&mut self.bias]).flat_map(MatrixParameter::stored_mut);
-        self.tables.stored_mut().into_iter().chain(matrices).collect()
-    }
-}
+parameters!(Linear: tables, dense_weights, bias);

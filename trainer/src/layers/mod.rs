@@ -1,8 +1,8 @@
 //! Layers, as explicit pairs of `forward` and `backward` over a backend's buffers.
 //!
-//! A layer owns its parameters. The model owns a struct of activations that the backward pass needs from the
-//! forward pass, allocated once for the largest batch. There is no tape: a model calls its layers forward in
-//! order and backward in reverse order.
+//! A layer owns its parameters, and the activations that its backward pass needs from the last forward pass, allocated
+//! once for the largest pass. There is no tape: a model calls its layers forward in order and backward in reverse
+//! order.
 //!
 //! Tables have no `backward`: their gradients are summed per row and applied immediately in the optimizer
 //! step.
@@ -15,10 +15,10 @@ pub mod mlp;
 pub mod normalization;
 pub mod tables;
 
-pub use cross::{Cross, CrossActivations, CrossGradients};
+pub use cross::Cross;
 pub use dense::Dense;
 pub use embedding::Embedding;
 pub use linear::{Linear, linear_weights};
-pub use mlp::{Mlp, MlpActivations, MlpGradients};
-pub use normalization::{Normalization, SavedMoments};
+pub use mlp::{Mlp, MlpGradients};
+pub use normalization::Normalization;
 pub use tables::Tables;

@@ -13,11 +13,10 @@ use millstream_backend::{
     Axis, Backend, Device, Normalization as Formula, SavedNormalization, WorkspaceUse, ops,
 };
 
-use crate::gradients::GradientVisitor;
 use crate::init::Init;
 use crate::optimizer::Optimizer;
 use crate::parameter::{
-    MatrixParameter, ParameterSpec, ParameterTooLarge, Parameters, Stored, StoredMut, parameters,
+    MatrixParameter, Parameter, ParameterSpec, ParameterTooLarge, Parameters, Storage, parameters,
 };
 use crate::pass::{BufferSpec, Pass, Purpose};
 use crate::spec;
@@ -34,18 +33,17 @@ pub struct Normalization<D: Device> {
     /// `[1, N]`
     pub shift: MatrixParameter<D>,
     running: Option<Running<D>>,
+    /// The moments of the input of the last forward pass: `[B, 1]` of its rows, or `[1, N]` of its columns.
+    mean: D::Matrix,
+    variance: D::Matrix,
+    /// The output of that pass, `[B, N]`.
+    pub output: D::Matrix,
 }
 
 /// The moments of the columns over the steps so far, `[1, N]` each: not trained, but needed for scoring.
 struct Running<D: Device> {
     mean: (ParameterSpec, D::Matrix),
     variance: (ParameterSpec, D::Matrix),
-}
-
-/// The activations of a forward pass, kept for the backward pass.
-pub struct SavedMoments<D: Device> {
-    mean: D::Matrix,
-    variance: D::Matrix,
 }
 
 impl<D: Device> Normalization<D> {
@@ -55,6 +53,7 @@ impl<D: Device> Normalization<D> {
     /// When the parameters do not fit in memory.
     pub fn new(
         device: &D,
+        buffers: BufferSpec,
         name: &str,
         columns: usize,
         kind: spec::Normalization,
@@ -65,32 +64,29 @@ impl<D: Device> Normalization<D> {
             Ok(MatrixParameter::new(device, spec))
         };
         let kept = |part, init| {
-            let spec = ParameterSpec::untrained_row(format!("{name}.{part}"), columns, init)?;
-            Ok((spec, device.matrix(1, columns)))
+            let spec = ParameterSpec::row(format!("{name}.{part}"), columns, init, optimizer)?;
+            Ok((ParameterSpec { optimizer: None, ..spec }, device.matrix(1, columns)))
         };
-        let running = match kind {
-            spec::Normalization::Layer => None,
-            spec::Normalization::Batch => Some(Running {
-                mean: kept("mean", Init::Zeros)?,
-                variance: kept("variance", Init::Constant(1.0))?,
-            }),
+        let (axis, running) = match kind {
+            spec::Normalization::Layer => (Axis::Row, None),
+            spec::Normalization::Batch => {
+                let (mean, variance) = (kept("mean", Init::Zeros)?, kept("variance", Init::Constant(1.0))?);
+                (Axis::Column, Some(Running { mean, variance }))
+            }
         };
+        let moments = || match axis {
+            Axis::Row => buffers.fp32(device, 1),
+            Axis::Column => device.matrix(1, columns),
+        };
+        device.reserve_workspace(&WorkspaceUse::Normalization { axis, rows: buffers.rows, columns });
         Ok(Self {
             scale: trained("scale", Init::Constant(1.0))?,
             shift: trained("shift", Init::Zeros)?,
             running,
+            mean: moments(),
+            variance: moments(),
+            output: buffers.matrix(device, columns),
         })
-    }
-
-    /// Allocates the moments of a pass's activations, and reserves the workspace.
-    pub fn saved(&self, device: &D, buffers: BufferSpec) -> SavedMoments<D> {
-        let (axis, rows, columns) = (self.axis(), buffers.rows, self.scale.spec.columns);
-        device.reserve_workspace(&WorkspaceUse::Normalization { axis, rows, columns });
-        let matrix = || match axis {
-            Axis::Row => buffers.fp32(device, 1),
-            Axis::Column => device.matrix(1, columns),
-        };
-        SavedMoments { mean: matrix(), variance: matrix() }
     }
 
     fn axis(&self) -> Axis {
@@ -103,23 +99,16 @@ fn formula<'a, M>(axis: Axis, scale: &'a M, shift: &'a M) -> Formula<'a, M> {
 }
 
 impl<B: Backend> Normalization<B> {
-    /// Computes `saved` and `output` from `input`, `[B, N]` both.
-    pub fn forward(
-        &mut self,
-        backend: &B,
-        pass: &Pass,
-        input: &B::Matrix,
-        saved: &mut SavedMoments<B>,
-        output: &mut B::Matrix,
-    ) {
+    /// Computes the output from `input`, `[B, N]`; in training, updates running moments.
+    pub fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix) {
         let (rows, axis) = (pass.len(), self.axis());
+        let Self { mean, variance, output, .. } = self;
         let formula = formula(axis, &self.scale.value, &self.shift.value);
         if let (Some(running), Purpose::Scoring) = (&self.running, pass.purpose) {
             let moments = (&running.mean.1, &running.variance.1);
             backend.run(ops::NormalizeForward { rows, layer: &formula, moments, input, output });
             return;
         }
-        let SavedMoments { mean, variance } = saved;
         backend.run(ops::Moments { rows, axis, input, mean, variance });
         backend.run(ops::NormalizeForward {
             rows,
@@ -142,17 +131,9 @@ impl<B: Backend> Normalization<B> {
 
     /// Computes the parameters' gradients, and replaces the gradient with respect to the output with that
     /// with respect to the input.
-    pub fn backward(
-        &mut self,
-        backend: &B,
-        pass: &Pass,
-        (input, output): (&B::Matrix, &B::Matrix),
-        saved: &SavedMoments<B>,
-        gradient: &mut B::Matrix,
-    ) {
-        let SavedMoments { mean, variance } = saved;
+    pub fn backward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix, gradient: &mut B::Matrix) {
         let axis = self.axis();
-        let (scale, shift) = (&mut self.scale, &mut self.shift);
+        let Self { scale, shift, mean, variance, output, .. } = self;
         let formula = formula(axis, &scale.value, &shift.value);
         let saved = SavedNormalization { input, mean, variance, output };
         let (scale_grad, shift_grad) = (&mut scale.gradient, &mut shift.gradient);
@@ -166,24 +147,14 @@ impl<B: Backend> Normalization<B> {
             shift_grad,
         });
     }
-
-    /// Visits the parameters with the gradients of the last backward pass.
-    pub fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
-        visitor.matrix(&mut self.scale);
-        visitor.matrix(&mut self.shift);
-    }
 }
 
 parameters!(Normalization: scale, shift, running);
 
 impl<D: Device> Parameters<D> for Running<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        let Self { mean, variance } = self;
-        [mean, variance].map(|(spec, value)| (spec, Stored::Matrix { value, states: &[] })).into()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        let Self { mean, variance } = self;
-        [mean, variance].map(|(spec, value)| (&*spec, StoredMut::Matrix { value, states: &mut [] })).into()
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(Parameter<'a, D>)) {
+        for (spec, value) in [&mut self.mean, &mut self.variance] {
+            visit(Parameter { spec, storage: Storage::Matrix { value, states: &mut [], gradient: None } });
+        }
     }
 }

@@ -3,7 +3,7 @@
 use millstream_backend::{Device, Lookup, TableShape};
 
 use crate::optimizer::Optimizer;
-use crate::parameter::{ParameterSpec, Parameters, Stored, StoredMut};
+use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
 
 /// Tables with one optimizer. Each is used by one or several id columns.
 pub struct Tables<D: Device> {
@@ -40,11 +40,9 @@ impl<D: Device> Tables<D> {
 }
 
 impl<D: Device> Parameters<D> for Tables<D> {
-    fn stored(&self) -> Vec<(&ParameterSpec, Stored<'_, D>)> {
-        self.specs.iter().zip(self.tables.iter().map(Stored::Table)).collect()
-    }
-
-    fn stored_mut(&mut self) -> Vec<(&ParameterSpec, StoredMut<'_, D>)> {
-        self.specs.iter().zip(self.tables.iter_mut().map(StoredMut::Table)).collect()
+    fn visit<'a>(&'a mut self, visit: &mut dyn FnMut(Parameter<'a, D>)) {
+        for (spec, table) in self.specs.iter().zip(&mut self.tables) {
+            visit(Parameter { spec, storage: Storage::Table(table) });
+        }
     }
 }

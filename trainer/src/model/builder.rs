@@ -152,10 +152,11 @@ impl<'a, D: Device> Builder<'a, D> {
         let optimizer = self.embedding_optimizer(keys.optimizer, &spec.optimizer)?;
         let table = |table: &EmbeddingTable| {
             let (name, shape) = (format!("{prefix}embedding.{}", table.name), (table.rows, table.width));
-            ParameterSpec::matrix(name, shape, Init::embedding(table.init, table.rows), optimizer)
+            let init = Init::embedding(table.init, table.rows);
+            let spec = ParameterSpec::matrix(name, shape, init, optimizer)?;
+            Ok::<_, ModelError>(ParameterSpec { float: self.of_tables, ..spec })
         };
-        let specs = tables.iter().map(|one| table(one).map(|spec| spec.of_float(self.of_tables)));
-        let tables = specs.collect::<Result<Vec<_>, _>>()?;
+        let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
         let lookups = features.ids.iter().zip(lookups).map(|(feature, lookup)| {
             let pooling = match lookup.pooling {
                 Pooling::Sum => millstream_backend::Pooling::Sum,
@@ -207,7 +208,7 @@ impl<'a, D: Device> Builder<'a, D> {
             let expected = "a hidden layer has at least one output";
             return Err(ModelError::Empty { key, expected });
         }
-        Ok(Mlp::new(self.device, name, inputs, (hidden, hidden_layer), last, optimizer)?)
+        Ok(Mlp::new(self.device, self.buffers, name, inputs, (hidden, hidden_layer), last, optimizer)?)
     }
 
     /// Cross layers over `width` columns.
@@ -225,7 +226,7 @@ impl<'a, D: Device> Builder<'a, D> {
             let expected = "a rank is at least 1";
             return Err(ModelError::Empty { key: "model.cross_rank", expected });
         }
-        Ok(Cross::new(self.device, width, spec, optimizer)?)
+        Ok(Cross::new(self.device, self.buffers, width, spec, optimizer)?)
     }
 
     /// Creates tables of `specs`. The lookups give the table and the pooling of each id column, in order.

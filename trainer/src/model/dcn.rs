@@ -14,9 +14,7 @@
 use millstream_backend::{Activation, Backend, Device, ops};
 
 use crate::gradients::GradientVisitor;
-use crate::layers::{
-    Cross, CrossActivations, CrossGradients, Dense, Embedding, Mlp, MlpActivations, MlpGradients,
-};
+use crate::layers::{Cross, Dense, Embedding, Mlp, MlpGradients};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
@@ -31,34 +29,16 @@ pub(super) struct Dcn<D: Device> {
     embedding: Embedding<D>,
     cross: Cross<D>,
     deep: Mlp<D>,
-    /// The contribution of the cross layers to the logit, if the MLP is parallel.
-    output: Option<CrossOutput<D>>,
-    saved: Saved<D>,
-    work: Work<D>,
-}
-
-/// An output layer over the cross layers, with one output per logit.
-struct CrossOutput<D: Device> {
-    /// `[N, 1]`, or `[N, K]` for `K` classes. It has no bias, because the MLP's last layer has one.
-    layer: Dense<D>,
-    /// `[B, 1]`, or `[B, K]`
-    logits: D::Matrix,
-}
-
-struct Saved<D: Device> {
+    /// The contribution of the cross layers to the logit, if the MLP is parallel: `[N, 1]`, or `[N, K]` for `K`
+    /// classes. It has no bias, because the MLP's last layer has one.
+    output: Option<Dense<D>>,
     /// `[B, N]`
     input: D::Matrix,
-    cross: CrossActivations<D>,
-    deep: MlpActivations<D>,
-}
-
-struct Work<D: Device> {
     /// `[B, N]`
     input_grad: BatchGradient<D>,
     /// `[B, N]`
     cross_grad: D::Matrix,
-    cross: CrossGradients<D>,
-    deep: MlpGradients<D>,
+    work: MlpGradients<D>,
 }
 
 impl<D: Device> Dcn<D> {
@@ -72,26 +52,18 @@ impl<D: Device> Dcn<D> {
             DcnStructure::Stacked => None,
             DcnStructure::Parallel => {
                 let (shape, activation) = ((width, builder.outputs()), Activation::Identity);
-                let layer = Dense::without_bias(device, "cross.output", shape, activation, optimizer)?;
-                layer.reserve_workspace(device, buffers);
-                Some(CrossOutput { layer, logits: builder.logits() })
+                let (logits, name) = (builder.logits(), "cross.output");
+                Some(Dense::without_bias(device, buffers, logits, name, shape, activation, optimizer)?)
             }
         };
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         let last = (builder.outputs(), Activation::Identity);
         let deep = builder.mlp("deep", width, hidden, last, optimizer)?;
         Ok(Self {
-            saved: Saved {
-                input: builder.matrix(width),
-                cross: CrossActivations::new(device, buffers, &cross),
-                deep: MlpActivations::new(device, buffers, &deep),
-            },
-            work: Work {
-                input_grad: builder.batch_gradient(width),
-                cross_grad: builder.matrix(width),
-                cross: CrossGradients::new(device, buffers, &cross),
-                deep: MlpGradients::new(device, buffers, &deep),
-            },
+            input: builder.matrix(width),
+            input_grad: builder.batch_gradient(width),
+            cross_grad: builder.matrix(width),
+            work: MlpGradients::new(device, buffers, &deep),
             embedding,
             cross,
             deep,
@@ -102,52 +74,46 @@ impl<D: Device> Dcn<D> {
 
 impl<B: Backend> Compute<B> for Dcn<B> {
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
-        let Saved { input, cross, deep } = &mut self.saved;
-        self.embedding.forward(backend, batch, pass, input, 0);
-        self.cross.forward(backend, pass, input, cross);
-        match &mut self.output {
-            None => self.deep.forward(backend, pass, cross.output(), deep),
-            Some(CrossOutput { layer, logits }) => {
-                self.deep.forward(backend, pass, input, deep);
-                layer.forward(backend, pass, cross.output(), logits);
-                backend.run(ops::Add { rows: pass.len(), from: logits, to: deep.output_mut() });
+        let Self { embedding, cross, deep, output, input, .. } = self;
+        embedding.forward(backend, batch, pass, input, 0);
+        cross.forward(backend, pass, input);
+        match output {
+            None => deep.forward(backend, pass, cross.output()),
+            Some(layer) => {
+                deep.forward(backend, pass, input);
+                layer.forward(backend, pass, cross.output());
+                backend.run(ops::Add { rows: pass.len(), from: &layer.output, to: deep.output_mut() });
             }
         }
     }
 
     fn logits(&self) -> &B::Matrix {
-        self.saved.deep.output()
+        self.deep.output()
     }
 
     fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
-        let Saved { input, cross, deep } = &self.saved;
-        let Work { input_grad: batch_grad, cross_grad, cross: cross_work, deep: deep_work } = &mut self.work;
-        let input_grad = batch_grad.of_pass();
-        match &mut self.output {
+        let Self { cross, deep, output, input, cross_grad, work, .. } = self;
+        let input_grad = self.input_grad.of_pass();
+        match output {
             None => {
                 backend.run(ops::Clear { rows: pass.len(), matrix: input_grad });
-                let cross_grad = Some(&mut *cross_grad);
-                self.deep.backward(backend, pass, cross.output(), deep, deep_work, logits_grad, cross_grad);
+                deep.backward(backend, pass, cross.output(), work, logits_grad, Some(cross_grad));
             }
-            Some(CrossOutput { layer, logits }) => {
-                let input_grad = Some(&mut *input_grad);
-                self.deep.backward(backend, pass, input, deep, deep_work, logits_grad, input_grad);
-                layer.backward(backend, pass, cross.output(), logits, logits_grad, Some(cross_grad));
+            Some(layer) => {
+                deep.backward(backend, pass, input, work, logits_grad, Some(input_grad));
+                layer.backward(backend, pass, cross.output(), logits_grad, Some(cross_grad));
             }
         }
-        self.cross.backward(backend, pass, input, cross, cross_work, cross_grad, input_grad);
-        batch_grad.keep(backend, pass);
+        cross.backward(backend, pass, input, cross_grad, input_grad);
+        self.input_grad.keep(backend, pass);
     }
 
     fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
-        self.deep.visit_gradients(visitor);
-        if let Some(CrossOutput { layer, .. }) = &mut self.output {
-            layer.visit_gradients(visitor);
-        }
-        self.cross.visit_gradients(visitor);
-        self.embedding.visit_gradients(self.work.input_grad.of_batch(), 0, visitor);
+        visitor.layers(&mut self.deep);
+        visitor.layers(&mut self.output);
+        visitor.layers(&mut self.cross);
+        self.embedding.visit_gradients(self.input_grad.of_batch(), 0, visitor);
     }
 }
 
 parameters!(Dcn: embedding, cross, output, deep);
-parameters!(CrossOutput: layer);

@@ -3,7 +3,7 @@
 use millstream_backend::{Activation, Backend, Device};
 
 use crate::gradients::GradientVisitor;
-use crate::layers::{Embedding, Mlp, MlpActivations, MlpGradients};
+use crate::layers::{Embedding, Mlp, MlpGradients};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::error::ModelError;
@@ -18,25 +18,14 @@ pub(super) struct Deep<D: Device> {
     mlp: Mlp<D>,
     /// Embeddings, then dense columns; `[B, E + D]`.
     pub(super) input: D::Matrix,
-    saved: MlpActivations<D>,
     work: MlpGradients<D>,
     /// The gradient with respect to the embeddings, `[B, E]`; `None` without embeddings.
     pub(super) embedding_grad: Option<BatchGradient<D>>,
 }
 
 impl<D: Device> Deep<D> {
-    /// Layers `deep.layer.0` and so on with widths `hidden`, then a layer for the logits.
-    pub(super) fn new(
-        builder: &Builder<'_, D>,
-        embedding: Embedding<D>,
-        hidden: (&'static str, &[u32], &HiddenLayerSpec),
-        optimizer: Optimizer,
-    ) -> Result<Self, ModelError> {
-        Self::named(builder, "deep", embedding, hidden, builder.outputs(), optimizer)
-    }
-
     /// Layers `NAME.layer.0` and so on with widths `hidden`, then an output layer of width `outputs`.
-    pub(super) fn named(
+    pub(super) fn new(
         builder: &Builder<'_, D>,
         name: &str,
         embedding: Embedding<D>,
@@ -44,13 +33,11 @@ impl<D: Device> Deep<D> {
         outputs: usize,
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {
-        let (buffers, embedded) = (builder.buffers(), embedding.embedded());
-        let last = (outputs, Activation::Identity);
+        let (embedded, last) = (embedding.embedded(), (outputs, Activation::Identity));
         let mlp = builder.mlp(name, embedding.outputs(), hidden, last, optimizer)?;
         Ok(Self {
             input: builder.matrix(embedding.outputs()),
-            saved: MlpActivations::new(builder.device, buffers, &mlp),
-            work: MlpGradients::new(builder.device, buffers, &mlp),
+            work: MlpGradients::new(builder.device, builder.buffers(), &mlp),
             embedding_grad: (embedded > 0).then(|| builder.batch_gradient(embedded)),
             embedding,
             mlp,
@@ -59,25 +46,25 @@ impl<D: Device> Deep<D> {
 
     /// The logits of the last forward pass, `[B, 1]`, or `[B, K]` for classes.
     pub(super) fn logits(&self) -> &D::Matrix {
-        self.saved.output()
+        self.mlp.output()
     }
 }
 
 impl<B: Backend> Deep<B> {
     pub(super) fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
         self.embedding.forward(backend, batch, pass, &mut self.input, 0);
-        self.mlp.forward(backend, pass, &self.input, &mut self.saved);
+        self.mlp.forward(backend, pass, &self.input);
     }
 
     /// The logits, to add to them, and the input, `[B, E + D]`.
     pub(super) fn logits_mut(&mut self) -> (&mut B::Matrix, &B::Matrix) {
-        (self.saved.output_mut(), &self.input)
+        (self.mlp.output_mut(), &self.input)
     }
 
     /// Computes the layers' gradients and the gradient with respect to the embeddings.
     pub(super) fn backward(&mut self, backend: &B, pass: &Pass, logits_grad: &mut B::Matrix) {
         let (input, input_grad) = (&self.input, self.embedding_grad.as_mut().map(BatchGradient::of_pass));
-        self.mlp.backward(backend, pass, input, &self.saved, &mut self.work, logits_grad, input_grad);
+        self.mlp.backward(backend, pass, input, &mut self.work, logits_grad, input_grad);
     }
 
     /// Keeps the gradient with respect to the embeddings, once it is complete.
@@ -88,7 +75,7 @@ impl<B: Backend> Deep<B> {
     }
 
     pub(super) fn visit_gradients(&mut self, visitor: &mut dyn GradientVisitor<B>) {
-        self.mlp.visit_gradients(visitor);
+        visitor.layers(&mut self.mlp);
         if let Some(embedding_grad) = &self.embedding_grad {
             self.embedding.visit_gradients(embedding_grad.of_batch(), 0, visitor);
         }

@@ -42,7 +42,8 @@ impl<D: Device> DeepFm<D> {
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let vectors = (embedding.tables.lookups.len(), width);
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
-        Ok(Self { linear, deep: Deep::new(builder, embedding, hidden, optimizer)?, vectors })
+        let deep = Deep::new(builder, "deep", embedding, hidden, builder.outputs(), optimizer)?;
+        Ok(Self { linear, deep, vectors })
     }
 }
 

@@ -24,7 +24,7 @@ impl<D: Device> MlpModel<D> {
         let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
-        Ok(Self { deep: Deep::new(builder, embedding, hidden, optimizer)? })
+        Ok(Self { deep: Deep::new(builder, "deep", embedding, hidden, builder.outputs(), optimizer)? })
     }
 }
 

@@ -15,7 +15,7 @@
 use millstream_backend::{Activation, Backend, Device, MixtureShape, ops};
 
 use crate::gradients::GradientVisitor;
-use crate::layers::{Dense, Embedding, Mlp, MlpActivations, MlpGradients};
+use crate::layers::{Dense, Embedding, Mlp, MlpGradients};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
@@ -43,17 +43,14 @@ pub(super) struct Mmoe<D: Device> {
 struct Saved<D: Device> {
     /// `[B, N]`
     input: D::Matrix,
-    experts: Vec<MlpActivations<D>>,
     /// The concatenated outputs of the experts, `[B, E * M]`.
     given: D::Matrix,
-    /// `[B, T * E]`
-    gate_logits: D::Matrix,
     /// `[B, T * E]`
     gates: D::Matrix,
     /// `[B, T * M]`
     mixtures: D::Matrix,
-    /// The input of each tower, `[B, M]`, and its activations.
-    towers: Vec<(D::Matrix, MlpActivations<D>)>,
+    /// The input of each tower, `[B, M]`.
+    tower_inputs: Vec<D::Matrix>,
     /// `[B, T]`
     logits: D::Matrix,
 }
@@ -88,20 +85,21 @@ impl<D: Device> Mmoe<D> {
             let expected = "at least one expert is needed";
             return Err(ModelError::Empty { key: "model.experts", expected });
         };
-        let (tasks, width) = (builder.label_count(), first.last.outputs());
-        let shape = MixtureShape { tasks, experts: experts.len(), width };
-        let gates = (embedding.outputs(), tasks * experts.len());
-        let gate = Dense::without_bias(builder.device, "gate", gates, Activation::Identity, optimizer)?;
-        gate.reserve_workspace(builder.device, builder.buffers());
+        let (tasks, width) = (builder.label_count(), first.outputs());
+        let mixture = MixtureShape { tasks, experts: experts.len(), width };
+        let (device, buffers, gates) = (builder.device, builder.buffers(), tasks * experts.len());
+        let (logits, shape) = (buffers.fp32(device, gates), (embedding.outputs(), gates));
+        let none = Activation::Identity;
+        let gate = Dense::without_bias(device, buffers, logits, "gate", shape, none, optimizer)?;
         let towers = towers(builder, width, spec, optimizer)?;
         Ok(Self {
-            saved: Saved::new(builder, embedding.outputs(), shape, &experts, &towers),
-            work: Work::new(builder, embedding.embedded(), shape, &experts[0], &towers[0]),
+            saved: Saved::new(builder, embedding.outputs(), mixture),
+            work: Work::new(builder, embedding.embedded(), mixture, &experts[0], &towers[0]),
             embedding,
             experts,
             gate,
             towers,
-            shape,
+            shape: mixture,
         })
     }
 }
@@ -148,19 +146,14 @@ impl<D: Device> Saved<D> {
     fn new(
         builder: &Builder<'_, D>,
         inputs: usize,
-        MixtureShape { tasks, experts: count, width }: MixtureShape,
-        experts: &[Mlp<D>],
-        towers: &[Mlp<D>],
+        MixtureShape { tasks, experts, width }: MixtureShape,
     ) -> Self {
-        let activations = |mlp: &Mlp<D>| MlpActivations::new(builder.device, builder.buffers(), mlp);
         Self {
             input: builder.matrix(inputs),
-            experts: experts.iter().map(activations).collect(),
-            given: builder.matrix(count * width),
-            gate_logits: builder.buffers().fp32(builder.device, tasks * count),
-            gates: builder.buffers().fp32(builder.device, tasks * count),
+            given: builder.matrix(experts * width),
+            gates: builder.buffers().fp32(builder.device, tasks * experts),
             mixtures: builder.matrix(tasks * width),
-            towers: towers.iter().map(|tower| (builder.matrix(width), activations(tower))).collect(),
+            tower_inputs: (0..tasks).map(|_| builder.matrix(width)).collect(),
             logits: builder.logits(),
         }
     }
@@ -193,35 +186,35 @@ impl<D: Device> Work<D> {
 impl<B: Backend> Compute<B> for Mmoe<B> {
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
         let (rows, width) = (pass.len(), self.shape.width);
-        let Saved { input, experts, given, gate_logits, gates, mixtures, towers, logits } = &mut self.saved;
+        let Saved { input, given, gates, mixtures, tower_inputs, logits } = &mut self.saved;
         self.embedding.forward(backend, batch, pass, input, 0);
-        for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
-            expert.forward(backend, pass, input, saved);
+        for (number, expert) in self.experts.iter_mut().enumerate() {
+            expert.forward(backend, pass, input);
             backend.run(ops::CopyColumns {
                 rows,
-                from: (saved.output(), 0),
+                from: (expert.output(), 0),
                 to: (given, number * width),
                 columns: width,
             });
         }
-        self.gate.forward(backend, pass, input, gate_logits);
+        self.gate.forward(backend, pass, input);
         backend.run(ops::MixtureForward {
             rows,
             shape: self.shape,
-            logits: gate_logits,
+            logits: &self.gate.output,
             experts: given,
             gates,
             output: mixtures,
         });
-        for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(towers).enumerate() {
+        for (task, (tower, mixture)) in self.towers.iter_mut().zip(tower_inputs).enumerate() {
             backend.run(ops::CopyColumns {
                 rows,
                 from: (mixtures, task * width),
                 to: (mixture, 0),
                 columns: width,
             });
-            tower.forward(backend, pass, mixture, saved);
-            backend.run(ops::CopyColumns { rows, from: (saved.output(), 0), to: (logits, task), columns: 1 });
+            tower.forward(backend, pass, mixture);
+            backend.run(ops::CopyColumns { rows, from: (tower.output(), 0), to: (logits, task), columns: 1 });
         }
     }
 
@@ -232,7 +225,7 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
     fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
         self.towers_backward(backend, pass, logits_grad);
         let (rows, width) = (pass.len(), self.shape.width);
-        let Saved { input, experts, given, gate_logits, gates, .. } = &self.saved;
+        let Saved { input, given, gates, .. } = &self.saved;
         let Work {
             mixtures_grad,
             gate_logits_grad,
@@ -253,8 +246,8 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
         });
         let mut embedding_grad = embedding_grad.as_mut();
         let input_grad = embedding_grad.as_mut().map(|(whole, _)| whole.of_pass());
-        self.gate.backward(backend, pass, input, gate_logits, gate_logits_grad, input_grad);
-        for (number, (expert, saved)) in self.experts.iter_mut().zip(experts).enumerate() {
+        self.gate.backward(backend, pass, input, gate_logits_grad, input_grad);
+        for (number, expert) in self.experts.iter_mut().enumerate() {
             backend.run(ops::CopyColumns {
                 rows,
                 from: (expert_outputs_grad, number * width),
@@ -262,7 +255,7 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
                 columns: width,
             });
             let part = embedding_grad.as_mut().map(|(_, part)| part);
-            expert.backward(backend, pass, input, saved, work, expert_grad, part);
+            expert.backward(backend, pass, input, work, expert_grad, part);
             if let Some((whole, part)) = &mut embedding_grad {
                 backend.run(ops::Add { rows, from: part, to: whole.of_pass() });
             }
@@ -273,9 +266,9 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
     }
 
     fn visit_gradients(&mut self, _logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>) {
-        self.towers.iter_mut().for_each(|tower| tower.visit_gradients(visitor));
-        self.gate.visit_gradients(visitor);
-        self.experts.iter_mut().for_each(|expert| expert.visit_gradients(visitor));
+        visitor.layers(&mut self.towers);
+        visitor.layers(&mut self.gate);
+        visitor.layers(&mut self.experts);
         if let Some((embedding_grad, _)) = &self.work.embedding_grad {
             self.embedding.visit_gradients(embedding_grad.of_batch(), 0, visitor);
         }
@@ -287,14 +280,14 @@ impl<B: Backend> Mmoe<B> {
     fn towers_backward(&mut self, backend: &B, pass: &Pass, logits_grad: &B::Matrix) {
         let (rows, width) = (pass.len(), self.shape.width);
         let Work { logit_grad, tower: work, mixture_grad, mixtures_grad, .. } = &mut self.work;
-        for (task, (tower, (mixture, saved))) in self.towers.iter_mut().zip(&self.saved.towers).enumerate() {
+        for (task, (tower, mixture)) in self.towers.iter_mut().zip(&self.saved.tower_inputs).enumerate() {
             backend.run(ops::CopyColumns {
                 rows,
                 from: (logits_grad, task),
                 to: (logit_grad, 0),
                 columns: 1,
             });
-            tower.backward(backend, pass, mixture, saved, work, logit_grad, Some(mixture_grad));
+            tower.backward(backend, pass, mixture, work, logit_grad, Some(mixture_grad));
             backend.run(ops::CopyColumns {
                 rows,
                 from: (mixture_grad, 0),

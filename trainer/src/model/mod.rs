@@ -32,6 +32,7 @@ use millstream_trace::Phase;
 use crate::gradients::{ApplyUpdates, SumSquares};
 use crate::loss::LossSum;
 pub use crate::parameter::{NamedTensor, TensorRole};
+use crate::parameter::{Parameter, ParameterSpec};
 use crate::pass::{Pass, Purpose, rounding_key};
 use crate::schedule::Step;
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
@@ -47,6 +48,8 @@ use steps::{Steps, reported_numbers};
 pub struct Model<B: Backend> {
     backend: B,
     parts: Parts<B>,
+    /// Every tensor, in the order of [`Model::read_tensors`].
+    tensors: Vec<NamedTensor>,
     seed: u64,
     /// The task of each label.
     tasks: Vec<Task>,
@@ -170,12 +173,6 @@ impl<D: Device> Parts<D> {
             plan: device.row_plan(schema, &builder.id_columns()),
         })
     }
-
-    /// Every tensor, in the order of [`Model::read_tensors`].
-    fn tensors(&self) -> Vec<NamedTensor> {
-        let parameters = self.network.parameters().stored().into_iter();
-        parameters.flat_map(|(spec, _)| spec.parts().map(|part| spec.tensor(part))).collect()
-    }
 }
 
 /// Classes need a model that predicts them, and one label.
@@ -217,9 +214,9 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self, ModelError> {
         let mut parts = Parts::new(&backend, spec, schema, training)?;
         backend.allow_tf32(training.precision == Precision::Tf32);
-        for (spec, mut stored) in parts.network.parameters_mut().stored_mut() {
-            stored.initialise(&backend, spec, training.seed);
-        }
+        let mut parameters = parts.network.parameters();
+        parameters.iter_mut().for_each(|parameter| parameter.initialise(&backend, training.seed));
+        let tensors = parameters.iter().flat_map(|parameter| parameter.spec.tensors()).collect();
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         let specs = training.tasks(schema.label_count());
         let outputs = training.outputs(schema.label_count());
@@ -228,7 +225,8 @@ impl<B: Backend> Model<B> {
         }
         Ok(Self {
             host: vec![B::Scalar::default(); parts.rows * outputs],
-            steps: Steps::new(specs.len(), &parts),
+            steps: Steps::new(specs.len(), &mut parts),
+            tensors,
             seed: training.seed,
             tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
             scoring: Scoring::of(spec, &specs),
@@ -409,8 +407,8 @@ impl<B: Backend> Model<B> {
     }
 
     /// Every tensor, in the order of [`Model::read_tensors`].
-    pub fn tensors(&self) -> Vec<NamedTensor> {
-        self.parts.tensors()
+    pub fn tensors(&self) -> &[NamedTensor] {
+        &self.tensors
     }
 
     /// Calls `visit` with every tensor, in a fixed order, until its first error. One tensor at a time is in host
@@ -421,47 +419,43 @@ impl<B: Backend> Model<B> {
     /// # Errors
     /// Those of `visit`.
     pub fn read_tensors<E>(
-        &self,
+        &mut self,
         mut visit: impl FnMut(&NamedTensor, &[B::Scalar]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut values = Vec::new();
-        for (spec, stored) in self.parts.network.parameters().stored() {
-            for part in spec.parts() {
-                let tensor = spec.tensor(part);
+        for parameter in self.parts.network.parameters() {
+            for part in parameter.spec.parts() {
+                let tensor = parameter.spec.tensor(part);
                 values.resize(tensor.len(), B::Scalar::default());
-                stored.read(&self.backend, part, &mut values);
+                parameter.read(&self.backend, part, &mut values);
                 visit(&tensor, &values)?;
             }
         }
         Ok(())
     }
 
-    /// The place of each tensor in a copy of the model, in the order of [`Model::read_tensors`].
-    pub fn copy_layout(&self) -> Vec<CopiedTensor> {
+    /// The place of each tensor in a copy of the model, in the order of [`Model::read_tensors`], and the length of a
+    /// copy.
+    pub fn copy_layout(&mut self) -> (Vec<CopiedTensor>, usize) {
         let mut base = 0;
         let mut places = Vec::new();
-        for (spec, stored) in self.parts.network.parameters().stored() {
+        for parameter in self.parts.network.parameters() {
+            let spec = parameter.spec;
             for part in spec.parts() {
-                let TablePlace { first, stride } = stored.place(spec, part);
+                let TablePlace { first, stride } = parameter.place(part);
                 let (tensor, row) = (spec.tensor(part), spec.table_shape().part_width(part));
                 places.push(CopiedTensor { tensor, first: base + first, stride, row });
             }
-            base += stored.copy_len(spec);
+            base += parameter.copy_len::<B>();
         }
-        places
+        (places, base)
     }
 
-    /// Length of a copy.
-    pub fn copy_len(&self) -> usize {
-        let parameters = self.parts.network.parameters().stored();
-        parameters.iter().map(|(spec, stored)| stored.copy_len(spec)).sum()
-    }
-
-    /// Copies the model to `out`, of length [`Model::copy_len`], while training waits.
-    pub fn copy(&self, mut out: &mut [B::Scalar]) {
-        for (spec, stored) in self.parts.network.parameters().stored() {
-            let (this, rest) = out.split_at_mut(stored.copy_len(spec));
-            stored.copy(&self.backend, spec, this);
+    /// Copies the model to `out`, of the length of a copy, while training waits.
+    pub fn copy(&mut self, mut out: &mut [B::Scalar]) {
+        for parameter in self.parts.network.parameters() {
+            let (this, rest) = out.split_at_mut(parameter.copy_len::<B>());
+            parameter.copy(&self.backend, this);
             out = rest;
         }
     }
@@ -475,13 +469,13 @@ impl<B: Backend> Model<B> {
         mut fill: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut values = Vec::new();
-        for (spec, mut stored) in self.parts.network.parameters_mut().stored_mut() {
-            for part in spec.parts() {
-                let tensor = spec.tensor(part);
+        for mut parameter in self.parts.network.parameters() {
+            for part in parameter.spec.parts() {
+                let tensor = parameter.spec.tensor(part);
                 values.clear();
                 values.resize(tensor.len(), B::Scalar::default());
                 fill(&tensor, &mut values)?;
-                stored.write(&self.backend, part, &values);
+                parameter.write(&self.backend, part, &values);
             }
         }
         Ok(())
@@ -497,20 +491,20 @@ impl<B: Backend> Model<B> {
         mut change: impl FnMut(&NamedTensor, &mut [B::Scalar]) -> Result<bool, E>,
     ) -> Result<(), E> {
         let mut weights = Vec::new();
-        for (spec, mut stored) in self.parts.network.parameters_mut().stored_mut() {
-            let tensor = spec.tensor(TablePart::Weights);
+        for mut parameter in self.parts.network.parameters() {
+            let tensor = parameter.spec.tensor(TablePart::Weights);
             weights.resize(tensor.len(), B::Scalar::default());
-            stored.read(&self.backend, TablePart::Weights, &mut weights);
+            parameter.read(&self.backend, TablePart::Weights, &mut weights);
             if !change(&tensor, &mut weights)? {
                 continue;
             }
-            stored.write(&self.backend, TablePart::Weights, &weights);
-            let Some(optimizer) = spec.optimizer else { continue };
+            parameter.write(&self.backend, TablePart::Weights, &weights);
+            let Some(optimizer) = parameter.spec.optimizer else { continue };
             if let Some((part, state_of)) = optimizer.state_by_weight() {
                 for weight in &mut weights {
                     *weight = B::Scalar::from_f64(state_of(weight.to_f64()));
                 }
-                stored.write(&self.backend, part, &weights);
+                parameter.write(&self.backend, part, &weights);
             }
         }
         Ok(())
@@ -535,23 +529,25 @@ impl ModelPlan {
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
         let sizes = Sizes::<L>::default();
-        let parts = Parts::new(&sizes, spec, schema, training)?;
-        let parameters = parts.network.parameters().stored();
-        let parameter_bytes = parameters.iter().map(|(spec, stored)| stored.bytes(spec)).sum();
+        let mut parts = Parts::new(&sizes, spec, schema, training)?;
+        let parameters = parts.network.parameters();
+        let parameter_bytes = parameters.iter().map(Parameter::bytes).sum();
         // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
         let on_host = scores.saturating_add(L::staging_bytes(schema));
         let (beside, staging_bytes) = if L::IS_APART { (0, on_host) } else { (on_host, 0) };
         let on_device = L::base_bytes().saturating_add(sizes.bytes());
-        let trained = parameters.iter().filter(|(spec, _)| spec.optimizer.is_some());
+        let copied: usize = parameters.iter().map(Parameter::copy_len::<L>).sum();
+        let specs = || parameters.iter().map(|parameter| parameter.spec);
+        let trained = specs().filter(|spec| spec.optimizer.is_some());
         Ok(Self {
-            tensors: parts.tensors(),
-            parameters: trained.map(|(spec, _)| spec.len() as u64).sum(),
+            tensors: specs().flat_map(ParameterSpec::tensors).collect(),
+            parameters: trained.map(|spec| spec.len() as u64).sum(),
             parameter_bytes,
             workspace_bytes: (on_device - parameter_bytes).saturating_add(beside),
             staging_bytes,
-            copy_bytes: parameters.iter().map(|(spec, stored)| stored.copy_bytes(spec)).sum(),
+            copy_bytes: (copied * size_of::<f32>()) as u64,
         })
     }
 }

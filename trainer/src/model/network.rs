@@ -13,7 +13,7 @@ use crate::model::mlp::MlpModel;
 use crate::model::mmoe::Mmoe;
 use crate::model::two_tower::TwoTower;
 use crate::model::wide_deep::WideDeep;
-use crate::parameter::Parameters;
+use crate::parameter::{Parameter, Parameters};
 use crate::spec::ModelSpec;
 
 /// A model of any kind.
@@ -42,29 +42,17 @@ impl<D: Device> Network<D> {
         })
     }
 
-    pub(super) fn parameters(&self) -> &dyn Parameters<D> {
+    /// Every non-empty parameter, in a fixed order.
+    pub(super) fn parameters(&mut self) -> Vec<Parameter<'_, D>> {
         match self {
-            Self::Linear(model) => model,
-            Self::Mlp(model) => model,
-            Self::WideDeep(model) => model,
-            Self::DeepFm(model) => model,
-            Self::Dcn(model) => model,
-            Self::Dlrm(model) => model,
-            Self::Mmoe(model) => model,
-            Self::TwoTower(model) => model,
-        }
-    }
-
-    pub(super) fn parameters_mut(&mut self) -> &mut dyn Parameters<D> {
-        match self {
-            Self::Linear(model) => model,
-            Self::Mlp(model) => model,
-            Self::WideDeep(model) => model,
-            Self::DeepFm(model) => model,
-            Self::Dcn(model) => model,
-            Self::Dlrm(model) => model,
-            Self::Mmoe(model) => model,
-            Self::TwoTower(model) => model,
+            Self::Linear(model) => model.parameters(),
+            Self::Mlp(model) => model.parameters(),
+            Self::WideDeep(model) => model.parameters(),
+            Self::DeepFm(model) => model.parameters(),
+            Self::Dcn(model) => model.parameters(),
+            Self::Dlrm(model) => model.parameters(),
+            Self::Mmoe(model) => model.parameters(),
+            Self::TwoTower(model) => model.parameters(),
         }
     }
 }

@@ -25,9 +25,9 @@ pub(super) fn reported_numbers(tasks: usize, is_scaled: bool) -> usize {
 }
 
 impl<B: Backend> Steps<B> {
-    pub(super) fn new(tasks: usize, parts: &Parts<B>) -> Self {
-        let parameters = parts.network.parameters().stored();
-        let counts = parameters.iter().any(|(spec, _)| spec.optimizer.is_some_and(|it| it.counts_steps()));
+    pub(super) fn new(tasks: usize, parts: &mut Parts<B>) -> Self {
+        let parameters = parts.network.parameters();
+        let counts = parameters.iter().any(|it| it.spec.optimizer.is_some_and(|it| it.counts_steps()));
         Self {
             ahead: if counts && parts.scaling.is_some() { 0 } else { B::STEPS_AHEAD },
             in_flight: VecDeque::with_capacity(B::STEPS_AHEAD + 1),

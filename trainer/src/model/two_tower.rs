@@ -118,7 +118,7 @@ impl<D: Device> Tower<D> {
         let optimizer = builder.optimizer(keys.optimizer, &spec.optimizer)?;
         let hidden = (keys.hidden, spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self {
-            deep: Deep::named(builder, name, embedding, hidden, dim, optimizer)?,
+            deep: Deep::new(builder, name, embedding, hidden, dim, optimizer)?,
             unit: normalize.then(|| builder.buffers().fp32(builder.device, dim)),
             vectors_grad: builder.buffers().fp32(builder.device, dim),
         })

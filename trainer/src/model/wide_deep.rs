@@ -27,13 +27,11 @@ pub(super) struct WideDeep<D: Device> {
 }
 
 impl<D: Device> WideDeep<D> {
-    pub(super) fn new(
-        builder: &mut Builder<'_, D>,
-        WideDeepSpec { wide, deep }: &WideDeepSpec,
-    ) -> Result<Self, ModelError> {
+    pub(super) fn new(builder: &mut Builder<'_, D>, spec: &WideDeepSpec) -> Result<Self, ModelError> {
+        let WideDeepSpec { wide, deep } = spec;
         let features = builder.features("model.wide.features", &wide.features)?;
         let optimizer = builder.optimizer("model.wide.optimizer", &wide.optimizer)?;
-        let linear = builder.linear("wide", &features, optimizer)?;
+        let wide = builder.linear("wide", &features, optimizer)?;
         let features = builder.some_features("model.deep.features", &deep.features)?;
         let optimizer = match deep.embedding_optimizer {
             Some(_) => EmbeddingKeys::DEEP.optimizer,
@@ -43,7 +41,8 @@ impl<D: Device> WideDeep<D> {
         let embedding = builder.embedding("deep.", keys, &deep.embedding(), features)?;
         let optimizer = builder.optimizer("model.deep.optimizer", &deep.optimizer)?;
         let hidden = ("model.deep.hidden", deep.hidden.as_slice(), &deep.hidden_layer);
-        Ok(Self { wide: linear, deep: Deep::new(builder, embedding, hidden, optimizer)? })
+        let deep = Deep::new(builder, "deep", embedding, hidden, builder.outputs(), optimizer)?;
+        Ok(Self { wide, deep })
     }
 }
 

@@ -186,7 +186,7 @@ where
         let mut model_copy = self.allocate_copy();
         self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
         self.scorer.predict(batch)?;
-        model_copy.copy(&self.scorer.model);
+        model_copy.copy(&mut self.scorer.model);
         Ok(())
     }
 
@@ -389,7 +389,7 @@ where
     /// # Errors
     /// Those of `visit`.
     pub fn read_parameters<E>(
-        &self,
+        &mut self,
         mut visit: impl FnMut(&NamedTensor, &[B::Scalar]) -> Result<(), E>,
     ) -> Result<(), E> {
         self.scorer.model.read_tensors(|tensor, numbers| match tensor.role {
@@ -409,8 +409,8 @@ where
     }
 
     /// Allocates a copy of the model.
-    pub fn allocate_copy(&self) -> ModelCopy<B::Scalar> {
-        ModelCopy::of(&self.scorer.model)
+    pub fn allocate_copy(&mut self) -> ModelCopy<B::Scalar> {
+        ModelCopy::of(&mut self.scorer.model)
     }
 
     /// Copies the model into `model_copy`, allocated by this session, and returns the rest of a checkpoint.
@@ -420,10 +420,10 @@ where
     ///
     /// # Panics
     /// When a step is in flight: see [`Session::drain`].
-    pub fn capture(&self, model_copy: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
+    pub fn capture(&mut self, model_copy: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
         self.check_failed()?;
         assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
-        model_copy.copy(&self.scorer.model);
+        model_copy.copy(&mut self.scorer.model);
         Ok(self.snapshot())
     }
 

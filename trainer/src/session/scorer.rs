@@ -14,8 +14,6 @@ use crate::warm_start::WarmStart;
 /// A model that scores rows.
 pub struct Scorer<B: Backend> {
     pub(super) model: Model<B>,
-    /// All of the model's tensors, in order.
-    pub(super) tensors: Vec<NamedTensor>,
     pub(super) schema: BatchSchema,
     /// Number of scores per row.
     outputs: usize,
@@ -63,7 +61,6 @@ where
     ) -> Result<Self, SessionError> {
         let model = Model::new(backend, spec, schema, training)?;
         Ok(Self {
-            tensors: model.tensors(),
             model,
             schema: schema.clone(),
             metrics: accumulators(spec, schema, training),
@@ -182,7 +179,7 @@ where
         name: &str,
         role: TensorRole,
     ) -> Result<TensorFile<'a>, SessionError> {
-        open::<B::Scalar>(checkpoint, name, self.tensors.iter().filter(|tensor| tensor.role == role))
+        open::<B::Scalar>(checkpoint, name, self.model.tensors().iter().filter(|tensor| tensor.role == role))
     }
 }
 

@@ -158,7 +158,7 @@ fn store(directory: &Path) -> CheckpointStore {
 
 /// Commits a checkpoint, reads its files, and loads it.
 fn checkpoint<B: Backend<Scalar: Element>>(
-    session: &Session<B>,
+    session: &mut Session<B>,
     directory: &Path,
 ) -> (BTreeMap<String, Vec<u8>>, Checkpoint) {
     let store = store(directory);
@@ -178,21 +178,21 @@ fn resuming_changes_nothing<B: Backend<Scalar: Element>>(backend: impl Fn() -> B
     let directory = tempfile::tempdir().unwrap();
     let mut undisturbed = session(backend());
     run(&mut undisturbed, END);
-    let (expected, _) = checkpoint(&undisturbed, &directory.path().join("undisturbed"));
+    let (expected, _) = checkpoint(&mut undisturbed, &directory.path().join("undisturbed"));
     let names: Vec<_> = expected.keys().map(String::as_str).collect();
     assert_eq!(names, ["analysis.json", "job.toml", MANIFEST, MODEL_PART, OPTIMIZER_PART]);
     for stop in 0..END {
         let job = directory.path().join(format!("stopped-at-{stop}"));
         let mut first = session(backend());
         run(&mut first, stop);
-        let (_, stopped) = checkpoint(&first, &job);
+        let (_, stopped) = checkpoint(&mut first, &job);
         let mut second = session(backend());
         second.restore(&stopped).unwrap();
         assert_eq!(second.step(), first.step());
         assert_eq!(second.last_eval(), first.last_eval());
         assert_eq!(second.early_stop_reason(), first.early_stop_reason());
         run(&mut second, END);
-        let (found, _) = checkpoint(&second, &job);
+        let (found, _) = checkpoint(&mut second, &job);
         assert!(found == expected, "stopped before batch {stop}");
     }
 }
@@ -213,7 +213,7 @@ fn threads_change_nothing() {
     let of_threads = |threads| {
         let mut session = session(Cpu::new(Some(threads)).unwrap());
         run(&mut session, 8);
-        checkpoint(&session, &directory.path().join(threads.to_string())).0
+        checkpoint(&mut session, &directory.path().join(threads.to_string())).0
     };
     assert!(of_threads(1) == of_threads(3));
 }
@@ -238,7 +238,7 @@ fn an_interrupted_evaluation_is_repeated() {
     let mut session = session(cpu());
     run(&mut session, 4);
     assert_eq!(session.position(), 3_u64.to_le_bytes(), "the position is that of the last training batch");
-    let (_, cut_short) = checkpoint(&session, directory.path());
+    let (_, cut_short) = checkpoint(&mut session, directory.path());
     session.restore(&cut_short).unwrap();
     run(&mut session, 5);
     assert_eq!(session.last_eval()[0].examples, 2 * 16, "no row counts twice");
@@ -253,7 +253,7 @@ fn a_separate_evaluation_keeps_the_position_and_stays_due_until_it_ends() {
     session.set_eval_due();
     session.evaluate(batch(3, &schema(ROWS)).as_ref()).unwrap();
     session.discard_eval();
-    let (_, due) = checkpoint(&session, directory.path());
+    let (_, due) = checkpoint(&mut session, directory.path());
     assert!(due.manifest.snapshot.eval_due);
     session.restore(&due).unwrap();
     assert!(session.is_eval_due() && !session.is_evaluated());
@@ -263,7 +263,7 @@ fn a_separate_evaluation_keeps_the_position_and_stays_due_until_it_ends() {
     assert_eq!(judged.metrics[0].examples, 16, "no row of the interrupted evaluation counts");
     assert!(judged.is_best && session.is_evaluated() && !session.is_eval_due());
     assert_eq!(session.position(), 2_u64.to_le_bytes());
-    let (_, done) = checkpoint(&session, directory.path());
+    let (_, done) = checkpoint(&mut session, directory.path());
     assert_eq!(done.part(MODEL_PART), due.part(MODEL_PART));
     assert_eq!(done.manifest.snapshot.standing.best().len(), 1);
     session.train(batch(2, &schema(ROWS)).as_ref()).unwrap();
@@ -275,7 +275,7 @@ fn a_checkpoint_of_another_job_is_rejected_with_the_first_difference() {
     let directory = tempfile::tempdir().unwrap();
     let mut trained = session(cpu());
     run(&mut trained, 2);
-    let (_, checkpoint) = checkpoint(&trained, directory.path());
+    let (_, checkpoint) = checkpoint(&mut trained, directory.path());
     let mut wider = wide_deep();
     wider.deep.hidden[1] = 6;
     let mut other_rows = schema(ROWS);
@@ -307,18 +307,18 @@ fn tensors_of_another_model_are_rejected_and_change_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 2);
-    let (before, _) = checkpoint(&session, &directory.path().join("before"));
+    let (before, _) = checkpoint(&mut session, &directory.path().join("before"));
     let mut deeper = wide_deep();
     deeper.deep.hidden.push(2);
     // A checkpoint that claims to contain our model, but has tensors of another one.
     let mut other = Session::new(cpu(), &ModelSpec::WideDeep(deeper), &schema(ROWS), &training()).unwrap();
     run(&mut other, 3);
     other.model = model();
-    let (_, forged) = checkpoint(&other, &directory.path().join("forged"));
+    let (_, forged) = checkpoint(&mut other, &directory.path().join("forged"));
     let error = session.restore(&forged).unwrap_err();
     let SessionError::Checkpoint(CheckpointError::Damaged { part, .. }) = &error else { panic!("{error}") };
     assert_eq!(part, MODEL_PART, "{error}");
-    let (after, _) = checkpoint(&session, &directory.path().join("before"));
+    let (after, _) = checkpoint(&mut session, &directory.path().join("before"));
     assert!(before == after);
 }
 
@@ -344,7 +344,7 @@ fn a_scorer_agrees_with_the_session() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
     run(&mut session, 10);
-    checkpoint(&session, directory.path());
+    checkpoint(&mut session, directory.path());
     let scoring =
         store(directory.path()).load_newest(CheckpointScope::Scoring, OnDamage::Fail).unwrap().unwrap();
 
@@ -374,7 +374,7 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     session.group_by("b").unwrap();
     run(&mut session, 5);
     let grouped = session.last_eval()[0].clone();
-    checkpoint(&session, directory.path());
+    checkpoint(&mut session, directory.path());
     let scoring =
         store(directory.path()).load_newest(CheckpointScope::Scoring, OnDamage::Fail).unwrap().unwrap();
     let mut scorer = Scorer::open(cpu(), &schema(ROWS), &scoring).unwrap();
@@ -477,7 +477,7 @@ fn several_labels_survive_checkpoints_and_are_evaluated_separately() {
     };
     let mut undisturbed = new();
     assert!(follow(&mut undisturbed, 0..5).is_best);
-    let (_, stopped) = checkpoint(&undisturbed, directory.path());
+    let (_, stopped) = checkpoint(&mut undisturbed, directory.path());
     let mut resumed = new();
     resumed.restore(&stopped).unwrap();
     let after = follow(&mut resumed, 5..10);
@@ -534,7 +534,7 @@ fn classes_survive_checkpoints_and_are_evaluated() {
         };
         let mut undisturbed = new();
         follow(&mut undisturbed, 0..5);
-        let (_, stopped) = checkpoint(&undisturbed, directory.path());
+        let (_, stopped) = checkpoint(&mut undisturbed, directory.path());
         let mut resumed = new();
         resumed.restore(&stopped).unwrap();
         let after = follow(&mut resumed, 5..10);

@@ -210,7 +210,7 @@ pub(crate) fn write<B: Backend>(model: &mut Model<B>, tensors: &Tensors) {
     written.expect("no error of ours");
 }
 
-pub(crate) fn tensors_of<B: Backend>(model: &Model<B>) -> Tensors {
+pub(crate) fn tensors_of<B: Backend>(model: &mut Model<B>) -> Tensors {
     let mut tensors = Tensors::new();
     let read: Result<(), ()> = model.read_tensors(|tensor, values| {
         tensors.insert(tensor.name.clone(), values.iter().map(|value| value.to_f64()).collect());

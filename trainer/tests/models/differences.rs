@@ -14,9 +14,9 @@ fn gradients_agree_with_finite_differences() {
     for case in &golden.cases {
         let batch = golden.batch(case, 0);
         let mut model = case.by_descent(Reference, &golden.schema(case));
-        let start = tensors_of(&model);
+        let start = tensors_of(&mut model);
         model.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
-        let gradients = gradients(&start, &tensors_of(&model));
+        let gradients = gradients(&start, &tensors_of(&mut model));
         let mut moved = start.clone();
         // Running moments of columns are not trained.
         for (name, gradient) in gradients.iter().filter(|(name, _)| case.gradients.contains_key(*name)) {

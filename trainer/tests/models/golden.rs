@@ -27,9 +27,9 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, rounding: f64) {
     let golden = golden();
     for case in &golden.cases {
         let mut model = case.by_descent(backend(), &golden.schema(case));
-        let before = tensors_of(&model);
+        let before = tensors_of(&mut model);
         model.train_step(golden.batch(case, 0).as_ref(), Step::number(1)).expect("a batch of the schema");
-        let found = gradients(&before, &tensors_of(&model));
+        let found = gradients(&before, &tensors_of(&mut model));
         for (name, expected) in &case.gradients {
             let of = |numbers: &[f64]| numbers.iter().fold(1e-3_f64, |largest, x| largest.max(x.abs()));
             let tolerance = 100.0 * rounding + rounding * of(&before[name]) / of(expected);
@@ -70,7 +70,7 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
             let (Some(expected), Some(scores)) = (&step.tensors, &step.scores) else {
                 continue;
             };
-            let found = tensors_of(&model);
+            let found = tensors_of(&mut model);
             assert!(found.keys().eq(expected.keys()), "{}: the same tensors", case.name);
             for (name, expected) in expected {
                 close(&what(name), &found[name], expected, tolerance);

@@ -130,13 +130,13 @@ fn a_model_skips_like_pytorch<B: Backend>(backend: impl Fn() -> B) {
         let mut without = half(backend(), &golden, &mlp(), spec);
         let (mut taken, mut skipped) = (0, 0);
         for (number, expected) in moves.iter().take(60).enumerate() {
-            let before = tensors_of(&model);
+            let before = tensors_of(&mut model);
             let is_bad = expected.gradient != Gradient::Good;
             let batch = batch(&golden, number, is_bad);
             model.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch");
             if is_bad {
                 skipped += 1;
-                assert!(tensors_of(&model) == before, "step {number} of {spec:?} was skipped");
+                assert!(tensors_of(&mut model) == before, "step {number} of {spec:?} was skipped");
             } else {
                 taken += 1;
                 let scale = model.loss_scale().expect("a loss scale");
@@ -144,7 +144,7 @@ fn a_model_skips_like_pytorch<B: Backend>(backend: impl Fn() -> B) {
                 without.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
                 without.train_step(batch.as_ref(), Step::number(taken)).expect("a batch");
                 without.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
-                assert!(tensors_of(&model) != before, "step {number} of {spec:?} was taken");
+                assert!(tensors_of(&mut model) != before, "step {number} of {spec:?} was taken");
             }
             let scale = model.loss_scale().expect("a loss scale");
             assert_eq!(f64::from(scale.scale), expected.scale, "step {number} of {spec:?}");
@@ -181,7 +181,7 @@ fn steps_are_submitted_before_skips_are_known() {
             while model.steps_in_flight() > 0 {
                 losses.push(model.finish_step().expect("a batch").loss.to_bits());
             }
-            (losses, model.loss_scale(), tensors_of(&model))
+            (losses, model.loss_scale(), tensors_of(&mut model))
         };
         let (one_by_one, at_once) = (train(0), train(ahead));
         assert_eq!(one_by_one.1.map(|scale| scale.skipped_steps), Some(3));
@@ -215,7 +215,7 @@ fn adam_counts_only_steps_taken() {
             plain.set_loss_scale(LossScale { skipped_steps: 0, ..scale });
             plain.train_step(batch.as_ref(), Step::number(taken)).expect("a batch");
         }
-        assert!(tensors_of(&model) == tensors_of(&plain), "step {number}");
+        assert!(tensors_of(&mut model) == tensors_of(&mut plain), "step {number}");
     }
     assert!((taken as usize) < steps.len());
 }
@@ -229,10 +229,10 @@ fn a_skipped_step_changes_no_bit() {
         let mut model =
             half(Cpu::new(Some(2)).expect("threads"), &golden, &case.spec(), LossScaleSpec::default());
         model.train_step(batch(&golden, 0, false).as_ref(), Step::number(1)).expect("a batch");
-        let before = tensors_of(&model);
+        let before = tensors_of(&mut model);
         let scale = model.loss_scale().expect("a loss scale");
         model.train_step(batch(&golden, 1, true).as_ref(), Step::number(2)).expect("a batch");
-        let after = tensors_of(&model);
+        let after = tensors_of(&mut model);
         for (name, before) in &before {
             let is_running = name.ends_with(".mean") || name.ends_with(".variance");
             assert!(is_running || *before == after[name], "{}, {name}", case.name);
@@ -248,7 +248,7 @@ fn a_skipped_step_changes_no_bit() {
             again.set_loss_scale(model.loss_scale().expect("a loss scale"));
             model.train_step(batch(&golden, 2, false).as_ref(), Step::number(3)).expect("a batch");
             again.train_step(batch(&golden, 2, false).as_ref(), Step::number(3)).expect("a batch");
-            assert!(tensors_of(&model) == tensors_of(&again), "{}", case.name);
+            assert!(tensors_of(&mut model) == tensors_of(&mut again), "{}", case.name);
         }
         seen += 1;
     }

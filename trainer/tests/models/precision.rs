@@ -57,7 +57,7 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
             let what = format!("{} in {precision:?}, loss of step {number}", case.name);
             close(&what, &[found], &[loss], tolerance);
         }
-        let found = tensors_of(&model);
+        let found = tensors_of(&mut model);
         assert!(found.keys().eq(expected.tensors.keys()), "{}: the same tensors", case.name);
         for (name, expected) in &expected.tensors {
             close(&format!("{} in {precision:?}, {name}", case.name), &found[name], expected, tolerance);
@@ -92,7 +92,7 @@ fn on_cpu(case: &Case, golden: &Golden, precision: Precision, threads: u32) -> M
     Model::new(backend, &case.spec(), &golden.schema(case), &training).expect("a model of the schema")
 }
 
-fn bits<B: Backend>(model: &Model<B>) -> BTreeMap<String, Vec<u64>> {
+fn bits<B: Backend>(model: &mut Model<B>) -> BTreeMap<String, Vec<u64>> {
     let tensors = tensors_of(model).into_iter();
     tensors.map(|(name, numbers)| (name, numbers.into_iter().map(f64::to_bits).collect())).collect()
 }
@@ -105,7 +105,7 @@ fn threads_change_no_bit_of_low_precision() {
             let after = |threads| {
                 let mut model = on_cpu(case, &golden, precision, threads);
                 (0..8).for_each(|number| _ = step(&golden, case, &mut model, number));
-                bits(&model)
+                bits(&mut model)
             };
             let one = after(1);
             assert!(one == after(2) && one == after(3), "{} in {precision:?}", case.name);
@@ -122,7 +122,7 @@ fn a_model_of_low_precision_resumes_from_its_tensors() {
             let mut first = on_cpu(case, &golden, precision, 2);
             (0..5).for_each(|number| _ = step(&golden, case, &mut first, number));
             let mut second = on_cpu(case, &golden, precision, 1);
-            write(&mut second, &tensors_of(&first));
+            write(&mut second, &tensors_of(&mut first));
             if let Some(scale) = first.loss_scale() {
                 second.set_loss_scale(scale);
             }
@@ -130,7 +130,7 @@ fn a_model_of_low_precision_resumes_from_its_tensors() {
                 step(&golden, case, &mut first, number);
                 step(&golden, case, &mut second, number);
             }
-            assert!(bits(&first) == bits(&second), "{} in {precision:?}", case.name);
+            assert!(bits(&mut first) == bits(&mut second), "{} in {precision:?}", case.name);
         }
     }
 }
@@ -150,7 +150,7 @@ fn tf32_equals_fp32_except_for_products_on_a_gpu() {
     let after = |precision| {
         let mut model = on_cpu(case, &golden, precision, 1);
         (0..30).for_each(|number| _ = step(&golden, case, &mut model, number));
-        bits(&model)
+        bits(&mut model)
     };
     assert!(after(Precision::Fp32) == after(Precision::Tf32));
 }
@@ -163,7 +163,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     let after = |precision| {
         let mut model = on_cpu(case, &golden, precision, 1);
         (0..30).for_each(|number| _ = step(&golden, case, &mut model, number));
-        bits(&model)
+        bits(&mut model)
     };
     let whole = after(Precision::Fp32);
     assert!(LOW.map(after).iter().all(|low| *low == whole));
@@ -172,7 +172,7 @@ fn a_linear_model_is_the_same_in_every_precision() {
     let after = |precision| {
         let mut model = on_cpu(case, &golden, precision, 1);
         step(&golden, case, &mut model, 0);
-        bits(&model)
+        bits(&mut model)
     };
     let [whole, bf16, fp16] = [Precision::Fp32, Precision::Bf16, Precision::Fp16].map(after);
     assert!(whole != bf16 && whole != fp16 && bf16 != fp16);

@@ -48,12 +48,12 @@ fn relative_distances(precision: Precision, float: Float) -> [f64; 2] {
         let training = TrainingSpec { embedding_precision, ..case.training(seed) };
         let backend = Cpu::new(Some(1)).expect("a thread");
         let mut model = case.by_descent_of(RATE, backend, &golden.schema(case), &training);
-        let mut start = tensors_of(&model);
+        let mut start = tensors_of(&mut model);
         round(&mut start, float);
         write(&mut model, &start);
         model
     };
-    let start = embeddings(&tensors_of(&model(Precision::Fp32, 0)));
+    let start = embeddings(&tensors_of(&mut model(Precision::Fp32, 0)));
     let way =
         |end: Vec<f64>| -> Vec<f64> { end.iter().zip(&start).map(|(end, start)| end - start).collect() };
     let whole = way(after(&golden, case, &mut model(Precision::Fp32, 0), |_| false));

@@ -80,7 +80,7 @@ fn trained_and_warm_started(golden: &Golden, case: &Case) -> (Model<Reference>, 
     let same_ids = features.map(|name| (name.clone(), IdMapping::Same)).collect();
     let warm = WarmStart::new(of_then, of_now, &same_ids).expect("models of one kind");
     let mut begun = new(&now, 8);
-    begin(&warm, &mut begun, &tensors_of(&trained));
+    begin(&warm, &mut begun, &tensors_of(&mut trained));
     (trained, begun)
 }
 
@@ -114,7 +114,7 @@ fn new_features_learn() {
             let batch = golden.batch(case, number);
             begun.train_step(batch.as_ref(), Step::number(number as u64 + 1)).expect("a batch of the schema");
         }
-        for (name, numbers) in tensors_of(&begun).iter().filter(|(name, _)| name.ends_with("shape")) {
+        for (name, numbers) in tensors_of(&mut begun).iter().filter(|(name, _)| name.ends_with("shape")) {
             assert!(numbers.iter().any(|&number| number != 0.0), "{}: {name}", case.name);
         }
     }
@@ -126,12 +126,12 @@ fn new_features_learn() {
 fn a_step_starts_from_the_copied_weights() {
     let golden = golden();
     for case in cases(&golden).filter(|case| case.name.starts_with("wide_deep")) {
-        let (trained, mut begun) = trained_and_warm_started(&golden, case);
-        let then = tensors_of(&trained);
+        let (mut trained, mut begun) = trained_and_warm_started(&golden, case);
+        let then = tensors_of(&mut trained);
         let mut batch = golden.batch(case, 0);
         batch.as_mut().sections().weights.expect("a weighted schema").fill(0.0);
         begun.train_step(batch.as_ref(), Step::number(1)).expect("a batch of the schema");
-        let now = tensors_of(&begun);
+        let now = tensors_of(&mut begun);
         for (name, then) in then.iter().filter(|(name, _)| name.contains("ids.") && !name.contains('/')) {
             assert!(then.iter().any(|weight| weight.abs() > 0.05), "{}: {name} had learned", case.name);
             for (then, now) in then.iter().zip(&now[name]) {

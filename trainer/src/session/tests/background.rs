@@ -15,11 +15,11 @@ fn store_over(objects: Arc<dyn ObjectStore>) -> CheckpointStore {
     CheckpointStore::new(objects, "jobs/census-1".into(), Arc::new(|work| futures::executor::block_on(work)))
 }
 
-fn writer(objects: Arc<dyn ObjectStore>, session: &Session<Cpu>) -> CheckpointWriter<f32> {
+fn writer(objects: Arc<dyn ObjectStore>, session: &mut Session<Cpu>) -> CheckpointWriter<f32> {
     CheckpointWriter::spawn(store_over(objects), session.allocate_copy(), carried()).unwrap()
 }
 
-fn begin(writer: &mut CheckpointWriter<f32>, session: &Session<Cpu>) {
+fn begin(writer: &mut CheckpointWriter<f32>, session: &mut Session<Cpu>) {
     writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
 }
 
@@ -40,8 +40,8 @@ fn undisturbed(stop: u64) -> Checkpoint {
     let mut session = session(cpu());
     run(&mut session, stop);
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-    let mut writer = writer(Arc::clone(&objects), &session);
-    begin(&mut writer, &session);
+    let mut writer = writer(Arc::clone(&objects), &mut session);
+    begin(&mut writer, &mut session);
     writer.wait().unwrap().unwrap();
     newest(&objects, OnDamage::Fail)
 }
@@ -51,9 +51,9 @@ fn a_checkpoint_contains_the_step_at_which_it_started() {
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let (gated, gate) = GatedStore::new(Arc::clone(&objects));
     let mut session = session(cpu());
-    let mut writer = writer(Arc::new(gated), &session);
+    let mut writer = writer(Arc::new(gated), &mut session);
     run(&mut session, FIRST);
-    begin(&mut writer, &session);
+    begin(&mut writer, &mut session);
     // Nothing is written yet, and training continues.
     run(&mut session, END);
     assert!(!writer.is_idle());
@@ -65,7 +65,7 @@ fn a_checkpoint_contains_the_step_at_which_it_started() {
     assert_eq!(writer.poll().unwrap(), None, "it is returned once");
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
     // The next checkpoint uses the same memory.
-    begin(&mut writer, &session);
+    begin(&mut writer, &mut session);
     writer.wait().unwrap().unwrap();
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(END));
 }
@@ -75,8 +75,8 @@ fn a_dropped_writer_completes_its_write() {
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut session = session(cpu());
     run(&mut session, FIRST);
-    let mut writer = writer(Arc::clone(&objects), &session);
-    begin(&mut writer, &session);
+    let mut writer = writer(Arc::clone(&objects), &mut session);
+    begin(&mut writer, &mut session);
     drop(writer);
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
 }
@@ -87,13 +87,13 @@ fn a_failed_write_is_reported_and_the_next_one_commits() {
     let mut session = session(cpu());
     run(&mut session, FIRST);
     let dying = Arc::new(DyingStore::new(Arc::clone(&objects), Death::Before(1)));
-    let mut failing = writer(dying, &session);
-    begin(&mut failing, &session);
+    let mut failing = writer(dying, &mut session);
+    begin(&mut failing, &mut session);
     let error = failing.wait().unwrap_err().to_string();
     assert!(error.contains("the writer has died"), "{error}");
     assert!(store_over(Arc::clone(&objects)).steps().unwrap().is_empty());
-    let mut writer = writer(Arc::clone(&objects), &session);
-    begin(&mut writer, &session);
+    let mut writer = writer(Arc::clone(&objects), &mut session);
+    begin(&mut writer, &mut session);
     writer.wait().unwrap().unwrap();
     assert_same(&newest(&objects, OnDamage::Fail), &undisturbed(FIRST));
 }
@@ -105,14 +105,14 @@ fn dies(death: impl Fn(u64) -> Death, moment: u64, [first, second, end]: &[Check
     let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut trained = session(cpu());
     run(&mut trained, FIRST);
-    let mut before = writer(Arc::clone(&objects), &trained);
-    begin(&mut before, &trained);
+    let mut before = writer(Arc::clone(&objects), &mut trained);
+    begin(&mut before, &mut trained);
     before.wait().unwrap().unwrap();
 
     let dying = DyingStore::new(Arc::clone(&objects), death(moment));
     run(&mut trained, SECOND);
-    let mut doomed = writer(Arc::new(dying.clone()), &trained);
-    begin(&mut doomed, &trained);
+    let mut doomed = writer(Arc::new(dying.clone()), &mut trained);
+    begin(&mut doomed, &mut trained);
     run(&mut trained, END);
     let outcome = doomed.wait();
     let on_damage = match death(moment) {
@@ -131,8 +131,8 @@ fn dies(death: impl Fn(u64) -> Death, moment: u64, [first, second, end]: &[Check
     let mut resumed = session(cpu());
     resumed.restore(&left).unwrap();
     run(&mut resumed, END);
-    let mut last = writer(Arc::clone(&objects), &resumed);
-    begin(&mut last, &resumed);
+    let mut last = writer(Arc::clone(&objects), &mut resumed);
+    begin(&mut last, &mut resumed);
     last.wait().unwrap().unwrap();
     assert_same(&newest(&objects, OnDamage::Fail), end);
     dying.is_dead()

@@ -50,19 +50,19 @@ fn resuming_changes_nothing_in_low_precision() {
         let run = if precision == Precision::Fp16 { run_with_overflows } else { run::<Cpu> };
         let mut undisturbed = low(precision);
         run(&mut undisturbed, END);
-        let (expected, last) = checkpoint(&undisturbed, &directory.path().join("undisturbed"));
+        let (expected, last) = checkpoint(&mut undisturbed, &directory.path().join("undisturbed"));
         let scale = last.manifest.snapshot.loss_scale;
         assert_eq!(scale.map(|scale| scale.skipped_steps), (precision == Precision::Fp16).then_some(3));
         for stop in 0..END {
             let job = directory.path().join(format!("stopped-at-{stop}"));
             let mut first = low(precision);
             run(&mut first, stop);
-            let (_, stopped) = checkpoint(&first, &job);
+            let (_, stopped) = checkpoint(&mut first, &job);
             let mut second = low(precision);
             second.restore(&stopped).unwrap();
             assert_eq!(second.loss_scale(), first.loss_scale());
             run(&mut second, END);
-            let (found, _) = checkpoint(&second, &job);
+            let (found, _) = checkpoint(&mut second, &job);
             assert!(found == expected, "{precision:?} and {tables:?}, stopped before batch {stop}");
         }
     }
@@ -98,7 +98,8 @@ fn overflows_at_every_scale_mean_divergence() {
         "{error}"
     );
     assert!(error.to_string().contains("training has diverged"));
-    assert!(session.capture(&mut session.allocate_copy()).is_err());
+    let mut copy = session.allocate_copy();
+    assert!(session.capture(&mut copy).is_err());
 }
 
 /// Bf16 has the range of fp32, so a loss that is not finite is not caused by the format.
@@ -116,7 +117,7 @@ fn a_checkpoint_is_resumed_and_scored_in_its_precision() {
     let directory = tempfile::tempdir().unwrap();
     let mut trained = low(Precision::Bf16);
     run(&mut trained, 3);
-    let (_, checkpoint) = checkpoint(&trained, directory.path());
+    let (_, checkpoint) = checkpoint(&mut trained, directory.path());
     let refused = session(cpu()).restore(&checkpoint).unwrap_err().to_string();
     assert!(refused.ends_with(": precision is \"bf16\" in the checkpoint and \"fp32\" here"), "{refused}");
     let scores =
@@ -132,7 +133,7 @@ fn a_checkpoint_with_16_bit_tables_is_resumed_and_scored_exactly() {
         let directory = tempfile::tempdir().unwrap();
         let mut trained = with_tables(Precision::Fp32, tables);
         run(&mut trained, 3);
-        let (_, checkpoint) = checkpoint(&trained, directory.path());
+        let (_, checkpoint) = checkpoint(&mut trained, directory.path());
         let refused = session(cpu()).restore(&checkpoint).unwrap_err().to_string();
         let expected =
             format!(": embedding_precision is \"{}\" in the checkpoint and \"fp32\" here", tables.name());
@@ -140,8 +141,8 @@ fn a_checkpoint_with_16_bit_tables_is_resumed_and_scored_exactly() {
         let (mut of_tables, mut others) = (0, 0);
         let mut gone_on = with_tables(Precision::Fp32, tables);
         gone_on.restore(&checkpoint).unwrap();
-        assert_eq!(weights(&gone_on), weights(&trained));
-        for (name, numbers) in weights(&trained) {
+        assert_eq!(weights(&mut gone_on), weights(&mut trained));
+        for (name, numbers) in weights(&mut trained) {
             let is_rounded = numbers.iter().all(|&number| float.round(number).to_bits() == number.to_bits());
             let is_table = name.contains("embedding.");
             assert!(is_rounded || !is_table, "{name}");
@@ -157,7 +158,7 @@ fn a_checkpoint_with_16_bit_tables_is_resumed_and_scored_exactly() {
 }
 
 /// Parameters by name.
-fn weights(session: &Session<Cpu>) -> Vec<(String, Vec<f32>)> {
+fn weights(session: &mut Session<Cpu>) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
     let read: Result<(), ()> = session.read_parameters(|tensor, numbers| {
         all.push((tensor.name.clone(), numbers.to_vec()));
@@ -171,10 +172,10 @@ fn weights(session: &Session<Cpu>) -> Vec<(String, Vec<f32>)> {
 fn skipped_steps_do_not_change_tables() {
     let mut session = with_tables(Precision::Fp16, Precision::Bf16);
     run(&mut session, 2);
-    let before = weights(&session);
+    let before = weights(&mut session);
     session.train(beyond_half(1).as_ref()).unwrap();
     assert_eq!(session.loss_scale().map(|scale| scale.skipped_steps), Some(1));
-    assert_eq!(weights(&session), before);
+    assert_eq!(weights(&mut session), before);
     run(&mut session, 3);
-    assert_ne!(weights(&session), before);
+    assert_ne!(weights(&mut session), before);
 }
