@@ -28,7 +28,7 @@ use crate::checkpoint::{
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
-use crate::spec::{ModelSpec, Precision, ScheduleSpec, TaskSpec, TrainingSpec};
+use crate::spec::{ModelSpec, ScheduleSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 pub use cadence::EvalCadence;
 pub use scorer::Scorer;
@@ -87,22 +87,10 @@ pub enum SessionError {
 /// A model in training.
 pub struct Session<B: Backend> {
     scorer: Scorer<B>,
-    model: ModelSpec,
-    seed: u64,
     schedule: ScheduleSpec,
-    precision: Precision,
-    embedding_precision: Precision,
-    tasks: Vec<TaskSpec>,
-    step: u64,
-    progress: TrainingProgress,
-    /// The metrics of each label; empty before the first evaluation.
-    last_eval: Vec<Metrics>,
-    /// The step after which they were computed.
-    eval_step: Option<u64>,
-    eval_due: bool,
     judge: SelectionSpec,
-    standing: SelectionState,
-    position: Vec<u8>,
+    /// What a checkpoint stores, except for the loss scale, which the model knows.
+    state: Snapshot,
     position_in_eval: Vec<u8>,
     /// Steps in flight.
     in_flight: VecDeque<InFlight>,
@@ -157,20 +145,24 @@ where
     ) -> Result<Self, SessionError> {
         Ok(Self {
             scorer: Scorer::new(backend, model, schema, training)?,
-            model: model.clone(),
-            seed: training.seed,
             schedule: training.schedule,
-            precision: training.precision,
-            embedding_precision: training.embedding_precision,
-            tasks: training.tasks(schema.label_count()),
-            step: 0,
-            progress: TrainingProgress::default(),
-            last_eval: Vec::new(),
-            eval_step: None,
-            eval_due: false,
             judge: SelectionSpec::default(),
-            standing: SelectionState::default(),
-            position: Vec::new(),
+            state: Snapshot {
+                step: 0,
+                progress: TrainingProgress::default(),
+                position: Vec::new(),
+                eval: Vec::new(),
+                eval_step: None,
+                eval_due: false,
+                standing: SelectionState::default(),
+                model: model.clone(),
+                schema: schema.clone(),
+                seed: training.seed,
+                precision: training.precision,
+                embedding_precision: training.embedding_precision,
+                loss_scale: None,
+                tasks: training.tasks(schema.label_count()),
+            },
             position_in_eval: Vec::new(),
             in_flight: VecDeque::new(),
             failure: None,
@@ -184,7 +176,7 @@ where
     /// When the batch does not fit the model.
     pub fn dry_run(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         let mut model_copy = self.allocate_copy();
-        self.scorer.model.train_step(batch, self.schedule.step(self.step + 1))?;
+        self.scorer.model.train_step(batch, self.schedule.step(self.state.step + 1))?;
         self.scorer.predict(batch)?;
         model_copy.copy(&mut self.scorer.model);
         Ok(())
@@ -228,11 +220,11 @@ where
     pub fn submit(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.check_failed()?;
         let header = batch.header();
-        self.scorer.model.submit_step(batch, self.schedule.step(self.step + 1))?;
-        self.step += 1;
-        self.in_flight.push_back(InFlight { step: self.step, epoch: header.epoch, rows: header.rows });
-        self.position.clear();
-        self.position.extend_from_slice(batch.position());
+        self.scorer.model.submit_step(batch, self.schedule.step(self.state.step + 1))?;
+        self.state.step += 1;
+        self.in_flight.push_back(InFlight { step: self.state.step, epoch: header.epoch, rows: header.rows });
+        self.state.position.clear();
+        self.state.position.extend_from_slice(batch.position());
         Ok(())
     }
 
@@ -260,12 +252,12 @@ where
             self.in_flight.pop_front_if(|_| self.scorer.model.steps_in_flight() > ahead)
         {
             let loss = self.finish_step(step)?;
-            if epoch != self.progress.epoch {
-                self.progress.epoch = epoch;
-                self.progress.loss = LossSum::default();
+            if epoch != self.state.progress.epoch {
+                self.state.progress.epoch = epoch;
+                self.state.progress.loss = LossSum::default();
             }
-            self.progress.examples += u64::from(rows);
-            self.progress.loss += loss;
+            self.state.progress.examples += u64::from(rows);
+            self.state.progress.loss += loss;
             losses += loss;
         }
         Ok(losses)
@@ -312,7 +304,7 @@ where
     /// When it has no rows.
     pub fn finish_eval(&mut self) -> Result<EvalOutcome, SessionError> {
         let judged = self.finish_separate_eval()?;
-        std::mem::swap(&mut self.position, &mut self.position_in_eval);
+        std::mem::swap(&mut self.state.position, &mut self.position_in_eval);
         Ok(judged)
     }
 
@@ -322,10 +314,10 @@ where
     /// As there.
     pub fn finish_separate_eval(&mut self) -> Result<EvalOutcome, SessionError> {
         let metrics = self.scorer.finish_eval()?;
-        self.last_eval.clone_from(&metrics);
-        self.eval_step = Some(self.step);
-        self.eval_due = false;
-        let is_best = self.standing.judge(&self.judge, self.step, &metrics);
+        self.state.eval.clone_from(&metrics);
+        self.state.eval_step = Some(self.state.step);
+        self.state.eval_due = false;
+        let is_best = self.state.standing.judge(&self.judge, self.state.step, &metrics);
         Ok(EvalOutcome { metrics, is_best })
     }
 
@@ -336,22 +328,22 @@ where
 
     /// Records that an evaluation is due before the next step.
     pub fn set_eval_due(&mut self) {
-        self.eval_due = true;
+        self.state.eval_due = true;
     }
 
     /// Whether an evaluation is due before the next step.
     pub fn is_eval_due(&self) -> bool {
-        self.eval_due
+        self.state.eval_due
     }
 
     /// Whether the current weights were evaluated.
     pub fn is_evaluated(&self) -> bool {
-        self.eval_step == Some(self.step)
+        self.state.eval_step == Some(self.state.step)
     }
 
     /// Why training stops early, if it does.
     pub fn early_stop_reason(&self) -> Option<String> {
-        self.standing.stop(&self.judge, &self.scorer.schema.labels)
+        self.state.standing.stop(&self.judge, &self.state.schema.labels)
     }
 
     /// The device.
@@ -366,7 +358,7 @@ where
 
     /// Number of steps, including those in flight.
     pub fn step(&self) -> u64 {
-        self.step
+        self.state.step
     }
 
     /// The loss scale, in half precision.
@@ -380,7 +372,7 @@ where
 
     /// The progress of the completed steps.
     pub fn progress(&self) -> TrainingProgress {
-        self.progress
+        self.state.progress
     }
 
     /// Calls `visit` with every trained tensor, in a fixed order, until its first error. One tensor at a time is in
@@ -400,12 +392,12 @@ where
 
     /// The metrics of the last completed evaluation, by label; empty before the first.
     pub fn last_eval(&self) -> &[Metrics] {
-        &self.last_eval
+        &self.state.eval
     }
 
     /// The encoded position to resume from; empty at the start.
     pub fn position(&self) -> &[u8] {
-        &self.position
+        &self.state.position
     }
 
     /// Allocates a copy of the model.
@@ -424,7 +416,7 @@ where
         self.check_failed()?;
         assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
         model_copy.copy(&mut self.scorer.model);
-        Ok(self.snapshot())
+        Ok(Snapshot { loss_scale: self.loss_scale(), ..self.state.clone() })
     }
 
     /// Restores `checkpoint`. Training continues with the same bits as without the interruption.
@@ -433,26 +425,22 @@ where
     /// When the checkpoint has another model, schema, seed or precision, or lacks a tensor; then nothing was changed.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         let theirs = &checkpoint.manifest.snapshot;
-        let ours = self.snapshot();
+        let ours = &self.state;
         let difference = difference::first("model", &theirs.model, &ours.model)
             .or_else(|| difference::first("schema", &theirs.schema, &ours.schema))
             .or_else(|| difference::first("seed", &theirs.seed, &ours.seed))
             .or_else(|| difference::first("precision", &theirs.precision, &ours.precision))
             .or_else(|| {
-                let [theirs, ours] = [theirs, &ours].map(|snapshot| &snapshot.embedding_precision);
+                let [theirs, ours] = [theirs, ours].map(|snapshot| &snapshot.embedding_precision);
                 difference::first("embedding_precision", theirs, ours)
             });
         if let Some(difference) = difference {
             return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
         }
         self.scorer.load(checkpoint, CheckpointScope::Full)?;
-        self.step = theirs.step;
-        self.progress = theirs.progress;
-        self.last_eval.clone_from(&theirs.eval);
-        self.eval_step = theirs.eval_step;
-        self.eval_due = theirs.eval_due;
-        self.standing.clone_from(&theirs.standing);
-        self.position.clone_from(&theirs.position);
+        // This job's losses apply, even if the checkpoint has others.
+        let tasks = std::mem::take(&mut self.state.tasks);
+        self.state = Snapshot { tasks, ..theirs.clone() };
         if let Some(scale) = theirs.loss_scale {
             self.scorer.model.set_loss_scale(scale);
         }
@@ -467,25 +455,6 @@ where
     /// When the checkpoint lacks a tensor; then nothing was changed.
     pub fn warm_start(&mut self, warm: &WarmStart, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.scorer.warm_start(warm, checkpoint)
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        Snapshot {
-            step: self.step,
-            progress: self.progress,
-            position: self.position.clone(),
-            eval: self.last_eval.clone(),
-            eval_step: self.eval_step,
-            eval_due: self.eval_due,
-            standing: self.standing.clone(),
-            model: self.model.clone(),
-            schema: self.scorer.schema.clone(),
-            seed: self.seed,
-            precision: self.precision,
-            embedding_precision: self.embedding_precision,
-            tasks: self.tasks.clone(),
-            loss_scale: self.loss_scale(),
-        }
     }
 
     fn check_failed(&self) -> Result<(), SessionError> {

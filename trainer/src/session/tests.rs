@@ -18,7 +18,7 @@ use crate::checkpoint::{
 use crate::metrics::{Accumulator, Metric, ScoredBatch};
 use crate::spec::{
     DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MlpSpec,
-    MmoeSpec, OptimizerSpec, Pooling, Prediction, TaskSpec, WideDeepSpec, WideSpec,
+    MmoeSpec, OptimizerSpec, Pooling, Precision, Prediction, TaskSpec, WideDeepSpec, WideSpec,
 };
 
 const KEEP: u32 = 2;
@@ -313,7 +313,7 @@ fn tensors_of_another_model_are_rejected_and_change_nothing() {
     // A checkpoint that claims to contain our model, but has tensors of another one.
     let mut other = Session::new(cpu(), &ModelSpec::WideDeep(deeper), &schema(ROWS), &training()).unwrap();
     run(&mut other, 3);
-    other.model = model();
+    other.state.model = model();
     let (_, forged) = checkpoint(&mut other, &directory.path().join("forged"));
     let error = session.restore(&forged).unwrap_err();
     let SessionError::Checkpoint(CheckpointError::Damaged { part, .. }) = &error else { panic!("{error}") };
