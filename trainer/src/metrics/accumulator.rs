@@ -169,27 +169,10 @@ impl Sums {
 
     /// The value of each metric, and the number of groups.
     fn values(&mut self) -> (Vec<MetricValue>, Option<u64>) {
-        let exact = |metric, value| MetricValue { metric, value, error: None };
+        let exact = |(metric, value)| MetricValue { metric, value, error: None };
         match self {
-            Self::Numbers(sums) => {
-                let metrics = [
-                    (Metric::Rmse, Some(sums.rmse())),
-                    (Metric::Mae, Some(sums.mae())),
-                    (Metric::R2, sums.r2()),
-                    (Metric::Calibration, sums.calibration()),
-                ];
-                (metrics.map(|(metric, value)| exact(metric, value)).to_vec(), None)
-            }
-            Self::Classes(sums) => {
-                let top5 = sums.top5_accuracy().map(|share| (Metric::Top5Accuracy, Some(share)));
-                let metrics = [
-                    (Metric::LogLoss, Some(sums.log_loss())),
-                    (Metric::NormalizedEntropy, sums.normalized_entropy()),
-                    (Metric::Accuracy, Some(sums.accuracy())),
-                ];
-                let metrics = metrics.into_iter().chain(top5);
-                (metrics.map(|(metric, value)| exact(metric, value)).collect(), None)
-            }
+            Self::Numbers(sums) => (sums.values().into_iter().map(exact).collect(), None),
+            Self::Classes(sums) => (sums.values().into_iter().map(exact).collect(), None),
             Self::Ranked { ranking, groups, sums } => {
                 let sweep = ranking.sweep();
                 let areas = [(Metric::Auc, sweep.roc()), (Metric::PrAuc, sweep.precision_recall())];
@@ -198,18 +181,9 @@ impl Sums {
                     MetricValue { metric, value, error }
                 });
                 let groups = groups.as_mut().map(Groups::auc);
-                let metrics = sums.iter().flat_map(|sums| {
-                    [
-                        (Metric::LogLoss, Some(sums.log_loss())),
-                        (Metric::NormalizedEntropy, sums.normalized_entropy()),
-                        (Metric::Calibration, sums.calibration()),
-                        (Metric::Rmse, Some(sums.rmse())),
-                        (Metric::Accuracy, Some(sums.accuracy())),
-                    ]
-                });
-                let metrics = metrics.map(|(metric, value)| exact(metric, value));
-                let of_groups = groups.map(|groups| exact(Metric::GroupAuc, groups.auc));
-                let values = areas.into_iter().chain(metrics).chain(of_groups).collect();
+                let metrics = sums.iter().flat_map(probabilities::Sums::values);
+                let metrics = metrics.chain(groups.map(|groups| (Metric::GroupAuc, groups.auc)));
+                let values = areas.into_iter().chain(metrics.map(exact)).collect();
                 (values, groups.map(|groups| groups.groups))
             }
         }

@@ -1,7 +1,7 @@
 //! Metrics of classes: weighted sums over rows.
 
-use super::MetricsError;
-use super::probabilities::CLIP;
+use super::probabilities::{CLIP, entropy};
+use super::{Metric, MetricsError};
 
 /// A row counts for the top-5 accuracy if its class is among this many with the highest scores.
 pub(super) const NEAR: usize = 5;
@@ -64,26 +64,20 @@ impl Sums {
         Ok(())
     }
 
-    /// Mean cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`.
-    pub(super) fn log_loss(&self) -> f64 {
-        self.loss / self.weight
-    }
-
-    /// The log loss divided by that of always predicting the classes' shares; `None` unless two classes have
-    /// weight.
-    pub(super) fn normalized_entropy(&self) -> Option<f64> {
-        let shares = self.of_classes.iter().map(|weight| weight / self.weight).filter(|&share| share > 0.0);
-        let entropy = -shares.map(|share| share * share.ln()).sum::<f64>();
-        (entropy > 0.0).then(|| self.log_loss() / entropy)
-    }
-
-    pub(super) fn accuracy(&self) -> f64 {
-        self.correct / self.weight
-    }
-
-    /// The share of rows whose class is among the [`NEAR`] with the highest scores; `None` unless there are
-    /// more classes.
-    pub(super) fn top5_accuracy(&self) -> Option<f64> {
-        (self.classes() > NEAR).then(|| self.near / self.weight)
+    /// The metrics. The log loss is compared with that of always predicting the classes' shares. The top-5 accuracy is
+    /// the share of rows whose class is among the [`NEAR`] with the highest scores; absent unless there are more
+    /// classes.
+    pub(super) fn values(&self) -> Vec<(Metric, Option<f64>)> {
+        let log_loss = self.loss / self.weight;
+        let entropy = entropy(self.of_classes.iter().map(|weight| weight / self.weight));
+        let mut values = vec![
+            (Metric::LogLoss, Some(log_loss)),
+            (Metric::NormalizedEntropy, entropy.map(|entropy| log_loss / entropy)),
+            (Metric::Accuracy, Some(self.correct / self.weight)),
+        ];
+        if self.classes() > NEAR {
+            values.push((Metric::Top5Accuracy, Some(self.near / self.weight)));
+        }
+        values
     }
 }

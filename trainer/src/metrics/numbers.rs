@@ -4,7 +4,7 @@
 //! Estimates: An Improved Method", 1979. So labels that are large compared with their spread lose no
 //! precision.
 
-use super::MetricsError;
+use super::{Metric, MetricsError};
 
 /// The sums.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,21 +42,14 @@ impl Sums {
         Ok(())
     }
 
-    pub(super) fn rmse(&self) -> f64 {
-        (self.squares / self.weight).sqrt()
-    }
-
-    pub(super) fn mae(&self) -> f64 {
-        self.absolutes / self.weight
-    }
-
-    /// The explained share of the labels' variance; `None` if that is 0.
-    pub(super) fn r2(&self) -> Option<f64> {
-        (self.spread > 0.0).then(|| 1.0 - self.squares / self.spread)
-    }
-
-    /// Mean score divided by mean label; `None` if the latter is 0.
-    pub(super) fn calibration(&self) -> Option<f64> {
-        (self.mean != 0.0).then(|| self.score / self.weight / self.mean)
+    /// The metrics. R2 is the explained share of the labels' variance, undefined if that is 0; calibration is the mean
+    /// score divided by the mean label, undefined if the latter is 0.
+    pub(super) fn values(&self) -> Vec<(Metric, Option<f64>)> {
+        vec![
+            (Metric::Rmse, Some((self.squares / self.weight).sqrt())),
+            (Metric::Mae, Some(self.absolutes / self.weight)),
+            (Metric::R2, (self.spread > 0.0).then(|| 1.0 - self.squares / self.spread)),
+            (Metric::Calibration, (self.mean != 0.0).then(|| self.score / self.weight / self.mean)),
+        ]
     }
 }

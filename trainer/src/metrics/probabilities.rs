@@ -1,6 +1,6 @@
 //! Metrics of probabilities: weighted sums over rows.
 
-use super::MetricsError;
+use super::{Metric, MetricsError};
 
 /// Scores are clipped to this distance from 0 and 1 before taking the logarithm, as in scikit-learn's
 /// `log_loss` for single precision.
@@ -42,37 +42,24 @@ impl Sums {
         Ok(())
     }
 
-    /// Mean binary cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`.
-    pub(super) fn log_loss(&self) -> f64 {
-        self.loss / self.weight
+    /// The metrics. The log loss is compared with that of always predicting the mean label.
+    pub(super) fn values(&self) -> Vec<(Metric, Option<f64>)> {
+        let log_loss = self.loss / self.weight;
+        let entropy = entropy([self.positive, self.negative].map(|weight| weight / self.weight));
+        vec![
+            (Metric::LogLoss, Some(log_loss)),
+            (Metric::NormalizedEntropy, entropy.map(|entropy| log_loss / entropy)),
+            (Metric::Calibration, (self.positive > 0.0).then(|| self.score / self.positive)),
+            (Metric::Rmse, Some((self.squares / self.weight).sqrt())),
+            (Metric::Accuracy, Some(self.correct / self.weight)),
+        ]
     }
+}
 
-    /// The log loss divided by that of always predicting the mean label.
-    pub(super) fn normalized_entropy(&self) -> Option<f64> {
-        self.entropy().map(|entropy| self.log_loss() / entropy)
-    }
-
-    pub(super) fn calibration(&self) -> Option<f64> {
-        (self.positive > 0.0).then(|| self.score / self.positive)
-    }
-
-    pub(super) fn rmse(&self) -> f64 {
-        (self.squares / self.weight).sqrt()
-    }
-
-    pub(super) fn accuracy(&self) -> f64 {
-        self.correct / self.weight
-    }
-
-    /// The log loss of always predicting the mean label; `None` unless both classes have weight.
-    fn entropy(&self) -> Option<f64> {
-        let shares = [self.positive / self.weight, self.negative / self.weight];
-        shares
-            .iter()
-            .all(|&share| share > 0.0)
-            .then(|| -shares.iter().map(|share| share * share.ln()).sum::<f64>())
-            .filter(|&entropy| entropy > 0.0)
-    }
+/// The log loss of always predicting these shares of the classes; `None` unless two classes have weight.
+pub(super) fn entropy(shares: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let shares = shares.into_iter().filter(|&share| share > 0.0);
+    Some(-shares.map(|share| share * share.ln()).sum::<f64>()).filter(|&entropy| entropy > 0.0)
 }
 
 fn cross_entropy(score: f32, label: f64) -> f64 {
