@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 use millstream_batch::BatchSchema;
 
-use super::graph::{Attribute, Dimension, Graph, ROWS, Value, doubles, floats};
+use super::graph::{Graph, Value, doubles, fixed, floats, int, named, rows};
 use super::proto::DataType;
 use crate::export::ExportError;
 
@@ -87,12 +87,12 @@ impl Inputs {
             let absent = if scale.absent.is_some() { "; NaN if absent" } else { "" };
             let about = format!("The unscaled number{absent}");
             columns.insert(column, raw.len() as i64);
-            raw.push((graph.input(name, DataType::Double, &[rows(), Dimension::Fixed(1)], about), scale));
+            raw.push((graph.input(name, DataType::Double, &[rows(), fixed(1)], about), scale));
         }
         let single = schema.ids.iter().filter(|feature| is_read(&feature.name)).map(|feature| {
             let last = feature.cardinality.saturating_sub(1);
             let about = format!("An id from 0 to {last}; {last} means absent");
-            let shape = [rows(), Dimension::Fixed(1)];
+            let shape = [rows(), fixed(1)];
             (feature.name.as_str(), graph.input(&feature.name, DataType::Int64, &shape, about))
         });
         let single: Vec<_> = single.collect();
@@ -101,13 +101,13 @@ impl Inputs {
             let most = feature.maximum;
             let about =
                 format!("Ids from 0 to {last}, at most {most} per row; shorter rows are padded with -1");
-            let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
+            let shape = [rows(), named(format!("ids of {name}"))];
             (feature, graph.input(name, DataType::Int64, &shape, about))
         });
         let several: Vec<_> = several.collect();
         let several = several.into_iter().map(|(feature, ids)| {
             let name = feature.name.as_str();
-            let shape = [rows(), Dimension::Named(format!("ids of {name}"))];
+            let shape = [rows(), named(format!("ids of {name}"))];
             let about = format!("The weight of each id of {name}");
             let input = format!("{name}_weights");
             (name, ids, feature.weighted.then(|| graph.input(&input, DataType::Float, &shape, about)))
@@ -118,8 +118,7 @@ impl Inputs {
         let numbers = (!raw.is_empty()).then(|| scaled(graph, &raw));
         let mut ids = BTreeMap::new();
         for (name, input) in single {
-            let axes = graph.list("axis.1", &[1]);
-            let value = graph.node("Squeeze", &[&input, &axes], &format!("{name}/ids"));
+            let value = graph.along("Squeeze", &input, 1, &format!("{name}/ids"));
             ids.insert(name.to_owned(), Ids::Single(value));
         }
         for (name, input, weights) in several {
@@ -137,7 +136,7 @@ impl Inputs {
             return Some(all.clone());
         }
         let places = graph.list(&format!("{name}/columns"), &places);
-        Some(graph.node_with("Gather", &[all, &places], &[("axis", Attribute::Int(1))], name))
+        Some(graph.node_with("Gather", &[all, &places], &[int("axis", 1)], name))
     }
 
     /// The ids of a feature.
@@ -151,21 +150,16 @@ impl SeveralIds {
         let zero = graph.list("zero", &[0]);
         let ids = graph.node("Max", &[input, &zero], &format!("{name}/ids"));
         let is_present = graph.node("GreaterOrEqual", &[input, &zero], &format!("{name}/is_present"));
-        let to_float = [("to", Attribute::Int(DataType::Float as i64))];
-        let flags = graph.node_with("Cast", &[&is_present], &to_float, &format!("{name}/flags"));
-        let axes = graph.list("axis.2", &[2]);
-        let present = graph.node("Unsqueeze", &[&flags, &axes], &format!("{name}/present"));
-        let axes = graph.list("axis.1", &[1]);
-        let keep = [("keepdims", Attribute::Int(1))];
-        let sum = graph.node_with("ReduceSum", &[&flags, &axes], &keep, &format!("{name}/ids_of_row"));
-        let one = graph.constant(&format!("{name}/one"), &[1], DataType::Float, floats([1.0]));
+        let flags = graph.cast(&is_present, DataType::Float, &format!("{name}/flags"));
+        let present = graph.along("Unsqueeze", &flags, 2, &format!("{name}/present"));
+        let sum = graph.sum(&flags, true, &format!("{name}/ids_of_row"));
+        let one = graph.number(&format!("{name}/one"), 1.0);
         let count = graph.node("Max", &[&sum, &one], &format!("{name}/count"));
         let weights = weights.map(|weights| {
-            let none = graph.constant(&format!("{name}/no_weight"), &[1], DataType::Float, floats([0.0]));
+            let none = graph.number(&format!("{name}/no_weight"), 0.0);
             let of_ids = [&is_present, weights, &none];
             let of_ids = graph.node("Where", &of_ids, &format!("{name}/weights_of_ids"));
-            let to_double = [("to", Attribute::Int(DataType::Double as i64))];
-            graph.node_with("Cast", &[&of_ids], &to_double, &format!("{name}/weights"))
+            graph.cast(&of_ids, DataType::Double, &format!("{name}/weights"))
         });
         Self { ids, present, count, weights }
     }
@@ -189,8 +183,7 @@ fn scaled(graph: &mut Graph, raw: &[(Value, NumberScale)]) -> Value {
         value = graph.node("Sub", &[&value, &shift], "numbers/shifted");
         value = graph.node("Div", &[&value, &divisor], "numbers/divided");
     }
-    let to_float = [("to", Attribute::Int(DataType::Float as i64))];
-    value = graph.node_with("Cast", &[&value], &to_float, "numbers/scaled");
+    value = graph.cast(&value, DataType::Float, "numbers/scaled");
     if scales().any(|scale| scale.absent.is_some()) {
         let numbers = floats(scales().map(|scale| scale.absent.unwrap_or(f32::NAN)));
         let absent = graph.constant("numbers/of_absent", &width, DataType::Float, numbers);
@@ -202,7 +195,7 @@ fn scaled(graph: &mut Graph, raw: &[(Value, NumberScale)]) -> Value {
 
 /// Applies the signed logarithm to the columns for which `is_log` is true; copies the others.
 fn logarithm(graph: &mut Graph, value: &Value, is_log: &[bool]) -> Value {
-    let one = graph.constant("numbers/one", &[1], DataType::Double, doubles([1.0]));
+    let one = graph.double("numbers/one", 1.0);
     let size = graph.node("Abs", &[value], "numbers/size");
     let above = graph.node("Add", &[&size, &one], "numbers/one_and_size");
     let log = graph.node("Log", &[&above], "numbers/log_of_size");
@@ -214,8 +207,4 @@ fn logarithm(graph: &mut Graph, value: &Value, is_log: &[bool]) -> Value {
     let flags = is_log.iter().map(|&is_log| u8::from(is_log)).collect();
     let is_log = graph.constant("numbers/is_log", &[is_log.len()], DataType::Bool, flags);
     graph.node("Where", &[&is_log, &log, value], "numbers/log_or_raw")
-}
-
-fn rows() -> Dimension {
-    Dimension::Named(ROWS.to_owned())
 }

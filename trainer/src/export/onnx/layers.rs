@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use millstream_backend::{Activation, IdColumn};
 
-use super::graph::{Attribute, Graph, Value, doubles, floats};
+use super::graph::{Graph, Value, float, int, ints};
 use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
 use super::proto::DataType;
 use crate::export::{ExportError, Parameter, TrainedModel};
@@ -128,10 +128,10 @@ impl<'a> Net<'a> {
     fn normalize(&mut self, name: &str, input: &Value, kind: Normalization) -> Result<Value, ExportError> {
         let of_layer = |part: &str| format!("{name}.{part}");
         let (scale, shift) = (self.parameter(&of_layer("scale"))?, self.parameter(&of_layer("shift"))?);
-        let epsilon = ("epsilon", Attribute::Float(EPSILON as f32));
+        let epsilon = float("epsilon", EPSILON as f32);
         let normal = match kind {
             Normalization::Layer => {
-                let attributes = [epsilon, ("axis", Attribute::Int(1))];
+                let attributes = [epsilon, int("axis", 1)];
                 self.graph.node_with("LayerNormalization", &[input, &scale, &shift], &attributes, name)
             }
             Normalization::Batch => {
@@ -176,10 +176,8 @@ impl<'a> Net<'a> {
         let sum_of_squares =
             graph.node("Sum", &squares.iter().collect::<Vec<_>>(), &format!("{name}/sum_of_squares"));
         let twice = graph.node("Sub", &[&square_of_sum, &sum_of_squares], &format!("{name}/twice"));
-        let axes = graph.list("axis.1", &[1]);
-        let keep = [("keepdims", Attribute::Int(1))];
-        let twice = graph.node_with("ReduceSum", &[&twice, &axes], &keep, &format!("{name}/twice_summed"));
-        let half = graph.constant(&format!("{name}/half"), &[1], DataType::Float, floats([0.5]));
+        let twice = graph.sum(&twice, true, &format!("{name}/twice_summed"));
+        let half = graph.number(&format!("{name}/half"), 0.5);
         graph.node("Mul", &[&twice, &half], name)
     }
 
@@ -188,14 +186,13 @@ impl<'a> Net<'a> {
     pub(super) fn pairs(&mut self, vectors: &[Value], name: &str) -> Value {
         let graph = &mut self.graph;
         let count = vectors.len() as i64;
-        let axes = graph.list("axis.1", &[1]);
         let mut rows = Vec::new();
         for vector in vectors {
-            rows.push(graph.node("Unsqueeze", &[vector, &axes], &format!("{name}/vector")));
+            rows.push(graph.along("Unsqueeze", vector, 1, &format!("{name}/vector")));
         }
         // [B, V, W]
         let matrix = graph.beside(&rows.iter().collect::<Vec<_>>(), &format!("{name}/vectors"));
-        let turned = [("perm", Attribute::Ints(vec![0, 2, 1]))];
+        let turned = [ints("perm", &[0, 2, 1])];
         let turned = graph.node_with("Transpose", &[&matrix], &turned, &format!("{name}/turned"));
         let products = graph.node("MatMul", &[&matrix, &turned], &format!("{name}/products"));
         // 0 keeps the number of rows.
@@ -203,14 +200,14 @@ impl<'a> Net<'a> {
         let products = graph.node("Reshape", &[&products, &shape], &format!("{name}/products_of_row"));
         let below: Vec<i64> = (0..count).flat_map(|i| (0..i).map(move |j| i * count + j)).collect();
         let below = graph.list(&format!("{name}/below_diagonal"), &below);
-        graph.node_with("Gather", &[&products, &below], &[("axis", Attribute::Int(1))], name)
+        graph.node_with("Gather", &[&products, &below], &[int("axis", 1)], name)
     }
 
     /// Rows scaled to length 1; see [`millstream_backend::ops::UnitForward`].
     pub(super) fn unit(&mut self, vectors: &Value, name: &str) -> Value {
         let graph = &mut self.graph;
         let square = product_of_rows(graph, vectors, vectors, &format!("{name}/square"));
-        let least = graph.constant(&format!("{name}/least"), &[1], DataType::Float, floats([1e-12]));
+        let least = graph.number(&format!("{name}/least"), 1e-12);
         let square = graph.node("Max", &[&square, &least], &format!("{name}/no_less"));
         let length = graph.node("Sqrt", &[&square], &format!("{name}/length"));
         graph.node("Div", &[vectors, &length], name)
@@ -220,7 +217,7 @@ impl<'a> Net<'a> {
     pub(super) fn row_products(&mut self, left: &Value, right: &Value, divisor: f32, name: &str) -> Value {
         let graph = &mut self.graph;
         let product = product_of_rows(graph, left, right, &format!("{name}/product"));
-        let divisor = graph.constant(&format!("{name}/divisor"), &[1], DataType::Float, floats([divisor]));
+        let divisor = graph.number(&format!("{name}/divisor"), divisor);
         graph.node("Div", &[&product, &divisor], name)
     }
 
@@ -265,9 +262,7 @@ impl<'a> Net<'a> {
         let shares = weights.as_ref().map(|weights| shares(graph, weights, pooling, name));
         let kept =
             graph.node("Mul", &[&looked_up, shares.as_ref().unwrap_or(present)], &format!("{name}/kept"));
-        let axes = graph.list("axis.1", &[1]);
-        let drop = [("keepdims", Attribute::Int(0))];
-        let sum = graph.node_with("ReduceSum", &[&kept, &axes], &drop, &format!("{name}/sum"));
+        let sum = graph.sum(&kept, false, &format!("{name}/sum"));
         match pooling {
             _ if weights.is_some() => sum,
             Pooling::Sum => sum,
@@ -303,7 +298,7 @@ fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> V
     let share = match pooling {
         Pooling::Sum => weights.clone(),
         Pooling::Mean | Pooling::SqrtN => {
-            let zero = graph.constant(&format!("{name}/zero"), &[1], DataType::Double, doubles([0.0]));
+            let zero = graph.double(&format!("{name}/zero"), 0.0);
             let positive = graph.node("Max", &[weights, &zero], &format!("{name}/positive_weights"));
             let summed = match pooling {
                 Pooling::SqrtN => {
@@ -311,13 +306,10 @@ fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> V
                 }
                 _ => positive.clone(),
             };
-            let axes = graph.list("axis.1", &[1]);
-            let keep = [("keepdims", Attribute::Int(1))];
-            let sum =
-                graph.node_with("ReduceSum", &[&summed, &axes], &keep, &format!("{name}/sum_of_weights"));
+            let sum = graph.sum(&summed, true, &format!("{name}/sum_of_weights"));
             // Below the square of every positive float, so that only a sum of 0 is replaced; the factors are
             // then 0.
-            let least = graph.constant(&format!("{name}/least"), &[1], DataType::Double, doubles([1e-300]));
+            let least = graph.double(&format!("{name}/least"), 1e-300);
             let sum = graph.node("Max", &[&sum, &least], &format!("{name}/no_less"));
             let divisor = match pooling {
                 Pooling::SqrtN => graph.node("Sqrt", &[&sum], &format!("{name}/root_of_squares")),
@@ -326,15 +318,12 @@ fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> V
             graph.node("Div", &[&positive, &divisor], &format!("{name}/shares"))
         }
     };
-    let to_float = [("to", Attribute::Int(DataType::Float as i64))];
-    let share = graph.node_with("Cast", &[&share], &to_float, &format!("{name}/shares_of_ids"));
-    let axes = graph.list("axis.2", &[2]);
-    graph.node("Unsqueeze", &[&share, &axes], &format!("{name}/shares_of_rows"))
+    let share = graph.cast(&share, DataType::Float, &format!("{name}/shares_of_ids"));
+    graph.along("Unsqueeze", &share, 2, &format!("{name}/shares_of_rows"))
 }
 
 /// The dot product of each row of `left` with that of `right`, `[B, 1]`.
 fn product_of_rows(graph: &mut Graph, left: &Value, right: &Value, name: &str) -> Value {
     let products = graph.node("Mul", &[left, right], &format!("{name}/of_columns"));
-    let axes = graph.list("axis.1", &[1]);
-    graph.node_with("ReduceSum", &[&products, &axes], &[("keepdims", Attribute::Int(1))], name)
+    graph.sum(&products, true, name)
 }

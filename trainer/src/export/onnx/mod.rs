@@ -37,12 +37,12 @@ use prost::Message;
 
 use super::{ExportError, TrainedModel};
 use crate::spec::{ModelSpec, Prediction};
-use graph::{Attribute, Constant, Dimension, Graph, ROWS, Value};
+use graph::{Graph, Value, fixed, int, rows};
 pub use inputs::NumberScale;
 use layers::Net;
 use proto::{
     DataLocation, DataType, GraphProto, IR_VERSION, ModelProto, OperatorSetIdProto, StringStringEntryProto,
-    TensorProto, ValueInfoProto,
+    ValueInfoProto,
 };
 
 /// The opset version.
@@ -62,7 +62,8 @@ const ALIGNMENT: u64 = 4096;
 
 /// A model in ONNX format.
 pub struct OnnxModel {
-    graph: Graph,
+    /// With all parameters in it.
+    graph: GraphProto,
     kind: &'static str,
     metadata: Vec<(String, String)>,
 }
@@ -97,30 +98,31 @@ impl OnnxModel {
                 let vectors = net.tower(spec, tower)?;
                 let mut graph = net.finish()?;
                 let vector = graph.node("Identity", &[&vectors], "vector");
-                let shape = [Dimension::Named(ROWS.to_owned()), Dimension::Fixed(spec.dim.into())];
+                let shape = [rows(), fixed(spec.dim)];
                 let length = if spec.normalize { ", of length 1" } else { "" };
                 graph.output(&vector, &shape, format!("The {}'s vector{length}", tower.name()));
                 graph
             }
             _ => scores(net, trained)?,
         };
-        Ok(Self { graph, kind: trained.kind(), metadata: trained.description(added) })
+        let (kind, metadata) = (trained.kind(), trained.description(added));
+        Ok(Self { graph: GraphProto { name: kind.to_owned(), ..graph.proto }, kind, metadata })
     }
 
     /// Whether the parameters fit in the file.
     pub fn is_embeddable(&self) -> bool {
-        let bytes: u64 = self.graph.constants.iter().map(|constant| constant.data.len() as u64).sum();
-        bytes <= MOST_EMBEDDED_BYTES
+        let data = self.graph.initializer.iter().filter_map(|tensor| tensor.raw_data.as_ref());
+        data.map(|data| data.len() as u64).sum::<u64>() <= MOST_EMBEDDED_BYTES
     }
 
     /// The inputs, in the graph's order.
     pub fn inputs(&self) -> Vec<Port> {
-        self.graph.inputs.iter().map(Port::of).collect()
+        self.graph.input.iter().map(Port::of).collect()
     }
 
     /// The outputs, the score first.
     pub fn outputs(&self) -> Vec<Port> {
-        self.graph.outputs.iter().map(Port::of).collect()
+        self.graph.output.iter().map(Port::of).collect()
     }
 
     /// Writes a file that contains the whole model.
@@ -128,11 +130,7 @@ impl OnnxModel {
     /// # Errors
     /// When the model exceeds the size limit, or `out` fails.
     pub fn write(&self, out: &mut dyn Write) -> Result<(), ExportError> {
-        let embedded = |constant: &Constant| TensorProto {
-            raw_data: Some(constant.data.clone()),
-            ..described(constant)
-        };
-        self.write_graph(self.graph.constants.iter().map(embedded).collect(), out)
+        self.write_graph(self.graph.clone(), out)
     }
 
     /// Writes the graph to `out` and the parameters to `data`, whose file is called `name`, in the same
@@ -147,33 +145,26 @@ impl OnnxModel {
         data: &mut dyn Write,
     ) -> Result<(), ExportError> {
         let mut end = 0;
-        let mut tensors = Vec::with_capacity(self.graph.constants.len());
-        for constant in &self.graph.constants {
-            if constant.data.len() < LEAST_EXTERNAL_BYTES {
-                let raw_data = Some(constant.data.clone());
-                tensors.push(TensorProto { raw_data, ..described(constant) });
-                continue;
-            }
+        let mut graph = self.graph.clone();
+        for tensor in &mut graph.initializer {
+            let external = tensor.raw_data.take_if(|bytes| bytes.len() >= LEAST_EXTERNAL_BYTES);
+            let Some(bytes) = external else { continue };
             let offset = u64::next_multiple_of(end, ALIGNMENT);
             io::copy(&mut io::Read::take(io::repeat(0), offset - end), data)?;
-            data.write_all(&constant.data)?;
-            end = offset + constant.data.len() as u64;
+            data.write_all(&bytes)?;
+            end = offset + bytes.len() as u64;
             let place = [
                 ("location", name.to_owned()),
                 ("offset", offset.to_string()),
-                ("length", constant.data.len().to_string()),
+                ("length", bytes.len().to_string()),
             ];
-            tensors.push(TensorProto {
-                external_data: place.map(|(key, value)| entry(key, value)).to_vec(),
-                data_location: Some(DataLocation::External.into()),
-                ..described(constant)
-            });
+            tensor.external_data = place.map(|(key, value)| entry(key, value)).to_vec();
+            tensor.data_location = Some(DataLocation::External.into());
         }
-        self.write_graph(tensors, out)
+        self.write_graph(graph, out)
     }
 
-    fn write_graph(&self, initializer: Vec<TensorProto>, out: &mut dyn Write) -> Result<(), ExportError> {
-        let Graph { nodes, inputs, outputs, .. } = &self.graph;
+    fn write_graph(&self, graph: GraphProto, out: &mut dyn Write) -> Result<(), ExportError> {
         let model = ModelProto {
             ir_version: IR_VERSION,
             producer_name: "millstream".to_owned(),
@@ -181,13 +172,7 @@ impl OnnxModel {
             doc_string: format!("A {} model: numbers and ids in, scores out.", self.kind),
             opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPERATORS }],
             metadata_props: self.metadata.iter().map(|(key, value)| entry(key, value.clone())).collect(),
-            graph: Some(GraphProto {
-                node: nodes.clone(),
-                name: self.kind.to_owned(),
-                initializer,
-                input: inputs.clone(),
-                output: outputs.clone(),
-            }),
+            graph: Some(graph),
         };
         let bytes = model.encoded_len();
         if bytes > FILE_BYTES {
@@ -232,43 +217,30 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
         "" => (String::new(), "the label".to_owned()),
         label => (format!("_{label}"), format!("label `{label}`")),
     };
-    let shape = [Dimension::Named(ROWS.to_owned())];
-    let axes = graph.list("axis.1", &[1]);
+    let shape = [rows()];
     let about = match prediction {
         Prediction::Number => format!("The predicted value of {whose}"),
         Prediction::Classes(classes) => return scores_of_classes(graph, logits, (&named, &whose), classes),
         Prediction::Rank => "The dot product of both vectors, divided by the temperature".to_owned(),
         Prediction::Probability => {
-            let logit = graph.node("Squeeze", &[logits, &axes], &format!("logit{named}"));
+            let logit = graph.along("Squeeze", logits, 1, &format!("logit{named}"));
             let score = graph.node("Sigmoid", &[&logit], &format!("score{named}"));
             graph.output(&score, &shape, format!("The probability that {whose} is 1"));
             return graph.output(&logit, &shape, "The logit of that probability".to_owned());
         }
     };
-    let score = graph.node("Squeeze", &[logits, &axes], &format!("score{named}"));
+    let score = graph.along("Squeeze", logits, 1, &format!("score{named}"));
     graph.output(&score, &shape, about);
 }
 
 /// The same for a label with classes. `named` is the suffix of the outputs' names, and `whose` describes the
 /// label.
 fn scores_of_classes(graph: &mut Graph, logits: &Value, (named, whose): (&str, &str), classes: u32) {
-    let shape = [Dimension::Named(ROWS.to_owned()), Dimension::Fixed(classes.into())];
+    let shape = [rows(), fixed(classes)];
     let logits = graph.node("Identity", &[logits], &format!("logit{named}"));
-    let over_classes = [("axis", Attribute::Int(1))];
-    let scores = graph.node_with("Softmax", &[&logits], &over_classes, &format!("score{named}"));
+    let scores = graph.node_with("Softmax", &[&logits], &[int("axis", 1)], &format!("score{named}"));
     graph.output(&scores, &shape, format!("The probability of each class of {whose}"));
     graph.output(&logits, &shape, "The logits of those probabilities".to_owned());
-}
-
-/// A tensor without its data.
-fn described(constant: &Constant) -> TensorProto {
-    let Constant { name, dims, kind, data: _ } = constant;
-    TensorProto {
-        name: name.clone(),
-        dims: dims.clone(),
-        data_type: (*kind).into(),
-        ..TensorProto::default()
-    }
 }
 
 fn entry(key: &str, value: String) -> StringStringEntryProto {

@@ -5,7 +5,7 @@
 
 use millstream_backend::Activation;
 
-use super::graph::{Attribute, Value};
+use super::graph::{Value, int};
 use super::layers::Net;
 use crate::export::{ExportError, Tower};
 use crate::model::embeddings::EmbeddingKeys;
@@ -134,23 +134,22 @@ impl Net<'_> {
         let given = given.collect::<Result<Vec<_>, _>>()?;
         let labels = self.labels();
         let (tasks, count) = (labels.len() as i64, i64::from(*experts));
-        let axes = self.graph.list("axis.1", &[1]);
         let rows: Vec<Value> =
-            given.iter().map(|given| self.graph.node("Unsqueeze", &[given, &axes], "experts/row")).collect();
+            given.iter().map(|given| self.graph.along("Unsqueeze", given, 1, "experts/row")).collect();
         let given = self.graph.beside(&rows.iter().collect::<Vec<_>>(), "experts");
         let logits = self.product("gate", &input)?;
         // 0 keeps the number of rows.
         let shape = self.graph.list("gates/shape", &[0, tasks, count]);
         let logits = self.graph.node("Reshape", &[&logits, &shape], "gates/logits");
-        let gates = self.graph.node_with("Softmax", &[&logits], &[("axis", Attribute::Int(2))], "gates");
+        let gates = self.graph.node_with("Softmax", &[&logits], &[int("axis", 2)], "gates");
         let mixtures = self.graph.node("MatMul", &[&gates, &given], "mixtures");
         let tower = |(label, task): (&str, i64)| {
             let name = tower_name(label);
             let place = self.graph.list(&format!("{name}/place"), &[task]);
-            let gather = [("axis", Attribute::Int(1))];
+            let gather = [int("axis", 1)];
             let mixture =
                 self.graph.node_with("Gather", &[&mixtures, &place], &gather, &format!("{name}/row"));
-            let mixture = self.graph.node("Squeeze", &[&mixture, &axes], &format!("{name}/input"));
+            let mixture = self.graph.along("Squeeze", &mixture, 1, &format!("{name}/input"));
             self.mlp(&name, &mixture, (tower, hidden_layer), Activation::Identity)
         };
         labels.into_iter().zip(0..).map(tower).collect()
