@@ -30,20 +30,14 @@ impl Optimizer {
     /// # Errors
     /// When a constant is out of range.
     pub fn new(spec: &OptimizerSpec) -> Result<Self, InvalidHyperparameter> {
+        let (learning_rate, l2) = spec.common();
+        positive("learning_rate", learning_rate)?;
+        not_negative("l2", l2)?;
         match *spec {
-            OptimizerSpec::Sgd { learning_rate, l2 } => {
-                positive("learning_rate", learning_rate)?;
-                not_negative("l2", l2)?;
-            }
-            OptimizerSpec::Momentum { learning_rate, momentum, nesterov: _, l2 } => {
-                positive("learning_rate", learning_rate)?;
-                not_negative("l2", l2)?;
-                below_one("momentum", momentum)?;
-            }
-            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon, l2 }
-            | OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon, l2 } => {
-                positive("learning_rate", learning_rate)?;
-                not_negative("l2", l2)?;
+            OptimizerSpec::Sgd { .. } => {}
+            OptimizerSpec::Momentum { momentum, .. } => below_one("momentum", momentum)?,
+            OptimizerSpec::Adagrad { initial_accumulator, epsilon, .. }
+            | OptimizerSpec::RowWiseAdagrad { initial_accumulator, epsilon, .. } => {
                 not_negative("initial_accumulator", initial_accumulator)?;
                 not_negative("epsilon", epsilon)?;
                 if initial_accumulator == 0.0 {
@@ -56,11 +50,9 @@ impl Optimizer {
                 check_adam(&adam)?;
                 not_negative("weight_decay", weight_decay)?;
             }
-            OptimizerSpec::Ftrl { learning_rate, beta, l1, l2, initial_accumulator } => {
-                positive("learning_rate", learning_rate)?;
+            OptimizerSpec::Ftrl { beta, l1, initial_accumulator, .. } => {
                 not_negative("beta", beta)?;
                 not_negative("l1", l1)?;
-                not_negative("l2", l2)?;
                 not_negative("initial_accumulator", initial_accumulator)?;
             }
         }
@@ -80,14 +72,9 @@ impl Optimizer {
     /// The L2 penalty that is added to the gradient.
     fn l2(&self) -> f32 {
         match self.spec {
-            OptimizerSpec::Sgd { l2, .. }
-            | OptimizerSpec::Momentum { l2, .. }
-            | OptimizerSpec::Adagrad { l2, .. }
-            | OptimizerSpec::RowWiseAdagrad { l2, .. }
-            | OptimizerSpec::Adam(AdamSpec { l2, .. })
-            | OptimizerSpec::AdamW { adam: AdamSpec { l2, .. }, .. } => l2,
             // Part of the formula.
             OptimizerSpec::Ftrl { .. } => 0.0,
+            spec => spec.common().1,
         }
     }
 
@@ -170,8 +157,6 @@ impl Optimizer {
 }
 
 fn check_adam(adam: &AdamSpec) -> Result<(), InvalidHyperparameter> {
-    positive("learning_rate", adam.learning_rate)?;
-    not_negative("l2", adam.l2)?;
     below_one("beta1", adam.beta1)?;
     below_one("beta2", adam.beta2)?;
     // A gradient of 0 would divide 0 by 0.
@@ -190,30 +175,24 @@ fn adam_update(adam: &AdamSpec, weight_decay: f32, step: Step) -> Formula {
 }
 
 fn below_one(constant: &'static str, found: f32) -> Result<(), InvalidHyperparameter> {
-    let expected = "a number of at least 0 and below 1";
-    if (0.0..1.0).contains(&found) {
-        Ok(())
-    } else {
-        Err(InvalidHyperparameter { constant, found, expected })
-    }
+    check(constant, found, (0.0..1.0).contains(&found), "a number of at least 0 and below 1")
 }
 
 fn positive(constant: &'static str, found: f32) -> Result<(), InvalidHyperparameter> {
-    let is_good = found > 0.0 && found.is_finite();
-    if is_good {
-        Ok(())
-    } else {
-        Err(InvalidHyperparameter { constant, found, expected: "a number above 0" })
-    }
+    check(constant, found, found > 0.0 && found.is_finite(), "a number above 0")
 }
 
 fn not_negative(constant: &'static str, found: f32) -> Result<(), InvalidHyperparameter> {
-    let is_good = found >= 0.0 && found.is_finite();
-    if is_good {
-        Ok(())
-    } else {
-        Err(InvalidHyperparameter { constant, found, expected: "a number of at least 0" })
-    }
+    check(constant, found, found >= 0.0 && found.is_finite(), "a number of at least 0")
+}
+
+fn check(
+    constant: &'static str,
+    found: f32,
+    is_good: bool,
+    expected: &'static str,
+) -> Result<(), InvalidHyperparameter> {
+    if is_good { Ok(()) } else { Err(InvalidHyperparameter { constant, found, expected }) }
 }
 
 #[cfg(test)]

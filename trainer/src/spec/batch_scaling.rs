@@ -56,7 +56,7 @@ impl BatchScaling {
     pub fn apply(self, model: &mut ModelSpec, rows: u32) {
         let factor = self.factor(rows);
         for optimizer in model.optimizers_mut() {
-            let rate = optimizer.learning_rate_mut();
+            let (rate, _) = optimizer.common_mut();
             *rate = (f64::from(*rate) * factor) as f32;
         }
     }
@@ -133,7 +133,7 @@ mod tests {
             });
             BatchScaling { reference: 100, rule: RateRule::Linear }.apply(&mut model, 300);
             let rates: Vec<f32> =
-                model.optimizers_mut().into_iter().map(|optimizer| *optimizer.learning_rate_mut()).collect();
+                model.optimizers_mut().into_iter().map(|optimizer| optimizer.common().0).collect();
             assert_eq!(rates, [3.0; 4], "{optimizer:?}");
         }
     }

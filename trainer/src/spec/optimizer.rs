@@ -83,15 +83,22 @@ pub enum OptimizerSpec {
 }
 
 impl OptimizerSpec {
-    /// Its step size.
-    pub(super) fn learning_rate_mut(&mut self) -> &mut f32 {
+    /// Its step size and `l2`.
+    pub(crate) fn common(mut self) -> (f32, f32) {
+        let (learning_rate, l2) = self.common_mut();
+        (*learning_rate, *l2)
+    }
+
+    /// The same, to change them.
+    pub(super) fn common_mut(&mut self) -> (&mut f32, &mut f32) {
         match self {
-            Self::Sgd { learning_rate, .. }
-            | Self::Momentum { learning_rate, .. }
-            | Self::Adagrad { learning_rate, .. }
-            | Self::RowWiseAdagrad { learning_rate, .. }
-            | Self::Ftrl { learning_rate, .. } => learning_rate,
-            Self::Adam(adam) | Self::AdamW { adam, .. } => &mut adam.learning_rate,
+            Self::Sgd { learning_rate, l2 }
+            | Self::Momentum { learning_rate, l2, .. }
+            | Self::Adagrad { learning_rate, l2, .. }
+            | Self::RowWiseAdagrad { learning_rate, l2, .. }
+            | Self::Adam(AdamSpec { learning_rate, l2, .. })
+            | Self::AdamW { adam: AdamSpec { learning_rate, l2, .. }, .. }
+            | Self::Ftrl { learning_rate, l2, .. } => (learning_rate, l2),
         }
     }
 }
