@@ -6,7 +6,7 @@ use millstream_batch::BatchSchema;
 use crate::init::Init;
 use crate::layers::{Cross, Embedding, Linear, Mlp, Tables, linear_weights};
 use crate::model::batch_gradient::BatchGradient;
-use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables};
+use crate::model::embeddings::{EmbeddingTable, EmbeddingTables};
 use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
@@ -87,14 +87,15 @@ impl<'a, D: Device> Builder<'a, D> {
     }
 
     /// The features in the list at `key`.
-    pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ModelError> {
+    pub(super) fn features(&self, key: &str, names: &[String]) -> Result<Features, ModelError> {
         Features::resolve(key, names, self.schema)
     }
 
     /// The same; the list must not be empty.
-    pub(super) fn some_features(&self, key: &'static str, names: &[String]) -> Result<Features, ModelError> {
+    pub(super) fn some_features(&self, key: &str, names: &[String]) -> Result<Features, ModelError> {
         if names.is_empty() {
-            return Err(ModelError::Empty { key, expected: "at least one feature is needed" });
+            let expected = "at least one feature is needed";
+            return Err(ModelError::Empty { key: key.to_owned(), expected });
         }
         self.features(key, names)
     }
@@ -102,16 +103,16 @@ impl<'a, D: Device> Builder<'a, D> {
     /// An optimizer of embeddings.
     pub(super) fn embedding_optimizer(
         &self,
-        key: &'static str,
+        key: &str,
         spec: &OptimizerSpec,
     ) -> Result<Optimizer, ModelError> {
-        Optimizer::new(spec).map_err(|source| ModelError::Optimizer { key, source })
+        Optimizer::new(spec).map_err(|source| ModelError::Optimizer { key: key.to_owned(), source })
     }
 
     /// An optimizer of layers, or of layers and embeddings.
-    pub(super) fn optimizer(&self, key: &'static str, spec: &OptimizerSpec) -> Result<Optimizer, ModelError> {
+    pub(super) fn optimizer(&self, key: &str, spec: &OptimizerSpec) -> Result<Optimizer, ModelError> {
         let optimizer = self.embedding_optimizer(key, spec)?;
-        if optimizer.is_row_wise() { Err(ModelError::RowWise { key }) } else { Ok(optimizer) }
+        if optimizer.is_row_wise() { Err(ModelError::RowWise { key: key.to_owned() }) } else { Ok(optimizer) }
     }
 
     /// A linear model over `features`; `name` is the prefix of its parameters' names. Each feature has
@@ -138,18 +139,18 @@ impl<'a, D: Device> Builder<'a, D> {
     }
 
     /// Embeddings of the id features, in tables named `PREFIXembedding.TABLE`, followed by the numeric
-    /// features.
+    /// features. Their keys in the job begin with `model.PREFIX`.
     pub(super) fn embedding(
         &mut self,
         prefix: &str,
-        keys: EmbeddingKeys,
         spec: &EmbeddingSpec,
         features: Features,
     ) -> Result<Embedding<D>, ModelError> {
-        let resolved = EmbeddingTables::resolve(keys, spec, &features.ids)?;
-        resolved.check_sharing(keys, self.schema.rows)?;
+        let resolved = EmbeddingTables::resolve(prefix, spec, &features.ids)?;
+        resolved.check_sharing(prefix, self.schema.rows)?;
         let EmbeddingTables { tables, lookups } = resolved;
-        let optimizer = self.embedding_optimizer(keys.optimizer, &spec.optimizer)?;
+        let key = format!("model.{prefix}embedding_optimizer");
+        let optimizer = self.embedding_optimizer(&key, &spec.optimizer)?;
         let table = |table: &EmbeddingTable| {
             let (name, shape) = (format!("{prefix}embedding.{}", table.name), (table.rows, table.width));
             let init = Init::embedding(table.init, table.rows);
@@ -190,9 +191,8 @@ impl<'a, D: Device> Builder<'a, D> {
         spec: &EmbeddingSpec,
         features: Features,
     ) -> Result<(Embedding<D>, usize), ModelError> {
-        let keys = EmbeddingKeys::MODEL;
-        let width = EmbeddingTables::resolve(keys, spec, &features.ids)?.one_width(keys, model)?;
-        Ok((self.embedding("", keys, spec, features)?, width))
+        let width = EmbeddingTables::resolve("", spec, &features.ids)?.one_width(model)?;
+        Ok((self.embedding("", spec, features)?, width))
     }
 
     /// Hidden layers with the widths at `key`, then an output layer with activation `last`.
@@ -200,13 +200,13 @@ impl<'a, D: Device> Builder<'a, D> {
         &self,
         name: &str,
         inputs: usize,
-        (key, hidden, hidden_layer): (&'static str, &[u32], &HiddenLayerSpec),
+        (key, hidden, hidden_layer): (&str, &[u32], &HiddenLayerSpec),
         last: (usize, Activation),
         optimizer: Optimizer,
     ) -> Result<Mlp<D>, ModelError> {
         if hidden.contains(&0) {
             let expected = "a hidden layer has at least one output";
-            return Err(ModelError::Empty { key, expected });
+            return Err(ModelError::Empty { key: key.to_owned(), expected });
         }
         Ok(Mlp::new(self.device, self.buffers, name, inputs, (hidden, hidden_layer), last, optimizer)?)
     }
@@ -220,11 +220,11 @@ impl<'a, D: Device> Builder<'a, D> {
     ) -> Result<Cross<D>, ModelError> {
         if spec.layers == 0 {
             let expected = "at least one cross layer is needed";
-            return Err(ModelError::Empty { key: "model.cross_layers", expected });
+            return Err(ModelError::Empty { key: "model.cross_layers".to_owned(), expected });
         }
         if spec.rank == Some(0) {
             let expected = "a rank is at least 1";
-            return Err(ModelError::Empty { key: "model.cross_rank", expected });
+            return Err(ModelError::Empty { key: "model.cross_rank".to_owned(), expected });
         }
         Ok(Cross::new(self.device, self.buffers, width, spec, optimizer)?)
     }

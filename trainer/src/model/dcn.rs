@@ -18,7 +18,6 @@ use crate::layers::{Cross, Dense, Embedding, Mlp, MlpGradients};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::parameter::parameters;
 use crate::pass::Pass;
@@ -44,7 +43,7 @@ pub(super) struct Dcn<D: Device> {
 impl<D: Device> Dcn<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &DcnSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
+        let embedding = builder.embedding("", &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let (buffers, width, device) = (builder.buffers(), embedding.outputs(), builder.device);
         let cross = builder.cross(width, &spec.cross, optimizer)?;

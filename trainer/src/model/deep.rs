@@ -29,7 +29,7 @@ impl<D: Device> Deep<D> {
         builder: &Builder<'_, D>,
         name: &str,
         embedding: Embedding<D>,
-        hidden: (&'static str, &[u32], &HiddenLayerSpec),
+        hidden: (&str, &[u32], &HiddenLayerSpec),
         outputs: usize,
         optimizer: Optimizer,
     ) -> Result<Self, ModelError> {

@@ -34,7 +34,7 @@ impl<D: Device> DeepFm<D> {
         let key = "model.features";
         let features = builder.some_features(key, &spec.features)?;
         if features.ids.is_empty() {
-            return Err(ModelError::NoFeature { key, model: "DeepFM", kind: "id" });
+            return Err(ModelError::NoFeature { key: key.to_owned(), model: "DeepFM", kind: "id" });
         }
         let linear_optimizer = builder.optimizer("model.linear_optimizer", &spec.linear_optimizer)?;
         let linear = builder.linear("linear", &features, linear_optimizer)?;

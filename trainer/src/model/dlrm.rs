@@ -15,7 +15,6 @@ use crate::layers::{Cross, Embedding, Mlp, MlpGradients};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::parameter::{Parameter, Parameters, parameters};
 use crate::pass::Pass;
@@ -61,22 +60,21 @@ impl<D: Device> Dlrm<D> {
         let key = "model.features";
         let mut features = builder.some_features(key, &spec.features)?;
         if features.ids.is_empty() {
-            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "id" });
+            return Err(ModelError::NoFeature { key: key.to_owned(), model: "DLRM", kind: "id" });
         }
         if features.dense.is_empty() {
-            return Err(ModelError::NoFeature { key, model: "DLRM", kind: "numeric" });
+            return Err(ModelError::NoFeature { key: key.to_owned(), model: "DLRM", kind: "numeric" });
         }
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let numbers = builder.numbers(std::mem::take(&mut features.dense), optimizer);
         let (embedding, width) = match spec.interaction {
             DlrmInteraction::Dot => builder.embedding_of_one_width("DLRM", &spec.embedding, features)?,
             DlrmInteraction::Cross(_) => {
-                let keys = EmbeddingKeys::MODEL;
                 // The width of the bottom's output.
                 let EmbeddingDim::Columns(width) = spec.embedding.dim else {
-                    return Err(ModelError::Widths { key: keys.dim, model: "DLRM" });
+                    return Err(ModelError::widths("DLRM"));
                 };
-                (builder.embedding("", keys, &spec.embedding, features)?, width as usize)
+                (builder.embedding("", &spec.embedding, features)?, width as usize)
             }
         };
         let (buffers, device) = (builder.buffers(), builder.device);

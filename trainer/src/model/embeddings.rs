@@ -11,49 +11,6 @@ use crate::model::error::ModelError;
 use crate::model::features::IdFeatureColumn;
 use crate::spec::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
 
-/// The job's keys of an embedding's settings.
-#[derive(Clone, Copy)]
-pub(crate) struct EmbeddingKeys {
-    pub(crate) dim: &'static str,
-    pub(crate) init: &'static str,
-    pub(crate) tables: &'static str,
-    pub(crate) optimizer: &'static str,
-}
-
-impl EmbeddingKeys {
-    /// Keys of a model with one set of embeddings.
-    pub(crate) const MODEL: Self = Self {
-        dim: "model.embedding_dim",
-        init: "model.embedding_init",
-        tables: "model.embeddings",
-        optimizer: "model.embedding_optimizer",
-    };
-
-    /// Keys of the deep part of Wide & Deep.
-    pub(crate) const DEEP: Self = Self {
-        dim: "model.deep.embedding_dim",
-        init: "model.deep.embedding_init",
-        tables: "model.deep.embeddings",
-        optimizer: "model.deep.embedding_optimizer",
-    };
-
-    /// Keys of the query tower.
-    pub(crate) const QUERY: Self = Self {
-        dim: "model.query.embedding_dim",
-        init: "model.query.embedding_init",
-        tables: "model.query.embeddings",
-        optimizer: "model.query.embedding_optimizer",
-    };
-
-    /// Keys of the item tower.
-    pub(crate) const ITEM: Self = Self {
-        dim: "model.item.embedding_dim",
-        init: "model.item.embedding_init",
-        tables: "model.item.embeddings",
-        optimizer: "model.item.embedding_optimizer",
-    };
-}
-
 /// The tables of some features.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct EmbeddingTables {
@@ -80,20 +37,22 @@ pub(crate) struct TableLookup {
 }
 
 impl EmbeddingTables {
-    /// Resolves the tables of `features` from `spec`.
+    /// Resolves the tables of `features` from `spec`, whose keys in the job begin with `model.PREFIX`.
     pub(crate) fn resolve(
-        keys: EmbeddingKeys,
+        prefix: &str,
         spec: &EmbeddingSpec,
         features: &[IdFeatureColumn],
     ) -> Result<Self, ModelError> {
-        check_spread(spec.init).map_err(|expected| ModelError::Empty { key: keys.init, expected })?;
+        check_spread(spec.init).map_err(|expected| ModelError::Empty {
+            key: format!("model.{prefix}embedding_init"),
+            expected,
+        })?;
         if spec.dim == EmbeddingDim::Columns(0) && !features.is_empty() {
-            return Err(ModelError::Empty { key: keys.dim, expected: NO_COLUMNS });
+            let key = format!("model.{prefix}embedding_dim");
+            return Err(ModelError::Empty { key, expected: NO_COLUMNS });
         }
         for table in &spec.tables {
-            let refused =
-                |message| ModelError::Table { key: keys.tables, table: table.name.clone(), message };
-            check(table, spec, features).map_err(refused)?;
+            check(table, spec, features).map_err(|message| refused(prefix, table.name.clone(), message))?;
         }
         let mut all = Self::default();
         let mut numbers = HashMap::new();
@@ -118,7 +77,7 @@ impl EmbeddingTables {
 
     /// Checks that backends can number the features of each table and the rows of a batch of `rows` rows with
     /// [`PLACE_BITS`] bits.
-    pub(crate) fn check_sharing(&self, keys: EmbeddingKeys, rows: u32) -> Result<(), ModelError> {
+    pub(crate) fn check_sharing(&self, prefix: &str, rows: u32) -> Result<(), ModelError> {
         let most = (1 << PLACE_BITS) / u64::from(rows).next_power_of_two();
         for (number, table) in self.tables.iter().enumerate() {
             let sharing = self.lookups.iter().filter(|lookup| lookup.table == number).count();
@@ -126,24 +85,28 @@ impl EmbeddingTables {
                 let message = format!(
                     "{sharing} features share the table; with batches of {rows} rows, at most {most} can"
                 );
-                return Err(ModelError::Table { key: keys.tables, table: table.name.clone(), message });
+                return Err(refused(prefix, table.name.clone(), message));
             }
         }
         Ok(())
     }
 
     /// The common width of all embeddings of `model`, which needs one.
-    pub(crate) fn one_width(&self, keys: EmbeddingKeys, model: &'static str) -> Result<usize, ModelError> {
+    pub(crate) fn one_width(&self, model: &'static str) -> Result<usize, ModelError> {
         let mut widths = self.tables.iter().map(|table| table.width);
         let first = widths.next().unwrap_or_default();
         if widths.all(|width| width == first) {
             return Ok(first);
         }
-        Err(ModelError::Widths { key: keys.dim, model })
+        Err(ModelError::widths(model))
     }
 }
 
 const NO_COLUMNS: &str = "an embedding has at least one column";
+
+fn refused(prefix: &str, table: String, message: String) -> ModelError {
+    ModelError::Table { key: format!("model.{prefix}embeddings"), table, message }
+}
 
 /// Checks one table; the error describes the problem.
 fn check(table: &TableSpec, spec: &EmbeddingSpec, features: &[IdFeatureColumn]) -> Result<(), String> {
@@ -228,7 +191,7 @@ mod tests {
             optimizer: OptimizerSpec::Sgd { learning_rate: 1.0, l2: 0.0 },
             tables,
         };
-        EmbeddingTables::resolve(EmbeddingKeys::MODEL, &spec, &features()).map_err(|error| error.to_string())
+        EmbeddingTables::resolve("", &spec, &features()).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -250,19 +213,19 @@ mod tests {
         let lookup = |table, pooling| TableLookup { table, pooling };
         let (sum, mean) = (Pooling::Sum, Pooling::Mean);
         assert_eq!(found.lookups, [lookup(0, sum), lookup(1, mean), lookup(0, sum), lookup(2, mean)]);
-        let message = found.one_width(EmbeddingKeys::MODEL, "DeepFM").unwrap_err().to_string();
+        let message = found.one_width("DeepFM").unwrap_err().to_string();
         assert_eq!(message, "model.embedding_dim: DeepFM needs embeddings of one fixed width");
-        assert_eq!(resolve(Vec::new()).unwrap().one_width(EmbeddingKeys::MODEL, "DeepFM"), Ok(8));
+        assert_eq!(resolve(Vec::new()).unwrap().one_width("DeepFM"), Ok(8));
     }
 
     #[test]
     fn the_number_of_features_that_share_a_table_is_limited() {
         let found = resolve(vec![table("pages", &["seen", "page", "liked"])]).unwrap();
-        let check = |rows| found.check_sharing(EmbeddingKeys::MODEL, rows).map_err(|error| error.to_string());
+        let check = |rows| found.check_sharing("", rows).map_err(|error| error.to_string());
         assert_eq!(check(1 << 30), Ok(()));
         let message = "3 features share the table; with batches of 1073741825 rows, at most 2 can";
         assert_eq!(check((1 << 30) + 1), Err(format!("model.embeddings.pages: {message}")));
-        assert_eq!(resolve(Vec::new()).unwrap().check_sharing(EmbeddingKeys::MODEL, u32::MAX), Ok(()));
+        assert_eq!(resolve(Vec::new()).unwrap().check_sharing("", u32::MAX), Ok(()));
     }
 
     #[test]

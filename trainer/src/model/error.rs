@@ -48,7 +48,7 @@ pub enum ModelError {
     #[error("{key}: there is no feature `{feature}`{}", suggestion(.nearest.as_deref()))]
     UnknownFeature {
         /// The job's key, such as `model.wide.features`.
-        key: &'static str,
+        key: String,
         /// The name in the job.
         feature: String,
         /// The feature with the most similar name.
@@ -58,7 +58,7 @@ pub enum ModelError {
     #[error("{key}: feature `{feature}` is listed twice")]
     RepeatedFeature {
         /// The job's key.
-        key: &'static str,
+        key: String,
         /// Its name.
         feature: String,
     },
@@ -66,7 +66,7 @@ pub enum ModelError {
     #[error("{key}: feature `{feature}` must have one id per row, which identifies the item")]
     NotOneId {
         /// The job's key.
-        key: &'static str,
+        key: String,
         /// Its name.
         feature: String,
     },
@@ -74,7 +74,7 @@ pub enum ModelError {
     #[error("{key}: {expected}")]
     Empty {
         /// The job's key.
-        key: &'static str,
+        key: String,
         /// What is expected.
         expected: &'static str,
     },
@@ -82,7 +82,7 @@ pub enum ModelError {
     #[error("{key}.{table}: {message}")]
     Table {
         /// The job's key of the tables.
-        key: &'static str,
+        key: String,
         /// Its name.
         table: String,
         /// What is wrong, and what is expected.
@@ -92,7 +92,7 @@ pub enum ModelError {
     #[error("{key}: {model} needs embeddings of one fixed width")]
     Widths {
         /// The job's key.
-        key: &'static str,
+        key: String,
         /// The model's name.
         model: &'static str,
     },
@@ -100,7 +100,7 @@ pub enum ModelError {
     #[error("{key}: {source}")]
     Optimizer {
         /// The job's key.
-        key: &'static str,
+        key: String,
         /// The constant.
         source: InvalidHyperparameter,
     },
@@ -108,13 +108,13 @@ pub enum ModelError {
     #[error("{key}: `rowwise_adagrad` applies to embeddings only")]
     RowWise {
         /// The job's key.
-        key: &'static str,
+        key: String,
     },
     /// A required kind of feature is missing.
     #[error("{key}: {model} needs at least one {kind} feature")]
     NoFeature {
         /// The job's key.
-        key: &'static str,
+        key: String,
         /// The model's name.
         model: &'static str,
         /// What is missing.
@@ -123,6 +123,13 @@ pub enum ModelError {
     /// The model exceeds the address space.
     #[error(transparent)]
     ParameterTooLarge(#[from] ParameterTooLarge),
+}
+
+impl ModelError {
+    /// Embeddings of different or automatic widths in `model`.
+    pub(crate) fn widths(model: &'static str) -> Self {
+        Self::Widths { key: "model.embedding_dim".to_owned(), model }
+    }
 }
 
 fn suggestion(nearest: Option<&str>) -> String {

@@ -27,15 +27,11 @@ pub(crate) struct IdFeatureColumn {
 
 impl Features {
     /// Finds `names`, the list at `key`, in `schema`.
-    pub(crate) fn resolve(
-        key: &'static str,
-        names: &[String],
-        schema: &BatchSchema,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn resolve(key: &str, names: &[String], schema: &BatchSchema) -> Result<Self, ModelError> {
         let mut features = Self::default();
         for (number, name) in names.iter().enumerate() {
             if names[..number].contains(name) {
-                return Err(ModelError::RepeatedFeature { key, feature: name.clone() });
+                return Err(ModelError::RepeatedFeature { key: key.to_owned(), feature: name.clone() });
             }
             let id = |column, cardinality: u32| IdFeatureColumn {
                 name: name.clone(),
@@ -49,8 +45,8 @@ impl Features {
             } else if let Some(place) = schema.ragged.iter().position(|feature| feature.name == *name) {
                 features.ids.push(id(IdColumn::Ragged(place), schema.ragged[place].cardinality));
             } else {
-                let nearest = nearest(name, schema);
-                return Err(ModelError::UnknownFeature { key, feature: name.clone(), nearest });
+                let (key, feature) = (key.to_owned(), name.clone());
+                return Err(ModelError::UnknownFeature { key, feature, nearest: nearest(name, schema) });
             }
         }
         Ok(features)

@@ -7,7 +7,6 @@ use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::deep::Deep;
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::parameter::parameters;
 use crate::pass::Pass;
@@ -21,7 +20,7 @@ pub(super) struct MlpModel<D: Device> {
 impl<D: Device> MlpModel<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &MlpSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
+        let embedding = builder.embedding("", &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let hidden = ("model.hidden", spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self { deep: Deep::new(builder, "deep", embedding, hidden, builder.outputs(), optimizer)? })

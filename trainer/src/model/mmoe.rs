@@ -19,7 +19,6 @@ use crate::layers::{Dense, Embedding, Mlp, MlpGradients};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::optimizer::Optimizer;
 use crate::parameter::parameters;
@@ -78,12 +77,12 @@ struct Work<D: Device> {
 impl<D: Device> Mmoe<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &MmoeSpec) -> Result<Self, ModelError> {
         let features = builder.some_features("model.features", &spec.features)?;
-        let embedding = builder.embedding("", EmbeddingKeys::MODEL, &spec.embedding, features)?;
+        let embedding = builder.embedding("", &spec.embedding, features)?;
         let optimizer = builder.optimizer("model.optimizer", &spec.optimizer)?;
         let experts = experts(builder, embedding.outputs(), spec, optimizer)?;
         let [first, ..] = experts.as_slice() else {
             let expected = "at least one expert is needed";
-            return Err(ModelError::Empty { key: "model.experts", expected });
+            return Err(ModelError::Empty { key: "model.experts".to_owned(), expected });
         };
         let (tasks, width) = (builder.label_count(), first.outputs());
         let mixture = MixtureShape { tasks, experts: experts.len(), width };
@@ -113,7 +112,8 @@ fn experts<D: Device>(
 ) -> Result<Vec<Mlp<D>>, ModelError> {
     let key = "model.expert";
     let Some((&last, hidden)) = spec.expert.split_last().filter(|(last, _)| **last > 0) else {
-        return Err(ModelError::Empty { key, expected: "an expert has at least one layer of one output" });
+        let expected = "an expert has at least one layer of one output";
+        return Err(ModelError::Empty { key: key.to_owned(), expected });
     };
     let expert = |number: u32| {
         let (hidden, last) = ((key, hidden, &spec.hidden_layer), (last as usize, Activation::Relu));

@@ -21,7 +21,6 @@ use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::deep::Deep;
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::model::features::Features;
 use crate::parameter::parameters;
@@ -50,43 +49,21 @@ struct Tower<D: Device> {
     vectors_grad: D::Matrix,
 }
 
-/// The job's keys of a tower's settings.
-struct Keys {
-    features: &'static str,
-    embedding: EmbeddingKeys,
-    hidden: &'static str,
-    optimizer: &'static str,
-}
-
-const QUERY: Keys = Keys {
-    features: "model.query.features",
-    embedding: EmbeddingKeys::QUERY,
-    hidden: "model.query.hidden",
-    optimizer: "model.query.optimizer",
-};
-
-const ITEM: Keys = Keys {
-    features: "model.item.features",
-    embedding: EmbeddingKeys::ITEM,
-    hidden: "model.item.hidden",
-    optimizer: "model.item.optimizer",
-};
-
 impl<D: Device> TwoTower<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &TwoTowerSpec) -> Result<Self, ModelError> {
         let TwoTowerSpec { query, item, dim, normalize, temperature, item_id } = spec;
         if *dim == 0 {
             let expected = "a vector has at least one component";
-            return Err(ModelError::Empty { key: "model.dim", expected });
+            return Err(ModelError::Empty { key: "model.dim".to_owned(), expected });
         }
         if !(*temperature > 0.0 && temperature.is_finite()) {
             let expected = "the temperature must be above 0";
-            return Err(ModelError::Empty { key: "model.temperature", expected });
+            return Err(ModelError::Empty { key: "model.temperature".to_owned(), expected });
         }
         let vectors = (*dim as usize, *normalize);
         Ok(Self {
-            query: Tower::new(builder, "query", &QUERY, query, vectors)?,
-            item: Tower::new(builder, "item", &ITEM, item, vectors)?,
+            query: Tower::new(builder, "query", query, vectors)?,
+            item: Tower::new(builder, "item", item, vectors)?,
             temperature: f64::from(*temperature),
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
             logits: builder.logits(),
@@ -99,7 +76,7 @@ impl<D: Device> TwoTower<D> {
         let Features { ids, .. } = builder.features(key, &[name.to_owned()])?;
         match ids.first().map(|feature| feature.column) {
             Some(IdColumn::Single(place)) => Ok(place),
-            _ => Err(ModelError::NotOneId { key, feature: name.to_owned() }),
+            _ => Err(ModelError::NotOneId { key: key.to_owned(), feature: name.to_owned() }),
         }
     }
 }
@@ -109,14 +86,14 @@ impl<D: Device> Tower<D> {
     fn new(
         builder: &mut Builder<'_, D>,
         name: &str,
-        keys: &Keys,
         spec: &MlpSpec,
         (dim, normalize): (usize, bool),
     ) -> Result<Self, ModelError> {
-        let features = builder.some_features(keys.features, &spec.features)?;
-        let embedding = builder.embedding(&format!("{name}."), keys.embedding, &spec.embedding, features)?;
-        let optimizer = builder.optimizer(keys.optimizer, &spec.optimizer)?;
-        let hidden = (keys.hidden, spec.hidden.as_slice(), &spec.hidden_layer);
+        let key = |key| format!("model.{name}.{key}");
+        let features = builder.some_features(&key("features"), &spec.features)?;
+        let embedding = builder.embedding(&format!("{name}."), &spec.embedding, features)?;
+        let optimizer = builder.optimizer(&key("optimizer"), &spec.optimizer)?;
+        let hidden = (&*key("hidden"), spec.hidden.as_slice(), &spec.hidden_layer);
         Ok(Self {
             deep: Deep::new(builder, name, embedding, hidden, dim, optimizer)?,
             unit: normalize.then(|| builder.buffers().fp32(builder.device, dim)),

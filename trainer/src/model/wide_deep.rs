@@ -14,7 +14,6 @@ use crate::layers::Linear;
 use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::deep::Deep;
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::error::ModelError;
 use crate::parameter::parameters;
 use crate::pass::Pass;
@@ -33,13 +32,9 @@ impl<D: Device> WideDeep<D> {
         let optimizer = builder.optimizer("model.wide.optimizer", &wide.optimizer)?;
         let wide = builder.linear("wide", &features, optimizer)?;
         let features = builder.some_features("model.deep.features", &deep.features)?;
-        let optimizer = match deep.embedding_optimizer {
-            Some(_) => EmbeddingKeys::DEEP.optimizer,
-            None => "model.deep.optimizer",
-        };
-        let keys = EmbeddingKeys { optimizer, ..EmbeddingKeys::DEEP };
-        let embedding = builder.embedding("deep.", keys, &deep.embedding(), features)?;
+        // First, because the embeddings may have the same optimizer: an error then names its key.
         let optimizer = builder.optimizer("model.deep.optimizer", &deep.optimizer)?;
+        let embedding = builder.embedding("deep.", &deep.embedding(), features)?;
         let hidden = ("model.deep.hidden", deep.hidden.as_slice(), &deep.hidden_layer);
         let deep = Deep::new(builder, "deep", embedding, hidden, builder.outputs(), optimizer)?;
         Ok(Self { wide, deep })

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use millstream_batch::BatchSchema;
 
 use crate::model::ModelError;
-use crate::model::embeddings::{EmbeddingKeys, EmbeddingTables};
+use crate::model::embeddings::EmbeddingTables;
 use crate::model::features::Features;
 use crate::spec::{CrossSpec, DcnStructure, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec};
 
@@ -58,18 +58,18 @@ impl Axes {
         match spec {
             ModelSpec::Linear(spec) => axes.linear("linear", &taken(&spec.features)?),
             ModelSpec::Mlp(spec) => {
-                axes.deep("", &spec.embedding, taken(&spec.features)?)?;
+                axes.deep("", "deep", &spec.embedding, taken(&spec.features)?)?;
             }
             ModelSpec::WideDeep(spec) => {
                 axes.linear("wide", &taken(&spec.wide.features)?);
-                axes.deep("deep.", &spec.deep.embedding(), taken(&spec.deep.features)?)?;
+                axes.deep("deep.", "deep", &spec.deep.embedding(), taken(&spec.deep.features)?)?;
             }
             ModelSpec::DeepFm(spec) => {
                 axes.linear("linear", &taken(&spec.features)?);
-                axes.deep("", &spec.embedding, taken(&spec.features)?)?;
+                axes.deep("", "deep", &spec.embedding, taken(&spec.features)?)?;
             }
             ModelSpec::Dcn(spec) => {
-                let inputs = axes.deep("", &spec.embedding, taken(&spec.features)?)?;
+                let inputs = axes.deep("", "deep", &spec.embedding, taken(&spec.features)?)?;
                 axes.cross(&spec.cross, &inputs);
                 if spec.structure == DcnStructure::Parallel {
                     axes.rows("cross.output.weight", inputs);
@@ -85,12 +85,12 @@ impl Axes {
                     axes.rows(format!("expert.{expert}.layer.0.weight"), inputs.clone());
                 }
                 axes.rows("gate.weight", inputs);
-                axes.columns("gate.weight", Axis::Inputs(gates(&schema.labels, spec.experts)));
+                axes.columns("gate.weight", Axis::Inputs(gates(schema, spec.experts)));
             }
             ModelSpec::TwoTower(spec) => {
                 for (name, tower) in [("query", &spec.query), ("item", &spec.item)] {
                     let taken = taken(&tower.features)?;
-                    axes.over(&format!("{name}."), name, &tower.embedding, taken)?;
+                    axes.deep(&format!("{name}."), name, &tower.embedding, taken)?;
                 }
             }
         }
@@ -124,8 +124,7 @@ impl Axes {
         spec: &EmbeddingSpec,
         features: &Features,
     ) -> Result<Vec<Input>, ModelError> {
-        let EmbeddingTables { tables, lookups } =
-            EmbeddingTables::resolve(EmbeddingKeys::MODEL, spec, &features.ids)?;
+        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(prefix, spec, &features.ids)?;
         let mut embedded = Vec::new();
         for (feature, lookup) in features.ids.iter().zip(lookups) {
             let table = &tables[lookup.table];
@@ -136,12 +135,7 @@ impl Axes {
     }
 
     /// Embeddings and numbers, and the first layer over them.
-    fn deep(&mut self, prefix: &str, spec: &EmbeddingSpec, taken: Taken) -> Result<Axis, ModelError> {
-        self.over(prefix, "deep", spec, taken)
-    }
-
-    /// The same for layers of another name.
-    fn over(
+    fn deep(
         &mut self,
         prefix: &str,
         layers: &str,
@@ -199,13 +193,12 @@ fn bottom(width: usize) -> impl Iterator<Item = Input> {
 }
 
 /// The columns of MMoE's gates: each expert, for each label.
-fn gates(labels: &[String], experts: u32) -> Rc<[Input]> {
-    let names: Vec<&str> = labels.iter().map(String::as_str).chain(labels.is_empty().then_some("")).collect();
-    let experts = |label: &&str| {
-        let label = (*label).to_owned();
+fn gates(schema: &BatchSchema, experts: u32) -> Rc<[Input]> {
+    let gates = |label: &str| {
+        let label = label.to_owned();
         (0..experts).map(move |expert| Input::Gate(label.clone(), expert))
     };
-    names.iter().flat_map(experts).collect()
+    schema.label_names().into_iter().flat_map(gates).collect()
 }
 
 /// The inputs of DLRM's top layers after the first vector: the dot product of each pair.

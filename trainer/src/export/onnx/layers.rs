@@ -11,7 +11,7 @@ use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
 use super::proto::DataType;
 use crate::export::{ExportError, Parameter, TrainedModel};
 use crate::layers::normalization::EPSILON;
-use crate::model::embeddings::{EmbeddingKeys, EmbeddingTable, EmbeddingTables, TableLookup};
+use crate::model::embeddings::{EmbeddingTable, EmbeddingTables, TableLookup};
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, Normalization, Pooling};
 
@@ -53,7 +53,7 @@ impl<'a> Net<'a> {
     }
 
     /// The features in the list at `key`.
-    pub(super) fn features(&self, key: &'static str, names: &[String]) -> Result<Features, ExportError> {
+    pub(super) fn features(&self, key: &str, names: &[String]) -> Result<Features, ExportError> {
         Ok(Features::resolve(key, names, &self.trained.snapshot.schema)?)
     }
 
@@ -82,13 +82,12 @@ impl<'a> Net<'a> {
     pub(super) fn embeddings(
         &mut self,
         prefix: &str,
-        keys: EmbeddingKeys,
         features: &Features,
         spec: &EmbeddingSpec,
     ) -> Result<Vec<Value>, ExportError> {
         // The parameters determine the dimensions; the other settings matter only in training.
         let EmbeddingSpec { dim: _, pooling: _, init: _, optimizer: _, tables: _ } = spec;
-        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(keys, spec, &features.ids)?;
+        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve(prefix, spec, &features.ids)?;
         let table = |table: &EmbeddingTable| self.parameter(&format!("{prefix}embedding.{}", table.name));
         let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
         let one = |(feature, lookup): (&IdFeatureColumn, TableLookup)| {

@@ -8,7 +8,6 @@ use millstream_backend::Activation;
 use super::graph::{Value, int};
 use super::layers::Net;
 use crate::export::{ExportError, Tower};
-use crate::model::embeddings::EmbeddingKeys;
 use crate::model::features::Features;
 use crate::model::mmoe::tower_name;
 use crate::spec::{
@@ -43,7 +42,7 @@ impl Net<'_> {
     fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
+        let embeddings = self.embeddings("", &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)
     }
@@ -66,7 +65,7 @@ impl Net<'_> {
             embeddings: _,
         } = deep;
         let features = self.features("model.deep.features", features)?;
-        let embeddings = self.embeddings("deep.", EmbeddingKeys::DEEP, &features, &embedding)?;
+        let embeddings = self.embeddings("deep.", &features, &embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
@@ -77,7 +76,7 @@ impl Net<'_> {
             spec;
         let features = self.features(FEATURES, features)?;
         let first_order = self.linear("linear", &features)?;
-        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
+        let embeddings = self.embeddings("", &features, embedding)?;
         let second_order = self.pairs_summed(&embeddings, "second_order");
         let input = self.beside_numbers(&embeddings, &features);
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
@@ -87,7 +86,7 @@ impl Net<'_> {
     fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
         let DcnSpec { features, embedding, cross, structure, hidden, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
+        let embeddings = self.embeddings("", &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let crossed = self.cross(&input, cross)?;
         match structure {
@@ -106,7 +105,7 @@ impl Net<'_> {
         let numbers = self.beside_numbers(&[], &features);
         let bottom = self.mlp("bottom", &numbers, (bottom, hidden_layer), Activation::Relu)?;
         let mut vectors = vec![bottom.clone()];
-        vectors.extend(self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?);
+        vectors.extend(self.embeddings("", &features, embedding)?);
         let met = match interaction {
             DlrmInteraction::Dot => {
                 let pairs = self.pairs(&vectors, "pairs");
@@ -125,7 +124,7 @@ impl Net<'_> {
     fn mmoe(&mut self, spec: &MmoeSpec) -> Result<Vec<Value>, ExportError> {
         let MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer: _ } = spec;
         let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", EmbeddingKeys::MODEL, &features, embedding)?;
+        let embeddings = self.embeddings("", &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let hidden = expert.split_last().map_or(expert.as_slice(), |(_, hidden)| hidden);
         let given = (0..*experts).map(|number| {
@@ -164,13 +163,14 @@ impl Net<'_> {
     pub(super) fn tower(&mut self, spec: &TwoTowerSpec, tower: Tower) -> Result<Value, ExportError> {
         // The temperature and the item ids matter only in training.
         let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, item_id: _ } = spec;
-        let (key, keys, spec) = match tower {
-            Tower::Query => ("model.query.features", EmbeddingKeys::QUERY, query),
-            Tower::Item => ("model.item.features", EmbeddingKeys::ITEM, item),
+        let spec = match tower {
+            Tower::Query => query,
+            Tower::Item => item,
         };
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
-        let (name, features) = (tower.name(), self.features(key, features)?);
-        let embeddings = self.embeddings(&format!("{name}."), keys, &features, embedding)?;
+        let name = tower.name();
+        let features = self.features(&format!("model.{name}.features"), features)?;
+        let embeddings = self.embeddings(&format!("{name}."), &features, embedding)?;
         let input = self.beside_numbers(&embeddings, &features);
         let vectors = self.mlp(name, &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(if *normalize { self.unit(&vectors, &format!("{name}/unit")) } else { vectors })
