@@ -53,7 +53,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
 
     let directory = parent.join(format!("millstream-checkpoint-stall-{}", std::process::id()));
-    let store = CheckpointStore::create_local(&directory)?;
+    std::fs::create_dir_all(&directory)?;
+    let store = CheckpointStore::local(&directory)?;
     let mut writer = CheckpointWriter::spawn(store, session.allocate_copy(), Vec::new())?;
     writer.wait()?;
     (0..STEPS).try_for_each(|_| step(&mut session).map(drop))?;

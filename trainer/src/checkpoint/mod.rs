@@ -34,7 +34,7 @@ mod wait;
 pub(crate) mod faults;
 
 pub use manifest::{Manifest, PartEntry, Snapshot, TrainingProgress};
-pub use store::{Checkpoint, CheckpointScope, CheckpointStore, OnDamage};
+pub use store::{Checkpoint, CheckpointScope, CheckpointStore};
 pub use tensors::{Element, ModelCopy};
 pub use wait::BlockOn;
 pub use writer::{CheckpointWriter, ExtraPart};

@@ -19,7 +19,7 @@ pub struct Part<'a> {
     pub write: &'a dyn Fn(&mut dyn io::Write) -> io::Result<()>,
 }
 
-/// Writes a part's bytes. The object appears at its path only after [`PartWriter::finish`].
+/// Writes a part's bytes. The object appears at its path only at the end.
 pub(super) struct PartWriter<'a> {
     objects: &'a Arc<dyn ObjectStore>,
     block_on: &'a BlockOn,
@@ -75,24 +75,17 @@ impl<'a> PartWriter<'a> {
         Self { objects, block_on, path, piece_bytes, piece, upload, digest }
     }
 
-    /// Makes the object visible and durable.
-    pub(super) fn finish(mut self, name: &str) -> io::Result<PartEntry> {
-        match self.send_rest() {
-            Ok(()) => Ok(self.digest.entry(name)),
-            Err(error) => {
-                self.abandon();
-                Err(error)
-            }
-        }
-    }
-
-    /// Aborts the write. Uploaded pieces are deleted if the store supports it.
-    pub(super) fn abandon(mut self) {
-        if let Some(upload) = &mut self.upload
+    /// Writes `part`; the object is then visible and durable. On an error, uploaded pieces are deleted if the store
+    /// supports it.
+    pub(super) fn write_part(mut self, part: &Part<'_>) -> io::Result<PartEntry> {
+        let written = (part.write)(&mut self).and_then(|()| self.send_rest());
+        if written.is_err()
+            && let Some(upload) = &mut self.upload
             && let Err(error) = wait(self.block_on, upload.abort())
         {
             tracing::debug!(path = %self.path, %error, "an unfinished upload could not be aborted");
         }
+        written.map(|()| self.digest.entry(part.name))
     }
 
     fn send_rest(&mut self) -> io::Result<()> {

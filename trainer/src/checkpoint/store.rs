@@ -41,15 +41,6 @@ pub enum CheckpointScope {
     Scoring,
 }
 
-/// What to do when the newest checkpoint is damaged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnDamage {
-    /// Return the error.
-    Fail,
-    /// Load the newest intact checkpoint.
-    FallBack,
-}
-
 /// A verified checkpoint in memory.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
@@ -104,16 +95,6 @@ impl CheckpointStore {
                 Arc::new(|work| futures::executor::block_on(work)),
             )
         })
-    }
-
-    /// Like [`CheckpointStore::local`], but creates the directory first.
-    ///
-    /// # Errors
-    /// When `directory` cannot be created.
-    pub fn create_local(directory: &std::path::Path) -> Result<Self, CheckpointError> {
-        fs::create_dir_all(directory)
-            .map_err(|source| CheckpointError::Storage { path: directory.display().to_string(), source })?;
-        Self::local(directory)
     }
 
     /// The steps of the committed checkpoints, ascending.
@@ -205,15 +186,12 @@ impl CheckpointStore {
         let Some(json) = self.get(&self.part_path(step, MANIFEST))? else {
             return Err(CheckpointError::Absent { path });
         };
-        let damaged = |path, message| CheckpointError::Damaged { path, part: MANIFEST.to_owned(), message };
         let manifest = Manifest::from_json(&json).map_err(|error| match error {
-            ManifestError::Format(found) => {
-                CheckpointError::Format { path: path.clone(), found, known: FORMAT }
-            }
-            ManifestError::Damaged(message) => damaged(path.clone(), message),
+            ManifestError::Format(found) => CheckpointError::Format { path, found, known: FORMAT },
+            ManifestError::Damaged(message) => self.damaged(step, MANIFEST, message),
         })?;
         if manifest.snapshot.step != step {
-            return Err(damaged(path, format!("belongs to step {}", manifest.snapshot.step)));
+            return Err(self.damaged(step, MANIFEST, format!("belongs to step {}", manifest.snapshot.step)));
         }
         Ok(manifest)
     }
@@ -239,39 +217,8 @@ impl CheckpointStore {
     /// When the part is absent or damaged, or storage fails.
     pub fn part(&self, manifest: &Manifest, name: &str) -> Result<Bytes, CheckpointError> {
         let step = manifest.snapshot.step;
-        let Some(entry) = manifest.part(name) else {
-            let (path, part) = (self.path(step), name.to_owned());
-            return Err(CheckpointError::Damaged {
-                path,
-                part,
-                message: "is not in its manifest".to_owned(),
-            });
-        };
+        let entry = manifest.part(name).ok_or_else(|| self.damaged(step, name, "is not in its manifest"))?;
         self.read_part(step, entry)
-    }
-
-    /// Reads the newest checkpoint; `None` if there is none.
-    ///
-    /// # Errors
-    /// As for [`CheckpointStore::load`]. With [`OnDamage::FallBack`], an error only if all are damaged: that
-    /// of the newest.
-    pub fn load_newest(
-        &self,
-        extent: CheckpointScope,
-        on_damage: OnDamage,
-    ) -> Result<Option<Checkpoint>, CheckpointError> {
-        let mut newest_damage = None;
-        for step in self.steps()?.into_iter().rev() {
-            match self.load(step, extent) {
-                Ok(checkpoint) => return Ok(Some(checkpoint)),
-                Err(error @ CheckpointError::Damaged { .. }) if on_damage == OnDamage::FallBack => {
-                    tracing::warn!(%error, "falling back to the previous checkpoint");
-                    newest_damage.get_or_insert(error);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        newest_damage.map_or(Ok(None), Err)
     }
 
     /// The entries of `step`'s parts, if exactly `parts` exist and are intact.
@@ -298,20 +245,12 @@ impl CheckpointStore {
 
     fn write_part(&self, step: u64, part: &Part<'_>) -> Result<PartEntry, CheckpointError> {
         let path = self.part_path(step, part.name);
-        let mut writer = PartWriter::new(&self.objects, &self.block_on, path.clone(), self.piece_bytes);
-        let written = match (part.write)(&mut writer) {
-            Ok(()) => writer.finish(part.name),
-            Err(error) => {
-                writer.abandon();
-                Err(error)
-            }
-        };
-        written.map_err(|source| self.failed(&path, source))
+        let writer = PartWriter::new(&self.objects, &self.block_on, path.clone(), self.piece_bytes);
+        writer.write_part(part).map_err(|source| self.failed(&path, source))
     }
 
     fn read_part(&self, step: u64, entry: &PartEntry) -> Result<Bytes, CheckpointError> {
-        let damaged =
-            |message| CheckpointError::Damaged { path: self.path(step), part: entry.name.clone(), message };
+        let damaged = |message| self.damaged(step, &entry.name, message);
         let Some(bytes) = self.get(&self.part_path(step, &entry.name))? else {
             return Err(damaged("is missing".to_owned()));
         };
@@ -394,6 +333,10 @@ impl CheckpointStore {
         wait(&self.block_on, work).map_err(|error| self.failed(path, error.into()))
     }
 
+    pub(crate) fn damaged(&self, step: u64, part: &str, message: impl Into<String>) -> CheckpointError {
+        CheckpointError::Damaged { path: self.path(step), part: part.to_owned(), message: message.into() }
+    }
+
     fn failed(&self, path: &Path, source: io::Error) -> CheckpointError {
         let path = match &self.directory {
             Some(directory) => directory.join(path.as_ref()).display().to_string(),
@@ -466,4 +409,4 @@ fn remove_directory(path: &std::path::Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

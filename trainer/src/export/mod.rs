@@ -119,8 +119,7 @@ impl TrainedModel {
     pub fn open(store: &CheckpointStore, step: u64) -> Result<Self, ExportError> {
         let manifest = store.manifest(step)?;
         let bytes = store.part(&manifest, MODEL_PART)?;
-        let damaged =
-            |message| CheckpointError::Damaged { path: store.path(step), part: MODEL_PART.into(), message };
+        let damaged = |message: String| store.damaged(step, MODEL_PART, message);
         let snapshot = manifest.snapshot;
         let training = TrainingSpec { tasks: snapshot.tasks.clone(), ..TrainingSpec::default() };
         let mut tensors = ModelPlan::new(&snapshot.model, &snapshot.schema, &training)?.tensors;

@@ -12,9 +12,8 @@ use millstream_backend::{Cpu, Reference};
 use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotLayout, Stream};
 
 use super::*;
-use crate::checkpoint::{
-    CheckpointStore, CheckpointWriter, ExtraPart, MANIFEST, MODEL_PART, OPTIMIZER_PART, OnDamage,
-};
+use crate::checkpoint::store::tests::OnDamage;
+use crate::checkpoint::{CheckpointStore, CheckpointWriter, ExtraPart, MANIFEST, MODEL_PART, OPTIMIZER_PART};
 use crate::metrics::{Accumulator, Metric, ScoredBatch};
 use crate::spec::{
     DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MlpSpec,

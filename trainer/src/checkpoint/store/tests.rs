@@ -20,6 +20,51 @@ use crate::spec::{
     TaskSpec, WideDeepSpec, WideSpec,
 };
 
+/// What to do when the newest checkpoint is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnDamage {
+    /// Return the error.
+    Fail,
+    /// Load the newest intact checkpoint.
+    FallBack,
+}
+
+impl CheckpointStore {
+    /// Like [`CheckpointStore::local`], but creates the directory first.
+    ///
+    /// # Errors
+    /// When `directory` cannot be created.
+    pub(crate) fn create_local(directory: &std::path::Path) -> Result<Self, CheckpointError> {
+        fs::create_dir_all(directory)
+            .map_err(|source| CheckpointError::Storage { path: directory.display().to_string(), source })?;
+        Self::local(directory)
+    }
+
+    /// Reads the newest checkpoint; `None` if there is none.
+    ///
+    /// # Errors
+    /// As for [`CheckpointStore::load`]. With [`OnDamage::FallBack`], an error only if all are damaged: that
+    /// of the newest.
+    pub(crate) fn load_newest(
+        &self,
+        extent: CheckpointScope,
+        on_damage: OnDamage,
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
+        let mut newest_damage = None;
+        for step in self.steps()?.into_iter().rev() {
+            match self.load(step, extent) {
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                Err(error @ CheckpointError::Damaged { .. }) if on_damage == OnDamage::FallBack => {
+                    tracing::warn!(%error, "falling back to the previous checkpoint");
+                    newest_damage.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        newest_damage.map_or(Ok(None), Err)
+    }
+}
+
 const OPTIMIZER: OptimizerSpec =
     OptimizerSpec::Ftrl { learning_rate: 0.1, beta: 1.0, l1: 0.5, l2: 0.0, initial_accumulator: 0.1 };
 
