@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use millstream_backend::{Backend, Scalar};
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
+use serde::Serialize;
 
 use crate::model::{CopiedTensor, Model, NamedTensor, TensorRole};
 
@@ -112,19 +113,28 @@ impl<T: Element> ModelCopy<T> {
     }
 }
 
-/// The header: the offset of each tensor, padded with spaces to align the tensors.
+/// The header of a file of these tensors.
 fn header<'a, T: Element>(tensors: impl Iterator<Item = &'a NamedTensor>) -> io::Result<Vec<u8>> {
+    header_of(&Metadata::new(None, infos::<T>(tensors)).map_err(io::Error::other)?)
+}
+
+/// The name, type, shape and offset of each tensor, one after the other.
+pub(crate) fn infos<'a, T: Element>(
+    tensors: impl Iterator<Item = &'a NamedTensor>,
+) -> Vec<(String, TensorInfo)> {
     let mut end = 0;
-    let infos = tensors
-        .map(|tensor| {
-            let start = end;
-            end += tensor.len() * T::BYTES;
-            let (dtype, shape) = (T::DTYPE, tensor.shape.clone());
-            (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
-        })
-        .collect();
-    let metadata = Metadata::new(None, infos).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&metadata)?;
+    let infos = tensors.map(|tensor| {
+        let start = end;
+        end += tensor.len() * T::BYTES;
+        let (dtype, shape) = (T::DTYPE, tensor.shape.clone());
+        (tensor.name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    });
+    infos.collect()
+}
+
+/// A header with this content, padded with spaces to align the tensors.
+pub(crate) fn header_of(content: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut header = serde_json::to_vec(content)?;
     header.resize(header.len().next_multiple_of(8), b' ');
     Ok(header)
 }

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::Serialize;
 
 use super::{ExportError, TrainedModel};
+use crate::checkpoint::tensors::{header_of, infos};
 
 /// The maximum header size that the format's own readers accept.
 const HEADER_BYTES: usize = 100_000_000;
@@ -47,19 +47,10 @@ pub fn write(
     Ok(())
 }
 
-/// The header, padded with spaces to align the tensors.
 fn header(trained: &TrainedModel, added: &[(String, String)]) -> Result<Vec<u8>, ExportError> {
     let metadata = trained.description(added).into_iter().collect();
-    let mut entries = BTreeMap::from([(METADATA, Entry::Metadata(metadata))]);
-    let mut end = 0;
-    for parameter in &trained.parameters {
-        let start = end;
-        end += parameter.data.len();
-        let (dtype, shape) = (Dtype::F32, parameter.tensor.shape.clone());
-        let info = TensorInfo { dtype, shape, data_offsets: (start, end) };
-        entries.insert(&parameter.tensor.name, Entry::Tensor(info));
-    }
-    let mut header = serde_json::to_vec(&entries).map_err(std::io::Error::from)?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    Ok(header)
+    let tensors = infos::<f32>(trained.parameters.iter().map(|parameter| &parameter.tensor)).into_iter();
+    let tensors = tensors.map(|(name, info)| (name, Entry::Tensor(info)));
+    let entries = tensors.chain([(METADATA.to_owned(), Entry::Metadata(metadata))]);
+    Ok(header_of(&entries.collect::<BTreeMap<_, _>>())?)
 }
