@@ -91,9 +91,29 @@ impl<D: Device> Mmoe<D> {
         let none = Activation::Identity;
         let gate = Dense::without_bias(device, buffers, logits, "gate", shape, none, optimizer)?;
         let towers = towers(builder, width, spec, optimizer)?;
+        let gradients = |mlp| MlpGradients::new(device, buffers, mlp);
+        let embedded = embedding.embedded();
         Ok(Self {
-            saved: Saved::new(builder, embedding.outputs(), mixture),
-            work: Work::new(builder, embedding.embedded(), mixture, &experts[0], &towers[0]),
+            saved: Saved {
+                input: builder.matrix(embedding.outputs()),
+                given: builder.matrix(experts.len() * width),
+                gates: buffers.fp32(device, gates),
+                mixtures: builder.matrix(tasks * width),
+                tower_inputs: towers.iter().map(|_| builder.matrix(width)).collect(),
+                logits: builder.logits(),
+            },
+            work: Work {
+                logit_grad: buffers.fp32(device, 1),
+                tower: gradients(&towers[0]),
+                mixture_grad: builder.matrix(width),
+                mixtures_grad: builder.matrix(tasks * width),
+                gate_logits_grad: buffers.fp32(device, gates),
+                expert_outputs_grad: builder.matrix(experts.len() * width),
+                expert_grad: builder.matrix(width),
+                expert: gradients(&experts[0]),
+                embedding_grad: (embedded > 0)
+                    .then(|| (builder.batch_gradient(embedded), builder.matrix(embedded))),
+            },
             embedding,
             experts,
             gate,
@@ -140,47 +160,6 @@ fn towers<D: Device>(
 /// The prefix of the names of a label's tower.
 pub(crate) fn tower_name(label: &str) -> String {
     if label.is_empty() { "tower".to_owned() } else { format!("tower.{label}") }
-}
-
-impl<D: Device> Saved<D> {
-    fn new(
-        builder: &Builder<'_, D>,
-        inputs: usize,
-        MixtureShape { tasks, experts, width }: MixtureShape,
-    ) -> Self {
-        Self {
-            input: builder.matrix(inputs),
-            given: builder.matrix(experts * width),
-            gates: builder.buffers().fp32(builder.device, tasks * experts),
-            mixtures: builder.matrix(tasks * width),
-            tower_inputs: (0..tasks).map(|_| builder.matrix(width)).collect(),
-            logits: builder.logits(),
-        }
-    }
-}
-
-impl<D: Device> Work<D> {
-    fn new(
-        builder: &Builder<'_, D>,
-        embedded: usize,
-        MixtureShape { tasks, experts, width }: MixtureShape,
-        expert: &Mlp<D>,
-        tower: &Mlp<D>,
-    ) -> Self {
-        let gradients = |mlp| MlpGradients::new(builder.device, builder.buffers(), mlp);
-        Self {
-            logit_grad: builder.buffers().fp32(builder.device, 1),
-            tower: gradients(tower),
-            mixture_grad: builder.matrix(width),
-            mixtures_grad: builder.matrix(tasks * width),
-            gate_logits_grad: builder.buffers().fp32(builder.device, tasks * experts),
-            expert_outputs_grad: builder.matrix(experts * width),
-            expert_grad: builder.matrix(width),
-            expert: gradients(expert),
-            embedding_grad: (embedded > 0)
-                .then(|| (builder.batch_gradient(embedded), builder.matrix(embedded))),
-        }
-    }
 }
 
 impl<B: Backend> Compute<B> for Mmoe<B> {
