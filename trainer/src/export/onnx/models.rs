@@ -11,8 +11,8 @@ use crate::export::{ExportError, Tower};
 use crate::model::features::Features;
 use crate::model::mmoe::tower_name;
 use crate::spec::{
-    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, LinearSpec, MlpSpec, MmoeSpec,
-    ModelSpec, TwoTowerSpec, WideDeepSpec, WideSpec,
+    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
+    MlpSpec, MmoeSpec, ModelSpec, TwoTowerSpec, WideDeepSpec, WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -41,9 +41,7 @@ impl Net<'_> {
 
     fn mlp_model(&mut self, spec: &MlpSpec) -> Result<Value, ExportError> {
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
-        let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, embedding)?;
-        let input = self.beside_numbers(&embeddings, &features);
+        let input = self.input("", features, embedding)?;
         self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)
     }
 
@@ -64,9 +62,7 @@ impl Net<'_> {
             embedding_optimizer: _,
             embeddings: _,
         } = deep;
-        let features = self.features("model.deep.features", features)?;
-        let embeddings = self.embeddings("deep.", &features, &embedding)?;
-        let input = self.beside_numbers(&embeddings, &features);
+        let input = self.input("deep.", features, &embedding)?;
         let deep = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(self.graph.node("Add", &[&deep, &wide], "wide_and_deep"))
     }
@@ -85,9 +81,7 @@ impl Net<'_> {
 
     fn dcn(&mut self, spec: &DcnSpec) -> Result<Value, ExportError> {
         let DcnSpec { features, embedding, cross, structure, hidden, hidden_layer, optimizer: _ } = spec;
-        let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, embedding)?;
-        let input = self.beside_numbers(&embeddings, &features);
+        let input = self.input("", features, embedding)?;
         let crossed = self.cross(&input, cross)?;
         match structure {
             DcnStructure::Stacked => self.mlp("deep", &crossed, (hidden, hidden_layer), Activation::Identity),
@@ -123,9 +117,7 @@ impl Net<'_> {
     /// one matrix product.
     fn mmoe(&mut self, spec: &MmoeSpec) -> Result<Vec<Value>, ExportError> {
         let MmoeSpec { features, embedding, experts, expert, tower, hidden_layer, optimizer: _ } = spec;
-        let features = self.features(FEATURES, features)?;
-        let embeddings = self.embeddings("", &features, embedding)?;
-        let input = self.beside_numbers(&embeddings, &features);
+        let input = self.input("", features, embedding)?;
         let hidden = expert.split_last().map_or(expert.as_slice(), |(_, hidden)| hidden);
         let given = (0..*experts).map(|number| {
             self.mlp(&format!("expert.{number}"), &input, (hidden, hidden_layer), Activation::Relu)
@@ -169,11 +161,17 @@ impl Net<'_> {
         };
         let MlpSpec { features, embedding, hidden, hidden_layer, optimizer: _ } = spec;
         let name = tower.name();
-        let features = self.features(&format!("model.{name}.features"), features)?;
-        let embeddings = self.embeddings(&format!("{name}."), &features, embedding)?;
-        let input = self.beside_numbers(&embeddings, &features);
+        let input = self.input(&format!("{name}."), features, embedding)?;
         let vectors = self.mlp(name, &input, (hidden, hidden_layer), Activation::Identity)?;
         Ok(if *normalize { self.unit(&vectors, &format!("{name}/unit")) } else { vectors })
+    }
+
+    /// The embeddings and dense columns of a list of features, `[B, N]`, whose keys in the job begin with
+    /// `model.PREFIX`.
+    fn input(&mut self, prefix: &str, names: &[String], spec: &EmbeddingSpec) -> Result<Value, ExportError> {
+        let features = self.features(&format!("model.{prefix}features"), names)?;
+        let embeddings = self.embeddings(prefix, &features, spec)?;
+        Ok(self.beside_numbers(&embeddings, &features))
     }
 
     /// Concatenates `embeddings` and the dense columns of `features`.
