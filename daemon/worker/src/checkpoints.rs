@@ -16,18 +16,12 @@ use millstream_trainer::session::Session;
 use crate::link::Link;
 use crate::protocol::{FromWorker, Restored};
 
-/// When checkpoints are taken, and how many are kept.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CheckpointCadence {
-    /// Steps between checkpoints.
-    pub(crate) every_steps: u64,
-    /// Number of newest checkpoints to keep.
-    pub(crate) keep: u32,
-}
-
 /// Takes a job's checkpoints.
 pub(crate) struct Checkpointer {
-    cadence: CheckpointCadence,
+    /// Steps between checkpoints.
+    every_steps: u64,
+    /// Number of newest checkpoints to keep.
+    keep: u32,
     writer: CheckpointWriter<f32>,
     /// The newest committed checkpoint.
     committed: Option<Restored>,
@@ -47,16 +41,17 @@ struct Writing {
 }
 
 impl Checkpointer {
-    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest.
+    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest: one after `every_steps` steps
+    /// each, and keeps `keep`.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
-        cadence: CheckpointCadence,
+        (every_steps, keep): (u64, u32),
         session: &mut Session<B>,
         store: CheckpointStore,
         carried: Vec<ExtraPart>,
         committed: Option<Restored>,
     ) -> Result<Self> {
         let writer = CheckpointWriter::spawn(store, session.allocate_copy(), carried)?;
-        Ok(Self { cadence, writer, committed, writing: None, due: false, requested: false })
+        Ok(Self { every_steps, keep, writer, committed, writing: None, due: false, requested: false })
     }
 
     /// The newest committed checkpoint.
@@ -66,7 +61,7 @@ impl Checkpointer {
 
     /// Called after each step.
     pub(crate) fn on_step(&mut self, step: u64) {
-        self.due |= step.is_multiple_of(self.cadence.every_steps);
+        self.due |= step.is_multiple_of(self.every_steps);
     }
 
     /// Requests a checkpoint on behalf of the daemon.
@@ -81,10 +76,8 @@ impl Checkpointer {
 
     /// Reports a checkpoint that has been committed since the last call, if any.
     pub(crate) fn report_committed(&mut self, link: &mut Link) -> Result<()> {
-        match self.writer.poll()? {
-            Some(path) => self.commit(path, link),
-            None => Ok(()),
-        }
+        let path = self.writer.poll()?;
+        self.commit(path, link)
     }
 
     /// Takes a checkpoint of `session`'s current state unless it is already committed. Waits for a running
@@ -107,30 +100,19 @@ impl Checkpointer {
             }
             return Ok(());
         }
-        self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
+        self.writer.start_commit(self.keep, |image| session.capture(image))?;
         self.writing = Some(Writing { step, position, requested });
         Ok(())
     }
 
-    /// Takes the last checkpoint and waits until it is committed.
-    pub(crate) fn take_last<B: Backend<Scalar = f32>>(
-        &mut self,
-        session: &mut Session<B>,
-        link: &mut Link,
-    ) -> Result<()> {
-        self.take(session, link)?;
-        self.wait(link)
-    }
-
     /// Waits for a running write and reports it.
-    fn wait(&mut self, link: &mut Link) -> Result<()> {
-        match self.writer.wait()? {
-            Some(path) => self.commit(path, link),
-            None => Ok(()),
-        }
+    pub(crate) fn wait(&mut self, link: &mut Link) -> Result<()> {
+        let path = self.writer.wait()?;
+        self.commit(path, link)
     }
 
-    fn commit(&mut self, path: String, link: &mut Link) -> Result<()> {
+    fn commit(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
+        let Some(path) = path else { return Ok(()) };
         let Some(Writing { step, position, requested }) = self.writing.take() else { return Ok(()) };
         let path = PathBuf::from(path);
         self.committed = Some(Restored { path: path.clone(), step, position });

@@ -9,7 +9,7 @@ use millstream_backend::{Backend, Cpu, Cuda, DeviceFault, Libraries, PinError};
 use millstream_trace::Recorder;
 use millstream_trainer::spec::DeviceSpec;
 
-use crate::link::{Link, RunOutcome};
+use crate::link::Link;
 use crate::protocol::FromWorker;
 
 /// The environment variable that names the directory of CUDA's libraries, for hosts whose loader does not
@@ -18,17 +18,17 @@ pub const LIBRARIES_VARIABLE: &str = "MILLSTREAM_CUDA_LIBRARIES";
 
 /// Work that runs on any device.
 pub(crate) trait DeviceTask {
-    /// Does the work. `open` opens the device with a number of CPU threads, `None` for one per core; its operations are
+    /// Does the work, and returns the last message. `open` opens the device with a number of CPU threads, `None` for one per core; its operations are
     /// recorded by the recorder.
     fn run<B: Backend<Scalar = f32>>(
         self,
         open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
         link: &mut Link,
-    ) -> Result<RunOutcome>;
+    ) -> Result<FromWorker>;
 }
 
 /// Runs `task` on the device that `spec` names: the only place that distinguishes devices.
-pub(crate) fn with_device(spec: DeviceSpec, task: impl DeviceTask, link: &mut Link) -> Result<RunOutcome> {
+pub(crate) fn with_device(spec: DeviceSpec, task: impl DeviceTask, link: &mut Link) -> Result<FromWorker> {
     match spec {
         DeviceSpec::Cpu => task.run(|threads, recorder| Ok(Cpu::new(threads)?.with_recorder(recorder)), link),
         DeviceSpec::Cuda(number) => task.run(|_, recorder| Ok(cuda(number)?.with_recorder(recorder)), link),

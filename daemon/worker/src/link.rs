@@ -60,18 +60,6 @@ pub(crate) struct Link {
     socket: UnixStream,
 }
 
-/// How a worker without an error ends.
-pub(crate) enum RunOutcome {
-    /// All batches are consumed.
-    Done,
-    /// Early stopping, with its reason.
-    StoppedEarly(String),
-    /// The daemon asked it to stop.
-    Stopped,
-    /// The ring's producer died.
-    InputLost,
-}
-
 impl Link {
     /// The socket that is this process's standard input.
     pub(crate) fn from_stdin() -> Result<Self> {

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::device;
-use crate::link::{Link, RunOutcome};
+use crate::link::Link;
 use crate::protocol::{FromWorker, Role, Start, ToWorker};
 use crate::score::ScoreTask;
 use crate::survey::HostSurvey;
@@ -35,10 +35,7 @@ pub fn main() -> ExitCode {
     let Some(mut link) = bind_to_daemon(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
     silence_device_faults();
     let last = match panic::catch_unwind(AssertUnwindSafe(|| work(&mut link))) {
-        Ok(Ok(RunOutcome::Done)) => FromWorker::Done { stopped_early: None },
-        Ok(Ok(RunOutcome::StoppedEarly(why))) => FromWorker::Done { stopped_early: Some(why) },
-        Ok(Ok(RunOutcome::Stopped)) => FromWorker::Stopped,
-        Ok(Ok(RunOutcome::InputLost)) => FromWorker::InputLost,
+        Ok(Ok(last)) => last,
         Ok(Err(error)) => FromWorker::Failed { message: format!("{error:#}") },
         Err(panic) => match panic.downcast::<DeviceFault>() {
             Ok(fault) => {
@@ -85,12 +82,13 @@ fn bind_to_daemon(parent: Option<OsString>) -> Option<Link> {
     bind().inspect_err(|error| tracing::error!("{error:#}")).ok()
 }
 
-fn work(link: &mut Link) -> Result<RunOutcome> {
+/// Carries out the assignment. Returns the last message.
+fn work(link: &mut Link) -> Result<FromWorker> {
     let start = match link.receive()? {
         Some(ToWorker::Start(start)) => start,
         Some(ToWorker::Survey) => {
             link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host() })?;
-            return Ok(RunOutcome::Done);
+            return Ok(FromWorker::Done { stopped_early: None });
         }
         _ => bail!("the daemon's first message was not an assignment"),
     };

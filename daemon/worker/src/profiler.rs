@@ -47,9 +47,13 @@ impl Profiler {
         session: &Session<B>,
         commands: &PendingCommands,
     ) -> bool {
-        let is_over =
-            |running: &Running| running.steps(session) >= running.requested_steps || self.recorder.is_full();
-        commands.has_profile_command() || self.running.as_ref().is_some_and(is_over)
+        commands.has_profile_command() || self.is_over(session)
+    }
+
+    /// Whether a recording is complete.
+    fn is_over<B: Backend<Scalar = f32>>(&self, session: &Session<B>) -> bool {
+        let is_done = |running: &Running| running.steps(session) >= running.requested_steps;
+        self.running.as_ref().is_some_and(|running| is_done(running) || self.recorder.is_full())
     }
 
     /// Begins a requested recording and ends one that is complete or cancelled. Called between two steps.
@@ -59,9 +63,9 @@ impl Profiler {
         commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
-        if let Some(running) = &self.running {
+        if self.running.is_some() {
             let is_cancelled = commands.take_profile_cancellation();
-            if is_cancelled || running.steps(session) >= running.requested_steps || self.recorder.is_full() {
+            if is_cancelled || self.is_over(session) {
                 self.end(session, !is_cancelled, link)?;
             }
         }

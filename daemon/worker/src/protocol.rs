@@ -353,17 +353,12 @@ pub fn send<T: Serialize>(socket: &mut impl Write, message: &T) -> Result<(), Pr
 /// # Errors
 /// When the message is too long, truncated or malformed, or the socket fails.
 pub fn receive<T: DeserializeOwned>(socket: &mut impl Read) -> Result<Option<T>, ProtocolError> {
-    let mut length = [0; 4];
-    let mut have = 0;
-    while have < length.len() {
-        match socket.read(&mut length[have..]) {
-            Ok(0) if have == 0 => return Ok(None),
-            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-            Ok(bytes) => have += bytes,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
+    let mut length = Vec::new();
+    socket.by_ref().take(4).read_to_end(&mut length)?;
+    if length.is_empty() {
+        return Ok(None);
     }
+    let length = length.try_into().map_err(|_| io::Error::from(io::ErrorKind::UnexpectedEof))?;
     let bytes = u32::from_le_bytes(length) as usize;
     if bytes > MAXIMUM_MESSAGE_BYTES {
         return Err(ProtocolError::TooLong(bytes));

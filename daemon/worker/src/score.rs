@@ -10,7 +10,7 @@ use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_trainer::session::Scorer;
 
 use crate::device::{self, DeviceTask};
-use crate::link::{Link, RunOutcome};
+use crate::link::Link;
 use crate::protocol::{FromWorker, SCORES_PER_MESSAGE, ScoreOutput, ScoreRole};
 
 /// Scores all batches with one checkpoint.
@@ -24,7 +24,7 @@ impl DeviceTask for ScoreTask {
         self,
         open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
         link: &mut Link,
-    ) -> Result<RunOutcome> {
+    ) -> Result<FromWorker> {
         let Self { role: ScoreRole { directory, step, output, device: _, threads, group }, schema } = self;
         let checkpoint = CheckpointStore::local(&directory)?.load(step, CheckpointScope::Scoring)?;
         let mut scorer = Scorer::open(open(threads, Arc::default())?, &schema, &checkpoint)?;
@@ -38,13 +38,13 @@ impl DeviceTask for ScoreTask {
         let _pinned = device::pinned(scorer.pin(&ring.mapping()), link)?;
         loop {
             if receiver.commands.stop().is_some() {
-                return Ok(RunOutcome::Stopped);
+                return Ok(FromWorker::Stopped);
             }
             let leased = match ring.next() {
                 Ok(Some(leased)) => leased,
                 Ok(None) => break,
                 Err(RingError::Interrupted) => continue,
-                Err(RingError::PeerGone) => return Ok(RunOutcome::InputLost),
+                Err(RingError::PeerGone) => return Ok(FromWorker::InputLost),
                 Err(error) => return Err(error.into()),
             };
             match output {
@@ -59,7 +59,7 @@ impl DeviceTask for ScoreTask {
             let metrics = scorer.finish_eval()?;
             link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics })?;
         }
-        Ok(RunOutcome::Done)
+        Ok(FromWorker::Done { stopped_early: None })
     }
 }
 

@@ -14,21 +14,21 @@ use anyhow::{Context, Result, bail};
 use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore, Snapshot};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{EvalCadence, EvalOutcome, Session, SessionError};
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{CheckpointCadence, Checkpointer};
+use crate::checkpoints::Checkpointer;
 use crate::device::{self, DeviceTask};
-use crate::link::{CommandReceiver, Link, RunOutcome, StopMode};
+use crate::link::{CommandReceiver, Link, StopMode};
 use crate::profiler::Profiler;
 use crate::protocol::{
     ANALYSIS_PART, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole, WorkerProgress,
 };
 use crate::rehearsal;
-use crate::tensorboard::{EventSpec, EventWriter};
+use crate::tensorboard::{EventSpec, EventWriter, Meter};
 
 /// Time limit for an earlier worker of the job to exit: it is dead or dying.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,7 +45,12 @@ struct Training<'a, B: Backend> {
     /// Whether the last step ended its epoch.
     epoch_ended: bool,
     checkpointer: Checkpointer,
+    /// What was done since the last progress report.
     meter: Meter,
+    /// When that was.
+    reported: Instant,
+    /// If it has become known since.
+    steps_per_epoch: Option<u64>,
     /// TensorBoard events, if the job writes them.
     events: Option<EventWriter>,
     /// Whether a failure to write events has been reported.
@@ -53,16 +58,6 @@ struct Training<'a, B: Backend> {
     profiler: Profiler,
     receiver: CommandReceiver,
     link: &'a mut Link,
-}
-
-/// What was done since the last progress report.
-struct Meter {
-    reported: Instant,
-    trained: Duration,
-    waited: Duration,
-    examples: u64,
-    loss: LossSum,
-    steps_per_epoch: Option<u64>,
 }
 
 /// Trains a job from its newest valid checkpoint.
@@ -76,45 +71,30 @@ impl DeviceTask for TrainTask {
         self,
         open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
         link: &mut Link,
-    ) -> Result<RunOutcome> {
-        let TrainRole {
-            directory,
-            job,
-            analysis,
-            every_steps,
-            keep,
-            events,
-            model,
-            training,
-            group,
-            evaluation,
-            selection,
-            warm_start,
-            rehearsal,
-        } = self.role;
-        let schema = &self.schema;
+    ) -> Result<FromWorker> {
+        let Self { mut role, schema } = self;
+        let (schema, training) = (&schema, &role.training);
         let recorder = Arc::new(Recorder::default());
         let open = |threads| open(threads, Arc::clone(&recorder));
-        let cadence = CheckpointCadence { every_steps, keep };
-        let _lock = lock(&directory)?;
+        let _lock = lock(&role.directory)?;
         let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
-        let (job, analysis) = (read(&job)?, read(&analysis)?);
-        let store = CheckpointStore::local(&directory)?;
-        if let Some(spec) = rehearsal
+        let (job, analysis) = (read(&role.job)?, read(&role.analysis)?);
+        let store = CheckpointStore::local(&role.directory)?;
+        if let Some(spec) = role.rehearsal
             && store.steps()?.is_empty()
         {
             let backend = open(training.threads)?;
-            rehearsal::run(backend, spec, &model, schema, &training).context("rehearsing a step")?;
+            rehearsal::run(backend, spec, &role.model, schema, training).context("rehearsing a step")?;
         }
-        let mut session = Session::new(open(training.threads)?, &model, schema, &training)?;
-        if let Some(feature) = &group {
+        let mut session = Session::new(open(training.threads)?, &role.model, schema, training)?;
+        if let Some(feature) = &role.group {
             session.group_by(feature)?;
         }
-        session.select_by(selection);
+        session.select_by(role.selection);
         let mut passed_over = Vec::new();
         let committed = restore(&mut session, &store, &mut passed_over)?;
-        if let (None, Some(source)) = (&committed, &warm_start) {
-            apply_warm_start(&mut session, source, (&model, schema, &training)).with_context(|| {
+        if let (None, Some(source)) = (&committed, &role.warm_start) {
+            apply_warm_start(&mut session, source, (&role.model, schema, training)).with_context(|| {
                 format!("warm start from step {} in {}", source.step, source.directory.display())
             })?;
         }
@@ -123,22 +103,24 @@ impl DeviceTask for TrainTask {
         let (ring, receiver) = link.receive_ring(schema)?;
         // Stored in each checkpoint: the job file and the statistics learned from its data.
         let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
+        let cadence = (role.every_steps, role.keep);
         let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
-        let (meter, events_warned) = (Meter::new(Instant::now()), false);
         let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
         let mut training = Training {
             session,
-            evaluation,
+            evaluation: role.evaluation,
             epoch_ended: false,
             checkpointer,
-            meter,
+            meter: Meter::default(),
+            reported: Instant::now(),
+            steps_per_epoch: None,
             events: None,
-            events_warned,
+            events_warned: false,
             profiler,
             receiver,
             link,
         };
-        if let Some(spec) = events {
+        if let Some(spec) = role.events.take() {
             training.begin_events(spec, &job)?;
         }
         let ended = training.run(ring)?;
@@ -162,11 +144,10 @@ fn apply_warm_start<B: Backend<Scalar = f32>>(
     let mappings: IdMappings =
         serde_json::from_slice(&mappings).with_context(|| id_mappings.display().to_string())?;
     let checkpoint = CheckpointStore::local(directory)?.load(*step, CheckpointScope::Scoring)?;
-    let Snapshot { model: source_model, schema: source_schema, tasks: source_tasks, .. } =
-        &checkpoint.manifest.snapshot;
+    let then = &checkpoint.manifest.snapshot;
     let tasks = training.tasks(schema.label_count());
-    let warm =
-        WarmStart::new((source_model, source_schema, source_tasks), (model, schema, &tasks), &mappings)?;
+    let then = (&then.model, &then.schema, then.tasks.as_slice());
+    let warm = WarmStart::new(then, (model, schema, &tasks), &mappings)?;
     Ok(session.warm_start(&warm, &checkpoint)?)
 }
 
@@ -192,11 +173,8 @@ fn restore<B: Backend<Scalar = f32>>(
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
     for step in store.steps()?.into_iter().rev() {
-        let restored = match store.load(step, CheckpointScope::Full) {
-            Ok(checkpoint) => session.restore(&checkpoint),
-            Err(error) => Err(error.into()),
-        };
-        match restored {
+        let loaded = store.load(step, CheckpointScope::Full).map_err(SessionError::from);
+        match loaded.and_then(|checkpoint| session.restore(&checkpoint)) {
             Ok(()) => {
                 let path = PathBuf::from(store.path(step));
                 return Ok(Some(Restored { path, step, position: session.position().to_vec() }));
@@ -211,7 +189,7 @@ fn restore<B: Backend<Scalar = f32>>(
 }
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
-    fn run(&mut self, mut ring: Consumer) -> Result<RunOutcome> {
+    fn run(&mut self, mut ring: Consumer) -> Result<FromWorker> {
         let _pinned = device::pinned(self.session.pin(&ring.mapping()), self.link)?;
         let recorder = Arc::clone(self.profiler.recorder());
         loop {
@@ -229,7 +207,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 Ok(None) => break,
                 // A stop was requested; the next iteration handles it.
                 Err(RingError::Interrupted) => continue,
-                Err(RingError::PeerGone) => return Ok(RunOutcome::InputLost),
+                Err(RingError::PeerGone) => return Ok(FromWorker::InputLost),
                 Err(error) => return Err(error.into()),
             };
             let waited = wait_began.elapsed();
@@ -252,7 +230,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                     recorder.phase(Phase::Release, || drop(leased));
                 }
             }
-            if self.meter.reported.elapsed() >= REPORT_PERIOD {
+            if self.reported.elapsed() >= REPORT_PERIOD {
                 self.report()?;
             }
         }
@@ -262,12 +240,12 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 return Ok(ended);
             }
         }
-        self.last_checkpoint()?;
-        Ok(RunOutcome::Done)
+        self.take_checkpoint(true)?;
+        Ok(FromWorker::Done { stopped_early: None })
     }
 
     /// Does everything due before the next step; returns the outcome if training ends.
-    fn between_steps(&mut self) -> Result<Option<RunOutcome>> {
+    fn between_steps(&mut self) -> Result<Option<FromWorker>> {
         if let Some(ended) = self.apply_commands()? {
             return Ok(Some(ended));
         }
@@ -281,8 +259,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             }
         }
         if let Some(why) = self.session.early_stop_reason() {
-            self.last_checkpoint()?;
-            return Ok(Some(RunOutcome::StoppedEarly(why)));
+            self.take_checkpoint(true)?;
+            return Ok(Some(FromWorker::Done { stopped_early: Some(why) }));
         }
         let began = Instant::now();
         self.checkpoint_if_due()?;
@@ -295,7 +273,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     /// Applies the daemon's pending commands.
-    fn apply_commands(&mut self) -> Result<Option<RunOutcome>> {
+    fn apply_commands(&mut self) -> Result<Option<FromWorker>> {
         // Before the first batch there is nothing to save; the request stays pending.
         let has_trained = !self.session.position().is_empty();
         if has_trained && self.receiver.commands.take_checkpoint() {
@@ -303,9 +281,9 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         }
         let Some(stop) = self.receiver.commands.stop() else { return Ok(None) };
         if has_trained && stop == StopMode::AfterCheckpoint {
-            self.last_checkpoint()?;
+            self.take_checkpoint(true)?;
         }
-        Ok(Some(RunOutcome::Stopped))
+        Ok(Some(FromWorker::Stopped))
     }
 
     fn train(&mut self, leased: Lease) -> Result<()> {
@@ -314,14 +292,14 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         // batch shows that an epoch has ended.
         let (before, epochs) = (self.session.step(), u64::from(header.epoch));
         if header.batch == 0 && epochs > 0 {
-            self.meter.steps_per_epoch = Some(before / epochs);
+            self.steps_per_epoch = Some(before / epochs);
         }
         self.session.submit(leased.batch())?;
         // The batch has been copied, so the slot can be released while the step is in flight.
         self.profiler.recorder().phase(Phase::Release, || drop(leased));
-        self.meter.examples += u64::from(header.rows);
-        if let Some(events) = &mut self.events {
-            events.add_step(u64::from(header.rows));
+        for meter in self.meters() {
+            meter.steps += 1;
+            meter.examples += u64::from(header.rows);
         }
         match self.events.as_ref().is_some_and(|events| events.point_is_due(self.session.step())) {
             true => self.drain()?,
@@ -331,7 +309,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             }
         }
         if header.last {
-            self.meter.steps_per_epoch = Some(self.session.step() / (epochs + 1));
+            self.steps_per_epoch = Some(self.session.step() / (epochs + 1));
         }
         self.epoch_ended = header.last;
         let ended = header.last.then_some(header.epoch);
@@ -350,13 +328,15 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
 
     /// Adds the loss of completed steps.
     fn add_loss(&mut self, loss: LossSum) {
-        self.meter.loss += loss;
-        if let Some(events) = &mut self.events {
-            events.add_loss(loss);
-            if let Some(scale) = self.session.loss_scale() {
-                events.set_loss_scale(scale);
-            }
+        self.meters().for_each(|meter| meter.loss += loss);
+        if let (Some(events), Some(scale)) = (&mut self.events, self.session.loss_scale()) {
+            events.set_loss_scale(scale);
         }
+    }
+
+    /// The meters of progress reports and of TensorBoard's curves.
+    fn meters(&mut self) -> impl Iterator<Item = &mut Meter> {
+        std::iter::once(&mut self.meter).chain(self.events.as_mut().map(EventWriter::meter))
     }
 
     /// Evaluates a batch of held-out rows that is interleaved with training.
@@ -371,7 +351,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     /// Requests held-out rows through a separate ring and evaluates them. A stop request ends this early.
-    fn evaluate_separately(&mut self) -> Result<Option<RunOutcome>> {
+    fn evaluate_separately(&mut self) -> Result<Option<FromWorker>> {
         // Report the training up to the evaluation first.
         self.drain()?;
         self.report()?;
@@ -387,7 +367,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                     self.session.discard_eval();
                     return Ok(None);
                 }
-                Err(RingError::PeerGone) => return Ok(Some(RunOutcome::InputLost)),
+                Err(RingError::PeerGone) => return Ok(Some(FromWorker::InputLost)),
                 Err(error) => return Err(error.into()),
             };
             self.session.evaluate(leased.batch())?;
@@ -396,7 +376,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         let epoch = self.session.progress().epoch;
         self.evaluated(epoch, self.epoch_ended, judged)?;
         // Evaluation time does not count as training time.
-        self.meter.reported = Instant::now();
+        self.reported = Instant::now();
         Ok(None)
     }
 
@@ -413,7 +393,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.write_events(|events, _| events.evaluated(step, &metrics))?;
         self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
         if is_best {
-            self.take_checkpoint()?;
+            self.take_checkpoint(false)?;
         }
         Ok(())
     }
@@ -422,36 +402,28 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn checkpoint_if_due(&mut self) -> Result<()> {
         self.checkpointer.report_committed(self.link)?;
         if self.checkpointer.is_ready() {
-            self.take_checkpoint()?;
+            self.take_checkpoint(false)?;
         }
         Ok(())
     }
 
-    fn take_checkpoint(&mut self) -> Result<()> {
+    /// Takes a checkpoint; if it `is_last`, waits until it is committed.
+    fn take_checkpoint(&mut self, is_last: bool) -> Result<()> {
         self.drain()?;
-        self.flush_events()?;
+        // So that a worker resuming from it repeats no events.
+        self.write_events(|events, _| events.flush())?;
         let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || self.checkpointer.take(&mut self.session, self.link))
-    }
-
-    fn last_checkpoint(&mut self) -> Result<()> {
-        self.drain()?;
-        self.flush_events()?;
-        let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || self.checkpointer.take_last(&mut self.session, self.link))
-    }
-
-    /// Flushes events before a checkpoint, so that a worker resuming from it repeats none of them.
-    fn flush_events(&mut self) -> Result<()> {
-        self.write_events(|events, _| events.flush())
+        recorder.phase(Phase::Checkpoint, || {
+            self.checkpointer.take(&mut self.session, self.link)?;
+            if is_last { self.checkpointer.wait(self.link) } else { Ok(()) }
+        })
     }
 
     /// Adds training time and its part spent waiting for a batch.
     fn add_time(&mut self, trained: Duration, waited: Duration) {
-        self.meter.trained += trained;
-        self.meter.waited += waited;
-        if let Some(events) = &mut self.events {
-            events.add_time(trained, waited);
+        for meter in self.meters() {
+            meter.trained += trained;
+            meter.waited += waited;
         }
     }
 
@@ -504,14 +476,14 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
 
     fn report(&mut self) -> Result<()> {
         self.profiler.report(&self.session, self.link)?;
-        let now = Instant::now();
-        let meter = std::mem::replace(&mut self.meter, Meter::new(now));
+        self.reported = Instant::now();
+        let meter = std::mem::take(&mut self.meter);
         let progress = self.session.progress();
         self.link.send(&FromWorker::Progress(WorkerProgress {
             step: self.session.step(),
             epoch: progress.epoch,
             examples: progress.examples,
-            steps_per_epoch: meter.steps_per_epoch,
+            steps_per_epoch: self.steps_per_epoch.take(),
             new_examples: meter.examples,
             loss: meter.loss.mean(),
             seconds: meter.trained.as_secs_f64(),
@@ -531,17 +503,4 @@ fn write_histograms<B: Backend<Scalar = f32>>(
         return Ok(());
     }
     session.read_parameters(|tensor, numbers| events.histogram(step, &tensor.name, numbers))
-}
-
-impl Meter {
-    fn new(now: Instant) -> Self {
-        Self {
-            reported: now,
-            trained: Duration::ZERO,
-            waited: Duration::ZERO,
-            examples: 0,
-            loss: LossSum::default(),
-            steps_per_epoch: None,
-        }
-    }
 }

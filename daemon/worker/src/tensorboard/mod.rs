@@ -45,26 +45,28 @@ pub struct EventSpec {
 pub(super) struct EventWriter {
     spec: EventSpec,
     file: EventFile,
-    window: Window,
+    meter: Meter,
     loss_scale: Option<LossScale>,
 }
 
-/// The steps since the last point.
+/// What was done since the last point of the curves, or the last progress report.
 #[derive(Default)]
-struct Window {
-    steps: u64,
-    examples: u64,
-    loss: LossSum,
-    trained: Duration,
-    waited: Duration,
+pub(super) struct Meter {
+    pub(super) steps: u64,
+    pub(super) examples: u64,
+    pub(super) loss: LossSum,
+    /// Training time.
+    pub(super) trained: Duration,
+    /// Its part spent waiting for a batch.
+    pub(super) waited: Duration,
 }
 
 impl EventWriter {
     /// Creates a file for a worker that resumes after step `restored`, or starts from scratch. `job` is the
     /// job file's text.
     pub(super) fn begin(spec: EventSpec, restored: Option<u64>, job: &str) -> io::Result<Self> {
-        let (file, window) = (EventFile::create(&spec.directory)?, Window::default());
-        let mut writer = Self { file, spec, window, loss_scale: None };
+        let (file, meter) = (EventFile::create(&spec.directory)?, Meter::default());
+        let mut writer = Self { file, spec, meter, loss_scale: None };
         // Earlier events from this step on are invalid.
         let first = restored.map_or(0, |step| step + 1);
         let start = SessionLog { status: SessionStatus::Start.into() };
@@ -85,26 +87,14 @@ impl EventWriter {
         self.file.path()
     }
 
-    /// Adds a step of `examples` rows.
-    pub(super) fn add_step(&mut self, examples: u64) {
-        self.window.steps += 1;
-        self.window.examples += examples;
-    }
-
-    /// Adds the loss of completed steps.
-    pub(super) fn add_loss(&mut self, loss: LossSum) {
-        self.window.loss += loss;
+    /// The steps since the last point, to add to them.
+    pub(super) fn meter(&mut self) -> &mut Meter {
+        &mut self.meter
     }
 
     /// Sets the current loss scale.
     pub(super) fn set_loss_scale(&mut self, scale: LossScale) {
         self.loss_scale = Some(scale);
-    }
-
-    /// Adds training time and its part spent waiting for a batch.
-    pub(super) fn add_time(&mut self, trained: Duration, waited: Duration) {
-        self.window.trained += trained;
-        self.window.waited += waited;
     }
 
     /// Whether a point of the training curves is due after `step`.
@@ -144,14 +134,14 @@ impl EventWriter {
 
     /// Adds a point for the steps since the last one, if any, and flushes.
     pub(super) fn end(&mut self, step: u64) -> io::Result<()> {
-        if self.window.steps > 0 {
+        if self.meter.steps > 0 {
             self.point(step)?;
         }
         self.file.flush()
     }
 
     fn point(&mut self, step: u64) -> io::Result<()> {
-        let Window { loss, examples, trained, waited, .. } = std::mem::take(&mut self.window);
+        let Meter { loss, examples, trained, waited, .. } = std::mem::take(&mut self.meter);
         let mut value = vec![Value::scalar("train/loss", loss.mean())];
         let seconds = trained.as_secs_f64();
         if seconds > 0.0 {
@@ -220,9 +210,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
         for (step, loss) in [(1, 0.5), (2, 0.25), (3, 2.0)] {
-            writer.add_step(10);
-            writer.add_loss(LossSum { loss: loss * 10.0, weight: 10.0 });
-            writer.add_time(Duration::from_secs(2), Duration::from_secs(1));
+            let meter = writer.meter();
+            meter.steps += 1;
+            meter.examples += 10;
+            meter.loss += LossSum { loss: loss * 10.0, weight: 10.0 };
+            meter.trained += Duration::from_secs(2);
+            meter.waited += Duration::from_secs(1);
             writer.point_if_due(step).unwrap();
             assert_eq!(writer.histograms_are_due(step), step == 3);
         }
@@ -257,8 +250,8 @@ mod tests {
     fn the_loss_scale_is_a_curve() {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
-        writer.add_step(10);
-        writer.add_loss(LossSum { loss: 5.0, weight: 10.0 });
+        let loss = LossSum { loss: 5.0, weight: 10.0 };
+        *writer.meter() = Meter { steps: 1, examples: 10, loss, ..Meter::default() };
         writer.set_loss_scale(LossScale { scale: 32768.0, good_steps: 4, skipped_steps: 1 });
         writer.end(1).unwrap();
         let found = scalars(&file::tests::read(writer.path()));
