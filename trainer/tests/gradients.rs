@@ -393,6 +393,22 @@ fn write(parameters: &mut dyn Parameters<Reference>, number: usize, values: &[f6
     parameters.parameters()[number].write(BACKEND, TablePart::Weights, values);
 }
 
+/// The mean loss of a batch with these logits, and the gradient with respect to them.
+fn loss_at(loss: &Loss, batch: &<Reference as Device>::Batch, logits: &[f64]) -> (f64, Vec<f64>) {
+    let columns = logits.len() / ROWS;
+    let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, columns), BACKEND.matrix(1, 2));
+    BACKEND.run(ops::TaskLoss {
+        task: &loss.clone().into(),
+        batch,
+        rows: 0..ROWS,
+        logits: &filled(ROWS, columns, logits),
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
+    let sums = read(&sums, 2);
+    (sums[0] / sums[1], read(&gradient, logits.len()))
+}
+
 #[test]
 fn loss() {
     let batch = uploaded();
@@ -403,20 +419,7 @@ fn loss() {
         negative_weight: 1.0,
     };
     for loss in [cross_entropy(0.0, 1.0), cross_entropy(0.25, 3.0), Loss::SquaredError] {
-        let value = |logits: &[f64]| {
-            let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, 1), BACKEND.matrix(1, 2));
-            let logits = filled(ROWS, 1, logits);
-            BACKEND.run(ops::TaskLoss {
-                task: &loss.clone().into(),
-                batch: &batch,
-                rows: 0..ROWS,
-                logits: &logits,
-                logits_grad: &mut gradient,
-                sums: &mut sums,
-            });
-            let sums = read(&sums, 2);
-            (sums[0] / sums[1], read(&gradient, ROWS))
-        };
+        let value = |logits: &[f64]| loss_at(&loss, &batch, logits);
         let (_, gradient) = value(&at);
         check("logits", &at, &gradient, |x| value(x).0);
     }
@@ -429,20 +432,7 @@ fn loss_of_classes() {
     let at: Vec<f64> = numbers("logits", ROWS * CLASSES).iter().map(|x| 3.0 * x).collect();
     for (smoothing, class_weights) in [(0.0, vec![1.0; CLASSES]), (0.25, vec![0.5, 3.0, 1.0, 2.0])] {
         let loss = Loss::CrossEntropy { smoothing, class_weights };
-        let value = |logits: &[f64]| {
-            let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, CLASSES), BACKEND.matrix(1, 2));
-            let logits = filled(ROWS, CLASSES, logits);
-            BACKEND.run(ops::TaskLoss {
-                task: &loss.clone().into(),
-                batch: &batch,
-                rows: 0..ROWS,
-                logits: &logits,
-                logits_grad: &mut gradient,
-                sums: &mut sums,
-            });
-            let sums = read(&sums, 2);
-            (sums[0] / sums[1], read(&gradient, ROWS * CLASSES))
-        };
+        let value = |logits: &[f64]| loss_at(&loss, &batch, logits);
         let (_, gradient) = value(&at);
         check("logits of classes", &at, &gradient, |x| value(x).0);
     }
