@@ -13,32 +13,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::buffers::Bits;
 use super::driver::{Address, Context, Fault, Memory, Stream};
 use super::fault::GpuError;
-use super::library::{Libraries, Library, LibraryError, Name, functions};
+use super::library::{Handle, Libraries, Library, LibraryError, Name, functions};
 use crate::float::Float;
 
 type Status = c_int;
-type Handle = *mut c_void;
 
 functions! {
-    /// Functions of libcublasLt.
+    /// Functions of libcublasLt. Those of the first list end something, or describe a status.
     struct Functions {
-        cublasLtCreate: fn(handle: *mut Handle) -> Status,
-        cublasLtDestroy: fn(handle: Handle) -> Status,
         cublasLtGetStatusString: fn(status: Status) -> *const c_char,
-        cublasLtMatmulDescCreate: fn(descriptor: *mut Handle, compute: c_int, scale: c_int) -> Status,
+        cublasLtDestroy: fn(handle: Handle) -> Status,
+        cublasLtMatmulDescDestroy: fn(descriptor: Handle) -> Status,
+        cublasLtMatrixLayoutDestroy: fn(layout: Handle) -> Status,
+        cublasLtMatmulPreferenceDestroy: fn(preference: Handle) -> Status,
+    }
+    or BlasError {
+        cublasLtCreate: fn(handle: *mut Handle),
+        cublasLtMatmulDescCreate: fn(descriptor: *mut Handle, compute: c_int, scale: c_int),
         cublasLtMatmulDescSetAttribute: fn(
             descriptor: Handle, attribute: c_int, value: *const c_void, bytes: usize,
-        ) -> Status,
-        cublasLtMatmulDescDestroy: fn(descriptor: Handle) -> Status,
-        cublasLtMatrixLayoutCreate: fn(
-            layout: *mut Handle, kind: c_int, rows: u64, columns: u64, stride: i64,
-        ) -> Status,
-        cublasLtMatrixLayoutDestroy: fn(layout: Handle) -> Status,
-        cublasLtMatmulPreferenceCreate: fn(preference: *mut Handle) -> Status,
+        ),
+        cublasLtMatrixLayoutCreate: fn(layout: *mut Handle, kind: c_int, rows: u64, columns: u64, stride: i64),
+        cublasLtMatmulPreferenceCreate: fn(preference: *mut Handle),
         cublasLtMatmulPreferenceSetAttribute: fn(
             preference: Handle, attribute: c_int, value: *const c_void, bytes: usize,
-        ) -> Status,
-        cublasLtMatmulPreferenceDestroy: fn(preference: Handle) -> Status,
+        ),
         cublasLtMatmulAlgoGetHeuristic: fn(
             handle: Handle,
             descriptor: Handle,
@@ -47,7 +46,7 @@ functions! {
             most: c_int,
             found: *mut Heuristic,
             count: *mut c_int,
-        ) -> Status,
+        ),
         cublasLtMatmul: fn(
             handle: Handle,
             descriptor: Handle,
@@ -61,7 +60,7 @@ functions! {
             workspace: Address,
             workspace_bytes: usize,
             stream: Handle,
-        ) -> Status,
+        ),
     }
 }
 
@@ -104,11 +103,11 @@ mod constant {
     pub(super) const BGRADA: u32 = 256;
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Algorithm([u64; 8]);
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Heuristic {
     algorithm: Algorithm,
@@ -124,6 +123,17 @@ struct Heuristic {
 pub(super) struct BlasError {
     function: &'static str,
     text: String,
+}
+
+impl Functions {
+    fn check(&self, function: &'static str, status: Status) -> Result<(), BlasError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the library has a zero-terminated text for every status, which lives as long as the library.
+        let text = unsafe { CStr::from_ptr((self.cublasLtGetStatusString)(status)) };
+        Err(BlasError { function, text: text.to_string_lossy().into_owned() })
+    }
 }
 
 impl GpuError for BlasError {
@@ -195,7 +205,8 @@ struct Plan {
     algorithm: Algorithm,
 }
 
-/// The library, loaded and initialized.
+/// The library, loaded and initialized. Its handle may be used by several threads, descriptors by one at a time: they are
+/// used under the lock of `plans`.
 pub(super) struct Blas {
     functions: Functions,
     handle: Handle,
@@ -204,9 +215,6 @@ pub(super) struct Blas {
     plans: Mutex<HashMap<Key, Option<Plan>>>,
     allows_tf32: AtomicBool,
 }
-
-// SAFETY: cuBLASLt functions may be called from any thread, and the plans are behind a mutex.
-unsafe impl Send for Blas {}
 
 /// Size of the workspace, as NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -248,12 +256,12 @@ impl Blas {
         let (library, _) = open(libraries)?;
         let functions = Functions::load(library)?;
         let workspace = Memory::new(context, WORKSPACE_BYTES)?;
-        let (handle, plans) = (ptr::null_mut(), Mutex::default());
-        let mut this = Self { functions, handle, workspace, plans, allows_tf32: AtomicBool::new(false) };
-        // SAFETY: `this.handle` is valid for writes during the call.
-        let created = unsafe { (this.functions.cublasLtCreate)(&raw mut this.handle) };
-        this.check("cublasLtCreate", created).map_err(|error| OpenBlasError::Refused(error.to_string()))?;
-        Ok(this)
+        let mut handle = Handle::NULL;
+        // SAFETY: `handle` is valid for writes during the call.
+        let created = unsafe { functions.cublasLtCreate(&raw mut handle) };
+        created.map_err(|error| OpenBlasError::Refused(error.to_string()))?;
+        let allows_tf32 = AtomicBool::new(false);
+        Ok(Self { functions, handle, workspace, plans: Mutex::default(), allows_tf32 })
     }
 
     /// Sets whether fp32 products may round their factors to tf32.
@@ -263,15 +271,6 @@ impl Blas {
 
     fn key(&self, product: &Product) -> Key {
         product.key(self.allows_tf32.load(Ordering::Relaxed))
-    }
-
-    fn check(&self, function: &'static str, status: Status) -> Result<(), BlasError> {
-        if status == 0 {
-            return Ok(());
-        }
-        // SAFETY: the library has a zero-terminated text for every status, which lives as long as the library.
-        let text = unsafe { CStr::from_ptr((self.functions.cublasLtGetStatusString)(status)) };
-        Err(BlasError { function, text: text.to_string_lossy().into_owned() })
     }
 
     /// Whether the library has an algorithm for the product with its epilogue and formats.
@@ -299,8 +298,8 @@ impl Blas {
         let (left, right, out) = (product.left.address, product.right.address, product.out.address);
         // SAFETY: the caller guarantees valid matrices. `alpha` and `beta` are fp32 on the host, which is the
         // default pointer mode.
-        let status = unsafe {
-            (self.functions.cublasLtMatmul)(
+        unsafe {
+            self.functions.cublasLtMatmul(
                 self.handle,
                 plan.descriptor,
                 (&raw const alpha).cast(),
@@ -318,18 +317,16 @@ impl Blas {
                 self.workspace.bytes(),
                 stream.handle(),
             )
-        };
-        self.check("cublasLtMatmul", status)
+        }
     }
 
     fn set<T>(&self, descriptor: Handle, attribute: c_int, value: &T) -> Result<(), BlasError> {
         // SAFETY: the library reads `size_of::<T>()` bytes of `value`, and rejects a size that does not match the
         // attribute.
-        let status = unsafe {
+        unsafe {
             let value = ptr::from_ref(value).cast();
-            (self.functions.cublasLtMatmulDescSetAttribute)(descriptor, attribute, value, size_of::<T>())
-        };
-        self.check("cublasLtMatmulDescSetAttribute", status)
+            self.functions.cublasLtMatmulDescSetAttribute(descriptor, attribute, value, size_of::<T>())
+        }
     }
 
     fn set_addresses(&self, descriptor: Handle, epilogue: &Epilogue) -> Result<(), BlasError> {
@@ -344,7 +341,7 @@ impl Blas {
 
     fn plan(&self, key: &Key, epilogue: &Epilogue) -> Result<Option<Plan>, BlasError> {
         let mut plan =
-            Plan { descriptor: ptr::null_mut(), layouts: [ptr::null_mut(); 3], algorithm: Algorithm([0; 8]) };
+            Plan { descriptor: Handle::NULL, layouts: [Handle::NULL; 3], algorithm: Algorithm([0; 8]) };
         let found = self.fill(key, epilogue, &mut plan);
         if let Ok(true) = found {
             return Ok(Some(plan));
@@ -355,13 +352,10 @@ impl Blas {
 
     /// Fills `plan`; returns whether the library has an algorithm.
     fn fill(&self, key: &Key, epilogue: &Epilogue, plan: &mut Plan) -> Result<bool, BlasError> {
-        let functions = &self.functions;
-        // SAFETY: `plan.descriptor` is valid for writes during the call.
-        let created = unsafe {
-            let compute = if key.is_tf32 { constant::COMPUTE_TF32 } else { constant::COMPUTE_F32 };
-            (functions.cublasLtMatmulDescCreate)(&raw mut plan.descriptor, compute, constant::R_F32)
-        };
-        self.check("cublasLtMatmulDescCreate", created)?;
+        let compute = if key.is_tf32 { constant::COMPUTE_TF32 } else { constant::COMPUTE_F32 };
+        let (functions, descriptor) = (&self.functions, &raw mut plan.descriptor);
+        // SAFETY: `descriptor` is valid for writes during the call.
+        unsafe { functions.cublasLtMatmulDescCreate(descriptor, compute, constant::R_F32) }?;
         for (is_transposed, attribute) in
             key.transposed.into_iter().rev().zip([constant::TRANSPOSE_A, constant::TRANSPOSE_B])
         {
@@ -380,45 +374,30 @@ impl Blas {
                 Float::Bf16 => constant::R_BF16,
                 Float::F16 => constant::R_F16,
             };
+            let (rows, columns, stride) = (rows as u64, columns as u64, stride as i64);
             // SAFETY: `layout` is valid for writes during the call.
-            let created = unsafe {
-                let (rows, columns, stride) = (rows as u64, columns as u64, stride as i64);
-                (functions.cublasLtMatrixLayoutCreate)(layout, kind, rows, columns, stride)
-            };
-            self.check("cublasLtMatrixLayoutCreate", created)?;
+            unsafe { functions.cublasLtMatrixLayoutCreate(layout, kind, rows, columns, stride) }?;
         }
         self.choose(plan)
     }
 
     /// Selects the first algorithm of the library's heuristic.
     fn choose(&self, plan: &mut Plan) -> Result<bool, BlasError> {
-        let functions = &self.functions;
-        let mut preference = ptr::null_mut();
-        let mut found = Heuristic {
-            algorithm: Algorithm([0; 8]),
-            workspace_bytes: 0,
-            status: 0,
-            waves: 0.0,
-            reserved: [0; 4],
-        };
-        let mut count = 0;
-        let [a, b, d] = plan.layouts;
+        let (functions, [a, b, d]) = (&self.functions, plan.layouts);
+        let (mut preference, mut found, mut count) = (Handle::NULL, Heuristic::default(), 0);
+        let bytes = self.workspace.bytes() as u64;
         // SAFETY: all handles are live, `preference`, `found` and `count` are valid for writes during their calls,
         // `found` has room for the one requested result, and `Heuristic` has the layout of cublasLt.h.
         let answered = unsafe {
-            self.check(
-                "cublasLtMatmulPreferenceCreate",
-                (functions.cublasLtMatmulPreferenceCreate)(&raw mut preference),
-            )?;
-            let bytes = self.workspace.bytes() as u64;
-            let value = (&raw const bytes).cast();
-            (functions.cublasLtMatmulPreferenceSetAttribute)(
+            functions.cublasLtMatmulPreferenceCreate(&raw mut preference)?;
+            let (attribute, value) = (constant::MOST_WORKSPACE, (&raw const bytes).cast());
+            let _ = functions.cublasLtMatmulPreferenceSetAttribute(
                 preference,
-                constant::MOST_WORKSPACE,
+                attribute,
                 value,
-                size_of::<u64>(),
+                size_of_val(&bytes),
             );
-            let answered = (functions.cublasLtMatmulAlgoGetHeuristic)(
+            let answered = functions.cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 plan.descriptor,
                 a,
@@ -434,7 +413,7 @@ impl Blas {
             answered
         };
         plan.algorithm = found.algorithm;
-        Ok(answered == 0 && count > 0 && found.status == 0)
+        Ok(answered.is_ok() && count > 0 && found.status == 0)
     }
 
     fn end(&self, plan: &Plan) {
@@ -454,10 +433,8 @@ impl Drop for Blas {
     fn drop(&mut self) {
         let plans = std::mem::take(self.plans.get_mut().unwrap_or_else(PoisonError::into_inner));
         plans.values().flatten().for_each(|plan| self.end(plan));
-        if !self.handle.is_null() {
-            // SAFETY: created once, destroyed once.
-            unsafe { (self.functions.cublasLtDestroy)(self.handle) };
-        }
+        // SAFETY: created once, destroyed once.
+        unsafe { (self.functions.cublasLtDestroy)(self.handle) };
     }
 }
 

@@ -7,7 +7,9 @@
 //! and a missing function is an error when the library is loaded.
 
 use std::error::Error;
+use std::ffi::c_void;
 use std::path::{Path, PathBuf};
+use std::ptr;
 
 /// Why the GPU of a host cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -150,18 +152,42 @@ pub(super) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// Declares a table of a library's functions, and its loader.
+/// An object of a library, which only the library looks into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub(super) struct Handle(pub(super) *mut c_void);
+
+// SAFETY: a handle is only passed to functions of its library, which may be called from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above; the functions of the libraries in use synchronize themselves, or their caller holds a lock.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// No object.
+    pub(super) const NULL: Self = Self(ptr::null_mut());
+
+    pub(super) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+}
+
+/// Declares a table of a library's functions, and its loader. Functions listed after `or` return a status: for each,
+/// the table has a method that calls it and turns the status into a `Result` with the table's own `check`.
 macro_rules! functions {
     (
         $(#[$doc:meta])*
         struct $table:ident {
             $($name:ident: fn($($argument:ident: $kind:ty),* $(,)?) -> $result:ty,)*
         }
+        $(or $failure:ty {
+            $($checked:ident: fn($($parameter:ident: $type:ty),* $(,)?),)*
+        })?
     ) => {
         $(#[$doc])*
         #[allow(non_snake_case, reason = "the library's names")]
         struct $table {
             $($name: unsafe extern "C" fn($($argument: $kind),*) -> $result,)*
+            $($($checked: unsafe extern "C" fn($($parameter: $type),*) -> std::ffi::c_int,)*)?
             /// Keeps the functions valid.
             _library: $crate::cuda::library::Library,
         }
@@ -171,10 +197,26 @@ macro_rules! functions {
                 Ok(Self {
                     // SAFETY: each function is declared as in the library's header.
                     $($name: unsafe { library.function(stringify!($name)) }?,)*
+                    // SAFETY: each function is declared as in the library's header.
+                    $($($checked: unsafe { library.function(stringify!($checked)) }?,)*)?
                     _library: library,
                 })
             }
         }
+
+        $(
+            #[allow(non_snake_case, clippy::too_many_arguments, reason = "the library's names and arguments")]
+            impl $table {
+                $(
+                    /// # Safety
+                    /// The arguments fulfil the conditions of the function's documentation.
+                    unsafe fn $checked(&self, $($parameter: $type),*) -> Result<(), $failure> {
+                        // SAFETY: the caller guarantees that the arguments are valid.
+                        self.check(stringify!($checked), unsafe { (self.$checked)($($parameter),*) })
+                    }
+                )*
+            }
+        )?
     };
 }
 

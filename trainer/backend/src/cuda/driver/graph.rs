@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Context, Fault, Handle, Launch, Stream};
+use super::{Context, Fault, Functions, Handle, Launch, Object, Stream};
 
 /// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: unsafe API calls are prohibited on the capturing thread only.
 const THREAD_LOCAL: c_int = 1;
@@ -25,8 +25,7 @@ pub(super) struct KernelNode {
 
 /// A graph of two lanes; each node of a lane runs after the previous node of that lane.
 pub(in crate::cuda) struct Graph {
-    context: Arc<Context>,
-    handle: Handle,
+    object: Object,
     /// The last node of the main lane.
     last: Option<Node>,
     /// The last node put aside since the last join.
@@ -49,20 +48,13 @@ pub(in crate::cuda) enum Lane {
 #[derive(Clone, Copy)]
 pub(in crate::cuda) struct Node(Handle);
 
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Send for Node {}
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Send for Graph {}
-
 /// An instantiated graph.
 pub(in crate::cuda) struct Executable {
+    // Dropped before the graph.
+    object: Object,
     /// Owns the nodes whose arguments are updated.
-    graph: Graph,
-    handle: Handle,
+    _graph: Graph,
 }
-
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Send for Executable {}
 
 impl Stream {
     /// Captures the work that `work` submits to this stream in a graph, without running it.
@@ -70,40 +62,42 @@ impl Stream {
         &self,
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
-        let functions = self.context.enter()?;
-        // SAFETY: `self.handle` is a live stream of this context, and no capture is in progress on it.
-        let status = unsafe { (functions.cuStreamBeginCapture_v2)(self.handle, THREAD_LOCAL) };
-        self.context.check("cuStreamBeginCapture", status)?;
-        let done = work();
-        let mut handle = ptr::null_mut();
-        // SAFETY: the capture was begun above; `handle` is valid for writes during the call.
-        let status = unsafe { (functions.cuStreamEndCapture)(self.handle, &raw mut handle) };
-        let graph = Graph::of(&self.context, handle);
+        let mut done = Ok(());
+        let record = |functions: &Functions, graph| {
+            // SAFETY: the handle is a live stream of this context, and no capture is in progress on it.
+            unsafe { functions.cuStreamBeginCapture_v2(self.0.handle, THREAD_LOCAL) }?;
+            done = work();
+            // SAFETY: the capture was begun above; `graph` is valid for writes during the call.
+            unsafe { functions.cuStreamEndCapture(self.0.handle, graph) }
+        };
+        // SAFETY: `record` writes a graph that belongs to the caller, or null.
+        let graph = unsafe { Graph::new_by(self.context(), record) };
         done?;
-        self.context.check("cuStreamEndCapture", status)?;
-        Ok(graph)
+        Ok(graph?)
     }
 
     /// Launches a graph.
     pub(in crate::cuda) fn run(&self, graph: &Executable) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
         // SAFETY: the graph and the stream are live and belong to this context.
-        let status = unsafe { (functions.cuGraphLaunch)(graph.handle, self.handle) };
-        self.context.check("cuGraphLaunch", status)
+        unsafe { self.0.enter()?.cuGraphLaunch(graph.object.handle, self.0.handle) }
     }
 }
 
 impl Graph {
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
-        let functions = context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is valid for writes during the call.
-        context.check("cuGraphCreate", unsafe { (functions.cuGraphCreate)(&raw mut handle, 0) })?;
-        Ok(Self::of(context, handle))
+        // SAFETY: `graph` is valid for writes during the call, which writes a graph.
+        unsafe { Self::new_by(context, |functions, graph| functions.cuGraphCreate(graph, 0)) }
     }
 
-    fn of(context: &Arc<Context>, handle: Handle) -> Self {
-        Self { context: Arc::clone(context), handle, last: None, aside: None, joined: None }
+    /// # Safety
+    /// `create` writes the handle of a graph that nothing else destroys, or null.
+    unsafe fn new_by(
+        context: &Arc<Context>,
+        create: impl FnOnce(&Functions, *mut Handle) -> Result<(), Fault>,
+    ) -> Result<Self, Fault> {
+        // SAFETY: the caller guarantees that the handle is a graph.
+        let object = unsafe { Object::new(context, create, |functions| functions.cuGraphDestroy) }?;
+        Ok(Self { object, last: None, aside: None, joined: None })
     }
 
     /// Adds a kernel node to a lane.
@@ -117,15 +111,14 @@ impl Graph {
         launch: Launch,
         argument: &[u64],
     ) -> Result<Node, Fault> {
-        let functions = self.context.enter()?;
-        let mut node = ptr::null_mut();
-        let (after, count) = self.after(lane);
+        let mut node = Handle::NULL;
+        let (functions, (after, count)) = (self.object.enter()?, self.after(lane));
         // SAFETY: the caller guarantees that the argument fits the kernel. `node` is valid for writes during the
         // call, `after` holds `count` nodes of this graph, and the driver copies the parameters before it returns.
-        let status = with_node(launch, argument, |kernel| unsafe {
-            (functions.cuGraphAddKernelNode_v2)(&raw mut node, self.handle, after.as_ptr(), count, kernel)
-        });
-        self.context.check("cuGraphAddKernelNode", status)?;
+        with_node(launch, argument, |kernel| unsafe {
+            let (graph, after) = (self.object.handle, after.as_ptr());
+            functions.cuGraphAddKernelNode_v2(&raw mut node, graph, after, count, kernel)
+        })?;
         self.has_added(lane, Node(node));
         Ok(Node(node))
     }
@@ -137,16 +130,14 @@ impl Graph {
 
     /// Adds another graph to the main lane as a child node.
     pub(in crate::cuda) fn add_graph(&mut self, graph: &Self) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        let mut node = ptr::null_mut();
+        let mut node = Handle::NULL;
         let (after, count) = self.after(Lane::Main);
         // SAFETY: both graphs are live. `node` is valid for writes during the call, `after` holds `count` nodes of
         // this graph, and the driver copies the child graph.
-        let status = unsafe {
-            let after = after.as_ptr();
-            (functions.cuGraphAddChildGraphNode)(&raw mut node, self.handle, after, count, graph.handle)
-        };
-        self.context.check("cuGraphAddChildGraphNode", status)?;
+        unsafe {
+            let (functions, graph, child) = (self.object.enter()?, self.object.handle, graph.object.handle);
+            functions.cuGraphAddChildGraphNode(&raw mut node, graph, after.as_ptr(), count, child)
+        }?;
         self.has_added(Lane::Main, Node(node));
         Ok(())
     }
@@ -157,7 +148,7 @@ impl Graph {
             Lane::Main => [self.last, self.joined],
             Lane::Aside => [self.aside.or(self.last), None],
         };
-        let mut handles = [ptr::null_mut(); 2];
+        let mut handles = [Handle::NULL; 2];
         let mut count = 0;
         for Node(handle) in pieces.into_iter().flatten() {
             handles[count] = handle;
@@ -174,21 +165,16 @@ impl Graph {
     }
 
     pub(in crate::cuda) fn instantiate(self) -> Result<Executable, Fault> {
-        let functions = self.context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is valid for writes during the call.
-        let status = unsafe { (functions.cuGraphInstantiateWithFlags)(&raw mut handle, self.handle, 0) };
-        self.context.check("cuGraphInstantiate", status)?;
-        Ok(Executable { graph: self, handle })
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        if let (false, Ok(functions)) = (self.handle.is_null(), self.context.enter()) {
-            // SAFETY: created once, destroyed once.
-            unsafe { (functions.cuGraphDestroy)(self.handle) };
-        }
+        // SAFETY: the graph is live, and `executable` is valid for writes during the call, which writes an executable
+        // graph. The driver completes a launch in flight before it destroys it.
+        let object = unsafe {
+            let graph = self.object.handle;
+            let create = |functions: &Functions, executable| {
+                functions.cuGraphInstantiateWithFlags(executable, graph, 0)
+            };
+            Object::new(&self.object.context, create, |functions| functions.cuGraphExecDestroy)
+        }?;
+        Ok(Executable { object, _graph: self })
     }
 }
 
@@ -203,22 +189,12 @@ impl Executable {
         launch: Launch,
         argument: &[u64],
     ) -> Result<(), Fault> {
-        let functions = self.graph.context.enter()?;
+        let functions = self.object.enter()?;
         // SAFETY: the caller guarantees that the argument fits the kernel and that `launch` is the node's. The
         // driver copies the parameters before it returns.
-        let status = with_node(launch, argument, |kernel| unsafe {
-            (functions.cuGraphExecKernelNodeSetParams_v2)(self.handle, node.0, kernel)
-        });
-        self.graph.context.check("cuGraphExecKernelNodeSetParams", status)
-    }
-}
-
-impl Drop for Executable {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.graph.context.enter() {
-            // SAFETY: created once, destroyed once; the driver completes a launch in flight.
-            unsafe { (functions.cuGraphExecDestroy)(self.handle) };
-        }
+        with_node(launch, argument, |kernel| unsafe {
+            functions.cuGraphExecKernelNodeSetParams_v2(self.object.handle, node.0, kernel)
+        })
     }
 }
 
@@ -233,8 +209,8 @@ fn with_node<R>(launch: Launch, argument: &[u64], call: impl FnOnce(*const Kerne
         shared_bytes: 0,
         parameters: parameters.as_mut_ptr(),
         extra: ptr::null_mut(),
-        library_kernel: ptr::null_mut(),
-        context: ptr::null_mut(),
+        library_kernel: Handle::NULL,
+        context: Handle::NULL,
     };
     call(&raw const node)
 }

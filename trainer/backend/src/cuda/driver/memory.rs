@@ -1,15 +1,13 @@
 //! Device memory, and page-locked host memory that the device accesses directly.
 
-use std::ffi::c_void;
 use std::ops::Range;
-use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use millstream_batch::RingMapping;
 
 use super::super::fault::GpuError;
-use super::{Address, Context, Fault};
+use super::{Address, Context, Fault, Functions, Handle, Object};
 
 /// Page size of device memory, and the granularity of small allocations.
 const PAGE_BYTES: usize = 2 << 20;
@@ -28,8 +26,7 @@ impl Memory {
         let mut address = 0;
         if bytes > 0 {
             // SAFETY: `address` is valid for writes during the call.
-            let status = unsafe { (functions.cuMemAlloc_v2)(&raw mut address, bytes) };
-            context.check("cuMemAlloc", status)?;
+            unsafe { functions.cuMemAlloc_v2(&raw mut address, bytes) }?;
             context.held_bytes.fetch_add(Self::taken(bytes), Ordering::Relaxed);
         }
         Ok(Self { context: Arc::clone(context), address, bytes })
@@ -81,71 +78,56 @@ impl GpuError for NotLocked {
 
 /// Page-locked host memory, initially zero: the device copies from and to it asynchronously.
 pub(in crate::cuda) struct PageLocked {
-    context: Arc<Context>,
-    start: NonNull<u8>,
+    /// Its handle is the start.
+    object: Object,
     bytes: usize,
 }
 
-// SAFETY: the value owns its memory, and driver functions may be called from any thread.
-unsafe impl Send for PageLocked {}
-
 impl PageLocked {
     pub(in crate::cuda) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, NotLocked> {
-        Self::of(context, bytes).map_err(|fault| NotLocked { bytes, fault })
-    }
-
-    fn of(context: &Arc<Context>, bytes: usize) -> Result<Self, Fault> {
-        let functions = context.enter()?;
-        let mut start: *mut c_void = ptr::null_mut();
-        // SAFETY: `start` is valid for writes during the call.
-        let status = unsafe { (functions.cuMemHostAlloc)(&raw mut start, bytes.max(1), 0) };
-        context.check("cuMemHostAlloc", status)?;
-        let start = NonNull::new(start.cast::<u8>()).expect("a non-null address");
-        // SAFETY: the driver just allocated at least `bytes` bytes at `start`.
-        unsafe { start.write_bytes(0, bytes) };
-        Ok(Self { context: Arc::clone(context), start, bytes })
+        let create = |functions: &Functions, start: *mut Handle| {
+            // SAFETY: `start` is valid for writes during the call. Then it points to at least `bytes` bytes.
+            unsafe {
+                functions.cuMemHostAlloc(start, bytes.max(1), 0)?;
+                (*start).0.cast::<u8>().write_bytes(0, bytes);
+            }
+            Ok(())
+        };
+        // SAFETY: `create` writes the start of memory that the driver allocated, to be freed once.
+        let object = unsafe { Object::new(context, create, |functions| functions.cuMemFreeHost) };
+        Ok(Self { object: object.map_err(|fault| NotLocked { bytes, fault })?, bytes })
     }
 
     /// The bytes; only to be accessed while no copy is in flight.
     pub(in crate::cuda) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `start` points to `bytes` initialized bytes owned by this value, and `&mut self` makes the borrow
+        // SAFETY: the handle points to `bytes` initialized bytes owned by this value, and `&mut self` makes the borrow
         // exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for PageLocked {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter() {
-            // SAFETY: allocated once, freed once.
-            unsafe { (functions.cuMemFreeHost)(self.start.as_ptr().cast()) };
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.object.handle.0.cast(), self.bytes) }
     }
 }
 
 /// A ring's memory, page-locked for the lifetime of this value.
 pub(in crate::cuda) struct Registered {
-    context: Arc<Context>,
-    pages: RingMapping,
+    // Dropped before the pages. No copy from a batch outlives the batch's lease.
+    _object: Object,
+    _pages: RingMapping,
 }
 
 impl Registered {
     pub(in crate::cuda) fn new(context: &Arc<Context>, pages: &RingMapping) -> Result<Self, Fault> {
-        let functions = context.enter()?;
         let Range { start, end } = pages.addresses();
-        let bytes = end.addr() - start.addr();
-        // SAFETY: the range is mapped memory, and `pages` keeps it mapped for longer than this value lives.
-        let status = unsafe { (functions.cuMemHostRegister_v2)(start.cast_mut().cast(), bytes, 0) };
-        context.check("cuMemHostRegister", status)?;
-        Ok(Self { context: Arc::clone(context), pages: pages.clone() })
-    }
-}
-
-impl Drop for Registered {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter() {
-            // SAFETY: registered once, unregistered once; no copy from a batch outlives the batch's lease.
-            unsafe { (functions.cuMemHostUnregister)(self.pages.addresses().start.cast_mut().cast()) };
-        }
+        let create = |functions: &Functions, registered: *mut Handle| {
+            let (handle, bytes) = (Handle(start.cast_mut().cast()), end.addr() - start.addr());
+            // SAFETY: the range is mapped memory, and `pages` keeps it mapped for longer than the value lives.
+            // `registered` is valid for writes.
+            unsafe {
+                functions.cuMemHostRegister_v2(handle, bytes, 0)?;
+                *registered = handle;
+            }
+            Ok(())
+        };
+        // SAFETY: `create` registers memory and writes its start, to be unregistered once.
+        let object = unsafe { Object::new(context, create, |functions| functions.cuMemHostUnregister) }?;
+        Ok(Self { _object: object, _pages: pages.clone() })
     }
 }

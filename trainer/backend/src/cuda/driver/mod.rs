@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::fault::GpuError;
-use super::library::{Libraries, LibraryError, Name, functions};
+use super::library::{Handle, Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Lane, Node};
 pub(super) use memory::{Memory, PageLocked, Registered};
@@ -28,60 +28,59 @@ pub(super) use stream::{Event, Stream};
 type Status = c_int;
 /// An address in device memory.
 pub(super) type Address = u64;
-type Handle = *mut c_void;
 
 functions! {
-    /// Functions of libcuda.
+    /// Functions of libcuda. Those of the first list end something, or describe a status.
     struct Functions {
-        cuInit: fn(flags: c_uint) -> Status,
         cuGetErrorName: fn(status: Status, name: *mut *const c_char) -> Status,
         cuGetErrorString: fn(status: Status, text: *mut *const c_char) -> Status,
-        cuDeviceGetCount: fn(count: *mut c_int) -> Status,
-        cuDeviceGet: fn(device: *mut c_int, ordinal: c_int) -> Status,
-        cuDeviceGetName: fn(name: *mut c_char, length: c_int, device: c_int) -> Status,
-        cuDeviceGetAttribute: fn(value: *mut c_int, attribute: c_int, device: c_int) -> Status,
-        cuDeviceTotalMem_v2: fn(bytes: *mut usize, device: c_int) -> Status,
-        cuDevicePrimaryCtxRetain: fn(context: *mut Handle, device: c_int) -> Status,
         cuDevicePrimaryCtxRelease_v2: fn(device: c_int) -> Status,
-        cuCtxSetCurrent: fn(context: Handle) -> Status,
-        cuMemGetInfo_v2: fn(free: *mut usize, total: *mut usize) -> Status,
-        cuMemAlloc_v2: fn(address: *mut Address, bytes: usize) -> Status,
         cuMemFree_v2: fn(address: Address) -> Status,
-        cuMemHostAlloc: fn(start: *mut *mut c_void, bytes: usize, flags: c_uint) -> Status,
-        cuMemFreeHost: fn(start: *mut c_void) -> Status,
-        cuMemHostRegister_v2: fn(start: *mut c_void, bytes: usize, flags: c_uint) -> Status,
-        cuMemHostUnregister: fn(start: *mut c_void) -> Status,
-        cuMemcpyHtoDAsync_v2: fn(to: Address, from: *const c_void, bytes: usize, stream: Handle) -> Status,
-        cuMemcpyDtoHAsync_v2: fn(to: *mut c_void, from: Address, bytes: usize, stream: Handle) -> Status,
-        cuMemsetD8Async: fn(to: Address, value: u8, bytes: usize, stream: Handle) -> Status,
-        cuStreamCreate: fn(stream: *mut Handle, flags: c_uint) -> Status,
+        cuMemFreeHost: fn(start: Handle) -> Status,
+        cuMemHostUnregister: fn(start: Handle) -> Status,
         cuStreamDestroy_v2: fn(stream: Handle) -> Status,
-        cuStreamSynchronize: fn(stream: Handle) -> Status,
-        cuStreamWaitEvent: fn(stream: Handle, event: Handle, flags: c_uint) -> Status,
-        cuEventCreate: fn(event: *mut Handle, flags: c_uint) -> Status,
         cuEventDestroy_v2: fn(event: Handle) -> Status,
-        cuEventRecord: fn(event: Handle, stream: Handle) -> Status,
-        cuEventSynchronize: fn(event: Handle) -> Status,
-        cuEventElapsedTime: fn(milliseconds: *mut f32, start: Handle, end: Handle) -> Status,
-        cuStreamBeginCapture_v2: fn(stream: Handle, mode: c_int) -> Status,
-        cuStreamEndCapture: fn(stream: Handle, graph: *mut Handle) -> Status,
-        cuGraphCreate: fn(graph: *mut Handle, flags: c_uint) -> Status,
         cuGraphDestroy: fn(graph: Handle) -> Status,
+        cuGraphExecDestroy: fn(executable: Handle) -> Status,
+        cuModuleUnload: fn(module: Handle) -> Status,
+    }
+    or Fault {
+        cuInit: fn(flags: c_uint),
+        cuDeviceGetCount: fn(count: *mut c_int),
+        cuDeviceGet: fn(device: *mut c_int, ordinal: c_int),
+        cuDeviceGetName: fn(name: *mut c_char, length: c_int, device: c_int),
+        cuDeviceGetAttribute: fn(value: *mut c_int, attribute: c_int, device: c_int),
+        cuDeviceTotalMem_v2: fn(bytes: *mut usize, device: c_int),
+        cuDevicePrimaryCtxRetain: fn(context: *mut Handle, device: c_int),
+        cuCtxSetCurrent: fn(context: Handle),
+        cuMemGetInfo_v2: fn(free: *mut usize, total: *mut usize),
+        cuMemAlloc_v2: fn(address: *mut Address, bytes: usize),
+        cuMemHostAlloc: fn(start: *mut Handle, bytes: usize, flags: c_uint),
+        cuMemHostRegister_v2: fn(start: Handle, bytes: usize, flags: c_uint),
+        cuMemcpyHtoDAsync_v2: fn(to: Address, from: *const c_void, bytes: usize, stream: Handle),
+        cuMemcpyDtoHAsync_v2: fn(to: *mut c_void, from: Address, bytes: usize, stream: Handle),
+        cuMemsetD8Async: fn(to: Address, value: u8, bytes: usize, stream: Handle),
+        cuStreamCreate: fn(stream: *mut Handle, flags: c_uint),
+        cuStreamSynchronize: fn(stream: Handle),
+        cuStreamWaitEvent: fn(stream: Handle, event: Handle, flags: c_uint),
+        cuEventCreate: fn(event: *mut Handle, flags: c_uint),
+        cuEventRecord: fn(event: Handle, stream: Handle),
+        cuEventSynchronize: fn(event: Handle),
+        cuEventElapsedTime: fn(milliseconds: *mut f32, start: Handle, end: Handle),
+        cuStreamBeginCapture_v2: fn(stream: Handle, mode: c_int),
+        cuStreamEndCapture: fn(stream: Handle, graph: *mut Handle),
+        cuGraphCreate: fn(graph: *mut Handle, flags: c_uint),
         cuGraphAddKernelNode_v2: fn(
             node: *mut Handle, graph: Handle, after: *const Handle, count: usize, kernel: *const KernelNode,
-        ) -> Status,
+        ),
         cuGraphAddChildGraphNode: fn(
             node: *mut Handle, graph: Handle, after: *const Handle, count: usize, child: Handle,
-        ) -> Status,
-        cuGraphInstantiateWithFlags: fn(executable: *mut Handle, graph: Handle, flags: u64) -> Status,
-        cuGraphExecKernelNodeSetParams_v2: fn(
-            executable: Handle, node: Handle, kernel: *const KernelNode,
-        ) -> Status,
-        cuGraphLaunch: fn(executable: Handle, stream: Handle) -> Status,
-        cuGraphExecDestroy: fn(executable: Handle) -> Status,
-        cuModuleLoadData: fn(module: *mut Handle, image: *const c_void) -> Status,
-        cuModuleUnload: fn(module: Handle) -> Status,
-        cuModuleGetFunction: fn(function: *mut Handle, module: Handle, name: *const c_char) -> Status,
+        ),
+        cuGraphInstantiateWithFlags: fn(executable: *mut Handle, graph: Handle, flags: u64),
+        cuGraphExecKernelNodeSetParams_v2: fn(executable: Handle, node: Handle, kernel: *const KernelNode),
+        cuGraphLaunch: fn(executable: Handle, stream: Handle),
+        cuModuleLoadData: fn(module: *mut Handle, image: *const c_void),
+        cuModuleGetFunction: fn(function: *mut Handle, module: Handle, name: *const c_char),
         cuLaunchKernel: fn(
             function: Handle,
             blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint,
@@ -90,7 +89,7 @@ functions! {
             stream: Handle,
             parameters: *mut *mut c_void,
             extra: *mut *mut c_void,
-        ) -> Status,
+        ),
     }
 }
 
@@ -201,10 +200,10 @@ impl Driver {
             version
         };
         library.check_version(version, LEAST_VERSION)?;
-        let this = Self { functions: Functions::load(library)?, version };
+        let functions = Functions::load(library)?;
         // SAFETY: takes no pointers; called before any other function of the API that requires initialization.
-        this.check("cuInit", unsafe { (this.functions.cuInit)(0) })?;
-        Ok(this)
+        unsafe { functions.cuInit(0) }?;
+        Ok(Self { functions, version })
     }
 
     /// The latest CUDA version that the driver supports.
@@ -215,7 +214,7 @@ impl Driver {
     pub(super) fn devices(&self) -> Result<u32, Fault> {
         let mut count = 0;
         // SAFETY: `count` is valid for writes during the call.
-        self.check("cuDeviceGetCount", unsafe { (self.functions.cuDeviceGetCount)(&raw mut count) })?;
+        unsafe { self.functions.cuDeviceGetCount(&raw mut count) }?;
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
@@ -230,16 +229,14 @@ impl Driver {
         // SAFETY: `device`, `name` and `bytes` are valid for writes during their calls, and `name.len()` is the
         // length of `name`.
         unsafe {
-            self.check("cuDeviceGet", (functions.cuDeviceGet)(&raw mut device, number as c_int))?;
-            let named = (functions.cuDeviceGetName)(name.as_mut_ptr(), name.len() as c_int, device);
-            self.check("cuDeviceGetName", named)?;
-            self.check("cuDeviceTotalMem", (functions.cuDeviceTotalMem_v2)(&raw mut bytes, device))?;
+            functions.cuDeviceGet(&raw mut device, number as c_int)?;
+            functions.cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device)?;
+            functions.cuDeviceTotalMem_v2(&raw mut bytes, device)?;
         }
         let attribute = |attribute| {
             let mut value = 0;
             // SAFETY: `value` is valid for writes during the call.
-            let status = unsafe { (functions.cuDeviceGetAttribute)(&raw mut value, attribute, device) };
-            self.check("cuDeviceGetAttribute", status).map(|()| value)
+            unsafe { functions.cuDeviceGetAttribute(&raw mut value, attribute, device) }.map(|()| value)
         };
         // SAFETY: the driver terminates the name with a zero byte within the length that it was given.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
@@ -252,7 +249,9 @@ impl Driver {
             driver: self.version(),
         })
     }
+}
 
+impl Functions {
     fn check(&self, function: &'static str, status: Status) -> Result<(), Fault> {
         if status == 0 {
             return Ok(());
@@ -267,8 +266,9 @@ impl Driver {
                 _ => format!("status {status}"),
             }
         };
-        let (name, text) = (text_of(self.functions.cuGetErrorName), text_of(self.functions.cuGetErrorString));
-        Err(Fault { function, name, text, status })
+        let (name, text) = (text_of(self.cuGetErrorName), text_of(self.cuGetErrorString));
+        // The suffix is a version of the function's binary interface, which its documentation does not mention.
+        Err(Fault { function: function.trim_end_matches("_v2"), name, text, status })
     }
 }
 
@@ -286,13 +286,6 @@ pub(super) struct Context {
     held_bytes: AtomicU64,
 }
 
-// SAFETY: driver functions may be called from any thread, and each method makes the context current on its thread
-// first.
-unsafe impl Send for Context {}
-// SAFETY: shared methods call only driver functions, which are thread-safe; the other fields are atomics or behind
-// a mutex.
-unsafe impl Sync for Context {}
-
 impl Context {
     pub(super) fn new(driver: Driver, number: u32) -> Result<Arc<Self>, DriverError> {
         let gpu = driver.describe(number)?;
@@ -300,18 +293,16 @@ impl Context {
             let found = format!("{}.{}", gpu.capability.0, gpu.capability.1);
             return Err(DriverError::OldDevice { number, name: gpu.name, found });
         }
-        let (mut device, mut handle) = (0, ptr::null_mut());
-        // SAFETY: `device` and `handle` are valid for writes during the calls.
-        unsafe {
-            driver.check("cuDeviceGet", (driver.functions.cuDeviceGet)(&raw mut device, number as c_int))?;
-            let retained = (driver.functions.cuDevicePrimaryCtxRetain)(&raw mut handle, device);
-            if let Err(fault) = driver.check("cuDevicePrimaryCtxRetain", retained) {
-                return Err(match fault.is_out_of_memory() {
-                    // The driver reports free memory only within a context.
-                    true => DriverError::OutOfMemory(Box::new(OutOfMemory { gpu, free_bytes: None, fault })),
-                    false => fault.into(),
-                });
-            }
+        let (mut device, mut handle) = (0, Handle::NULL);
+        // SAFETY: `device` is valid for writes during the call.
+        unsafe { driver.functions.cuDeviceGet(&raw mut device, number as c_int) }?;
+        // SAFETY: `handle` is valid for writes during the call.
+        if let Err(fault) = unsafe { driver.functions.cuDevicePrimaryCtxRetain(&raw mut handle, device) } {
+            return Err(match fault.is_out_of_memory() {
+                // The driver reports free memory only within a context.
+                true => DriverError::OutOfMemory(Box::new(OutOfMemory { gpu, free_bytes: None, fault })),
+                false => fault.into(),
+            });
         }
         let (is_behind, left, held_bytes) = (AtomicBool::new(false), Mutex::default(), AtomicU64::new(0));
         Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left, held_bytes }))
@@ -328,11 +319,9 @@ impl Context {
 
     /// Bytes of device memory that no process holds.
     pub(super) fn free_bytes(&self) -> Result<u64, Fault> {
-        let functions = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: `free` and `total` are valid for writes during the call.
-        let status = unsafe { (functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
-        self.check("cuMemGetInfo", status)?;
+        unsafe { self.enter()?.cuMemGetInfo_v2(&raw mut free, &raw mut total) }?;
         Ok(free as u64)
     }
 
@@ -340,12 +329,8 @@ impl Context {
     fn enter(&self) -> Result<&Functions, Fault> {
         let functions = &self.driver.functions;
         // SAFETY: the context was retained in `new` and is released only on drop.
-        self.check("cuCtxSetCurrent", unsafe { (functions.cuCtxSetCurrent)(self.handle) })?;
+        unsafe { functions.cuCtxSetCurrent(self.handle) }?;
         Ok(functions)
-    }
-
-    fn check(&self, function: &'static str, status: Status) -> Result<(), Fault> {
-        self.driver.check(function, status)
     }
 
     /// Defers freeing dropped memory, because commands are pending that were not submitted to the driver yet.
@@ -372,5 +357,45 @@ impl Drop for Context {
         // SAFETY: retained once in `new`, released once here. The status is ignored: nothing can be done about a
         // broken context.
         unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    }
+}
+
+/// An object of the driver, destroyed on drop.
+struct Object {
+    context: Arc<Context>,
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> Status,
+}
+
+impl Object {
+    /// Creates an object with `create`, which writes its handle.
+    ///
+    /// # Safety
+    /// `destroy` may be called once with the handle that `create` writes, unless it is null, and nothing else destroys
+    /// the object.
+    unsafe fn new(
+        context: &Arc<Context>,
+        create: impl FnOnce(&Functions, *mut Handle) -> Result<(), Fault>,
+        destroy: impl FnOnce(&Functions) -> unsafe extern "C" fn(Handle) -> Status,
+    ) -> Result<Self, Fault> {
+        let functions = context.enter()?;
+        let mut handle = Handle::NULL;
+        create(functions, &raw mut handle)?;
+        Ok(Self { context: Arc::clone(context), handle, destroy: destroy(functions) })
+    }
+
+    /// The driver's functions, with the object's context current on the calling thread.
+    fn enter(&self) -> Result<&Functions, Fault> {
+        self.context.enter()
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if !self.handle.is_null() && self.enter().is_ok() {
+            // SAFETY: the caller of `new` guarantees that the object may be destroyed once. The library is loaded as
+            // long as its context exists. The driver completes submitted work that uses the object.
+            unsafe { (self.destroy)(self.handle) };
+        }
     }
 }

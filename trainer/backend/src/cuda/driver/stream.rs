@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Address, Context, Fault, Handle, Launch, Memory, NOT_READY};
+use super::{Address, Context, Fault, Functions, Handle, Launch, Memory, NOT_READY, Object};
 
 /// CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream.
 const NON_BLOCKING: c_uint = 1;
@@ -15,47 +15,35 @@ const BLOCKING_SYNC: c_uint = 1;
 const DISABLE_TIMING: c_uint = 2;
 
 /// A stream of device work, executed in order.
-pub(in crate::cuda) struct Stream {
-    pub(super) context: Arc<Context>,
-    pub(super) handle: Handle,
-}
-
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Send for Stream {}
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Sync for Stream {}
+pub(in crate::cuda) struct Stream(pub(super) Object);
 
 impl Stream {
     pub(in crate::cuda) fn new(context: &Arc<Context>) -> Result<Self, Fault> {
-        let functions = context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is valid for writes during the call.
-        let status = unsafe { (functions.cuStreamCreate)(&raw mut handle, NON_BLOCKING) };
-        context.check("cuStreamCreate", status)?;
-        Ok(Self { context: Arc::clone(context), handle })
+        // SAFETY: `stream` is valid for writes during the call, which writes a stream.
+        unsafe {
+            let create = |functions: &Functions, stream| functions.cuStreamCreate(stream, NON_BLOCKING);
+            Object::new(context, create, |functions| functions.cuStreamDestroy_v2).map(Self)
+        }
     }
 
     pub(in crate::cuda) fn handle(&self) -> Handle {
-        self.handle
+        self.0.handle
     }
 
     pub(in crate::cuda) fn context(&self) -> &Arc<Context> {
-        &self.context
+        &self.0.context
     }
 
     /// Waits for all work submitted to the stream.
     pub(in crate::cuda) fn wait(&self) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        // SAFETY: `self.handle` is a live stream of this context.
-        self.context.check("cuStreamSynchronize", unsafe { (functions.cuStreamSynchronize)(self.handle) })
+        // SAFETY: the handle is a live stream of this context.
+        unsafe { self.0.enter()?.cuStreamSynchronize(self.0.handle) }
     }
 
     /// Makes later work of the stream wait for `event`.
     pub(in crate::cuda) fn wait_for(&self, event: &Event) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
         // SAFETY: the stream and the event are live and belong to this context.
-        let status = unsafe { (functions.cuStreamWaitEvent)(self.handle, event.handle, 0) };
-        self.context.check("cuStreamWaitEvent", status)
+        unsafe { self.0.enter()?.cuStreamWaitEvent(self.0.handle, event.0.handle, 0) }
     }
 
     /// Copies `from` to `address` on the device.
@@ -64,15 +52,12 @@ impl Stream {
     /// `address` points to at least `from.len()` bytes of memory of this device. If `from` is page-locked, it must
     /// not change before the stream has executed the copy.
     pub(in crate::cuda) unsafe fn copy_to_device(&self, address: Address, from: &[u8]) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
+        let functions = self.0.enter()?;
         if from.is_empty() {
             return Ok(());
         }
         // SAFETY: the caller guarantees that the destination is valid and that `from` stays unchanged.
-        let status = unsafe {
-            (functions.cuMemcpyHtoDAsync_v2)(address, from.as_ptr().cast(), from.len(), self.handle)
-        };
-        self.context.check("cuMemcpyHtoDAsync", status)
+        unsafe { functions.cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), from.len(), self.0.handle) }
     }
 
     /// Copies memory of the device to `to`.
@@ -81,26 +66,22 @@ impl Stream {
     /// `address` points to at least `to.len()` bytes of memory of this device. `to` must not be accessed before the
     /// stream has executed the copy.
     pub(in crate::cuda) unsafe fn copy_to_host(&self, to: &mut [u8], address: Address) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
+        let functions = self.0.enter()?;
         if to.is_empty() {
             return Ok(());
         }
         // SAFETY: the caller guarantees that the source is valid and that `to` is not accessed during the copy.
-        let status = unsafe {
-            (functions.cuMemcpyDtoHAsync_v2)(to.as_mut_ptr().cast(), address, to.len(), self.handle)
-        };
-        self.context.check("cuMemcpyDtoHAsync", status)
+        unsafe { functions.cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), address, to.len(), self.0.handle) }
     }
 
     /// Fills memory with zeros.
     pub(in crate::cuda) fn clear(&self, memory: &Memory) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
+        let functions = self.0.enter()?;
         if memory.bytes() == 0 {
             return Ok(());
         }
         // SAFETY: the range is exactly one live allocation.
-        let status = unsafe { (functions.cuMemsetD8Async)(memory.address(), 0, memory.bytes(), self.handle) };
-        self.context.check("cuMemsetD8Async", status)
+        unsafe { functions.cuMemsetD8Async(memory.address(), 0, memory.bytes(), self.0.handle) }
     }
 
     /// Launches a kernel.
@@ -109,14 +90,13 @@ impl Stream {
     /// The kernel takes one argument with the layout of `argument`, and every access that it makes with that
     /// argument is valid.
     pub(in crate::cuda) unsafe fn launch(&self, launch: Launch, argument: &[u64]) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
         let mut parameters = [argument.as_ptr().cast_mut().cast::<c_void>()];
-        let Launch { kernel, blocks: [x, y], threads } = launch;
+        let (Launch { kernel, blocks: [x, y], threads }, stream) = (launch, self.0.handle);
         // SAFETY: the caller guarantees that the argument fits the kernel. The driver copies the parameters before
         // it returns.
-        let status = unsafe {
-            let (parameters, extra) = (parameters.as_mut_ptr(), ptr::null_mut());
-            (functions.cuLaunchKernel)(
+        unsafe {
+            let (functions, parameters) = (self.0.enter()?, parameters.as_mut_ptr());
+            functions.cuLaunchKernel(
                 kernel.handle,
                 x,
                 y,
@@ -125,34 +105,16 @@ impl Stream {
                 1,
                 1,
                 0,
-                self.handle,
+                stream,
                 parameters,
-                extra,
+                ptr::null_mut(),
             )
-        };
-        self.context.check("cuLaunchKernel", status)
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter() {
-            // SAFETY: created once, destroyed once; the driver completes submitted work.
-            unsafe { (functions.cuStreamDestroy_v2)(self.handle) };
         }
     }
 }
 
-/// An event: a point in a stream's work.
-pub(in crate::cuda) struct Event {
-    context: Arc<Context>,
-    handle: Handle,
-}
-
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Send for Event {}
-// SAFETY: the handle is only passed to driver functions, which may be called from any thread.
-unsafe impl Sync for Event {}
+/// An event: a point in a stream's work. Destroying it does not affect the work that waits for it.
+pub(in crate::cuda) struct Event(Object);
 
 impl Event {
     /// An unrecorded event; waiting for it returns at once.
@@ -166,51 +128,37 @@ impl Event {
     }
 
     fn of(context: &Arc<Context>, flags: c_uint) -> Result<Self, Fault> {
-        let functions = context.enter()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is valid for writes during the call.
-        let status = unsafe { (functions.cuEventCreate)(&raw mut handle, flags) };
-        context.check("cuEventCreate", status)?;
-        Ok(Self { context: Arc::clone(context), handle })
+        // SAFETY: `event` is valid for writes during the call, which writes an event.
+        unsafe {
+            let create = |functions: &Functions, event| functions.cuEventCreate(event, flags);
+            Object::new(context, create, |functions| functions.cuEventDestroy_v2).map(Self)
+        }
     }
 
     /// Records the event after all work submitted to `stream` so far.
     pub(in crate::cuda) fn record(&self, stream: &Stream) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
         // SAFETY: the event and the stream are live and belong to this context.
-        let status = unsafe { (functions.cuEventRecord)(self.handle, stream.handle) };
-        self.context.check("cuEventRecord", status)
+        unsafe { self.0.enter()?.cuEventRecord(self.0.handle, stream.0.handle) }
     }
 
     /// The time from `start` to this event, both created by [`Event::timed`]; `None` until both have completed. The
     /// resolution is half a microsecond, or one part in 2^24 if that is coarser.
     pub(in crate::cuda) fn since(&self, start: &Self) -> Result<Option<Duration>, Fault> {
-        let functions = self.context.enter()?;
         let mut milliseconds = 0.0_f32;
         // SAFETY: `milliseconds` is valid for writes during the call; both events are live and belong to this
         // context.
-        let status =
-            unsafe { (functions.cuEventElapsedTime)(&raw mut milliseconds, start.handle, self.handle) };
-        if status == NOT_READY {
-            return Ok(None);
+        let read = unsafe {
+            self.0.enter()?.cuEventElapsedTime(&raw mut milliseconds, start.0.handle, self.0.handle)
+        };
+        match read {
+            Err(fault) if fault.status == NOT_READY => Ok(None),
+            read => read.map(|()| Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))),
         }
-        self.context.check("cuEventElapsedTime", status)?;
-        Ok(Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
     }
 
     /// Waits until the event has completed.
     pub(in crate::cuda) fn wait(&self) -> Result<(), Fault> {
-        let functions = self.context.enter()?;
-        // SAFETY: `self.handle` is a live event of this context.
-        self.context.check("cuEventSynchronize", unsafe { (functions.cuEventSynchronize)(self.handle) })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if let Ok(functions) = self.context.enter() {
-            // SAFETY: created once, destroyed once; the driver defers destruction while work waits for the event.
-            unsafe { (functions.cuEventDestroy_v2)(self.handle) };
-        }
+        // SAFETY: the handle is a live event of this context.
+        unsafe { self.0.enter()?.cuEventSynchronize(self.0.handle) }
     }
 }
