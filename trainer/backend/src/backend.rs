@@ -17,7 +17,7 @@ use crate::device::{Shapes, TablePart};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::floors::Floors;
-use crate::ops::{self, Operation, cost};
+use crate::ops::{self, Checked, Operation, cost};
 
 /// A device that computes.
 pub trait Backend: Shapes + Sized + Send + 'static {
@@ -35,8 +35,7 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// If an operand has a wrong shape, which is a defect of the model; the message names the operation and the
     /// operand.
     fn run<'a>(&self, operation: impl Into<Operation<'a, Self>>) {
-        let operation = operation.into();
-        operation.check();
+        let operation = Checked::of(operation.into());
         match self.active_recorder() {
             None => self.execute(operation),
             Some(recorder) => {
@@ -45,8 +44,8 @@ pub trait Backend: Shapes + Sized + Send + 'static {
             }
         }
     }
-    /// Executes an operation whose operands have been checked. Called by [`Backend::run`] only.
-    fn execute(&self, operation: Operation<'_, Self>);
+    /// Executes an operation. [`Backend::run`] also records it.
+    fn execute(&self, operation: Checked<'_, Self>);
 
     /// Runs `work` as `operation`, and records its time: by default, until the call returns.
     fn record<T>(&self, recorder: &Recorder, operation: OperationInfo, work: impl FnOnce() -> T) -> T {

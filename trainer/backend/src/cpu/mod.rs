@@ -72,7 +72,7 @@ use crate::device::{
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
-use crate::ops::{CopyTable, Operation, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
+use crate::ops::{Checked, CopyTable, Operation, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
 use crate::sizes::{Layout, OperationBytes};
 use memory::Memory;
 use simd::Simd;
@@ -303,8 +303,8 @@ impl Backend for Cpu {
         Some(&self.recorder)
     }
 
-    fn execute(&self, operation: Operation<'_, Self>) {
-        match operation {
+    fn execute(&self, operation: Checked<'_, Self>) {
+        match operation.into_inner() {
             Operation::WriteMatrix(WriteMatrix { matrix, values }) => matrix.write(values),
             Operation::ReadMatrix(ReadMatrix { matrix, out }) => matrix.read(out),
             Operation::WriteTable(WriteTable { table, part, first_row, values }) => {

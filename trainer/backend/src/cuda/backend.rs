@@ -8,9 +8,7 @@ use millstream_trace::{OperationInfo, Recorder};
 use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes};
 use super::fault::must;
-use super::interactions::{CrossParts, MixtureParts};
 use super::layout::scratch_bytes;
-use super::lookups::LinearPart;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
@@ -20,13 +18,7 @@ use crate::description::{Description, GpuName};
 use crate::device::{BatchShape, Device, IdColumn, MatrixShape, Shapes, TableShape, WorkspaceUse};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
-use crate::ops::{
-    Add, Blend, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, CrossBackward, CrossForward, DotBackward,
-    DotForward, Dropout, FmBackward, FmForward, Gather, InBatchSoftmax, LayerBackward, LayerForward,
-    LinearBackward, LinearForward, MixtureBackward, MixtureForward, Moments, Multiply, NormalizeBackward,
-    NormalizeForward, Operation, PlanRows, ReadMatrix, ReadTable, RowProducts, RowSquares, Sigmoid, Softmax,
-    Squares, Step, StepRows, TaskLoss, UnitBackward, UnitForward, Unscale, WriteMatrix, WriteTable,
-};
+use crate::ops::{Checked, Operation, PlanRows};
 
 impl Device for Cuda {
     type Scalar = f32;
@@ -141,212 +133,50 @@ impl Backend for Cuda {
         }
     }
 
-    fn execute(&self, operation: Operation<'_, Self>) {
-        match operation {
-            Operation::WriteMatrix(WriteMatrix { matrix, values }) => self.write(matrix, values),
-            Operation::ReadMatrix(ReadMatrix { matrix, out }) => self.read(matrix, out),
-            Operation::WriteTable(WriteTable { table, part, first_row, values }) => {
-                self.write_part(table, part, first_row, values);
-            }
-            Operation::ReadTable(ReadTable { table, part, first_row, out }) => {
-                self.read_part(table, part, first_row, out);
-            }
-            Operation::CopyTable(CopyTable { table, mut out }) => {
-                let shape = table.shape();
-                for part in shape.parts() {
-                    let (numbers, rest) = out.split_at_mut(shape.rows * shape.part_width(part));
-                    self.read_part(table, part, 0, numbers);
-                    out = rest;
-                }
-            }
-            Operation::PlanRows(PlanRows { batch, plan }) => {
-                plan.fill(self, batch);
-            }
-            Operation::TaskLoss(TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums }) => {
-                self.loss_of(task, batch, &rows, logits, gradient, sums);
-            }
-            Operation::Gather(Gather { batch, rows, lookups, tables, dense, out, first_column }) => {
-                self.look_up(batch, &rows, lookups, tables, dense, out, first_column);
-            }
-            Operation::LinearForward(LinearForward {
-                batch,
-                rows,
-                lookups,
-                tables,
-                dense,
-                dense_weights,
-                bias,
-                out,
-            }) => {
-                let part = LinearPart { dense, weights: dense_weights, bias };
-                self.linear(batch, &rows, lookups, tables, &part, out);
-            }
-            Operation::LinearBackward(LinearBackward {
-                batch,
-                rows,
-                dense,
-                out_grad,
-                mode,
-                weight_grad,
-                bias_grad,
-            }) => {
-                let (weight_grad, bias_grad) = (weight_grad, bias_grad);
-                self.linear_gradient(batch, &rows, dense, out_grad, mode, weight_grad, bias_grad);
-            }
-            Operation::LayerForward(LayerForward { rows, input, weights, bias, activation, output }) => {
-                self.forward(rows, input, weights, bias, activation, output);
-            }
-            Operation::LayerBackward(LayerBackward {
-                rows,
-                layer,
-                output_grad,
-                mode,
-                weight_grad,
-                bias_grad,
-                input_grad,
-            }) => {
-                let (bias_grad, input_grad) = (bias_grad.as_deref(), input_grad.as_deref());
-                self.backward(rows, layer, output_grad, mode, weight_grad, bias_grad, input_grad);
-            }
-            Operation::FmForward(FmForward { rows, vectors, shape, out }) => {
-                self.fm(rows, vectors, shape, out, None);
-            }
-            Operation::FmBackward(FmBackward { rows, vectors, shape, out_grad, vectors_grad }) => {
-                self.fm(rows, vectors, shape, out_grad, Some(vectors_grad));
-            }
-            Operation::CrossForward(CrossForward { rows, first, product, input, output }) => {
-                let parts = CrossParts { input: Some(input), output: Some(output), ..CrossParts::default() };
-                self.cross(rows, first, product, &parts);
-            }
-            Operation::CrossBackward(CrossBackward {
-                rows,
-                first,
-                product,
-                output_grad,
-                product_grad,
-                first_grad,
-            }) => {
-                let parts = CrossParts {
-                    output_grad: Some(output_grad),
-                    product_grad: Some(product_grad),
-                    first_grad: Some(first_grad),
-                    ..CrossParts::default()
-                };
-                self.cross(rows, first, product, &parts);
-            }
-            Operation::DotForward(DotForward { rows, vectors, width, out }) => {
-                self.dot(rows, vectors, width, out, None);
-            }
-            Operation::DotBackward(DotBackward { rows, vectors, width, out_grad, vectors_grad }) => {
-                self.dot(rows, vectors, width, out_grad, Some(vectors_grad));
-            }
-            Operation::MixtureForward(MixtureForward { rows, shape, logits, experts, gates, output }) => {
-                let parts =
-                    MixtureParts { logits: Some(logits), output: Some(output), ..MixtureParts::default() };
-                self.mix(rows, shape, gates, experts, &parts);
-            }
-            Operation::MixtureBackward(MixtureBackward {
-                rows,
-                shape,
-                gates,
-                experts,
-                output_grad,
-                logits_grad,
-                experts_grad,
-            }) => {
-                let parts = MixtureParts {
-                    output_grad: Some(output_grad),
-                    logits_grad: Some(logits_grad),
-                    experts_grad: Some(experts_grad),
-                    ..MixtureParts::default()
-                };
-                self.mix(rows, shape, gates, experts, &parts);
-            }
-            Operation::CopyColumns(CopyColumns {
-                rows,
-                from: (from, first),
-                to: (to, to_first),
-                columns,
-            }) => {
-                self.copy(rows, (from.view(), first), (to.view(), to_first), columns);
-            }
-            Operation::CopyRows(CopyRows { rows, from, to, first }) => {
-                self.copy(rows, (from.view(), 0), (to.view_from(first), 0), from.columns());
-            }
-            Operation::Dropout(Dropout { rows, keep, key, matrix }) => {
-                self.drop_out(&rows, keep, key, matrix);
-            }
-            Operation::Moments(Moments { rows, axis, input, mean, variance }) => {
-                self.moments_of(rows, axis, input, mean, variance);
-            }
-            Operation::NormalizeForward(NormalizeForward { rows, layer, moments, input, output }) => {
-                self.normalize(rows, layer, moments, input, output);
-            }
-            Operation::NormalizeBackward(NormalizeBackward {
-                rows,
-                layer,
-                saved,
-                grad: gradient,
-                mode,
-                scale_grad,
-                shift_grad,
-            }) => {
-                self.normalize_gradient(rows, layer, saved, gradient, mode, (scale_grad, shift_grad));
-            }
-            Operation::UnitForward(UnitForward { rows, input, output }) => {
-                self.unit(rows, input, output);
-            }
-            Operation::UnitBackward(UnitBackward { rows, input, grad: gradient }) => {
-                self.unit_gradient(rows, input, gradient);
-            }
-            Operation::RowProducts(RowProducts { rows, factor, left, right, out }) => {
-                self.products_of_rows(rows, factor, left, right, out);
-            }
-            Operation::InBatchSoftmax(InBatchSoftmax {
-                input: softmax,
-                work,
-                query_grad,
-                item_grad,
-                sums,
-            }) => {
-                self.softmax_over_items(softmax, work, query_grad, item_grad, sums);
-            }
-            Operation::Blend(Blend { share, factor, from, to }) => {
-                self.blend_all(share, factor, from, to);
-            }
-            Operation::Add(Add { rows, from, to }) => {
-                self.add_rows(rows, from, to);
-            }
-            Operation::Clear(Clear { rows, matrix }) => {
-                self.clear_rows(rows, matrix);
-            }
-            Operation::Multiply(Multiply { rows, factor, matrix }) => {
-                self.multiply_rows(rows, factor, matrix);
-            }
-            Operation::Sigmoid(Sigmoid { rows, logits, out }) => {
-                self.sigmoids(rows, logits, out);
-            }
-            Operation::Softmax(Softmax { rows, logits, out }) => {
-                self.softmaxes(rows, logits, out);
-            }
-            Operation::Squares(Squares { grad: gradient, sum }) => {
-                self.add_squares(gradient, sum);
-            }
-            Operation::RowSquares(RowSquares { gradients, tables, sum }) => {
-                self.touched_squares(gradients, tables, sum);
-            }
-            Operation::ClipScale(ClipScale { maximum, squares, scale }) => {
-                self.set_scale(None, Some(maximum), squares, scale);
-            }
-            Operation::Unscale(Unscale { rule, maximum, squares, state, scale }) => {
-                self.set_scale(Some((rule, state)), maximum, squares, scale);
-            }
-            Operation::Step(Step { update, scale, weights, states, grad: gradient }) => {
-                self.step_all(update, scale, weights, states, gradient);
-            }
-            Operation::StepRows(StepRows { update, scale, draws, gradients, tables }) => {
-                self.step_touched(update, scale, draws, gradients, tables);
-            }
+    fn execute(&self, operation: Checked<'_, Self>) {
+        match operation.into_inner() {
+            Operation::WriteMatrix(operation) => self.write(operation),
+            Operation::ReadMatrix(operation) => self.read(operation),
+            Operation::WriteTable(operation) => self.write_rows(operation),
+            Operation::ReadTable(operation) => self.read_rows(operation),
+            Operation::CopyTable(operation) => self.copy_table(operation),
+            Operation::PlanRows(PlanRows { batch, plan }) => plan.fill(self, batch),
+            Operation::Gather(operation) => self.gather(operation),
+            Operation::LinearForward(operation) => self.linear_forward(operation),
+            Operation::LinearBackward(operation) => self.linear_backward(operation),
+            Operation::LayerForward(operation) => self.layer_forward(operation),
+            Operation::LayerBackward(operation) => self.layer_backward(operation),
+            Operation::FmForward(operation) => self.fm_forward(operation),
+            Operation::FmBackward(operation) => self.fm_backward(operation),
+            Operation::CrossForward(operation) => self.cross_forward(operation),
+            Operation::CrossBackward(operation) => self.cross_backward(operation),
+            Operation::DotForward(operation) => self.dot_forward(operation),
+            Operation::DotBackward(operation) => self.dot_backward(operation),
+            Operation::MixtureForward(operation) => self.mixture_forward(operation),
+            Operation::MixtureBackward(operation) => self.mixture_backward(operation),
+            Operation::CopyColumns(operation) => self.copy_columns(operation),
+            Operation::CopyRows(operation) => self.copy_rows(operation),
+            Operation::Dropout(operation) => self.dropout(operation),
+            Operation::Moments(operation) => self.moments(operation),
+            Operation::NormalizeForward(operation) => self.normalize_forward(operation),
+            Operation::NormalizeBackward(operation) => self.normalize_backward(operation),
+            Operation::UnitForward(operation) => self.unit_forward(operation),
+            Operation::UnitBackward(operation) => self.unit_backward(operation),
+            Operation::RowProducts(operation) => self.row_products(operation),
+            Operation::InBatchSoftmax(operation) => self.in_batch_softmax(operation),
+            Operation::Blend(operation) => self.blend(operation),
+            Operation::Add(operation) => self.add(operation),
+            Operation::Clear(operation) => self.clear(operation),
+            Operation::TaskLoss(operation) => self.loss(operation),
+            Operation::Multiply(operation) => self.multiply(operation),
+            Operation::Sigmoid(operation) => self.sigmoid(operation),
+            Operation::Softmax(operation) => self.softmax(operation),
+            Operation::Squares(operation) => self.squares(operation),
+            Operation::RowSquares(operation) => self.row_squares(operation),
+            Operation::ClipScale(operation) => self.clip_scale(operation),
+            Operation::Unscale(operation) => self.unscale(operation),
+            Operation::Step(operation) => self.step(operation),
+            Operation::StepRows(operation) => self.step_rows(operation),
         }
     }
 

@@ -48,9 +48,11 @@ pub(super) struct MatrixView {
     pub(super) columns: u32,
 }
 
-impl MatrixView {
+impl Default for MatrixView {
     /// No matrix.
-    pub(super) const NULL: Self = Self { data: 0, stride: 0, format: 0, columns: 1 };
+    fn default() -> Self {
+        Self { data: 0, stride: 0, format: 0, columns: 1 }
+    }
 }
 
 /// `IdColumn` of batch.cuh.
@@ -141,7 +143,7 @@ pub(super) struct Faults {
 }
 
 /// `Update` of update.cuh.
-#[derive(Clone, Copy, Immutable, IntoBytes)]
+#[derive(Clone, Copy, Default, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct UpdateView {
     pub(super) kind: u32,

@@ -9,7 +9,7 @@ use super::kernels::{
 };
 use super::moves::quads;
 use crate::float::Float;
-use crate::ops::{Activation, GradientMode, SavedLayer};
+use crate::ops::{Activation, GradientMode, LayerBackward, LayerForward};
 
 /// Rows per share of a sum over rows, and the most shares.
 const SHARE: usize = 256;
@@ -59,15 +59,8 @@ fn factor(view: MatrixView, float: Float, is_transposed: bool) -> Factor {
 }
 
 impl Cuda {
-    pub(super) fn forward(
-        &self,
-        rows: usize,
-        input: &CudaMatrix,
-        weights: &CudaMatrix,
-        bias: Option<&CudaMatrix>,
-        activation: Activation,
-        output: &CudaMatrix,
-    ) {
+    pub(super) fn layer_forward(&self, operation: LayerForward<'_, Self>) {
+        let LayerForward { rows, input, weights, bias, activation, output } = operation;
         let (inputs, outputs) = (weights.rows(), weights.columns());
         let float = input.float();
         let work = ForwardWork::of(rows, [inputs, outputs], [weights.float(), float, output.float()]);
@@ -88,14 +81,14 @@ impl Cuda {
         };
         let signs = output.sign_room().filter(|_| is_rectified);
         let with_signs = Epilogue::Rectified { bias: bias_address, signs };
-        let writes_signs = signs.is_some() && rows > 0 && self.multiply(&of_epilogue(with_signs));
+        let writes_signs = signs.is_some() && rows > 0 && self.enqueue_product(&of_epilogue(with_signs));
         output.set_signs_valid(writes_signs);
         let epilogue = match bias_address {
             _ if is_rectified => Epilogue::Rectified { bias: bias_address, signs: None },
             Some(bias) => Epilogue::Bias(bias),
             None => Epilogue::Plain,
         };
-        if writes_signs || rows == 0 || self.multiply(&of_epilogue(epilogue)) {
+        if writes_signs || rows == 0 || self.enqueue_product(&of_epilogue(epilogue)) {
             return;
         }
         let sums = Shape::of(Float::F32, rows, outputs).view(scratch + work.sums);
@@ -103,7 +96,7 @@ impl Cuda {
         self.must_multiply(&Product { out: factor(sums, Float::F32, false), ..product });
         let finish = Finish {
             sums,
-            bias: bias.unwrap_or(MatrixView::NULL),
+            bias: bias.unwrap_or_default(),
             output: output.view(),
             rows: rows as u32,
             is_biased: u32::from(bias.is_some()),
@@ -113,17 +106,9 @@ impl Cuda {
         self.launch(FINISH_LAYER, quads(rows, outputs), &finish);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a layer has this many gradients")]
-    pub(super) fn backward(
-        &self,
-        rows: usize,
-        layer: &SavedLayer<'_, CudaMatrix>,
-        output_grad: &CudaMatrix,
-        mode: GradientMode,
-        weight_grad: &CudaMatrix,
-        bias_grad: Option<&CudaMatrix>,
-        input_grad: Option<&CudaMatrix>,
-    ) {
+    pub(super) fn layer_backward(&self, operation: LayerBackward<'_, Self>) {
+        let LayerBackward { rows, layer, output_grad, mode, weight_grad, bias_grad, input_grad } = operation;
+        let bias_grad = bias_grad.as_deref();
         let (inputs, outputs, float) = (layer.weights.rows(), layer.weights.columns(), layer.input.float());
         let floats = [layer.weights.float(), output_grad.float(), float];
         let work = BackwardWork::of(rows, [inputs, outputs], floats);
@@ -150,7 +135,7 @@ impl Cuda {
             epilogue,
         };
         let sums = bias_grad.filter(|_| sums_by_the_way && rows > 0).map(CudaMatrix::numbers);
-        let has_sums = sums.is_some_and(|sums| self.multiply(&weight_product(Epilogue::Sums(sums))));
+        let has_sums = sums.is_some_and(|sums| self.enqueue_product(&weight_product(Epilogue::Sums(sums))));
         if rows > 0 && !has_sums {
             self.must_multiply(&weight_product(Epilogue::Plain));
         }
@@ -174,7 +159,7 @@ impl Cuda {
         };
         let is_masked = layer.input_activation == Activation::Relu;
         let signs = layer.input.signs().filter(|_| is_masked);
-        if signs.is_some_and(|signs| self.multiply(&input_product(Epilogue::Masked(signs)))) {
+        if signs.is_some_and(|signs| self.enqueue_product(&input_product(Epilogue::Masked(signs)))) {
             return;
         }
         self.must_multiply(&input_product(Epilogue::Plain));
@@ -195,7 +180,7 @@ impl Cuda {
         let columns = gradient.columns();
         let lanes = lanes_of_row(columns);
         let mask = Mask {
-            output: given.map_or(MatrixView::NULL, CudaMatrix::view),
+            output: given.map(CudaMatrix::view).unwrap_or_default(),
             gradient: gradient.view(),
             partials: partials.unwrap_or(0),
             rows: rows as u32,
@@ -212,7 +197,7 @@ impl Cuda {
         let Product { rows, depth, columns, .. } = product;
         if *rows > 0 && *columns > 0 {
             assert!(
-                self.multiply(product),
+                self.enqueue_product(product),
                 "cuBLASLt has no algorithm for the product {rows} x {depth} x {columns}"
             );
         }
@@ -228,7 +213,7 @@ impl Cuda {
         mode: GradientMode,
         factor: f32,
     ) {
-        let [first, second] = to.map(|to| to.map_or(MatrixView::NULL, CudaMatrix::view));
+        let [first, second] = to.map(|to| to.map(CudaMatrix::view).unwrap_or_default());
         let finish = FinishColumns {
             partials,
             first,

@@ -1,25 +1,16 @@
 //! Lookups: embeddings concatenated per row, and linear models.
 
-use std::ops::Range;
-
 use super::Cuda;
 use super::batch::{CudaBatch, code};
-use super::buffers::{self, CudaMatrix, CudaTable, number_bytes};
+use super::buffers::{self, CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
     FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_PACKED, Gather, GatherDense, LINEAR,
-    LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, MatrixView, QUAD, ROWS_AT_ONCE,
+    LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, QUAD, ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::device::{Lookup, TablePart, TableShape};
-use crate::ops::GradientMode;
-
-/// The inputs of a linear model's forward pass besides its lookups.
-pub(super) struct LinearPart<'a> {
-    pub(super) dense: &'a [usize],
-    pub(super) weights: &'a CudaMatrix,
-    pub(super) bias: &'a CudaMatrix,
-}
+use crate::ops::{self, GradientMode, LinearForward};
 
 fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<LookupView> {
     let view = |lookup: &Lookup| {
@@ -63,17 +54,8 @@ fn numbers(columns: &[usize]) -> Vec<u32> {
 }
 
 impl Cuda {
-    #[allow(clippy::too_many_arguments, reason = "one fused operation over every table of a model")]
-    pub(super) fn look_up(
-        &self,
-        batch: &CudaBatch,
-        rows: &Range<usize>,
-        lookups: &[Lookup],
-        tables: &[CudaTable],
-        dense: &[usize],
-        out: &CudaMatrix,
-        first_column: usize,
-    ) {
+    pub(super) fn gather(&self, operation: ops::Gather<'_, Self>) {
+        let ops::Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
         let width = |table: usize| tables[table].shape().width;
         let first_dense = first_column + Lookup::widths(lookups, width);
         if !lookups.is_empty() {
@@ -108,22 +90,14 @@ impl Cuda {
         }
     }
 
-    pub(super) fn linear(
-        &self,
-        batch: &CudaBatch,
-        rows: &Range<usize>,
-        lookups: &[Lookup],
-        tables: &[CudaTable],
-        part: &LinearPart<'_>,
-        out: &CudaMatrix,
-    ) {
-        let LinearPart { dense, weights, bias } = *part;
+    pub(super) fn linear_forward(&self, operation: LinearForward<'_, Self>) {
+        let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
         let linear = Linear {
             batch: batch.address(),
             lookups: self.constants_or_none(&views(batch, lookups, tables)),
             dense: batch.dense(),
             columns: self.constants_or_none(&numbers(dense)),
-            weights: weights.view(),
+            weights: dense_weights.view(),
             bias: bias.view(),
             out: out.view(),
             lookup_count: lookups.len() as u32,
@@ -136,17 +110,8 @@ impl Cuda {
         self.launch(LINEAR, [rows.len() * out.columns(), 1], &linear);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one fused operation over every part of a linear model")]
-    pub(super) fn linear_gradient(
-        &self,
-        batch: &CudaBatch,
-        rows: &Range<usize>,
-        dense: &[usize],
-        out_grad: &CudaMatrix,
-        mode: GradientMode,
-        weight_grad: &CudaMatrix,
-        bias_grad: &CudaMatrix,
-    ) {
+    pub(super) fn linear_backward(&self, operation: ops::LinearBackward<'_, Self>) {
+        let ops::LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
         let outputs = out_grad.columns();
         let columns = (dense.len() + 1) * outputs;
         let partials = self.scratch(scratch_bytes(rows.len(), dense.len(), outputs));
@@ -168,13 +133,12 @@ impl Cuda {
             let finish = FinishColumns {
                 partials: partials + (first * PAIR_BYTES) as u64,
                 first: to.view(),
-                second: MatrixView::NULL,
                 factor: 1.0,
                 columns: columns as u32,
                 stride: ((dense.len() + 1) * outputs) as u32,
                 shares: shares(rows.len()) as u32,
                 adds: u32::from(mode == GradientMode::Accumulate),
-                unused: 0,
+                ..FinishColumns::default()
             };
             self.launch(FINISH_COLUMNS, [columns, 1], &finish);
         }

@@ -1,23 +1,19 @@
 //! Per-row losses, and scores.
 
-use std::ops::Range;
-
 use super::Cuda;
 use super::batch::CudaBatch;
-use super::buffers::CudaMatrix;
 use super::driver::{Address, Memory};
 use super::interactions::warps;
 use super::kernels::{
-    FINISH_SUMS, LOSS_OF_CLASSES, LOSS_OF_ROWS, LossOf, MatrixView, SIGMOID, SOFTMAX, SUM_WEIGHTS, Scores,
-    Sums, WARP,
+    FINISH_SUMS, LOSS_OF_CLASSES, LOSS_OF_ROWS, LossOf, SIGMOID, SOFTMAX, SUM_WEIGHTS, Scores, Sums, WARP,
 };
 use super::layers::{PAIR_BYTES, Rooms};
 use super::moves::quads;
 use super::programs::Entry;
-use crate::ops::{Loss, Task};
+use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};
 
 /// The most blocks of a weight sum.
-const MOST_BLOCKS: usize = 256;
+pub(super) const MOST_BLOCKS: usize = 256;
 
 /// Loss kinds, as in loss.cu.
 pub(super) mod kind {
@@ -65,34 +61,18 @@ pub(super) fn of_batch(batch: &CudaBatch, label: usize, kind: u32) -> LossOf {
     LossOf {
         labels: batch.labels(label),
         weights: batch.weights(),
-        class_weights: 0,
-        logits: MatrixView::NULL,
-        gradient: MatrixView::NULL,
-        weight: 0,
-        partials: 0,
         kind,
-        first_row: 0,
         rows: batch.rows() as u32,
-        column: 0,
-        smoothing: 0.0,
         positive_weight: 1.0,
         negative_weight: 1.0,
         task_weight: 1.0,
-        classes: 0,
-        unused: 0,
+        ..LossOf::default()
     }
 }
 
 impl Cuda {
-    pub(super) fn loss_of(
-        &self,
-        task: &Task,
-        batch: &CudaBatch,
-        rows: &Range<usize>,
-        logits: &CudaMatrix,
-        gradient: &CudaMatrix,
-        sums: &CudaMatrix,
-    ) {
+    pub(super) fn loss(&self, operation: TaskLoss<'_, Self>) {
+        let TaskLoss { task, batch, rows, logits, logits_grad, sums } = operation;
         let mut of_task = self.arguments(task, batch);
         let is_of_classes = of_task.kind == kind::CROSS_ENTROPY;
         let Work { entry, blocks, weight, partials, bytes } = Work::of(rows.len(), is_of_classes);
@@ -102,7 +82,7 @@ impl Cuda {
         self.sum_weights(&of_task, batch.rows());
         let of_rows = LossOf {
             logits: logits.view(),
-            gradient: gradient.view(),
+            gradient: logits_grad.view(),
             first_row: rows.start as u32,
             rows: rows.len() as u32,
             column: task.label as u32,
@@ -150,12 +130,14 @@ impl Cuda {
         self.launch_blocks(FINISH_SUMS, [1, 1], &sums);
     }
 
-    pub(super) fn sigmoids(&self, rows: usize, logits: &CudaMatrix, out: &CudaMatrix) {
+    pub(super) fn sigmoid(&self, operation: Sigmoid<'_, Self>) {
+        let Sigmoid { rows, logits, out } = operation;
         let scores = Scores { logits: logits.view(), out: out.view(), rows: rows as u32, unused: 0 };
         self.launch(SIGMOID, quads(rows, logits.columns()), &scores);
     }
 
-    pub(super) fn softmaxes(&self, rows: usize, logits: &CudaMatrix, out: &CudaMatrix) {
+    pub(super) fn softmax(&self, operation: Softmax<'_, Self>) {
+        let Softmax { rows, logits, out } = operation;
         let scores = Scores { logits: logits.view(), out: out.view(), rows: rows as u32, unused: 0 };
         self.launch(SOFTMAX, warps(rows), &scores);
     }

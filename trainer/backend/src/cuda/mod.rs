@@ -301,7 +301,7 @@ impl Cuda {
     }
 
     /// Enqueues a matrix product. Returns false if cuBLASLt has no algorithm that computes it in one call.
-    fn multiply(&self, product: &Product) -> bool {
+    fn enqueue_product(&self, product: &Product) -> bool {
         let can = must(self.blas.can(product));
         if can {
             // SAFETY: operations check the shapes of the matrices. Dropped memory is not freed until the list has

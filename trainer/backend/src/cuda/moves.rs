@@ -1,7 +1,5 @@
 //! Transfers to and from the host, copies between buffers, and elementwise changes.
 
-use std::ops::Range;
-
 use super::buffers::{CudaMatrix, CudaTable, Shape, part_float, sign_bytes};
 use super::driver::Address;
 use super::fault::must;
@@ -14,6 +12,7 @@ use zerocopy::IntoBytes;
 use super::Cuda;
 use crate::device::TablePart;
 use crate::float::Float;
+use crate::ops::{self, Add, Clear, CopyTable, Multiply, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
 
 /// Counters of [`crate::philox`] that 64 columns consume.
 const COUNTERS: usize = 16;
@@ -42,7 +41,8 @@ impl Cuda {
         matrix
     }
 
-    pub(super) fn write(&self, matrix: &CudaMatrix, values: &[f32]) {
+    pub(super) fn write(&self, operation: WriteMatrix<'_, Self>) {
+        let WriteMatrix { matrix, values } = operation;
         matrix.set_signs_valid(false);
         let dense = self.scratch(size_of_val(values));
         self.copy_to(dense, values.as_bytes());
@@ -51,7 +51,8 @@ impl Cuda {
     }
 
     /// Reads the first rows, as many as fill `out`. Waits for all commands issued so far.
-    pub(super) fn read(&self, matrix: &CudaMatrix, out: &mut [f32]) {
+    pub(super) fn read(&self, operation: ReadMatrix<'_, Self>) {
+        let ReadMatrix { matrix, out } = operation;
         let rows = out.len().div_ceil(matrix.columns().max(1));
         let dense = self.scratch(rows * matrix.columns() * size_of::<f32>());
         let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
@@ -60,7 +61,8 @@ impl Cuda {
     }
 
     /// Writes values, rounded to the table's format during the transfer.
-    pub(super) fn write_part(&self, table: &CudaTable, part: TablePart, first_row: usize, values: &[f32]) {
+    pub(super) fn write_rows(&self, operation: WriteTable<'_, Self>) {
+        let WriteTable { table, part, first_row, values } = operation;
         let shape = table.shape();
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
         if float == Float::F32 {
@@ -75,8 +77,23 @@ impl Cuda {
         }
     }
 
+    pub(super) fn read_rows(&self, operation: ReadTable<'_, Self>) {
+        let ReadTable { table, part, first_row, out } = operation;
+        self.read_part(table, part, first_row, out);
+    }
+
+    pub(super) fn copy_table(&self, operation: CopyTable<'_, Self>) {
+        let CopyTable { table, mut out } = operation;
+        let shape = table.shape();
+        for part in shape.parts() {
+            let (numbers, rest) = out.split_at_mut(shape.rows * shape.part_width(part));
+            self.read_part(table, part, 0, numbers);
+            out = rest;
+        }
+    }
+
     /// Reads as many values as `out` holds. Waits for all commands issued so far.
-    pub(super) fn read_part(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
+    fn read_part(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
         let shape = table.shape();
         let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
         if float == Float::F32 {
@@ -126,20 +143,24 @@ impl Cuda {
         view
     }
 
-    pub(super) fn add_rows(&self, rows: usize, from: &CudaMatrix, to: &CudaMatrix) {
-        let blend = Blend {
-            from: from.view(),
-            to: to.view(),
-            fault: 0,
-            rows: rows as u32,
-            share: 1.0,
-            factor: 1.0,
-            unused: 0,
-        };
+    pub(super) fn copy_columns(&self, operation: ops::CopyColumns<'_, Self>) {
+        let ops::CopyColumns { rows, from: (from, first), to: (to, to_first), columns } = operation;
+        self.copy(rows, (from.view(), first), (to.view(), to_first), columns);
+    }
+
+    pub(super) fn copy_rows(&self, operation: ops::CopyRows<'_, Self>) {
+        let ops::CopyRows { rows, from, to, first } = operation;
+        self.copy(rows, (from.view(), 0), (to.view_from(first), 0), from.columns());
+    }
+
+    pub(super) fn add(&self, operation: Add<'_, Self>) {
+        let Add { rows, from, to } = operation;
+        let blend = Blend { from: from.view(), to: to.view(), rows: rows as u32, ..Blend::default() };
         self.launch(ADD, quads(rows, to.columns()), &blend);
     }
 
-    pub(super) fn blend_all(&self, share: f64, factor: f64, from: &CudaMatrix, to: &CudaMatrix) {
+    pub(super) fn blend(&self, operation: ops::Blend<'_, Self>) {
+        let ops::Blend { share, factor, from, to } = operation;
         let blend = Blend {
             from: from.view(),
             to: to.view(),
@@ -152,17 +173,20 @@ impl Cuda {
         self.launch(BLEND, quads(to.rows(), to.columns()), &blend);
     }
 
-    pub(super) fn multiply_rows(&self, rows: usize, factor: &CudaMatrix, matrix: &CudaMatrix) {
+    pub(super) fn multiply(&self, operation: Multiply<'_, Self>) {
+        let Multiply { rows, factor, matrix } = operation;
         let change = Change { matrix: matrix.view(), factor: factor.numbers(), rows: rows as u32, unused: 0 };
         self.launch(MULTIPLY, quads(rows, matrix.columns()), &change);
     }
 
-    pub(super) fn clear_rows(&self, rows: usize, matrix: &CudaMatrix) {
+    pub(super) fn clear(&self, operation: Clear<'_, Self>) {
+        let Clear { rows, matrix } = operation;
         let change = Change { matrix: matrix.view(), factor: 0, rows: rows as u32, unused: 0 };
         self.launch(CLEAR, quads(rows, matrix.columns()), &change);
     }
 
-    pub(super) fn drop_out(&self, rows: &Range<usize>, keep: f64, key: u64, matrix: &CudaMatrix) {
+    pub(super) fn dropout(&self, operation: ops::Dropout<'_, Self>) {
+        let ops::Dropout { rows, keep, key, matrix } = operation;
         let dropout = Dropout {
             matrix: matrix.view(),
             key,

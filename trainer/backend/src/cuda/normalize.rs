@@ -5,78 +5,52 @@ use super::buffers::CudaMatrix;
 use super::driver::Address;
 use super::interactions::warps;
 use super::kernels::{
-    COLUMN_MEANS, COLUMN_VARIANCES, MatrixView, Moments, NORMALIZE_BACKWARD, NORMALIZE_BY_PARAMETERS,
+    COLUMN_MEANS, COLUMN_VARIANCES, Moments, NORMALIZE_BACKWARD, NORMALIZE_BY_PARAMETERS,
     NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
 };
 use super::layers::{PAIR_BYTES, Rooms, column_blocks, partial_bytes, shares};
 use crate::device::Axis;
-use crate::ops::{GradientMode, Normalization, SavedNormalization};
+use crate::ops::{self, GradientMode, Normalization, NormalizeBackward, NormalizeForward};
 
 impl Cuda {
-    pub(super) fn moments_of(
-        &self,
-        rows: usize,
-        axis: Axis,
-        input: &CudaMatrix,
-        mean: &CudaMatrix,
-        variance: &CudaMatrix,
-    ) {
+    pub(super) fn moments(&self, operation: ops::Moments<'_, Self>) {
+        let ops::Moments { rows, axis, input, mean, variance } = operation;
         let columns = input.columns();
         let mut moments = Moments {
             input: input.view(),
             mean: mean.view(),
             variance: variance.view(),
-            partials: 0,
             rows: rows as u32,
-            unused: 0,
+            ..Moments::default()
         };
         if axis == Axis::Row {
             self.launch(ROW_MOMENTS, warps(rows), &moments);
             return;
         }
         moments.partials = self.scratch(Work::of(axis, rows, columns).bytes);
-        for (entry, to) in [(COLUMN_MEANS, mean), (COLUMN_VARIANCES, variance)] {
+        let share = 1.0 / rows as f32;
+        for (entry, to) in [(COLUMN_MEANS, &*mean), (COLUMN_VARIANCES, variance)] {
             self.launch_blocks(entry, column_blocks(rows, columns), &moments);
-            let share = 1.0 / rows as f32;
-            self.finish_columns(
-                rows,
-                columns,
-                moments.partials,
-                [Some(to), None],
-                GradientMode::Write,
-                share,
-            );
+            let to = [Some(to), None];
+            self.finish_columns(rows, columns, moments.partials, to, GradientMode::Write, share);
         }
     }
 
-    pub(super) fn normalize(
-        &self,
-        rows: usize,
-        layer: &Normalization<'_, CudaMatrix>,
-        moments: (&CudaMatrix, &CudaMatrix),
-        input: &CudaMatrix,
-        output: &CudaMatrix,
-    ) {
+    pub(super) fn normalize_forward(&self, operation: NormalizeForward<'_, Self>) {
+        let NormalizeForward { rows, layer, moments, input, output } = operation;
         let arguments = Normalize { output: output.view(), ..arguments(rows, layer, moments, input) };
         self.launch(NORMALIZE_FORWARD, [rows * input.columns(), 1], &arguments);
     }
 
-    pub(super) fn normalize_gradient(
-        &self,
-        rows: usize,
-        layer: &Normalization<'_, CudaMatrix>,
-        saved: &SavedNormalization<'_, CudaMatrix>,
-        gradient: &CudaMatrix,
-        mode: GradientMode,
-        (scale_grad, shift_grad): (&CudaMatrix, &CudaMatrix),
-    ) {
+    pub(super) fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
+        let NormalizeBackward { rows, layer, saved, grad, mode, scale_grad, shift_grad } = operation;
         let (input, columns) = (saved.input, saved.input.columns());
         let work = Work::of(layer.axis, rows, columns);
         let scratch = self.scratch(work.bytes);
         let partials = scratch + work.partials;
         let arguments = Normalize {
             output: saved.output.view(),
-            gradient: gradient.view(),
+            gradient: grad.view(),
             partials,
             of_lines: scratch + work.of_lines,
             shares: shares(rows) as u32,
@@ -85,7 +59,7 @@ impl Cuda {
         self.launch_blocks(NORMALIZE_BY_PARAMETERS, column_blocks(rows, columns), &arguments);
         // With column moments, one call covers all rows, so its sums are complete and overwrite.
         let sum = if layer.axis == Axis::Column { GradientMode::Write } else { mode };
-        let to = [Some(scale_grad), Some(shift_grad)];
+        let to = [Some(&*scale_grad), Some(&*shift_grad)];
         self.finish_columns(rows, columns, partials, to, sum, 1.0);
         match layer.axis {
             Axis::Row => self.launch(NORMALIZE_ROW_MEANS, warps(rows), &arguments),
@@ -131,15 +105,10 @@ fn arguments(
         variance: variance.view(),
         scale: layer.scale.view(),
         shift: layer.shift.view(),
-        output: MatrixView::NULL,
-        gradient: MatrixView::NULL,
-        partials: 0,
-        of_lines: 0,
         epsilon: layer.epsilon as f32,
         rows: rows as u32,
         is_by_row: u32::from(layer.axis == Axis::Row),
         is_rectified: u32::from(layer.is_rectified),
-        shares: 0,
-        unused: 0,
+        ..Normalize::default()
     }
 }

@@ -66,7 +66,7 @@ macro_rules! program {
         $(kernel $entry:ident = $kernel:ident($arguments:ident, $threads:expr);)*
     ) => {
         $(
-            #[derive(Clone, Copy, zerocopy::Immutable, zerocopy::IntoBytes)]
+            #[derive(Clone, Copy, Default, zerocopy::Immutable, zerocopy::IntoBytes)]
             #[repr(C)]
             pub(super) struct $name { $(pub(super) $field: $kind),* }
 

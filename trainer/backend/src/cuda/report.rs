@@ -11,7 +11,7 @@ use super::batch::CudaBatch;
 use super::buffers::CudaMatrix;
 use super::driver::{Address, Event, Memory, PageLocked};
 use super::fault::must;
-use super::kernels::{Faults, MatrixView, REPORT, REPORTED_MATRICES, Report};
+use super::kernels::{Faults, REPORT, REPORTED_MATRICES, Report};
 use crate::error::BatchError;
 
 /// Values on their way to the host, and the result of the batch's validation.
@@ -46,7 +46,7 @@ impl Cuda {
         assert!(matrices.len() <= REPORTED_MATRICES, "at most `REPORTED_MATRICES` matrices");
         let bytes = bytes(matrices.iter().map(|matrix| matrix.rows() * matrix.columns()).sum());
         assert!(bytes <= report.memory.bytes(), "a report large enough for all values");
-        let part = |number: usize| matrices.get(number).map_or(MatrixView::NULL, |matrix| matrix.view());
+        let part = |number: usize| matrices.get(number).map(|matrix| matrix.view()).unwrap_or_default();
         let rows = |number: usize| matrices.get(number).map_or(0, |matrix| matrix.rows() as u32);
         let arguments = Report {
             faults: self.faults.address(),

@@ -2,19 +2,17 @@
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
-use super::buffers::{CudaMatrix, Shape};
+use super::buffers::Shape;
 use super::driver::Address;
-use super::kernels::{IN_BATCH_SOFTMAX, MatrixView, Softmax};
+use super::kernels::{IN_BATCH_SOFTMAX, LossOf, MatrixView, Softmax};
 use super::layers::{PAIR_BYTES, Rooms};
-use super::losses::{kind, of_batch};
+use super::losses::{MOST_BLOCKS, kind, of_batch};
 use crate::device::IdColumn;
 use crate::float::Float;
-use crate::ops::SoftmaxInput;
+use crate::ops::{InBatchSoftmax, SoftmaxInput};
 
 /// The most scores in memory at once; at least those of one query.
 const MOST_SCORES: usize = 16 << 20;
-/// The most blocks of a weight sum.
-const WEIGHT_BLOCKS: usize = 256;
 
 /// The workspace, in fp32.
 pub(super) struct Work {
@@ -49,7 +47,7 @@ impl Work {
             of_scores: rooms.add(scores.bytes()),
             of_rows: rooms.add(rows * PAIR_BYTES),
             weight: rooms.add(size_of::<f32>()),
-            partials: rooms.add(WEIGHT_BLOCKS * PAIR_BYTES),
+            partials: rooms.add(MOST_BLOCKS * PAIR_BYTES),
             bytes: rooms.bytes(),
         }
     }
@@ -60,22 +58,16 @@ impl Work {
 }
 
 impl Cuda {
-    pub(super) fn softmax_over_items(
-        &self,
-        softmax: &SoftmaxInput<'_, Self>,
-        room: &CudaMatrix,
-        query_grad: &CudaMatrix,
-        item_grad: &CudaMatrix,
-        sums: &CudaMatrix,
-    ) {
-        let &SoftmaxInput { batch, queries, items, temperature, item_id } = softmax;
+    pub(super) fn in_batch_softmax(&self, operation: InBatchSoftmax<'_, Self>) {
+        let InBatchSoftmax { input, work: room, query_grad, item_grad, sums } = operation;
+        let &SoftmaxInput { batch, queries, items, temperature, item_id } = input;
         let (rows, width) = (batch.rows(), queries.columns());
         let work = Work::of(rows, width);
         let at = |place: Address| room.numbers() + place;
         let whole = |place: Address| work.vectors.view(at(place));
         self.copy(rows, (queries.view(), 0), (whole(work.queries), 0), width);
         self.copy(rows, (items.view(), 0), (whole(work.items), 0), width);
-        let weights = super::kernels::LossOf {
+        let weights = LossOf {
             weight: at(work.weight),
             partials: at(work.partials),
             ..of_batch(batch, 0, kind::RETRIEVAL)

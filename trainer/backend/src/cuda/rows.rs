@@ -3,32 +3,22 @@
 use millstream_batch::BatchSchema;
 
 use super::batch::code as code_of;
-use super::buffers::{CudaMatrix, CudaTable, code};
+use super::buffers::{CudaTable, code};
 use super::driver::{Address, Memory};
 use super::kernels::{
-    ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView,
-    UpdateView, WARP,
+    ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView, WARP,
 };
 use super::layers::Rooms;
 use super::updates::view;
 use super::{Cuda, host};
 use crate::device::{Lookup, TablePart, TableShape};
-use crate::ops::RowGradients;
-use crate::update::{Formula, Update};
+use crate::ops::{self, RowGradients};
 
 /// The kernels' list of tables, and the threads that the largest table needs.
 struct Tables {
     address: Address,
     count: usize,
     threads: usize,
-}
-
-/// What to do with each row's summed gradient: update the row if `steps` is 1, otherwise sum the squares.
-struct Stepping {
-    update: UpdateView,
-    scale: Address,
-    key: u64,
-    steps: u32,
 }
 
 /// Lanes of a warp that share a row of `width` columns, four columns each.
@@ -65,29 +55,21 @@ pub(super) fn constant_bytes(lookups: &[Lookup], shapes: &[TableShape]) -> u64 {
 }
 
 impl Cuda {
-    pub(super) fn step_touched(
-        &self,
-        update: &Update,
-        scale: &CudaMatrix,
-        draws: u64,
-        gradients: &RowGradients<'_, Self>,
-        tables: &[CudaTable],
-    ) {
+    pub(super) fn step_rows(&self, operation: ops::StepRows<'_, Self>) {
+        let ops::StepRows { update, scale, draws, gradients, tables } = operation;
+        let (update, scale) = (view(update), scale.numbers());
         let views = self.tables(gradients, tables);
-        let step = Stepping { update: view(update), scale: scale.numbers(), key: draws, steps: 1 };
-        self.run_rows(step, gradients, &views);
+        self.run_rows(
+            StepRows { update, scale, key: draws, steps: 1, ..StepRows::default() },
+            gradients,
+            &views,
+        );
     }
 
-    pub(super) fn touched_squares(
-        &self,
-        gradients: &RowGradients<'_, Self>,
-        tables: &[CudaTable],
-        sum: &CudaMatrix,
-    ) {
-        // The kernel requires an update even when it only sums squares; this one is never applied.
+    pub(super) fn row_squares(&self, operation: ops::RowSquares<'_, Self>) {
+        let ops::RowSquares { gradients, tables, sum } = operation;
         let views = self.tables(gradients, tables);
-        let update = view(&Formula::Sgd { learning_rate: 0.0 }.into());
-        self.run_rows(Stepping { update, scale: 0, key: 0, steps: 0 }, gradients, &views);
+        self.run_rows(StepRows::default(), gradients, &views);
         let squares = RowSquares {
             tables: views.address,
             sum: sum.numbers(),
@@ -97,18 +79,14 @@ impl Cuda {
         self.launch_blocks(ADD_ROW_SQUARES, [1, usize::from(views.count > 0)], &squares);
     }
 
-    fn run_rows(&self, step: Stepping, gradients: &RowGradients<'_, Self>, tables: &Tables) {
-        let Stepping { update, scale, key, steps } = step;
+    /// Sums each row's gradient; then updates the row if `step.steps` is 1, otherwise sums the squares.
+    fn run_rows(&self, step: StepRows, gradients: &RowGradients<'_, Self>, tables: &Tables) {
         let step = StepRows {
-            update,
             batch: gradients.batch.address(),
             tables: tables.address,
-            scale,
             fault: self.fault(),
             gradient: gradients.gradient.view(),
-            key,
-            steps,
-            unused: 0,
+            ..step
         };
         // Later commands read the plan.
         self.join();

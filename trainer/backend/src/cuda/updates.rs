@@ -9,11 +9,11 @@ use super::Cuda;
 use super::buffers::CudaMatrix;
 use super::commands::Commands;
 use super::kernels::{
-    ADD_UP, AddUp, MatrixView, QUAD, SET_SCALE, SQUARES, STEP, STEPS_AT_ONCE, Scale, Squares, Step, Steps,
-    UpdateView,
+    ADD_UP, AddUp, QUAD, SET_SCALE, SQUARES, STEP, STEPS_AT_ONCE, Scale, Squares, Step, Steps, UpdateView,
 };
 use super::moves::quads;
-use crate::update::{AdamCorrection, Formula, LossScaling, Update};
+use crate::ops::{self, ClipScale, Unscale};
+use crate::update::{AdamCorrection, Formula, Update};
 
 /// The most blocks of a sum of squares.
 const MOST_BLOCKS: usize = 512;
@@ -47,21 +47,15 @@ pub(super) fn view(update: &Update) -> UpdateView {
 }
 
 impl Cuda {
-    pub(super) fn step_all(
-        &self,
-        update: &Update,
-        scale: &CudaMatrix,
-        weights: &CudaMatrix,
-        states: &[CudaMatrix],
-        gradient: &CudaMatrix,
-    ) {
-        let state = |number: usize| states.get(number).map_or(MatrixView::NULL, CudaMatrix::view);
+    pub(super) fn step(&self, operation: ops::Step<'_, Self>) {
+        let ops::Step { update, scale, weights, states, grad } = operation;
+        let state = |number: usize| states.get(number).map(CudaMatrix::view).unwrap_or_default();
         let step = Step {
             update: view(update),
             weights: weights.view(),
             first: state(0),
             second: state(1),
-            gradient: gradient.view(),
+            gradient: grad.view(),
             scale: scale.numbers(),
             fault: self.fault(),
             rows: weights.rows() as u32,
@@ -99,30 +93,35 @@ impl Cuda {
         steps.clear();
     }
 
-    pub(super) fn add_squares(&self, matrix: &CudaMatrix, sum: &CudaMatrix) {
-        let quads = matrix.rows() * matrix.columns().div_ceil(QUAD as usize);
+    pub(super) fn squares(&self, operation: ops::Squares<'_, Self>) {
+        let ops::Squares { grad, sum } = operation;
+        let quads = grad.rows() * grad.columns().div_ceil(QUAD as usize);
         let blocks = quads.div_ceil(SQUARES.threads as usize).min(MOST_BLOCKS);
         let partials = self.scratch(SCRATCH_BYTES);
-        let squares = Squares { matrix: matrix.view(), partials, rows: matrix.rows() as u32, unused: 0 };
+        let squares = Squares { matrix: grad.view(), partials, rows: grad.rows() as u32, unused: 0 };
         self.launch_blocks(SQUARES, [blocks, 1], &squares);
         let add_up = AddUp { partials, sum: sum.numbers(), count: blocks as u32, unused: 0 };
         self.launch_blocks(ADD_UP, [1, 1], &add_up);
     }
 
-    /// Computes the gradient scale, with loss scaling if `scaling` is some.
-    pub(super) fn set_scale(
-        &self,
-        scaling: Option<(&LossScaling, &CudaMatrix)>,
-        maximum: Option<f64>,
-        squares: &CudaMatrix,
-        scale: &CudaMatrix,
-    ) {
-        let rule = scaling.map(|(rule, _)| *rule);
-        let rule = rule.unwrap_or(LossScaling { growth: 1.0, growth_interval: 1, backoff: 1.0 });
+    pub(super) fn clip_scale(&self, operation: ClipScale<'_, Self>) {
+        let ClipScale { maximum, squares, scale } = operation;
         let arguments = Scale {
             squares: squares.numbers(),
             scale: scale.numbers(),
-            state: scaling.map_or(0, |(_, state)| state.numbers()),
+            fault: self.fault(),
+            maximum: maximum as f32,
+            ..Scale::default()
+        };
+        self.launch_blocks(SET_SCALE, [1, 1], &arguments);
+    }
+
+    pub(super) fn unscale(&self, operation: Unscale<'_, Self>) {
+        let Unscale { rule, maximum, squares, state, scale } = operation;
+        let arguments = Scale {
+            squares: squares.numbers(),
+            scale: scale.numbers(),
+            state: state.numbers(),
             fault: self.fault(),
             growth: rule.growth as f32,
             backoff: rule.backoff as f32,

@@ -2,9 +2,12 @@
 
 use std::ops::Range;
 
-use crate::device::MatrixShape;
+use crate::device::{MatrixShape, Shapes};
 
 /// Checks of the operands of one operation.
+///
+/// Sums and products of wanted sizes saturate, because device code relies on the checks: a size that wraps around would
+/// accept any operand.
 #[derive(Clone, Copy)]
 pub(super) struct Checks {
     pub(super) operation: &'static str,
@@ -19,8 +22,17 @@ pub(super) struct MatrixCheck {
 }
 
 impl Checks {
-    pub(super) fn matrix(self, operand: &'static str, shape: MatrixShape) -> MatrixCheck {
-        MatrixCheck { operation: self.operation, operand, shape }
+    #[inline]
+    pub(super) fn matrix<D: Shapes>(self, operand: &'static str, matrix: &D::Matrix) -> MatrixCheck {
+        MatrixCheck { operation: self.operation, operand, shape: D::matrix_shape(matrix) }
+    }
+
+    /// Asserts that all matrices have at least `rows` rows, and as many columns as the first.
+    pub(super) fn alike<D: Shapes>(self, rows: usize, matrices: &[(&'static str, &D::Matrix)]) {
+        let columns = matrices.first().map_or(0, |(_, first)| D::matrix_shape(first).columns);
+        for &(operand, matrix) in matrices {
+            self.matrix::<D>(operand, matrix).rows_at_least(rows).columns(columns);
+        }
     }
 
     /// Asserts that `index` is below `bound`.

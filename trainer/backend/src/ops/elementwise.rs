@@ -22,9 +22,10 @@ pub struct CopyColumns<'a, D: Shapes> {
 
 impl<D: Shapes> CopyColumns<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (from, to) = (D::matrix_shape(self.from.0), D::matrix_shape(self.to.0));
-        checks.matrix("from", from).rows_at_least(self.rows).columns_at_least(self.from.1 + self.columns);
-        checks.matrix("to", to).rows_at_least(self.rows).columns_at_least(self.to.1 + self.columns);
+        for (name, matrix, first) in [("from", self.from.0, self.from.1), ("to", &*self.to.0, self.to.1)] {
+            let end = first.saturating_add(self.columns);
+            checks.matrix::<D>(name, matrix).rows_at_least(self.rows).columns_at_least(end);
+        }
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -47,9 +48,9 @@ pub struct CopyRows<'a, D: Shapes> {
 
 impl<D: Shapes> CopyRows<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (from, to) = (D::matrix_shape(self.from), D::matrix_shape(self.to));
-        checks.matrix("from", from).rows_at_least(self.rows);
-        checks.matrix("to", to).rows_at_least(self.first + self.rows).columns(from.columns);
+        let (end, columns) = (self.first.saturating_add(self.rows), D::matrix_shape(self.from).columns);
+        checks.matrix::<D>("from", self.from).rows_at_least(self.rows);
+        checks.matrix::<D>("to", self.to).rows_at_least(end).columns(columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -81,7 +82,7 @@ impl<D: Shapes> Dropout<'_, D> {
             "dropout: operand `keep` is {}, not in (0, 1]",
             self.keep
         );
-        checks.matrix("matrix", D::matrix_shape(self.matrix)).rows_at_least(self.rows.len());
+        checks.matrix::<D>("matrix", self.matrix).rows_at_least(self.rows.len());
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -101,9 +102,9 @@ pub struct Add<'a, D: Shapes> {
 
 impl<D: Shapes> Add<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (from, to) = (D::matrix_shape(self.from), D::matrix_shape(self.to));
-        checks.matrix("from", from).rows_at_least(self.rows).columns_at_least(to.columns);
-        checks.matrix("to", to).rows_at_least(self.rows);
+        let columns = D::matrix_shape(self.to).columns;
+        checks.matrix::<D>("from", self.from).rows_at_least(self.rows).columns_at_least(columns);
+        checks.matrix::<D>("to", self.to).rows_at_least(self.rows);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -121,7 +122,7 @@ pub struct Clear<'a, D: Shapes> {
 
 impl<D: Shapes> Clear<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("matrix", D::matrix_shape(self.matrix)).rows_at_least(self.rows);
+        checks.matrix::<D>("matrix", self.matrix).rows_at_least(self.rows);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -141,8 +142,8 @@ pub struct Multiply<'a, D: Shapes> {
 
 impl<D: Shapes> Multiply<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("factor", D::matrix_shape(self.factor)).rows_at_least(1).columns_at_least(1);
-        checks.matrix("matrix", D::matrix_shape(self.matrix)).rows_at_least(self.rows);
+        checks.matrix::<D>("factor", self.factor).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("matrix", self.matrix).rows_at_least(self.rows);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {

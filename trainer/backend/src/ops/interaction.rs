@@ -4,7 +4,7 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::device::{MatrixShape, Shapes};
+use crate::device::Shapes;
 
 /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`, the sum of the dot products of all pairs of vectors.
 ///
@@ -22,12 +22,8 @@ pub struct FmForward<'a, D: Shapes> {
 
 impl<D: Shapes> FmForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out));
-        checks
-            .matrix("vectors", vectors)
-            .rows_at_least(self.rows)
-            .columns_at_least(self.shape.0 * self.shape.1);
-        checks.matrix("out", out).rows_at_least(self.rows).columns(1);
+        check_vectors::<D>(checks, self.rows, self.shape, &[("vectors", self.vectors)]);
+        checks.matrix::<D>("out", self.out).rows_at_least(self.rows).columns(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -52,16 +48,25 @@ pub struct FmBackward<'a, D: Shapes> {
 
 impl<D: Shapes> FmBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let columns = self.shape.0 * self.shape.1;
-        for (name, matrix) in [("vectors", self.vectors), ("vectors_grad", &*self.vectors_grad)] {
-            checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(self.rows).columns_at_least(columns);
-        }
-        checks.matrix("out_grad", D::matrix_shape(self.out_grad)).rows_at_least(self.rows).columns(1);
+        let vectors = [("vectors", self.vectors), ("vectors_grad", &*self.vectors_grad)];
+        check_vectors::<D>(checks, self.rows, self.shape, &vectors);
+        checks.matrix::<D>("out_grad", self.out_grad).rows_at_least(self.rows).columns(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
         let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out_grad));
         cost::pairs(self.rows, self.shape, false, 4, [vectors, out, vectors, vectors])
+    }
+}
+
+fn check_vectors<D: Shapes>(
+    checks: Checks,
+    rows: usize,
+    (count, width): (usize, usize),
+    matrices: &[(&'static str, &D::Matrix)],
+) {
+    for &(name, matrix) in matrices {
+        checks.matrix::<D>(name, matrix).rows_at_least(rows).columns_at_least(count.saturating_mul(width));
     }
 }
 
@@ -83,21 +88,19 @@ pub struct CrossForward<'a, D: Shapes> {
 }
 
 impl<D: Shapes> CrossForward<'_, D> {
-    fn operands(&self) -> [(&'static str, MatrixShape); 4] {
-        [
-            ("first", D::matrix_shape(self.first)),
-            ("product", D::matrix_shape(self.product)),
-            ("input", D::matrix_shape(self.input)),
-            ("output", D::matrix_shape(self.output)),
-        ]
-    }
-
     pub(super) fn check(&self, checks: Checks) {
-        check_alike(checks, self.rows, &self.operands());
+        let operands = [
+            ("first", self.first),
+            ("product", self.product),
+            ("input", self.input),
+            ("output", &*self.output),
+        ];
+        checks.alike::<D>(self.rows, &operands);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
-        cost::elementwise(self.rows, self.operands().map(|(_, shape)| shape), 2)
+        let moved = [self.first, self.product, self.input, &*self.output];
+        cost::elementwise(self.rows, moved.map(D::matrix_shape), 2)
     }
 }
 
@@ -121,32 +124,27 @@ pub struct CrossBackward<'a, D: Shapes> {
 }
 
 impl<D: Shapes> CrossBackward<'_, D> {
-    fn operands(&self) -> [(&'static str, MatrixShape); 5] {
-        [
-            ("first", D::matrix_shape(self.first)),
-            ("product", D::matrix_shape(self.product)),
-            ("output_grad", D::matrix_shape(self.output_grad)),
-            ("product_grad", D::matrix_shape(self.product_grad)),
-            ("first_grad", D::matrix_shape(self.first_grad)),
-        ]
-    }
-
     pub(super) fn check(&self, checks: Checks) {
-        check_alike(checks, self.rows, &self.operands());
+        let operands = [
+            ("first", self.first),
+            ("product", self.product),
+            ("output_grad", self.output_grad),
+            ("product_grad", &*self.product_grad),
+            ("first_grad", &*self.first_grad),
+        ];
+        checks.alike::<D>(self.rows, &operands);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
-        let [first, product, output, product_grad, first_grad] = self.operands().map(|(_, shape)| shape);
-        let moved = [first, product, output, product_grad, first_grad, first_grad];
-        cost::elementwise(self.rows, moved, 3)
-    }
-}
-
-/// Asserts that all operands have at least `rows` rows, and as many columns as the first.
-fn check_alike(checks: Checks, rows: usize, operands: &[(&'static str, MatrixShape)]) {
-    let columns = operands[0].1.columns;
-    for &(name, shape) in operands {
-        checks.matrix(name, shape).rows_at_least(rows).columns(columns);
+        let moved = [
+            self.first,
+            self.product,
+            self.output_grad,
+            &*self.product_grad,
+            &*self.first_grad,
+            &*self.first_grad,
+        ];
+        cost::elementwise(self.rows, moved.map(D::matrix_shape), 3)
     }
 }
 
@@ -166,8 +164,7 @@ pub struct DotForward<'a, D: Shapes> {
 
 impl<D: Shapes> DotForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out));
-        check_dot(checks, self.rows, self.width, vectors, ("out", out));
+        check_dot::<D>(checks, self.rows, self.width, self.vectors, ("out", self.out));
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -193,10 +190,9 @@ pub struct DotBackward<'a, D: Shapes> {
 
 impl<D: Shapes> DotBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out_grad));
-        check_dot(checks, self.rows, self.width, vectors, ("out_grad", out));
-        let vectors_grad = D::matrix_shape(self.vectors_grad);
-        checks.matrix("vectors_grad", vectors_grad).rows_at_least(self.rows).columns(vectors.columns);
+        check_dot::<D>(checks, self.rows, self.width, self.vectors, ("out_grad", self.out_grad));
+        let columns = D::matrix_shape(self.vectors).columns;
+        checks.matrix::<D>("vectors_grad", self.vectors_grad).rows_at_least(self.rows).columns(columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -206,14 +202,15 @@ impl<D: Shapes> DotBackward<'_, D> {
     }
 }
 
-fn check_dot(
+fn check_dot<D: Shapes>(
     checks: Checks,
     rows: usize,
     width: usize,
-    vectors: MatrixShape,
-    (name, out): (&'static str, MatrixShape),
+    vectors: &D::Matrix,
+    (name, out): (&'static str, &D::Matrix),
 ) {
-    let count = vectors.columns.checked_div(width).unwrap_or(0);
-    checks.matrix("vectors", vectors).rows_at_least(rows).columns(count * width).columns_at_least(1);
-    checks.matrix(name, out).rows_at_least(rows).columns(width + count * count.saturating_sub(1) / 2);
+    let count = D::matrix_shape(vectors).columns.checked_div(width).unwrap_or(0);
+    let out_columns = width.saturating_add(count * count.saturating_sub(1) / 2);
+    checks.matrix::<D>("vectors", vectors).rows_at_least(rows).columns(count * width).columns_at_least(1);
+    checks.matrix::<D>(name, out).rows_at_least(rows).columns(out_columns);
 }

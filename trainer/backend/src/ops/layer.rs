@@ -37,12 +37,11 @@ pub struct LayerForward<'a, D: Shapes> {
 impl<D: Shapes> LayerForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let weights = D::matrix_shape(self.weights);
-        let (input, output) = (D::matrix_shape(self.input), D::matrix_shape(self.output));
-        checks.matrix("input", input).rows_at_least(self.rows).columns(weights.rows);
+        checks.matrix::<D>("input", self.input).rows_at_least(self.rows).columns(weights.rows);
         if let Some(bias) = self.bias {
-            checks.matrix("bias", D::matrix_shape(bias)).rows_at_least(1).columns(weights.columns);
+            checks.matrix::<D>("bias", bias).rows_at_least(1).columns(weights.columns);
         }
-        checks.matrix("output", output).rows_at_least(self.rows).columns(weights.columns);
+        checks.matrix::<D>("output", self.output).rows_at_least(self.rows).columns(weights.columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -94,16 +93,15 @@ impl<D: Shapes> LayerBackward<'_, D> {
         let (rows, layer) = (self.rows, self.layer);
         let weights = D::matrix_shape(layer.weights);
         let (inputs, outputs) = (weights.rows, weights.columns);
-        checks.matrix("input", D::matrix_shape(layer.input)).rows_at_least(rows).columns(inputs);
-        checks.matrix("output", D::matrix_shape(layer.output)).rows_at_least(rows).columns(outputs);
-        checks.matrix("output_grad", D::matrix_shape(self.output_grad)).rows_at_least(rows).columns(outputs);
-        checks.matrix("weight_grad", D::matrix_shape(self.weight_grad)).rows(inputs).columns(outputs);
+        checks.matrix::<D>("input", layer.input).rows_at_least(rows).columns(inputs);
+        checks.matrix::<D>("output", layer.output).rows_at_least(rows).columns(outputs);
+        checks.matrix::<D>("output_grad", self.output_grad).rows_at_least(rows).columns(outputs);
+        checks.matrix::<D>("weight_grad", self.weight_grad).rows(inputs).columns(outputs);
         if let Some(bias_grad) = &self.bias_grad {
-            checks.matrix("bias_grad", D::matrix_shape(bias_grad)).rows_at_least(1).columns(outputs);
+            checks.matrix::<D>("bias_grad", bias_grad).rows_at_least(1).columns(outputs);
         }
         if let Some(input_grad) = &self.input_grad {
-            let input_grad = D::matrix_shape(input_grad);
-            checks.matrix("input_grad", input_grad).rows_at_least(rows).columns_at_most(inputs);
+            checks.matrix::<D>("input_grad", input_grad).rows_at_least(rows).columns_at_most(inputs);
         }
     }
 

@@ -60,12 +60,12 @@ impl<D: Shapes> Gather<'_, D> {
         let rows = checks.rows_of_batch(&self.rows, D::batch_shape(self.batch).rows);
         let width = check_lookups::<D>(checks, self.batch, self.lookups, self.tables);
         for lookup in self.lookups {
-            let end = lookup.first + D::table_shape(&self.tables[lookup.table]).width;
+            let end = lookup.first.saturating_add(D::table_shape(&self.tables[lookup.table]).width);
             checks.at_most("lookups", end, width);
         }
         check_dense(checks, D::batch_shape(self.batch), self.dense);
-        let columns = self.first_column + width + self.dense.len();
-        checks.matrix("out", D::matrix_shape(self.out)).rows_at_least(rows).columns(columns);
+        let columns = self.first_column.saturating_add(width + self.dense.len());
+        checks.matrix::<D>("out", self.out).rows_at_least(rows).columns(columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -111,13 +111,13 @@ impl<D: Shapes> LinearForward<'_, D> {
             );
         }
         check_dense(checks, batch, self.dense);
-        let dense_weights = checks.matrix("dense_weights", D::matrix_shape(self.dense_weights));
+        let dense_weights = checks.matrix::<D>("dense_weights", self.dense_weights);
         dense_weights.rows(self.dense.len());
         if !self.dense.is_empty() {
             dense_weights.columns(out.columns);
         }
-        checks.matrix("bias", D::matrix_shape(self.bias)).rows_at_least(1).columns(out.columns);
-        checks.matrix("out", out).rows_at_least(rows).columns_at_least(1);
+        checks.matrix::<D>("bias", self.bias).rows_at_least(1).columns(out.columns);
+        checks.matrix::<D>("out", self.out).rows_at_least(rows).columns_at_least(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -151,16 +151,13 @@ impl<D: Shapes> LinearBackward<'_, D> {
         let batch = D::batch_shape(self.batch);
         let (rows, out_grad) = (checks.rows_of_batch(&self.rows, batch.rows), D::matrix_shape(self.out_grad));
         check_dense(checks, batch, self.dense);
-        checks.matrix("out_grad", out_grad).rows_at_least(rows).columns_at_least(1);
-        let weight_grad = checks.matrix("weight_grad", D::matrix_shape(self.weight_grad));
+        checks.matrix::<D>("out_grad", self.out_grad).rows_at_least(rows).columns_at_least(1);
+        let weight_grad = checks.matrix::<D>("weight_grad", self.weight_grad);
         weight_grad.rows(self.dense.len());
         if !self.dense.is_empty() {
             weight_grad.columns(out_grad.columns);
         }
-        checks
-            .matrix("bias_grad", D::matrix_shape(self.bias_grad))
-            .rows_at_least(1)
-            .columns(out_grad.columns);
+        checks.matrix::<D>("bias_grad", self.bias_grad).rows_at_least(1).columns(out_grad.columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -210,7 +207,7 @@ impl<D: Shapes> RowGradients<'_, D> {
         let end =
             |lookup: &Lookup| self.columns.first_of(lookup) + D::table_shape(&tables[lookup.table]).width;
         if let Some(end) = self.lookups.iter().map(end).max() {
-            let gradient = checks.matrix("gradient", D::matrix_shape(self.gradient));
+            let gradient = checks.matrix::<D>("gradient", self.gradient);
             gradient.rows_at_least(D::batch_shape(self.batch).rows).columns_at_least(end);
         }
     }

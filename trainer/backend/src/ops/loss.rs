@@ -83,8 +83,7 @@ impl<D: Shapes> TaskLoss<'_, D> {
         let batch = D::batch_shape(self.batch);
         let rows = checks.rows_of_batch(&self.rows, batch.rows);
         checks.index("task", self.task.label, batch.labels);
-        let (logits, grad) = (D::matrix_shape(self.logits), D::matrix_shape(self.logits_grad));
-        let check = checks.matrix("logits", logits).rows_at_least(rows);
+        let check = checks.matrix::<D>("logits", self.logits);
         match &self.task.loss {
             Loss::CrossEntropy { class_weights, .. } => {
                 checks.equal("task", self.task.label, 0);
@@ -94,8 +93,8 @@ impl<D: Shapes> TaskLoss<'_, D> {
                 check.columns_at_least(self.task.label + 1)
             }
         };
-        checks.matrix("logits_grad", grad).rows_at_least(rows).columns(logits.columns);
-        checks.matrix("sums", D::matrix_shape(self.sums)).rows_at_least(self.task.label + 1).columns(2);
+        checks.alike::<D>(rows, &[("logits", self.logits), ("logits_grad", self.logits_grad)]);
+        checks.matrix::<D>("sums", self.sums).rows_at_least(self.task.label + 1).columns(2);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -117,7 +116,7 @@ pub struct Sigmoid<'a, D: Shapes> {
 
 impl<D: Shapes> Sigmoid<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_probabilities::<D>(checks, self.rows, self.logits, self.out);
+        checks.alike::<D>(self.rows, &[("logits", self.logits), ("out", self.out)]);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -137,16 +136,10 @@ pub struct Softmax<'a, D: Shapes> {
 
 impl<D: Shapes> Softmax<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_probabilities::<D>(checks, self.rows, self.logits, self.out);
+        checks.alike::<D>(self.rows, &[("logits", self.logits), ("out", self.out)]);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
         cost::elementwise(self.rows, [D::matrix_shape(self.logits), D::matrix_shape(self.out)], 4)
     }
-}
-
-fn check_probabilities<D: Shapes>(checks: Checks, rows: usize, logits: &D::Matrix, out: &D::Matrix) {
-    let (logits, out) = (D::matrix_shape(logits), D::matrix_shape(out));
-    checks.matrix("logits", logits).rows_at_least(rows);
-    checks.matrix("out", out).rows_at_least(rows).columns(logits.columns);
 }

@@ -20,17 +20,17 @@ pub struct MixtureShape {
 impl MixtureShape {
     /// Columns of the gates.
     fn gates(self) -> usize {
-        self.tasks * self.experts
+        self.tasks.saturating_mul(self.experts)
     }
 
     /// Columns of the experts' outputs.
     fn experts(self) -> usize {
-        self.experts * self.width
+        self.experts.saturating_mul(self.width)
     }
 
     /// Columns of the mixtures.
     fn outputs(self) -> usize {
-        self.tasks * self.width
+        self.tasks.saturating_mul(self.width)
     }
 }
 
@@ -57,10 +57,10 @@ pub struct MixtureForward<'a, D: Shapes> {
 impl<D: Shapes> MixtureForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let (rows, shape) = (self.rows, self.shape);
-        checks.matrix("logits", D::matrix_shape(self.logits)).rows_at_least(rows).columns(shape.gates());
-        checks.matrix("experts", D::matrix_shape(self.experts)).rows_at_least(rows).columns(shape.experts());
-        checks.matrix("gates", D::matrix_shape(self.gates)).rows_at_least(rows).columns(shape.gates());
-        checks.matrix("output", D::matrix_shape(self.output)).rows_at_least(rows).columns(shape.outputs());
+        checks.matrix::<D>("logits", self.logits).rows_at_least(rows).columns(shape.gates());
+        checks.matrix::<D>("experts", self.experts).rows_at_least(rows).columns(shape.experts());
+        checks.matrix::<D>("gates", self.gates).rows_at_least(rows).columns(shape.gates());
+        checks.matrix::<D>("output", self.output).rows_at_least(rows).columns(shape.outputs());
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -98,7 +98,7 @@ impl<D: Shapes> MixtureBackward<'_, D> {
             ("experts_grad", &*self.experts_grad, shape.experts()),
         ];
         for (name, matrix, columns) in operands {
-            checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(rows).columns(columns);
+            checks.matrix::<D>(name, matrix).rows_at_least(rows).columns(columns);
         }
     }
 

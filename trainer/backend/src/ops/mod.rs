@@ -2,8 +2,9 @@
 //!
 //! Each operation is a struct of its operands. It knows its name, the shapes that its operands must have, and the
 //! least bytes and FLOPs that it needs ([`cost`]). [`Backend::run`] checks it once, records it if a recording is
-//! on, and passes it to the device, whose [`Backend::execute`] is one `match` over [`Operation`]. So device code
-//! may rely on the shapes: it reads and writes memory without checking them again.
+//! on, and passes it to the device, whose [`Backend::execute`] is one `match` over [`Operation`]. It receives the
+//! operation as [`Checked`], so device code may rely on the shapes: it reads and writes memory without checking them
+//! again.
 //!
 //! A new operation is a struct here with its line in [`operations!`], a plain implementation in `reference/`, and
 //! one for each device.
@@ -62,23 +63,22 @@ macro_rules! operations {
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
             /// Asserts the shapes of all operands.
-            ///
-            /// # Panics
-            /// If an operand has a wrong shape, with the names of the operation and the operand.
-            pub(crate) fn check(&self) {
+            fn check(&self) {
                 match self {
                     $(Self::$operation(operation) => operation.check(Checks { operation: $name }),)*
                 }
             }
+        }
 
+        impl<D: Shapes> Checked<'_, D> {
             /// The name, with the least work that the operation needs.
             pub(crate) fn info(&self, backend: &D) -> OperationInfo {
-                let (name, work): (_, Work) = match self {
-                    $(Self::$operation(operation) => ($name, operation.work(backend)),)*
+                let (name, work): (_, Work) = match &self.0 {
+                    $(Operation::$operation(operation) => ($name, operation.work(backend)),)*
                 };
-                let shape = match self {
-                    Self::LayerForward(layer) => Some(layer.weight_shape()),
-                    Self::LayerBackward(layer) => Some(layer.weight_shape()),
+                let shape = match &self.0 {
+                    Operation::LayerForward(layer) => Some(layer.weight_shape()),
+                    Operation::LayerBackward(layer) => Some(layer.weight_shape()),
                     _ => None,
                 };
                 OperationInfo { name, work, shape }
@@ -138,4 +138,23 @@ operations! {
     Unscale = "unscale",
     Step = "step",
     StepRows = "step_rows",
+}
+
+/// An operation whose operands have the shapes that it needs.
+pub struct Checked<'a, D: Shapes>(Operation<'a, D>);
+
+impl<'a, D: Shapes> Checked<'a, D> {
+    /// Checks the operands.
+    ///
+    /// # Panics
+    /// If an operand has a wrong shape, with the names of the operation and the operand.
+    pub fn of(operation: Operation<'a, D>) -> Self {
+        operation.check();
+        Self(operation)
+    }
+
+    /// The operation.
+    pub fn into_inner(self) -> Operation<'a, D> {
+        self.0
+    }
 }

@@ -5,7 +5,7 @@ use millstream_trace::Work;
 use super::check::Checks;
 use super::cost;
 use super::lookup::GradientMode;
-use crate::device::{Axis, MatrixShape, Shapes};
+use crate::device::{Axis, Shapes};
 
 /// `y = activation(scale * (x - mean) / sqrt(variance + epsilon) + shift)`
 ///
@@ -51,9 +51,9 @@ pub struct Moments<'a, D: Shapes> {
 
 impl<D: Shapes> Moments<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let input = D::matrix_shape(self.input);
-        checks.matrix("input", input).rows_at_least(self.rows);
-        check_moments::<D>(checks, self.rows, self.axis, input, (self.mean, self.variance));
+        checks.matrix::<D>("input", self.input).rows_at_least(self.rows);
+        let columns = D::matrix_shape(self.input).columns;
+        check_moments::<D>(checks, self.rows, self.axis, columns, (self.mean, self.variance));
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -77,11 +77,10 @@ pub struct NormalizeForward<'a, D: Shapes> {
 
 impl<D: Shapes> NormalizeForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (input, output) = (D::matrix_shape(self.input), D::matrix_shape(self.output));
-        checks.matrix("input", input).rows_at_least(self.rows);
-        check_moments::<D>(checks, self.rows, self.layer.axis, input, self.moments);
-        check_formula::<D>(checks, self.layer, input);
-        checks.matrix("output", output).rows_at_least(self.rows).columns(input.columns);
+        checks.alike::<D>(self.rows, &[("input", self.input), ("output", self.output)]);
+        let columns = D::matrix_shape(self.input).columns;
+        check_moments::<D>(checks, self.rows, self.layer.axis, columns, self.moments);
+        check_formula::<D>(checks, self.layer, columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -111,14 +110,12 @@ pub struct NormalizeBackward<'a, D: Shapes> {
 impl<D: Shapes> NormalizeBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let Self { rows, layer, saved, .. } = *self;
-        let input = D::matrix_shape(saved.input);
-        checks.matrix("input", input).rows_at_least(rows);
-        check_moments::<D>(checks, rows, layer.axis, input, (saved.mean, saved.variance));
-        check_formula::<D>(checks, layer, input);
-        checks.matrix("output", D::matrix_shape(saved.output)).rows_at_least(rows).columns(input.columns);
-        checks.matrix("grad", D::matrix_shape(self.grad)).rows_at_least(rows).columns(input.columns);
+        checks.alike::<D>(rows, &[("input", saved.input), ("output", saved.output), ("grad", self.grad)]);
+        let columns = D::matrix_shape(saved.input).columns;
+        check_moments::<D>(checks, rows, layer.axis, columns, (saved.mean, saved.variance));
+        check_formula::<D>(checks, layer, columns);
         for (name, matrix) in [("scale_grad", &*self.scale_grad), ("shift_grad", &*self.shift_grad)] {
-            checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(1).columns(input.columns);
+            checks.matrix::<D>(name, matrix).rows_at_least(1).columns(columns);
         }
         let is_written = layer.axis == Axis::Row || self.mode == GradientMode::Write;
         assert!(
@@ -138,21 +135,21 @@ fn check_moments<D: Shapes>(
     checks: Checks,
     rows: usize,
     axis: Axis,
-    input: MatrixShape,
+    columns: usize,
     (mean, variance): (&D::Matrix, &D::Matrix),
 ) {
     let (rows, columns) = match axis {
         Axis::Row => (rows, 1),
-        Axis::Column => (1, input.columns),
+        Axis::Column => (1, columns),
     };
     for (name, matrix) in [("mean", mean), ("variance", variance)] {
-        checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(rows).columns(columns);
+        checks.matrix::<D>(name, matrix).rows_at_least(rows).columns(columns);
     }
 }
 
-fn check_formula<D: Shapes>(checks: Checks, layer: &Normalization<'_, D::Matrix>, input: MatrixShape) {
+fn check_formula<D: Shapes>(checks: Checks, layer: &Normalization<'_, D::Matrix>, columns: usize) {
     for (name, matrix) in [("scale", layer.scale), ("shift", layer.shift)] {
-        checks.matrix(name, D::matrix_shape(matrix)).rows_at_least(1).columns(input.columns);
+        checks.matrix::<D>(name, matrix).rows_at_least(1).columns(columns);
     }
 }
 
@@ -171,7 +168,7 @@ pub struct Blend<'a, D: Shapes> {
 impl<D: Shapes> Blend<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let from = D::matrix_shape(self.from);
-        checks.matrix("to", D::matrix_shape(self.to)).rows(from.rows).columns(from.columns);
+        checks.matrix::<D>("to", self.to).rows(from.rows).columns(from.columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {

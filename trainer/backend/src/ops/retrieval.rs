@@ -22,9 +22,7 @@ pub struct UnitForward<'a, D: Shapes> {
 
 impl<D: Shapes> UnitForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (input, output) = (D::matrix_shape(self.input), D::matrix_shape(self.output));
-        checks.matrix("input", input).rows_at_least(self.rows);
-        checks.matrix("output", output).rows_at_least(self.rows).columns(input.columns);
+        checks.alike::<D>(self.rows, &[("input", self.input), ("output", self.output)]);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -44,9 +42,7 @@ pub struct UnitBackward<'a, D: Shapes> {
 
 impl<D: Shapes> UnitBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (input, grad) = (D::matrix_shape(self.input), D::matrix_shape(self.grad));
-        checks.matrix("input", input).rows_at_least(self.rows);
-        checks.matrix("grad", grad).rows_at_least(self.rows).columns(input.columns);
+        checks.alike::<D>(self.rows, &[("input", self.input), ("grad", self.grad)]);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -71,10 +67,8 @@ pub struct RowProducts<'a, D: Shapes> {
 
 impl<D: Shapes> RowProducts<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let left = D::matrix_shape(self.left);
-        checks.matrix("left", left).rows_at_least(self.rows);
-        checks.matrix("right", D::matrix_shape(self.right)).rows_at_least(self.rows).columns(left.columns);
-        checks.matrix("out", D::matrix_shape(self.out)).rows_at_least(self.rows).columns(1);
+        checks.alike::<D>(self.rows, &[("left", self.left), ("right", self.right)]);
+        checks.matrix::<D>("out", self.out).rows_at_least(self.rows).columns(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -118,19 +112,23 @@ pub struct InBatchSoftmax<'a, D: Shapes> {
 
 impl<D: Shapes> InBatchSoftmax<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (batch, queries) = (D::batch_shape(self.input.batch), D::matrix_shape(self.input.queries));
-        let (rows, columns) = (batch.rows, queries.columns);
-        checks.matrix("queries", queries).rows_at_least(rows);
-        checks.matrix("items", D::matrix_shape(self.input.items)).rows_at_least(rows).columns(columns);
+        let (batch, columns) =
+            (D::batch_shape(self.input.batch), D::matrix_shape(self.input.queries).columns);
+        let rows = batch.rows;
+        let operands = [
+            ("queries", self.input.queries),
+            ("items", self.input.items),
+            ("query_grad", &*self.query_grad),
+            ("item_grad", &*self.item_grad),
+        ];
+        checks.alike::<D>(rows, &operands);
         if let Some(feature) = self.input.item_id {
             checks.index("item_id", feature, batch.single_ids);
         }
         checks.index("label", 0, batch.labels);
-        let work = checks.matrix("work", D::matrix_shape(self.work));
+        let work = checks.matrix::<D>("work", self.work);
         work.columns_at_least(D::softmax_numbers(rows, columns));
-        checks.matrix("query_grad", D::matrix_shape(self.query_grad)).rows_at_least(rows).columns(columns);
-        checks.matrix("item_grad", D::matrix_shape(self.item_grad)).rows_at_least(rows).columns(columns);
-        checks.matrix("sums", D::matrix_shape(self.sums)).rows_at_least(1).columns(2);
+        checks.matrix::<D>("sums", self.sums).rows_at_least(1).columns(2);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {

@@ -20,7 +20,7 @@ pub struct Squares<'a, D: Shapes> {
 
 impl<D: Shapes> Squares<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("sum", D::matrix_shape(self.sum)).rows(1).columns(1);
+        checks.matrix::<D>("sum", self.sum).rows(1).columns(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -42,7 +42,7 @@ pub struct RowSquares<'a, D: Shapes> {
 impl<D: Shapes> RowSquares<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         self.gradients.check(checks, self.tables);
-        checks.matrix("sum", D::matrix_shape(self.sum)).rows(1).columns(1);
+        checks.matrix::<D>("sum", self.sum).rows(1).columns(1);
     }
 
     pub(super) fn work(&self, backend: &D) -> Work {
@@ -65,8 +65,8 @@ pub struct ClipScale<'a, D: Shapes> {
 
 impl<D: Shapes> ClipScale<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("squares", D::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
-        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("squares", self.squares).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("scale", self.scale).rows_at_least(1).columns_at_least(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -103,9 +103,9 @@ pub struct Unscale<'a, D: Shapes> {
 
 impl<D: Shapes> Unscale<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        checks.matrix("squares", D::matrix_shape(self.squares)).rows_at_least(1).columns_at_least(1);
-        checks.matrix("state", D::matrix_shape(self.state)).rows(1).columns(3);
-        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("squares", self.squares).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("state", self.state).rows(1).columns(3);
+        checks.matrix::<D>("scale", self.scale).rows_at_least(1).columns_at_least(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -134,12 +134,12 @@ impl<D: Shapes> Step<'_, D> {
             formula.row_states() == 0,
             "step: operand `update` keeps state for table rows, not for a matrix"
         );
-        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("scale", self.scale).rows_at_least(1).columns_at_least(1);
         checks.equal("states", self.states.len(), formula.states());
         for state in &*self.states {
-            checks.matrix("states", D::matrix_shape(state)).rows(weights.rows).columns(weights.columns);
+            checks.matrix::<D>("states", state).rows(weights.rows).columns(weights.columns);
         }
-        checks.matrix("grad", D::matrix_shape(self.grad)).rows(weights.rows).columns(weights.columns);
+        checks.matrix::<D>("grad", self.grad).rows(weights.rows).columns(weights.columns);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -171,7 +171,7 @@ pub struct StepRows<'a, D: Shapes> {
 impl<D: Shapes> StepRows<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         self.gradients.check(checks, self.tables);
-        checks.matrix("scale", D::matrix_shape(self.scale)).rows_at_least(1).columns_at_least(1);
+        checks.matrix::<D>("scale", self.scale).rows_at_least(1).columns_at_least(1);
         for table in &*self.tables {
             let (shape, formula) = (D::table_shape(table), &self.update.formula);
             checks.equal("tables", shape.states, formula.states());

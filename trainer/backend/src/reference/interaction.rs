@@ -1,104 +1,77 @@
 //! Feature interactions, as in their equations.
 
-use super::ReferenceMatrix;
+use super::{Reference, ReferenceMatrix};
+use crate::ops::{CrossBackward, CrossForward, DotBackward, DotForward, FmBackward, FmForward};
 
-pub(super) fn fm_forward(
-    rows: usize,
-    vectors: &ReferenceMatrix,
-    (count, width): (usize, usize),
-    out: &mut ReferenceMatrix,
-) {
-    for row in 0..rows {
-        for_each_pair(count, |i, j| {
-            *out.at_mut(row, 0) += vectors.product(row, width, i, j);
-        });
-    }
-    out.round(rows);
-}
-
-pub(super) fn fm_backward(
-    rows: usize,
-    vectors: &ReferenceMatrix,
-    (count, width): (usize, usize),
-    out_grad: &ReferenceMatrix,
-    vectors_grad: &mut ReferenceMatrix,
-) {
-    for row in 0..rows {
-        let g = out_grad.at(row, 0);
-        for_each_pair(count, |i, j| {
-            vectors.product_grad(row, width, (i, j), g, vectors_grad);
-        });
-    }
-    vectors_grad.round(rows);
-}
-
-pub(super) fn cross_forward(
-    rows: usize,
-    first: &ReferenceMatrix,
-    product: &ReferenceMatrix,
-    input: &ReferenceMatrix,
-    output: &mut ReferenceMatrix,
-) {
-    for row in 0..rows {
-        for column in 0..first.columns {
-            *output.at_mut(row, column) =
-                first.at(row, column) * product.at(row, column) + input.at(row, column);
+impl Reference {
+    pub(super) fn fm_forward(&self, operation: FmForward<'_, Self>) {
+        let FmForward { rows, vectors, shape: (count, width), out } = operation;
+        for row in 0..rows {
+            for_each_pair(count, |i, j| {
+                *out.at_mut(row, 0) += vectors.product(row, width, i, j);
+            });
         }
+        out.round(rows);
     }
-    output.round(rows);
-}
 
-pub(super) fn cross_backward(
-    rows: usize,
-    first: &ReferenceMatrix,
-    product: &ReferenceMatrix,
-    output_grad: &ReferenceMatrix,
-    product_grad: &mut ReferenceMatrix,
-    first_grad: &mut ReferenceMatrix,
-) {
-    for row in 0..rows {
-        for column in 0..first.columns {
-            let g = output_grad.at(row, column);
-            *product_grad.at_mut(row, column) = g * first.at(row, column);
-            *first_grad.at_mut(row, column) += g * product.at(row, column);
+    pub(super) fn fm_backward(&self, operation: FmBackward<'_, Self>) {
+        let FmBackward { rows, vectors, shape: (count, width), out_grad, vectors_grad } = operation;
+        for row in 0..rows {
+            let g = out_grad.at(row, 0);
+            for_each_pair(count, |i, j| {
+                vectors.product_grad(row, width, (i, j), g, vectors_grad);
+            });
         }
+        vectors_grad.round(rows);
     }
-    product_grad.round(rows);
-    first_grad.round(rows);
-}
 
-pub(super) fn dot_forward(rows: usize, vectors: &ReferenceMatrix, width: usize, out: &mut ReferenceMatrix) {
-    for row in 0..rows {
-        for column in 0..width {
-            *out.at_mut(row, column) = vectors.at(row, column);
-        }
-        let mut place = width..;
-        for_each_pair(vectors.columns / width, |i, j| {
-            let place = place.next().expect("no end");
-            *out.at_mut(row, place) = vectors.product(row, width, i, j);
-        });
+    pub(super) fn cross_forward(&self, operation: CrossForward<'_, Self>) {
+        let CrossForward { rows, first, product, input, output } = operation;
+        output
+            .set(rows, |row, column| first.at(row, column) * product.at(row, column) + input.at(row, column));
     }
-    out.round(rows);
-}
 
-pub(super) fn dot_backward(
-    rows: usize,
-    vectors: &ReferenceMatrix,
-    width: usize,
-    out_grad: &ReferenceMatrix,
-    vectors_grad: &mut ReferenceMatrix,
-) {
-    for row in 0..rows {
-        for column in 0..vectors.columns {
-            *vectors_grad.at_mut(row, column) = if column < width { out_grad.at(row, column) } else { 0.0 };
+    pub(super) fn cross_backward(&self, operation: CrossBackward<'_, Self>) {
+        let CrossBackward { rows, first, product, output_grad, product_grad, first_grad } = operation;
+        product_grad.set(rows, |row, column| output_grad.at(row, column) * first.at(row, column));
+        for row in 0..rows {
+            for column in 0..first.columns {
+                *first_grad.at_mut(row, column) += output_grad.at(row, column) * product.at(row, column);
+            }
         }
-        let mut place = width..;
-        for_each_pair(vectors.columns / width, |i, j| {
-            let g = out_grad.at(row, place.next().expect("no end"));
-            vectors.product_grad(row, width, (i, j), g, vectors_grad);
-        });
+        first_grad.round(rows);
     }
-    vectors_grad.round(rows);
+
+    pub(super) fn dot_forward(&self, operation: DotForward<'_, Self>) {
+        let DotForward { rows, vectors, width, out } = operation;
+        for row in 0..rows {
+            for column in 0..width {
+                *out.at_mut(row, column) = vectors.at(row, column);
+            }
+            let mut place = width..;
+            for_each_pair(vectors.columns / width, |i, j| {
+                let place = place.next().expect("no end");
+                *out.at_mut(row, place) = vectors.product(row, width, i, j);
+            });
+        }
+        out.round(rows);
+    }
+
+    pub(super) fn dot_backward(&self, operation: DotBackward<'_, Self>) {
+        let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
+        for row in 0..rows {
+            for column in 0..vectors.columns {
+                *vectors_grad.at_mut(row, column) =
+                    if column < width { out_grad.at(row, column) } else { 0.0 };
+            }
+            let mut place = width..;
+            for_each_pair(vectors.columns / width, |i, j| {
+                let g = out_grad.at(row, place.next().expect("no end"));
+                vectors.product_grad(row, width, (i, j), g, vectors_grad);
+            });
+        }
+        vectors_grad.round(rows);
+    }
 }
 
 impl ReferenceMatrix {

@@ -24,11 +24,9 @@ use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
 use crate::ops::{
-    Activation, Add, Blend, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, CrossBackward, CrossForward,
-    DotBackward, DotForward, Dropout, FmBackward, FmForward, Gather, GradientMode, InBatchSoftmax,
-    LayerBackward, LayerForward, LinearBackward, LinearForward, Loss, MixtureBackward, MixtureForward,
-    Moments, Multiply, NormalizeBackward, NormalizeForward, Operation, PlanRows, ReadMatrix, ReadTable,
-    RowProducts, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss, UnitBackward, UnitForward,
+    Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
+    GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, Loss, Multiply, Operation,
+    PlanRows, ReadMatrix, ReadTable, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss,
     Unscale, WriteMatrix, WriteTable,
 };
 use crate::philox::philox;
@@ -71,6 +69,16 @@ impl ReferenceMatrix {
 
     fn at_mut(&mut self, row: usize, column: usize) -> &mut f64 {
         &mut self.values[row * self.columns + column]
+    }
+
+    /// Sets each element of the first `rows` rows to `value` of its row and column, rounded.
+    fn set(&mut self, rows: usize, value: impl Fn(usize, usize) -> f64) {
+        for row in 0..rows {
+            for column in 0..self.columns {
+                *self.at_mut(row, column) = value(row, column);
+            }
+        }
+        self.round(rows);
     }
 
     /// Rounds the values written to the first `rows` rows.
@@ -161,8 +169,8 @@ impl Backend for Reference {
         None
     }
 
-    fn execute(&self, operation: Operation<'_, Self>) {
-        match operation {
+    fn execute(&self, operation: Checked<'_, Self>) {
+        match operation.into_inner() {
             Operation::WriteMatrix(WriteMatrix { matrix, values }) => {
                 matrix.values.copy_from_slice(values);
                 matrix.round(matrix.rows());
@@ -284,15 +292,10 @@ impl Reference {
             for column in 0..out.columns {
                 let mut sum = bias.at(0, column);
                 for lookup in lookups {
-                    let ids = batch.ids(lookup.column).row(row);
+                    let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
                     let shares = shares(batch, lookup, row);
-                    let weight = |&id: &u32| tables[lookup.table].row(id)[column];
-                    sum += ids
-                        .iter()
-                        .map(weight)
-                        .zip(&shares)
-                        .map(|(weight, share)| share * weight)
-                        .sum::<f64>();
+                    let products = ids.iter().zip(&shares).map(|(&id, share)| share * table.row(id)[column]);
+                    sum += products.sum::<f64>();
                 }
                 for (place, &source) in dense.iter().enumerate() {
                     sum += f64::from(batch.dense(row)[source]) * dense_weights.at(place, column);
@@ -324,18 +327,14 @@ impl Reference {
         let LayerForward { rows, input, weights, bias, activation, output } = operation;
         let weights = &weights.factor(input);
         let bias = &bias.map(|bias| bias.factor(output));
-        for row in 0..rows {
-            for column in 0..weights.columns {
-                let product: f64 =
-                    (0..weights.rows()).map(|k| input.at(row, k) * weights.at(k, column)).sum();
-                let sum = product + bias.as_ref().map_or(0.0, |bias| bias.at(0, column));
-                *output.at_mut(row, column) = match activation {
-                    Activation::Identity => sum,
-                    Activation::Relu => relu(sum),
-                };
+        output.set(rows, |row, column| {
+            let product: f64 = (0..weights.rows()).map(|k| input.at(row, k) * weights.at(k, column)).sum();
+            let sum = product + bias.as_ref().map_or(0.0, |bias| bias.at(0, column));
+            match activation {
+                Activation::Identity => sum,
+                Activation::Relu => relu(sum),
             }
-        }
-        output.round(rows);
+        });
     }
 
     fn layer_backward(&self, operation: LayerBackward<'_, Self>) {
@@ -371,60 +370,11 @@ impl Reference {
         }
         let Some(input_grad) = input_grad else { return };
         let weights = layer.weights.factor(layer.input);
-        for row in 0..rows {
-            for k in 0..input_grad.columns {
-                let is_masked = layer.input_activation == Activation::Relu && layer.input.at(row, k) <= 0.0;
-                let products = (0..outputs).map(|m| output_grad.at(row, m) * weights.at(k, m));
-                *input_grad.at_mut(row, k) = if is_masked { 0.0 } else { products.sum() };
-            }
-        }
-        input_grad.round(rows);
-    }
-
-    fn fm_forward(&self, operation: FmForward<'_, Self>) {
-        let FmForward { rows, vectors, shape, out } = operation;
-        interaction::fm_forward(rows, vectors, shape, out);
-    }
-
-    fn fm_backward(&self, operation: FmBackward<'_, Self>) {
-        let FmBackward { rows, vectors, shape, out_grad, vectors_grad } = operation;
-        interaction::fm_backward(rows, vectors, shape, out_grad, vectors_grad);
-    }
-
-    fn cross_forward(&self, operation: CrossForward<'_, Self>) {
-        let CrossForward { rows, first, product, input, output } = operation;
-        interaction::cross_forward(rows, first, product, input, output);
-    }
-
-    fn cross_backward(&self, operation: CrossBackward<'_, Self>) {
-        let CrossBackward { rows, first, product, output_grad, product_grad, first_grad } = operation;
-        interaction::cross_backward(rows, first, product, output_grad, product_grad, first_grad);
-    }
-
-    fn dot_forward(&self, operation: DotForward<'_, Self>) {
-        let DotForward { rows, vectors, width, out } = operation;
-        interaction::dot_forward(rows, vectors, width, out);
-    }
-
-    fn dot_backward(&self, operation: DotBackward<'_, Self>) {
-        let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
-        interaction::dot_backward(rows, vectors, width, out_grad, vectors_grad);
-    }
-
-    fn mixture_forward(&self, operation: MixtureForward<'_, Self>) {
-        let MixtureForward { rows, shape, logits, experts, gates, output } = operation;
-        mixture::forward(rows, shape, logits, experts, gates, output);
-        gates.round(rows);
-        output.round(rows);
-    }
-
-    fn mixture_backward(&self, operation: MixtureBackward<'_, Self>) {
-        let MixtureBackward { rows, shape, gates, experts, output_grad, logits_grad, experts_grad } =
-            operation;
-        let saved = (gates, experts);
-        mixture::backward(rows, shape, saved, output_grad, logits_grad, experts_grad);
-        logits_grad.round(rows);
-        experts_grad.round(rows);
+        input_grad.set(rows, |row, k| {
+            let is_masked = layer.input_activation == Activation::Relu && layer.input.at(row, k) <= 0.0;
+            let products = (0..outputs).map(|m| output_grad.at(row, m) * weights.at(k, m));
+            if is_masked { 0.0 } else { products.sum() }
+        });
     }
 
     fn copy_columns(&self, operation: CopyColumns<'_, Self>) {
@@ -455,45 +405,6 @@ impl Reference {
             }
         }
         matrix.round(rows.len());
-    }
-
-    fn moments(&self, operation: Moments<'_, Self>) {
-        let Moments { rows, axis, input, mean, variance } = operation;
-        normalize::moments(rows, axis, input, mean, variance);
-    }
-
-    fn normalize_forward(&self, operation: NormalizeForward<'_, Self>) {
-        let NormalizeForward { rows, layer, moments, input, output } = operation;
-        normalize::forward(rows, layer, moments, input, output);
-    }
-
-    fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
-        let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } =
-            operation;
-        normalize::backward(rows, layer, saved, gradient, mode, scale_grad, shift_grad);
-    }
-
-    fn unit_forward(&self, operation: UnitForward<'_, Self>) {
-        let UnitForward { rows, input, output } = operation;
-        retrieval::unit_forward(rows, input, output);
-    }
-
-    fn unit_backward(&self, operation: UnitBackward<'_, Self>) {
-        let UnitBackward { rows, input, grad: gradient } = operation;
-        retrieval::unit_backward(rows, input, gradient);
-    }
-
-    fn row_products(&self, operation: RowProducts<'_, Self>) {
-        let RowProducts { rows, factor, left, right, out } = operation;
-        for row in 0..rows {
-            *out.at_mut(row, 0) = factor * retrieval::dot((left, row), (right, row));
-        }
-        out.round(rows);
-    }
-
-    fn in_batch_softmax(&self, operation: InBatchSoftmax<'_, Self>) {
-        let InBatchSoftmax { input: softmax, work: _work, query_grad, item_grad, sums } = operation;
-        retrieval::softmax(softmax, query_grad, item_grad, sums);
     }
 
     fn blend(&self, operation: Blend<'_, Self>) {
@@ -571,12 +482,7 @@ impl Reference {
 
     fn sigmoid(&self, operation: Sigmoid<'_, Self>) {
         let Sigmoid { rows, logits, out } = operation;
-        for row in 0..rows {
-            for column in 0..logits.columns {
-                *out.at_mut(row, column) = sigmoid(logits.at(row, column));
-            }
-        }
-        out.round(rows);
+        out.set(rows, |row, column| sigmoid(logits.at(row, column)));
     }
 
     fn softmax(&self, operation: Softmax<'_, Self>) {

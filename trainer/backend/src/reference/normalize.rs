@@ -1,87 +1,70 @@
 //! Normalization of rows or columns.
 
-use super::{ReferenceMatrix, relu};
+use super::{Reference, ReferenceMatrix, relu};
 use crate::device::Axis;
-use crate::ops::{GradientMode, Normalization, SavedNormalization};
+use crate::ops::{GradientMode, Moments, Normalization, NormalizeBackward, NormalizeForward};
 
-/// The mean and variance of each row or column.
-pub(super) fn moments(
-    rows: usize,
-    axis: Axis,
-    input: &ReferenceMatrix,
-    mean: &mut ReferenceMatrix,
-    variance: &mut ReferenceMatrix,
-) {
-    let (lines, items) = lines_of(axis, rows, input.columns);
-    for line in 0..lines {
-        let number = |item| input.on(axis, line, item);
-        let average = (0..items).map(number).sum::<f64>() / items as f64;
-        mean.values[line] = average;
-        variance.values[line] =
-            (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / items as f64;
+impl Reference {
+    /// The mean and variance of each row or column.
+    pub(super) fn moments(&self, operation: Moments<'_, Self>) {
+        let Moments { rows, axis, input, mean, variance } = operation;
+        let (lines, items) = lines_of(axis, rows, input.columns);
+        for line in 0..lines {
+            let number = |item| input.on(axis, line, item);
+            let average = (0..items).map(number).sum::<f64>() / items as f64;
+            mean.values[line] = average;
+            variance.values[line] =
+                (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / items as f64;
+        }
     }
-}
 
-/// The forward pass, as written at [`Normalization`].
-pub(super) fn forward(
-    rows: usize,
-    layer: &Normalization<'_, ReferenceMatrix>,
-    (mean, variance): (&ReferenceMatrix, &ReferenceMatrix),
-    input: &ReferenceMatrix,
-    output: &mut ReferenceMatrix,
-) {
-    for row in 0..rows {
-        for column in 0..input.columns {
-            let normal = normal_at(layer, (mean, variance), input, (row, column)).0;
+    /// The forward pass, as written at [`Normalization`].
+    pub(super) fn normalize_forward(&self, operation: NormalizeForward<'_, Self>) {
+        let NormalizeForward { rows, layer, moments, input, output } = operation;
+        output.set(rows, |row, column| {
+            let normal = normal_at(layer, moments, input, (row, column)).0;
             let y = layer.scale.at(0, column) * normal + layer.shift.at(0, column);
-            *output.at_mut(row, column) = if layer.is_rectified { relu(y) } else { y };
-        }
+            if layer.is_rectified { relu(y) } else { y }
+        });
     }
-    output.round(rows);
-}
 
-/// The gradient, along every path from an input element to the output.
-pub(super) fn backward(
-    rows: usize,
-    layer: &Normalization<'_, ReferenceMatrix>,
-    saved: &SavedNormalization<'_, ReferenceMatrix>,
-    gradient: &mut ReferenceMatrix,
-    mode: GradientMode,
-    scale_grad: &mut ReferenceMatrix,
-    shift_grad: &mut ReferenceMatrix,
-) {
-    let normal = |at| normal_at(layer, (saved.mean, saved.variance), saved.input, at);
-    if mode == GradientMode::Write {
-        scale_grad.values.fill(0.0);
-        shift_grad.values.fill(0.0);
-    }
-    for row in 0..rows {
-        for column in 0..gradient.columns {
-            if layer.is_rectified && saved.output.at(row, column) <= 0.0 {
-                *gradient.at_mut(row, column) = 0.0;
+    /// The gradient, along every path from an input element to the output.
+    pub(super) fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
+        let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } =
+            operation;
+        let normal = |at| normal_at(layer, (saved.mean, saved.variance), saved.input, at);
+        if mode == GradientMode::Write {
+            scale_grad.values.fill(0.0);
+            shift_grad.values.fill(0.0);
+        }
+        for row in 0..rows {
+            for column in 0..gradient.columns {
+                if layer.is_rectified && saved.output.at(row, column) <= 0.0 {
+                    *gradient.at_mut(row, column) = 0.0;
+                }
+                let g = gradient.at(row, column);
+                *scale_grad.at_mut(0, column) += g * normal((row, column)).0;
+                *shift_grad.at_mut(0, column) += g;
+                *gradient.at_mut(row, column) = g * layer.scale.at(0, column);
             }
-            let g = gradient.at(row, column);
-            *scale_grad.at_mut(0, column) += g * normal((row, column)).0;
-            *shift_grad.at_mut(0, column) += g;
-            *gradient.at_mut(row, column) = g * layer.scale.at(0, column);
         }
-    }
-    let (lines, items) = lines_of(layer.axis, rows, gradient.columns);
-    for line in 0..lines {
-        let place = |item| layer.axis.place(line, item);
-        let mean = |of: &dyn Fn((usize, usize)) -> f64| {
-            (0..items).map(|item| of(place(item))).sum::<f64>() / items as f64
-        };
-        let g = |(row, column)| gradient.at(row, column);
-        let (mean_g, mean_product) = (mean(&|at| g(at)), mean(&|at| g(at) * normal(at).0));
-        for item in 0..items {
-            let (row, column) = place(item);
-            let (x, inverse) = normal((row, column));
-            let g = gradient.at(row, column);
-            *gradient.at_mut(row, column) = inverse * (g - mean_g - x * mean_product);
+        let (lines, items) = lines_of(layer.axis, rows, gradient.columns);
+        for line in 0..lines {
+            let place = |item| layer.axis.place(line, item);
+            let mean = |of: &dyn Fn((usize, usize)) -> f64| {
+                (0..items).map(|item| of(place(item))).sum::<f64>() / items as f64
+            };
+            let g = |(row, column)| gradient.at(row, column);
+            let (mean_g, mean_product) = (mean(&|at| g(at)), mean(&|at| g(at) * normal(at).0));
+            for item in 0..items {
+                let (row, column) = place(item);
+                let (x, inverse) = normal((row, column));
+                let g = gradient.at(row, column);
+                *gradient.at_mut(row, column) = inverse * (g - mean_g - x * mean_product);
+            }
         }
+        gradient.round(rows);
     }
-    gradient.round(rows);
 }
 
 /// The number of lines along the axis, and the length of each.
