@@ -56,7 +56,8 @@ pub enum IdColumn {
     Ragged(usize),
 }
 
-/// How the table rows of one batch row are combined into one vector. No ids give zeros.
+/// How the table rows of one batch row are combined into one vector, with the code that CUDA kernels know it by. No ids
+/// give zeros.
 ///
 /// In a weighted column, each id has a weight `w`. `Sum` computes the sum of `w * row`; `Mean` divides it by the
 /// sum of `w`, and `SqrtN` by the square root of the sum of `w^2`. For the latter two, ids whose weight is not
@@ -65,11 +66,11 @@ pub enum IdColumn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their sum.
-    Sum,
+    Sum = 0,
     /// Their mean.
-    Mean,
+    Mean = 1,
     /// Their sum, divided by the square root of their number.
-    SqrtN,
+    SqrtN = 2,
 }
 
 impl Pooling {
@@ -327,7 +328,11 @@ pub trait Device {
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
     /// Allocates the workspace of [`SoftmaxInput`](crate::ops::SoftmaxInput), for up to `rows` rows of `columns`
     /// columns.
-    fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix;
+    fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix {
+        self.matrix(1, Self::softmax_numbers(rows, columns))
+    }
+    /// The size of this workspace, in values.
+    fn softmax_numbers(rows: usize, columns: usize) -> usize;
     /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.
@@ -355,9 +360,6 @@ pub trait Shapes: Device {
     fn touched_rows(&self, _plan: &Self::RowPlan, _lookups: &[Lookup]) -> Option<usize> {
         None
     }
-    /// The workspace of [`InBatchSoftmax`](crate::ops::InBatchSoftmax) for this number of rows and columns, in
-    /// values.
-    fn softmax_numbers(rows: usize, columns: usize) -> usize;
 
     /// The location of `part` in a [`CopyTable`](crate::ops::CopyTable): by default, parts are stored one after the
     /// other.

@@ -18,17 +18,17 @@
 //! Host backends store the numbers of every format as their own scalar type; the values are those that a GPU's
 //! memory would hold.
 
-/// A binary floating-point format.
+/// A binary floating-point format, with the code that CUDA kernels know it by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Float {
     /// IEEE single precision: 24-bit significand. On [`Reference`](crate::Reference) it stands for double
     /// precision.
     #[default]
-    F32,
+    F32 = 0,
     /// The upper half of fp32: 8-bit significand and the same range.
-    Bf16,
+    Bf16 = 1,
     /// IEEE half precision: 11-bit significand, subnormal below 2^-14, infinity from 65520 on.
-    F16,
+    F16 = 2,
 }
 
 impl Float {

@@ -28,8 +28,6 @@ pub trait Layout: Backend<Scalar = f32> {
     fn batch_bytes(schema: &BatchSchema) -> u64;
     /// Host memory in which batches are staged; 0 if they are not.
     fn staging_bytes(schema: &BatchSchema) -> u64;
-    /// The result of [`Device::softmax_work`].
-    fn softmax_bytes(rows: usize, columns: usize) -> u64;
     /// A row plan.
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
     /// A report of `numbers` values.
@@ -101,8 +99,8 @@ impl<L: Layout> Device for Sizes<L> {
         self.add(L::batch_bytes(schema));
     }
 
-    fn softmax_work(&self, rows: usize, columns: usize) {
-        self.add(L::softmax_bytes(rows, columns));
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        L::softmax_numbers(rows, columns)
     }
 
     fn report(&self, numbers: usize) {

@@ -1,25 +1,18 @@
 //! Copying and adding rows and columns of matrices.
 
 use crate::cpu::Cpu;
-use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, Rows};
 use crate::ops::{Add, Clear, CopyColumns, CopyRows, Multiply};
 
 /// Batch rows per task.
-const ROWS: usize = 128;
+pub(super) const ROWS: usize = 128;
 
 /// Copies `columns` columns of `from`, from `first` on, to `to`, from `to_first` on.
 pub(crate) fn copy(cpu: &Cpu, operation: CopyColumns<'_, Cpu>) {
     let CopyColumns { rows, from: (from, first), to: (to, to_first), columns } = operation;
-    each_row(
-        cpu,
-        rows,
-        to,
-        #[inline(always)]
-        |row, to| {
-            to[to_first..to_first + columns].copy_from_slice(&from.row(row)[first..first + columns]);
-        },
-    );
+    run_rows!(cpu, rows, ROWS, to, |row, to| {
+        to[to_first..to_first + columns].copy_from_slice(&from.row(row)[first..first + columns]);
+    });
 }
 
 /// Copies the first `rows` rows of `from` to `to` from row `first` on.
@@ -37,58 +30,22 @@ pub(crate) fn copy_rows(cpu: &Cpu, operation: CopyRows<'_, Cpu>) {
 /// `to += from`, over the columns of `to`.
 pub(crate) fn add(cpu: &Cpu, operation: Add<'_, Cpu>) {
     let Add { rows, from, to } = operation;
-    each_row(
-        cpu,
-        rows,
-        to,
-        #[inline(always)]
-        |row, to| {
-            for (to, from) in to.iter_mut().zip(from.row(row)) {
-                *to += from;
-            }
-        },
-    );
+    run_rows!(cpu, rows, ROWS, to, |row, to| {
+        for (to, from) in to.iter_mut().zip(from.row(row)) {
+            *to += from;
+        }
+    });
 }
 
 /// Multiplies the first `rows` rows by the first number of `factor`.
 pub(crate) fn multiply(cpu: &Cpu, operation: Multiply<'_, Cpu>) {
     let Multiply { rows, factor, matrix } = operation;
     let factor = factor.row(0)[0];
-    each_row(
-        cpu,
-        rows,
-        matrix,
-        #[inline(always)]
-        |_, row| row.iter_mut().for_each(|number| *number *= factor),
-    );
+    run_rows!(cpu, rows, ROWS, matrix, |_, row| row.iter_mut().for_each(|number| *number *= factor));
 }
 
 /// Zeros the first `rows` rows.
 pub(crate) fn clear(cpu: &Cpu, operation: Clear<'_, Cpu>) {
     let Clear { rows, matrix } = operation;
-    each_row(
-        cpu,
-        rows,
-        matrix,
-        #[inline(always)]
-        |_, row| row.fill(0.0),
-    );
-}
-
-/// Calls `write` with each of the first `rows` rows of `matrix`, and its number.
-#[inline(always)]
-pub(crate) fn each_row(
-    cpu: &Cpu,
-    rows: usize,
-    matrix: &mut CpuMatrix,
-    write: impl Fn(usize, &mut [f32]) + Sync,
-) {
-    assert!(rows <= matrix.rows());
-    let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
-    run_blocks!(cpu, Blocks::of(rows, ROWS), matrix.by_rows(), |block, out| {
-        for (row, out) in block.zip(out.chunks_exact_mut(stride.max(1))) {
-            write(row, &mut out[..columns]);
-            float.round_all(&mut out[..columns]);
-        }
-    });
+    run_rows!(cpu, rows, ROWS, matrix, |_, row| row.fill(0.0));
 }

@@ -3,7 +3,6 @@
 use crate::ops::Dropout;
 
 use crate::cpu::Cpu;
-use crate::cpu::parts::Blocks;
 use crate::philox::philox;
 
 /// Batch rows per task.
@@ -14,20 +13,17 @@ const LANES: usize = 16;
 /// Multiplies each number by `1 / keep`, or by 0.
 pub(crate) fn dropout(cpu: &Cpu, operation: Dropout<'_, Cpu>) {
     let Dropout { rows, keep, key, matrix } = operation;
-    let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
     let (factor, below) = ((1.0 / keep) as f32, threshold(keep));
-    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), matrix.by_rows(), |block, numbers| {
-        for (row, numbers) in (rows.start + block.start..).zip(numbers.chunks_exact_mut(stride.max(1))) {
-            for (first, numbers) in (0..).step_by(LANES).zip(numbers[..columns].chunks_mut(4 * LANES)) {
-                let counters = [[row as u32; LANES], std::array::from_fn(|lane| first + lane as u32)];
-                let words = philox(key, [counters[0], counters[1], [0; LANES], [0; LANES]]);
-                for (numbers, words) in numbers.chunks_mut(LANES).zip(words) {
-                    for (number, word) in numbers.iter_mut().zip(words) {
-                        *number *= if u64::from(word) < below { factor } else { 0.0 };
-                    }
+    run_rows!(cpu, rows.len(), ROWS, matrix, |place, numbers| {
+        let row = (rows.start + place) as u32;
+        for (first, numbers) in (0..).step_by(LANES).zip(numbers.chunks_mut(4 * LANES)) {
+            let counters = [[row; LANES], std::array::from_fn(|lane| first + lane as u32)];
+            let words = philox(key, [counters[0], counters[1], [0; LANES], [0; LANES]]);
+            for (numbers, words) in numbers.chunks_mut(LANES).zip(words) {
+                for (number, word) in numbers.iter_mut().zip(words) {
+                    *number *= if u64::from(word) < below { factor } else { 0.0 };
                 }
             }
-            float.round_all(&mut numbers[..columns]);
         }
     });
 }

@@ -36,38 +36,30 @@ macro_rules! by_columns {
 /// `out += 1/2 sum over k of ((sum of v_k)^2 - sum of v_k^2)`
 pub(crate) fn fm_forward(cpu: &Cpu, operation: FmForward<'_, Cpu>) {
     let FmForward { rows, vectors, shape: (count, width), out } = operation;
-    let float = out.float();
-    run_blocks!(cpu, Blocks::of(rows, ROWS), out.by_rows(), |block, out| {
-        for (row, out) in block.zip(out) {
-            let vectors = &vectors.row(row)[..count * width];
-            let mut total = 0.0;
-            by_columns!(width, |first, N| {
-                let (sum, squares) = sums::<N>(vectors, width, first);
-                total += sum.iter().zip(&squares).map(|(sum, squares)| sum * sum - squares).sum::<f32>();
-            });
-            *out = float.round(*out + 0.5 * total);
-        }
+    run_rows!(cpu, rows, ROWS, out, |row, out| {
+        let vectors = &vectors.row(row)[..count * width];
+        let mut total = 0.0;
+        by_columns!(width, |first, N| {
+            let (sum, squares) = sums::<N>(vectors, width, first);
+            total += sum.iter().zip(&squares).map(|(sum, squares)| sum * sum - squares).sum::<f32>();
+        });
+        out[0] += 0.5 * total;
     });
 }
 
 /// `vectors_grad += out_grad * (sum of v - v)`
 pub(crate) fn fm_backward(cpu: &Cpu, operation: FmBackward<'_, Cpu>) {
     let FmBackward { rows, vectors, shape: (count, width), out_grad, vectors_grad } = operation;
-    let stride = vectors_grad.stride();
-    let float = vectors_grad.float();
-    run_blocks!(cpu, Blocks::of(rows, ROWS), vectors_grad.by_rows(), |block, out| {
-        for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
-            let (vectors, g) = (&vectors.row(row)[..count * width], out_grad.row(row)[0]);
-            by_columns!(width, |first, N| {
-                let (sum, _) = sums::<N>(vectors, width, first);
-                for (v, by_v) in vectors.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-                    let v = *columns::<N>(&v[first..]);
-                    let others = std::array::from_fn(|lane| sum[lane] - v[lane]);
-                    add_times::<N>(columns_mut(&mut by_v[first..]), g, &others);
-                }
-            });
-            float.round_all(&mut out[..count * width]);
-        }
+    run_rows!(cpu, rows, ROWS, vectors_grad, |row, out| {
+        let (vectors, g) = (&vectors.row(row)[..count * width], out_grad.row(row)[0]);
+        by_columns!(width, |first, N| {
+            let (sum, _) = sums::<N>(vectors, width, first);
+            for (v, by_v) in vectors.chunks_exact(width).zip(out.chunks_exact_mut(width)) {
+                let v = *columns::<N>(&v[first..]);
+                let others = std::array::from_fn(|lane| sum[lane] - v[lane]);
+                add_times::<N>(columns_mut(&mut by_v[first..]), g, &others);
+            }
+        });
     });
 }
 
@@ -171,20 +163,13 @@ fn multiply(v: &[f32], others: &[f32], stride: usize) -> [f32; LANES] {
 /// vector.
 pub(crate) fn dot_backward(cpu: &Cpu, operation: DotBackward<'_, Cpu>) {
     let DotBackward { rows, vectors, width, out_grad, vectors_grad } = operation;
-    let count = vectors.columns() / width;
-    let stride = vectors_grad.stride();
-    let float = vectors_grad.float();
-    run_blocks!(cpu, Blocks::of(rows, ROWS), vectors_grad.by_rows(), |block, out| {
-        for (row, out) in block.zip(out.chunks_exact_mut(stride)) {
-            let (first, pairs) = out_grad.row(row).split_at(width);
-            let out = &mut out[..count * width];
-            out.fill(0.0);
-            out[..width].copy_from_slice(first);
-            by_columns!(width, |first, N| {
-                add_pair_gradients::<N>(vectors.row(row), width, first, pairs, out);
-            });
-            float.round_all(out);
-        }
+    run_rows!(cpu, rows, ROWS, vectors_grad, |row, out| {
+        let (first, pairs) = out_grad.row(row).split_at(width);
+        out.fill(0.0);
+        out[..width].copy_from_slice(first);
+        by_columns!(width, |first, N| {
+            add_pair_gradients::<N>(vectors.row(row), width, first, pairs, out);
+        });
     });
 }
 

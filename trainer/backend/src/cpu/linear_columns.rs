@@ -7,6 +7,7 @@ use std::ops::Range;
 use crate::cpu::Cpu;
 use crate::cpu::matrix::{CpuMatrix, CpuTable};
 use crate::cpu::parts::{Blocks, Rows};
+use crate::cpu::vectors::add_times;
 use crate::device::Lookup;
 use crate::host::{HostBatch, Ids};
 use crate::ops::GradientMode;
@@ -29,25 +30,15 @@ pub(crate) fn forward(
     bias: &CpuMatrix,
     out: &mut CpuMatrix,
 ) {
-    let (columns, stride) = (out.columns(), out.stride());
-    assert!(rows.end <= batch.rows() && rows.len() <= out.rows());
-    assert!(
-        dense_weights.rows() == dense.len() && [dense_weights, bias].iter().all(|it| it.columns() == columns)
-    );
-    assert!(lookups.iter().all(|lookup| tables[lookup.table].shape().width == columns));
-    let float = out.float();
-    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out.by_rows(), |block, out| {
-        for (row, out) in (rows.start + block.start..).zip(out.chunks_exact_mut(stride)) {
-            let out = &mut out[..columns];
-            add_times(1.0, bias.row(0), out);
-            for lookup in lookups {
-                add_vectors(batch, lookup, row, &tables[lookup.table], out);
-            }
-            let values = batch.dense(row);
-            for (place, &source) in dense.iter().enumerate() {
-                add_times(values[source], dense_weights.row(place), out);
-            }
-            float.round_all(out);
+    run_rows!(cpu, rows.len(), ROWS, out, |place, out| {
+        let row = rows.start + place;
+        add_times(1.0, bias.row(0), out);
+        for lookup in lookups {
+            add_vectors(batch, lookup, row, &tables[lookup.table], out);
+        }
+        let values = batch.dense(row);
+        for (place, &source) in dense.iter().enumerate() {
+            add_times(values[source], dense_weights.row(place), out);
         }
     });
 }
@@ -84,11 +75,6 @@ pub(crate) fn backward(
     (weight_grad, bias_grad): (&mut CpuMatrix, &mut CpuMatrix),
 ) {
     let columns = out_grad.columns();
-    assert!(rows.end <= batch.rows() && rows.len() <= out_grad.rows());
-    assert!(
-        weight_grad.rows() == dense.len()
-            && [&*weight_grad, &*bias_grad].iter().all(|it| it.columns() == columns)
-    );
     // A list for each dense column: its row of the gradient, with the padding after the row.
     let blocks = Blocks::of(weight_grad.stride(), COLUMNS).in_lists(dense.len());
     run_blocks!(cpu, blocks, Rows::of(weight_grad.as_mut_slice(), 1), |place, block, weight_grad| {
@@ -109,12 +95,4 @@ pub(crate) fn backward(
             *bias_grad = (before + gradients.sum::<f64>()) as f32;
         }
     });
-}
-
-/// `to += factor * from`
-#[inline(always)]
-fn add_times(factor: f32, from: &[f32], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += factor * from;
-    }
 }

@@ -2,11 +2,10 @@
 
 use std::ops::Range;
 
-use crate::cpu::columns::each_row;
 use crate::cpu::exp::exp;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, Rows};
-use crate::cpu::{Cpu, vectors};
+use crate::cpu::{Cpu, columns, vectors};
 use crate::float::Float;
 use crate::host::HostBatch;
 use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};
@@ -103,9 +102,6 @@ fn by_row(
     weight_of: impl Fn(f32) -> f32 + Sync,
     loss_of: impl Fn(&[f32], f32, f32, &mut [f32]) -> f32 + Sync,
 ) {
-    let column = task.label;
-    assert!(column < logits.columns() && column < gradient.columns() && sums.columns() == 2);
-    assert!(rows.len() <= logits.rows() && rows.len() <= gradient.rows());
     let labels = batch.labels(task.label);
     let weights_of = |rows: Range<usize>| {
         let labeled = labels[rows.clone()].iter().zip(&batch.weights()[rows]);
@@ -148,15 +144,9 @@ pub(crate) fn sigmoid(cpu: &Cpu, operation: Sigmoid<'_, Cpu>) {
 /// `exp(x) / sum of exp(x)` of each row.
 pub(crate) fn softmax_of_rows(cpu: &Cpu, operation: Softmax<'_, Cpu>) {
     let Softmax { rows, logits, out } = operation;
-    each_row(
-        cpu,
-        rows,
-        out,
-        #[inline(always)]
-        |row, out| {
-            softmax(logits.row(row), out);
-        },
-    );
+    run_rows!(cpu, rows, columns::ROWS, out, |row, out| {
+        softmax(logits.row(row), out);
+    });
 }
 
 /// `exp(x - m) / sum of exp(x - m)`, where `m` is the largest `x`, to avoid overflow; returns `m` and the sum.

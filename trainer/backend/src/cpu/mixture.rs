@@ -5,7 +5,7 @@
 
 use crate::cpu::Cpu;
 use crate::cpu::parts::Blocks;
-use crate::cpu::vectors::product;
+use crate::cpu::vectors::{add_times, product};
 use crate::ops::{MixtureBackward, MixtureForward, MixtureShape};
 
 /// Batch rows per task.
@@ -84,12 +84,4 @@ fn softmax(logits: &[f32], out: &mut [f32]) {
         sum += *out;
     }
     out.iter_mut().for_each(|out| *out /= sum);
-}
-
-/// `to += factor * from`
-#[inline(always)]
-fn add_times(factor: f32, from: &[f32], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += factor * from;
-    }
 }

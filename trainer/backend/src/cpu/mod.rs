@@ -201,8 +201,8 @@ impl Device for Cpu {
         }
     }
 
-    fn softmax_work(&self, rows: usize, columns: usize) -> CpuMatrix {
-        CpuMatrix::new(Float::F32, 1, Self::softmax_numbers(rows, columns))
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        softmax::Work::of(rows, columns).numbers()
     }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CpuRowPlan {
@@ -225,10 +225,6 @@ impl Shapes for Cpu {
 
     fn planned_columns(plan: &CpuRowPlan) -> impl Iterator<Item = IdColumn> {
         plan.columns()
-    }
-
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        softmax::Work::of(rows, columns).numbers()
     }
 
     fn touched_rows(&self, plan: &CpuRowPlan, lookups: &[Lookup]) -> Option<usize> {
@@ -265,10 +261,6 @@ impl Layout for Cpu {
 
     fn staging_bytes(_schema: &BatchSchema) -> u64 {
         0
-    }
-
-    fn softmax_bytes(rows: usize, columns: usize) -> u64 {
-        CpuMatrix::bytes(1, Self::softmax_numbers(rows, columns))
     }
 
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {

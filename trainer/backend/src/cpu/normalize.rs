@@ -6,6 +6,7 @@
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, PerBlock};
+use crate::cpu::vectors::sum;
 use crate::device::Axis;
 use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward, SavedNormalization};
 
@@ -21,9 +22,9 @@ pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
             run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, (means, variances)| {
                 for (row, (mean, variance)) in block.zip(means.iter_mut().zip(variances)) {
                     let (numbers, share) = (input.row(row), 1.0 / input.columns() as f32);
-                    *mean = sum_of(numbers, |x| x) * share;
+                    *mean = sum(numbers, |x| x) * share;
                     let center = *mean;
-                    *variance = sum_of(numbers, |x| (x - center) * (x - center)) * share;
+                    *variance = sum(numbers, |x| (x - center) * (x - center)) * share;
                 }
             });
         }
@@ -43,16 +44,6 @@ pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
             variances.iter_mut().for_each(|variance| *variance *= share);
         }
     }
-}
-
-/// The sum of `of` over the numbers, in a fixed lane order.
-#[inline(always)]
-fn sum_of(numbers: &[f32], of: impl Fn(f32) -> f32) -> f32 {
-    let mut lanes = [0.0_f32; 16];
-    for strip in numbers.chunks(lanes.len()) {
-        lanes.iter_mut().zip(strip).for_each(|(lane, &x)| *lane += of(x));
-    }
-    lanes.iter().sum()
 }
 
 /// Adds to each of `totals`, or sets it to, what `add` sums over rows: per block, then in order.
@@ -95,29 +86,24 @@ fn sum_columns<const N: usize>(
 /// `y = activation(scale * (x - mean) / sqrt(variance + epsilon) + shift)`
 pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
     let NormalizeForward { rows, layer, moments: (mean, variance), input, output } = operation;
-    let columns = input.columns();
     let (scale, shift, epsilon) = (layer.scale.row(0), layer.shift.row(0), layer.epsilon as f32);
     let least = if layer.is_rectified { 0.0 } else { f32::NEG_INFINITY };
-    let (float, stride) = (output.float(), output.stride());
-    run_blocks!(cpu, Blocks::of(rows, ROWS), output.by_rows(), |block, outputs| {
-        for (row, output) in block.zip(outputs.chunks_exact_mut(stride.max(1))) {
-            let affine = input.row(row).iter().zip(scale).zip(shift);
-            let numbers = output.iter_mut().zip(affine);
-            match layer.axis {
-                Axis::Row => {
-                    let (mean, inverse) = (mean.row(row)[0], inverse(variance.row(row)[0], epsilon));
-                    numbers.for_each(|(y, ((x, scale), shift))| {
-                        *y = at_least(least, (x - mean) * inverse * scale + shift);
-                    });
-                }
-                Axis::Column => {
-                    let moments = mean.row(0).iter().zip(variance.row(0));
-                    numbers.zip(moments).for_each(|((y, ((x, scale), shift)), (mean, variance))| {
-                        *y = at_least(least, (x - mean) * inverse(*variance, epsilon) * scale + shift);
-                    });
-                }
+    run_rows!(cpu, rows, ROWS, output, |row, output| {
+        let affine = input.row(row).iter().zip(scale).zip(shift);
+        let numbers = output.iter_mut().zip(affine);
+        match layer.axis {
+            Axis::Row => {
+                let (mean, inverse) = (mean.row(row)[0], inverse(variance.row(row)[0], epsilon));
+                numbers.for_each(|(y, ((x, scale), shift))| {
+                    *y = at_least(least, (x - mean) * inverse * scale + shift);
+                });
             }
-            float.round_all(&mut output[..columns]);
+            Axis::Column => {
+                let moments = mean.row(0).iter().zip(variance.row(0));
+                numbers.zip(moments).for_each(|((y, ((x, scale), shift)), (mean, variance))| {
+                    *y = at_least(least, (x - mean) * inverse(*variance, epsilon) * scale + shift);
+                });
+            }
         }
     });
 }
@@ -125,7 +111,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
 /// The gradients with respect to the input, in place, and to scale and shift.
 pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } = operation;
-    let (columns, stride) = (gradient.columns(), gradient.stride());
+    let columns = gradient.columns();
     let sum_product = &mut scale_grad.as_mut_slice()[..columns];
     let sum_g = &mut shift_grad.as_mut_slice()[..columns];
     let normal = Normal { axis: layer.axis, saved, epsilon: layer.epsilon as f32 };
@@ -142,29 +128,25 @@ pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     });
     let (sum_g, sum_product) = (&*sum_g, &*sum_product);
     let scale = layer.scale.row(0);
-    let float = gradient.float();
-    run_blocks!(cpu, Blocks::of(rows, ROWS), gradient.by_rows(), |block, gradients| {
-        for (row, gradient) in block.zip(gradients.chunks_exact_mut(stride.max(1))) {
-            let gradient = &mut gradient[..columns];
-            for (column, g) in gradient.iter_mut().enumerate() {
-                *g = masked(row, column, *g) * scale[column];
+    run_rows!(cpu, rows, ROWS, gradient, |row, gradient| {
+        for (column, g) in gradient.iter_mut().enumerate() {
+            *g = masked(row, column, *g) * scale[column];
+        }
+        let of_row = (layer.axis == Axis::Row).then(|| {
+            let (mut g_sum, mut product_sum) = (0.0, 0.0);
+            for (column, g) in gradient.iter().enumerate() {
+                g_sum += g;
+                product_sum += g * normal.at(row, column).0;
             }
-            let of_row = (layer.axis == Axis::Row).then(|| {
-                let (mut g_sum, mut product_sum) = (0.0, 0.0);
-                for (column, g) in gradient.iter().enumerate() {
-                    g_sum += g;
-                    product_sum += g * normal.at(row, column).0;
-                }
-                (g_sum / columns as f32, product_sum / columns as f32)
-            });
-            let share = 1.0 / rows as f32;
-            for (column, g) in gradient.iter_mut().enumerate() {
-                let (x, inverse) = normal.at(row, column);
-                let of_column = scale[column] * share;
-                let (mean_g, mean_product) =
-                    of_row.unwrap_or((sum_g[column] * of_column, sum_product[column] * of_column));
-                *g = float.round(inverse * (*g - mean_g - x * mean_product));
-            }
+            (g_sum / columns as f32, product_sum / columns as f32)
+        });
+        let share = 1.0 / rows as f32;
+        for (column, g) in gradient.iter_mut().enumerate() {
+            let (x, inverse) = normal.at(row, column);
+            let of_column = scale[column] * share;
+            let (mean_g, mean_product) =
+                of_row.unwrap_or((sum_g[column] * of_column, sum_product[column] * of_column));
+            *g = inverse * (*g - mean_g - x * mean_product);
         }
     });
 }

@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 use millstream_batch::cache_lines::prefetch_line;
 
 use crate::cpu::Cpu;
+use crate::cpu::matrix::CpuMatrix;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::team::thread_number;
 
@@ -31,6 +32,20 @@ macro_rules! run_blocks {
             $out,
             #[inline(always)]
             |$crate::cpu::parts::Block { list: $list, items: $items, .. }, $part| $kernel,
+        )
+    };
+}
+
+/// Runs a kernel, `|row, numbers| ..`, for each of the first `rows` rows of a matrix, `each` of them per task. It writes
+/// the row's numbers, which are then rounded to the matrix's format.
+macro_rules! run_rows {
+    ($cpu:expr, $rows:expr, $each:expr, $matrix:expr, |$row:pat_param, $numbers:pat_param| $kernel:expr $(,)?) => {
+        $cpu.run_rows(
+            $rows,
+            $each,
+            $matrix,
+            #[inline(always)]
+            |$row, $numbers| $kernel,
         )
     };
 }
@@ -330,6 +345,25 @@ impl Cpu {
             // has no access to `out`.
             let part = unsafe { out.part(&block) };
             kernel(block, part);
+        });
+    }
+
+    /// Runs `kernel` with each of the first `rows` rows of `matrix`. Called by [`run_rows!`] only, which inlines the
+    /// kernel.
+    #[inline(always)]
+    pub(crate) fn run_rows(
+        &self,
+        rows: usize,
+        each: usize,
+        matrix: &mut CpuMatrix,
+        kernel: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let (float, stride, columns) = (matrix.float(), matrix.stride(), matrix.columns());
+        run_blocks!(self, Blocks::of(rows, each), matrix.by_rows(), |block, out| {
+            for (row, out) in block.zip(out.chunks_exact_mut(stride.max(1))) {
+                kernel(row, &mut out[..columns]);
+                float.round_all(&mut out[..columns]);
+            }
         });
     }
 }

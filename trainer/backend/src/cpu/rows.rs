@@ -7,13 +7,15 @@
 //! If one of the columns is weighted, entries are sorted with their weights, which are then stored in a parallel
 //! array. Groups without weights have no such array.
 
-use crate::ops::PlanRows;
+use std::ops::Range;
+
 use millstream_batch::BatchSchema;
 
 use crate::cpu::Cpu;
 use crate::cpu::parts::{Blocks, Rows};
 use crate::device::{IdColumn, Lookup, PLACE_BITS};
 use crate::host::{HostBatch, Ids, capacity, cardinality, is_weighted};
+use crate::ops::PlanRows;
 
 /// The most bits of a digit of the radix sort: its counters use 8 KiB of the stack.
 const DIGIT_BITS: u32 = 11;
@@ -165,6 +167,7 @@ impl SortedIds {
 
     #[inline(always)]
     fn sort(&mut self, batch: &HostBatch) {
+        self.entries_used = self.columns.iter().map(|&column| batch.ids(column).len()).sum();
         match (&*self.columns, &self.weighted) {
             (_, Some(_)) => self.sort_weighted(batch),
             (&[column], None) => self.sort_one(batch.ids(column)),
@@ -176,89 +179,60 @@ impl SortedIds {
     /// Sorts one column directly from the batch.
     #[inline(always)]
     fn sort_one(&mut self, ids: Ids<'_>) {
-        let count = ids.len();
+        let count = self.entries_used;
         let (entries, spare) = (&mut self.entries[..count], &mut self.spare[..count]);
-        let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
-        let digit_bits = self.id_bits.div_ceil(passes);
+        let (passes, digit_bits) = passes_of(self.id_bits);
         // Passes alternate between two buffers; choose the first one so that the last pass ends in `entries`.
-        let (mut to, mut from) = if passes % 2 == 1 { (entries, spare) } else { (spare, entries) };
+        let (to, from) = if passes % 2 == 1 { (entries, spare) } else { (spare, entries) };
         match ids {
             Ids::Single(ids) => scatter(of_single(ids, 0), to, 0, digit_bits),
             Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _) => {
                 scatter(of_ragged(offsets, values, 0), to, 0, digit_bits);
             }
         }
-        for pass in 1..passes {
-            std::mem::swap(&mut to, &mut from);
-            scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
-        }
-        self.entries_used = count;
+        sort_by_digits(to, from, 1..passes, digit_bits);
     }
 
     /// Concatenates several columns, and sorts them.
     #[inline(always)]
     fn sort_several(&mut self, batch: &HostBatch) {
-        let count = self.columns.iter().map(|&column| batch.ids(column).len()).sum();
+        let count = self.entries_used;
         let (entries, spare) = (&mut self.entries[..count], &mut self.spare[..count]);
-        let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
-        let digit_bits = self.id_bits.div_ceil(passes);
+        let (passes, digit_bits) = passes_of(self.id_bits);
         // As in `sort_one`, but with one more copy.
-        let (mut from, mut to) = if passes.is_multiple_of(2) { (entries, spare) } else { (spare, entries) };
-        let mut end = 0;
-        for (number, &column) in self.columns.iter().enumerate() {
-            let base = ((number as u64) << self.row_bits) as u32;
-            let ids = batch.ids(column);
-            let of_column = &mut from[end..end + ids.len()];
+        let (from, to) = if passes.is_multiple_of(2) { (entries, spare) } else { (spare, entries) };
+        for (ids, base, to) in concatenated(batch, &self.columns, self.row_bits, from) {
             match ids {
-                Ids::Single(ids) => fill(of_column, of_single(ids, base)),
+                Ids::Single(ids) => fill(to, of_single(ids, base)),
                 Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _) => {
-                    fill(of_column, of_ragged(offsets, values, base));
+                    fill(to, of_ragged(offsets, values, base));
                 }
             }
-            end += ids.len();
         }
-        for pass in 0..passes {
-            scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
-            std::mem::swap(&mut to, &mut from);
-        }
-        self.entries_used = count;
+        sort_by_digits(from, to, 0..passes, digit_bits);
     }
 
     /// Sorts any number of columns with the weights of their ids.
     #[inline(always)]
     fn sort_weighted(&mut self, batch: &HostBatch) {
         let Some(weighted) = &mut self.weighted else { return };
-        let count = self.columns.iter().map(|&column| batch.ids(column).len()).sum();
-        let [from, to] = &mut weighted.entries;
-        let (mut from, mut to) = (&mut from[..count], &mut to[..count]);
-        let mut end = 0;
-        for (number, &column) in self.columns.iter().enumerate() {
-            let base = ((number as u64) << self.row_bits) as u32;
-            let ids = batch.ids(column);
-            let of_column = &mut from[end..end + ids.len()];
+        let [from, to] = weighted.entries.each_mut().map(|entries| &mut entries[..self.entries_used]);
+        for (ids, base, to) in concatenated(batch, &self.columns, self.row_bits, from) {
             match ids {
-                Ids::Single(ids) => fill(of_column, with_weight_1(of_single(ids, base))),
-                Ids::Ragged(offsets, values) => {
-                    fill(of_column, with_weight_1(of_ragged(offsets, values, base)));
-                }
+                Ids::Single(ids) => fill(to, with_weight_1(of_single(ids, base))),
+                Ids::Ragged(offsets, values) => fill(to, with_weight_1(of_ragged(offsets, values, base))),
                 Ids::Weighted(offsets, values, weights) => {
                     let entries = of_ragged(offsets, values, base).zip(weights.of_values);
-                    fill(of_column, entries.map(|(entry, &weight)| WeightedEntry { entry, weight }));
+                    fill(to, entries.map(|(entry, &weight)| WeightedEntry { entry, weight }));
                 }
             }
-            end += ids.len();
         }
-        let passes = self.id_bits.div_ceil(DIGIT_BITS).max(1);
-        let digit_bits = self.id_bits.div_ceil(passes);
-        for pass in 0..passes {
-            scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
-            std::mem::swap(&mut to, &mut from);
-        }
+        let (passes, digit_bits) = passes_of(self.id_bits);
+        let sorted = sort_by_digits(from, to, 0..passes, digit_bits);
         let apart = self.entries.iter_mut().zip(&mut weighted.weights);
-        for ((entry, weight), sorted) in apart.zip(from) {
+        for ((entry, weight), sorted) in apart.zip(sorted) {
             (*entry, *weight) = (sorted.entry, sorted.weight);
         }
-        self.entries_used = count;
     }
 
     #[inline(always)]
@@ -327,6 +301,43 @@ fn bits_below(bound: u32) -> u32 {
 /// The most ids that one batch can have in all of `columns`.
 fn capacity_of(schema: &BatchSchema, columns: &[IdColumn]) -> usize {
     columns.iter().map(|&column| capacity(schema, column)).sum()
+}
+
+/// The ids of each of several columns, the column's number in the bits above rows, and the column's part of `to`, in
+/// which one column follows the other.
+#[inline(always)]
+fn concatenated<'a, E>(
+    batch: &'a HostBatch,
+    columns: &'a [IdColumn],
+    row_bits: u32,
+    mut to: &'a mut [E],
+) -> impl Iterator<Item = (Ids<'a>, u32, &'a mut [E])> {
+    (0_u64..).zip(columns).map(move |(number, &column)| {
+        let ids = batch.ids(column);
+        let of_column = to.split_off_mut(..ids.len()).expect("room for all ids");
+        (ids, (number << row_bits) as u32, of_column)
+    })
+}
+
+/// The passes of a radix sort by ids of `id_bits` bits, and the bits of a digit.
+fn passes_of(id_bits: u32) -> (u32, u32) {
+    let passes = id_bits.div_ceil(DIGIT_BITS).max(1);
+    (passes, id_bits.div_ceil(passes))
+}
+
+/// Runs some passes of a radix sort of `from`, which alternate between both buffers, and returns the last destination.
+#[inline(always)]
+fn sort_by_digits<'a, E: OfId>(
+    mut from: &'a mut [E],
+    mut to: &'a mut [E],
+    passes: Range<u32>,
+    digit_bits: u32,
+) -> &'a mut [E] {
+    for pass in passes {
+        scatter(from.iter().copied(), to, pass * digit_bits, digit_bits);
+        std::mem::swap(&mut from, &mut to);
+    }
+    from
 }
 
 /// One pass of a radix sort: copies `from` to `to`, stably sorted by the digit at `shift`.

@@ -28,11 +28,12 @@ pub(super) trait ByRule {
 pub(super) fn by_rule_of(formula: &Formula, work: impl ByRule) {
     match *formula {
         Formula::Sgd { learning_rate } => work.by(Sgd { rate: learning_rate as f32 }),
-        Formula::Momentum { learning_rate, momentum, nesterov: false } => {
-            work.by(Momentum { rate: learning_rate as f32, momentum: momentum as f32 });
-        }
-        Formula::Momentum { learning_rate, momentum, nesterov: true } => {
-            work.by(Nesterov { rate: learning_rate as f32, momentum: momentum as f32 });
+        Formula::Momentum { learning_rate, momentum, nesterov } => {
+            let (rate, momentum) = (learning_rate as f32, momentum as f32);
+            match nesterov {
+                false => work.by(Momentum::<false> { rate, momentum }),
+                true => work.by(Momentum::<true> { rate, momentum }),
+            }
         }
         Formula::Adagrad { learning_rate, epsilon } => {
             work.by(Adagrad { rate: learning_rate as f32, epsilon: epsilon as f32 });
@@ -65,13 +66,7 @@ struct Sgd {
 }
 
 #[derive(Clone, Copy)]
-struct Momentum {
-    rate: f32,
-    momentum: f32,
-}
-
-#[derive(Clone, Copy)]
-struct Nesterov {
+struct Momentum<const NESTEROV: bool> {
     rate: f32,
     momentum: f32,
 }
@@ -120,23 +115,14 @@ impl Rule for Sgd {
     }
 }
 
-impl Rule for Momentum {
+impl<const NESTEROV: bool> Rule for Momentum<NESTEROV> {
     const STATES: usize = 1;
 
     #[inline(always)]
     fn next(self, w: f32, [m, unused]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
         let m = self.momentum * m + g;
-        (w - self.rate * m, [m, unused])
-    }
-}
-
-impl Rule for Nesterov {
-    const STATES: usize = 1;
-
-    #[inline(always)]
-    fn next(self, w: f32, [m, unused]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
-        let m = self.momentum * m + g;
-        (w - self.rate * (g + self.momentum * m), [m, unused])
+        let step = if NESTEROV { g + self.momentum * m } else { m };
+        (w - self.rate * step, [m, unused])
     }
 }
 

@@ -50,8 +50,8 @@ impl Device for Cuda {
         CudaBatch::new(self, schema)
     }
 
-    fn softmax_work(&self, rows: usize, columns: usize) -> CudaMatrix {
-        self.matrix(1, Work::of(rows, columns).numbers())
+    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+        Work::of(rows, columns).numbers()
     }
 
     fn report(&self, numbers: usize) -> CudaReport {
@@ -87,10 +87,6 @@ impl Shapes for Cuda {
 
     fn planned_columns(plan: &CudaRowPlan) -> impl Iterator<Item = IdColumn> {
         plan.columns()
-    }
-
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        Work::of(rows, columns).numbers()
     }
 }
 

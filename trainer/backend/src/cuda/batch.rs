@@ -15,7 +15,7 @@ use super::buffers::ALIGNMENT;
 use super::driver::{Address, Memory};
 use super::feed::{Feed, SLOTS};
 use super::kernels::{CHECK_OFFSETS, ColumnView, Faults, Intake, TAKE_IDS, TAKE_NUMBERS};
-use crate::device::{BatchShape, IdColumn, Pooling};
+use crate::device::{BatchShape, IdColumn};
 use crate::error::BatchError;
 use crate::host;
 
@@ -27,15 +27,6 @@ pub struct CudaBatch {
     /// Single-valued columns, then ragged ones.
     columns: Vec<ColumnView>,
     feed: Feed,
-}
-
-/// The kernels' code for a pooling.
-pub(super) fn code(pooling: Pooling) -> u32 {
-    match pooling {
-        Pooling::Sum => 0,
-        Pooling::Mean => 1,
-        Pooling::SqrtN => 2,
-    }
 }
 
 impl CudaBatch {
@@ -218,13 +209,9 @@ pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
     };
     let single = schema.ids.iter().enumerate().map(|(feature, spec)| ColumnView {
         ids: (layout.ids.offset + feature * rows * size_of::<u32>()) as u64,
-        offsets: 0,
-        rows: 0,
-        weights: 0,
-        mean_scales: 0,
-        root_scales: 0,
         cardinality: spec.cardinality,
         maximum: 1,
+        ..ColumnView::default()
     });
     let mut columns: Vec<ColumnView> = single.collect();
     for (spec, section) in schema.ragged.iter().zip(&layout.ragged) {

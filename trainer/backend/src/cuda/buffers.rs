@@ -21,15 +21,6 @@ pub(super) fn number_bytes(float: Float) -> usize {
     }
 }
 
-/// The kernels' code for a format.
-pub(super) fn code(float: Float) -> u32 {
-    match float {
-        Float::F32 => 0,
-        Float::Bf16 => 1,
-        Float::F16 => 2,
-    }
-}
-
 /// The memory layout of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -60,7 +51,7 @@ impl Shape {
         MatrixView {
             data,
             stride: self.stride() as u64,
-            format: code(self.float),
+            format: self.float as u32,
             columns: self.columns as u32,
         }
     }

@@ -8,7 +8,7 @@ use super::buffers::{CudaTable, Shape, sign_bytes};
 use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
-use super::{Cuda, layers, lookups, losses, normalize, report, retrieval, rows, updates};
+use super::{Cuda, layers, lookups, losses, normalize, report, rows, updates};
 use crate::device::{IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 use crate::sizes::{Layout, OperationBytes};
@@ -38,10 +38,6 @@ impl Layout for Cuda {
 
     fn staging_bytes(schema: &BatchSchema) -> u64 {
         CudaBatch::staging_bytes_of(schema)
-    }
-
-    fn softmax_bytes(rows: usize, columns: usize) -> u64 {
-        Self::matrix_bytes(Float::F32, 1, retrieval::Work::of(rows, columns).numbers())
     }
 
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {

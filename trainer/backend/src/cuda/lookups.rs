@@ -1,8 +1,8 @@
 //! Lookups: embeddings concatenated per row, and linear models.
 
 use super::Cuda;
-use super::batch::{CudaBatch, code};
-use super::buffers::{self, CudaTable, number_bytes};
+use super::batch::CudaBatch;
+use super::buffers::{CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
     FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_PACKED, Gather, GatherDense, LINEAR,
@@ -20,8 +20,8 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
             column: batch.column(lookup.column),
             width: table.shape().width as u32,
             first: lookup.first as u32,
-            pooling: code(lookup.pooling),
-            format: buffers::code(table.shape().float),
+            pooling: lookup.pooling as u32,
+            format: table.shape().float as u32,
         }
     };
     lookups.iter().map(view).collect()

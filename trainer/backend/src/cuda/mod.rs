@@ -138,29 +138,23 @@ impl Cuda {
             version,
         };
         let libraries = versions.map(library).to_vec();
-        let new = || {
-            let (stream, copies) = (Stream::new(context)?, Stream::new(context)?);
-            let (scratch, faults) = (Memory::new(context, 0)?, Memory::new(context, size_of::<Faults>())?);
-            let (commands, steps, constants) = (Mutex::default(), Mutex::default(), Mutex::default());
-            let scratch = Mutex::new(scratch);
-            let (pinned, spans) = (PinnedRanges::default(), Mutex::default());
-            Ok(Self {
-                commands,
-                steps,
-                constants,
-                scratch,
-                spans,
-                recorder: Arc::default(),
-                faults,
-                pinned,
-                kernels,
-                blas,
-                libraries,
-                copies,
-                stream,
-            })
+        let stream = || Stream::new(context).map_err(DriverError::from);
+        let memory = |bytes| Memory::new(context, bytes).map_err(DriverError::from);
+        let this = Self {
+            commands: Mutex::default(),
+            steps: Mutex::default(),
+            constants: Mutex::default(),
+            scratch: Mutex::new(memory(0)?),
+            spans: Mutex::default(),
+            recorder: Arc::default(),
+            faults: memory(size_of::<Faults>())?,
+            pinned: PinnedRanges::default(),
+            kernels,
+            blas,
+            libraries,
+            copies: stream()?,
+            stream: stream()?,
         };
-        let this = new().map_err(|fault: Fault| DriverError::from(fault))?;
         this.clear_faults();
         Ok(this)
     }

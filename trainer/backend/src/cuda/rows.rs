@@ -2,8 +2,7 @@
 
 use millstream_batch::BatchSchema;
 
-use super::batch::code as code_of;
-use super::buffers::{CudaTable, code};
+use super::buffers::CudaTable;
 use super::driver::{Address, Memory};
 use super::kernels::{
     ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView, WARP,
@@ -106,7 +105,7 @@ impl Cuda {
                 let source = |lookup: &Lookup| SourceView {
                     column: batch.column(lookup.column),
                     first: columns.first_of(lookup) as u32,
-                    pooling: code_of(lookup.pooling),
+                    pooling: lookup.pooling as u32,
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
                 let (sorted, shape) = (plan.sorted(lookups), table.shape());
@@ -129,7 +128,7 @@ impl Cuda {
                     source_count: sources.len() as u32,
                     width: shape.width as u32,
                     lanes,
-                    format: code(shape.float),
+                    format: shape.float as u32,
                 }
             })
             .collect();
