@@ -336,7 +336,7 @@ pub trait Device {
     /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.
-    fn reserve_workspace(&self, usage: &WorkspaceUse<'_>);
+    fn reserve_workspace(&self, _usage: &WorkspaceUse<'_>) {}
     /// Allocates a plan for batches of `schema` over `groups` of columns; each column is in one group. A group has
     /// the columns looked up in one table, in the order of its lookups; [`PLACE_BITS`] bounds its size.
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self::RowPlan;

@@ -12,10 +12,12 @@ use crate::float::Float;
 /// Memory used by each kind of buffer that [`Device`] creates, in bytes: one function per constructor.
 pub trait Layout: Backend<Scalar = f32> {
     /// Whether the device's memory is separate from the host's.
-    const IS_APART: bool;
+    const IS_APART: bool = false;
 
     /// Memory used before a model exists.
-    fn base_bytes() -> u64;
+    fn base_bytes() -> u64 {
+        0
+    }
     /// A matrix.
     fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64;
     /// The output of a ReLU; see [`Device::rectified`].
@@ -26,8 +28,10 @@ pub trait Layout: Backend<Scalar = f32> {
     fn table_bytes(shape: TableShape) -> u64;
     /// A batch.
     fn batch_bytes(schema: &BatchSchema) -> u64;
-    /// Host memory in which batches are staged; 0 if they are not.
-    fn staging_bytes(schema: &BatchSchema) -> u64;
+    /// Host memory in which batches are staged.
+    fn staging_bytes(_schema: &BatchSchema) -> u64 {
+        0
+    }
     /// A row plan.
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
     /// A report of `numbers` values.

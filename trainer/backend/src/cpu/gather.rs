@@ -1,13 +1,14 @@
 //! Pooled rows of all tables, concatenated with dense columns: the input of a deep model.
 
-use crate::ops::Gather;
+use std::ops::Range;
 
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
 use crate::cpu::parts::Blocks;
 use crate::device::{Lookup, Pooling};
-use crate::host::{Ids, Shares};
+use crate::host::{HostBatch, Ids, Shares};
+use crate::ops::Gather;
 
 /// Batch rows per task, and the prefetch distance for table rows: while a task copies these rows from one table, it
 /// prefetches the same rows of the next.
@@ -28,11 +29,7 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
             let table = &tables[lookup.table];
             let width = table.shape().width;
             let out = Out { rows: out, stride, offset: first_column + lookup.first };
-            let next = lookups.get(number + 1);
-            let next = next.and_then(|lookup| match batch.ids(lookup.column) {
-                Ids::Single(ids) => Some((&ids[block.clone()], &tables[lookup.table])),
-                Ids::Ragged(..) | Ids::Weighted(..) => None,
-            });
+            let next = one_row_each(lookups.get(number + 1), batch, &block, tables);
             match batch.ids(lookup.column) {
                 Ids::Single(ids) => {
                     let ids = &ids[block.clone()];
@@ -61,6 +58,19 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
         }
         float.round_all(out);
     });
+}
+
+/// The ids and the table of a lookup, if it looks up one row for each of these batch rows.
+#[inline(always)]
+pub(super) fn one_row_each<'a>(
+    lookup: Option<&Lookup>,
+    batch: &'a HostBatch,
+    rows: &Range<usize>,
+    tables: &'a [CpuTable],
+) -> Option<(&'a [u32], &'a CpuTable)> {
+    let lookup = lookup?;
+    let Ids::Single(ids) = batch.ids(lookup.column) else { return None };
+    Some((&ids[rows.clone()], &tables[lookup.table]))
 }
 
 /// The destination of a table's columns: `offset` columns into each of the rows.

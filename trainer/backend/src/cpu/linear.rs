@@ -1,6 +1,7 @@
 //! The linear model with one output: one weight per id and dense column. See [`super::linear_columns`] for several
 //! outputs.
 
+use crate::cpu::gather::one_row_each;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
 use crate::cpu::parts::Blocks;
@@ -14,10 +15,10 @@ const ROWS: usize = 128;
 
 /// `out[b] += bias + sum of the looked-up weights + dense columns . dense_weights`
 pub(crate) fn forward(cpu: &Cpu, operation: LinearForward<'_, Cpu>) {
-    let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
-    if out.columns() != 1 {
-        return linear_columns::forward(cpu, batch, rows, lookups, tables, dense, dense_weights, bias, out);
+    if operation.out.columns() != 1 {
+        return linear_columns::forward(cpu, operation);
     }
+    let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
     let bias = bias.row(0)[0];
     let float = out.float();
     run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out.by_rows(), |block, out| {
@@ -28,11 +29,7 @@ pub(crate) fn forward(cpu: &Cpu, operation: LinearForward<'_, Cpu>) {
             let table = &tables[lookup.table];
             match batch.ids(lookup.column) {
                 Ids::Single(ids) => {
-                    let next = lookups.get(number + 1);
-                    let next = next.and_then(|lookup| match batch.ids(lookup.column) {
-                        Ids::Single(ids) => Some((&ids[block.clone()], &tables[lookup.table])),
-                        Ids::Ragged(..) | Ids::Weighted(..) => None,
-                    });
+                    let next = one_row_each(lookups.get(number + 1), batch, &block, tables);
                     add_weights(table, &ids[block.clone()], next, sums);
                 }
                 Ids::Ragged(offsets, values) => {
@@ -97,11 +94,10 @@ fn pool_weights_by_shares(
 ///
 /// There are only a few values per row, so one thread sums them, in the order of the rows.
 pub(crate) fn backward(cpu: &Cpu, operation: LinearBackward<'_, Cpu>) {
-    let LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
-    if out_grad.columns() != 1 {
-        let by = (weight_grad, bias_grad);
-        return linear_columns::backward(cpu, batch, rows, dense, out_grad, mode, by);
+    if operation.out_grad.columns() != 1 {
+        return linear_columns::backward(cpu, operation);
     }
+    let LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
     let gradients = &out_grad.as_slice()[..rows.len()];
     let weight_grad = &mut weight_grad.as_mut_slice()[..dense.len()];
     let bias = cpu.simd.run(

@@ -2,15 +2,13 @@
 //!
 //! A row's sums stay in the L1 cache while all of its vectors are added; inner loops run over columns.
 
-use std::ops::Range;
-
 use crate::cpu::Cpu;
-use crate::cpu::matrix::{CpuMatrix, CpuTable};
+use crate::cpu::matrix::CpuTable;
 use crate::cpu::parts::{Blocks, Rows};
 use crate::cpu::vectors::add_times;
 use crate::device::Lookup;
 use crate::host::{HostBatch, Ids};
-use crate::ops::GradientMode;
+use crate::ops::{GradientMode, LinearBackward, LinearForward};
 
 /// Batch rows per task.
 const ROWS: usize = 64;
@@ -18,18 +16,8 @@ const ROWS: usize = 64;
 const COLUMNS: usize = 64;
 
 /// `out[b] += bias + sum of the looked-up vectors + dense columns . dense_weights`
-#[allow(clippy::too_many_arguments, reason = "the operation's own")]
-pub(crate) fn forward(
-    cpu: &Cpu,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    lookups: &[Lookup],
-    tables: &[CpuTable],
-    dense: &[usize],
-    dense_weights: &CpuMatrix,
-    bias: &CpuMatrix,
-    out: &mut CpuMatrix,
-) {
+pub(crate) fn forward(cpu: &Cpu, operation: LinearForward<'_, Cpu>) {
+    let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
     run_rows!(cpu, rows.len(), ROWS, out, |place, out| {
         let row = rows.start + place;
         add_times(1.0, bias.row(0), out);
@@ -65,15 +53,8 @@ fn add_vectors(batch: &HostBatch, lookup: &Lookup, row: usize, table: &CpuTable,
 }
 
 /// The gradients with respect to dense weights and bias; rows are summed in order.
-pub(crate) fn backward(
-    cpu: &Cpu,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    dense: &[usize],
-    out_grad: &CpuMatrix,
-    mode: GradientMode,
-    (weight_grad, bias_grad): (&mut CpuMatrix, &mut CpuMatrix),
-) {
+pub(crate) fn backward(cpu: &Cpu, operation: LinearBackward<'_, Cpu>) {
+    let LinearBackward { batch, rows, dense, out_grad, mode, weight_grad, bias_grad } = operation;
     let columns = out_grad.columns();
     // A list for each dense column: its row of the gradient, with the padding after the row.
     let blocks = Blocks::of(weight_grad.stride(), COLUMNS).in_lists(dense.len());

@@ -3,12 +3,10 @@
 use std::ops::Range;
 
 use crate::cpu::exp::exp;
-use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, Rows};
 use crate::cpu::{Cpu, columns, vectors};
 use crate::float::Float;
-use crate::host::HostBatch;
-use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};
+use crate::ops::{Loss, Sigmoid, Softmax, TaskLoss};
 
 /// Rows per task.
 const ROWS: usize = 512;
@@ -16,9 +14,8 @@ const ROWS: usize = 512;
 /// A training task's loss and its gradient. Each row's loss is computed by one task of the team; they are summed in
 /// order.
 pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
-    let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
-    let (column, float) = (task.label, gradient.float());
-    match task.loss {
+    let (column, float) = (operation.task.label, operation.logits_grad.float());
+    match operation.task.loss {
         Loss::BinaryCrossEntropy { smoothing, positive_weight, negative_weight } => {
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / 2.0) as f32);
             let (positive, negative) = (positive_weight as f32, negative_weight as f32);
@@ -30,7 +27,7 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
                 let probability = if logit >= 0.0 { 1.0 / (1.0 + e) } else { e / (1.0 + e) };
                 (logit.max(0.0) - logit * label + e.ln_1p(), probability - label)
             });
-            by_row(cpu, task, batch, rows, logits, gradient, sums, weight, loss);
+            by_row(cpu, operation, weight, loss);
         }
         Loss::SquaredError => {
             let weight = |_: f32| 1.0;
@@ -38,7 +35,7 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
                 let difference = logit - label;
                 (difference * difference, 2.0 * difference)
             });
-            by_row(cpu, task, batch, rows, logits, gradient, sums, weight, loss);
+            by_row(cpu, operation, weight, loss);
         }
         Loss::CrossEntropy { smoothing, ref class_weights } => {
             let classes = class_weights.len();
@@ -46,24 +43,14 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
             let weight = |label: f32| class_weights[label as usize] as f32;
             by_row(
                 cpu,
-                task,
-                batch,
-                rows,
-                logits,
-                gradient,
-                sums,
+                operation,
                 weight,
                 #[inline(always)]
                 |logits, label, scale, gradients| {
                     let class = label as usize;
                     let (largest, sum) = softmax(logits, gradients);
                     // Subtract the maximum from both terms, to keep precision.
-                    let others = add
-                        * vectors::sum(
-                            logits,
-                            #[inline(always)]
-                            |x| x - largest,
-                        );
+                    let others = add * vectors::sum(logits, |x| x - largest);
                     let loss = sum.ln() - keep * (logits[class] - largest) - others;
                     gradients.iter_mut().for_each(|gradient| *gradient -= add);
                     gradients[class] -= keep;
@@ -90,18 +77,13 @@ fn of_column(
 
 /// Computes a loss row by row. `weight_of` maps a label to a factor of the row's weight. `loss_of` maps logits and
 /// label to the loss; it also writes the gradient, multiplied by a scale.
-#[allow(clippy::too_many_arguments, reason = "the operation's own, and what differs between losses")]
 fn by_row(
     cpu: &Cpu,
-    task: &Task,
-    batch: &HostBatch,
-    rows: Range<usize>,
-    logits: &CpuMatrix,
-    gradient: &mut CpuMatrix,
-    sums: &mut CpuMatrix,
+    operation: TaskLoss<'_, Cpu>,
     weight_of: impl Fn(f32) -> f32 + Sync,
     loss_of: impl Fn(&[f32], f32, f32, &mut [f32]) -> f32 + Sync,
 ) {
+    let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
     let labels = batch.labels(task.label);
     let weights_of = |rows: Range<usize>| {
         let labeled = labels[rows.clone()].iter().zip(&batch.weights()[rows]);
@@ -156,11 +138,7 @@ fn softmax(logits: &[f32], out: &mut [f32]) -> (f32, f32) {
     for (out, x) in out.iter_mut().zip(logits) {
         *out = exp(x - largest);
     }
-    let sum = vectors::sum(
-        out,
-        #[inline(always)]
-        |x| x,
-    );
+    let sum = vectors::sum(out, |x| x);
     out.iter_mut().for_each(|out| *out /= sum);
     (largest, sum)
 }

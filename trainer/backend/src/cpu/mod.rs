@@ -241,12 +241,6 @@ impl Shapes for Cpu {
 }
 
 impl Layout for Cpu {
-    const IS_APART: bool = false;
-
-    fn base_bytes() -> u64 {
-        0
-    }
-
     fn matrix_bytes(_float: Float, rows: usize, columns: usize) -> u64 {
         CpuMatrix::bytes(rows, columns)
     }
@@ -257,10 +251,6 @@ impl Layout for Cpu {
 
     fn batch_bytes(schema: &BatchSchema) -> u64 {
         HostBatch::bytes(schema)
-    }
-
-    fn staging_bytes(_schema: &BatchSchema) -> u64 {
-        0
     }
 
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
@@ -351,10 +341,6 @@ impl Backend for Cpu {
     }
 
     fn pin(&self, _pages: &RingMapping) -> Result<(), PinError> {
-        Ok(())
-    }
-
-    fn check(&self, _batch: &HostBatch) -> Result<(), BatchError> {
         Ok(())
     }
 

@@ -307,23 +307,6 @@ unsafe impl<A: Divide, B: Divide> Divide for (A, B) {
     }
 }
 
-// SAFETY: parts of each component do not overlap, because all three implement `Divide`.
-unsafe impl<A: Divide, B: Divide, C: Divide> Divide for (A, B, C) {
-    type Part<'a> = (A::Part<'a>, B::Part<'a>, C::Part<'a>);
-
-    fn check(&self, blocks: &Blocks, threads: usize) {
-        self.0.check(blocks, threads);
-        self.1.check(blocks, threads);
-        self.2.check(blocks, threads);
-    }
-
-    #[inline(always)]
-    unsafe fn part<'a>(&self, block: &Block) -> Self::Part<'a> {
-        // SAFETY: the caller upholds the contract of `Divide::part`, which is the same for all three components.
-        unsafe { (self.0.part(block), self.1.part(block), self.2.part(block)) }
-    }
-}
-
 impl Cpu {
     /// Runs `kernel` with each of `blocks` and its parts of `out`. Called by [`run_blocks!`] only, which inlines
     /// the kernel.

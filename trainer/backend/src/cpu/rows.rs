@@ -7,6 +7,7 @@
 //! If one of the columns is weighted, entries are sorted with their weights, which are then stored in a parallel
 //! array. Groups without weights have no such array.
 
+use std::iter::repeat;
 use std::ops::Range;
 
 use millstream_batch::BatchSchema;
@@ -68,18 +69,30 @@ struct WeightedEntry {
 }
 
 /// An item that is sorted by its id.
-trait OfId: Copy {
+trait Item: Copy {
+    /// The item of an entry with this weight.
+    fn of(entry: Entry, weight: f32) -> Self;
     fn id(&self) -> u32;
 }
 
-impl OfId for Entry {
+impl Item for Entry {
+    #[inline(always)]
+    fn of(entry: Entry, _weight: f32) -> Self {
+        entry
+    }
+
     #[inline(always)]
     fn id(&self) -> u32 {
         self.id
     }
 }
 
-impl OfId for WeightedEntry {
+impl Item for WeightedEntry {
+    #[inline(always)]
+    fn of(entry: Entry, weight: f32) -> Self {
+        Self { entry, weight }
+    }
+
     #[inline(always)]
     fn id(&self) -> u32 {
         self.entry.id
@@ -201,14 +214,7 @@ impl SortedIds {
         let (passes, digit_bits) = passes_of(self.id_bits);
         // As in `sort_one`, but with one more copy.
         let (from, to) = if passes.is_multiple_of(2) { (entries, spare) } else { (spare, entries) };
-        for (ids, base, to) in concatenated(batch, &self.columns, self.row_bits, from) {
-            match ids {
-                Ids::Single(ids) => fill(to, of_single(ids, base)),
-                Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _) => {
-                    fill(to, of_ragged(offsets, values, base));
-                }
-            }
-        }
+        concatenate(batch, &self.columns, self.row_bits, from);
         sort_by_digits(from, to, 0..passes, digit_bits);
     }
 
@@ -217,16 +223,7 @@ impl SortedIds {
     fn sort_weighted(&mut self, batch: &HostBatch) {
         let Some(weighted) = &mut self.weighted else { return };
         let [from, to] = weighted.entries.each_mut().map(|entries| &mut entries[..self.entries_used]);
-        for (ids, base, to) in concatenated(batch, &self.columns, self.row_bits, from) {
-            match ids {
-                Ids::Single(ids) => fill(to, with_weight_1(of_single(ids, base))),
-                Ids::Ragged(offsets, values) => fill(to, with_weight_1(of_ragged(offsets, values, base))),
-                Ids::Weighted(offsets, values, weights) => {
-                    let entries = of_ragged(offsets, values, base).zip(weights.of_values);
-                    fill(to, entries.map(|(entry, &weight)| WeightedEntry { entry, weight }));
-                }
-            }
-        }
+        concatenate(batch, &self.columns, self.row_bits, from);
         let (passes, digit_bits) = passes_of(self.id_bits);
         let sorted = sort_by_digits(from, to, 0..passes, digit_bits);
         let apart = self.entries.iter_mut().zip(&mut weighted.weights);
@@ -264,12 +261,6 @@ fn has_weights(schema: &BatchSchema, columns: &[IdColumn]) -> bool {
     columns.iter().any(|&column| is_weighted(schema, column))
 }
 
-/// Entries of a column without weights, in a group that has some.
-#[inline(always)]
-fn with_weight_1(entries: impl Iterator<Item = Entry>) -> impl Iterator<Item = WeightedEntry> {
-    entries.map(|entry| WeightedEntry { entry, weight: 1.0 })
-}
-
 /// Entries of a single-valued column.
 #[inline(always)]
 fn of_single(ids: &[u32], base: u32) -> impl Iterator<Item = Entry> + Clone {
@@ -288,11 +279,6 @@ fn of_ragged<'a>(
     })
 }
 
-#[inline(always)]
-fn fill<E>(to: &mut [E], from: impl Iterator<Item = E>) {
-    to.iter_mut().zip(from).for_each(|(to, entry)| *to = entry);
-}
-
 /// The number of bits of integers below `bound`.
 fn bits_below(bound: u32) -> u32 {
     u32::BITS - bound.saturating_sub(1).leading_zeros()
@@ -303,20 +289,31 @@ fn capacity_of(schema: &BatchSchema, columns: &[IdColumn]) -> usize {
     columns.iter().map(|&column| capacity(schema, column)).sum()
 }
 
-/// The ids of each of several columns, the column's number in the bits above rows, and the column's part of `to`, in
-/// which one column follows the other.
+/// Fills `to` with the ids of several columns, one column after the other. Ids without a weight have weight 1.
 #[inline(always)]
-fn concatenated<'a, E>(
-    batch: &'a HostBatch,
-    columns: &'a [IdColumn],
-    row_bits: u32,
-    mut to: &'a mut [E],
-) -> impl Iterator<Item = (Ids<'a>, u32, &'a mut [E])> {
-    (0_u64..).zip(columns).map(move |(number, &column)| {
-        let ids = batch.ids(column);
-        let of_column = to.split_off_mut(..ids.len()).expect("room for all ids");
-        (ids, (number << row_bits) as u32, of_column)
-    })
+fn concatenate<E: Item>(batch: &HostBatch, columns: &[IdColumn], row_bits: u32, mut to: &mut [E]) {
+    for (number, &column) in (0_u64..).zip(columns) {
+        let (ids, base) = (batch.ids(column), (number << row_bits) as u32);
+        let to = to.split_off_mut(..ids.len()).expect("room for all ids");
+        match ids {
+            Ids::Single(ids) => fill(to, of_single(ids, base), repeat(&1.0)),
+            Ids::Ragged(offsets, values) => fill(to, of_ragged(offsets, values, base), repeat(&1.0)),
+            Ids::Weighted(offsets, values, weights) => {
+                fill(to, of_ragged(offsets, values, base), weights.of_values.iter());
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn fill<'a, E: Item>(
+    to: &mut [E],
+    entries: impl Iterator<Item = Entry>,
+    weights: impl Iterator<Item = &'a f32>,
+) {
+    for (to, (entry, &weight)) in to.iter_mut().zip(entries.zip(weights)) {
+        *to = E::of(entry, weight);
+    }
 }
 
 /// The passes of a radix sort by ids of `id_bits` bits, and the bits of a digit.
@@ -327,7 +324,7 @@ fn passes_of(id_bits: u32) -> (u32, u32) {
 
 /// Runs some passes of a radix sort of `from`, which alternate between both buffers, and returns the last destination.
 #[inline(always)]
-fn sort_by_digits<'a, E: OfId>(
+fn sort_by_digits<'a, E: Item>(
     mut from: &'a mut [E],
     mut to: &'a mut [E],
     passes: Range<u32>,
@@ -342,7 +339,7 @@ fn sort_by_digits<'a, E: OfId>(
 
 /// One pass of a radix sort: copies `from` to `to`, stably sorted by the digit at `shift`.
 #[inline(always)]
-fn scatter<E: OfId>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: u32, digit_bits: u32) {
+fn scatter<E: Item>(from: impl Iterator<Item = E> + Clone, to: &mut [E], shift: u32, digit_bits: u32) {
     let mask = (1_usize << digit_bits) - 1;
     let mut places = [0_u32; 1 << DIGIT_BITS];
     let places = &mut places[..=mask];

@@ -42,8 +42,8 @@ impl ByRule for MatrixStep<'_> {
         let gradient = gradient.as_slice();
         let blocks = Blocks::of(gradient.len(), NUMBERS);
         let [first, second] = states_of(states);
-        let out = (Rows::of(weights.as_mut_slice(), 1), first, second);
-        run_blocks!(cpu, blocks, out, |block, (weights, first, second)| {
+        let out = (Rows::of(weights.as_mut_slice(), 1), (first, second));
+        run_blocks!(cpu, blocks, out, |block, (weights, (first, second))| {
             // Slices of equal length let the compiler drop bounds checks and vectorize.
             let gradient = &gradient[block];
             let weights = &mut weights[..gradient.len()];

@@ -144,7 +144,7 @@ impl GpuError for BlasError {
 }
 
 /// A matrix on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Factor {
     pub(super) address: Address,
     pub(super) float: Float,
@@ -155,7 +155,7 @@ pub(super) struct Factor {
 }
 
 /// A fused epilogue of a product. Biases and sums are `[1, columns]`, in the format of `out`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Epilogue {
     /// No epilogue.
     #[default]
@@ -171,7 +171,7 @@ pub(super) enum Epilogue {
 }
 
 /// `out = [out +] left . right`, `[rows, depth] . [depth, columns]`, with fp32 accumulation and an epilogue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) depth: usize,
@@ -185,17 +185,8 @@ pub(super) struct Product {
     pub(super) epilogue: Epilogue,
 }
 
-/// The key of a plan: everything about a product except its addresses.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    sizes: [usize; 3],
-    strides: [usize; 3],
-    floats: [Float; 2],
-    transposed: [bool; 2],
-    epilogue: u32,
-    sign_stride: usize,
-    is_tf32: bool,
-}
+/// The key of a plan: a product without its addresses, and whether its factors are rounded to tf32.
+type Key = (Product, bool);
 
 /// A prepared matmul.
 struct Plan {
@@ -270,7 +261,8 @@ impl Blas {
     }
 
     fn key(&self, product: &Product) -> Key {
-        product.key(self.allows_tf32.load(Ordering::Relaxed))
+        let allows_tf32 = self.allows_tf32.load(Ordering::Relaxed);
+        (product.without_addresses(), allows_tf32 && product.left.float == Float::F32)
     }
 
     /// Whether the library has an algorithm for the product with its epilogue and formats.
@@ -279,7 +271,7 @@ impl Blas {
         let key = self.key(product);
         let plan = match plans.entry(key) {
             Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(place) => place.insert(self.plan(&key, &product.epilogue)?),
+            Entry::Vacant(place) => place.insert(self.plan(product, key.1)?),
         };
         Ok(plan.is_some())
     }
@@ -339,10 +331,10 @@ impl Blas {
         Ok(())
     }
 
-    fn plan(&self, key: &Key, epilogue: &Epilogue) -> Result<Option<Plan>, BlasError> {
+    fn plan(&self, product: &Product, is_tf32: bool) -> Result<Option<Plan>, BlasError> {
         let mut plan =
             Plan { descriptor: Handle::NULL, layouts: [Handle::NULL; 3], algorithm: Algorithm([0; 8]) };
-        let found = self.fill(key, epilogue, &mut plan);
+        let found = self.fill(product, is_tf32, &mut plan);
         if let Ok(true) = found {
             return Ok(Some(plan));
         }
@@ -351,24 +343,21 @@ impl Blas {
     }
 
     /// Fills `plan`; returns whether the library has an algorithm.
-    fn fill(&self, key: &Key, epilogue: &Epilogue, plan: &mut Plan) -> Result<bool, BlasError> {
-        let compute = if key.is_tf32 { constant::COMPUTE_TF32 } else { constant::COMPUTE_F32 };
+    fn fill(&self, product: &Product, is_tf32: bool, plan: &mut Plan) -> Result<bool, BlasError> {
+        let compute = if is_tf32 { constant::COMPUTE_TF32 } else { constant::COMPUTE_F32 };
         let (functions, descriptor) = (&self.functions, &raw mut plan.descriptor);
         // SAFETY: `descriptor` is valid for writes during the call.
         unsafe { functions.cublasLtMatmulDescCreate(descriptor, compute, constant::R_F32) }?;
-        for (is_transposed, attribute) in
-            key.transposed.into_iter().rev().zip([constant::TRANSPOSE_A, constant::TRANSPOSE_B])
-        {
-            if is_transposed {
-                self.set(plan.descriptor, attribute, &constant::TRANSPOSED)?;
-            }
+        let sides = [(product.right, constant::TRANSPOSE_A), (product.left, constant::TRANSPOSE_B)];
+        for (_, attribute) in sides.iter().filter(|(factor, _)| factor.is_transposed) {
+            self.set(plan.descriptor, *attribute, &constant::TRANSPOSED)?;
         }
-        self.set(plan.descriptor, constant::EPILOGUE, &key.epilogue)?;
-        self.set_addresses(plan.descriptor, epilogue)?;
-        if key.sign_stride > 0 {
-            self.set(plan.descriptor, constant::AUX_STRIDE, &(key.sign_stride as i64))?;
+        self.set(plan.descriptor, constant::EPILOGUE, &product.epilogue.code())?;
+        self.set_addresses(plan.descriptor, &product.epilogue)?;
+        if let Some(signs) = product.epilogue.signs() {
+            self.set(plan.descriptor, constant::AUX_STRIDE, &(signs.stride as i64))?;
         }
-        for (layout, (float, rows, columns, stride)) in plan.layouts.iter_mut().zip(key.layouts()) {
+        for (layout, (float, rows, columns, stride)) in plan.layouts.iter_mut().zip(product.layouts()) {
             let kind = match float {
                 Float::F32 => constant::R_F32,
                 Float::Bf16 => constant::R_BF16,
@@ -439,16 +428,32 @@ impl Drop for Blas {
 }
 
 impl Product {
-    fn key(&self, allows_tf32: bool) -> Key {
-        Key {
-            sizes: [self.rows, self.depth, self.columns],
-            strides: [self.left.stride, self.right.stride, self.out.stride],
-            floats: [self.left.float, self.out.float],
-            transposed: [self.left.is_transposed, self.right.is_transposed],
-            epilogue: self.epilogue.code(),
-            sign_stride: self.epilogue.signs().map_or(0, |signs| signs.stride),
-            is_tf32: allows_tf32 && self.left.float == Float::F32,
+    /// What a plan depends on.
+    fn without_addresses(mut self) -> Self {
+        for matrix in [&mut self.left, &mut self.right, &mut self.out] {
+            matrix.address = 0;
         }
+        let bits = |bits: Bits| Bits { address: 0, ..bits };
+        self.epilogue = match self.epilogue {
+            Epilogue::Plain => Epilogue::Plain,
+            Epilogue::Bias(_) => Epilogue::Bias(0),
+            Epilogue::Rectified { bias, signs } => {
+                Epilogue::Rectified { bias: bias.map(|_| 0), signs: signs.map(bits) }
+            }
+            Epilogue::Masked(signs) => Epilogue::Masked(bits(signs)),
+            Epilogue::Sums(_) => Epilogue::Sums(0),
+        };
+        Self { adds: false, ..self }
+    }
+
+    /// Format, rows, columns and stride of a, b and d: column-major, as stored, before transposition.
+    fn layouts(&self) -> [(Float, usize, usize, usize); 3] {
+        let Self { rows, depth, columns, left, right, out, .. } = *self;
+        let stored = |factor: Factor, rows: usize, columns: usize| {
+            let (rows, columns) = if factor.is_transposed { (columns, rows) } else { (rows, columns) };
+            (factor.float, rows, columns, factor.stride)
+        };
+        [stored(right, columns, depth), stored(left, depth, rows), stored(out, columns, rows)]
     }
 }
 
@@ -482,20 +487,5 @@ impl Epilogue {
             Self::Masked(signs) => Some(signs),
             Self::Plain | Self::Bias(_) | Self::Sums(_) => None,
         }
-    }
-}
-
-impl Key {
-    /// Format, rows and columns of a, b and d: column-major, as stored, before transposition.
-    fn layouts(&self) -> [(Float, usize, usize, usize); 3] {
-        let [rows, depth, columns] = self.sizes;
-        let [left, right, out] = self.strides;
-        let stored = |is_transposed: bool, rows: usize, columns: usize| {
-            if is_transposed { (columns, rows) } else { (rows, columns) }
-        };
-        let a = stored(self.transposed[1], columns, depth);
-        let b = stored(self.transposed[0], depth, rows);
-        let [factors, product] = self.floats;
-        [(factors, a.0, a.1, right), (factors, b.0, b.1, left), (product, columns, rows, out)]
     }
 }

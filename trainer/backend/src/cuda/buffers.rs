@@ -73,7 +73,7 @@ struct Signs {
 }
 
 /// A matrix of bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Bits {
     pub(super) address: Address,
     /// Row stride, in bits.

@@ -24,20 +24,13 @@ use super::nvrtc::{Architecture, CompileError, Compiler, Header};
 pub(super) unsafe trait Arguments: Copy + Immutable + IntoBytes {}
 
 /// A kernel by name, with its argument type.
+#[derive(Clone, Copy)]
 pub(super) struct Entry<A> {
     pub(super) name: &'static str,
     /// Threads per block.
     pub(super) threads: u32,
     arguments: PhantomData<fn(&A)>,
 }
-
-impl<A> Clone for Entry<A> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<A> Copy for Entry<A> {}
 
 impl<A: Arguments> Entry<A> {
     pub(super) const fn new(name: &'static str, threads: u32) -> Self {
@@ -119,9 +112,14 @@ impl Program {
         texts.into_iter().chain([declared]).collect()
     }
 
-    fn compile(&self, compiler: &Compiler, architecture: Architecture) -> Result<Vec<u8>, CompileError> {
-        let compiled = compiler.compile(self.name, self.source, &self.headers(), architecture, false);
-        compiled.map(|(image, _)| image)
+    /// The image and the compiler's log.
+    fn compile(
+        &self,
+        compiler: &Compiler,
+        architecture: Architecture,
+        is_verbose: bool,
+    ) -> Result<(Vec<u8>, String), CompileError> {
+        compiler.compile(self.name, self.source, &self.headers(), architecture, is_verbose)
     }
 
     /// The resources that each kernel uses on GPUs of one compute capability.
@@ -130,8 +128,7 @@ impl Program {
         compiler: &Compiler,
         architecture: Architecture,
     ) -> Result<Vec<Resources>, CompileError> {
-        let compiled = compiler.compile(self.name, self.source, &self.headers(), architecture, true);
-        let (_, log) = compiled?;
+        let (_, log) = self.compile(compiler, architecture, true)?;
         let of_kernel = |spec: &KernelSpec| Resources {
             program: self.name,
             kernel: spec.name,
@@ -254,7 +251,7 @@ fn images(
                     if let Some(image) = file.as_deref().and_then(kept) {
                         return Ok(image);
                     }
-                    let image = program.compile(compiler, architecture)?;
+                    let (image, _) = program.compile(compiler, architecture, false)?;
                     if let Some(file) = file {
                         keep(&file, &image);
                     }

@@ -111,12 +111,8 @@ impl<D: Shapes> LinearForward<'_, D> {
             );
         }
         check_dense(checks, batch, self.dense);
-        let dense_weights = checks.matrix::<D>("dense_weights", self.dense_weights);
-        dense_weights.rows(self.dense.len());
-        if !self.dense.is_empty() {
-            dense_weights.columns(out.columns);
-        }
-        checks.matrix::<D>("bias", self.bias).rows_at_least(1).columns(out.columns);
+        let parameters = [("dense_weights", self.dense_weights), ("bias", self.bias)];
+        check_linear::<D>(checks, self.dense.len(), out.columns, parameters);
         checks.matrix::<D>("out", self.out).rows_at_least(rows).columns_at_least(1);
     }
 
@@ -152,12 +148,8 @@ impl<D: Shapes> LinearBackward<'_, D> {
         let (rows, out_grad) = (checks.rows_of_batch(&self.rows, batch.rows), D::matrix_shape(self.out_grad));
         check_dense(checks, batch, self.dense);
         checks.matrix::<D>("out_grad", self.out_grad).rows_at_least(rows).columns_at_least(1);
-        let weight_grad = checks.matrix::<D>("weight_grad", self.weight_grad);
-        weight_grad.rows(self.dense.len());
-        if !self.dense.is_empty() {
-            weight_grad.columns(out_grad.columns);
-        }
-        checks.matrix::<D>("bias_grad", self.bias_grad).rows_at_least(1).columns(out_grad.columns);
+        let gradients = [("weight_grad", &*self.weight_grad), ("bias_grad", &*self.bias_grad)];
+        check_linear::<D>(checks, self.dense.len(), out_grad.columns, gradients);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
@@ -246,6 +238,20 @@ fn check_lookups<D: Shapes>(
     }
     let width = |table: usize| D::table_shape(&tables[table]).width;
     Lookup::widths(lookups, width)
+}
+
+/// Asserts the shapes of the weights of `dense` dense columns, and of a bias.
+fn check_linear<D: Shapes>(
+    checks: Checks,
+    dense: usize,
+    columns: usize,
+    [(weights, of_weights), (bias, of_bias)]: [(&'static str, &D::Matrix); 2],
+) {
+    let check = checks.matrix::<D>(weights, of_weights).rows(dense);
+    if dense > 0 {
+        check.columns(columns);
+    }
+    checks.matrix::<D>(bias, of_bias).rows_at_least(1).columns(columns);
 }
 
 fn check_dense(checks: Checks, batch: &BatchShape, dense: &[usize]) {

@@ -19,7 +19,7 @@ use millstream_trace::Recorder;
 
 use crate::backend::Backend;
 use crate::description::Description;
-use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Shapes, TableShape, WorkspaceUse};
+use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Shapes, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
@@ -125,8 +125,6 @@ impl Device for Reference {
         HostReport::new(numbers)
     }
 
-    fn reserve_workspace(&self, _operation: &WorkspaceUse<'_>) {}
-
     fn softmax_numbers(_rows: usize, _columns: usize) -> usize {
         0
     }
@@ -231,10 +229,6 @@ impl Backend for Reference {
     }
 
     fn pin(&self, _pages: &RingMapping) -> Result<(), PinError> {
-        Ok(())
-    }
-
-    fn check(&self, _batch: &HostBatch) -> Result<(), BatchError> {
         Ok(())
     }
 

@@ -4,43 +4,38 @@ use crate::device::{TablePart, TableShape};
 use crate::philox::philox;
 use crate::update::{AdamCorrection, Formula};
 
-/// A table and its optimizer state, each row-major.
+/// A table and its optimizer state.
 pub struct ReferenceTable {
     pub(super) shape: TableShape,
-    weights: Vec<f64>,
-    states: Vec<Vec<f64>>,
-    /// One value per row in each array.
-    row_states: Vec<Vec<f64>>,
+    /// The values of each part, row-major, in the order of [`TableShape::parts`].
+    parts: Vec<Vec<f64>>,
 }
 
 impl ReferenceTable {
     pub(super) fn new(shape: TableShape) -> Self {
-        let zeros = vec![0.0; shape.rows * shape.width];
-        let states = vec![zeros.clone(); shape.states];
-        Self { shape, weights: zeros, states, row_states: vec![vec![0.0; shape.rows]; shape.row_states] }
+        let zeros = |part| vec![0.0; shape.rows * shape.part_width(part)];
+        Self { shape, parts: shape.parts().map(zeros).collect() }
+    }
+
+    /// The number of `part`, and the place of the values of row `first_row`.
+    fn place(&self, part: TablePart, first_row: usize) -> (usize, usize) {
+        let number = self.shape.parts().position(|other| other == part);
+        (number.expect("a part of the table"), first_row * self.shape.part_width(part))
     }
 
     /// The values of `part`, from `first_row` on.
     pub(super) fn part(&self, part: TablePart, first_row: usize) -> &[f64] {
-        let numbers = match part {
-            TablePart::Weights => &self.weights,
-            TablePart::State(number) => &self.states[number],
-            TablePart::RowState(number) => &self.row_states[number],
-        };
-        &numbers[first_row * self.shape.part_width(part)..]
+        let (number, start) = self.place(part, first_row);
+        &self.parts[number][start..]
     }
 
     pub(super) fn part_mut(&mut self, part: TablePart, first_row: usize) -> &mut [f64] {
-        let numbers = match part {
-            TablePart::Weights => &mut self.weights,
-            TablePart::State(number) => &mut self.states[number],
-            TablePart::RowState(number) => &mut self.row_states[number],
-        };
-        &mut numbers[first_row * self.shape.part_width(part)..]
+        let (number, start) = self.place(part, first_row);
+        &mut self.parts[number][start..]
     }
 
     pub(super) fn row(&self, id: u32) -> &[f64] {
-        &self.weights[id as usize * self.shape.width..][..self.shape.width]
+        &self.part(TablePart::Weights, id as usize)[..self.shape.width]
     }
 
     /// Rounds `count` values of `part` that were written from outside, from `first_row` on.
@@ -58,7 +53,8 @@ impl ReferenceTable {
     pub(super) fn step_row(&mut self, formula: &Formula, draws: u64, id: usize, g: &[f64]) {
         self.step_whole_row(formula, id, g);
         let TableShape { width, float, key, .. } = self.shape;
-        for (column, weight) in self.weights[id * width..][..width].iter_mut().enumerate() {
+        let weights = &mut self.part_mut(TablePart::Weights, id)[..width];
+        for (column, weight) in weights.iter_mut().enumerate() {
             let counter = [id, column / 4, 0, 0].map(|word| [word as u32]);
             let [word] = philox(draws ^ key, counter)[column % 4];
             *weight = float.round_drawn_f64(*weight, word);
@@ -67,18 +63,19 @@ impl ReferenceTable {
 
     fn step_whole_row(&mut self, formula: &Formula, id: usize, g: &[f64]) {
         let start = id * self.shape.width;
+        let (weights, states) = self.parts.split_first_mut().expect("a table has weights");
         if let Formula::RowWiseAdagrad { learning_rate, epsilon } = *formula {
-            let a = &mut self.row_states[0][id];
+            let a = &mut states[0][id];
             *a += g.iter().map(|g| g * g).sum::<f64>() / g.len() as f64;
-            for (w, g) in self.weights[start..].iter_mut().zip(g) {
+            for (w, g) in weights[start..].iter_mut().zip(g) {
                 *w -= learning_rate * g / (a.sqrt() + epsilon);
             }
             return;
         }
         for (column, &g) in g.iter().enumerate() {
             let item = start + column;
-            let state = self.states.iter_mut().map(|state| &mut state[item]);
-            step_one(formula, &mut self.weights[item], state, g);
+            let state = states.iter_mut().map(|state| &mut state[item]);
+            step_one(formula, &mut weights[item], state, g);
         }
     }
 }
