@@ -125,17 +125,22 @@ pub struct BatchShape {
     pub single_ids: usize,
     /// Ids of each multi-valued feature, over all rows.
     pub ragged_ids: Vec<usize>,
+    /// The bound of ids of each single-valued feature, then of each multi-valued one.
+    pub cardinalities: Vec<u32>,
 }
 
 impl BatchShape {
     /// The shape of an empty batch of `schema`.
     pub(crate) fn of(schema: &BatchSchema) -> Self {
+        let single = schema.ids.iter().map(|feature| feature.cardinality);
+        let cardinalities = single.chain(schema.ragged.iter().map(|feature| feature.cardinality));
         Self {
             rows: 0,
             labels: schema.label_count(),
             dense: schema.dense.len(),
             single_ids: schema.ids.len(),
             ragged_ids: vec![0; schema.ragged.len()],
+            cardinalities: cardinalities.collect(),
         }
     }
 
@@ -153,6 +158,14 @@ impl BatchShape {
         match column {
             IdColumn::Single(_) => rows,
             IdColumn::Ragged(feature) => self.ragged_ids[feature] * rows / self.rows.max(1),
+        }
+    }
+
+    /// The bound of a column's ids.
+    pub(crate) fn cardinality(&self, column: IdColumn) -> u32 {
+        match column {
+            IdColumn::Single(feature) => self.cardinalities[feature],
+            IdColumn::Ragged(feature) => self.cardinalities[self.single_ids + feature],
         }
     }
 

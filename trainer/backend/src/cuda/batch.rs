@@ -24,6 +24,8 @@ pub struct CudaBatch {
     layout: Arc<SlotLayout>,
     memory: Memory,
     shape: BatchShape,
+    /// Differs for each batch that was uploaded to any buffer.
+    upload_number: u64,
     /// Single-valued columns, then ragged ones.
     columns: Vec<ColumnView>,
     feed: Feed,
@@ -34,7 +36,8 @@ impl CudaBatch {
         let layout = Arc::new(SlotLayout::of(schema).expect("a model's schema has a layout"));
         let (columns, bytes) = columns_of(&layout);
         let feed = Feed::new(cuda, &layout);
-        Self { memory: cuda.memory(bytes), shape: BatchShape::of(schema), layout, columns, feed }
+        let (memory, shape) = (cuda.memory(bytes), BatchShape::of(schema));
+        Self { memory, shape, upload_number: cuda.next_upload(), layout, columns, feed }
     }
 
     /// GPU memory that a batch of `schema` uses, in bytes; `u64::MAX` if the schema has no layout.
@@ -60,6 +63,10 @@ impl CudaBatch {
 
     pub(super) fn rows(&self) -> usize {
         self.shape.rows
+    }
+
+    pub(super) fn upload_number(&self) -> u64 {
+        self.upload_number
     }
 
     pub(super) fn column(&self, column: IdColumn) -> ColumnView {
@@ -89,6 +96,7 @@ impl CudaBatch {
     /// Enqueues the copy and the validation of `batch`. After an error the batch has no rows.
     pub(super) fn upload(&mut self, cuda: &Cuda, batch: BatchRef<'_>) -> Result<(), BatchError> {
         self.shape.rows = 0;
+        self.upload_number = cuda.next_upload();
         if !host::fits(self.layout.schema(), batch.layout().schema()) {
             return Err(BatchError::WrongSchema);
         }

@@ -56,7 +56,7 @@ impl Default for MatrixView {
 }
 
 /// `IdColumn` of batch.cuh.
-#[derive(Clone, Copy, Default, Immutable, IntoBytes)]
+#[derive(Clone, Copy, Default, PartialEq, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct ColumnView {
     pub(super) ids: u64,

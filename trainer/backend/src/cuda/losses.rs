@@ -142,3 +142,50 @@ impl Cuda {
         self.launch(SOFTMAX, warps(rows), &scores);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
+
+    use super::super::testing::alone;
+    use super::*;
+    use crate::{Backend, Device};
+
+    /// Its weight is not read: it would be past the end of the class weights.
+    #[test]
+    fn a_label_of_no_class_makes_the_loss_nan() {
+        let (_stand_in, cuda) = alone();
+        let schema = BatchSchema {
+            rows: 2,
+            labels: vec!["class".into()],
+            weighted: false,
+            dense: Vec::new(),
+            ids: Vec::new(),
+            ragged: Vec::new(),
+            position_bytes: 0,
+        };
+        let header =
+            BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows: 2, global_rows: 2, last: false };
+        let task = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] }.into();
+        let (mut batch, logits) = (cuda.batch(&schema), cuda.matrix(2, 3));
+        for wrong in [3.0, 1e9, -1.0, f32::NAN, f32::INFINITY] {
+            let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema).unwrap()));
+            buffer.as_mut().set_header(&header);
+            buffer.as_mut().sections().labels.copy_from_slice(&[2.0, wrong]);
+            cuda.upload(buffer.as_ref(), &mut batch).unwrap();
+            let (mut logits_grad, mut sums) = (cuda.matrix(2, 3), cuda.matrix(1, 2));
+            let (batch, logits, rows) = (&batch, &logits, 0..2);
+            let (logits_grad, sums) = (&mut logits_grad, &mut sums);
+            cuda.run(TaskLoss { task: &task, batch, rows, logits, logits_grad, sums });
+            let (mut found, mut gradient) = ([0.0; 2], [1.0; 6]);
+            cuda.read_matrix(sums, &mut found);
+            cuda.read_matrix(logits_grad, &mut gradient);
+            assert!(found[0].is_nan(), "label {wrong}: {found:?}");
+            assert_eq!(gradient, [0.0; 6], "label {wrong}");
+        }
+    }
+}

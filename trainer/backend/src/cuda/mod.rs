@@ -54,6 +54,7 @@ mod updates;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_trace::Recorder;
@@ -94,6 +95,7 @@ pub struct Cuda {
     /// Recorded spans, while profiling is on.
     spans: Mutex<Option<Spans>>,
     recorder: Arc<Recorder>,
+    uploads: AtomicU64,
     /// Invalid values that kernels found in batches.
     faults: Memory,
     pinned: PinnedRanges,
@@ -147,6 +149,7 @@ impl Cuda {
             scratch: Mutex::new(memory(0)?),
             spans: Mutex::default(),
             recorder: Arc::default(),
+            uploads: AtomicU64::new(0),
             faults: memory(size_of::<Faults>())?,
             pinned: PinnedRanges::default(),
             kernels,
@@ -174,6 +177,11 @@ impl Cuda {
         let of = |program: &programs::Program| program.resources(&compiler, Architecture::Real(capability));
         let all: Result<Vec<_>, _> = kernels::PROGRAMS.iter().map(of).collect();
         Ok(all?.into_iter().flatten().collect())
+    }
+
+    /// A number for the next uploaded batch, from 1.
+    fn next_upload(&self) -> u64 {
+        self.uploads.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn context(&self) -> &Arc<Context> {

@@ -16,6 +16,10 @@ use crate::device::{IdColumn, Lookup};
 
 /// The rows of each table that a batch touches: the sorted ids of each group of columns.
 pub struct CudaRowPlan {
+    /// The most rows of a batch.
+    rows: u32,
+    /// The number of the batch whose ids are sorted.
+    upload: u64,
     groups: Vec<Group>,
     /// The columns of all groups, in order.
     columns: Vec<ColumnView>,
@@ -64,7 +68,8 @@ impl CudaRowPlan {
             let arrays = view.ids.iter_mut().chain(&mut view.places).chain(once(&mut view.counts));
             arrays.for_each(|array| *array += base);
         }
-        Self { groups, columns, views, starts: base + starts, sizes: base + sizes, _memory: memory }
+        let (starts, sizes) = (base + starts, base + sizes);
+        Self { rows: schema.rows, upload: 0, groups, columns, views, starts, sizes, _memory: memory }
     }
 
     /// GPU memory of a plan and its kernel arguments, in bytes; `u64::MAX` if batches have no layout.
@@ -76,7 +81,14 @@ impl CudaRowPlan {
     }
 
     /// Sorts the ids of `batch`, concurrently with operations that do not use the plan.
-    pub(super) fn fill(&self, cuda: &Cuda, batch: &CudaBatch) {
+    ///
+    /// # Panics
+    /// If the batch has another layout than the plan's: the kernels find ids by the plan's.
+    pub(super) fn fill(&mut self, cuda: &Cuda, batch: &CudaBatch) {
+        let is_alike = self.rows == batch.layout().schema().rows
+            && self.columns().map(|column| batch.column(column)).eq(self.columns.iter().copied());
+        assert!(is_alike, "a plan for batches of this schema");
+        self.upload = batch.upload_number();
         if self.groups.is_empty() {
             return;
         }
@@ -111,8 +123,12 @@ impl CudaRowPlan {
         self.groups.iter().flat_map(|group| &group.columns).copied()
     }
 
-    /// The group whose columns are exactly those of `lookups`.
-    pub(super) fn sorted(&self, lookups: &[Lookup]) -> Sorted {
+    /// The group whose columns are exactly those of `lookups`, of the batch that was sorted last.
+    ///
+    /// # Panics
+    /// If that was not `batch`: its ids may be at places that `batch` does not have.
+    pub(super) fn sorted(&self, batch: &CudaBatch, lookups: &[Lookup]) -> Sorted {
+        assert!(self.upload == batch.upload_number(), "a plan of this batch's ids");
         let is_of_all = |group: &Group| group.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
         let number = self.groups.iter().position(is_of_all).expect("a table's lookups are in the plan");
         let (group, view) = (&self.groups[number], &self.views[number]);
@@ -163,5 +179,75 @@ impl Arrangement {
             .collect();
         let (starts, sizes) = (place(columns.len()), place(own.len()));
         Self { groups: own, columns, views, starts, sizes, bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, Stream};
+
+    use super::super::testing::alone;
+    use super::*;
+    use crate::{
+        Backend, Device, Float, Formula, GradientColumns, Pooling, RowGradients, TableShape, Update, ops,
+    };
+
+    fn schema(rows: u32) -> BatchSchema {
+        BatchSchema {
+            rows,
+            labels: Vec::new(),
+            weighted: false,
+            dense: Vec::new(),
+            ids: vec![IdFeature { name: "one".into(), cardinality: 4 }],
+            ragged: Vec::new(),
+            position_bytes: 0,
+        }
+    }
+
+    fn upload(cuda: &Cuda, rows: u32, batch: &mut CudaBatch) {
+        let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema(rows)).unwrap()));
+        let (stream, epoch, batch_number) = (Stream::Train, 0, 0);
+        buffer.as_mut().set_header(&BatchHeader {
+            stream,
+            epoch,
+            batch: batch_number,
+            rows,
+            global_rows: rows,
+            last: false,
+        });
+        cuda.upload(buffer.as_ref(), batch).unwrap();
+    }
+
+    /// Kernels would read gradients of rows that the batch does not have.
+    #[test]
+    fn a_plan_of_other_ids_is_refused() {
+        let (_stand_in, cuda) = alone();
+        let mut batch = cuda.batch(&schema(3));
+        let mut plan = cuda.row_plan(&schema(3), &[vec![IdColumn::Single(0)]]);
+        let shape = TableShape { rows: 4, width: 1, float: Float::F32, key: 0, states: 0, row_states: 0 };
+        let (mut tables, gradient, scale) = ([cuda.table(shape)], cuda.matrix(3, 1), cuda.matrix(1, 1));
+        let lookups = [Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 0 }];
+        let update = Update::from(Formula::Sgd { learning_rate: 1.0 });
+        let mut step = |batch: &CudaBatch, plan: &CudaRowPlan| {
+            let columns = GradientColumns::Shared;
+            let gradients = RowGradients { batch, plan, lookups: &lookups, gradient: &gradient, columns };
+            let (update, scale, tables) = (&update, &scale, &mut tables);
+            let step = || cuda.run(ops::StepRows { update, scale, draws: 0, gradients: &gradients, tables });
+            catch_unwind(AssertUnwindSafe(step)).is_ok()
+        };
+        upload(&cuda, 3, &mut batch);
+        assert!(!step(&batch, &plan));
+        cuda.run(ops::PlanRows { batch: &batch, plan: &mut plan });
+        assert!(step(&batch, &plan));
+        upload(&cuda, 3, &mut batch);
+        assert!(!step(&batch, &plan));
+        let larger = cuda.batch(&schema(4));
+        let plan_larger = || cuda.run(ops::PlanRows { batch: &larger, plan: &mut plan });
+        assert!(catch_unwind(AssertUnwindSafe(plan_larger)).is_err());
     }
 }

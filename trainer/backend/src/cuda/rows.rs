@@ -108,7 +108,7 @@ impl Cuda {
                     pooling: lookup.pooling as u32,
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
-                let (sorted, shape) = (plan.sorted(lookups), table.shape());
+                let (sorted, shape) = (plan.sorted(batch, lookups), table.shape());
                 let pieces = pieces(sorted.capacity);
                 let lanes = lanes(shape.width);
                 let [partials, squares] = rooms_of(&mut rooms, pieces, shape.width);

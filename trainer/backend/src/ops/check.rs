@@ -51,6 +51,14 @@ impl Checks {
         }
     }
 
+    /// Asserts that `value` is at least `minimum`.
+    #[inline]
+    pub(super) fn at_least(self, operand: &'static str, value: usize, minimum: usize) {
+        if value < minimum {
+            wrong_value(self.operation, operand, value, "at least", minimum);
+        }
+    }
+
     /// Asserts that `value` equals `wanted`.
     #[inline]
     pub(super) fn equal(self, operand: &'static str, value: usize, wanted: usize) {

@@ -224,7 +224,8 @@ impl<D: Shapes> RowGradients<'_, D> {
     }
 }
 
-/// Asserts that lookups name columns of the batch and tables that exist, and returns the sum of their tables' widths.
+/// Asserts that lookups name columns of the batch, and tables with a row for every id; returns the sum of the tables'
+/// widths.
 fn check_lookups<D: Shapes>(
     checks: Checks,
     batch: &D::Batch,
@@ -235,6 +236,8 @@ fn check_lookups<D: Shapes>(
     for lookup in lookups {
         checks.index("tables", lookup.table, tables.len());
         batch.check_column(lookup.column, |index, bound| checks.index("lookups", index, bound));
+        let rows = D::table_shape(&tables[lookup.table]).rows;
+        checks.at_least("tables", rows, batch.cardinality(lookup.column) as usize);
     }
     let width = |table: usize| D::table_shape(&tables[table]).width;
     Lookup::widths(lookups, width)

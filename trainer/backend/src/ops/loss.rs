@@ -62,7 +62,7 @@ impl From<Loss> for Task {
 /// no weight.
 ///
 /// # Panics
-/// On the CPU, if a label is not the index of a class.
+/// On the CPU, if a label is not the index of a class. On a GPU, such a label makes the loss NaN, and the gradient zero.
 pub struct TaskLoss<'a, D: Shapes> {
     /// The task.
     pub task: &'a Task,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millstream_backend::{
-    Activation, Axis, Backend, Float, Formula, GradientColumns, GradientMode, IdColumn, Lookup, Loss,
+    Activation, Axis, Backend, Device, Float, Formula, GradientColumns, GradientMode, IdColumn, Lookup, Loss,
     LossScaling, MixtureShape, Normalization, Pooling, Reference, RowGradients, SavedLayer,
     SavedNormalization, SoftmaxInput, TablePart, TableShape, Task, Update, ops,
 };
@@ -200,6 +200,52 @@ fn refuses<B: Backend>(backend: &B) {
         }
     }
     backend.finish();
+}
+
+#[test]
+fn a_table_without_a_row_for_every_id_is_refused() {
+    refuses_small_tables(&Reference);
+    cpus(2).iter().for_each(refuses_small_tables);
+    refuses_small_tables(&cuda());
+}
+
+fn refuses_small_tables<B: Backend>(backend: &B) {
+    let mut batch = backend.batch(&shapes().schema());
+    backend.upload(shapes().batch(&mut Random(5)).as_ref(), &mut batch).expect("a batch of the schema");
+    let shape = |rows| TableShape { rows, width: WIDTH, float: Float::F32, key: 0, states: 0, row_states: 0 };
+    let tables = [backend.table(shape(9)), backend.table(shape(8))];
+    let gather = || {
+        backend.run(ops::Gather {
+            batch: &batch,
+            rows: 0..ROWS,
+            lookups: &LOOKUPS,
+            tables: &tables,
+            dense: &[],
+            out: &mut backend.matrix(ROWS, 2 * WIDTH),
+            first_column: 0,
+        });
+    };
+    let panic = catch_unwind(AssertUnwindSafe(gather)).expect_err("a table that is too small");
+    let message = panic.downcast_ref::<String>().expect("a formatted message");
+    assert_eq!(message, "gather: operand `tables` is 8, but must be at least 9");
+}
+
+#[test]
+fn sizes_that_overflow_are_refused() {
+    let (from, mut to) = (Reference.matrix(ROWS, 2), Reference.matrix(ROWS, 2));
+    let most = usize::MAX;
+    let copies: [&mut dyn FnMut(); 2] = [
+        &mut || Reference.run(ops::CopyRows { rows: 2, from: &from, to: &mut to, first: most }),
+        &mut || {
+            let to = (&mut Reference.matrix(ROWS, 2), 0);
+            Reference.run(ops::CopyColumns { rows: 1, from: (&from, most), to, columns: 2 });
+        },
+    ];
+    for copy in copies {
+        let panic = catch_unwind(AssertUnwindSafe(copy)).expect_err("a size past the end");
+        let message = panic.downcast_ref::<String>().expect("a formatted message");
+        assert!(message.contains("but must have 18446744073709551615 "), "{message}");
+    }
 }
 
 /// Two lookups, concatenated.

@@ -19,11 +19,18 @@ struct Loss {
     u32 classes, unused;
 };
 
+// Nothing has validated labels: another process wrote them.
+__device__ __forceinline__ bool is_class(const Loss& args, float label) {
+    return label >= 0.0f && label < float(args.classes);
+}
+
+// For a label of no class, NaN, which makes the loss NaN and the gradient zero.
 __device__ __forceinline__ float weight_of(const Loss& args, u32 row) {
     float label = args.labels[row], weight = args.weights ? args.weights[row] : 1.0f;
     switch (args.kind) {
         case BINARY_CROSS_ENTROPY: return (label * args.positive_weight + (1.0f - label) * args.negative_weight) * weight;
-        case CROSS_ENTROPY: return args.class_weights[u32(label)] * weight;
+        case CROSS_ENTROPY:
+            return is_class(args, label) ? args.class_weights[u32(label)] * weight : __uint_as_float(0x7fc00000u);
         case RETRIEVAL: return label * weight;
         default: return weight;
     }
