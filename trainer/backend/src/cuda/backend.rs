@@ -6,7 +6,7 @@ use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::{OperationInfo, Recorder};
 
 use super::batch::CudaBatch;
-use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes};
+use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes, sign_bytes};
 use super::fault::must;
 use super::layout::scratch_bytes;
 use super::plan::CudaRowPlan;
@@ -32,18 +32,17 @@ impl Device for Cuda {
     const STEPS_AHEAD: usize = super::feed::SLOTS;
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
-        self.zeros(Shape::of(float, rows, columns))
+        let shape = Shape::of(float, rows, columns);
+        CudaMatrix::new(shape, self.zeros(shape.bytes()), None)
     }
 
     fn rectified(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
-        self.zeros_with_signs(Shape::of(float, rows, columns))
+        let (shape, signs) = (Shape::of(float, rows, columns), sign_bytes(rows, columns));
+        CudaMatrix::new(shape, self.zeros(shape.bytes()), Some(self.memory(signs)))
     }
 
     fn table(&self, shape: TableShape) -> CudaTable {
-        let bytes = CudaTable::bytes(shape);
-        let table = self.must_have(bytes, CudaTable::new(self.context(), shape));
-        must(self.stream.clear(table.memory()));
-        table
+        CudaTable::new(shape, self.zeros(CudaTable::bytes(shape)))
     }
 
     fn batch(&self, schema: &BatchSchema) -> CudaBatch {

@@ -11,7 +11,7 @@ use millstream_batch::{BatchRef, BatchSchema, SlotLayout};
 use zerocopy::IntoBytes;
 
 use super::Cuda;
-use super::buffers::ALIGNMENT;
+use super::buffers::Rooms;
 use super::driver::{Address, Memory};
 use super::feed::{Feed, SLOTS};
 use super::kernels::{CHECK_OFFSETS, ColumnView, Faults, Intake, TAKE_IDS, TAKE_NUMBERS};
@@ -209,12 +209,7 @@ pub(super) fn column_of(schema: &BatchSchema, columns: &[ColumnView], column: Id
 pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
     let schema = layout.schema();
     let rows = schema.rows as usize;
-    let mut end = layout.slot_bytes();
-    let mut place = |bytes: usize| {
-        let start = end;
-        end += bytes.next_multiple_of(ALIGNMENT);
-        start as u64
-    };
+    let mut rooms = Rooms(layout.slot_bytes());
     let single = schema.ids.iter().enumerate().map(|(feature, spec)| ColumnView {
         ids: (layout.ids.offset + feature * rows * size_of::<u32>()) as u64,
         cardinality: spec.cardinality,
@@ -224,11 +219,11 @@ pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
     let mut columns: Vec<ColumnView> = single.collect();
     for (spec, section) in schema.ragged.iter().zip(&layout.ragged) {
         let values = rows * spec.maximum as usize;
-        let (mean_scales, root_scales) = (place(rows * size_of::<f64>()), place(rows * size_of::<f64>()));
+        let [mean_scales, root_scales] = [rows; 2].map(|rows| rooms.add(rows * size_of::<f64>()));
         columns.push(ColumnView {
             ids: section.values.offset as u64,
             offsets: section.offsets.offset as u64,
-            rows: place(values * size_of::<u32>()),
+            rows: rooms.add(values * size_of::<u32>()),
             weights: section.weights.map_or(0, |section| section.offset as u64),
             mean_scales,
             root_scales,
@@ -236,5 +231,5 @@ pub(super) fn columns_of(layout: &SlotLayout) -> (Vec<ColumnView>, usize) {
             maximum: spec.maximum,
         });
     }
-    (columns, end)
+    (columns, rooms.bytes())
 }

@@ -136,12 +136,8 @@ impl Functions {
     }
 }
 
-impl GpuError for BlasError {
-    /// The library allocates no memory: its workspace is preallocated.
-    fn is_out_of_memory(&self) -> bool {
-        false
-    }
-}
+/// The library allocates no memory: its workspace is preallocated.
+impl GpuError for BlasError {}
 
 /// A matrix on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,9 +1,8 @@
 //! Matrices and tables in a GPU's memory.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::driver::{Address, Context, Fault, Memory};
+use super::driver::{Address, Memory};
 use super::kernels::MatrixView;
 use crate::device::{TablePart, TableShape};
 use crate::float::Float;
@@ -57,6 +56,23 @@ impl Shape {
     }
 }
 
+/// Divides an allocation into consecutive ranges; from the given size on.
+#[derive(Default)]
+pub(super) struct Rooms(pub(super) usize);
+
+impl Rooms {
+    /// Reserves `bytes` bytes and returns their start.
+    pub(super) fn add(&mut self, bytes: usize) -> Address {
+        let start = self.0;
+        self.0 += bytes.next_multiple_of(ALIGNMENT);
+        start as Address
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0
+    }
+}
+
 /// A row-major matrix in GPU memory, in one number format.
 pub struct CudaMatrix {
     memory: Memory,
@@ -91,16 +107,10 @@ pub(super) fn sign_bytes(rows: usize, columns: usize) -> usize {
 }
 
 impl CudaMatrix {
-    /// Allocates an uninitialized matrix.
-    pub(super) fn new(context: &Arc<Context>, shape: Shape) -> Result<Self, Fault> {
-        Ok(Self { memory: Memory::new(context, shape.bytes())?, shape, signs: None })
-    }
-
-    /// Allocates space for sign bits.
-    pub(super) fn add_signs(&mut self, context: &Arc<Context>) -> Result<(), Fault> {
-        let memory = Memory::new(context, sign_bytes(self.rows(), self.columns()))?;
-        self.signs = Some(Signs { memory, are_valid: AtomicBool::new(false) });
-        Ok(())
+    /// A matrix in `memory`, with space for sign bits if `signs` is some.
+    pub(super) fn new(shape: Shape, memory: Memory, signs: Option<Memory>) -> Self {
+        let signs = signs.map(|memory| Signs { memory, are_valid: AtomicBool::new(false) });
+        Self { memory, shape, signs }
     }
 
     /// Where to write sign bits, if there is space for them.
@@ -120,10 +130,6 @@ impl CudaMatrix {
         if let Some(signs) = &self.signs {
             signs.are_valid.store(are_valid, Ordering::Relaxed);
         }
-    }
-
-    pub(super) fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     pub(super) fn shape(&self) -> Shape {
@@ -171,18 +177,14 @@ pub struct CudaTable {
 }
 
 impl CudaTable {
-    /// Allocates an uninitialized table.
-    pub(super) fn new(context: &Arc<Context>, shape: TableShape) -> Result<Self, Fault> {
-        Ok(Self { memory: Memory::new(context, Self::bytes(shape))?, shape })
+    /// A table in `memory`, which has [`CudaTable::bytes`] bytes.
+    pub(super) fn new(shape: TableShape, memory: Memory) -> Self {
+        Self { memory, shape }
     }
 
     /// The GPU memory that a table uses, in bytes.
     pub(super) fn bytes(shape: TableShape) -> usize {
         shape.parts().map(|part| part_bytes(shape, part)).sum()
-    }
-
-    pub(super) fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     pub(super) fn shape(&self) -> TableShape {

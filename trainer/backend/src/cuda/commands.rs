@@ -63,10 +63,7 @@ pub(super) enum CommandError {
 
 impl GpuError for CommandError {
     fn is_out_of_memory(&self) -> bool {
-        match self {
-            Self::Driver(fault) => fault.is_out_of_memory(),
-            Self::Blas(error) => error.is_out_of_memory(),
-        }
+        matches!(self, Self::Driver(fault) if fault.is_out_of_memory())
     }
 }
 

@@ -7,7 +7,9 @@ use crate::fault::DeviceFault;
 /// An error of the GPU.
 pub(super) trait GpuError: Display {
     /// Whether the GPU is out of memory.
-    fn is_out_of_memory(&self) -> bool;
+    fn is_out_of_memory(&self) -> bool {
+        false
+    }
 }
 
 /// Raises a [`DeviceFault`] if `result` is an error.

@@ -2,7 +2,7 @@
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
-use super::buffers::{ALIGNMENT, CudaMatrix, Shape};
+use super::buffers::{CudaMatrix, Rooms, Shape};
 use super::driver::Address;
 use super::kernels::{
     COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView, QUAD, WARP,
@@ -35,23 +35,6 @@ pub(super) fn column_blocks(rows: usize, columns: usize) -> [usize; 2] {
 /// Threads per row, each with four columns: a power of two, at most a warp.
 fn lanes_of_row(columns: usize) -> usize {
     columns.div_ceil(QUAD as usize).next_power_of_two().min(WARP as usize)
-}
-
-/// Allocates consecutive ranges of the workspace.
-#[derive(Default)]
-pub(super) struct Rooms(usize);
-
-impl Rooms {
-    /// Reserves `bytes` bytes and returns their start.
-    pub(super) fn add(&mut self, bytes: usize) -> Address {
-        let start = self.0;
-        self.0 += bytes.next_multiple_of(ALIGNMENT);
-        start as Address
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.0
-    }
 }
 
 fn factor(view: MatrixView, float: Float, is_transposed: bool) -> Factor {

@@ -2,12 +2,13 @@
 
 use super::Cuda;
 use super::batch::CudaBatch;
+use super::buffers::Rooms;
 use super::driver::{Address, Memory};
 use super::interactions::warps;
 use super::kernels::{
     FINISH_SUMS, LOSS_OF_CLASSES, LOSS_OF_ROWS, LossOf, SIGMOID, SOFTMAX, SUM_WEIGHTS, Scores, Sums, WARP,
 };
-use super::layers::{PAIR_BYTES, Rooms};
+use super::layers::PAIR_BYTES;
 use super::moves::quads;
 use super::programs::Entry;
 use crate::ops::{Loss, Sigmoid, Softmax, Task, TaskLoss};

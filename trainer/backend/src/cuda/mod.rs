@@ -188,14 +188,9 @@ impl Cuda {
         self.stream.context()
     }
 
-    /// Allocates uninitialized memory.
+    /// Allocates uninitialized memory; reports out of memory with the job's own usage.
     fn memory(&self, bytes: usize) -> Memory {
-        self.must_have(bytes, Memory::new(self.context(), bytes))
-    }
-
-    /// Unwraps the `result` of an allocation of `bytes` bytes; reports out of memory with the job's own usage.
-    fn must_have<T>(&self, bytes: usize, result: Result<T, Fault>) -> T {
-        must(result.inspect_err(|fault| {
+        must(Memory::new(self.context(), bytes).inspect_err(|fault| {
             if fault.is_out_of_memory() {
                 let held = self.held_bytes();
                 fault::out_of_memory(
@@ -204,6 +199,13 @@ impl Cuda {
                 );
             }
         }))
+    }
+
+    /// Allocates zeros.
+    fn zeros(&self, bytes: usize) -> Memory {
+        let memory = self.memory(bytes);
+        must(self.stream.clear(&memory));
+        memory
     }
 
     /// Bytes of GPU memory held by this backend, including all buffers created on it.

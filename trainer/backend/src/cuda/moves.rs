@@ -1,8 +1,7 @@
 //! Transfers to and from the host, copies between buffers, and elementwise changes.
 
-use super::buffers::{CudaMatrix, CudaTable, Shape, part_float, sign_bytes};
+use super::buffers::{CudaMatrix, CudaTable, Shape, part_float};
 use super::driver::Address;
-use super::fault::must;
 use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
     QUAD, READ_ROWS, Transfer, WRITE_ROWS,
@@ -26,21 +25,6 @@ pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
 }
 
 impl Cuda {
-    /// A matrix of zeros.
-    pub(super) fn zeros(&self, shape: Shape) -> CudaMatrix {
-        let matrix = self.must_have(shape.bytes(), CudaMatrix::new(self.context(), shape));
-        must(self.stream.clear(matrix.memory()));
-        matrix
-    }
-
-    /// A matrix of zeros with space for sign bits.
-    pub(super) fn zeros_with_signs(&self, shape: Shape) -> CudaMatrix {
-        let mut matrix = self.zeros(shape);
-        let bytes = sign_bytes(shape.rows, shape.columns);
-        self.must_have(bytes, matrix.add_signs(self.context()));
-        matrix
-    }
-
     pub(super) fn write(&self, operation: WriteMatrix<'_, Self>) {
         let WriteMatrix { matrix, values } = operation;
         matrix.set_signs_valid(false);

@@ -1,14 +1,14 @@
 //! Normalization of rows and of columns.
 
 use super::Cuda;
-use super::buffers::CudaMatrix;
+use super::buffers::{CudaMatrix, Rooms};
 use super::driver::Address;
 use super::interactions::warps;
 use super::kernels::{
     COLUMN_MEANS, COLUMN_VARIANCES, Moments, NORMALIZE_BACKWARD, NORMALIZE_BY_PARAMETERS,
     NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
 };
-use super::layers::{PAIR_BYTES, Rooms, column_blocks, partial_bytes, shares};
+use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::device::Axis;
 use crate::ops::{self, GradientMode, Normalization, NormalizeBackward, NormalizeForward};
 

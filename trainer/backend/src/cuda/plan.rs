@@ -5,7 +5,7 @@ use std::iter::once;
 use millstream_batch::{BatchSchema, SlotLayout};
 
 use super::batch::{CudaBatch, column_of, columns_of};
-use super::buffers::ALIGNMENT;
+use super::buffers::Rooms;
 use super::driver::{Address, Memory};
 use super::kernels::{
     COUNT_DIGITS, ColumnView, DIGIT_BITS, DIGITS, FILL_GROUPS, GroupView, MOVE_IDS, PLACE_DIGITS, Plan,
@@ -155,12 +155,8 @@ impl Arrangement {
             own.push(Group { columns: group.clone(), capacity, first_column: columns.len() });
             columns.extend(group.iter().map(|&column| column_of(schema, &all, column)));
         }
-        let mut bytes = 0;
-        let mut place = |numbers: usize| {
-            let start = bytes;
-            bytes += (numbers * size_of::<u32>()).next_multiple_of(ALIGNMENT);
-            start as Address
-        };
+        let mut rooms = Rooms::default();
+        let mut place = |numbers: usize| rooms.add(numbers * size_of::<u32>());
         let views = own
             .iter()
             .map(|group| {
@@ -178,7 +174,7 @@ impl Arrangement {
             })
             .collect();
         let (starts, sizes) = (place(columns.len()), place(own.len()));
-        Self { groups: own, columns, views, starts, sizes, bytes }
+        Self { groups: own, columns, views, starts, sizes, bytes: rooms.bytes() }
     }
 }
 

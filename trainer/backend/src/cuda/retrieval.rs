@@ -2,10 +2,10 @@
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
-use super::buffers::Shape;
+use super::buffers::{Rooms, Shape};
 use super::driver::Address;
 use super::kernels::{IN_BATCH_SOFTMAX, LossOf, MatrixView, Softmax};
-use super::layers::{PAIR_BYTES, Rooms};
+use super::layers::PAIR_BYTES;
 use super::losses::{MOST_BLOCKS, kind, of_batch};
 use crate::device::IdColumn;
 use crate::float::Float;

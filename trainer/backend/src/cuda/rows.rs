@@ -2,12 +2,11 @@
 
 use millstream_batch::BatchSchema;
 
-use super::buffers::CudaTable;
+use super::buffers::{CudaTable, Rooms};
 use super::driver::{Address, Memory};
 use super::kernels::{
     ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView, WARP,
 };
-use super::layers::Rooms;
 use super::updates::view;
 use super::{Cuda, host};
 use crate::device::{Lookup, TablePart, TableShape};

@@ -69,12 +69,8 @@ pub(in crate::cuda) struct NotLocked {
     fault: Fault,
 }
 
-impl GpuError for NotLocked {
-    /// It is the host that is out of memory, not the GPU.
-    fn is_out_of_memory(&self) -> bool {
-        false
-    }
-}
+/// It is the host that is out of memory, not the GPU.
+impl GpuError for NotLocked {}
 
 /// Page-locked host memory, initially zero: the device copies from and to it asynchronously.
 pub(in crate::cuda) struct PageLocked {
