@@ -20,21 +20,17 @@ pub struct CudaRowPlan {
     rows: u32,
     /// The number of the batch whose ids are sorted.
     upload: u64,
-    groups: Vec<Group>,
-    /// The columns of all groups, in order.
-    columns: Vec<ColumnView>,
-    views: Vec<GroupView>,
-    /// The start of each column's ids in its group, and the number of ids in each group.
-    starts: Address,
-    sizes: Address,
+    arrangement: Arrangement,
     _memory: Memory,
 }
 
 /// The memory layout of a plan, starting at a given address.
 struct Arrangement {
     groups: Vec<Group>,
+    /// The columns of all groups, in order.
     columns: Vec<ColumnView>,
     views: Vec<GroupView>,
+    /// The start of each column's ids in its group, and the number of ids in each group.
     starts: Address,
     sizes: Address,
     bytes: usize,
@@ -60,16 +56,10 @@ pub(super) struct Sorted {
 impl CudaRowPlan {
     pub(super) fn new(cuda: &Cuda, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> Self {
         let layout = SlotLayout::of(schema).expect("a model's schema has a layout");
-        let Arrangement { groups, columns, mut views, starts, sizes, bytes } =
-            Arrangement::of(&layout, groups);
-        let memory = cuda.memory(bytes);
-        let base = memory.address();
-        for view in &mut views {
-            let arrays = view.ids.iter_mut().chain(&mut view.places).chain(once(&mut view.counts));
-            arrays.for_each(|array| *array += base);
-        }
-        let (starts, sizes) = (base + starts, base + sizes);
-        Self { rows: schema.rows, upload: 0, groups, columns, views, starts, sizes, _memory: memory }
+        let mut arrangement = Arrangement::of(&layout, groups);
+        let memory = cuda.memory(arrangement.bytes);
+        arrangement.move_to(memory.address());
+        Self { rows: schema.rows, upload: 0, arrangement, _memory: memory }
     }
 
     /// GPU memory of a plan and its kernel arguments, in bytes; `u64::MAX` if batches have no layout.
@@ -85,30 +75,30 @@ impl CudaRowPlan {
     /// # Panics
     /// If the batch has another layout than the plan's: the kernels find ids by the plan's.
     pub(super) fn fill(&mut self, cuda: &Cuda, batch: &CudaBatch) {
+        let Arrangement { groups, columns, views, starts, sizes, .. } = &self.arrangement;
         let is_alike = self.rows == batch.layout().schema().rows
-            && self.columns().map(|column| batch.column(column)).eq(self.columns.iter().copied());
+            && self.columns().map(|column| batch.column(column)).eq(columns.iter().copied());
         assert!(is_alike, "a plan for batches of this schema");
         self.upload = batch.upload_number();
-        if self.groups.is_empty() {
+        if groups.is_empty() {
             return;
         }
         let mut plan = Plan {
             batch: batch.address(),
-            columns: cuda.constants(&self.columns),
-            groups: cuda.constants(&self.views),
-            starts: self.starts,
-            sizes: self.sizes,
+            columns: cuda.constants(columns),
+            groups: cuda.constants(views),
+            starts: *starts,
+            sizes: *sizes,
             rows: batch.rows() as u32,
-            group_count: self.groups.len() as u32,
-            pass: 0,
-            unused: 0,
+            group_count: groups.len() as u32,
+            ..Plan::default()
         };
-        let largest = self.groups.iter().map(|group| group.capacity).max().unwrap_or(0);
-        let groups = self.groups.len();
+        let largest = groups.iter().map(|group| group.capacity).max().unwrap_or(0);
+        let groups = groups.len();
         cuda.aside(|| {
             cuda.launch(SIZE_GROUPS, [groups, 1], &plan);
             cuda.launch(FILL_GROUPS, [largest, groups], &plan);
-            for pass in 0..self.views.iter().map(|view| view.passes).max().unwrap_or(0) {
+            for pass in 0..views.iter().map(|view| view.passes).max().unwrap_or(0) {
                 plan.pass = pass;
                 let tiles = largest.div_ceil(TILE as usize);
                 cuda.launch_blocks(COUNT_DIGITS, [tiles, groups], &plan);
@@ -120,7 +110,7 @@ impl CudaRowPlan {
 
     /// The columns of all groups.
     pub(super) fn columns(&self) -> impl Iterator<Item = IdColumn> {
-        self.groups.iter().flat_map(|group| &group.columns).copied()
+        self.arrangement.groups.iter().flat_map(|group| &group.columns).copied()
     }
 
     /// The group whose columns are exactly those of `lookups`, of the batch that was sorted last.
@@ -130,15 +120,16 @@ impl CudaRowPlan {
     pub(super) fn sorted(&self, batch: &CudaBatch, lookups: &[Lookup]) -> Sorted {
         assert!(self.upload == batch.upload_number(), "a plan of this batch's ids");
         let is_of_all = |group: &Group| group.columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
-        let number = self.groups.iter().position(is_of_all).expect("a table's lookups are in the plan");
-        let (group, view) = (&self.groups[number], &self.views[number]);
+        let Arrangement { groups, views, starts, sizes, .. } = &self.arrangement;
+        let number = groups.iter().position(is_of_all).expect("a table's lookups are in the plan");
+        let (group, view) = (&groups[number], &views[number]);
         let turn = (view.passes % 2) as usize;
         let words = |number: usize| (number * size_of::<u32>()) as Address;
         Sorted {
             ids: view.ids[turn],
             places: view.places[turn],
-            size: self.sizes + words(number),
-            starts: self.starts + words(group.first_column),
+            size: sizes + words(number),
+            starts: starts + words(group.first_column),
             capacity: group.capacity,
         }
     }
@@ -175,6 +166,16 @@ impl Arrangement {
             .collect();
         let (starts, sizes) = (place(columns.len()), place(own.len()));
         Self { groups: own, columns, views, starts, sizes, bytes: rooms.bytes() }
+    }
+
+    /// Moves an arrangement that starts at address 0.
+    fn move_to(&mut self, base: Address) {
+        for view in &mut self.views {
+            let arrays = view.ids.iter_mut().chain(&mut view.places).chain(once(&mut view.counts));
+            arrays.for_each(|array| *array += base);
+        }
+        self.starts += base;
+        self.sizes += base;
     }
 }
 

@@ -22,7 +22,8 @@ pub struct FmForward<'a, D: Shapes> {
 
 impl<D: Shapes> FmForward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        check_vectors::<D>(checks, self.rows, self.shape, &[("vectors", self.vectors)]);
+        let columns = self.shape.0.saturating_mul(self.shape.1);
+        checks.matrix::<D>("vectors", self.vectors).rows_at_least(self.rows).columns_at_least(columns);
         checks.matrix::<D>("out", self.out).rows_at_least(self.rows).columns(1);
     }
 
@@ -48,25 +49,16 @@ pub struct FmBackward<'a, D: Shapes> {
 
 impl<D: Shapes> FmBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let vectors = [("vectors", self.vectors), ("vectors_grad", &*self.vectors_grad)];
-        check_vectors::<D>(checks, self.rows, self.shape, &vectors);
+        let columns = self.shape.0.saturating_mul(self.shape.1);
+        for (name, matrix) in [("vectors", self.vectors), ("vectors_grad", &*self.vectors_grad)] {
+            checks.matrix::<D>(name, matrix).rows_at_least(self.rows).columns_at_least(columns);
+        }
         checks.matrix::<D>("out_grad", self.out_grad).rows_at_least(self.rows).columns(1);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
         let (vectors, out) = (D::matrix_shape(self.vectors), D::matrix_shape(self.out_grad));
         cost::pairs(self.rows, self.shape, false, 4, [vectors, out, vectors, vectors])
-    }
-}
-
-fn check_vectors<D: Shapes>(
-    checks: Checks,
-    rows: usize,
-    (count, width): (usize, usize),
-    matrices: &[(&'static str, &D::Matrix)],
-) {
-    for &(name, matrix) in matrices {
-        checks.matrix::<D>(name, matrix).rows_at_least(rows).columns_at_least(count.saturating_mul(width));
     }
 }
 
