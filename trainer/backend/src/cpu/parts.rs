@@ -36,8 +36,8 @@ macro_rules! run_blocks {
     };
 }
 
-/// Runs a kernel, `|row, numbers| ..`, for each of the first `rows` rows of a matrix, `each` of them per task. It writes
-/// the row's numbers, which are then rounded to the matrix's format.
+/// Runs a kernel, `|row, numbers| ..`, for each of the first `rows` rows of a matrix, `each` of them per task. It
+/// writes the row's numbers, which are then rounded to the matrix's format.
 macro_rules! run_rows {
     ($cpu:expr, $rows:expr, $each:expr, $matrix:expr, |$row:pat_param, $numbers:pat_param| $kernel:expr $(,)?) => {
         $cpu.run_rows(

@@ -192,8 +192,8 @@ struct Plan {
     algorithm: Algorithm,
 }
 
-/// The library, loaded and initialized. Several threads may use its handle, but one at a time a descriptor: those are used
-/// under the lock of `plans`.
+/// The library, loaded and initialized. Several threads may use its handle at once, but not a descriptor: those are
+/// used under the lock of `plans`.
 pub(super) struct Blas {
     functions: Functions,
     handle: Handle,

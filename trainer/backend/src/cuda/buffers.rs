@@ -56,7 +56,7 @@ impl Shape {
     }
 }
 
-/// Divides an allocation into consecutive ranges; from the given size on.
+/// Divides an allocation into consecutive ranges, from an offset on.
 #[derive(Default)]
 pub(super) struct Rooms(pub(super) usize);
 
