@@ -3,28 +3,31 @@
 //! The tree is the TOML text with `--set` overrides applied. [`super::section`] interprets it. Unlike TOML's own
 //! tables, it keeps the order of the file.
 
-use std::fmt::Write;
-
+use serde::{Serialize, Serializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+use toml::value::Datetime;
 
 use super::error::{At, Problems};
 
 /// A value and its position.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
 pub(super) struct Node {
+    #[serde(skip)]
     pub(super) at: At,
     pub(super) value: Value,
 }
 
 /// A TOML value.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
 pub(super) enum Value {
     Text(String),
     Whole(i128),
     Real(f64),
     Bool(bool),
-    Date(String),
+    Date(Datetime),
     List(Vec<Node>),
     Table(Table),
 }
@@ -137,6 +140,12 @@ impl Table {
     }
 }
 
+impl Serialize for Table {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.entries.iter().map(|entry| (&entry.key, &entry.node)))
+    }
+}
+
 impl Node {
     fn of(value: &Spanned<DeValue<'_>>, at: &dyn Fn(usize) -> At) -> Self {
         Self { at: at(value.span().start), value: Value::of(value.get_ref(), at) }
@@ -153,7 +162,7 @@ impl Value {
             }
             DeValue::Float(number) => Self::Real(number.as_str().parse().unwrap_or(f64::NAN)),
             DeValue::Boolean(value) => Self::Bool(*value),
-            DeValue::Datetime(date) => Self::Date(date.to_string()),
+            DeValue::Datetime(date) => Self::Date(*date),
             DeValue::Array(items) => Self::List(items.iter().map(|item| Node::of(item, at)).collect()),
             DeValue::Table(table) => Self::Table(Table::of(table, at)),
         }
@@ -201,85 +210,7 @@ fn parse_override(text: &str, at: At, problems: &Problems<'_>) -> Option<Value> 
     }
 }
 
-/// Writes the tree as TOML: the top-level values, then a section for each table.
+/// Writes the tree as TOML.
 pub(super) fn write(table: &Table) -> String {
-    let mut out = String::new();
-    let is_section = |entry: &&Entry| matches!(entry.node.value, Value::Table(_));
-    for entry in table.entries.iter().filter(|entry| !is_section(entry)) {
-        write_entry(&mut out, entry);
-        out.push('\n');
-    }
-    for section in table.entries.iter().filter(is_section) {
-        let Value::Table(entries) = &section.node.value else { continue };
-        if !out.is_empty() {
-            out.push('\n');
-        }
-        out.push('[');
-        write_key(&mut out, &section.key);
-        out.push_str("]\n");
-        for entry in &entries.entries {
-            write_entry(&mut out, entry);
-            out.push('\n');
-        }
-    }
-    out
-}
-
-fn write_entry(out: &mut String, entry: &Entry) {
-    write_key(out, &entry.key);
-    out.push_str(" = ");
-    write_value(out, &entry.node.value);
-}
-
-fn write_key(out: &mut String, key: &str) {
-    let bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-    if bare { out.push_str(key) } else { write_text(out, key) }
-}
-
-fn write_value(out: &mut String, value: &Value) {
-    match value {
-        Value::Text(text) => write_text(out, text),
-        Value::Whole(number) => push(out, number),
-        // `{:?}` keeps a decimal point or an exponent, so that the number parses to the same value.
-        Value::Real(number) if number.is_nan() => out.push_str("nan"),
-        Value::Real(number) => push(out, format_args!("{number:?}")),
-        Value::Bool(value) => push(out, value),
-        Value::Date(date) => out.push_str(date),
-        Value::List(items) => {
-            write_between(out, "[", items, "]", |out, item| write_value(out, &item.value));
-        }
-        Value::Table(table) => write_between(out, "{ ", &table.entries, " }", write_entry),
-    }
-}
-
-fn write_between<T>(out: &mut String, open: &str, items: &[T], close: &str, item: impl Fn(&mut String, &T)) {
-    out.push_str(open);
-    for (nth, each) in items.iter().enumerate() {
-        if nth > 0 {
-            out.push_str(", ");
-        }
-        item(out, each);
-    }
-    out.push_str(close);
-}
-
-fn write_text(out: &mut String, text: &str) {
-    out.push('"');
-    for char in text.chars() {
-        match char {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            '\r' => out.push_str("\\r"),
-            control if control.is_control() => push(out, format_args!("\\u{:04X}", u32::from(control))),
-            plain => out.push(plain),
-        }
-    }
-    out.push('"');
-}
-
-fn push(out: &mut String, what: impl std::fmt::Display) {
-    // Writing to a string cannot fail.
-    let _ = write!(out, "{what}");
+    toml::to_string(table).expect("the tree has only values of TOML")
 }

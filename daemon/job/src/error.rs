@@ -5,29 +5,13 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::path::{Path, PathBuf};
-
-/// The position of a problem.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In the job file.
-    File {
-        /// The file, as it was named.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// Column in characters, from 1.
-        column: usize,
-    },
-    /// In an override, which has this text.
-    Set(String),
-}
+use std::path::Path;
 
 /// One problem of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Its position.
-    pub place: Place,
+    /// Its position: `FILE:LINE:COLUMN`, or the override.
+    pub place: String,
     /// What is wrong, and what would be correct.
     pub message: String,
 }
@@ -42,15 +26,6 @@ pub struct JobError {
 /// A probable mistake that does not prevent the job from running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning(pub Problem);
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
-            Self::Set(text) => write!(f, "--set {text}"),
-        }
-    }
-}
 
 impl fmt::Display for JobError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -165,17 +140,16 @@ impl<'a> Problems<'a> {
         found.into_iter().map(|(at, message)| Problem { place: self.place(at), message }).collect()
     }
 
-    fn place(&self, at: At) -> Place {
+    /// Columns count characters; they and lines start at 1.
+    fn place(&self, at: At) -> String {
         match at {
-            At::Set(nth) => Place::Set(self.set.get(nth).cloned().unwrap_or_default()),
+            At::Set(nth) => format!("--set {}", self.set.get(nth).map_or("", String::as_str)),
             At::Offset(offset) => {
                 let before = self.text.get(..offset).unwrap_or(self.text);
                 let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-                Place::File {
-                    path: self.path.to_owned(),
-                    line: before.matches('\n').count() + 1,
-                    column: before[line_start..].chars().count() + 1,
-                }
+                let line = before.matches('\n').count() + 1;
+                let column = before[line_start..].chars().count() + 1;
+                format!("{}:{line}:{column}", self.path.display())
             }
         }
     }

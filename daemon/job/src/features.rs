@@ -26,23 +26,19 @@ pub(super) struct Feature {
     pub(super) parts: Vec<String>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Numeric,
-    Bucketized,
-    Vocabulary,
-    Hashed,
-    Identity,
-    Crossed,
-}
+/// Reads the keys of one kind of feature. Paths of term files are relative to `base`.
+type ReadKind = fn(&mut Section<'_>, base: &Path) -> FeatureKind;
 
-const KINDS: [(&str, Kind); 6] = [
-    ("numeric", Kind::Numeric),
-    ("bucketized", Kind::Bucketized),
-    ("vocabulary", Kind::Vocabulary),
-    ("hashed", Kind::Hashed),
-    ("identity", Kind::Identity),
-    ("crossed", Kind::Crossed),
+const KINDS: [(&str, ReadKind); 6] = [
+    ("numeric", |table, _| read_numeric(table)),
+    ("bucketized", |table, _| FeatureKind::Bucketized { boundaries: read_boundaries(table) }),
+    ("vocabulary", read_vocabulary),
+    ("hashed", |table, _| FeatureKind::Hashed { buckets: read_buckets(table, HASHED) }),
+    ("identity", |table, _| read_identity(table)),
+    ("crossed", |table, _| FeatureKind::Crossed {
+        buckets: read_buckets(table, HASHED),
+        boundaries: Vec::new(),
+    }),
 ];
 
 const NORMALIZE: [(&str, Normalize); 5] = [
@@ -87,32 +83,20 @@ pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
 
 /// Reads one feature and its unresolved parts.
 fn read_feature<'a>(mut table: Section<'a>, name: &str, base: &Path) -> Option<(FeatureSpec, Vec<Text<'a>>)> {
-    let kind_node = table.required("kind", "how the column becomes a feature");
-    let Some(kind) = kind_node.and_then(|node| table.as_choice(node, &KINDS)) else {
-        // Which keys are allowed depends on the kind.
-        return None;
+    let kind = table.required("kind", "how the column becomes a feature");
+    // Which keys are allowed depends on the kind.
+    let read_kind = kind.and_then(|node| table.as_choice(node, &KINDS))?;
+    let kind = read_kind(&mut table, base);
+    let (columns, parts) = match kind {
+        FeatureKind::Crossed { .. } => (Vec::new(), read_parts(&mut table)),
+        _ => (vec![table.text("column").map_or(name, |column| column.text).to_owned()], Vec::new()),
     };
-    let mut parts = Vec::new();
-    let columns = if kind == Kind::Crossed {
-        parts = read_parts(&mut table);
-        Vec::new()
-    } else {
-        vec![table.text("column").map_or(name, |column| column.text).to_owned()]
+    let (maximum, weights) = match kind {
+        FeatureKind::Numeric { .. } => (None, None),
+        _ => (read_maximum(&mut table), read_weights(&mut table, &kind)),
     };
-    let spec_kind = match kind {
-        Kind::Numeric => read_numeric(&mut table),
-        Kind::Bucketized => FeatureKind::Bucketized { boundaries: read_boundaries(&mut table) },
-        Kind::Vocabulary => read_vocabulary(&mut table, base),
-        Kind::Hashed => FeatureKind::Hashed { buckets: read_buckets(&mut table, HASHED) },
-        Kind::Identity => read_identity(&mut table),
-        Kind::Crossed => {
-            FeatureKind::Crossed { buckets: read_buckets(&mut table, HASHED), boundaries: Vec::new() }
-        }
-    };
-    let maximum = if kind == Kind::Numeric { None } else { read_maximum(&mut table) };
-    let weights = if kind == Kind::Numeric { None } else { read_weights(&mut table, kind) };
     table.finish();
-    Some((FeatureSpec { name: name.to_owned(), columns, kind: spec_kind, maximum, weights }, parts))
+    Some((FeatureSpec { name: name.to_owned(), columns, kind, maximum, weights }, parts))
 }
 
 fn read_numeric(table: &mut Section<'_>) -> FeatureKind {
@@ -191,9 +175,9 @@ fn read_maximum(table: &mut Section<'_>) -> Option<u32> {
 }
 
 /// Reads the column of the values' weights.
-fn read_weights(table: &mut Section<'_>, kind: Kind) -> Option<String> {
+fn read_weights(table: &mut Section<'_>, kind: &FeatureKind) -> Option<String> {
     let column = table.text("weights")?;
-    if kind == Kind::Crossed {
+    if let FeatureKind::Crossed { .. } = kind {
         table.error("weights", "a cross has no `weights`: weights belong to the values of one column");
     } else if !table.flag("multi").unwrap_or(false) {
         table.error("weights", "`weights` requires `multi = true`");

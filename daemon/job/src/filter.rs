@@ -70,7 +70,8 @@ fn one_of(table: &Section<'_>, node: &Node) -> Option<Test> {
 
 fn literal(table: &Section<'_>, node: &Node) -> Option<Literal> {
     match &node.value {
-        Value::Text(text) | Value::Date(text) => Some(Literal::Text(text.clone())),
+        Value::Text(text) => Some(Literal::Text(text.clone())),
+        Value::Date(date) => Some(Literal::Text(date.to_string())),
         Value::Bool(value) => Some(Literal::Bool(*value)),
         Value::Whole(number) => match i64::try_from(*number) {
             Ok(number) => Some(Literal::Whole(number)),

@@ -32,7 +32,7 @@ mod tests;
 
 pub use batch::{AutoBatchSpec, MIN_AUTO_ROWS};
 pub use checkpoint::CheckpointSpec;
-pub use error::{JobError, Place, Problem, Warning};
+pub use error::{JobError, Problem, Warning};
 pub use evaluation::EvaluationSpec;
 pub use job::Job;
 pub use tensorboard::TensorBoardSpec;

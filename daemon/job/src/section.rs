@@ -22,6 +22,9 @@ pub(super) struct Section<'a> {
     problems: &'a Problems<'a>,
 }
 
+/// Reads the keys of one kind of value, such as those of one optimizer.
+pub(super) type ReadKind<T> = fn(&mut Section<'_>) -> T;
+
 /// The contents of an absent table.
 static EMPTY: Table = Table { entries: Vec::new() };
 

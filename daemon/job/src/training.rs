@@ -7,23 +7,27 @@ use millstream_trainer::spec::{
 
 use super::error::suggestion;
 use super::label::Labels;
-use super::section::Section;
+use super::section::{ReadKind, Section};
 
-#[derive(Clone, Copy)]
-enum Decay {
-    Constant,
-    Step,
-    Exponential,
-    Cosine,
-    Polynomial,
-}
-
-const DECAYS: [(&str, Decay); 5] = [
-    ("constant", Decay::Constant),
-    ("step", Decay::Step),
-    ("exponential", Decay::Exponential),
-    ("cosine", Decay::Cosine),
-    ("polynomial", Decay::Polynomial),
+const DECAYS: [(&str, ReadKind<DecaySpec>); 5] = [
+    ("constant", |_| DecaySpec::Constant),
+    ("step", |schedule| {
+        let (every_steps, factor) = read_factor(schedule);
+        DecaySpec::Step { every_steps, factor }
+    }),
+    ("exponential", |schedule| {
+        let (every_steps, factor) = read_factor(schedule);
+        DecaySpec::Exponential { every_steps, factor }
+    }),
+    ("cosine", |schedule| DecaySpec::Cosine {
+        steps: read_steps(schedule, "steps"),
+        end: read_end(schedule),
+    }),
+    ("polynomial", |schedule| DecaySpec::Polynomial {
+        steps: read_steps(schedule, "steps"),
+        power: schedule.constant("power", true).unwrap_or(1.0),
+        end: read_end(schedule),
+    }),
 ];
 
 /// Reads the section for this `model` and these `labels`; `seed` is the job's.
@@ -209,25 +213,8 @@ fn read_losses(training: &mut Section<'_>, usual: &LossSpec, labels: &Labels) ->
 
 fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {
     let warmup_steps = schedule.whole("warmup_steps", 0..=u64::MAX).unwrap_or(0);
-    let decay = match schedule.choice("kind", &DECAYS).unwrap_or(Decay::Constant) {
-        Decay::Constant => DecaySpec::Constant,
-        Decay::Step => {
-            let (every_steps, factor) = read_factor(&mut schedule);
-            DecaySpec::Step { every_steps, factor }
-        }
-        Decay::Exponential => {
-            let (every_steps, factor) = read_factor(&mut schedule);
-            DecaySpec::Exponential { every_steps, factor }
-        }
-        Decay::Cosine => {
-            DecaySpec::Cosine { steps: read_steps(&mut schedule, "steps"), end: read_end(&mut schedule) }
-        }
-        Decay::Polynomial => DecaySpec::Polynomial {
-            steps: read_steps(&mut schedule, "steps"),
-            power: schedule.constant("power", true).unwrap_or(1.0),
-            end: read_end(&mut schedule),
-        },
-    };
+    let decay = schedule.choice("kind", &DECAYS);
+    let decay = decay.map_or(DecaySpec::Constant, |read| read(&mut schedule));
     schedule.finish();
     ScheduleSpec { warmup_steps, decay }
 }

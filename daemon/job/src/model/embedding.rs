@@ -13,25 +13,14 @@ use super::super::section::{Section, Text};
 const POOLING: [(&str, Pooling); 3] =
     [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
 
-#[derive(Clone, Copy, PartialEq)]
-enum Start {
-    Zeros,
-    Uniform,
-    UniformByRows,
-    Normal,
-    TruncatedNormal,
-}
-
-const STARTS: [(&str, Start); 5] = [
-    ("zeros", Start::Zeros),
-    ("uniform", Start::Uniform),
-    ("uniform_by_rows", Start::UniformByRows),
-    ("normal", Start::Normal),
-    ("truncated_normal", Start::TruncatedNormal),
+/// The initializations, each with its default spread, which is that of Keras.
+const INITS: [(&str, EmbeddingInit); 5] = [
+    ("zeros", EmbeddingInit::Zeros),
+    ("uniform", EmbeddingInit::Uniform { limit: 0.05 }),
+    ("uniform_by_rows", EmbeddingInit::UniformByRows),
+    ("normal", EmbeddingInit::Normal { stddev: 0.05 }),
+    ("truncated_normal", EmbeddingInit::TruncatedNormal { stddev: 0.05 }),
 ];
-
-/// The default spread of a distribution, as in Keras.
-const SPREAD: f64 = 0.05;
 
 /// Reads the embeddings of `part` for its `features`. `title` is the name of its tables in messages, and `optimizer`
 /// trains them.
@@ -127,26 +116,20 @@ fn read_dim(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingDim> {
 fn read_init(part: &mut Section<'_>, key: &'static str) -> Option<EmbeddingInit> {
     let node = part.node(key)?;
     if let Value::Text(_) = node.value {
-        let start = part.as_choice(node, &STARTS)?;
-        return Some(spread(start, SPREAD));
+        return part.as_choice(node, &INITS);
     }
     let mut table = part.as_section(node, format!("`{key}`"))?;
-    let start = table.required_choice("kind", &STARTS)?;
-    let scale = match start {
-        Start::Zeros | Start::UniformByRows => None,
-        Start::Uniform => table.positive("limit"),
-        Start::Normal | Start::TruncatedNormal => table.positive("stddev"),
+    let mut init = table.required_choice("kind", &INITS)?;
+    let spread = match &mut init {
+        EmbeddingInit::Zeros | EmbeddingInit::UniformByRows => None,
+        EmbeddingInit::Uniform { limit } => Some(("limit", limit)),
+        EmbeddingInit::Normal { stddev } | EmbeddingInit::TruncatedNormal { stddev } => {
+            Some(("stddev", stddev))
+        }
     };
-    table.finish();
-    Some(spread(start, scale.unwrap_or(SPREAD)))
-}
-
-fn spread(start: Start, scale: f64) -> EmbeddingInit {
-    match start {
-        Start::Zeros => EmbeddingInit::Zeros,
-        Start::Uniform => EmbeddingInit::Uniform { limit: scale },
-        Start::UniformByRows => EmbeddingInit::UniformByRows,
-        Start::Normal => EmbeddingInit::Normal { stddev: scale },
-        Start::TruncatedNormal => EmbeddingInit::TruncatedNormal { stddev: scale },
+    if let Some((key, spread)) = spread {
+        *spread = table.positive(key).unwrap_or(*spread);
     }
+    table.finish();
+    Some(init)
 }

@@ -17,27 +17,18 @@ use super::error::suggestion;
 use super::section::{Section, Text};
 use optimizer::{ADAGRAD, FTRL, Trains};
 
-#[derive(Clone, Copy)]
-enum Kind {
-    Linear,
-    Mlp,
-    WideDeep,
-    DeepFm,
-    Dcn,
-    Dlrm,
-    Mmoe,
-    TwoTower,
-}
+/// Reads the keys of one kind of model. `features` are the names that its parts may use.
+type ReadModel = fn(&mut Section<'_>, features: &[&str]) -> ModelSpec;
 
-const KINDS: [(&str, Kind); 8] = [
-    ("linear", Kind::Linear),
-    ("mlp", Kind::Mlp),
-    ("wide_deep", Kind::WideDeep),
-    ("deepfm", Kind::DeepFm),
-    ("dcn_v2", Kind::Dcn),
-    ("dlrm", Kind::Dlrm),
-    ("mmoe", Kind::Mmoe),
-    ("two_tower", Kind::TwoTower),
+const KINDS: [(&str, ReadModel); 8] = [
+    ("linear", |model, features| ModelSpec::Linear(read_linear(model, features))),
+    ("mlp", |model, features| ModelSpec::Mlp(read_mlp(model, features))),
+    ("wide_deep", |model, features| ModelSpec::WideDeep(read_wide_deep(model, features))),
+    ("deepfm", |model, features| ModelSpec::DeepFm(read_deepfm(model, features))),
+    ("dcn_v2", |model, features| ModelSpec::Dcn(read_dcn(model, features))),
+    ("dlrm", |model, features| ModelSpec::Dlrm(read_dlrm(model, features))),
+    ("mmoe", |model, features| ModelSpec::Mmoe(read_mmoe(model, features))),
+    ("two_tower", |model, features| ModelSpec::TwoTower(two_tower::read(model, features))),
 ];
 
 const NORMALIZATIONS: [(&str, Normalization); 2] =
@@ -55,21 +46,11 @@ const STRUCTURES: [(&str, DcnStructure); 2] =
 
 /// Reads the model. `features` are the names that its parts may use.
 pub(super) fn read(mut section: Section<'_>, features: &[&str]) -> ModelSpec {
-    let model = match section.required_choice("kind", &KINDS) {
-        Some(Kind::Linear) => ModelSpec::Linear(read_linear(&mut section, features)),
-        Some(Kind::Mlp) => ModelSpec::Mlp(read_mlp(&mut section, features)),
-        Some(Kind::DeepFm) => ModelSpec::DeepFm(read_deepfm(&mut section, features)),
-        Some(Kind::Dcn) => ModelSpec::Dcn(read_dcn(&mut section, features)),
-        Some(Kind::Dlrm) => ModelSpec::Dlrm(read_dlrm(&mut section, features)),
-        Some(Kind::Mmoe) => ModelSpec::Mmoe(read_mmoe(&mut section, features)),
-        Some(Kind::TwoTower) => ModelSpec::TwoTower(two_tower::read(&mut section, features)),
-        Some(Kind::WideDeep) => ModelSpec::WideDeep(read_wide_deep(&mut section, features)),
+    let Some(read) = section.required_choice("kind", &KINDS) else {
         // The remaining keys depend on the kind, so no more problems are reported.
-        None => {
-            let features = Vec::new();
-            return ModelSpec::Linear(LinearSpec { features, optimizer: FTRL });
-        }
+        return ModelSpec::Linear(LinearSpec { features: Vec::new(), optimizer: FTRL });
     };
+    let model = read(&mut section, features);
     section.finish();
     model
 }
@@ -113,23 +94,18 @@ fn read_dcn(model: &mut Section<'_>, features: &[&str]) -> DcnSpec {
 }
 
 fn read_dlrm(model: &mut Section<'_>, features: &[&str]) -> DlrmSpec {
-    #[derive(Clone, Copy)]
-    enum Kind {
-        Dot,
-        Cross,
-    }
     let features = read_features(model, features);
     let (embedding, optimizer) = read_optimizers(model, "model", &features);
-    let interaction = match model.choice("interaction", &[("dot", Kind::Dot), ("cross", Kind::Cross)]) {
-        Some(Kind::Cross) => DlrmInteraction::Cross(read_cross(model)),
-        Some(Kind::Dot) | None => {
-            for key in ["cross_layers", "cross_rank"] {
-                if model.node(key).is_some() {
-                    model.error(key, format!("`{key}` is for `interaction = \"cross\"`"));
-                }
+    let is_cross = model.choice("interaction", &[("dot", false), ("cross", true)]).unwrap_or(false);
+    let interaction = if is_cross {
+        DlrmInteraction::Cross(read_cross(model))
+    } else {
+        for key in ["cross_layers", "cross_rank"] {
+            if model.node(key).is_some() {
+                model.error(key, format!("`{key}` is for `interaction = \"cross\"`"));
             }
-            DlrmInteraction::Dot
         }
+        DlrmInteraction::Dot
     };
     let bottom = read_widths(model, "bottom", &[64, 32]);
     let top = read_widths(model, "top", &[100, 50]);

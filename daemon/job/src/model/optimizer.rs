@@ -4,27 +4,30 @@
 
 use millstream_trainer::spec::{AdamSpec, OptimizerSpec};
 
-use super::super::section::Section;
+use super::super::section::{ReadKind, Section};
 
-#[derive(Clone, Copy, PartialEq)]
-enum Kind {
-    Sgd,
-    Momentum,
-    Adagrad,
-    RowWiseAdagrad,
-    Adam,
-    AdamW,
-    Ftrl,
-}
-
-const KINDS: [(&str, Kind); 7] = [
-    ("sgd", Kind::Sgd),
-    ("momentum", Kind::Momentum),
-    ("adagrad", Kind::Adagrad),
-    ("rowwise_adagrad", Kind::RowWiseAdagrad),
-    ("adam", Kind::Adam),
-    ("adamw", Kind::AdamW),
-    ("ftrl", Kind::Ftrl),
+const KINDS: [(&str, ReadKind<OptimizerSpec>); 7] = [
+    ("sgd", |table| OptimizerSpec::Sgd { learning_rate: rate(table, 0.01), l2: l2(table) }),
+    ("momentum", |table| OptimizerSpec::Momentum {
+        learning_rate: rate(table, 0.01),
+        momentum: table.fraction("momentum").unwrap_or(0.9),
+        nesterov: table.flag("nesterov").unwrap_or(false),
+        l2: l2(table),
+    }),
+    ("adagrad", |table| {
+        let (learning_rate, initial_accumulator, epsilon) = adagrad(table);
+        OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon, l2: l2(table) }
+    }),
+    ("rowwise_adagrad", |table| {
+        let (learning_rate, initial_accumulator, epsilon) = adagrad(table);
+        OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon, l2: l2(table) }
+    }),
+    ("adam", |table| OptimizerSpec::Adam(adam(table))),
+    ("adamw", |table| OptimizerSpec::AdamW {
+        adam: adam(table),
+        weight_decay: table.constant("weight_decay", false).unwrap_or(0.004),
+    }),
+    ("ftrl", ftrl),
 ];
 
 /// The default of linear models.
@@ -53,34 +56,11 @@ pub(super) fn read(
 ) -> OptimizerSpec {
     let Some(node) = part.node(key) else { return default };
     let Some(mut table) = part.as_section(node, title) else { return default };
-    let Some(kind) = table.required_choice("kind", &KINDS) else { return default };
-    if kind == Kind::RowWiseAdagrad && trains == Trains::Layers {
+    let Some(read) = table.required_choice("kind", &KINDS) else { return default };
+    let spec = read(&mut table);
+    if trains == Trains::Layers && matches!(spec, OptimizerSpec::RowWiseAdagrad { .. }) {
         table.error("kind", "`rowwise_adagrad` applies to embeddings only (`embedding_optimizer`)");
     }
-    let spec = match kind {
-        Kind::Sgd => OptimizerSpec::Sgd { learning_rate: rate(&mut table, 0.01), l2: l2(&mut table) },
-        Kind::Momentum => OptimizerSpec::Momentum {
-            learning_rate: rate(&mut table, 0.01),
-            momentum: table.fraction("momentum").unwrap_or(0.9),
-            nesterov: table.flag("nesterov").unwrap_or(false),
-            l2: l2(&mut table),
-        },
-        Kind::Adagrad => {
-            let (learning_rate, initial_accumulator, epsilon) = adagrad(&mut table);
-            OptimizerSpec::Adagrad { learning_rate, initial_accumulator, epsilon, l2: l2(&mut table) }
-        }
-        Kind::RowWiseAdagrad => {
-            let (learning_rate, initial_accumulator, epsilon) = adagrad(&mut table);
-            let l2 = l2(&mut table);
-            OptimizerSpec::RowWiseAdagrad { learning_rate, initial_accumulator, epsilon, l2 }
-        }
-        Kind::Adam => OptimizerSpec::Adam(adam(&mut table)),
-        Kind::AdamW => OptimizerSpec::AdamW {
-            adam: adam(&mut table),
-            weight_decay: table.constant("weight_decay", false).unwrap_or(0.004),
-        },
-        Kind::Ftrl => ftrl(&mut table),
-    };
     table.finish();
     spec
 }
