@@ -1,9 +1,8 @@
 //! Curves over steps: [`terminal`] draws them as characters, [`svg`] as a picture.
 //!
-//! Each curve has its own panel and scale; all share the step axis. [`figure`] lays out the picture.
+//! Each curve has its own panel and scale; all share the step axis.
 
 mod axis;
-mod figure;
 mod svg;
 mod terminal;
 
@@ -11,6 +10,7 @@ pub(crate) use svg::svg;
 pub(crate) use terminal::terminal;
 
 use crate::figures;
+use axis::Axis;
 
 /// A number over steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +45,14 @@ impl Plot {
 }
 
 impl Curve {
+    /// The axis of its numbers, with about `ticks` labels.
+    fn axis(&self, ticks: usize) -> Axis {
+        let numbers = || self.points.iter().map(|&(_, number)| number);
+        let (low, high) =
+            (numbers().fold(f64::INFINITY, f64::min), numbers().fold(f64::NEG_INFINITY, f64::max));
+        Axis::over(low, high, ticks)
+    }
+
     /// `last 0.3102, min 0.3011 at 1,200, max 0.6931 at 8`
     fn extremes(&self) -> String {
         let numbers = || self.points.iter();

@@ -1,62 +1,103 @@
-//! Writes a figure as SVG.
+//! Draws a plot as SVG, in points from the upper left corner.
 
-use std::fmt::Write;
+use super::axis::Axis;
+use super::{Curve, Plot};
 
-use super::Plot;
-use super::figure::{Anchor, Colour, Figure, Item, Size, WIDTH};
+/// Width of the picture.
+const WIDTH: f64 = 960.0;
+
+/// Height of a panel's grid, of the title above it and of the step labels below it.
+const GRID_HEIGHT: f64 = 190.0;
+const ABOVE: f64 = 38.0;
+const BELOW: f64 = 30.0;
+
+/// Margins of the picture.
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = 28.0;
+const TOP: f64 = 40.0;
+const BOTTOM: f64 = 14.0;
+
+/// A curve with fewer points shows each as a dot.
+const FEW_POINTS: usize = 60;
+
+/// Sizes of glyphs.
+const LABEL: f64 = 10.8;
+const TITLE: f64 = 14.4;
+
+const INK: &str = "#333333";
+const FAINT: &str = "#777777";
+const LINES: &str = "#e4e4e4";
+/// The colour-blind safe palette of Okabe and Ito: blue, vermilion, green, purple.
+const CURVES: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// An SVG document that shows `plot`.
 pub(crate) fn svg(plot: &Plot) -> String {
-    let Figure { height, items } = Figure::of(plot);
-    let mut out = format!(
+    let panel = ABOVE + GRID_HEIGHT + BELOW;
+    let height = TOP + panel * plot.curves.len() as f64 + BOTTOM;
+    let mut picture = Picture(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
          height=\"{height}\" font-family=\"Noto Sans Mono, DejaVu Sans Mono, monospace\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-    );
-    for item in &items {
-        // Writing to a string cannot fail.
-        let _ = match item {
-            Item::Stroke { points, width, colour } => stroke(&mut out, points, *width, *colour),
-            Item::Text { at, anchor, size, colour, text } => {
-                let anchor = match anchor {
-                    Anchor::Left => "start",
-                    Anchor::Middle => "middle",
-                    Anchor::Right => "end",
-                };
-                let [x, y] = at;
-                // `Size` is the line height; glyphs fill nine tenths of it.
-                let size = f64::from(Size::points(*size)) * 0.9;
-                let (colour, text) = (hexadecimal(*colour), escaped(text));
-                writeln!(
-                    out,
-                    "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\" fill=\"{colour}\" \
-                     text-anchor=\"{anchor}\">{text}</text>"
-                )
-            }
-        };
+    ));
+    picture.text([LEFT, 28.0], "start", TITLE, INK, &plot.title);
+    let steps = Axis::steps(plot.last_step(), 8);
+    for (nth, curve) in plot.curves.iter().enumerate() {
+        let top = TOP + panel * nth as f64 + ABOVE;
+        picture.panel(curve, &steps, top, CURVES[nth % CURVES.len()]);
     }
-    out + "</svg>\n"
+    picture.0 + "</svg>\n"
 }
 
-fn stroke(out: &mut String, points: &[[f64; 2]], width: f64, colour: Colour) -> std::fmt::Result {
-    write!(out, "<path fill=\"none\" stroke=\"{}\" stroke-width=\"{width}\"", hexadecimal(colour))?;
-    write!(out, " stroke-linecap=\"round\" stroke-linejoin=\"round\" d=\"M")?;
-    for [x, y] in points {
-        write!(out, " {x:.1} {y:.1}")?;
-    }
-    // A dot is a line to its own start.
-    if let [[x, y]] = points {
-        write!(out, " {x:.1} {y:.1}")?;
-    }
-    writeln!(out, "\"/>")
-}
+/// The elements painted so far.
+struct Picture(String);
 
-fn hexadecimal([red, green, blue]: Colour) -> String {
-    format!("#{red:02x}{green:02x}{blue:02x}")
-}
+impl Picture {
+    fn panel(&mut self, curve: &Curve, steps: &Axis, top: f64, colour: &str) {
+        let axis = curve.axis(5);
+        let x = |step: f64| LEFT + steps.place(step) * (WIDTH - LEFT - RIGHT);
+        let y = |number: f64| top + (1.0 - axis.place(number)) * GRID_HEIGHT;
+        let bottom = top + GRID_HEIGHT;
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+        self.text([LEFT, top - 12.0], "start", LABEL, colour, &curve.name);
+        self.text([WIDTH - RIGHT, top - 12.0], "end", LABEL, FAINT, &curve.extremes());
+        for tick in &axis.ticks {
+            self.line([LEFT, y(tick.at)], [WIDTH - RIGHT, y(tick.at)]);
+            self.text([LEFT - 8.0, y(tick.at) + 4.0], "end", LABEL, FAINT, &tick.label);
+        }
+        for tick in &steps.ticks {
+            self.line([x(tick.at), top], [x(tick.at), bottom]);
+            self.text([x(tick.at), bottom + 17.0], "middle", LABEL, FAINT, &tick.label);
+        }
+        self.text([LEFT - 12.0, bottom + 17.0], "end", LABEL, FAINT, "step");
+        let points: Vec<_> = curve.points.iter().map(|&(step, number)| [x(step as f64), y(number)]).collect();
+        if points.len() < FEW_POINTS {
+            points.iter().for_each(|&point| self.stroke(&[point], 5.0, colour));
+        }
+        self.stroke(&points, 1.5, colour);
+    }
+
+    fn line(&mut self, from: [f64; 2], to: [f64; 2]) {
+        self.stroke(&[from, to], 1.0, LINES);
+    }
+
+    /// Draws a line through the points, with round ends. A single point is a dot: a line to its own start.
+    fn stroke(&mut self, points: &[[f64; 2]], width: f64, colour: &str) {
+        let end = points.first().filter(|_| points.len() == 1);
+        let points: String = points.iter().chain(end).map(|[x, y]| format!(" {x:.1} {y:.1}")).collect();
+        self.0 += &format!(
+            "<path fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-linecap=\"round\" \
+             stroke-linejoin=\"round\" d=\"M{points}\"/>\n"
+        );
+    }
+
+    /// Writes a line of text whose `anchor` is at this point of the baseline.
+    fn text(&mut self, [x, y]: [f64; 2], anchor: &str, size: f64, colour: &str, text: &str) {
+        let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        self.0 += &format!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\" fill=\"{colour}\" \
+             text-anchor=\"{anchor}\">{text}</text>\n"
+        );
+    }
 }
 
 #[cfg(test)]

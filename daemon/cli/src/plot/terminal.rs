@@ -27,9 +27,7 @@ pub(crate) fn terminal(plot: &Plot, width: usize) -> String {
 }
 
 fn panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
-    let numbers = || curve.points.iter().map(|&(_, number)| number);
-    let (low, high) = (numbers().fold(f64::INFINITY, f64::min), numbers().fold(f64::NEG_INFINITY, f64::max));
-    let axis = Axis::over(low, high, lines / 2);
+    let axis = curve.axis(lines / 2);
     let mut grid = Grid::new(columns, lines);
     grid.curve(&thinned(curve, steps, grid.width()), &axis);
 
