@@ -42,7 +42,11 @@ pub(crate) enum Command {
     /// Validate a job and print its plan without training
     Check(Check),
     /// Submit a job to the daemon and print its id
-    Submit(Submit),
+    #[command(after_help = "\
+Examples:
+  id=$(millstream submit job.toml)
+  millstream logs -f \"$id\"")]
+    Submit(Submitted),
     /// List the daemon's jobs, newest first
     #[command(after_help = "\
 Examples:
@@ -85,7 +89,15 @@ Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
     Checkpoint(JobId),
     /// Evaluate a trained model on held-out data
-    Eval(Eval),
+    #[command(after_help = "\
+The metrics (AUC, log loss, calibration, RMSE and others) depend on the job's label and loss. For a job
+with several labels, --json groups them by label.
+
+Examples:
+  millstream eval census-2f9c
+  millstream eval census-2f9c --best
+  millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'")]
+    Eval(Scored),
     /// Write the score of each row of data
     Predict(Predict),
     /// Export a trained model as ONNX, or its parameters as safetensors
@@ -130,6 +142,16 @@ pub(crate) struct Check {
     pub(crate) learn: bool,
 }
 
+/// The job to submit.
+#[derive(Debug, Args)]
+pub(crate) struct Submitted {
+    #[command(flatten)]
+    pub(crate) job: JobFile,
+    /// Continue the newest unfinished run of this job from its last checkpoint
+    #[arg(long)]
+    pub(crate) resume: bool,
+}
+
 /// `train`
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -143,27 +165,10 @@ Examples:
   millstream train job.toml --json | jq .eval.auc")]
 pub(crate) struct Train {
     #[command(flatten)]
-    pub(crate) job: JobFile,
-    /// Continue the newest unfinished run of this job from its last checkpoint
-    #[arg(long)]
-    pub(crate) resume: bool,
+    pub(crate) submitted: Submitted,
     /// When the run ends, write its loss and metrics over the steps to FILE (.svg or .json)
     #[arg(long, value_name = "FILE")]
     pub(crate) history: Option<PathBuf>,
-}
-
-/// `submit`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  id=$(millstream submit job.toml)
-  millstream logs -f \"$id\"")]
-pub(crate) struct Submit {
-    #[command(flatten)]
-    pub(crate) job: JobFile,
-    /// Continue the newest unfinished run of this job from its last checkpoint
-    #[arg(long)]
-    pub(crate) resume: bool,
 }
 
 /// A job of the daemon.
@@ -256,21 +261,6 @@ pub(crate) struct Scored {
     /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
     #[arg(long)]
     pub(crate) best: bool,
-}
-
-/// `eval`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-The metrics (AUC, log loss, calibration, RMSE and others) depend on the job's label and loss. For a job
-with several labels, --json groups them by label.
-
-Examples:
-  millstream eval census-2f9c
-  millstream eval census-2f9c --best
-  millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'")]
-pub(crate) struct Eval {
-    #[command(flatten)]
-    pub(crate) scored: Scored,
 }
 
 /// `predict`
@@ -648,7 +638,7 @@ mod tests {
         let Command::Train(train) = Arguments::try_parse_from(line).expect("a train command").command else {
             panic!("not a train command");
         };
-        assert_eq!(train.job.set, ["seed=-1", "model.deep.hidden=[1, 2]"]);
+        assert_eq!(train.submitted.job.set, ["seed=-1", "model.deep.hidden=[1, 2]"]);
     }
 
     #[test]

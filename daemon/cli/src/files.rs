@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use millstream_io::storage::{Object, Stores};
 use millstream_tools::output::Destination;
 use millstream_tools::progress::{Done, Progress};
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::{figures, interrupt};
+use crate::{figures, interrupt, progress};
 
 /// Interval at which progress is shown and Ctrl-C is noticed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -39,12 +39,8 @@ impl FileWork {
     pub(crate) fn start(context: &Context, label: &'static str) -> Result<Self, Failure> {
         let runtime = Runtime::new()?;
         let interrupted = interrupt::listen_on(&runtime)?;
-        let bar = context.screen.is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{spinner} {prefix}  {wide_msg}");
-            let bar = ProgressBar::no_length().with_prefix(label);
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-            context.screen.bars().add(bar)
-        });
+        let style = progress::checked("{spinner} {prefix}  {wide_msg}");
+        let bar = context.screen.show(ProgressBar::no_length().with_prefix(label), style);
         Ok(Self { runtime, stores: Stores::default(), progress: Arc::default(), bar, interrupted })
     }
 

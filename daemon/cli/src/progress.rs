@@ -26,12 +26,8 @@ pub(crate) struct ProgressView {
 
 impl ProgressView {
     pub(crate) fn new(screen: &Screen) -> Self {
-        let bar = screen.is_terminal().then(|| {
-            let bar = screen.bars().add(ProgressBar::no_length());
-            bar.set_style(style(false, screen.has_colours()));
-            bar.enable_steady_tick(TICK_INTERVAL);
-            bar
-        });
+        let bar = screen.show(ProgressBar::no_length(), style(false, screen.has_colours()));
+        let bar = bar.inspect(|bar| bar.enable_steady_tick(TICK_INTERVAL));
         Self { screen: screen.clone(), bar, state: None, eval: (None, Vec::new()), last_line: None }
     }
 
@@ -88,24 +84,14 @@ pub(crate) struct Gauge {
 impl Gauge {
     /// Counts rows, whose total is unknown.
     pub(crate) fn rows(screen: &Screen, label: &'static str) -> Self {
-        let bar = screen.is_terminal().then(|| {
-            let bar = ProgressBar::no_length();
-            bar.set_style(checked("{spinner} {prefix}  {human_pos} rows"));
-            bar.set_prefix(label);
-            screen.bars().add(bar)
-        });
-        Self { bar }
+        let style = checked("{spinner} {prefix}  {human_pos} rows");
+        Self { bar: screen.show(ProgressBar::no_length().with_prefix(label), style) }
     }
 
     /// Counts up to `steps` steps.
     pub(crate) fn steps(screen: &Screen, label: &'static str, steps: u64) -> Self {
-        let bar = screen.is_terminal().then(|| {
-            let bar = ProgressBar::new(steps);
-            bar.set_style(style(true, screen.has_colours()));
-            bar.set_prefix(label);
-            screen.bars().add(bar)
-        });
-        Self { bar }
+        let style = style(true, screen.has_colours());
+        Self { bar: screen.show(ProgressBar::new(steps).with_prefix(label), style) }
     }
 
     /// Moves the bar to `done`.
@@ -165,7 +151,7 @@ fn style(has_length: bool, colours: bool) -> ProgressStyle {
 }
 
 /// The style of `template`, or a plain bar if the template is invalid.
-fn checked(template: &str) -> ProgressStyle {
+pub(crate) fn checked(template: &str) -> ProgressStyle {
     let style = ProgressStyle::with_template(template);
     style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }

@@ -4,7 +4,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use indicatif::{MultiProgress, ProgressDrawTarget};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// Standard error with its progress bars. Clones share the terminal.
 #[derive(Clone, Debug)]
@@ -32,8 +32,9 @@ impl Screen {
         self.colours
     }
 
-    pub(crate) fn bars(&self) -> &MultiProgress {
-        &self.bars
+    /// Shows `bar` in this style if standard error is a terminal.
+    pub(crate) fn show(&self, bar: ProgressBar, style: ProgressStyle) -> Option<ProgressBar> {
+        self.terminal.then(|| self.bars.add(bar.with_style(style)))
     }
 
     /// Prints one or more lines.

@@ -2,7 +2,7 @@
 
 use millstream_control::proto::ScoreRequest;
 
-use crate::arguments::{Eval, Scored};
+use crate::arguments::Scored;
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -10,8 +10,8 @@ use crate::figures;
 use crate::interrupt::unless_interrupted;
 use crate::table::Table;
 
-pub(crate) async fn run(arguments: Eval, context: &Context) -> Result<(), Failure> {
-    let request = request(arguments.scored)?;
+pub(crate) async fn run(arguments: Scored, context: &Context) -> Result<(), Failure> {
+    let request = request(arguments)?;
     let evaluated = unless_interrupted(async {
         let mut connection = Connection::or_host(context).await?;
         let evaluated = connection.client.evaluate(request).await;

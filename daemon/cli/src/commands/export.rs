@@ -6,12 +6,14 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use millstream_control::{Client, ClientError};
 use millstream_daemon::export::Exportable;
 use millstream_trainer::export::onnx::{OnnxModel, Port};
 use millstream_trainer::export::{ExportError, Tower};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
+use tokio::sync::watch;
 
 use crate::arguments::{Export, ModelFormat, ModelPart};
 use crate::context::Context;
@@ -32,9 +34,9 @@ struct Written {
 }
 
 /// A file whose writes fail after Ctrl-C.
-struct InterruptibleFile<'a, F> {
+struct InterruptibleFile {
     file: Unfinished,
-    is_interrupted: &'a F,
+    interrupted: watch::Receiver<bool>,
 }
 
 pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> {
@@ -46,20 +48,16 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let runtime = Runtime::new()?;
     let interrupted = interrupt::listen_on(&runtime)?;
     let directory = runtime.block_on(interrupt::unless(interrupted.clone(), locate(target, context)))?;
-    let is_interrupted = || *interrupted.borrow();
     let tower = part.map(|part| match part {
         ModelPart::Query => Tower::Query,
         ModelPart::Item => Tower::Item,
     });
     let model = Exportable::open(&directory, *best, tower)?;
-    if is_interrupted() {
+    if *interrupted.borrow() {
         return Err(interrupted_error().into());
     }
     let create = |path: &Path| {
-        Ok::<_, Failure>(InterruptibleFile {
-            file: Unfinished::create(path)?,
-            is_interrupted: &is_interrupted,
-        })
+        Unfinished::create(path).map(|file| InterruptibleFile { file, interrupted: interrupted.clone() })
     };
     let written = match format {
         ModelFormat::Safetensors => {
@@ -83,11 +81,11 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
 }
 
 /// Writes the graph, and its parameters to `data` if they are external.
-fn write_onnx<'a, F: Fn() -> bool + 'a>(
+fn write_onnx(
     onnx: &OnnxModel,
     output: &Path,
     data: Option<&Path>,
-    create: impl Fn(&Path) -> Result<InterruptibleFile<'a, F>, Failure>,
+    create: impl Fn(&Path) -> Result<InterruptibleFile, Failure>,
 ) -> Result<(), Failure> {
     let mut file = create(output)?;
     let Some(data) = data else {
@@ -131,14 +129,12 @@ async fn locate(target: &str, context: &Context) -> Result<PathBuf, Failure> {
 }
 
 fn by_name(output: &Path) -> Result<ModelFormat, Failure> {
-    match output.extension().and_then(|extension| extension.to_str()) {
-        Some("onnx") => Ok(ModelFormat::Onnx),
-        Some("safetensors") => Ok(ModelFormat::Safetensors),
-        _ => Err(Failure::Usage(format!(
-            "{}: unknown extension; use .onnx or .safetensors, or set --format",
-            output.display()
-        ))),
-    }
+    // The formats have the names of the extensions.
+    let extension = output.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    ModelFormat::from_str(extension, false).map_err(|_| {
+        let output = output.display();
+        Failure::Usage(format!("{output}: unknown extension; use .onnx or .safetensors, or set --format"))
+    })
 }
 
 /// The name of the external data of `output`.
@@ -156,10 +152,7 @@ fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Wr
         json!({ "name": name, "type": kind, "shape": shape, "description": about })
     };
     let ports = |ports: &[Port]| ports.iter().map(port).collect::<Vec<_>>();
-    let format = match format {
-        ModelFormat::Onnx => "onnx",
-        ModelFormat::Safetensors => "safetensors",
-    };
+    let format = format.to_possible_value().map(|format| format.get_name().to_owned());
     json!({
         "output": output,
         "external_data": written.data,
@@ -204,9 +197,9 @@ fn interrupted_error() -> anyhow::Error {
     anyhow::anyhow!("interrupted")
 }
 
-impl<F: Fn() -> bool> Write for InterruptibleFile<'_, F> {
+impl Write for InterruptibleFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if (self.is_interrupted)() {
+        if *self.interrupted.borrow() {
             return Err(io::Error::other(interrupted_error()));
         }
         self.file.writer.write(&bytes[..bytes.len().min(INTERRUPT_CHECK_BYTES)])

@@ -1,14 +1,13 @@
 //! `millstream submit`: submits a job to the daemon.
 
-use crate::arguments::Submit;
+use crate::arguments::Submitted;
 use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::job_file::{self, JobText};
+use crate::job_file;
 
-pub(crate) async fn run(arguments: Submit, context: &Context) -> Result<(), Failure> {
-    let JobText { text, .. } = job_file::read(&arguments.job, context)?;
-    let request = job_file::request(&arguments.job, text, arguments.resume)?;
+pub(crate) async fn run(arguments: Submitted, context: &Context) -> Result<(), Failure> {
+    let (request, _) = job_file::request(&arguments, context)?;
     let job = to_daemon(context).await?.submit(request).await?;
     context.answer(&job, || job.id.clone())
 }

@@ -14,19 +14,17 @@ use crate::commands::history::HistoryFormat;
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::job_file::{self, JobText};
 use crate::progress::ProgressView;
 use crate::screen::Screen;
 use crate::table::Table;
-use crate::{figures, interrupt};
+use crate::{figures, interrupt, job_file};
 
 /// How long to wait for the last lines of the log after a job has ended.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failure> {
     let history_format = arguments.history.as_deref().map(HistoryFormat::of).transpose()?;
-    let JobText { text, warnings } = job_file::read(&arguments.job, context)?;
-    let request = job_file::request(&arguments.job, text, arguments.resume)?;
+    let (request, warnings) = job_file::request(&arguments.submitted, context)?;
     let interrupted = interrupt::listen()?;
     let mut connection = Connection::or_host(context).await?;
     let job = connection.client.submit(request).await?;
