@@ -56,12 +56,8 @@ impl Config {
 pub struct ServerConfig {
     /// The control socket.
     pub socket: PathBuf,
-    /// Where jobs and their history are kept.
-    pub state_directory: PathBuf,
-    /// Number of concurrent jobs.
-    pub max_jobs: NonZeroUsize,
-    /// Storage settings.
-    pub storage: StorageSpec,
+    /// The daemon behind it.
+    pub daemon: Config,
 }
 
 /// The keys of a configuration file.
@@ -120,31 +116,21 @@ impl ConfigFile {
     /// When a path is neither given nor can be derived.
     pub fn resolve(self, surroundings: &Surroundings) -> Result<ServerConfig> {
         let socket = self.socket.or_else(|| surroundings.socket());
-        let state_directory = self.state_directory.or_else(|| surroundings.state_directory());
+        let socket =
+            socket.context("no path for the control socket: give --socket, or set XDG_RUNTIME_DIR")?;
+        let state = self.state_directory.or_else(|| surroundings.state_directory());
+        let state = state.context("no directory for the state: give --state, or set HOME")?;
         let storage = self.storage.unwrap_or_default();
         if let Err((section, message)) = storage.check() {
             anyhow::bail!("[storage.{section}] of the configuration: {message}");
         }
-        Ok(ServerConfig {
-            socket: socket
-                .context("no path for the control socket: give --socket, or set XDG_RUNTIME_DIR")?,
-            state_directory: state_directory
-                .context("no directory for the state: give --state, or set HOME")?,
+        let daemon = Config {
+            state: StateLocation::Directory(state),
             max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
             storage,
-        })
-    }
-}
-
-impl ServerConfig {
-    /// The configuration of the daemon behind the socket.
-    pub fn daemon(&self) -> Config {
-        Config {
-            state: StateLocation::Directory(self.state_directory.clone()),
-            max_jobs: self.max_jobs,
-            worker: PathBuf::from(SELF),
-            storage: self.storage.clone(),
-        }
+            ..Config::embedded()
+        };
+        Ok(ServerConfig { socket, daemon })
     }
 }
 
@@ -195,11 +181,11 @@ mod tests {
     fn defaults_depend_on_the_user() {
         let ours = ConfigFile::default().resolve(&user()).unwrap();
         assert_eq!(ours.socket, Path::new("/run/user/7/millstream/millstreamd.sock"));
-        assert_eq!(ours.state_directory, Path::new("/home/u/.local/state/millstream"));
+        assert_eq!(ours.daemon.state, StateLocation::Directory("/home/u/.local/state/millstream".into()));
         let root = Surroundings { root: true, ..user() };
         let system = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(system.socket, Path::new("/run/millstream/millstreamd.sock"));
-        assert_eq!(system.state_directory, Path::new("/var/lib/millstream"));
+        assert_eq!(system.daemon.state, StateLocation::Directory("/var/lib/millstream".into()));
     }
 
     #[test]
@@ -213,7 +199,7 @@ mod tests {
             max_jobs: NonZeroUsize::new(3),
             storage: None,
         };
-        assert_eq!(given.resolve(&nowhere).unwrap().max_jobs.get(), 3);
+        assert_eq!(given.resolve(&nowhere).unwrap().daemon.max_jobs.get(), 3);
     }
 
     #[test]
@@ -231,7 +217,7 @@ mod tests {
         let file: ConfigFile = toml::from_str("socket = '/file.sock'\nmax_jobs = 2").unwrap();
         let line = ConfigFile { socket: Some("/line.sock".into()), ..ConfigFile::default() };
         let both = file.overridden_by(line).resolve(&user()).unwrap();
-        assert_eq!((both.socket.to_str().unwrap(), both.max_jobs.get()), ("/line.sock", 2));
+        assert_eq!((both.socket.to_str().unwrap(), both.daemon.max_jobs.get()), ("/line.sock", 2));
     }
 
     #[test]

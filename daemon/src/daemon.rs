@@ -12,17 +12,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::Stores;
 use millstream_job::{Job, JobError};
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tracing::Level;
 
 use crate::config::{Config, StateLocation};
 use crate::runs;
 use crate::scoring::{self, Scorer};
-use crate::state::{History, JobRecord, JobSource, JobState, LogLevel, LogRecord, Store, StoreError, now_ms};
+use crate::state::{History, JobRecord, JobSource, LogRecord, Store, StoreError, now_ms};
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
 
 pub use crate::scoring::Predictions;
@@ -41,15 +43,6 @@ const DATABASE_FILE: &str = "state.sqlite";
 #[derive(Clone)]
 pub struct Daemon {
     shared: Arc<Shared>,
-}
-
-/// The checkpoint to score with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScoreTarget {
-    /// A job's id, or the directory of a job or of a checkpoint.
-    pub name: String,
-    /// Whether to use a job's best checkpoint instead of its newest.
-    pub best: bool,
 }
 
 /// Why a job was not accepted.
@@ -156,19 +149,12 @@ impl Daemon {
         }
     }
 
-    /// Accepts a job. `text` is a job file read from `path`; `set` overrides single keys of it. With
-    /// `resume`, resumes the newest unfinished run of the same job in its checkpoint directory.
+    /// Accepts a job. With `resume`, resumes the newest unfinished run of the same job in its checkpoint directory.
     ///
     /// # Errors
     /// `Invalid` when the job file is invalid.
-    pub async fn submit(
-        &self,
-        text: String,
-        path: PathBuf,
-        set: Vec<String>,
-        resume: bool,
-    ) -> Result<JobRecord, SubmitError> {
-        self.blocking(move |daemon| daemon.submit_now(&text, path, &set, resume)).await
+    pub async fn submit(&self, request: SubmitRequest) -> Result<JobRecord, SubmitError> {
+        self.blocking(move |daemon| daemon.submit_now(request)).await
     }
 
     /// All jobs, newest first.
@@ -292,35 +278,20 @@ impl Daemon {
         Ok((id, pending))
     }
 
-    /// Evaluates a checkpoint on held-out data. `target` is a job's id, or the directory of a job or a
-    /// checkpoint. `data` are paths and globs, empty for the job's held-out data. `base` is the base
-    /// directory of relative paths in both.
+    /// Evaluates a checkpoint on held-out data.
     ///
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
-    pub async fn evaluate(
-        &self,
-        target: impl Into<ScoreTarget>,
-        data: Vec<String>,
-        base: PathBuf,
-    ) -> Result<Vec<Metrics>> {
-        let checkpoint = self.scored(target.into(), &base).await?;
-        self.shared.scorer.evaluate(checkpoint, data, base).await
+    pub async fn evaluate(&self, request: ScoreRequest) -> Result<Vec<Metrics>> {
+        self.shared.scorer.evaluate(self.scored(&request).await?, request).await
     }
 
-    /// Scores each row with a checkpoint, in data order; arguments as for [`Daemon::evaluate`]. Dropping the
-    /// receiver stops the work.
+    /// Scores each row with a checkpoint, in data order. Dropping the receiver stops the work.
     ///
     /// # Errors
     /// When there is no such checkpoint; later errors arrive as the last item.
-    pub async fn predict(
-        &self,
-        target: impl Into<ScoreTarget>,
-        data: Vec<String>,
-        base: PathBuf,
-    ) -> Result<Predictions> {
-        let checkpoint = self.scored(target.into(), &base).await?;
-        self.shared.scorer.predict(checkpoint, data, base).await
+    pub async fn predict(&self, request: ScoreRequest) -> Result<Predictions> {
+        self.shared.scorer.predict(self.scored(&request).await?, request).await
     }
 
     /// The checkpoint of a job's best evaluation, if the job keeps it.
@@ -330,28 +301,25 @@ impl Daemon {
         self.blocking(move |_| Ok::<_, anyhow::Error>(scoring::best_in(&directory)?)).await.ok().flatten()
     }
 
-    async fn scored(&self, ScoreTarget { name, best }: ScoreTarget, base: &Path) -> Result<scoring::Scored> {
-        let base = base.to_owned();
-        self.blocking(move |daemon| match daemon.show(&name) {
-            Ok(JobRecord { checkpoint: None, .. }) => bail!("job {name} has no checkpoint yet"),
+    async fn scored(&self, request: &ScoreRequest) -> Result<scoring::Scored> {
+        let ScoreRequest { target, base, best, .. } = request.clone();
+        let directory = Path::new(&base).join(&target);
+        self.blocking(move |daemon| match daemon.show(&target) {
+            Ok(JobRecord { checkpoint: None, .. }) => bail!("job {target} has no checkpoint yet"),
             Ok(record) => scoring::find(&record.directory, best),
-            Err(StoreError::UnknownJob { .. }) if !base.join(&name).is_dir() => {
-                bail!("`{name}` is neither a job nor a checkpoint's directory")
+            Err(StoreError::UnknownJob { .. }) if !directory.is_dir() => {
+                bail!("`{target}` is neither a job nor a checkpoint's directory")
             }
-            Err(StoreError::UnknownJob { .. }) => scoring::find(&base.join(&name), best),
+            Err(StoreError::UnknownJob { .. }) => scoring::find(&directory, best),
             Err(error) => Err(error.into()),
         })
         .await
     }
 
-    fn submit_now(
-        &self,
-        text: &str,
-        path: PathBuf,
-        set: &[String],
-        resume: bool,
-    ) -> Result<JobRecord, SubmitError> {
-        let (job, warnings) = Job::parse(text, &path, set)?;
+    fn submit_now(&self, request: SubmitRequest) -> Result<JobRecord, SubmitError> {
+        let SubmitRequest { text, path, set, resume } = request;
+        let path = PathBuf::from(path);
+        let (job, warnings) = Job::parse(&text, &path, &set)?;
         let run = if resume { runs::newest_unfinished(&job)? } else { runs::new(&job)? };
         if self.shared.active(&run.id).is_some() {
             return Err(anyhow!("job {} has not ended; there is nothing to resume", run.id).into());
@@ -367,8 +335,7 @@ impl Daemon {
         };
         stored.map_err(anyhow::Error::from)?;
         for warning in warnings {
-            let logged =
-                self.shared.store.append_log(&run.id, now_ms(), LogLevel::Warn, &warning.to_string());
+            let logged = self.shared.store.append_log(&run.id, now_ms(), Level::WARN, &warning.to_string());
             logged.map_err(anyhow::Error::from)?;
         }
         self.enqueue(job, record.clone())?;
@@ -460,18 +427,6 @@ impl Daemon {
             Ok(result) => result,
             Err(error) => Err(anyhow::Error::from(error).into()),
         }
-    }
-}
-
-impl From<&str> for ScoreTarget {
-    fn from(name: &str) -> Self {
-        Self { name: name.to_owned(), best: false }
-    }
-}
-
-impl From<&String> for ScoreTarget {
-    fn from(name: &String) -> Self {
-        Self::from(name.as_str())
     }
 }
 

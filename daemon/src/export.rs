@@ -154,6 +154,11 @@ fn features(
     (described, left_out)
 }
 
+/// The name of a feature's kind, as in the job file.
+pub fn kind_name(kind: &FeatureKind) -> &'static str {
+    describe_kind(kind, None).0
+}
+
 /// The name of a feature's kind, and its properties. Those of vocabularies are added by the caller.
 fn describe_kind(
     kind: &FeatureKind,
@@ -180,7 +185,8 @@ fn describe_kind(
     }
 }
 
-fn cardinality(schema: &BatchSchema, feature: &str) -> Option<u32> {
+/// The number of ids of `feature`, unless it is numeric.
+pub fn cardinality(schema: &BatchSchema, feature: &str) -> Option<u32> {
     let single = schema.ids.iter().map(|ids| (&ids.name, ids.cardinality));
     let several = schema.ragged.iter().map(|ids| (&ids.name, ids.cardinality));
     single.chain(several).find(|(name, _)| *name == feature).map(|(_, cardinality)| cardinality)

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::{fs, io};
 
 use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
@@ -70,8 +69,8 @@ pub(crate) fn is_echo(error: &Error) -> bool {
     matches!(error, Error::Cancelled | Error::Ring(RingError::PeerGone | RingError::Interrupted))
 }
 
-/// Opens the files that `patterns` of a job's data section match. If a listing exists at `frozen`, opens the versions
-/// in it; otherwise writes the listing there.
+/// Opens the files that `patterns` of a job's data section match. If a listing exists under the directory and name of
+/// `frozen`, opens the versions in it; otherwise writes the listing there.
 ///
 /// # Errors
 /// When a pattern matches nothing, or files of another format.
@@ -79,28 +78,22 @@ pub(crate) fn open(
     patterns: &[String],
     data: &DataSpec,
     stores: &Stores,
-    frozen: Option<&Path>,
+    frozen: Option<(&Path, &str)>,
     runtime: &Handle,
 ) -> Result<Arc<Dataset>> {
     let mut objects = runtime.block_on(stores.list(patterns, &data.base))?;
-    if let Some(path) = frozen {
-        objects = freeze(path, objects)?;
+    if let Some((directory, name)) = frozen {
+        objects = freeze(directory, name, objects)?;
     }
     let dataset = runtime.block_on(Dataset::of(objects, data.format))?;
     Ok(Arc::new(dataset.cut_at(data.split_bytes).filtered(&data.filter)))
 }
 
-fn freeze(path: &Path, objects: Vec<Object>) -> Result<Vec<Object>> {
-    let here = || path.display().to_string();
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (directory, name) = (path.parent(), path.file_name().and_then(|name| name.to_str()));
-            let (directory, name) = directory.zip(name).with_context(here)?;
-            runs::put(directory, name, Listing::of(&objects).to_text().as_bytes()).with_context(here)?;
-            return Ok(objects);
-        }
-        Err(error) => return Err(error).with_context(here),
+fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {
+    let here = || directory.join(name).display().to_string();
+    let Some(text) = runs::get(directory, name)? else {
+        runs::put(directory, name, Listing::of(&objects).to_text().as_bytes())?;
+        return Ok(objects);
     };
     let kept = Listing::parse(&text).with_context(here)?.keep(objects)?;
     if kept.added > 0 {

@@ -22,6 +22,7 @@ use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumbe
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
 use millstream_worker::survey::HostSurvey;
+use serde::Serialize;
 use tokio::runtime::Handle;
 
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
@@ -52,7 +53,7 @@ pub struct JobPlan {
 }
 
 /// One of a job's datasets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DataPlan {
     /// Files.
     pub files: usize,
@@ -107,8 +108,7 @@ impl JobPlan {
     ) -> Result<Self> {
         let data = &job.data;
         let open = |patterns: &[String], name: &str| {
-            let frozen = directory.map(|directory| directory.join(name));
-            feed::open(patterns, data, stores, frozen.as_deref(), runtime)
+            feed::open(patterns, data, stores, directory.map(|directory| (directory, name)), runtime)
         };
         let train = open(&data.train, runs::TRAIN_LISTING)?;
         let eval = (!data.eval.is_empty()).then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?;

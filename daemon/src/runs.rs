@@ -111,13 +111,27 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
 }
 
 /// Writes the file `name` of a run directory atomically.
-pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let path = directory.join(name);
     let unborn = directory.join(format!(".{name}.new"));
-    let mut file = File::create(&unborn)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&unborn, directory.join(name))?;
-    File::open(directory)?.sync_all()
+    let write = || {
+        let mut file = File::create(&unborn)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&unborn, &path)?;
+        File::open(directory)?.sync_all()
+    };
+    write().with_context(|| path.display().to_string())
+}
+
+/// Reads the file `name` of a run directory, if it exists.
+pub(crate) fn get(directory: &Path, name: &str) -> Result<Option<String>> {
+    let path = directory.join(name);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
 }
 
 /// The file of the job that checkpoints contain. If `job` has an automatic batch size, writes `resolved`, which has
@@ -126,9 +140,8 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
     if job.auto_batch.is_none() {
         return Ok(directory.join(JOB));
     }
-    let path = directory.join(RESOLVED_JOB);
-    put(directory, RESOLVED_JOB, resolved.text.as_bytes()).with_context(|| path.display().to_string())?;
-    Ok(path)
+    put(directory, RESOLVED_JOB, resolved.text.as_bytes())?;
+    Ok(directory.join(RESOLVED_JOB))
 }
 
 /// The start time of the run in `directory`, if its job has this `fingerprint`.

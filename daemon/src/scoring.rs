@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_control::proto::ScoreRequest;
 use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
@@ -21,7 +22,7 @@ use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::feed::{self, Feed};
 use crate::runs;
@@ -60,6 +61,7 @@ pub struct Predictions {
 }
 
 /// Runs scoring workers.
+#[derive(Clone)]
 pub(crate) struct Scorer {
     worker: PathBuf,
     runtime: Handle,
@@ -68,29 +70,15 @@ pub(crate) struct Scorer {
     closing: Arc<AtomicBool>,
 }
 
-/// Receives the results of a run.
-trait Sink: Send + 'static {
-    /// The output requested from the worker.
-    const OUTPUT: ScoreOutput;
-    /// Receives a message; returns false if the caller is gone.
-    fn take(&mut self, message: FromWorker) -> bool;
-    /// Whether the caller still waits.
-    fn is_wanted(&self) -> bool;
-    /// Receives the end of the run.
-    fn end(self, result: Result<()>);
-}
-
 /// A scoring run.
 struct Run {
-    worker: PathBuf,
-    runtime: Handle,
-    stores: Stores,
-    closing: Arc<AtomicBool>,
+    scorer: Scorer,
     scored: Scored,
-    /// The data to score instead of the job's held-out data, and the base of its relative paths.
-    data: Vec<String>,
-    base: PathBuf,
+    request: ScoreRequest,
 }
+
+/// Selects the results that a caller needs among a worker's messages.
+type Select<T> = fn(FromWorker) -> Option<T>;
 
 /// Locates a checkpoint and returns its parent directory and step. `directory` is a checkpoint's directory,
 /// or a run's; for a run, this selects its newest checkpoint, or its best one.
@@ -153,28 +141,29 @@ impl Scorer {
         Self { worker, runtime, stores, permits, closing: Arc::default() }
     }
 
-    /// Evaluates `scored` on `data`, or on its job's held-out data.
-    pub(crate) async fn evaluate(
-        &self,
-        scored: Scored,
-        data: Vec<String>,
-        base: PathBuf,
-    ) -> Result<Vec<Metrics>> {
-        let (reply, metrics) = oneshot::channel();
-        self.start(scored, data, base, ToEvaluate { reply, metrics: None }).await?;
-        metrics.await.context("the evaluation ended without a result")?
+    /// Evaluates `scored` on the data of `request`, or on its job's held-out data.
+    pub(crate) async fn evaluate(&self, scored: Scored, request: ScoreRequest) -> Result<Vec<Metrics>> {
+        let select: Select<_> = |message| match message {
+            FromWorker::Evaluated { metrics, .. } => Some(metrics),
+            _ => None,
+        };
+        let mut results = self.start(scored, request, ScoreOutput::Metrics, select).await?;
+        let mut metrics = None;
+        // The channel closes when the run has ended.
+        while let Some(result) = results.recv().await {
+            metrics = Some(result?);
+        }
+        metrics.context("the evaluation ended without metrics")
     }
 
-    /// Scores each row of `data`, or of the job's held-out data, with `scored`.
-    pub(crate) async fn predict(
-        &self,
-        scored: Scored,
-        data: Vec<String>,
-        base: PathBuf,
-    ) -> Result<Predictions> {
-        let (sender, scores) = mpsc::channel(QUEUE);
+    /// Scores each row of the data of `request`, or of the job's held-out data, with `scored`.
+    pub(crate) async fn predict(&self, scored: Scored, request: ScoreRequest) -> Result<Predictions> {
+        let select: Select<_> = |message| match message {
+            FromWorker::Scores { scores } => Some(scores),
+            _ => None,
+        };
         let (labels, classes) = (scored.job.label.names(), scored.job.label.first.classes.clone());
-        self.start(scored, data, base, ToPredict { scores: sender }).await?;
+        let scores = self.start(scored, request, ScoreOutput::Scores, select).await?;
         Ok(Predictions { labels, classes, scores })
     }
 
@@ -185,46 +174,54 @@ impl Scorer {
         drop(self.permits.acquire_many(RUNS).await);
     }
 
-    async fn start<S: Sink>(&self, scored: Scored, data: Vec<String>, base: PathBuf, sink: S) -> Result<()> {
+    /// Starts a run. Its error, if any, is the last result; dropping the receiver ends it.
+    async fn start<T: Send + 'static>(
+        &self,
+        scored: Scored,
+        request: ScoreRequest,
+        output: ScoreOutput,
+        select: Select<T>,
+    ) -> Result<mpsc::Receiver<Result<T>>> {
         let permit = Arc::clone(&self.permits).acquire_owned().await?;
         if self.closing.load(Ordering::Acquire) {
             bail!("the daemon is stopping");
         }
-        let run = Run {
-            worker: self.worker.clone(),
-            runtime: self.runtime.clone(),
-            stores: self.stores.clone(),
-            closing: Arc::clone(&self.closing),
-            scored,
-            data,
-            base,
+        let run = Run { scorer: self.clone(), scored, request };
+        let (sender, results) = mpsc::channel(QUEUE);
+        let work = move || {
+            let ended = run.score(output, select, &sender);
+            drop(permit);
+            if let Err(error) = ended {
+                // The caller may be gone.
+                let _ = sender.blocking_send(Err(error));
+            }
         };
         let thread = std::thread::Builder::new().name("scoring".into());
-        thread.spawn(move || run.run(sink, permit)).context("starting the scoring thread")?;
-        Ok(())
+        thread.spawn(work).context("starting the scoring thread")?;
+        Ok(results)
     }
 }
 
 impl Run {
-    fn run<S: Sink>(self, mut sink: S, permit: OwnedSemaphorePermit) {
-        let result = self.score(&mut sink);
-        drop(permit);
-        sink.end(result);
-    }
-
-    fn score<S: Sink>(&self, sink: &mut S) -> Result<()> {
+    fn score<T>(
+        &self,
+        output: ScoreOutput,
+        select: Select<T>,
+        results: &mpsc::Sender<Result<T>>,
+    ) -> Result<()> {
         let Scored { directory, step, job, analysis } = &self.scored;
+        let Scorer { runtime, stores, closing, .. } = &self.scorer;
         let data = self.data(&job.data)?;
         let mut transform = Transform::resolve(&job.features, &job.label, &data.missing, analysis)?;
-        if S::OUTPUT == ScoreOutput::Scores {
+        if output == ScoreOutput::Scores {
             transform = transform.without_label();
         }
         let schema = feed::schema(&transform, &data);
         let source = feed::source(
-            feed::open(&data.eval, &data, &self.stores.for_job(&job.storage), None, &self.runtime)?,
+            feed::open(&data.eval, &data, &stores.for_job(&job.storage), None, runtime)?,
             &Arc::new(transform),
             &data,
-            &self.runtime,
+            runtime,
         )?;
         let plan = IngestPlan::scoring(&data, schema.clone(), source)?;
 
@@ -232,7 +229,7 @@ impl Run {
         let role = Role::Score(ScoreRole {
             directory: directory.clone(),
             step: *step,
-            output: S::OUTPUT,
+            output,
             device: job.training.device,
             threads: job.training.threads,
             group: job.evaluation.group.clone(),
@@ -240,10 +237,10 @@ impl Run {
         worker.send(&ToWorker::Start(Box::new(Start { role, schema })))?;
         let mut feed = None;
         loop {
-            if self.closing.load(Ordering::Acquire) {
+            if closing.load(Ordering::Acquire) {
                 bail!("the daemon is stopping");
             }
-            if !sink.is_wanted() {
+            if results.is_closed() {
                 bail!("the client has disconnected");
             }
             match messages.recv_timeout(POLL_INTERVAL) {
@@ -260,9 +257,8 @@ impl Run {
                     break;
                 }
                 Ok(message) => {
-                    if !sink.take(message) {
-                        bail!("the client has disconnected");
-                    }
+                    // A closed channel ends the run above.
+                    let _ = select(message).map(|result| results.blocking_send(Ok(result)));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -276,9 +272,10 @@ impl Run {
     /// The data section for scoring, in which the data to score is the held-out data.
     fn data(&self, of_job: &DataSpec) -> Result<DataSpec> {
         let mut data = of_job.clone();
-        if !self.data.is_empty() {
-            data.eval.clone_from(&self.data);
-            data.base.clone_from(&self.base);
+        let ScoreRequest { data: given, base, .. } = &self.request;
+        if !given.is_empty() {
+            data.eval.clone_from(given);
+            data.base = PathBuf::from(base);
         }
         if data.eval.is_empty() {
             bail!("the job has no held-out data: give the data to score");
@@ -288,61 +285,10 @@ impl Run {
 
     fn spawn(&self) -> Result<(WorkerProcess, Receiver<FromWorker>)> {
         let log = |line: &str| tracing::warn!("scoring worker: {line}");
-        let worker = WorkerProcess::spawn(&self.worker, log).context("the worker cannot be started")?;
+        let worker =
+            WorkerProcess::spawn(&self.scorer.worker, log).context("the worker cannot be started")?;
         let (sender, messages) = sync_channel(QUEUE);
         worker.listen(move |message| sender.send(message).is_ok(), || {})?;
         Ok((worker, messages))
-    }
-}
-
-struct ToEvaluate {
-    reply: oneshot::Sender<Result<Vec<Metrics>>>,
-    metrics: Option<Vec<Metrics>>,
-}
-
-impl Sink for ToEvaluate {
-    const OUTPUT: ScoreOutput = ScoreOutput::Metrics;
-
-    fn take(&mut self, message: FromWorker) -> bool {
-        if let FromWorker::Evaluated { metrics, .. } = message {
-            self.metrics = Some(metrics);
-        }
-        true
-    }
-
-    fn is_wanted(&self) -> bool {
-        !self.reply.is_closed()
-    }
-
-    fn end(self, result: Result<()>) {
-        let metrics = result.and_then(|()| self.metrics.context("the worker returned no metrics"));
-        // The caller may be gone.
-        let _ = self.reply.send(metrics);
-    }
-}
-
-struct ToPredict {
-    scores: mpsc::Sender<Result<Vec<f32>>>,
-}
-
-impl Sink for ToPredict {
-    const OUTPUT: ScoreOutput = ScoreOutput::Scores;
-
-    fn take(&mut self, message: FromWorker) -> bool {
-        match message {
-            FromWorker::Scores { scores } => self.scores.blocking_send(Ok(scores)).is_ok(),
-            _ => true,
-        }
-    }
-
-    fn is_wanted(&self) -> bool {
-        !self.scores.is_closed()
-    }
-
-    fn end(self, result: Result<()>) {
-        if let Err(error) = result {
-            // The caller may be gone.
-            let _ = self.scores.blocking_send(Err(error));
-        }
     }
 }

@@ -34,7 +34,7 @@ const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn serve(config: &ServerConfig) -> Result<()> {
     let mut stop = StopSignals::new()?;
     let socket = ControlSocket::bind(&config.socket)?;
-    let daemon = Daemon::start(config.daemon())?;
+    let daemon = Daemon::start(config.daemon.clone())?;
     tracing::info!(socket = %config.socket.display(), "listening");
 
     let (connections, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);

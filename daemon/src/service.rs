@@ -5,7 +5,7 @@
 
 mod profile;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 
 use futures::stream::{self, Stream, StreamExt};
@@ -16,15 +16,15 @@ use millstream_control::proto::{
     self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ProfileReply,
     ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
-use millstream_pipeline::ingest::{CacheStats, Diagnosis, Explanation, Resources, StageUse};
+use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::daemon::{Daemon, Predictions, ScoreTarget, SubmitError};
-use crate::state::{Evaluation, History, HistoryPoint, JobRecord, JobState, LogRecord, StoreError};
+use crate::daemon::{Daemon, Predictions, SubmitError};
+use crate::state::{History, HistoryPoint, JobRecord, LogRecord, StoreError};
 use millstream_trainer::metrics::{MetricValue, Metrics};
 
 /// Capacity of the pipe between a client and a daemon in one process, in each direction.
@@ -60,22 +60,21 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Control for Service {
     async fn submit(&self, request: Request<SubmitRequest>) -> Reply<proto::Job> {
-        let SubmitRequest { text, path, set, resume } = request.into_inner();
-        let submitted = self.daemon.submit(text, PathBuf::from(path), set, resume).await;
+        let submitted = self.daemon.submit(request.into_inner()).await;
         let record = submitted.map_err(|error| match error {
             SubmitError::Invalid(error) => Status::invalid_argument(error.to_string()),
-            SubmitError::Other(error) => error_status(&error),
+            SubmitError::Other(error) => error_status(error),
         })?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
-        let records = self.daemon.list().map_err(|error| store_status(&error))?;
+        let records = self.daemon.list()?;
         Ok(Response::new(ListReply { jobs: records.iter().map(job_message).collect() }))
     }
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record = self.daemon.show(&request.into_inner().id).map_err(|error| store_status(&error))?;
+        let record = self.daemon.show(&request.into_inner().id)?;
         let best = self.daemon.best_checkpoint(&record).await;
         let best_checkpoint = best.as_deref().map(path_text);
         Ok(Response::new(proto::Job { best_checkpoint, ..job_message(&record) }))
@@ -85,7 +84,7 @@ impl Control for Service {
 
     async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
         let LogsRequest { id, follow } = request.into_inner();
-        let record = self.daemon.watch(&id).map_err(|error| store_status(&error))?;
+        let record = self.daemon.watch(&id)?;
         let id = record.borrow().id.clone();
         let tail = LogTail { daemon: self.daemon.clone(), id, after: 0, record: Some(record) };
         let lines = stream::unfold(tail, move |tail| tail.read(follow));
@@ -95,7 +94,7 @@ impl Control for Service {
     type WatchStream = Replies<proto::Job>;
 
     async fn watch(&self, request: Request<JobRequest>) -> Reply<Self::WatchStream> {
-        let mut record = self.daemon.watch(&request.into_inner().id).map_err(|error| store_status(&error))?;
+        let mut record = self.daemon.watch(&request.into_inner().id)?;
         // Send the first message immediately.
         record.mark_changed();
         let jobs = stream::unfold(Some(record), |record| async {
@@ -111,14 +110,12 @@ impl Control for Service {
     }
 
     async fn history(&self, request: Request<JobRequest>) -> Reply<proto::History> {
-        let (record, history) =
-            self.daemon.history(&request.into_inner().id).map_err(|error| store_status(&error))?;
-        Ok(Response::new(history_message(&record, &history)))
+        let (record, history) = self.daemon.history(&request.into_inner().id)?;
+        Ok(Response::new(history_message(&record, history)))
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
-        let explanation =
-            self.daemon.explain(&request.into_inner().id).map_err(|error| error_status(&error))?;
+        let explanation = self.daemon.explain(&request.into_inner().id).map_err(error_status)?;
         Ok(Response::new(explanation_message(&explanation)))
     }
 
@@ -126,40 +123,35 @@ impl Control for Service {
 
     async fn profile(&self, request: Request<ProfileRequest>) -> Reply<Self::ProfileStream> {
         let ProfileRequest { id, steps } = request.into_inner();
-        let (id, pending) = self.daemon.profile(&id, steps.max(1)).map_err(|error| error_status(&error))?;
+        let (id, pending) = self.daemon.profile(&id, steps.max(1)).map_err(error_status)?;
         Ok(Response::new(profile::replies(id, pending)))
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record =
-            self.daemon.cancel(&request.into_inner().id).await.map_err(|error| error_status(&error))?;
+        let record = self.daemon.cancel(&request.into_inner().id).await.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
         let taken = self.daemon.checkpoint(&request.into_inner().id).await;
-        let (path, step) = taken.map_err(|error| error_status(&error))?;
+        let (path, step) = taken.map_err(error_status)?;
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
-        let ScoreRequest { target, data, base, best } = request.into_inner();
-        let metrics =
-            self.daemon.evaluate(ScoreTarget { name: target, best }, data, PathBuf::from(base)).await;
-        let metrics = metrics.map_err(|error| error_status(&error))?;
+        let metrics = self.daemon.evaluate(request.into_inner()).await.map_err(error_status)?;
         Ok(Response::new(proto::EvaluateReply { metrics: metrics.iter().map(metrics_message).collect() }))
     }
 
     type PredictStream = Replies<Scores>;
 
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
-        let ScoreRequest { target, data, base, best } = request.into_inner();
-        let scores = self.daemon.predict(ScoreTarget { name: target, best }, data, PathBuf::from(base)).await;
-        let Predictions { labels, classes, scores } = scores.map_err(|error| error_status(&error))?;
+        let scores = self.daemon.predict(request.into_inner()).await;
+        let Predictions { labels, classes, scores } = scores.map_err(error_status)?;
         let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels, classes }));
         let messages = ReceiverStream::new(scores).map(|scores| match scores {
             Ok(scores) => Ok(Scores { scores, ..Scores::default() }),
-            Err(error) => Err(error_status(&error)),
+            Err(error) => Err(error_status(error)),
         });
         Ok(Response::new(first.chain(messages).boxed()))
     }
@@ -184,7 +176,7 @@ impl LogTail {
             let ended = !follow || record.borrow_and_update().state.is_final();
             let lines = match self.daemon.logs(&self.id, self.after) {
                 Ok(lines) => lines,
-                Err(error) => return Some((vec![Err(store_status(&error))], self)),
+                Err(error) => return Some((vec![Err(error.into())], self)),
             };
             if !lines.is_empty() || ended {
                 self.after = lines.last().map_or(self.after, |line| line.seq);
@@ -200,7 +192,7 @@ fn job_message(record: &JobRecord) -> proto::Job {
     proto::Job {
         id: record.id.clone(),
         name: record.name.clone(),
-        state: state_message(record.state).into(),
+        state: record.state.into(),
         reason: Some(record.reason.clone()).filter(|reason| !reason.is_empty()),
         attempts: record.attempts,
         created_ms: record.created_ms,
@@ -230,7 +222,7 @@ fn device_message(device: &Description) -> proto::Device {
     }
 }
 
-fn history_message(record: &JobRecord, history: &History) -> proto::History {
+fn history_message(record: &JobRecord, history: History) -> proto::History {
     let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
     let point = |point: &HistoryPoint| proto::HistoryPoint {
         step: point.step,
@@ -238,27 +230,10 @@ fn history_message(record: &JobRecord, history: &History) -> proto::History {
         examples_per_second: share(point.examples as f64, point.seconds),
         input_wait_fraction: share(point.waited_seconds, point.seconds),
     };
-    let metric = |(name, value): &(String, f64)| proto::NamedValue { name: name.clone(), value: *value };
-    let evaluation = |evaluation: &Evaluation| proto::Evaluation {
-        step: evaluation.step,
-        epoch: evaluation.epoch,
-        metrics: evaluation.metrics.iter().map(metric).collect(),
-    };
     proto::History {
         job: Some(job_message(record)),
         points: history.points.iter().map(point).collect(),
-        evaluations: history.evaluations.iter().map(evaluation).collect(),
-    }
-}
-
-fn state_message(state: JobState) -> proto::JobState {
-    match state {
-        JobState::Queued => proto::JobState::Queued,
-        JobState::Preparing => proto::JobState::Preparing,
-        JobState::Running => proto::JobState::Running,
-        JobState::Succeeded => proto::JobState::Succeeded,
-        JobState::Failed => proto::JobState::Failed,
-        JobState::Cancelled => proto::JobState::Cancelled,
+        evaluations: history.evaluations,
     }
 }
 
@@ -279,40 +254,29 @@ fn metrics_message(metrics: &Metrics) -> proto::Metrics {
 /// Converts the explanation of an ingest.
 pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
     let Explanation { resources, in_flight_bytes, recent, whole, cache, truncated_rows } = explanation;
-    let Resources {
-        cores,
-        lanes,
-        decoders,
-        decoders_fixed,
-        streams,
-        streams_fixed,
-        object_bytes,
-        most_object_bytes,
-        useful_object_bytes,
-        settled,
-    } = *resources;
+    let cache = cache.map(|stats| proto::CacheUse {
+        hits: stats.hits,
+        misses: stats.misses,
+        read_bytes: stats.read_bytes,
+        written_bytes: stats.written_bytes,
+    });
     proto::Explanation {
         resources: Some(proto::IngestResources {
-            cores,
-            lanes,
-            decoders,
-            decoders_fixed,
-            streams,
-            streams_fixed,
-            object_bytes,
-            most_object_bytes,
-            useful_object_bytes,
-            settled,
+            cores: resources.cores,
+            lanes: resources.lanes,
+            decoders: resources.decoders,
+            decoders_fixed: resources.decoders_fixed,
+            streams: resources.streams,
+            streams_fixed: resources.streams_fixed,
+            object_bytes: resources.object_bytes,
+            most_object_bytes: resources.most_object_bytes,
+            useful_object_bytes: resources.useful_object_bytes,
+            settled: resources.settled,
         }),
         in_flight_bytes: *in_flight_bytes,
         recent: Some(diagnosis_message(recent)),
         whole: Some(diagnosis_message(whole)),
-        cache: cache.map(|CacheStats { hits, misses, read_bytes, written_bytes }| proto::CacheUse {
-            hits,
-            misses,
-            read_bytes,
-            written_bytes,
-        }),
+        cache,
         truncated_rows: *truncated_rows,
     }
 }
@@ -337,7 +301,7 @@ fn diagnosis_message(found: &Diagnosis) -> proto::Diagnosis {
 }
 
 fn line_message(line: LogRecord) -> LogLine {
-    LogLine { at_ms: line.at_ms, level: line.level.as_str().to_owned(), text: line.text }
+    LogLine { at_ms: line.at_ms, level: line.level.as_str().to_ascii_lowercase(), text: line.text }
 }
 
 /// Messages contain only UTF-8. A path that is not UTF-8 is converted lossily and cannot be opened.
@@ -345,17 +309,21 @@ fn path_text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-fn store_status(error: &StoreError) -> Status {
-    match error {
-        StoreError::UnknownJob { .. } | StoreError::Ambiguous { .. } => Status::not_found(error.to_string()),
-        _ => Status::internal(error.to_string()),
+impl From<StoreError> for Status {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::UnknownJob { .. } | StoreError::Ambiguous { .. } => {
+                Self::not_found(error.to_string())
+            }
+            _ => Self::internal(error.to_string()),
+        }
     }
 }
 
-fn error_status(error: &anyhow::Error) -> Status {
-    match error.downcast_ref() {
-        Some(error) => store_status(error),
-        None => Status::unknown(format!("{error:#}")),
+fn error_status(error: anyhow::Error) -> Status {
+    match error.downcast::<StoreError>() {
+        Ok(error) => error.into(),
+        Err(error) => Status::unknown(format!("{error:#}")),
     }
 }
 

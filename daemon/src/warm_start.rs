@@ -6,7 +6,6 @@
 //! (`millstream_pipeline::transform::map_ids`).
 
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use millstream_job::WarmStartSpec;
@@ -86,7 +85,7 @@ pub(crate) fn decided(
     report: impl FnOnce(&Beginning),
 ) -> Result<Option<WarmStartRole>> {
     let id_mappings = directory.join(runs::ID_MAPPINGS);
-    let checkpoint = match recorded(directory)? {
+    let checkpoint = match runs::get(directory, runs::WARM_START)?.map(PathBuf::from) {
         Some(checkpoint) if id_mappings.exists() => checkpoint,
         // Earlier versions did not record the mappings.
         Some(checkpoint) => {
@@ -107,22 +106,12 @@ pub(crate) fn decided(
     Ok(Some(WarmStartRole { directory, step, id_mappings }))
 }
 
-/// The checkpoint that was chosen for the run in `directory`.
-fn recorded(directory: &Path) -> Result<Option<PathBuf>> {
-    let path = directory.join(runs::WARM_START);
-    match fs::read_to_string(&path) {
-        Ok(checkpoint) => Ok(Some(PathBuf::from(checkpoint))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
-    }
-}
-
 /// Records `beginning` in the run in `directory`. The checkpoint comes last: its presence completes the record.
 fn record(directory: &Path, beginning: &Beginning) -> Result<()> {
     let mappings = serde_json::to_vec(&beginning.ids)?;
     let checkpoint = beginning.checkpoint.as_os_str().as_encoded_bytes();
     for (name, bytes) in [(runs::ID_MAPPINGS, mappings.as_slice()), (runs::WARM_START, checkpoint)] {
-        runs::put(directory, name, bytes).with_context(|| directory.join(name).display().to_string())?;
+        runs::put(directory, name, bytes)?;
     }
     Ok(())
 }

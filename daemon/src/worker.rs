@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use millstream_batch::{HandOff, RingError};
 use rustix::process::Signal;
+use signal_hook::low_level::signal_name;
 
 use millstream_worker::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
@@ -185,7 +186,7 @@ impl std::fmt::Display for WorkerExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.status.signal(), self.status.code()) {
             (Some(signal), _) => {
-                write!(f, "the worker was killed by signal {signal}{}", signal_name(signal))?;
+                write!(f, "the worker was killed by signal {signal}{}", describe_signal(signal))?;
             }
             (None, Some(code)) => write!(f, "the worker exited with status {code}")?,
             (None, None) => write!(f, "the worker ended")?,
@@ -198,19 +199,12 @@ impl std::fmt::Display for WorkerExit {
     }
 }
 
-fn signal_name(signal: i32) -> &'static str {
-    let named = [
-        (Signal::KILL, " (SIGKILL: sent by a user, or by the kernel's OOM killer)"),
-        (Signal::SEGV, " (SIGSEGV)"),
-        (Signal::ABORT, " (SIGABRT)"),
-        (Signal::BUS, " (SIGBUS)"),
-        (Signal::ILL, " (SIGILL)"),
-        (Signal::FPE, " (SIGFPE)"),
-        (Signal::TERM, " (SIGTERM)"),
-        (Signal::INT, " (SIGINT)"),
-        (Signal::XCPU, " (SIGXCPU)"),
-    ];
-    named.iter().find(|(known, _)| known.as_raw() == signal).map_or("", |(_, name)| name)
+fn describe_signal(signal: i32) -> String {
+    match signal_name(signal) {
+        Some("SIGKILL") => " (SIGKILL: sent by a user, or by the kernel's OOM killer)".to_owned(),
+        Some(name) => format!(" ({name})"),
+        None => String::new(),
+    }
 }
 
 /// Passes each line to `log`, and returns the last ones at the end of the stream.

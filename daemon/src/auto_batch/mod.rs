@@ -18,7 +18,6 @@ pub mod gpu;
 
 use std::fmt::{self, Display};
 use std::path::Path;
-use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use millstream_trainer::model::ModelPlan;
@@ -207,13 +206,9 @@ pub(crate) fn largest<T>(
 /// # Errors
 /// When the record cannot be read.
 pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
-    let path = directory.join(runs::AUTO_BATCH);
-    let here = || path.display().to_string();
-    match fs::read(&path) {
-        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes).with_context(here)?)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(here),
-    }
+    let here = || directory.join(runs::AUTO_BATCH).display().to_string();
+    let text = runs::get(directory, runs::AUTO_BATCH)?;
+    text.map(|text| serde_json::from_str(&text).with_context(here)).transpose()
 }
 
 /// Records the size in the run directory `directory`.
@@ -221,9 +216,7 @@ pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
 /// # Errors
 /// When it cannot be written.
 pub(crate) fn keep(directory: &Path, decided: Decided) -> Result<()> {
-    let json = serde_json::to_vec(&decided)?;
-    runs::put(directory, runs::AUTO_BATCH, &json)
-        .with_context(|| directory.join(runs::AUTO_BATCH).display().to_string())
+    runs::put(directory, runs::AUTO_BATCH, &serde_json::to_vec(&decided)?)
 }
 
 /// Halves the size of the run in `directory`, which has no checkpoint.

@@ -2,6 +2,7 @@
 
 use std::iter;
 
+use anyhow::{Context, anyhow};
 use futures::stream::StreamExt;
 use millstream_control::proto::profile_reply::Reply;
 use millstream_control::proto::{self, ProfileReply};
@@ -47,23 +48,18 @@ async fn send_all(id: String, pending: PendingProfile, sender: &Sender<Result<Pr
         }
     };
     let profile = match profile {
-        Ok(Ok(profile)) => profile,
-        Ok(Err(error)) => {
-            // The client may have disconnected.
-            let _ = sender.send(Err(error_status(&error.context(format!("job {id}"))))).await;
-            return;
-        }
-        Err(_) => {
-            let error = Status::unknown(format!("job {id} ended before a step was recorded"));
-            // The client may have disconnected.
-            let _ = sender.send(Err(error)).await;
-            return;
-        }
+        Ok(profile) => profile.with_context(|| format!("job {id}")),
+        Err(_) => Err(anyhow!("job {id} ended before a step was recorded")),
     };
-    for reply in messages(id, profile) {
-        if sender.send(reply_message(reply)).await.is_err() {
-            return;
+    match profile {
+        Ok(profile) => {
+            for reply in messages(id, profile) {
+                if sender.send(reply_message(reply)).await.is_err() {
+                    return;
+                }
+            }
         }
+        Err(error) => drop(sender.send(Err(error_status(error))).await),
     }
 }
 

@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 
+use millstream_control::proto::{Evaluation, NamedValue};
 use rusqlite::{Connection, params};
 
 use super::store::{missing_job, real};
-use super::{Evaluation, History, HistoryPoint, Store, StoreError};
+use super::{History, HistoryPoint, Store, StoreError};
 
 /// Maximum number of points per job.
 const MAX_POINTS: usize = 2048;
@@ -47,7 +48,7 @@ impl Store {
     pub fn append_evaluation(&self, id: &str, evaluation: &Evaluation) -> Result<(), StoreError> {
         let mut connection = self.lock();
         let transaction = connection.transaction()?;
-        for (name, value) in &evaluation.metrics {
+        for NamedValue { name, value } in &evaluation.metrics {
             transaction
                 .prepare_cached(
                     "INSERT OR REPLACE INTO evaluation (job, step, epoch, name, value) VALUES (?1, ?2, ?3, ?4, ?5)",
@@ -117,7 +118,7 @@ fn evaluations(connection: &Connection, id: &str) -> Result<Vec<Evaluation>, Sto
         let (step, epoch) = (row.get(0)?, row.get(1)?);
         let metrics = Vec::new();
         let evaluation = all.entry(step).or_insert(Evaluation { step, epoch, metrics });
-        evaluation.metrics.push((row.get(2)?, real(row, 3)?));
+        evaluation.metrics.push(NamedValue { name: row.get(2)?, value: real(row, 3)? });
     }
     Ok(all.into_values().collect())
 }
@@ -190,7 +191,8 @@ mod tests {
     }
 
     fn evaluation(step: u64, auc: f64) -> Evaluation {
-        let metrics = vec![("auc".to_owned(), auc), ("log_loss".to_owned(), 0.5)];
+        let metric = |name: &str, value| NamedValue { name: name.to_owned(), value };
+        let metrics = vec![metric("auc", auc), metric("log_loss", 0.5)];
         Evaluation { step, epoch: 3, metrics }
     }
 
@@ -215,7 +217,7 @@ mod tests {
     fn a_nan_metric_round_trips() {
         let store = store();
         store.append_evaluation("a", &evaluation(1, f64::NAN)).unwrap();
-        assert!(store.history("a").unwrap().evaluations[0].metrics[0].1.is_nan());
+        assert!(store.history("a").unwrap().evaluations[0].metrics[0].value.is_nan());
     }
 
     #[test]

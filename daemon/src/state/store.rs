@@ -18,8 +18,9 @@ use millstream_control::proto::JobProgress;
 use millstream_trainer::metrics::{Metrics, one_or_several};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use tracing::Level;
 
-use super::{JobRecord, JobSource, JobState, LogLevel, LogRecord, schema};
+use super::{JobRecord, JobSource, JobState, LogRecord, schema};
 
 /// Number of newest log lines kept per job.
 const MAX_LOG_LINES: u64 = 10_000;
@@ -117,7 +118,7 @@ impl Store {
             record.name,
             source.text,
             bytes(&source.path),
-            record.state.as_str(),
+            record.state.name(),
             record.created_ms,
             bytes(&record.directory),
         ])?;
@@ -196,7 +197,7 @@ impl Store {
     ///
     /// # Errors
     /// When there is no such job.
-    pub fn append_log(&self, id: &str, at_ms: u64, level: LogLevel, text: &str) -> Result<u64, StoreError> {
+    pub fn append_log(&self, id: &str, at_ms: u64, level: Level, text: &str) -> Result<u64, StoreError> {
         let connection = self.lock();
         let seq: u64 = connection
             .prepare_cached(
@@ -204,7 +205,7 @@ impl Store {
                  VALUES (?1, 1 + ifnull((SELECT max(seq) FROM log WHERE job = ?1), 0), ?2, ?3, ?4) \
                  RETURNING seq",
             )?
-            .query_row(params![id, at_ms, level.as_str(), text], |row| row.get(0))
+            .query_row(params![id, at_ms, level.as_str().to_ascii_lowercase(), text], |row| row.get(0))
             .map_err(|error| missing_job(error, id))?;
         if let Some(oldest) = seq.checked_sub(MAX_LOG_LINES) {
             connection
@@ -257,7 +258,7 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
         )?
         .execute(named_params! {
             ":id": record.id,
-            ":state": record.state.as_str(),
+            ":state": record.state.name(),
             ":reason": record.reason,
             ":attempts": record.attempts,
             ":started_ms": record.started_ms,
@@ -490,7 +491,7 @@ mod tests {
         let store = Store::open_in_memory().unwrap();
         store.insert_job(&record("a"), &source()).unwrap();
         for n in 1..=MAX_LOG_LINES + 2 {
-            assert_eq!(store.append_log("a", n * 10, LogLevel::Warn, &format!("line {n}")).unwrap(), n);
+            assert_eq!(store.append_log("a", n * 10, Level::WARN, &format!("line {n}")).unwrap(), n);
         }
         let all = store.logs("a", 0).unwrap();
         assert_eq!(all.len() as u64, MAX_LOG_LINES);
@@ -499,11 +500,11 @@ mod tests {
         let wanted = LogRecord {
             seq: MAX_LOG_LINES + 2,
             at_ms: (MAX_LOG_LINES + 2) * 10,
-            level: LogLevel::Warn,
+            level: Level::WARN,
             text: format!("line {}", MAX_LOG_LINES + 2),
         };
         assert_eq!(last, [wanted]);
-        let unknown = store.append_log("b", 0, LogLevel::Info, "").unwrap_err();
+        let unknown = store.append_log("b", 0, Level::INFO, "").unwrap_err();
         assert!(matches!(unknown, StoreError::UnknownJob { .. }), "{unknown}");
     }
 

@@ -18,12 +18,13 @@ use super::{Event, Prepared, ProfileRequest, Supervisor};
 use crate::auto_batch::available;
 use crate::feed::{self, Feed};
 use crate::runs;
-use crate::state::{HistoryPoint, JobRecord, LogLevel};
+use crate::state::{HistoryPoint, JobRecord};
 use crate::worker::WorkerProcess;
 use millstream_job::Job;
 use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
 use millstream_worker::protocol::{FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress};
 use millstream_worker::tensorboard::EventSpec;
+use tracing::Level;
 
 /// Time limit for the current step and a checkpoint after a stop request.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -67,37 +68,21 @@ pub(super) struct Attempt<'a> {
     eval_feed: Option<Feed>,
     /// The profile in progress, if any.
     profiling: Option<Profiling>,
-    /// The worker's last message.
-    verdict: Option<Verdict>,
+    /// The outcome that the worker's last message reports.
+    verdict: Option<Outcome>,
     /// When to kill the worker after a stop request.
     deadline: Option<Instant>,
-    totals: Totals,
+    /// Sums over the attempt, for the record's rates at its end.
+    totals: HistoryPoint,
     /// The OOM killer's kill count when the attempt began, if known.
     oom_kills_before: Option<u64>,
-}
-
-enum Verdict {
-    /// With the reason for early stopping, if any.
-    Done(Option<String>),
-    Stopped,
-    InputLost,
-    DeviceFailed(Death),
-    Failed(String),
-}
-
-/// Sums over an attempt, for the record's rates at its end.
-#[derive(Default)]
-struct Totals {
-    seconds: f64,
-    waited: f64,
-    examples: f64,
 }
 
 impl<'a> Attempt<'a> {
     /// Starts a worker and sends its assignment.
     pub(super) fn start(supervisor: &Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
         let recorder = Arc::clone(&supervisor.recorder);
-        let log = move |line: &str| recorder.log(LogLevel::Warn, &format!("worker: {line}"));
+        let log = move |line: &str| recorder.log(Level::WARN, &format!("worker: {line}"));
         let died = |error: std::io::Error| {
             Outcome::Died(Death::of(format!("the worker cannot be started: {error}")))
         };
@@ -112,17 +97,15 @@ impl<'a> Attempt<'a> {
             )
             .map_err(died)?;
         supervisor.recorder.update(|record| record.attempts += 1);
-        let (feed, eval_feed, verdict, deadline, totals) = (None, None, None, None, Totals::default());
-        let profiling = None;
         let mut attempt = Self {
             prepared,
             worker,
-            feed,
-            eval_feed,
-            profiling,
-            verdict,
-            deadline,
-            totals,
+            feed: None,
+            eval_feed: None,
+            profiling: None,
+            verdict: None,
+            deadline: None,
+            totals: HistoryPoint::default(),
             oom_kills_before,
         };
         let job = &prepared.job;
@@ -188,7 +171,7 @@ impl<'a> Attempt<'a> {
                 None => {
                     let limit = STOP_TIMEOUT.as_secs();
                     let message = format!("the worker did not stop within {limit} s and was killed");
-                    supervisor.recorder.log(LogLevel::Warn, &message);
+                    supervisor.recorder.log(Level::WARN, &message);
                     break;
                 }
             }
@@ -212,15 +195,13 @@ impl<'a> Attempt<'a> {
         for damage in passed_over {
             supervisor
                 .recorder
-                .log(LogLevel::Warn, &format!("{damage}; falling back to the checkpoint before it"));
+                .log(Level::WARN, &format!("{damage}; falling back to the checkpoint before it"));
         }
         let start = match &restored {
             Some(restored) => format!("resumes from step {}", restored.step),
             None => "starts from scratch".to_owned(),
         };
-        supervisor
-            .recorder
-            .log(LogLevel::Info, &format!("worker {} {start}, on {device}", self.worker.pid()));
+        supervisor.recorder.log(Level::INFO, &format!("worker {} {start}, on {device}", self.worker.pid()));
         let position = restored.as_ref().map(|restored| restored.position.as_slice());
         let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
@@ -304,14 +285,16 @@ impl<'a> Attempt<'a> {
                     profiling.finish(profile, self.worker.pid());
                 }
             }
-            FromWorker::Warned { message } => supervisor.recorder.log(LogLevel::Warn, &message),
-            FromWorker::Done { stopped_early } => self.verdict = Some(Verdict::Done(stopped_early)),
-            FromWorker::Stopped => self.verdict = Some(Verdict::Stopped),
-            FromWorker::InputLost => self.verdict = Some(Verdict::InputLost),
-            FromWorker::DeviceFailed { message, out_of_memory } => {
-                self.verdict = Some(Verdict::DeviceFailed(Death { reason: message, out_of_memory }));
+            FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
+            FromWorker::Done { stopped_early } => self.verdict = Some(Outcome::Finished(stopped_early)),
+            FromWorker::Stopped => self.verdict = Some(Outcome::Stopped),
+            FromWorker::InputLost => {
+                self.verdict = Some(Outcome::Died(Death::of("the worker lost its input".to_owned())));
             }
-            FromWorker::Failed { message } => self.verdict = Some(Verdict::Failed(message)),
+            FromWorker::DeviceFailed { message, out_of_memory } => {
+                self.verdict = Some(Outcome::Died(Death { reason: message, out_of_memory }));
+            }
+            FromWorker::Failed { message } => self.verdict = Some(Outcome::Failed(message)),
             FromWorker::Surveyed { .. }
             | FromWorker::Ready { .. }
             | FromWorker::EvalDue
@@ -322,9 +305,6 @@ impl<'a> Attempt<'a> {
     }
 
     fn progress(&mut self, progress: WorkerProgress, supervisor: &Supervisor) {
-        self.totals.seconds += progress.seconds;
-        self.totals.waited += progress.waited_seconds;
-        self.totals.examples += progress.new_examples as f64;
         let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
         let epochs = supervisor.job.data.epochs;
         let point = HistoryPoint {
@@ -334,6 +314,7 @@ impl<'a> Attempt<'a> {
             seconds: progress.seconds,
             waited_seconds: progress.waited_seconds,
         };
+        self.totals.merge(&point);
         supervisor.recorder.progress(point, |record| {
             let job = &mut record.progress;
             job.step = progress.step;
@@ -347,7 +328,7 @@ impl<'a> Attempt<'a> {
             if progress.new_examples > 0 {
                 job.loss = progress.loss;
             }
-            set_rates(record, progress.new_examples as f64, progress.seconds, progress.waited_seconds);
+            set_rates(record, &point);
         });
     }
 
@@ -386,7 +367,7 @@ impl<'a> Attempt<'a> {
         let truncated = self.feed.as_ref().map_or(0, Feed::truncated);
         if truncated > 0 {
             let message = format!("{truncated} rows were truncated to a multi-valued feature's `maximum`");
-            supervisor.recorder.log(LogLevel::Warn, &message);
+            supervisor.recorder.log(Level::WARN, &message);
         }
         if stopped {
             // Cancel reads that hang; stopping the feed waits for them.
@@ -404,16 +385,13 @@ impl<'a> Attempt<'a> {
             if let Some(skipped) = skipped {
                 record.progress.skipped_records = skipped;
             }
-            set_rates(record, totals.examples, totals.seconds, totals.waited);
+            set_rates(record, &totals);
         });
         match (self.verdict, fed) {
-            (Some(Verdict::Done(stopped_early)), _) => Outcome::Finished(stopped_early),
-            (Some(Verdict::Stopped), _) => Outcome::Stopped,
-            (Some(Verdict::Failed(message)), _) => Outcome::Failed(message),
+            (Some(verdict @ (Outcome::Finished(_) | Outcome::Stopped | Outcome::Failed(_))), _) => verdict,
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::Failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
-            (Some(Verdict::InputLost), _) => Outcome::Died(Death::of("the worker lost its input".to_owned())),
-            (Some(Verdict::DeviceFailed(death)), _) => Outcome::Died(death),
+            (Some(death), _) => death,
             (None, _) => Outcome::Died(match exit {
                 Ok(exit) => Death {
                     out_of_memory: exit.is_out_of_memory(oom_killer_ran, is_allocating),
@@ -441,7 +419,7 @@ impl Supervisor {
     fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
         self.retries.reset();
         self.newest_step = Some(step);
-        self.recorder.log(LogLevel::Info, &format!("checkpoint at step {step}: {}", path.display()));
+        self.recorder.log(Level::INFO, &format!("checkpoint at step {step}: {}", path.display()));
         self.recorder.update(|record| record.checkpoint = Some(path.clone()));
         if requested {
             for reply in self.checkpoint_requests.drain(..) {
@@ -457,14 +435,14 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     let Diagnosis { bound, because, rows_per_second, .. } = input;
     if *bound != Bound::Starting {
         let text = format!("ingest rate {rows_per_second:.0} rows/s, bound by {}: {because}", bound.name());
-        supervisor.recorder.log(LogLevel::Info, &text);
+        supervisor.recorder.log(Level::INFO, &text);
     }
 }
 
 fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Vec<Metrics>, supervisor: &Supervisor) {
     let when = if ends_epoch { format!("epoch {}", epoch + 1) } else { format!("step {step}") };
     for metrics in &metrics {
-        supervisor.recorder.log(LogLevel::Info, &format!("{when}: {}", format_metrics(metrics)));
+        supervisor.recorder.log(Level::INFO, &format!("{when}: {}", format_metrics(metrics)));
     }
     supervisor.recorder.evaluated(step, epoch, ends_epoch, metrics);
 }
@@ -486,9 +464,9 @@ fn format_metrics(metrics: &Metrics) -> String {
     format!("{label}{}, over {} examples", values.join(", "), metrics.examples)
 }
 
-fn set_rates(record: &mut JobRecord, examples: f64, seconds: f64, waited: f64) {
-    if seconds > 0.0 {
-        record.progress.examples_per_second = examples / seconds;
-        record.progress.input_wait_fraction = waited / seconds;
+fn set_rates(record: &mut JobRecord, over: &HistoryPoint) {
+    if over.seconds > 0.0 {
+        record.progress.examples_per_second = over.examples as f64 / over.seconds;
+        record.progress.input_wait_fraction = over.waited_seconds / over.seconds;
     }
 }

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_control::proto::JobState;
 use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_pipeline::ingest::{Explanation, IngestControl};
@@ -37,9 +38,9 @@ use millstream_worker::protocol::FromWorker;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
+use tracing::Level;
 
 use crate::auto_batch::{self, Decided};
-use crate::state::{JobState, LogLevel};
 use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
@@ -306,7 +307,7 @@ impl Supervisor {
             less.rows,
             auto_batch::format_rate_change(&prepared.job, &self.job.with_batch_size(less.rows)),
         );
-        self.recorder.log(LogLevel::Warn, &message);
+        self.recorder.log(Level::WARN, &message);
         self.recorder.update(|record| record.reason = message);
         // A new size starts a new budget: the number of sizes is bounded.
         self.retries.reset();
@@ -336,7 +337,7 @@ impl Supervisor {
                 "gave up after {deaths} attempts without a new checkpoint; last failure: {reason}"
             )));
         };
-        self.recorder.log(LogLevel::Warn, &format!("{reason}; resuming in {pause:?}"));
+        self.recorder.log(Level::WARN, &format!("{reason}; resuming in {pause:?}"));
         self.recorder.update(|record| record.reason = reason);
         let until = Instant::now() + pause;
         loop {

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::{fs, io};
 
 use anyhow::{Context, Result};
 use millstream_batch::BatchSchema;
@@ -17,11 +16,11 @@ use millstream_pipeline::ingest::IngestPlan;
 use millstream_worker::protocol::WarmStartRole;
 use millstream_worker::survey::HostSurvey;
 use tokio::runtime::Handle;
+use tracing::Level;
 
 use super::JobRecorder;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::plan::{self, JobPlan};
-use crate::state::LogLevel;
 use crate::{runs, warm_start};
 
 /// A job that is ready to run.
@@ -59,7 +58,7 @@ pub(super) fn prepare(
         if choice.limit.source != LimitSource::Run {
             auto_batch::keep(&directory, choice.decided())?;
         }
-        recorder.log(LogLevel::Info, &format!("{choice}; {}", auto_batch::format_rates(&plan.job)));
+        recorder.log(Level::INFO, &format!("{choice}; {}", auto_batch::format_rates(&plan.job)));
     }
     let mut text = format!(
         "{} parameters; ingest uses at most {} of {} bytes",
@@ -70,10 +69,10 @@ pub(super) fn prepare(
     if let Some(number) = job.training.device.gpu() {
         text += &format!("; {} bytes on GPU {number}", gpu::needed_bytes(&plan.model));
     }
-    recorder.log(LogLevel::Info, &text);
+    recorder.log(Level::INFO, &text);
     let warm_start = warm_start::decided(&directory, &plan, |start| {
         let text = format!("warm start from {}: {}", start.checkpoint.display(), start.report);
-        recorder.log(LogLevel::Info, &text);
+        recorder.log(Level::INFO, &text);
     })?;
     let job_file = runs::resolved_job(&directory, job, &plan.job)?;
     Ok(Prepared {
@@ -97,15 +96,12 @@ fn analysis(
     recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Analysis> {
-    let path = directory.join(runs::ANALYSIS);
-    match fs::read_to_string(&path) {
-        Ok(text) => return Analysis::from_json(&text).with_context(|| path.display().to_string()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| path.display().to_string()),
+    if let Some(text) = runs::get(directory, runs::ANALYSIS)? {
+        let here = || directory.join(runs::ANALYSIS).display().to_string();
+        return Analysis::from_json(&text).with_context(here);
     }
     let analysis = plan::learn(job, train, runtime, cancel, &|_| {})?;
-    runs::put(directory, runs::ANALYSIS, analysis.to_json().as_bytes())
-        .with_context(|| path.display().to_string())?;
-    recorder.log(LogLevel::Info, &format!("learned from {} rows", analysis.rows));
+    runs::put(directory, runs::ANALYSIS, analysis.to_json().as_bytes())?;
+    recorder.log(Level::INFO, &format!("learned from {} rows", analysis.rows));
     Ok(analysis)
 }

@@ -3,13 +3,15 @@
 //! State changes are stored before watchers see them. Progress reaches watchers immediately and the store
 //! once a second, since after a crash it is taken from the checkpoint anyway.
 
+use millstream_control::proto::{Evaluation, JobState, NamedValue};
 use millstream_trainer::metrics::Metrics;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tracing::Level;
 
-use crate::state::{Evaluation, HistoryPoint, JobRecord, JobState, LogLevel, Store, StoreError, now_ms};
+use crate::state::{HistoryPoint, JobRecord, Store, StoreError, now_ms};
 
 /// Interval between writes of progress to the store.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -63,7 +65,7 @@ impl JobRecorder {
 
     /// Moves the job to `state` and logs it, with the reason if it is new.
     pub(crate) fn enter(&self, state: JobState, reason: &str) {
-        let level = if state == JobState::Failed { LogLevel::Error } else { LogLevel::Info };
+        let level = if state == JobState::Failed { Level::ERROR } else { Level::INFO };
         let is_new_reason = !reason.is_empty() && self.record.borrow().reason != reason;
         self.log(level, &if is_new_reason { format!("{state}: {reason}") } else { state.to_string() });
         self.update(|record| record.enter(state, reason));
@@ -100,7 +102,8 @@ impl JobRecorder {
     /// Stores the metrics of the evaluation after `step` in `epoch`; `ends_epoch` is whether that step
     /// ended it.
     pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
-        let metrics = eval.iter().flat_map(Metrics::named_values).collect();
+        let metrics = eval.iter().flat_map(Metrics::named_values);
+        let metrics = metrics.map(|(name, value)| NamedValue { name, value }).collect();
         self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
         self.log_failure(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
     }
@@ -124,11 +127,11 @@ impl JobRecorder {
     }
 
     /// Appends a line to the job's log.
-    pub(crate) fn log(&self, level: LogLevel, text: &str) {
+    pub(crate) fn log(&self, level: Level, text: &str) {
         match level {
-            LogLevel::Info => tracing::info!(job = self.id, "{text}"),
-            LogLevel::Warn => tracing::warn!(job = self.id, "{text}"),
-            LogLevel::Error => tracing::error!(job = self.id, "{text}"),
+            Level::ERROR => tracing::error!(job = self.id, "{text}"),
+            Level::WARN => tracing::warn!(job = self.id, "{text}"),
+            _ => tracing::info!(job = self.id, "{text}"),
         }
         self.log_failure(self.store.append_log(&self.id, now_ms(), level, text).map(drop));
     }
@@ -189,7 +192,7 @@ mod tests {
         assert_eq!((seen.state, seen.reason.as_str()), (JobState::Failed, "no data"));
         assert_eq!(recorder.store.job("a-1").unwrap(), Some(seen));
         let log = recorder.store.logs("a-1", 0).unwrap();
-        assert_eq!((log[0].level, log[0].text.as_str()), (LogLevel::Error, "failed: no data"));
+        assert_eq!((log[0].level, log[0].text.as_str()), (Level::ERROR, "failed: no data"));
     }
 
     #[test]
@@ -209,7 +212,7 @@ mod tests {
         assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, eval, Some(3)));
         let evaluations = recorder.store.history("a-1").unwrap().evaluations;
         assert_eq!((evaluations[0].step, evaluations[0].epoch), (5, 3));
-        let named = ["auc", "bought/auc"].map(|name| (name.to_owned(), 0.5));
+        let named = ["auc", "bought/auc"].map(|name| NamedValue { name: name.to_owned(), value: 0.5 });
         assert_eq!(evaluations[0].metrics, named);
     }
 

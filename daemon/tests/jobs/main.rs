@@ -10,14 +10,16 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
+use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_daemon::config::StateLocation;
 use millstream_daemon::daemon::SubmitError;
-use millstream_daemon::state::{JobRecord, JobState, LogLevel};
+use millstream_daemon::state::JobRecord;
 use millstream_trainer::metrics::Metric;
 use support::{
     EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches,
     worker_in,
 };
+use tracing::Level;
 
 const STEPS: u64 = EPOCHS * (TRAIN_ROWS as u64 / 32);
 
@@ -44,16 +46,15 @@ async fn a_job_trains_evaluates_and_is_scored() {
     assert_eq!(checkpoints.count(), 2, "the number of checkpoints is `keep`");
     let log = daemon.logs(&job.id, 0).unwrap();
     assert!(log.iter().any(|line| line.text.contains(&format!("epoch {EPOCHS}: auc"))), "{log:#?}");
-    assert!(log.iter().all(|line| line.level == LogLevel::Info), "{log:#?}");
+    assert!(log.iter().all(|line| line.level == Level::INFO), "{log:#?}");
 
-    let here = workspace.path("");
     let newest = job.checkpoint.unwrap();
     for target in [job.id.as_str(), job.directory.to_str().unwrap(), newest.to_str().unwrap()] {
-        let metrics = daemon.evaluate(target, Vec::new(), here.clone()).await.unwrap();
+        let metrics = daemon.evaluate(workspace.score(target, &[])).await.unwrap();
         assert_eq!(metrics, eval, "{target}");
     }
     let mut scores = Vec::new();
-    let predictions = daemon.predict(&job.id, vec!["train-1.parquet".into()], here.clone()).await.unwrap();
+    let predictions = daemon.predict(workspace.score(&job.id, &["train-1.parquet"])).await.unwrap();
     assert!(predictions.labels.is_empty());
     let mut receiver = predictions.scores;
     while let Some(batch) = receiver.recv().await {
@@ -62,9 +63,9 @@ async fn a_job_trains_evaluates_and_is_scored() {
     assert_eq!(scores.len(), TRAIN_ROWS / 4);
     assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)));
 
-    let absent = daemon.evaluate("nonesuch", Vec::new(), here.clone()).await.unwrap_err();
+    let absent = daemon.evaluate(workspace.score("nonesuch", &[])).await.unwrap_err();
     assert!(format!("{absent:#}").contains("`nonesuch` is neither a job nor a checkpoint"), "{absent:#}");
-    let no_data = daemon.evaluate(&job.id, vec!["absent.parquet".into()], here).await.unwrap_err();
+    let no_data = daemon.evaluate(workspace.score(&job.id, &["absent.parquet"])).await.unwrap_err();
     assert!(format!("{no_data:#}").contains("absent.parquet"), "{no_data:#}");
     daemon.shutdown().await;
 }
@@ -115,7 +116,8 @@ async fn a_cancelled_job_resumes_to_the_same_bits() {
     assert_eq!((again.state, again.progress.step), (JobState::Succeeded, STEPS), "{}", again.reason);
     assert_same(&contents(again.checkpoint.as_deref().unwrap()), &wanted);
 
-    let over = daemon.submit(JOB.to_owned(), workspace.path("job.toml"), Vec::new(), true).await.unwrap_err();
+    let resumed = SubmitRequest { resume: true, ..workspace.request() };
+    let over = daemon.submit(resumed).await.unwrap_err();
     assert!(over.to_string().contains("no unfinished run"), "{over}");
 }
 
@@ -139,7 +141,7 @@ async fn a_new_daemon_resumes_the_jobs_of_a_stopped_one() {
     daemon.shutdown().await;
     assert_eq!(worker_in(&job.directory), None);
     assert_eq!(daemon.show(&job.id).unwrap().state, JobState::Queued);
-    assert!(daemon.submit(JOB.into(), workspace.path("job.toml"), Vec::new(), false).await.is_err());
+    assert!(daemon.submit(workspace.request()).await.is_err());
     drop(daemon);
 
     let daemon = workspace.lasting_daemon();
@@ -182,7 +184,7 @@ async fn bad_data_fails_the_job_at_once_with_its_location() {
     workspace.spoil(2, 4_321);
     let daemon = workspace.daemon();
     let set = vec!["features.x.normalize=\"none\"".to_owned()];
-    let job = daemon.submit(JOB.to_owned(), workspace.path("job.toml"), set, false).await.unwrap();
+    let job = daemon.submit(SubmitRequest { set, ..workspace.request() }).await.unwrap();
     let job = ended(&daemon, &job.id).await;
     assert_eq!(job.state, JobState::Failed);
     for part in ["train-2.parquet", "record 4321", "`x`"] {
@@ -191,8 +193,8 @@ async fn bad_data_fails_the_job_at_once_with_its_location() {
     assert!(job.attempts <= 1);
     assert_eq!(worker_in(&job.directory), None);
 
-    let wrong = JOB.replace("batch_size", "batchsize");
-    let error = daemon.submit(wrong, workspace.path("job.toml"), Vec::new(), false).await.unwrap_err();
+    let text = JOB.replace("batch_size", "batchsize");
+    let error = daemon.submit(SubmitRequest { text, ..workspace.request() }).await.unwrap_err();
     assert!(matches!(error, SubmitError::Invalid(_)) && error.to_string().contains("batch_size"), "{error}");
 }
 

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
+use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_daemon::config::{Config, StateLocation};
 use millstream_daemon::daemon::Daemon;
-use millstream_daemon::state::{JobRecord, JobState};
+use millstream_daemon::state::JobRecord;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -73,12 +74,24 @@ impl Workspace {
         self.daemon_with(StateLocation::Directory(self.path("state")), worker)
     }
 
+    pub(crate) fn request(&self) -> SubmitRequest {
+        let path = self.path("job.toml").to_str().unwrap().to_owned();
+        SubmitRequest { text: JOB.to_owned(), path, ..SubmitRequest::default() }
+    }
+
+    /// A request to score with the newest checkpoint of `target`.
+    pub(crate) fn score(&self, target: &str, data: &[&str]) -> ScoreRequest {
+        let base = self.path("").to_str().unwrap().to_owned();
+        let data = data.iter().map(|&pattern| pattern.to_owned()).collect();
+        ScoreRequest { target: target.to_owned(), data, base, best: false }
+    }
+
     pub(crate) async fn submit(&self, daemon: &Daemon) -> JobRecord {
-        daemon.submit(JOB.to_owned(), self.path("job.toml"), Vec::new(), false).await.unwrap()
+        daemon.submit(self.request()).await.unwrap()
     }
 
     pub(crate) async fn resume(&self, daemon: &Daemon) -> JobRecord {
-        daemon.submit(JOB.to_owned(), self.path("job.toml"), Vec::new(), true).await.unwrap()
+        daemon.submit(SubmitRequest { resume: true, ..self.request() }).await.unwrap()
     }
 
     /// The final checkpoint of an undisturbed run.

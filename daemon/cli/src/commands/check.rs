@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
+use millstream_daemon::export;
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
 use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_daemon::warm_start::Beginning;
@@ -52,18 +53,10 @@ struct Report {
     warm_start: Option<WarmStart>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 struct DataReport {
-    train: FilesReport,
-    eval: Option<FilesReport>,
-}
-
-#[derive(Debug, Serialize)]
-struct FilesReport {
-    files: usize,
-    splits: usize,
-    bytes: u64,
-    rows: Option<u64>,
+    train: DataPlan,
+    eval: Option<DataPlan>,
 }
 
 #[derive(Debug, Serialize)]
@@ -211,7 +204,7 @@ impl Report {
         Self {
             name: job.name.clone(),
             seed: job.training.seed,
-            data: DataReport { train: plan.train.into(), eval: plan.eval.map(Into::into) },
+            data: DataReport { train: plan.train, eval: plan.eval },
             features: job.features.iter().map(|spec| FeatureReport::of(spec, job, plan)).collect(),
             batch: BatchReport {
                 rows: plan.schema.rows,
@@ -256,7 +249,7 @@ impl Report {
         let mut table = Table::default();
         table.row(["warm start".to_owned(), checkpoint.display().to_string()]);
         let all = whole.len() + in_part.len() + initialized.len();
-        table.row(["  carried over".to_owned(), format!("{} of {all} parameters", whole.len())]);
+        table.row(["  carried over", &format!("{} of {all} parameters", whole.len())]);
         let in_part = in_part.iter().map(|name| ("  in part", name.clone()));
         let initialized = initialized.iter().map(|(name, why)| ("  initialized", format!("{name}: {why}")));
         let unused = unused.iter().map(|name| ("  unused", name.clone()));
@@ -268,9 +261,8 @@ impl Report {
 
     fn data_table(&self) -> String {
         let mut table = Table::with_titles(&["DATA", ">FILES", ">SPLITS", ">SIZE", ">ROWS"]);
-        let sets = [("train", Some(&self.data.train)), ("eval", self.data.eval.as_ref())];
-        for (name, files) in sets {
-            let Some(files) = files else { continue };
+        let DataReport { train, eval } = self.data;
+        for (name, files) in [("train", train)].into_iter().chain(eval.map(|eval| ("eval", eval))) {
             table.row([
                 name.to_owned(),
                 figures::count(files.files as u64),
@@ -301,15 +293,6 @@ impl Report {
     fn size_table(&self) -> String {
         let Self { batch, parameters, memory, .. } = self;
         let bound = if parameters.bound { "at most " } else { "" };
-        let parts = [
-            memory.ring_bytes,
-            memory.pool_bytes,
-            memory.reading_bytes,
-            memory.ahead_bytes,
-            memory.fixed_bytes,
-            memory.evaluation_bytes,
-        ];
-        let ingest: u64 = parts.iter().sum();
         let mut table = Table::default();
         let shape = format!(
             "{} rows: {} dense, {} single-id, {} multi-valued; {}",
@@ -328,7 +311,7 @@ impl Report {
             table.row(["  auto: needs".to_owned(), fits]);
             if let Some(AutoBatchGpu { needed_bytes, limit_bytes, limit_of }) = gpu {
                 let [needed, limit] = [needed_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
-                table.row(["  on the GPU".to_owned(), format!("{bound}{needed} of {limit}: {limit_of}")]);
+                table.row(["  on the GPU", &format!("{bound}{needed} of {limit}: {limit_of}")]);
             }
             if let Some(why) = why_not_more {
                 table.row(["  limited by".to_owned(), why.clone()]);
@@ -361,27 +344,31 @@ impl Report {
                 table.row([format!("  {optimizer}"), rate.to_string()]);
             }
         }
-        table.row(["parameters".to_owned(), format!("{bound}{}", figures::count(parameters.total))]);
+        table.row(["parameters", &format!("{bound}{}", figures::count(parameters.total))]);
         for (part, count) in &parameters.parts {
             table.row([format!("  {part}"), figures::count(*count)]);
         }
-        let budget = figures::bytes(memory.budget_bytes);
-        table.row(["ingest memory".to_owned(), format!("{} of {budget}", figures::bytes(ingest))]);
-        table.row(["  ring".to_owned(), figures::bytes(memory.ring_bytes)]);
-        table.row(["  shuffle pool".to_owned(), figures::bytes(memory.pool_bytes)]);
-        table.row(["  reading".to_owned(), figures::bytes(memory.reading_bytes)]);
-        table.row(["  read-ahead, at most".to_owned(), figures::bytes(memory.ahead_bytes)]);
-        table.row(["  other".to_owned(), figures::bytes(memory.fixed_bytes)]);
-        if memory.evaluation_bytes > 0 {
-            table.row(["  evaluations".to_owned(), figures::bytes(memory.evaluation_bytes)]);
+        let parts = [
+            ("  ring", memory.ring_bytes),
+            ("  shuffle pool", memory.pool_bytes),
+            ("  reading", memory.reading_bytes),
+            ("  read-ahead, at most", memory.ahead_bytes),
+            ("  other", memory.fixed_bytes),
+        ];
+        let evaluations = (memory.evaluation_bytes > 0).then_some(("  evaluations", memory.evaluation_bytes));
+        let parts = parts.into_iter().chain(evaluations);
+        let ingest = figures::bytes(parts.clone().map(|(_, bytes)| bytes).sum());
+        table.row(["ingest memory", &format!("{ingest} of {}", figures::bytes(memory.budget_bytes))]);
+        for (part, bytes) in parts {
+            table.row([part, &figures::bytes(bytes)]);
         }
         let worker = memory.model_bytes + memory.workspace_bytes + memory.checkpoint_bytes;
-        table.row(["worker memory".to_owned(), format!("{bound}{}", figures::bytes(worker))]);
+        table.row(["worker memory", &format!("{bound}{}", figures::bytes(worker))]);
         if memory.gpu.is_none() {
-            table.row(["  model and optimizer".to_owned(), figures::bytes(memory.model_bytes)]);
+            table.row(["  model and optimizer", &figures::bytes(memory.model_bytes)]);
         }
-        table.row(["  workspace".to_owned(), figures::bytes(memory.workspace_bytes)]);
-        table.row(["  checkpoint copy".to_owned(), figures::bytes(memory.checkpoint_bytes)]);
+        table.row(["  workspace", &figures::bytes(memory.workspace_bytes)]);
+        table.row(["  checkpoint copy", &figures::bytes(memory.checkpoint_bytes)]);
         if let Some(gpu) = &memory.gpu {
             gpu.describe(bound, &mut table);
         }
@@ -435,8 +422,8 @@ impl GpuMemory {
             used += &format!(" of {} usable ({} in total)", figures::bytes(usable), figures::bytes(total));
         }
         table.row([format!("GPU {number} memory"), used]);
-        table.row(["  model and optimizer".to_owned(), figures::bytes(*model_bytes)]);
-        table.row(["  batch and workspace".to_owned(), figures::bytes(*workspace_bytes)]);
+        table.row(["  model and optimizer", &figures::bytes(*model_bytes)]);
+        table.row(["  batch and workspace", &figures::bytes(*workspace_bytes)]);
         if *fits == Some(false) {
             table.row(["  does not fit".to_owned(), self.advice().to_owned()]);
         }
@@ -515,12 +502,6 @@ impl LearningRates {
     }
 }
 
-impl From<DataPlan> for FilesReport {
-    fn from(DataPlan { files, splits, bytes, rows }: DataPlan) -> Self {
-        Self { files, splits, bytes, rows }
-    }
-}
-
 impl FeatureReport {
     fn columns_and_weights(&self) -> String {
         let columns = self.columns.join(" x ");
@@ -533,14 +514,11 @@ impl FeatureReport {
             ModelSpec::TwoTower(model) => (model.item_id.as_ref() == Some(&spec.name)).then_some("item_id"),
             _ => None,
         };
-        let single = plan.schema.ids.iter().find(|feature| feature.name == spec.name);
-        let ragged = plan.schema.ragged.iter().find(|feature| feature.name == spec.name);
-        let ids = single.map(|feature| feature.cardinality).or(ragged.map(|feature| feature.cardinality));
         Self {
             name: spec.name.clone(),
-            kind: kind(&spec.kind),
+            kind: export::kind_name(&spec.kind),
             columns: spec.columns.clone(),
-            ids,
+            ids: export::cardinality(&plan.schema, &spec.name),
             bound: plan.analysis.is_none() && is_learned(&spec.kind),
             maximum: spec.maximum,
             weights: spec.weights.clone(),
@@ -563,17 +541,6 @@ impl Parameters {
 fn part(tensor: &str) -> &str {
     let pieces = if tensor.starts_with("deep.") { 2 } else { 1 };
     tensor.match_indices('.').nth(pieces - 1).map_or(tensor, |(end, _)| &tensor[..end])
-}
-
-fn kind(kind: &FeatureKind) -> &'static str {
-    match kind {
-        FeatureKind::Numeric { .. } => "numeric",
-        FeatureKind::Bucketized { .. } => "bucketized",
-        FeatureKind::Vocabulary { .. } => "vocabulary",
-        FeatureKind::Hashed { .. } => "hashed",
-        FeatureKind::Identity { .. } => "identity",
-        FeatureKind::Crossed { .. } => "crossed",
-    }
 }
 
 fn is_learned(kind: &FeatureKind) -> bool {
