@@ -4,6 +4,8 @@
 //! columns, or columns of the data.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, OutOfRange, Terms};
@@ -17,6 +19,9 @@ const MOST_IDS: u32 = u32::MAX - 1;
 
 /// The default size of a learned vocabulary.
 const MAX_TERMS: u32 = 1_000_000;
+
+/// The maximum size of a file of terms.
+const MAX_TERMS_BYTES: u64 = 256 << 20;
 
 /// A feature as the file defines it.
 pub(super) struct Feature {
@@ -246,7 +251,7 @@ fn read_terms(table: &Section<'_>, node: &Node) -> Vec<String> {
 /// Reads a file with one term per line.
 fn read_terms_file(table: &Section<'_>, file: Text<'_>, base: &Path) -> Vec<String> {
     let path = base.join(file.text);
-    let text = match std::fs::read_to_string(&path) {
+    let text = match read_regular_file(&path) {
         Ok(text) => text,
         Err(error) => {
             table.error_at(file.at, format!("cannot read the terms in {}: {error}", path.display()));
@@ -263,6 +268,20 @@ fn read_terms_file(table: &Section<'_>, file: Text<'_>, base: &Path) -> Vec<Stri
         table.error_at(file.at, format!("{} has no terms", path.display()));
     }
     terms
+}
+
+/// Reads a file of at most [`MAX_TERMS_BYTES`]. A device or a pipe is rejected: reading it may never end.
+fn read_regular_file(path: &Path) -> io::Result<String> {
+    let found = std::fs::metadata(path)?;
+    if !found.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    let read = File::open(path)?.take(MAX_TERMS_BYTES + 1).read_to_string(&mut text)?;
+    if read as u64 > MAX_TERMS_BYTES {
+        return Err(io::Error::other(format!("larger than {} MiB", MAX_TERMS_BYTES >> 20)));
+    }
+    Ok(text)
 }
 
 fn read_parts<'a>(table: &mut Section<'a>) -> Vec<Text<'a>> {

@@ -73,6 +73,11 @@ fn terms_files_are_checked() {
         error(Some("a\nb\na\n")),
         "DIR/job.toml:15:43: error: DIR/terms.txt:3: the term \"a\" is listed twice"
     );
+    for endless in ["/dev/zero", "."] {
+        let text = text.replace("terms.txt", endless);
+        let error = Job::parse(&text, &path, &[]).unwrap_err().to_string();
+        assert!(error.contains("not a regular file"), "{error}");
+    }
 }
 
 #[test]
