@@ -13,15 +13,18 @@
 //! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
+//! * `connections`, `requests`: limits on what clients of the socket can hold.
 
 #![forbid(unsafe_code)]
 
 pub mod auto_batch;
 pub mod config;
+mod connections;
 pub mod daemon;
 pub mod export;
 mod feed;
 pub mod plan;
+mod requests;
 mod runs;
 mod scoring;
 pub mod server;

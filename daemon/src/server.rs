@@ -14,7 +14,9 @@ use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::config::ServerConfig;
+use crate::connections::Connections;
 use crate::daemon::Daemon;
+use crate::requests::RequestLimits;
 use crate::service;
 use crate::socket::ControlSocket;
 
@@ -37,11 +39,12 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     let daemon = Daemon::start(config.daemon.clone())?;
     tracing::info!(socket = %config.socket.display(), "listening");
 
-    let (connections, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
+    let connections = Connections::new();
+    let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
     let accepting = async move {
         loop {
-            let connection = socket.accept().await?;
-            if connections.send(Ok::<_, std::io::Error>(connection)).await.is_err() {
+            let (stream, uid) = socket.accept().await?;
+            if accepted.send(Ok::<_, std::io::Error>(connections.add(stream, uid))).await.is_err() {
                 return Ok::<_, std::io::Error>(());
             }
         }
@@ -49,6 +52,7 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     let (end, ended) = oneshot::channel::<()>();
     let server = tonic::transport::Server::builder()
         .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
+        .layer(RequestLimits::new())
         .add_service(service::server(daemon.clone()))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;

@@ -63,11 +63,11 @@ impl ControlSocket {
         Ok(Self { listener, path: path.to_owned(), group })
     }
 
-    /// Waits for the next connection from an admitted user.
+    /// Waits for the next connection from an admitted user; returns it and the user's id.
     ///
     /// # Errors
     /// When the listening socket itself fails.
-    pub async fn accept(&self) -> io::Result<UnixStream> {
+    pub async fn accept(&self) -> io::Result<(UnixStream, u32)> {
         loop {
             let (stream, _) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
@@ -80,7 +80,7 @@ impl ControlSocket {
                 Err(error) => return Err(error),
             };
             match stream.peer_cred() {
-                Ok(peer) if self.admits(&peer) => return Ok(stream),
+                Ok(peer) if self.admits(&peer) => return Ok((stream, peer.uid())),
                 Ok(peer) => tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused a connection"),
                 Err(error) => tracing::warn!(%error, "refused a connection without credentials"),
             }
@@ -203,7 +203,9 @@ mod tests {
         let path = directory.path().join("d.sock");
         let socket = ControlSocket::bind(&path).unwrap();
         let (accepted, _connected) = tokio::join!(socket.accept(), UnixStream::connect(&path));
-        let peer = accepted.unwrap().peer_cred().unwrap();
+        let (stream, uid) = accepted.unwrap();
+        let peer = stream.peer_cred().unwrap();
+        assert_eq!(peer.uid(), uid);
         assert!(socket.admits(&peer));
         let own = std::fs::read_to_string("/proc/self/status").unwrap();
         assert!(own.contains("Groups:"), "/proc has the line that the check reads");
