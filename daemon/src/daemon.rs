@@ -6,7 +6,9 @@
 //! daemon drops it from memory; the store keeps its record.
 
 use std::collections::VecDeque;
-use std::fs::File;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::Stores;
-use millstream_job::{Job, JobError};
+use millstream_job::{Job, JobError, Warning};
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
@@ -29,15 +31,31 @@ use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Superv
 
 pub use crate::scoring::Predictions;
 
-/// Maximum number of queued jobs.
+/// Maximum number of queued jobs. A daemon that starts also queues what an earlier one left beyond it.
 const MAX_QUEUED: usize = 10_000;
+
+/// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
+const MAX_DAEMON_DEATHS: u32 = 2;
+
+/// Interval between attempts to store the last state of ended jobs, for example while the disk is full.
+const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Maximum size of a submitted job file. Parsing needs a few hundred times as much memory.
+const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
 /// Time limit for running jobs to take a last checkpoint at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// The file in the state directory that a daemon locks.
+/// The file in the state directory that a daemon locks. It holds the id of the boot in which the daemon runs.
 const LOCK_FILE: &str = "lock";
 const DATABASE_FILE: &str = "state.sqlite";
+
+/// The kernel's id of the current boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The state tells a local user nothing, and no one else can lock its files.
+const STATE_DIRECTORY_MODE: u32 = 0o700;
+const STATE_FILE_MODE: u32 = 0o600;
 
 /// A running daemon.
 #[derive(Clone)]
@@ -74,6 +92,8 @@ struct Shared {
 struct Jobs {
     queued: VecDeque<QueuedJob>,
     running: Vec<ActiveJob>,
+    /// Ended jobs whose last state could not be stored yet.
+    unstored: Vec<ActiveJob>,
     draining: bool,
 }
 
@@ -98,9 +118,9 @@ impl Daemon {
     /// When another daemon uses the state directory, or the state cannot be read.
     pub fn start(config: Config) -> Result<Self> {
         let runtime = Handle::try_current().context("a daemon must be started within a tokio runtime")?;
-        let (store, lock) = match &config.state {
-            StateLocation::Memory => (Store::open_in_memory()?, None),
-            StateLocation::Directory(directory) => open_state(directory)?,
+        let State { store, lock, same_boot } = match &config.state {
+            StateLocation::Memory => State { store: Store::open_in_memory()?, lock: None, same_boot: true },
+            StateLocation::Directory(directory) => State::open(directory)?,
         };
         let stores = Stores::new(config.storage.clone(), Stores::SHARED_BYTES);
         let scorer = Scorer::new(config.worker.clone(), runtime.clone(), stores.clone());
@@ -115,7 +135,7 @@ impl Daemon {
             _lock: lock,
         };
         let daemon = Self { shared: Arc::new(shared) };
-        daemon.requeue_unfinished()?;
+        daemon.requeue_unfinished(same_boot)?;
         Ok(daemon)
     }
 
@@ -147,6 +167,29 @@ impl Daemon {
         if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
             tracing::warn!("jobs did not stop in time; they will resume from an earlier checkpoint");
         }
+    }
+
+    /// Queues an ended job again, from its last checkpoint.
+    ///
+    /// # Errors
+    /// When there is no such job, it has not ended or has succeeded, or its run directory is gone.
+    pub async fn resume(&self, id: &str) -> Result<JobRecord> {
+        let id = id.to_owned();
+        self.blocking(move |daemon| daemon.resume_now(&id)).await
+    }
+
+    /// Deletes an ended job's record, log and history. Its run directory, with its checkpoints, stays.
+    ///
+    /// # Errors
+    /// When there is no such job, or it has not ended.
+    pub fn remove(&self, id: &str) -> Result<JobRecord> {
+        let record = self.show(id)?;
+        if !record.state.is_final() {
+            bail!("job {} is {}: `millstream cancel {}` stops it first", record.id, record.state, record.id);
+        }
+        self.shared.jobs().unstored.retain(|active| active.recorder.id() != record.id);
+        self.shared.store.remove_job(&record.id)?;
+        Ok(record)
     }
 
     /// Accepts a job. With `resume`, resumes the newest unfinished run of the same job in its checkpoint directory.
@@ -318,52 +361,127 @@ impl Daemon {
 
     fn submit_now(&self, request: SubmitRequest) -> Result<JobRecord, SubmitError> {
         let SubmitRequest { text, path, set, resume } = request;
+        let bytes = text.len() + set.iter().map(String::len).sum::<usize>();
+        if bytes > MAX_JOB_FILE_BYTES {
+            return Err(anyhow!(
+                "{path}: the job file has {bytes} bytes, more than {MAX_JOB_FILE_BYTES}; put long vocabularies into files"
+            )
+            .into());
+        }
         let path = PathBuf::from(path);
         let (job, warnings) = Job::parse(&text, &path, &set)?;
+        // Before the run directory exists.
+        self.shared.jobs().check_room()?;
         let run = if resume { runs::newest_unfinished(&job)? } else { runs::new(&job)? };
-        if self.shared.active(&run.id).is_some() {
-            return Err(anyhow!("job {} has not ended; there is nothing to resume", run.id).into());
-        }
         let source = JobSource { text: job.text.clone(), path };
-        let known = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
+        let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
         let mut record =
-            known.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
+            before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
+        record.daemon_deaths = 0;
         record.enter(JobState::Queued, "");
-        let stored = match known {
-            Some(_) => self.shared.store.save_job(&record),
-            None => self.shared.store.insert_job(&record, &source),
-        };
-        stored.map_err(anyhow::Error::from)?;
-        for warning in warnings {
-            let logged = self.shared.store.append_log(&run.id, now_ms(), Level::WARN, &warning.to_string());
-            logged.map_err(anyhow::Error::from)?;
+        let accepted = self.accept(job, &record, before.as_ref(), &source, &warnings);
+        if accepted.is_err() && !resume {
+            runs::discard(&run.directory)?;
         }
-        self.enqueue(job, record.clone())?;
+        accepted?;
         Ok(record)
     }
 
-    /// Queues the unfinished jobs of an earlier daemon.
-    fn requeue_unfinished(&self) -> Result<()> {
+    fn resume_now(&self, id: &str) -> Result<JobRecord> {
+        let before = self.show(id)?;
+        if !before.state.is_final() || before.state == JobState::Succeeded {
+            bail!("job {} is {}; there is nothing to resume", before.id, before.state);
+        }
+        if !before.directory.is_dir() {
+            bail!("job {}: its run directory {} is gone", before.id, before.directory.display());
+        }
+        let source = self.shared.store.source(&before.id)?;
+        let (job, _) = Job::parse(&source.text, &source.path, &[])?;
+        let mut record = before.clone();
+        record.daemon_deaths = 0;
+        record.enter(JobState::Queued, "resumed by a user");
+        self.accept(job, &record, Some(&before), &source, &[])?;
+        Ok(record)
+    }
+
+    /// Stores and queues a job. If that fails, the store is as it was `before`.
+    fn accept(
+        &self,
+        job: Job,
+        record: &JobRecord,
+        before: Option<&JobRecord>,
+        source: &JobSource,
+        warnings: &[Warning],
+    ) -> Result<()> {
+        let store = &self.shared.store;
+        self.shared.jobs().check_not_active(&record.id)?;
+        match before {
+            Some(_) => store.save_job(record)?,
+            None => store.insert_job(record, source)?,
+        }
+        let accepted = (|| {
+            for warning in warnings {
+                store.append_log(&record.id, now_ms(), Level::WARN, &warning.to_string())?;
+            }
+            self.enqueue(job, record.clone(), Jobs::check_room)
+        })();
+        if accepted.is_err() {
+            let undone = match before {
+                Some(before) => store.save_job(before),
+                None => store.remove_job(&record.id),
+            };
+            if let Err(error) = undone {
+                tracing::error!(job = record.id, %error, "cannot undo the submission");
+            }
+        }
+        accepted
+    }
+
+    /// Queues the unfinished jobs of an earlier daemon. A job that cannot be resumed never prevents another one.
+    fn requeue_unfinished(&self, same_boot: bool) -> Result<()> {
         for mut record in self.shared.store.unfinished()? {
-            let source = self.shared.store.source(&record.id)?;
-            match Job::parse(&source.text, &source.path, &[]) {
-                Ok((job, _)) => {
-                    tracing::info!(job = record.id, "resuming");
-                    record.enter(JobState::Queued, "resumed by a new daemon");
-                    self.shared.store.save_job(&record)?;
-                    self.enqueue(job, record)?;
-                }
-                Err(error) => {
-                    tracing::error!(job = record.id, %error, "cannot be resumed");
-                    record.enter(JobState::Failed, format!("cannot be resumed: {error}"));
-                    self.shared.store.save_job(&record)?;
-                }
+            if let Err(error) = self.requeue(&mut record, same_boot) {
+                tracing::error!(job = record.id, "cannot be resumed: {error:#}");
+                record.enter(JobState::Failed, &format!("cannot be resumed: {error:#}"));
+                self.shared.store.save_job(&record)?;
             }
         }
         Ok(())
     }
 
-    fn enqueue(&self, job: Job, record: JobRecord) -> Result<()> {
+    /// Queues an unfinished job, unless it was under way when the daemon died too often.
+    fn requeue(&self, record: &mut JobRecord, same_boot: bool) -> Result<()> {
+        let stage = match record.state {
+            // A daemon that stops in order leaves its jobs queued.
+            JobState::Queued => None,
+            // The host restarted, as a preempted VM does: that is not the job's doing.
+            _ if !same_boot => None,
+            JobState::Preparing => Some("preparing"),
+            _ => Some("running"),
+        };
+        record.daemon_deaths += u32::from(stage.is_some());
+        if let Some(stage) = stage.filter(|_| record.daemon_deaths >= MAX_DAEMON_DEATHS) {
+            let reason = format!(
+                "held after the daemon died {} times while {stage} it without a new checkpoint; `millstream resume \
+                 {id}` tries again, `millstream remove {id}` deletes it",
+                record.daemon_deaths,
+                id = record.id
+            );
+            tracing::error!(job = record.id, "{reason}");
+            record.enter(JobState::Held, &reason);
+            self.shared.store.append_log(&record.id, now_ms(), Level::ERROR, &reason)?;
+            return Ok(self.shared.store.save_job(record)?);
+        }
+        let source = self.shared.store.source(&record.id)?;
+        let (job, _) = Job::parse(&source.text, &source.path, &[])?;
+        tracing::info!(job = record.id, "resuming");
+        record.enter(JobState::Queued, "resumed by a new daemon");
+        self.shared.store.save_job(record)?;
+        self.enqueue(job, record.clone(), |_| Ok(()))
+    }
+
+    /// Appends a job to the queue, if `check` accepts that.
+    fn enqueue(&self, job: Job, record: JobRecord, check: fn(&Jobs) -> Result<()>) -> Result<()> {
         let (control, events) = Control::new();
         let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record));
         let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
@@ -377,15 +495,8 @@ impl Daemon {
         );
         {
             let mut jobs = self.shared.jobs();
-            if jobs.draining {
-                bail!("the daemon is stopping");
-            }
-            if jobs.active(active.recorder.id()).is_some() {
-                bail!("job {} has not ended; there is nothing to resume", active.recorder.id());
-            }
-            if jobs.queued.len() >= MAX_QUEUED {
-                bail!("the queue is full: {MAX_QUEUED} jobs are waiting");
-            }
+            jobs.check_not_active(active.recorder.id())?;
+            check(&jobs)?;
             jobs.queued.push_back(QueuedJob { active, supervisor });
         }
         self.start_next();
@@ -396,7 +507,10 @@ impl Daemon {
     fn start_next(&self) {
         let mut jobs = self.shared.jobs();
         while jobs.running.len() < self.shared.config.max_jobs.get() && !jobs.draining {
-            let Some(QueuedJob { active, supervisor }) = jobs.queued.pop_front() else { break };
+            let Some(QueuedJob { active, supervisor }) = jobs.pop_startable() else { break };
+            if active.is_suspect() {
+                self.start_next_once_cleared(&active);
+            }
             let daemon = self.clone();
             let mine = active.clone();
             // The thread's first access to `jobs` waits until this lock is released.
@@ -416,6 +530,36 @@ impl Daemon {
                 }
             }
         }
+    }
+
+    /// Starts further jobs once `suspect` has a new checkpoint.
+    fn start_next_once_cleared(&self, suspect: &ActiveJob) {
+        let (daemon, mut record) = (self.clone(), suspect.recorder.watch());
+        self.shared.runtime.spawn(async move {
+            // The channel closes when the job ends, which starts the next one anyway.
+            if record.wait_for(|record| record.daemon_deaths == 0).await.is_ok() {
+                daemon.start_next();
+            }
+        });
+    }
+
+    /// Stores the last state of ended jobs once that is possible again.
+    fn retry_unstored(&self) {
+        let daemon = self.clone();
+        self.shared.runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(STORE_RETRY_INTERVAL).await;
+                let unstored = daemon.shared.jobs().unstored.clone();
+                for active in &unstored {
+                    active.recorder.store_again();
+                }
+                let mut jobs = daemon.shared.jobs();
+                jobs.unstored.retain(|active| !active.recorder.is_stored());
+                if jobs.unstored.is_empty() {
+                    return;
+                }
+            }
+        });
     }
 
     async fn blocking<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
@@ -447,10 +591,46 @@ impl Shared {
     }
 }
 
+impl ActiveJob {
+    /// Whether the daemon died while this job was under way, and the job has no new checkpoint since.
+    fn is_suspect(&self) -> bool {
+        self.recorder.watch().borrow().daemon_deaths > 0
+    }
+}
+
 impl Jobs {
+    /// The job of this id, if its state is in memory.
     fn active(&self, id: &str) -> Option<&ActiveJob> {
         let waiting = self.queued.iter().map(|waiting| &waiting.active);
-        self.running.iter().chain(waiting).find(|active| active.recorder.id() == id)
+        let mut all = self.running.iter().chain(waiting).chain(&self.unstored);
+        all.find(|active| active.recorder.id() == id)
+    }
+
+    /// The first queued job that may start. Of jobs under way when the daemon died, one runs at a time until it has a
+    /// new checkpoint, so that the next death implicates one job only.
+    fn pop_startable(&mut self) -> Option<QueuedJob> {
+        let is_blocked = self.running.iter().any(ActiveJob::is_suspect);
+        let startable = |waiting: &QueuedJob| !(is_blocked && waiting.active.is_suspect());
+        let place = self.queued.iter().position(startable)?;
+        self.queued.remove(place)
+    }
+
+    fn check_room(&self) -> Result<()> {
+        if self.draining {
+            bail!("the daemon is stopping");
+        }
+        if self.queued.len() >= MAX_QUEUED {
+            bail!("the queue is full: {MAX_QUEUED} jobs are waiting");
+        }
+        Ok(())
+    }
+
+    fn check_not_active(&self, id: &str) -> Result<()> {
+        let active = self.active(id).filter(|active| !active.recorder.watch().borrow().state.is_final());
+        if active.is_some() {
+            bail!("job {id} has not ended; there is nothing to resume");
+        }
+        Ok(())
     }
 }
 
@@ -465,24 +645,71 @@ impl Drop for RunningGuard {
         if std::thread::panicking() {
             self.active.recorder.enter(JobState::Failed, "internal error in the daemon; see its log");
         }
-        {
-            let mut jobs = self.daemon.shared.jobs();
-            jobs.running.retain(|active| active.recorder.id() != self.active.recorder.id());
-            self.daemon.shared.running.send_replace(jobs.running.len());
+        let mut jobs = self.daemon.shared.jobs();
+        jobs.running.retain(|active| active.recorder.id() != self.active.recorder.id());
+        self.daemon.shared.running.send_replace(jobs.running.len());
+        if !self.active.recorder.is_stored() {
+            if jobs.unstored.is_empty() {
+                self.daemon.retry_unstored();
+            }
+            jobs.unstored.push(self.active.clone());
         }
+        drop(jobs);
         self.daemon.start_next();
     }
 }
 
-/// Opens and locks the state directory.
-fn open_state(directory: &Path) -> Result<(Store, Option<File>)> {
-    let here = || format!("state directory {}", directory.display());
-    std::fs::create_dir_all(directory).with_context(here)?;
-    let lock = File::create(directory.join(LOCK_FILE)).with_context(here)?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(std::fs::TryLockError::WouldBlock) => bail!("another daemon uses the {}", here()),
-        Err(std::fs::TryLockError::Error(error)) => return Err(error).with_context(here),
+/// The opened and locked state.
+struct State {
+    store: Store,
+    lock: Option<File>,
+    /// Whether the daemon that last used the directory ran in the current boot of the host.
+    same_boot: bool,
+}
+
+impl State {
+    fn open(directory: &Path) -> Result<Self> {
+        let here = || format!("state directory {}", directory.display());
+        DirBuilder::new().recursive(true).mode(STATE_DIRECTORY_MODE).create(directory).with_context(here)?;
+        restrict(directory, STATE_DIRECTORY_MODE).with_context(here)?;
+        let options = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(STATE_FILE_MODE)
+            .clone();
+        let mut lock = options.open(directory.join(LOCK_FILE)).with_context(here)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!("another daemon uses the {}", here()),
+            Err(TryLockError::Error(error)) => return Err(error).with_context(here),
+        }
+        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
+        let mut last_boot = String::new();
+        lock.read_to_string(&mut last_boot).with_context(here)?;
+        let same_boot = last_boot == boot;
+        if !same_boot {
+            lock.set_len(0).and_then(|()| lock.write_all_at(boot.as_bytes(), 0)).with_context(here)?;
+        }
+        // SQLite gives its other files the mode of this one.
+        let database = directory.join(DATABASE_FILE);
+        options.open(&database).with_context(here)?;
+        for name in [LOCK_FILE, DATABASE_FILE, "state.sqlite-wal", "state.sqlite-shm"] {
+            match restrict(&directory.join(name), STATE_FILE_MODE) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(here),
+                _ => {}
+            }
+        }
+        Ok(Self { store: Store::open(&database)?, lock: Some(lock), same_boot })
     }
-    Ok((Store::open(&directory.join(DATABASE_FILE))?, Some(lock)))
+}
+
+/// Removes the permissions beyond `mode`.
+fn restrict(path: &Path, mode: u32) -> io::Result<()> {
+    let found = std::fs::metadata(path)?.permissions().mode() & 0o7777;
+    if found & !mode == 0 {
+        return Ok(());
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(found & mode))
 }

@@ -10,12 +10,12 @@ use std::pin::Pin;
 
 use futures::stream::{self, Stream, StreamExt};
 use millstream_backend::{Description, GpuName, LibraryVersion};
-use millstream_control::MAX_MESSAGE_BYTES;
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
     self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ProfileReply,
     ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
+use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
@@ -27,13 +27,16 @@ use crate::daemon::{Daemon, Predictions, SubmitError};
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord, StoreError};
 use millstream_trainer::metrics::{MetricValue, Metrics};
 
+/// The maximum size of the jobs in the reply to `List`, well below that of a message.
+const MAX_LIST_BYTES: usize = MAX_MESSAGE_BYTES / 2;
+
 /// Capacity of the pipe between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;
 
 /// The gRPC server for `daemon`.
 pub fn server(daemon: Daemon) -> ControlServer<impl Control> {
     ControlServer::new(Service { daemon })
-        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
@@ -70,7 +73,9 @@ impl Control for Service {
 
     async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
         let records = self.daemon.list()?;
-        Ok(Response::new(ListReply { jobs: records.iter().map(job_message).collect() }))
+        let jobs = fitting(records.iter().map(job_message), MAX_LIST_BYTES);
+        let omitted = (records.len() - jobs.len()) as u64;
+        Ok(Response::new(ListReply { jobs, omitted }))
     }
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
@@ -132,6 +137,16 @@ impl Control for Service {
         Ok(Response::new(job_message(&record)))
     }
 
+    async fn resume(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        let record = self.daemon.resume(&request.into_inner().id).await.map_err(error_status)?;
+        Ok(Response::new(job_message(&record)))
+    }
+
+    async fn remove(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        let record = self.daemon.remove(&request.into_inner().id).map_err(error_status)?;
+        Ok(Response::new(job_message(&record)))
+    }
+
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
         let taken = self.daemon.checkpoint(&request.into_inner().id).await;
         let (path, step) = taken.map_err(error_status)?;
@@ -186,6 +201,15 @@ impl LogTail {
             record.changed().await.ok()?;
         }
     }
+}
+
+/// The first messages whose sizes add up to at most `max_bytes`.
+fn fitting<M: prost::Message>(messages: impl Iterator<Item = M>, max_bytes: usize) -> Vec<M> {
+    let sized = messages.scan(0, |total, message| {
+        *total += message.encoded_len();
+        Some((*total, message))
+    });
+    sized.take_while(|(total, _)| *total <= max_bytes).map(|(_, message)| message).collect()
 }
 
 fn job_message(record: &JobRecord) -> proto::Job {
@@ -338,7 +362,7 @@ mod tests {
     async fn errors_reach_the_client_with_their_kind() {
         let daemon = Daemon::start_embedded().unwrap();
         let mut client = Client::in_process(serve_in_process(daemon)).await.unwrap();
-        assert_eq!(client.list().await.unwrap(), []);
+        assert_eq!(client.list().await.unwrap(), ListReply::default());
 
         let text = "name = \"x\"\nsed = 3\n".to_owned();
         let request = SubmitRequest { text, path: "/jobs/job.toml".into(), set: vec![], resume: false };

@@ -103,6 +103,13 @@ impl Daemon {
         self.json(&["show", id])
     }
 
+    /// Resumes a job that the daemon holds because it was under way when earlier daemons were killed.
+    pub fn resume_if_held(&self, id: &str) {
+        if self.show(id)["state"] == "held" {
+            self.json(&["resume", id]);
+        }
+    }
+
     /// Waits until a job ends, and returns it.
     ///
     /// # Panics
@@ -155,7 +162,7 @@ impl Drop for Daemon {
 
 /// Whether a job, as `show` prints it, has ended.
 pub fn has_ended(job: &Value) -> bool {
-    ["succeeded", "failed", "cancelled"].contains(&job["state"].as_str().unwrap())
+    ["succeeded", "failed", "cancelled", "held"].contains(&job["state"].as_str().unwrap())
 }
 
 /// The child processes of `parent`.

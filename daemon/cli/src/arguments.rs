@@ -76,11 +76,24 @@ Examples:
     Logs(Logs),
     /// Save a checkpoint of a job, then stop it
     #[command(after_help = "\
-`submit --resume` and `train --resume` continue the job from its last checkpoint.
+`resume` continues the job from its last checkpoint.
 
 Examples:
   millstream cancel census-2f9c")]
     Cancel(JobId),
+    /// Queue a cancelled, failed or held job again, from its last checkpoint
+    #[command(after_help = "\
+A job is held if the daemon died twice while it was under way, without a new checkpoint in between.
+
+Examples:
+  millstream resume census-2f9c")]
+    Resume(JobId),
+    /// Delete an ended job's record, log and history; its checkpoints stay
+    #[command(after_help = "\
+Examples:
+  millstream remove census-2f9c
+  millstream list --json | jq -r '.jobs[] | select(.state == \"failed\").id' | xargs -n1 millstream remove")]
+    Remove(JobId),
     /// Save a checkpoint of a running job now and print its path
     #[command(after_help = "\
 The checkpoint counts towards `checkpoint.keep` and is deleted when enough newer ones exist.

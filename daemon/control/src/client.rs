@@ -14,8 +14,8 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest, ListRequest, LogLine, LogsRequest,
-    ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
+    CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest, ListReply, ListRequest, LogLine,
+    LogsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
 
 /// A connection to a daemon.
@@ -125,8 +125,8 @@ impl Client {
     ///
     /// # Errors
     /// When the daemon cannot read its jobs.
-    pub async fn list(&mut self) -> Result<Vec<Job>, ClientError> {
-        Ok(self.inner.list(ListRequest {}).await?.into_inner().jobs)
+    pub async fn list(&mut self) -> Result<ListReply, ClientError> {
+        Ok(self.inner.list(ListRequest {}).await?.into_inner())
     }
 
     /// The job whose id is `id`, or the only job whose id begins with `id`.
@@ -185,6 +185,22 @@ impl Client {
     /// `NotFound` when there is no such job.
     pub async fn cancel(&mut self, id: &str) -> Result<Job, ClientError> {
         Ok(self.inner.cancel(job_request(id)).await?.into_inner())
+    }
+
+    /// Queues an ended job again, from its last checkpoint.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such job, `Failed` when it has not ended or has succeeded.
+    pub async fn resume(&mut self, id: &str) -> Result<Job, ClientError> {
+        Ok(self.inner.resume(job_request(id)).await?.into_inner())
+    }
+
+    /// Deletes an ended job's record, log and history. Its directory stays.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such job, `Failed` when it has not ended.
+    pub async fn remove(&mut self, id: &str) -> Result<Job, ClientError> {
+        Ok(self.inner.remove(job_request(id)).await?.into_inner())
     }
 
     /// Takes a checkpoint of a running job. Returns once it is committed.

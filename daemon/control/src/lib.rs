@@ -10,8 +10,11 @@ use std::str::FromStr;
 
 pub use client::{Client, ClientError, Replies};
 
-/// The largest message that either side accepts. It leaves ample room for a job file with an inline vocabulary.
+/// The largest reply that a client accepts.
 pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// The largest request that the daemon accepts: a job file of the maximum size, and its overrides.
+pub const MAX_REQUEST_BYTES: usize = 4 << 20;
 
 /// The code generated from `proto/control.proto`.
 #[allow(missing_docs, clippy::all, unused_qualifications)]
@@ -21,8 +24,15 @@ pub mod proto {
 
 impl proto::JobState {
     /// The states of a job, in the order of its life.
-    pub const ALL: [Self; 6] =
-        [Self::Queued, Self::Preparing, Self::Running, Self::Succeeded, Self::Failed, Self::Cancelled];
+    pub const ALL: [Self; 7] = [
+        Self::Queued,
+        Self::Preparing,
+        Self::Running,
+        Self::Succeeded,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Held,
+    ];
 
     /// The name in text and JSON.
     pub fn name(self) -> &'static str {
@@ -34,12 +44,13 @@ impl proto::JobState {
             Self::Succeeded => "succeeded",
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
+            Self::Held => "held",
         }
     }
 
-    /// Whether the state is final.
+    /// Whether the job has ended: it runs again only if a user resumes it.
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
+        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled | Self::Held)
     }
 }
 

@@ -7,6 +7,7 @@ mod history;
 mod schema;
 mod store;
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,6 +16,10 @@ use millstream_control::proto::{Evaluation, JobProgress, JobState};
 use millstream_trainer::metrics::Metrics;
 pub use store::{Store, StoreError};
 use tracing::Level;
+
+/// The maximum length of a text of a job's record or log, in bytes. Longer ones, such as an error that quotes a value of
+/// the data, are cut.
+pub const MAX_TEXT_BYTES: usize = 4096;
 
 /// A job's state, as `millstream show` prints it.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +52,8 @@ pub struct JobRecord {
     pub eval: Vec<Metrics>,
     /// The epoch, from 0, that this evaluation followed; `None` if it was taken within an epoch.
     pub eval_epoch: Option<u32>,
+    /// How often the daemon died while this job was under way, since its last new checkpoint.
+    pub daemon_deaths: u32,
 }
 
 /// The source of a job, from which it can be resolved again after a restart.
@@ -95,6 +102,16 @@ pub struct HistoryPoint {
     pub waited_seconds: f64,
 }
 
+/// `text`, cut to [`MAX_TEXT_BYTES`].
+pub fn bounded(text: &str) -> Cow<'_, str> {
+    if text.len() <= MAX_TEXT_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let mark = format!("... (cut from {} bytes)", text.len());
+    let end = text.floor_char_boundary(MAX_TEXT_BYTES - mark.len());
+    Cow::Owned(format!("{}{mark}", &text[..end]))
+}
+
 /// Milliseconds since the Unix epoch; 0 on a clock set before it.
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -119,13 +136,14 @@ impl JobRecord {
             progress: JobProgress::default(),
             eval: Vec::new(),
             eval_epoch: None,
+            daemon_deaths: 0,
         }
     }
 
     /// Moves to `state` and updates the timestamps.
-    pub fn enter(&mut self, state: JobState, reason: impl Into<String>) {
+    pub fn enter(&mut self, state: JobState, reason: &str) {
         self.state = state;
-        self.reason = reason.into();
+        self.reason = bounded(reason).into_owned();
         if state != JobState::Queued && self.started_ms.is_none() {
             self.started_ms = Some(now_ms());
         }

@@ -117,6 +117,8 @@ const MIGRATIONS: &[&str] = &[
 ",
     // JSON: the device reported by the job's last worker.
     "ALTER TABLE job ADD COLUMN device TEXT",
+    // Earlier versions did not count.
+    "ALTER TABLE job ADD COLUMN daemon_deaths INTEGER NOT NULL DEFAULT 0",
 ];
 
 /// Migrates a database to the newest version, one transaction per migration.

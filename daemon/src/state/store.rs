@@ -20,15 +20,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::Level;
 
-use super::{JobRecord, JobSource, JobState, LogRecord, schema};
+use super::{JobRecord, JobSource, JobState, LogRecord, MAX_TEXT_BYTES, bounded, schema};
 
 /// Number of newest log lines kept per job.
 const MAX_LOG_LINES: u64 = 10_000;
 
-/// The columns of a [`JobRecord`], in the order in which [`read_job`] reads them.
-const JOB_COLUMNS: &str = "id, name, state, reason, attempts, created_ms, started_ms, ended_ms, directory, \
-     checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, loss, \
-     skipped_records, eval_epoch, eval, device";
+/// The columns of a [`JobRecord`], in the order in which [`read_job`] reads them. Texts are bounded when they are written;
+/// earlier versions did not do that.
+const JOB_COLUMNS: &str = "id, name, state, substr(reason, 1, 4096), attempts, created_ms, started_ms, ended_ms, \
+     directory, checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, \
+     loss, skipped_records, eval_epoch, eval, device, daemon_deaths";
 
 /// The database of jobs.
 pub struct Store {
@@ -135,6 +136,23 @@ impl Store {
         write_job(&self.lock(), record)
     }
 
+    /// Deletes a job, its log and its history. Its run directory stays.
+    ///
+    /// # Errors
+    /// `UnknownJob` when there is no such job.
+    pub fn remove_job(&self, id: &str) -> Result<(), StoreError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        for table in ["log", "history", "evaluation"] {
+            transaction.execute(&format!("DELETE FROM {table} WHERE job = ?1"), [id])?;
+        }
+        if transaction.execute("DELETE FROM job WHERE id = ?1", [id])? == 0 {
+            return Err(StoreError::UnknownJob { id: id.to_owned() });
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+
     /// Finds a job by its full id.
     ///
     /// # Errors
@@ -177,7 +195,10 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub fn unfinished(&self) -> Result<Vec<JobRecord>, StoreError> {
-        self.select_jobs("WHERE state NOT IN ('succeeded', 'failed', 'cancelled') ORDER BY created_ms, rowid")
+        let unfinished = "WHERE state NOT IN ('succeeded', 'failed', 'cancelled', 'held')";
+        let mut jobs = self.select_jobs(&format!("{unfinished} ORDER BY created_ms, rowid"))?;
+        jobs.retain(|job| !job.state.is_final());
+        Ok(jobs)
     }
 
     /// The source of a job.
@@ -205,7 +226,9 @@ impl Store {
                  VALUES (?1, 1 + ifnull((SELECT max(seq) FROM log WHERE job = ?1), 0), ?2, ?3, ?4) \
                  RETURNING seq",
             )?
-            .query_row(params![id, at_ms, level.as_str().to_ascii_lowercase(), text], |row| row.get(0))
+            .query_row(params![id, at_ms, level.as_str().to_ascii_lowercase(), bounded(text)], |row| {
+                row.get(0)
+            })
             .map_err(|error| missing_job(error, id))?;
         if let Some(oldest) = seq.checked_sub(MAX_LOG_LINES) {
             connection
@@ -222,9 +245,9 @@ impl Store {
     pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(
-            "SELECT seq, at_ms, level, text FROM log WHERE job = ?1 AND seq > ?2 ORDER BY seq",
+            "SELECT seq, at_ms, level, substr(text, 1, ?3) FROM log WHERE job = ?1 AND seq > ?2 ORDER BY seq",
         )?;
-        let lines = statement.query_map(params![id, after], |row| {
+        let lines = statement.query_map(params![id, after, MAX_TEXT_BYTES], |row| {
             Ok(LogRecord { seq: row.get(0)?, at_ms: row.get(1)?, level: parse(row, 2)?, text: row.get(3)? })
         })?;
         Ok(lines.collect::<Result<_, _>>()?)
@@ -233,7 +256,12 @@ impl Store {
     fn select_jobs(&self, clause: &str) -> Result<Vec<JobRecord>, StoreError> {
         let connection = self.lock();
         let mut statement = connection.prepare_cached(&format!("SELECT {JOB_COLUMNS} FROM job {clause}"))?;
-        Ok(statement.query_map([], read_job)?.collect::<Result<_, _>>()?)
+        let mut rows = statement.query([])?;
+        let mut jobs = Vec::new();
+        while let Some(row) = rows.next()? {
+            jobs.extend(read_job(row).map_or_else(|error| damaged_job(row, &error), Some));
+        }
+        Ok(jobs)
     }
 
     /// A poisoned lock is safe: a transaction rolls back when dropped in a panic.
@@ -254,12 +282,13 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
              ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
              total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
              examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             eval_epoch = :eval_epoch, eval = :eval, device = :device WHERE id = :id",
+             eval_epoch = :eval_epoch, eval = :eval, device = :device, daemon_deaths = :daemon_deaths \
+             WHERE id = :id",
         )?
         .execute(named_params! {
             ":id": record.id,
             ":state": record.state.name(),
-            ":reason": record.reason,
+            ":reason": bounded(&record.reason),
             ":attempts": record.attempts,
             ":started_ms": record.started_ms,
             ":ended_ms": record.ended_ms,
@@ -277,6 +306,7 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":eval_epoch": record.eval_epoch,
             ":eval": eval,
             ":device": device,
+            ":daemon_deaths": record.daemon_deaths,
         })?;
     if changed == 0 {
         return Err(StoreError::UnknownJob { id: record.id.clone() });
@@ -310,7 +340,19 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         eval_epoch: row.get(19)?,
         eval: read_eval(row, 20)?,
         device: read_document(row, 21)?,
+        daemon_deaths: row.get(22)?,
     })
+}
+
+/// The record of a job whose row cannot be read, so that it does not hide the other jobs. `None` without a readable id.
+fn damaged_job(row: &Row<'_>, error: &rusqlite::Error) -> Option<JobRecord> {
+    let id = row.get::<_, String>(0);
+    tracing::error!(?id, %error, "a job's row in the state database is damaged");
+    let (id, name) = (id.ok()?, row.get::<_, String>(1).unwrap_or_default());
+    let mut record = JobRecord::new(id, name, path(row.get(8).unwrap_or_default()));
+    record.created_ms = row.get(5).unwrap_or_default();
+    record.enter(JobState::Failed, &format!("its row in the state database is damaged: {error}"));
+    Some(record)
 }
 
 /// Metrics as a JSON document.
@@ -364,6 +406,9 @@ mod tests {
     use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
+    use millstream_control::proto::{Evaluation, NamedValue};
+
+    use crate::state::HistoryPoint;
 
     fn record(id: &str) -> JobRecord {
         JobRecord::new(id, "census", PathBuf::from("checkpoints").join(id))
@@ -409,6 +454,7 @@ mod tests {
             }),
             eval: vec![metrics()],
             eval_epoch: Some(4),
+            daemon_deaths: 1,
             ..record("census-1")
         }
     }
@@ -451,6 +497,62 @@ mod tests {
     }
 
     #[test]
+    fn huge_texts_are_cut_even_if_an_earlier_version_stored_them_whole() {
+        let store = Store::open_in_memory().unwrap();
+        let huge = "\u{e9}".repeat(1 << 20);
+        store.insert_job(&JobRecord { reason: huge.clone(), ..record("a") }, &source()).unwrap();
+        store.append_log("a", 0, Level::ERROR, &huge).unwrap();
+        let texts = || [store.jobs().unwrap()[0].reason.clone(), store.logs("a", 0).unwrap()[0].text.clone()];
+        for text in texts() {
+            assert!(
+                text.len() <= MAX_TEXT_BYTES && text.ends_with("(cut from 2097152 bytes)"),
+                "{}",
+                text.len()
+            );
+        }
+        store.lock().execute("UPDATE job SET reason = ?1", [&huge]).unwrap();
+        store.lock().execute("UPDATE log SET text = ?1", [&huge]).unwrap();
+        assert!(texts().iter().all(|text| text.len() <= 2 * MAX_TEXT_BYTES));
+    }
+
+    #[test]
+    fn a_damaged_row_does_not_hide_the_others() {
+        let store = Store::open_in_memory().unwrap();
+        for id in ["a", "b", "c"] {
+            store.insert_job(&record(id), &source()).unwrap();
+        }
+        store.lock().execute("UPDATE job SET state = 'no such state' WHERE id = 'a'", []).unwrap();
+        store.lock().execute("UPDATE job SET eval = '{' WHERE id = 'c'", []).unwrap();
+        let jobs = store.jobs().unwrap();
+        assert_eq!(jobs.len(), 3);
+        for job in jobs {
+            assert_eq!(job.state == JobState::Failed, job.id != "b", "{job:?}");
+            assert_eq!(job.reason.contains("damaged"), job.id != "b", "{job:?}");
+        }
+        let unfinished = store.unfinished().unwrap();
+        assert_eq!(unfinished.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
+    }
+
+    #[test]
+    fn a_removed_job_leaves_nothing_behind() {
+        let store = Store::open_in_memory().unwrap();
+        for id in ["a", "b"] {
+            store.insert_job(&record(id), &source()).unwrap();
+            store.append_log(id, 0, Level::INFO, "line").unwrap();
+            store.append_history(id, &HistoryPoint { step: 1, ..HistoryPoint::default() }).unwrap();
+            let metrics = vec![NamedValue { name: "auc".to_owned(), value: 0.5 }];
+            store.append_evaluation(id, &Evaluation { step: 1, epoch: 0, metrics }).unwrap();
+        }
+        store.remove_job("a").unwrap();
+        let rows = |table: &str| -> u64 {
+            let count = format!("SELECT count(*) FROM {table}");
+            store.lock().query_row(&count, [], |row| row.get(0)).unwrap()
+        };
+        assert_eq!(["job", "log", "history", "evaluation"].map(rows), [1; 4]);
+        assert!(matches!(store.remove_job("a"), Err(StoreError::UnknownJob { .. })));
+    }
+
+    #[test]
     fn ids_are_unique() {
         let store = Store::open_in_memory().unwrap();
         store.insert_job(&record("a"), &source()).unwrap();
@@ -467,7 +569,7 @@ mod tests {
         }
         let ids = |jobs: Vec<JobRecord>| jobs.into_iter().map(|job| job.id).collect::<Vec<_>>();
         let newest_first = ids(store.jobs().unwrap());
-        assert_eq!(newest_first.first().unwrap(), "job-cancelled");
+        assert_eq!(newest_first.first().unwrap(), "job-held");
         assert_eq!(newest_first.len(), JobState::ALL.len());
         assert_eq!(ids(store.unfinished().unwrap()), ["job-queued", "job-preparing", "job-running"]);
     }
@@ -518,7 +620,7 @@ mod tests {
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();
         drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 6 })));
+        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 7 })));
     }
 
     #[test]

@@ -420,7 +420,11 @@ impl Supervisor {
         self.retries.reset();
         self.newest_step = Some(step);
         self.recorder.log(Level::INFO, &format!("checkpoint at step {step}: {}", path.display()));
-        self.recorder.update(|record| record.checkpoint = Some(path.clone()));
+        self.recorder.update(|record| {
+            record.checkpoint = Some(path.clone());
+            // With this progress, a death of the daemon is not this job's doing.
+            record.daemon_deaths = 0;
+        });
         if requested {
             for reply in self.checkpoint_requests.drain(..) {
                 // The client may have disconnected.

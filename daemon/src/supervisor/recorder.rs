@@ -5,13 +5,14 @@
 
 use millstream_control::proto::{Evaluation, JobState, NamedValue};
 use millstream_trainer::metrics::Metrics;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::state::{HistoryPoint, JobRecord, Store, StoreError, now_ms};
+use crate::state::{HistoryPoint, JobRecord, Store, StoreError, bounded, now_ms};
 
 /// Interval between writes of progress to the store.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,6 +27,8 @@ pub(crate) struct JobRecorder {
     store: Arc<Store>,
     record: watch::Sender<JobRecord>,
     stored: Mutex<Stored>,
+    /// Whether the last write of the record succeeded.
+    is_stored: AtomicBool,
 }
 
 /// What has been written to the store.
@@ -45,7 +48,13 @@ impl JobRecorder {
     /// A recorder for a job that is in the store.
     pub(crate) fn new(store: Arc<Store>, record: JobRecord) -> Self {
         let id = record.id.clone();
-        Self { id, store, record: watch::Sender::new(record), stored: Mutex::default() }
+        Self {
+            id,
+            store,
+            record: watch::Sender::new(record),
+            stored: Mutex::default(),
+            is_stored: AtomicBool::new(true),
+        }
     }
 
     /// The job's id.
@@ -75,8 +84,25 @@ impl JobRecorder {
     pub(crate) fn update(&self, change: impl FnOnce(&mut JobRecord)) {
         let mut record = self.record();
         change(&mut record);
-        self.log_failure(self.store.save_job(&record));
+        record.reason = bounded(&record.reason).into_owned();
+        self.save(&record);
         self.record.send_replace(record);
+    }
+
+    /// Whether the store has the record as it was last written.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.is_stored.load(Ordering::Relaxed)
+    }
+
+    /// Writes the record to the store again.
+    pub(crate) fn store_again(&self) {
+        self.save(&self.record());
+    }
+
+    fn save(&self, record: &JobRecord) {
+        let saved = self.store.save_job(record);
+        self.is_stored.store(saved.is_ok(), Ordering::Relaxed);
+        self.log_failure(saved);
     }
 
     /// Changes the record's progress for watchers, and periodically in the store. `point` covers the time
@@ -85,7 +111,7 @@ impl JobRecorder {
         self.record.send_modify(change);
         let mut stored = self.stored();
         if is_due(&mut stored.progress, SAVE_INTERVAL) {
-            self.log_failure(self.store.save_job(&self.record()));
+            self.save(&self.record());
         }
         if point.examples == 0 {
             return;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_daemon::config::StateLocation;
 use millstream_daemon::daemon::SubmitError;
-use millstream_daemon::state::JobRecord;
+use millstream_daemon::state::{JobRecord, JobSource, Store};
 use millstream_trainer::metrics::Metric;
 use support::{
     EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches,
@@ -218,6 +218,35 @@ async fn a_job_whose_workers_always_die_fails() {
             job.reason
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_starts() {
+    const JOBS: u64 = 10_003;
+    let workspace = Workspace::new();
+    let runs = workspace.path("checkpoints");
+    let text = JOB.replace("epochs = 24", "epochs = 1000000");
+    fs::create_dir_all(workspace.path("state")).unwrap();
+    let store = Store::open(&workspace.path("state").join("state.sqlite")).unwrap();
+    let source = JobSource { text: text.clone(), path: workspace.path("job.toml") };
+    for created_ms in 0..JOBS {
+        let id = format!("tiny-{created_ms:06}");
+        let record = JobRecord { created_ms, ..JobRecord::new(id.as_str(), "tiny", runs.join(&id)) };
+        store.insert_job(&record, &source).unwrap();
+    }
+    drop(store);
+    // The first job runs, so the queue stays full.
+    fs::create_dir_all(runs.join("tiny-000000")).unwrap();
+    fs::write(runs.join("tiny-000000/job.toml"), &text).unwrap();
+
+    let daemon = workspace.lasting_daemon();
+    let refused = daemon.submit(workspace.request()).await.unwrap_err().to_string();
+    assert_eq!(refused, "the queue is full: 10000 jobs are waiting");
+    assert_eq!(daemon.list().unwrap().len() as u64, JOBS);
+    assert_eq!(fs::read_dir(&runs).unwrap().count(), 1, "a rejected job has no run directory");
+    let huge = SubmitRequest { text: "#".repeat(2 << 20), ..workspace.request() };
+    assert!(daemon.submit(huge).await.unwrap_err().to_string().contains("more than 1048576"));
+    tokio::time::timeout(Duration::from_secs(60), daemon.shutdown()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

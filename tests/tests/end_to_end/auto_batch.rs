@@ -298,6 +298,7 @@ fn killed_workers_and_daemons_do_not_change_the_size() {
         daemon.kill();
         daemons += 1;
         daemon = Daemon::start(job.directory());
+        daemon.resume_if_held(&id);
     }
     let ended = daemon.succeeded(&id);
     assert_eq!((killed, ended["checkpoint"] != Value::Null), (1, true));

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use millstream_tests::programs::{Daemon, has_ended};
+use millstream_tests::programs::{Daemon, has_ended, wait_until};
 use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 
 /// Kills in a run of `tests/run`.
@@ -35,9 +35,52 @@ fn killed_daemons_do_not_change_the_result() {
             daemon.kill();
             kills += 1;
             daemon = Daemon::start(job.directory());
+            daemon.resume_if_held(&id);
         }
         let job = daemon.succeeded(&id);
         Contents::of(job["checkpoint"].as_str().unwrap()).assert_same(&wanted);
     }
+    daemon.stop();
+}
+
+#[test]
+fn a_job_under_way_at_two_deaths_of_the_daemon_is_held_and_the_others_go_on() {
+    let job = TinyJob::new();
+    let file = job.file();
+    let file = file.to_str().unwrap();
+    let submit = |daemon: &Daemon, set: &[&str]| {
+        let line: Vec<&str> =
+            ["submit", file].into_iter().chain(set.iter().flat_map(|set| ["--set", set])).collect();
+        daemon.json(&line)["id"].as_str().unwrap().to_owned()
+    };
+    let is_running = |daemon: &Daemon, id: &str| daemon.show(id)["state"] == "running";
+
+    let mut daemon = Daemon::start(job.directory());
+    let suspect = submit(&daemon, &["checkpoint.every_steps=100000000", "data.epochs=100000"]);
+    let innocent = submit(&daemon, &["data.epochs=2"]);
+    for _ in 0..2 {
+        wait_until("the suspect runs", || is_running(&daemon, &suspect));
+        daemon.kill();
+        daemon = Daemon::start(job.directory());
+    }
+    let held = daemon.show(&suspect);
+    assert_eq!(held["state"], "held", "{held:#}");
+    let reason = held["reason"].as_str().unwrap();
+    assert!(reason.starts_with("held after the daemon died 2 times while running it"), "{reason}");
+    daemon.succeeded(&innocent);
+
+    // It is a user's turn now. A stop in order does not count as a death.
+    assert_eq!(daemon.json(&["resume", &suspect])["state"], "queued");
+    wait_until("the suspect runs", || is_running(&daemon, &suspect));
+    daemon.stop();
+    let daemon = Daemon::start(job.directory());
+    wait_until("the suspect runs", || is_running(&daemon, &suspect));
+    let refused = daemon.run(&["remove", &suspect]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("millstream cancel"), "{refused:?}");
+    assert_eq!(daemon.json(&["cancel", &suspect])["state"], "cancelled");
+    let removed = daemon.json(&["remove", &suspect]);
+    assert!(std::path::Path::new(removed["directory"].as_str().unwrap()).is_dir(), "checkpoints stay");
+    assert_eq!(daemon.run(&["show", &suspect]).status.code(), Some(1));
+    assert_eq!(daemon.json(&["list"])["jobs"].as_array().unwrap().len(), 1);
     daemon.stop();
 }

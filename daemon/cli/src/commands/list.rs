@@ -1,6 +1,6 @@
 //! `millstream list`: lists the daemon's jobs.
 
-use millstream_control::proto::Job;
+use millstream_control::proto::{Job, ListReply};
 use serde_json::json;
 
 use crate::connection::to_daemon;
@@ -10,8 +10,14 @@ use crate::figures;
 use crate::table::Table;
 
 pub(crate) async fn run(context: &Context) -> Result<(), Failure> {
-    let jobs = to_daemon(context).await?.list().await?;
-    context.answer(&json!({ "jobs": jobs }), || table(&jobs))
+    let ListReply { jobs, omitted } = to_daemon(context).await?.list().await?;
+    if omitted > 0 {
+        let omitted = figures::count(omitted);
+        let text =
+            format!("{omitted} older jobs are not shown; `millstream remove JOB_ID` deletes ended ones");
+        context.screen.warning(&text);
+    }
+    context.answer(&json!({ "jobs": jobs, "omitted": omitted }), || table(&jobs))
 }
 
 fn table(jobs: &[Job]) -> String {

@@ -15,6 +15,8 @@ mod list;
 mod logs;
 mod predict;
 mod profile;
+mod remove;
+mod resume;
 mod show;
 mod submit;
 mod train;
@@ -42,6 +44,8 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::History(arguments) => on_runtime(history::run(arguments, context)),
         Command::Logs(arguments) => on_runtime(logs::run(arguments, context)),
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),
+        Command::Resume(arguments) => on_runtime(resume::run(arguments, context)),
+        Command::Remove(arguments) => on_runtime(remove::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
@@ -60,7 +64,7 @@ fn cleans_up(command: &Command) -> bool {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Check(_) | C::Submit(_) | C::List | C::Show(_) | C::Explain(_) | C::History(_) => false,
-        C::Logs(_) | C::Cancel(_) | C::Checkpoint(_) | C::Bench(_) => false,
+        C::Logs(_) | C::Cancel(_) | C::Resume(_) | C::Remove(_) | C::Checkpoint(_) | C::Bench(_) => false,
     }
 }
 

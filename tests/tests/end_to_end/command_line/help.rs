@@ -42,6 +42,8 @@ fn every_command_has_help_with_an_example() {
         "logs",
         "predict",
         "profile",
+        "remove",
+        "resume",
         "show",
         "submit",
         "train",
