@@ -5,10 +5,7 @@
 //! and at most `max_jobs` run at a time, each on its own thread ([`crate::supervisor`]). When a job ends, the
 //! daemon drops it from memory; the store keeps its record.
 
-use std::collections::VecDeque;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,15 +21,13 @@ use tokio::sync::watch;
 use tracing::Level;
 
 use crate::config::{Config, StateLocation};
+use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs;
 use crate::scoring::{self, Scorer};
-use crate::state::{History, JobRecord, JobSource, LogRecord, Store, StoreError, now_ms};
+use crate::state::{History, JobRecord, JobSource, LogRecord, OpenState, Store, StoreError, now_ms};
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
 
 pub use crate::scoring::Predictions;
-
-/// Maximum number of queued jobs. A daemon that starts also queues what an earlier one left beyond it.
-const MAX_QUEUED: usize = 10_000;
 
 /// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
 const MAX_DAEMON_DEATHS: u32 = 2;
@@ -45,17 +40,6 @@ const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
 /// Time limit for running jobs to take a last checkpoint at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
-
-/// The file in the state directory that a daemon locks. It holds the id of the boot in which the daemon runs.
-const LOCK_FILE: &str = "lock";
-const DATABASE_FILE: &str = "state.sqlite";
-
-/// The kernel's id of the current boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// The state tells a local user nothing, and no one else can lock its files.
-const STATE_DIRECTORY_MODE: u32 = 0o700;
-const STATE_FILE_MODE: u32 = 0o600;
 
 /// A running daemon.
 #[derive(Clone)]
@@ -88,28 +72,6 @@ struct Shared {
     _lock: Option<File>,
 }
 
-#[derive(Default)]
-struct Jobs {
-    queued: VecDeque<QueuedJob>,
-    running: Vec<ActiveJob>,
-    /// Ended jobs whose last state could not be stored yet.
-    unstored: Vec<ActiveJob>,
-    draining: bool,
-}
-
-/// A queued or running job.
-#[derive(Clone)]
-struct ActiveJob {
-    recorder: Arc<JobRecorder>,
-    control: Arc<Control>,
-}
-
-/// A queued job.
-struct QueuedJob {
-    active: ActiveJob,
-    supervisor: Supervisor,
-}
-
 impl Daemon {
     /// Starts a daemon, which resumes the unfinished jobs of an earlier one. Must be called within a tokio
     /// runtime that outlives the daemon.
@@ -118,9 +80,9 @@ impl Daemon {
     /// When another daemon uses the state directory, or the state cannot be read.
     pub fn start(config: Config) -> Result<Self> {
         let runtime = Handle::try_current().context("a daemon must be started within a tokio runtime")?;
-        let State { store, lock, same_boot } = match &config.state {
-            StateLocation::Memory => State { store: Store::open_in_memory()?, lock: None, same_boot: true },
-            StateLocation::Directory(directory) => State::open(directory)?,
+        let OpenState { store, lock, same_boot } = match &config.state {
+            StateLocation::Memory => OpenState::in_memory()?,
+            StateLocation::Directory(directory) => OpenState::open(directory)?,
         };
         let stores = Stores::new(config.storage.clone(), Stores::SHARED_BYTES);
         let scorer = Scorer::new(config.worker.clone(), runtime.clone(), stores.clone());
@@ -264,7 +226,8 @@ impl Daemon {
     pub async fn cancel(&self, id: &str) -> Result<JobRecord> {
         let mut record = self.watch(id)?;
         let id = record.borrow().id.clone();
-        if let Some(waiting) = self.shared.take_queued(&id) {
+        let waiting = self.shared.jobs().take_queued(&id);
+        if let Some(waiting) = waiting {
             waiting.active.recorder.enter(JobState::Cancelled, "cancelled before it started");
         } else if let Some(active) = self.shared.active(&id) {
             active.control.stop(StopReason::Cancel);
@@ -583,55 +546,6 @@ impl Shared {
     fn active(&self, id: &str) -> Option<ActiveJob> {
         self.jobs().active(id).cloned()
     }
-
-    fn take_queued(&self, id: &str) -> Option<QueuedJob> {
-        let mut jobs = self.jobs();
-        let place = jobs.queued.iter().position(|waiting| waiting.active.recorder.id() == id)?;
-        jobs.queued.remove(place)
-    }
-}
-
-impl ActiveJob {
-    /// Whether the daemon died while this job was under way, and the job has no new checkpoint since.
-    fn is_suspect(&self) -> bool {
-        self.recorder.watch().borrow().daemon_deaths > 0
-    }
-}
-
-impl Jobs {
-    /// The job of this id, if its state is in memory.
-    fn active(&self, id: &str) -> Option<&ActiveJob> {
-        let waiting = self.queued.iter().map(|waiting| &waiting.active);
-        let mut all = self.running.iter().chain(waiting).chain(&self.unstored);
-        all.find(|active| active.recorder.id() == id)
-    }
-
-    /// The first queued job that may start. Of jobs under way when the daemon died, one runs at a time until it has a
-    /// new checkpoint, so that the next death implicates one job only.
-    fn pop_startable(&mut self) -> Option<QueuedJob> {
-        let is_blocked = self.running.iter().any(ActiveJob::is_suspect);
-        let startable = |waiting: &QueuedJob| !(is_blocked && waiting.active.is_suspect());
-        let place = self.queued.iter().position(startable)?;
-        self.queued.remove(place)
-    }
-
-    fn check_room(&self) -> Result<()> {
-        if self.draining {
-            bail!("the daemon is stopping");
-        }
-        if self.queued.len() >= MAX_QUEUED {
-            bail!("the queue is full: {MAX_QUEUED} jobs are waiting");
-        }
-        Ok(())
-    }
-
-    fn check_not_active(&self, id: &str) -> Result<()> {
-        let active = self.active(id).filter(|active| !active.recorder.watch().borrow().state.is_final());
-        if active.is_some() {
-            bail!("job {id} has not ended; there is nothing to resume");
-        }
-        Ok(())
-    }
 }
 
 /// Marks a job as running. Dropped when the job's thread ends, even in a panic.
@@ -657,59 +571,4 @@ impl Drop for RunningGuard {
         drop(jobs);
         self.daemon.start_next();
     }
-}
-
-/// The opened and locked state.
-struct State {
-    store: Store,
-    lock: Option<File>,
-    /// Whether the daemon that last used the directory ran in the current boot of the host.
-    same_boot: bool,
-}
-
-impl State {
-    fn open(directory: &Path) -> Result<Self> {
-        let here = || format!("state directory {}", directory.display());
-        DirBuilder::new().recursive(true).mode(STATE_DIRECTORY_MODE).create(directory).with_context(here)?;
-        restrict(directory, STATE_DIRECTORY_MODE).with_context(here)?;
-        let options = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(STATE_FILE_MODE)
-            .clone();
-        let mut lock = options.open(directory.join(LOCK_FILE)).with_context(here)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!("another daemon uses the {}", here()),
-            Err(TryLockError::Error(error)) => return Err(error).with_context(here),
-        }
-        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-        let mut last_boot = String::new();
-        lock.read_to_string(&mut last_boot).with_context(here)?;
-        let same_boot = last_boot == boot;
-        if !same_boot {
-            lock.set_len(0).and_then(|()| lock.write_all_at(boot.as_bytes(), 0)).with_context(here)?;
-        }
-        // SQLite gives its other files the mode of this one.
-        let database = directory.join(DATABASE_FILE);
-        options.open(&database).with_context(here)?;
-        for name in [LOCK_FILE, DATABASE_FILE, "state.sqlite-wal", "state.sqlite-shm"] {
-            match restrict(&directory.join(name), STATE_FILE_MODE) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(here),
-                _ => {}
-            }
-        }
-        Ok(Self { store: Store::open(&database)?, lock: Some(lock), same_boot })
-    }
-}
-
-/// Removes the permissions beyond `mode`.
-fn restrict(path: &Path, mode: u32) -> io::Result<()> {
-    let found = std::fs::metadata(path)?.permissions().mode() & 0o7777;
-    if found & !mode == 0 {
-        return Ok(());
-    }
-    std::fs::set_permissions(path, Permissions::from_mode(found & mode))
 }

@@ -1,6 +1,7 @@
 //! The daemon: jobs and their state, ingest hosting, supervision of workers.
 //!
 //! * [`daemon`]: accepts jobs, schedules them and answers queries.
+//! * `queue`: the jobs that have not ended.
 //! * `supervisor`: the life of a job: preparation, attempts, retries.
 //! * `feed`: hosting ingest for a worker.
 //! * `worker`: spawning a worker, exchanging messages, and interpreting its exit.
@@ -24,6 +25,7 @@ pub mod daemon;
 pub mod export;
 mod feed;
 pub mod plan;
+mod queue;
 mod requests;
 mod runs;
 mod scoring;

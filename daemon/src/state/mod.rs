@@ -3,6 +3,7 @@
 //! Defines the records of a job's state. The supervisor changes them, the [`Store`] keeps them, and `service`
 //! converts them to messages. A job's state, progress and evaluations are the API's messages themselves.
 
+mod directory;
 mod history;
 mod schema;
 mod store;
@@ -11,6 +12,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub(crate) use directory::OpenState;
 use millstream_backend::Description;
 use millstream_control::proto::{Evaluation, JobProgress, JobState};
 use millstream_trainer::metrics::Metrics;
