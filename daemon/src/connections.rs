@@ -28,6 +28,8 @@ const DESCRIPTOR_SHARE: u64 = 4;
 pub(crate) struct Connections {
     limit: usize,
     started: Instant,
+    /// The number of connections so far; numbers are not reused.
+    added: AtomicU64,
     open: Mutex<Vec<Entry>>,
 }
 
@@ -62,20 +64,19 @@ impl Connections {
     }
 
     fn with_limit(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit, started: Instant::now(), open: Mutex::default() })
+        Arc::new(Self { limit, started: Instant::now(), added: AtomicU64::new(0), open: Mutex::default() })
     }
 
     /// Adds the connection `stream` of the user `uid`. At the limit, it replaces another one.
     pub(crate) fn add(self: &Arc<Self>, stream: UnixStream, uid: u32) -> Connection {
         let (close, replaced) = oneshot::channel();
         let use_ = Arc::new(AtomicU64::new(self.now()));
+        let id = self.added.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open();
-        let id = open.last().map_or(0, |newest| newest.id + 1);
         if open.len() >= self.limit
             && let Some(place) = least_deserving(&open)
         {
-            // Keeps the order of ids.
-            let replaced = open.remove(place);
+            let replaced = open.swap_remove(place);
             tracing::debug!(uid = replaced.uid, "closing an idle connection: too many are open");
             // It may have been closed by the client.
             let _ = replaced.close.send(());
@@ -192,6 +193,9 @@ mod tests {
         assert!(!is_open(&mut hoard[1]).await);
         drop(hoard);
         assert_eq!(connections.open().len(), 2, "a dropped connection leaves its place");
+        drop((quiet, another));
+        let _last = connect(&connections, 1);
+        assert_eq!(connections.open().len(), 1);
     }
 
     #[tokio::test]

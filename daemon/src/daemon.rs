@@ -65,6 +65,8 @@ struct Shared {
     /// Storage shared by all jobs.
     stores: Stores,
     jobs: Mutex<Jobs>,
+    /// Held while a job is added, resumed or removed, in the store and in the queue.
+    membership: Mutex<()>,
     /// The number of running jobs; shutdown waits for it to reach 0.
     running: watch::Sender<usize>,
     scorer: Scorer,
@@ -92,6 +94,7 @@ impl Daemon {
             runtime,
             stores,
             jobs: Mutex::default(),
+            membership: Mutex::default(),
             running: watch::Sender::new(0),
             scorer,
             _lock: lock,
@@ -145,6 +148,7 @@ impl Daemon {
     /// # Errors
     /// When there is no such job, or it has not ended.
     pub fn remove(&self, id: &str) -> Result<JobRecord> {
+        let _membership = self.shared.membership();
         let record = self.show(id)?;
         if !record.state.is_final() {
             bail!("job {} is {}: `millstream cancel {}` stops it first", record.id, record.state, record.id);
@@ -377,6 +381,7 @@ impl Daemon {
         warnings: &[Warning],
     ) -> Result<()> {
         let store = &self.shared.store;
+        let _membership = self.shared.membership();
         self.shared.jobs().check_not_active(&record.id)?;
         match before {
             Some(_) => store.save_job(record)?,
@@ -460,6 +465,8 @@ impl Daemon {
             let mut jobs = self.shared.jobs();
             jobs.check_not_active(active.recorder.id())?;
             check(&jobs)?;
+            // Its last state is out of date.
+            jobs.unstored.retain(|ended| ended.recorder.id() != active.recorder.id());
             jobs.queued.push_back(QueuedJob { active, supervisor });
         }
         self.start_next();
@@ -540,6 +547,10 @@ impl Daemon {
 impl Shared {
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn membership(&self) -> MutexGuard<'_, ()> {
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queued or running job of this id.
