@@ -19,7 +19,15 @@ use super::*;
 use crate::order::reference::Row;
 use crate::spec::DataSpec;
 
-const SCHEDULES: u32 = 2000;
+/// Schedules in a run of `tests/run`. Each starts and stops hundreds of threads, which takes long on a busy machine;
+/// `tests/nightly` tries more.
+const SCHEDULES: u32 = 300;
+
+/// The number of schedules to try: `MILLSTREAM_SCHEDULES`, or [`SCHEDULES`].
+fn schedule_count() -> u32 {
+    std::env::var("MILLSTREAM_SCHEDULES")
+        .map_or(SCHEDULES, |count| count.parse().expect("MILLSTREAM_SCHEDULES is a number of schedules"))
+}
 
 /// A period in which a fixed set of hosts runs, starting from a checkpoint.
 #[derive(Clone, Debug)]
@@ -254,7 +262,8 @@ fn every_row_is_delivered_once_in_the_same_global_batches_despite_host_failures(
         4_u32..32,
         prop::collection::vec(stint(), 2..7),
     );
-    let config = ProptestConfig { cases: SCHEDULES, failure_persistence: None, ..ProptestConfig::default() };
+    let schedules = schedule_count();
+    let config = ProptestConfig { cases: schedules, failure_persistence: None, ..ProptestConfig::default() };
     let outcome =
         TestRunner::new(config).run(&schedule, |(train, eval, lanes, shuffle_rows, batch_size, stints)| {
             let spec = spec(lanes, shuffle_rows, batch_size);
@@ -266,9 +275,13 @@ fn every_row_is_delivered_once_in_the_same_global_batches_despite_host_failures(
         });
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    assert!(count(&coverage.schedules) >= u64::from(SCHEDULES), "{coverage:?}");
-    assert!(count(&coverage.changes) >= 1000 && count(&coverage.losses) >= 500, "{coverage:?}");
-    assert!(coverage.hosts[1..].iter().all(|hosts| count(hosts) >= 100), "{coverage:?}");
+    let schedules = u64::from(schedules);
+    assert!(count(&coverage.schedules) >= schedules, "{coverage:?}");
+    assert!(
+        count(&coverage.changes) >= schedules / 2 && count(&coverage.losses) >= schedules / 4,
+        "{coverage:?}"
+    );
+    assert!(coverage.hosts[1..].iter().all(|hosts| count(hosts) >= schedules / 20), "{coverage:?}");
 }
 
 proptest! {
