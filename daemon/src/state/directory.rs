@@ -19,7 +19,7 @@ const INDEX_FILE: &str = "state.sqlite-shm";
 /// The kernel's id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The state tells a local user nothing, and no one else can lock its files.
+/// Other users can neither read the state nor lock its files.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
