@@ -19,7 +19,8 @@ const INDEX_FILE: &str = "state.sqlite-shm";
 /// The kernel's id of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Other users can neither read the state nor lock its files.
+/// Other users can neither read the state nor lock its files. A directory that exists keeps its mode, because users may
+/// read checkpoints below it.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -46,7 +47,6 @@ impl OpenState {
     pub(crate) fn open(directory: &Path) -> Result<Self> {
         let here = || format!("state directory {}", directory.display());
         DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory).with_context(here)?;
-        restrict(directory, DIRECTORY_MODE).with_context(here)?;
         let options =
             OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(FILE_MODE).clone();
         let mut lock = options.open(directory.join(LOCK_FILE)).with_context(here)?;
@@ -99,17 +99,13 @@ mod tests {
     fn the_state_is_closed_to_other_users_even_if_it_was_open() {
         let parent = tempfile::tempdir().unwrap();
         let directory = parent.path().join("state");
-        std::fs::create_dir(&directory).unwrap();
-        for (path, mode) in [("state.sqlite", 0o644), ("lock", 0o666), ("", 0o755)] {
-            let path = directory.join(path);
-            if path != directory.join("") {
-                std::fs::write(&path, "").unwrap();
-            }
-            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        drop(OpenState::open(&directory).unwrap());
+        assert_eq!(mode(&directory), DIRECTORY_MODE);
+        for (name, mode) in [("state.sqlite", 0o644), ("lock", 0o666)] {
+            std::fs::set_permissions(directory.join(name), Permissions::from_mode(mode)).unwrap();
         }
         let open = OpenState::open(&directory).unwrap();
-        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!(mode(&directory), DIRECTORY_MODE);
         let files: Vec<_> =
             std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(files.len(), 4, "{files:?}");
