@@ -91,7 +91,7 @@ pub(crate) fn open(
 
 fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {
     let here = || directory.join(name).display().to_string();
-    let Some(text) = runs::get(directory, name)? else {
+    let Some(text) = runs::get_text(directory, name)? else {
         runs::put(directory, name, Listing::of(&objects).to_text().as_bytes())?;
         return Ok(objects);
     };

@@ -348,6 +348,7 @@ pub(crate) fn learn(
         bad: &BadRecords::new(job.data.on_bad_record),
         threads: job.training.threads.map_or_else(cores, |threads| threads as usize),
         vocabulary_bytes: AnalysisPass::vocabulary_bytes(&job.data, &job.features),
+        reader_bytes: AnalysisPass::reader_bytes(&job.data),
         runtime,
         cancel,
         progress,

@@ -8,10 +8,13 @@
 //!                           auto_batch.json      the automatically chosen batch size, if any
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
+//!                           checksums.sha256     the checksums of all of these
 //!                           step-0000000500/...  a checkpoint
 //! ```
 //!
 //! A run directory is sufficient to resume the run, by a new daemon or on another machine that mounts it.
+
+mod checksums;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -110,8 +113,18 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the file `name` of a run directory atomically.
+/// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use.
 pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+    let (during, after) = checksums::replacing(directory, name, bytes)?;
+    write(directory, checksums::CHECKSUMS, during.as_bytes())?;
+    write(directory, name, bytes)?;
+    if during != after {
+        write(directory, checksums::CHECKSUMS, after.as_bytes())?;
+    }
+    Ok(())
+}
+
+fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
     let unborn = directory.join(format!(".{name}.new"));
     let write = || {
@@ -125,13 +138,25 @@ pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
 }
 
 /// Reads the file `name` of a run directory, if it exists.
-pub(crate) fn get(directory: &Path, name: &str) -> Result<Option<String>> {
+///
+/// # Errors
+/// When it cannot be read, or was changed since [`put`].
+pub(crate) fn get(directory: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = directory.join(name);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text)),
+    match fs::read(&path) {
+        Ok(bytes) => {
+            checksums::check(directory, name, &bytes)?;
+            Ok(Some(bytes))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
+}
+
+/// Reads the file `name` of a run directory as text, if it exists. See [`get`].
+pub(crate) fn get_text(directory: &Path, name: &str) -> Result<Option<String>> {
+    let Some(bytes) = get(directory, name)? else { return Ok(None) };
+    String::from_utf8(bytes).map(Some).with_context(|| directory.join(name).display().to_string())
 }
 
 /// The file of the job that checkpoints contain. If `job` has an automatic batch size, writes `resolved`, which has

@@ -5,6 +5,8 @@
 //! copied follows from the two models (`millstream_trainer::warm_start`) and from what the ids mean in each job
 //! (`millstream_pipeline::transform::map_ids`).
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -85,8 +87,9 @@ pub(crate) fn decided(
     report: impl FnOnce(&Beginning),
 ) -> Result<Option<WarmStartRole>> {
     let id_mappings = directory.join(runs::ID_MAPPINGS);
-    let checkpoint = match runs::get(directory, runs::WARM_START)?.map(PathBuf::from) {
-        Some(checkpoint) if id_mappings.exists() => checkpoint,
+    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    let checkpoint = match runs::get(directory, runs::WARM_START)?.map(path) {
+        Some(checkpoint) if runs::get(directory, runs::ID_MAPPINGS)?.is_some() => checkpoint,
         // Earlier versions did not record the mappings.
         Some(checkpoint) => {
             let here = || format!("warm start from {}", checkpoint.display());

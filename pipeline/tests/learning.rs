@@ -77,6 +77,7 @@ fn learn(
         bad: &BadRecords::new(OnBadRecord::Fail),
         threads,
         vocabulary_bytes: 1 << 20,
+        reader_bytes: 1 << 20,
         runtime: runtime.handle(),
         cancel: &AtomicBool::new(false),
         progress: &|progress| {

@@ -207,7 +207,7 @@ pub(crate) fn largest<T>(
 /// When the record cannot be read.
 pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
     let here = || directory.join(runs::AUTO_BATCH).display().to_string();
-    let text = runs::get(directory, runs::AUTO_BATCH)?;
+    let text = runs::get_text(directory, runs::AUTO_BATCH)?;
     text.map(|text| serde_json::from_str(&text).with_context(here)).transpose()
 }
 

@@ -66,7 +66,7 @@ fn the_size_is_recorded_and_halved_to_the_minimum() {
     let error = halve(directory, now).unwrap_err().to_string();
     assert!(error.contains("not enough memory for batches of 16 rows") && error.contains("999"), "{error}");
     assert_eq!(decided(directory).unwrap(), Some(now));
-    fs::write(directory.join(runs::AUTO_BATCH), "{\"rows\":").unwrap();
+    runs::put(directory, runs::AUTO_BATCH, b"{\"rows\":").unwrap();
     let error = format!("{:#}", decided(directory).unwrap_err());
     assert!(error.contains("auto_batch.json"), "{error}");
 }

@@ -96,7 +96,7 @@ fn analysis(
     recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Analysis> {
-    if let Some(text) = runs::get(directory, runs::ANALYSIS)? {
+    if let Some(text) = runs::get_text(directory, runs::ANALYSIS)? {
         let here = || directory.join(runs::ANALYSIS).display().to_string();
         return Analysis::from_json(&text).with_context(here);
     }

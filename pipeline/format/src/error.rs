@@ -22,6 +22,21 @@ pub enum Error {
         /// A description of the damage.
         message: String,
     },
+    /// Decoding would need more memory than it may use.
+    #[error(
+        "{path}: too large at record {record}, byte {offset}: {message}; write smaller pages or row groups, or raise the job's \
+         memory_budget"
+    )]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// The start of the record, in uncompressed bytes; in Parquet, the start of the row group.
+        offset: u64,
+        /// The record number; in Parquet, the first row of the row group.
+        record: u64,
+        /// What needs how many bytes, and how many there are.
+        message: String,
+    },
     /// The file is intact, but has another format than its name or the job specifies.
     #[error("{path}: expected {expected}, found {found}")]
     WrongFormat {

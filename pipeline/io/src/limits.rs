@@ -18,11 +18,15 @@ const MIN_RANGE_BYTES: u64 = 64 << 10;
 /// Ranges held in addition to those in flight: one being decoded and one waiting to be decoded.
 const EXTRA_RANGES: u64 = 2;
 
+/// Initially, the memory that decoding one row group may use beyond what its row groups usually need.
+const INITIAL_DECODE_BYTES: u64 = 256 << 20;
+
 /// The limits of one dataset's reads, and their use.
 #[derive(Debug)]
 pub struct ReadLimits {
     streams: AtomicU32,
     object_bytes: AtomicU64,
+    decode_bytes: AtomicU64,
     in_flight_bytes: AtomicU64,
 }
 
@@ -40,6 +44,7 @@ impl Default for ReadLimits {
         Self {
             streams: AtomicU32::new(INITIAL_STREAMS),
             object_bytes: AtomicU64::new(INITIAL_OBJECT_BYTES),
+            decode_bytes: AtomicU64::new(INITIAL_DECODE_BYTES),
             in_flight_bytes: AtomicU64::new(0),
         }
     }
@@ -67,6 +72,17 @@ impl ReadLimits {
     /// The maximum number of bytes of one object in memory.
     pub fn object_bytes(&self) -> u64 {
         self.object_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sets the memory that decoding one row group may use beyond what its row groups usually need: for pages that turn
+    /// out to be large.
+    pub fn set_decode_bytes(&self, bytes: u64) {
+        self.decode_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The memory that decoding one row group may use beyond what its row groups usually need.
+    pub fn decode_bytes(&self) -> u64 {
+        self.decode_bytes.load(Ordering::Relaxed)
     }
 
     /// How to read an object within the current limits: with all streams if each range is large enough to justify a

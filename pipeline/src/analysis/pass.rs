@@ -41,6 +41,9 @@ pub struct AnalysisPass<'a> {
     /// `threads + 2` places; see [`AnalysisPass::vocabulary_bytes`]. Counts are exact for columns whose distinct
     /// values fit.
     pub vocabulary_bytes: usize,
+    /// The memory of each of `threads` readers for pages that turn out to be large; see
+    /// [`AnalysisPass::reader_bytes`].
+    pub reader_bytes: u64,
     /// Runs the fetches.
     pub runtime: &'a Handle,
     /// Aborts the pass with [`Error::Cancelled`] when set.
@@ -95,6 +98,11 @@ impl AnalysisPass<'_> {
         usize::try_from(data.memory_budget_bytes / (columns * places)).unwrap_or(usize::MAX)
     }
 
+    /// The value of `reader_bytes` that keeps reading within the job's memory budget.
+    pub fn reader_bytes(data: &DataSpec) -> u64 {
+        data.memory_budget_bytes / MOST_THREADS as u64
+    }
+
     /// Reads the data and learns the statistics. When no feature learns any, it reads only until every label
     /// that distinguishes positives has had a positive row, and returns an empty analysis.
     ///
@@ -103,6 +111,7 @@ impl AnalysisPass<'_> {
     /// that `bad` rejects, any read error, and [`Error::Cancelled`].
     pub fn run(&self) -> Result<Analysis, Error> {
         let plan = Plan::new(self.features, self.label, self.missing, self.vocabulary_bytes);
+        self.dataset.limits().set_decode_bytes(self.reader_bytes);
         let read = |split: usize| -> Result<NextChunk<'_>, Error> {
             let mut reader = self.dataset.read(split, &plan.projection, self.bad, self.runtime)?;
             Ok(Box::new(move || reader.next_chunk(CHUNK_ROWS)))

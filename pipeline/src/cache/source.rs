@@ -128,6 +128,10 @@ impl ChunkSource for CachedSource {
         self.shared.inner.shared_bytes().saturating_add(self.shared.cache.queue_bytes())
     }
 
+    fn allow(&self, bytes: u64) {
+        self.shared.inner.allow(bytes);
+    }
+
     fn elastic(&self) -> Option<Elastic<'_>> {
         self.shared.inner.elastic()
     }

@@ -189,6 +189,14 @@ fn open(runtime: &Runtime, directory: &Path, conditions: &[Condition]) -> Datase
     dataset.filtered(conditions)
 }
 
+/// The values, without a dictionary.
+fn expanded(values: &ArrayRef) -> ArrayRef {
+    match values.as_any_dictionary_opt() {
+        Some(keys) => arrow_select::take::take(keys.values(), keys.keys(), None).unwrap(),
+        None => Arc::clone(values),
+    }
+}
+
 /// The numbers of the rows read, checked against the column `id`.
 fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, Error> {
     let multi = column == "tags";
@@ -203,15 +211,11 @@ fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, 
         while let Some(chunk) = reader.next_chunk(5)? {
             assert!((1..=5).contains(&chunk.rows()));
             assert_eq!(chunk.columns().num_columns(), 2);
-            let ids = chunk.columns().column(0);
-            let ids = match ids.as_any_dictionary_opt() {
-                Some(ids) => arrow_select::take::take(ids.values(), ids.keys(), None).unwrap(),
-                None => ids.clone(),
-            };
+            let ids = expanded(chunk.columns().column(0));
             for (row, id) in ids.as_primitive::<Int64Type>().values().iter().enumerate() {
                 assert_eq!(chunk.record(row), *id as u64);
                 if multi {
-                    let tags = chunk.columns().column(1).as_list::<i32>().value(row);
+                    let tags = expanded(&chunk.columns().column(1).as_list::<i32>().value(row));
                     let tags = tags.as_primitive::<Int64Type>().values();
                     assert!(tags.iter().copied().eq((0..id % 3).map(|nth| id + nth)));
                 }

@@ -281,8 +281,8 @@ impl Dataset {
         }
     }
 
-    /// The most bytes that a reader of this split holds at a time, excluding the chunk that it has returned. If reading
-    /// is elastic, this assumes the minimum of its [`ReadLimits`].
+    /// The most bytes that a reader of this split usually holds at a time, excluding the chunk that it has returned. It
+    /// may use [`ReadLimits::decode_bytes`] more. If reading is elastic, this assumes the minimum of its [`ReadLimits`].
     pub fn reader_bytes(&self, split: usize, projection: &Projection) -> u64 {
         let (projection, _) = self.extended(projection);
         let split = &self.splits[split];
@@ -335,7 +335,8 @@ impl Dataset {
                 let file = &files[split.object];
                 let plan = file.file().plan(projection)?;
                 let conditions = self.conditions();
-                let group = RowGroup::start(file, group as usize, plan, &conditions, bad.clone(), context);
+                let (group, bad) = (group as usize, bad.clone());
+                let group = RowGroup::start(file, group, plan, &conditions, bad, &self.limits, context);
                 Inner::RowGroup(Box::new(group))
             }
             (_, part) => {

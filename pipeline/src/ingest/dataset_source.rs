@@ -81,6 +81,10 @@ impl ChunkSource for DatasetSource {
         reading + self.transform.column_bytes(chunk_rows)
     }
 
+    fn allow(&self, bytes: u64) {
+        self.dataset.limits().set_decode_bytes(bytes);
+    }
+
     fn elastic(&self) -> Option<Elastic<'_>> {
         let largest = self.dataset.elastic_bytes()?;
         Some(Elastic { limits: self.dataset.limits(), most_object_bytes: largest })

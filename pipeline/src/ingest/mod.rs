@@ -138,6 +138,7 @@ pub fn start_among(
     // Hosts can agree only on an order that does not depend on which lanes are ready.
     let notify = (!plan.deterministic && peers.is_none()).then(Arc::default);
     let tuner = plan.tuner(cores());
+    plan.allow_rest();
     let shared = Arc::new(Shared {
         lanes: (0..plan.live_lanes()).map(|_| Handover::new(notify.clone())).collect(),
         permits: Arc::new(DecodePermits::new(plan.live_lanes(), tuner.setting().decoders, &plan.recorder)),

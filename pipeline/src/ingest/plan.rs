@@ -14,7 +14,8 @@
 //! ```
 //!
 //! All parts but the last may exceed the budget. The amount of read-ahead within the rest is tuned at run time
-//! ([`super::tuner`]).
+//! ([`super::tuner`]). Parquet files are fetched by row groups and need no other read-ahead: there, each lane may use
+//! its share of the rest for pages that turn out to be larger than usual, and a larger one is an error.
 //!
 //! Ragged features count with their maximum number of values per row.
 
@@ -73,6 +74,8 @@ pub struct IngestPlan {
     streams: Option<u32>,
     /// The most bytes held for reading one object.
     object_bytes: u64,
+    /// The share of a lane in what the budget leaves.
+    extra_bytes: u64,
     pub(crate) recorder: Arc<Recorder>,
 }
 
@@ -171,6 +174,7 @@ impl IngestPlan {
             threads: spec.threads,
             streams: spec.streams,
             object_bytes: ReadLimits::MIN_OBJECT_BYTES,
+            extra_bytes: 0,
             recorder: Arc::default(),
             schema,
         };
@@ -289,8 +293,14 @@ impl IngestPlan {
         }
     }
 
-    /// Assigns the rest of the budget to read-ahead.
+    /// Assigns the rest of the budget to read-ahead, and what that leaves to the lanes.
     fn share_rest(&mut self, budget_bytes: u64) {
+        self.share_ahead(budget_bytes);
+        let rest = budget_bytes.saturating_sub(self.memory.total_bytes());
+        self.extra_bytes = rest / u64::from(self.live_lanes()).max(1);
+    }
+
+    fn share_ahead(&mut self, budget_bytes: u64) {
         let largest = self.elastic().map(|elastic| elastic.most_object_bytes).max();
         let Some(largest) = largest.filter(|&largest| largest > ReadLimits::MIN_OBJECT_BYTES) else { return };
         let objects = 2 * u64::from(self.live_lanes()).max(1);
@@ -305,6 +315,11 @@ impl IngestPlan {
     #[must_use]
     pub fn recorded_by(self, recorder: &Arc<Recorder>) -> Self {
         Self { recorder: Arc::clone(recorder), ..self }
+    }
+
+    /// Lets each lane use its share of what the budget leaves.
+    pub(crate) fn allow_rest(&self) {
+        self.train.iter().chain(&self.eval).for_each(|source| source.allow(self.extra_bytes));
     }
 
     /// The sources whose read-ahead memory is adjustable.

@@ -26,9 +26,12 @@ pub trait ChunkSource: Send + Sync {
         ChunkSize::OF_RECORDS
     }
 
-    /// The maximum bytes that one lane holds to read chunks of up to `chunk_rows` rows. Includes read-ahead of its next
-    /// split, excludes transformed chunks. If reading is elastic, assumes minimum read-ahead.
+    /// The bytes that one lane usually holds at most to read chunks of up to `chunk_rows` rows. Includes read-ahead of its
+    /// next split, excludes transformed chunks. If reading is elastic, assumes minimum read-ahead.
     fn lane_bytes(&self, chunk_rows: usize) -> u64;
+
+    /// Lets each lane hold `bytes` bytes more, where the data turns out to need it.
+    fn allow(&self, _bytes: u64) {}
 
     /// The maximum bytes held in addition, independent of the number of lanes.
     fn shared_bytes(&self) -> u64 {

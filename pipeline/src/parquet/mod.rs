@@ -36,18 +36,20 @@ impl ParquetObject {
         &self.file
     }
 
-    /// See [`ParquetFile::decode`].
+    /// See [`ParquetFile::decode`]. Decoding may use `extra_bytes` more than it usually needs.
     ///
     /// # Errors
-    /// The row group is damaged.
+    /// The row group is damaged, or needs more memory.
     pub fn decode(
         &self,
         group: usize,
         plan: Plan,
         fetched: Vec<(u64, Bytes)>,
         wanted: WantedRows<'_>,
+        extra_bytes: u64,
     ) -> Result<Decoding, Error> {
-        let reader = self.file.decode(group, plan, fetched, wanted).map_err(Error::from);
+        let limit = self.file.decoding_bytes(group, &plan).saturating_add(extra_bytes);
+        let reader = self.file.decode(group, plan, fetched, wanted, limit).map_err(Error::from);
         let reader = reader.inspect_err(|error| distrust_if_damaged(&self.object, error))?;
         Ok(Decoding { object: self.object.clone(), reader })
     }
@@ -63,7 +65,7 @@ impl Decoding {
     /// See [`RowGroupReader::next_rows`].
     ///
     /// # Errors
-    /// The row group is damaged.
+    /// The row group is damaged, or needs more memory.
     pub fn next_rows(&mut self, most: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
         let rows = self.reader.next_rows(most).map_err(Error::from);
         rows.inspect_err(|error| distrust_if_damaged(&self.object, error))

@@ -8,6 +8,7 @@ use millstream_format::filter::Condition;
 use millstream_format::parquet::{Plan, WantedRows};
 use millstream_io::ReadContext;
 use millstream_io::fetch::FetchedRanges;
+use millstream_io::limits::ReadLimits;
 
 use super::{Decoding, ParquetObject};
 use crate::bad_records::BadRecords;
@@ -21,6 +22,7 @@ pub(crate) struct RowGroup {
     conditions: Arc<[Condition]>,
     state: State,
     bad: BadRecords,
+    limits: Arc<ReadLimits>,
     /// The number of leading rows to skip.
     skip: u64,
     /// The record number of its first row.
@@ -44,6 +46,7 @@ impl RowGroup {
         plan: Plan,
         conditions: &Arc<[Condition]>,
         bad: BadRecords,
+        limits: &Arc<ReadLimits>,
         context: &ReadContext,
     ) -> Self {
         let index = file.file().index_ranges(group, &plan, conditions);
@@ -58,6 +61,7 @@ impl RowGroup {
             conditions: Arc::clone(conditions),
             state: State::Fetching(fetching, plan),
             bad,
+            limits: Arc::clone(limits),
             skip: 0,
             first_record: file.file().groups()[group].first_row,
             fetched_bytes: 0,
@@ -100,7 +104,7 @@ impl RowGroup {
                 self.waited = start.elapsed();
                 self.fetched_bytes = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
                 let wanted = WantedRows { skip: self.skip, conditions: &self.conditions };
-                Box::new(self.file.decode(self.group, plan, fetched, wanted)?)
+                Box::new(self.file.decode(self.group, plan, fetched, wanted, self.limits.decode_bytes())?)
             }
         };
         let rows = reader.next_rows(max_rows)?;

@@ -16,3 +16,7 @@ pub mod inspect;
 pub mod output;
 pub mod progress;
 mod survey;
+
+/// The memory that decoding one row group may use beyond what it usually needs: tools have no budget, but a damaged file
+/// must not take all memory of the host.
+const EXTRA_DECODE_BYTES: u64 = 1 << 30;

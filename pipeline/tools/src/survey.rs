@@ -18,6 +18,7 @@ use millstream_pipeline::parquet::ParquetObject;
 use millstream_pipeline::records::{self, Records, Step};
 use tokio::runtime::Handle;
 
+use crate::EXTRA_DECODE_BYTES;
 use crate::progress::Progress;
 
 /// Records per chunk.
@@ -180,7 +181,7 @@ impl Surveyor<'_> {
         let plan = file.file().plan_all();
         let ranges = file.file().ranges(group, &plan);
         let fetched = FetchedRanges::start(file.object().clone(), ranges, &self.runtime.into()).wait()?;
-        let mut reader = file.decode(group, plan, fetched, WantedRows::default())?;
+        let mut reader = file.decode(group, plan, fetched, WantedRows::default(), EXTRA_DECODE_BYTES)?;
         while let Some((batch, _)) = reader.next_rows(usize::MAX)? {
             found.records += batch.num_rows() as u64;
             for (absent, array) in found.absent.iter_mut().zip(batch.columns()) {

@@ -90,6 +90,19 @@ fn a_killed_run_takes_its_worker_with_it_and_resumes_to_the_same_bits() {
     child.wait().unwrap();
     wait_until("the worker is gone", || !is_alive(worker));
 
+    // Other statistics would give other features, so a resume does not accept them.
+    let run = runs(&job).into_iter().find(|run| !before.contains(run)).unwrap();
+    let statistics = fs::read(run.join("analysis.json")).unwrap();
+    let digit = statistics.iter().rposition(u8::is_ascii_digit).unwrap();
+    let mut changed = statistics.clone();
+    changed[digit] = if changed[digit] == b'1' { b'2' } else { b'1' };
+    fs::write(run.join("analysis.json"), changed).unwrap();
+    let refused = train(&job, &["--resume"]).wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("/analysis.json has SHA-256"), "{stderr}");
+    fs::write(run.join("analysis.json"), statistics).unwrap();
+
     succeeded(&train(&job, &["--resume"]).wait_with_output().unwrap()).assert_same(&wanted);
     let nothing = train(&job, &["--resume"]).wait_with_output().unwrap();
     assert_eq!(nothing.status.code(), Some(1));

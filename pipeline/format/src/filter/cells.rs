@@ -67,7 +67,8 @@ fn compare_exactly(whole: i128, number: f64) -> Option<Ordering> {
 /// The type of a single value.
 pub(super) fn element_type(data_type: &DataType) -> &DataType {
     match data_type {
-        DataType::List(item) | DataType::LargeList(item) => item.data_type(),
+        DataType::List(item) | DataType::LargeList(item) => element_type(item.data_type()),
+        DataType::Dictionary(_, values) => values,
         other => other,
     }
 }
@@ -182,9 +183,14 @@ fn each_of_list<O: OffsetSizeTrait>(
     for row in 0..lists.len() {
         let values = lists.is_valid(row).then(|| lists.value(row));
         match values {
-            Some(values) if values.len() == 1 => {
-                each_single(&values, |_, cell| each(row, cell));
-            }
+            Some(values) if values.len() == 1 => match values.as_any_dictionary_opt() {
+                None => each_single(&values, |_, cell| each(row, cell)),
+                Some(keys) if values.is_null(0) || keys.values().is_empty() => each(row, None),
+                Some(keys) => {
+                    let value = keys.values().slice(keys.normalized_keys()[0], 1);
+                    each_single(&value, |_, cell| each(row, cell));
+                }
+            },
             Some(values) if values.len() > 1 => several.push((row, values.len())),
             _ => each(row, None),
         }

@@ -4,20 +4,25 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_schema::{DataType, Schema};
 use bytes::Bytes;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder, RowSelection,
-};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, RowSelection};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::page_index::offset_index::PageLocation;
 
 use super::fetched::FetchedFile;
 use super::flat::FlatColumn;
 use super::guard::guarded;
-use super::pages::Pages;
-use super::plan::{Plan, Planned, descend, lists_of_one, schema_of};
+use super::leaf::{Leaf, delivered_type};
+use super::list::ListColumn;
+use super::meter::Meter;
+use super::page::Pages;
+use super::plan::{Found, Plan, Planned, descend, lists_of_one, schema_of};
+use super::rest::Rest;
+use super::selection::SelectedRows;
 use super::{ParquetFile, RowGroup};
 use crate::Error;
 use crate::filter::Condition;
@@ -26,14 +31,19 @@ use crate::filter::Condition;
 const DECODE_ROWS: usize = 8192;
 /// Maximum bytes decoded at a time, unless a single row is larger.
 const BATCH_BYTES: u64 = 32 << 20;
+/// Minimum bytes of a column decoded at a time, if it has that many rows.
+const LEAST_BATCH_BYTES: u64 = 16 << 10;
 /// Usual maximum size of a page and of a dictionary.
 const PAGE_BYTES: u64 = 1 << 20;
+/// Usual maximum number of values of a page.
+const PAGE_VALUES: u64 = 1 << 16;
 
 /// Reads all or some rows of one row group.
 pub struct RowGroupReader {
     path: Arc<str>,
     columns: Columns,
     group: RowGroup,
+    meter: Arc<Meter>,
     /// Maximum rows decoded at a time.
     batch_rows: usize,
     /// Ranges of rows still to be read, next range first.
@@ -51,14 +61,14 @@ pub struct WantedRows<'a> {
 }
 
 enum Columns {
-    All(ParquetRecordBatchReader),
+    All(Rest),
     Some(Box<Projected>),
 }
 
 struct Projected {
     planned: Vec<Planned>,
-    /// The source of each of `planned`.
-    sources: Vec<Source>,
+    /// The source of each of `planned`, and its decoded rows that have not been delivered.
+    sources: Vec<(Source, Option<ArrayRef>)>,
     /// Decodes the other columns.
     rest: Option<Rest>,
     /// Schema of the previous batch, reused if the types are the same.
@@ -70,6 +80,7 @@ struct Projected {
 enum Source {
     Absent,
     Flat(Box<FlatColumn>),
+    List(Box<ListColumn>),
     /// The index of a column in `rest`, and the path of fields within it.
     Rest(usize, Vec<String>),
 }
@@ -79,14 +90,9 @@ struct Reading<'a> {
     source: Arc<FetchedFile>,
     group: usize,
     batch_rows: usize,
+    meter: &'a Arc<Meter>,
     rows: &'a VecDeque<Range<u64>>,
     places: BTreeMap<usize, Vec<PageLocation>>,
-}
-
-struct Rest {
-    reader: ParquetRecordBatchReader,
-    /// Decoded rows not yet delivered.
-    batch: Option<RecordBatch>,
 }
 
 impl ParquetFile {
@@ -98,49 +104,85 @@ impl ParquetFile {
         usize::try_from(fitting).unwrap_or(usize::MAX).clamp(1, DECODE_ROWS)
     }
 
-    /// Maximum memory for decoding a row group, including the fetched bytes.
+    /// The memory that decoding a row group usually needs at most, including the fetched bytes: pages can be larger than
+    /// usual, which shows only when they are read. [`ParquetFile::decode`] enforces a limit.
     pub fn decoding_bytes(&self, group: usize, plan: &Plan) -> u64 {
         let fetched: u64 = self.ranges(group, plan).iter().map(|range| range.end - range.start).sum();
-        let columns = self.column_chunks(group, plan);
+        let decoded_here = self.leaves_decoded_here(group, plan);
         // A page and a dictionary per column, besides the batch.
-        let pages: u64 = columns.map(|(_, column)| uncompressed(column).min(2 * PAGE_BYTES)).sum();
-        let rows = self.groups()[group].rows.max(1);
-        let batch = self.decoded_bytes(group, plan) / rows.div_ceil(self.batch_rows(group, plan) as u64);
-        fetched.saturating_add(pages).saturating_add(2 * batch)
+        let pages = self.column_chunks(group, plan).map(|(leaf, column)| {
+            let values = match decoded_here.contains(&leaf) {
+                true => 0,
+                false => (column.num_values().max(0) as u64).min(PAGE_VALUES) * Rest::ENTRY_BYTES,
+            };
+            uncompressed(column).min(2 * PAGE_BYTES) + values
+        });
+        fetched.saturating_add(pages.sum()).saturating_add(self.batch_bytes(group, plan))
+    }
+
+    /// The leaves of a plan that the `parquet` crate does not decode.
+    fn leaves_decoded_here(&self, group: usize, plan: &Plan) -> Vec<usize> {
+        let Plan::Columns(columns, _) = plan else { return Vec::new() };
+        let metadata = self.footer.plain.metadata().row_group(group);
+        let found = columns.iter().filter_map(|column| column.found.as_ref());
+        found
+            .filter_map(|found| shape_of(found, |leaf| metadata.column(leaf)).map(|(leaf, _)| leaf))
+            .collect()
     }
 
     fn decoded_bytes(&self, group: usize, plan: &Plan) -> u64 {
         self.column_chunks(group, plan).map(|(_, column)| uncompressed(column)).fold(0, u64::saturating_add)
     }
 
-    /// Prepares decoding of the `wanted` rows of a row group from its fetched ranges.
+    /// Memory for the batch being decoded and the one being delivered.
+    fn batch_bytes(&self, group: usize, plan: &Plan) -> u64 {
+        let batches = self.groups()[group].rows.max(1).div_ceil(self.batch_rows(group, plan) as u64);
+        let least = self.column_chunks(group, plan).count() as u64 * LEAST_BATCH_BYTES;
+        (self.decoded_bytes(group, plan) / batches).max(least).saturating_mul(2)
+    }
+
+    /// Prepares decoding of the `wanted` rows of a row group from its fetched ranges, within `limit` bytes of memory,
+    /// including the fetched ones.
+    ///
+    /// # Errors
+    /// When the row group is damaged, or needs more memory.
     pub fn decode(
         &self,
         group: usize,
         plan: Plan,
         fetched: Vec<(u64, Bytes)>,
         wanted: WantedRows<'_>,
+        limit: u64,
     ) -> Result<RowGroupReader, Error> {
         let described = self.groups()[group];
         let batch_rows = self.batch_rows(group, &plan);
+        let held: u64 = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        let meter = Meter::new(limit.saturating_sub(held).saturating_sub(self.batch_bytes(group, &plan)));
         let source = Arc::new(FetchedFile::new(self.size, fetched));
-        let pages = self.pages(group, &plan, wanted.conditions, &source);
-        let pages = pages.unwrap_or_else(|| Pages::whole(described.rows));
+        let selected = self.selected_rows(group, &plan, wanted.conditions, &source);
+        let selected = selected.unwrap_or_else(|| SelectedRows::all(described.rows));
         let skip = wanted.skip.min(described.rows);
-        let clipped = pages.rows.into_iter().map(|range| range.start.max(skip)..range.end);
+        let clipped = selected.rows.into_iter().map(|range| range.start.max(skip)..range.end);
         let rows: VecDeque<Range<u64>> = clipped.filter(|range| !range.is_empty()).collect();
-        let read = Reading { source, group, batch_rows, rows: &rows, places: pages.places };
+        let read = Reading { source, group, batch_rows, meter: &meter, rows: &rows, places: selected.places };
         let columns = guarded(|| match plan {
-            Plan::All => self.arrow(&read, &self.footer.as_written, None).map(Columns::All),
+            Plan::All => self.rest(&read, &self.footer.as_written, ProjectionMask::all()).map(Columns::All),
             Plan::Columns(planned, _) => self.projected(&read, planned).map(Box::new).map(Columns::Some),
         });
-        let columns = columns.map_err(|message| damage(&self.path, described, message))?;
-        Ok(RowGroupReader { path: Arc::clone(&self.path), columns, group: described, batch_rows, rows })
+        let columns = columns.map_err(|message| failed(&self.path, described, &meter, message))?;
+        Ok(RowGroupReader {
+            path: Arc::clone(&self.path),
+            columns,
+            group: described,
+            meter,
+            batch_rows,
+            rows,
+        })
     }
 
     fn projected(&self, read: &Reading<'_>, planned: Vec<Planned>) -> Result<Projected, ParquetError> {
         let metadata = self.footer.plain.metadata().row_group(read.group);
-        let rows = self.groups()[read.group].rows as usize;
+        let rows = self.groups()[read.group].rows;
         let mut sources = Vec::with_capacity(planned.len());
         let (mut leaves, mut roots) = (Vec::new(), Vec::new());
         for column in &planned {
@@ -148,17 +190,26 @@ impl ParquetFile {
                 sources.push(Source::Absent);
                 continue;
             };
-            if let [leaf] = found.leaves[..]
-                && let Some(delivered) = FlatColumn::delivered_type(metadata.column(leaf), &found.data_type)
-            {
-                let places = read.places.get(&leaf).cloned();
-                let flat = FlatColumn::new(&read.source, metadata.column(leaf), rows, delivered, places)?;
-                sources.push(Source::Flat(Box::new(flat)));
+            let Some((leaf, delivered)) = shape_of(found, |leaf| metadata.column(leaf)) else {
+                leaves.extend_from_slice(&found.leaves);
+                roots.push(found.root);
+                sources.push(Source::Rest(found.root, found.path.clone()));
                 continue;
-            }
-            leaves.extend_from_slice(&found.leaves);
-            roots.push(found.root);
-            sources.push(Source::Rest(found.root, found.path.clone()));
+            };
+            let chunk = metadata.column(leaf);
+            let places = read.places.get(&leaf).cloned();
+            let pages = Pages::new(&read.source, chunk, rows as usize, places, read.meter)?;
+            // Twice the average: where rows are longer than usual, batches have fewer of them.
+            let batches = rows.max(1).div_ceil(read.batch_rows as u64);
+            let batch = (2 * uncompressed(chunk) / batches).clamp(LEAST_BATCH_BYTES, BATCH_BYTES) as usize;
+            let decoder = Leaf::new(pages, chunk, delivered)?;
+            sources.push(match chunk.column_descr().max_rep_level() {
+                0 => Source::Flat(Box::new(FlatColumn::new(decoder, batch))),
+                _ => {
+                    let element = chunk.column_descr().repeated_ancestor_def_level().max(0) as u32;
+                    Source::List(Box::new(ListColumn::new(decoder, element, batch, read.meter)))
+                }
+            });
         }
         roots.sort_unstable();
         roots.dedup();
@@ -169,34 +220,41 @@ impl ParquetFile {
         }
         let rest = match leaves.is_empty() {
             true => None,
-            false => {
-                let reader = self.arrow(read, &self.footer.plain, Some(leaves))?;
-                Some(Rest { reader, batch: None })
-            }
+            false => Some(self.rest(read, &self.footer.plain, self.mask_of(leaves))?),
         };
+        let sources = sources.into_iter().map(|source| (source, None)).collect();
         Ok(Projected { planned, sources, rest, schema: Arc::new(Schema::empty()), position: 0 })
     }
 
-    fn arrow(
+    /// Reads columns through the `parquet` crate.
+    fn rest(
         &self,
         read: &Reading<'_>,
         metadata: &ArrowReaderMetadata,
-        leaves: Option<Vec<usize>>,
-    ) -> Result<ParquetRecordBatchReader, ParquetError> {
-        let source = FetchedFile::clone(&read.source);
-        let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata.clone())
-            .with_row_groups(vec![read.group])
-            .with_batch_size(read.batch_rows);
-        if let Some(leaves) = leaves {
-            builder = builder.with_projection(self.mask_of(leaves));
-        }
+        mask: ProjectionMask,
+    ) -> Result<Rest, ParquetError> {
         let all = self.groups()[read.group].rows;
-        if read.rows.iter().ne([&(0..all)]) {
+        let selection = read.rows.iter().ne([&(0..all)]).then(|| {
             let ranges = read.rows.iter().map(|range| range.start as usize..range.end as usize);
-            builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(ranges, all as usize));
-        }
-        builder.build()
+            RowSelection::from_consecutive_ranges(ranges, all as usize)
+        });
+        Rest::new(metadata, read.group, mask, selection, read.batch_rows, &read.source, read.meter)
     }
+}
+
+/// The leaf and delivered type of values of `found`, if it is a column that this crate decodes itself.
+pub(super) fn shape_of<'a>(
+    found: &Found,
+    chunk: impl Fn(usize) -> &'a ColumnChunkMetaData,
+) -> Option<(usize, DataType)> {
+    let [leaf] = found.leaves[..] else { return None };
+    let chunk = chunk(leaf);
+    let values = match (chunk.column_descr().max_rep_level(), &found.data_type) {
+        (0, data_type) => data_type,
+        (1, DataType::List(item)) => item.data_type(),
+        _ => return None,
+    };
+    delivered_type(chunk, values).map(|delivered| (leaf, delivered))
 }
 
 impl RowGroupReader {
@@ -207,17 +265,17 @@ impl RowGroupReader {
         let most = most.clamp(1, self.batch_rows);
         let most = usize::try_from(range.end - range.start).map_or(most, |left| most.min(left));
         let batch = guarded(|| match &mut self.columns {
-            Columns::All(reader) => reader.next().transpose().map_err(ParquetError::from),
+            Columns::All(reader) => reader.next(most),
             Columns::Some(projected) => projected.next(range.start, most),
         });
-        let batch = batch.map_err(|message| self.damage(message))?;
+        let batch = batch.map_err(|message| failed(&self.path, self.group, &self.meter, message))?;
         let Some(batch) = batch else {
             let left: u64 = self.rows.iter().map(|range| range.end - range.start).sum();
-            return Err(self.damage(format!("{left} rows are missing")));
+            return Err(damage(&self.path, self.group, format!("{left} rows are missing")));
         };
         let next = range.start + batch.num_rows() as u64;
         if next > range.end {
-            return Err(self.damage("more rows than the footer states".to_owned()));
+            return Err(damage(&self.path, self.group, "more rows than the footer states".to_owned()));
         }
         if next < range.end {
             self.rows[0].start = next;
@@ -226,10 +284,6 @@ impl RowGroupReader {
         }
         Ok(Some((batch, range.start)))
     }
-
-    fn damage(&self, message: String) -> Error {
-        damage(&self.path, self.group, message)
-    }
 }
 
 impl Projected {
@@ -237,32 +291,47 @@ impl Projected {
     fn next(&mut self, start: u64, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
         let skipped = start.saturating_sub(self.position) as usize;
         if skipped > 0 {
-            for (column, source) in self.planned.iter().zip(&mut self.sources) {
-                if let Source::Flat(flat) = source {
-                    flat.skip(skipped).map_err(|error| in_column(&column.name, &error))?;
-                }
-            }
+            self.skip(skipped)?;
         }
         let mut rows = most;
         let mut rest = None;
-        if let Some(others) = &mut self.rest {
+        let is_left =
+            |(source, left): &(Source, Option<_>)| matches!(source, Source::Rest(..)) && left.is_some();
+        if let Some(others) = &mut self.rest
+            && !self.sources.iter().any(is_left)
+        {
             let Some(batch) = others.next(most)? else { return Ok(None) };
             rows = batch.num_rows();
             rest = Some(batch);
         }
+        // Each column ends its batch where it must; the shortest one ends them all.
         let mut arrays = Vec::with_capacity(self.planned.len());
-        for (column, source) in self.planned.iter().zip(&mut self.sources) {
-            let array = match source {
-                Source::Absent => Some(new_null_array(&DataType::Null, rows)),
-                Source::Flat(flat) => Some(flat.read(rows).map_err(|error| in_column(&column.name, &error))?),
-                Source::Rest(place, path) => {
+        for (column, (source, left)) in self.planned.iter().zip(&mut self.sources) {
+            let named = |error| in_column(&column.name, &error);
+            let array = match (left.take(), source) {
+                // Within one range of rows, so at most as many as are left of it.
+                (Some(left), _) => Some(left),
+                (None, Source::Absent) => Some(new_null_array(&DataType::Null, rows)),
+                (None, Source::Flat(flat)) => Some(flat.read(rows).map_err(named)?),
+                (None, Source::List(list)) => Some(list.read(rows).map_err(named)?),
+                (None, Source::Rest(place, path)) => {
                     rest.as_ref().and_then(|batch| descend(batch.columns().get(*place)?, path))
                 }
             };
             let array: ArrayRef = array.ok_or_else(|| {
                 ParquetError::General(format!("column `{}` does not match the schema", column.name))
             })?;
-            arrays.push(if column.wrap { lists_of_one(array) } else { array });
+            rows = rows.min(array.len());
+            arrays.push(array);
+        }
+        for ((column, (_, left)), array) in self.planned.iter().zip(&mut self.sources).zip(&mut arrays) {
+            if array.len() > rows {
+                *left = Some(array.slice(rows, array.len() - rows));
+                *array = array.slice(0, rows);
+            }
+            if column.wrap {
+                *array = lists_of_one(Arc::clone(array));
+            }
         }
         self.position = start + rows as u64;
         let same = self.schema.fields().len() == arrays.len()
@@ -278,25 +347,32 @@ impl Projected {
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         Ok(Some(RecordBatch::try_new_with_options(Arc::clone(&self.schema), arrays, &options)?))
     }
+
+    /// Skips `rows` rows between two ranges, except in the columns that the `parquet` crate decodes: it has been given the
+    /// ranges. No decoded rows are left at the end of a range.
+    fn skip(&mut self, rows: usize) -> Result<(), ParquetError> {
+        for (column, (source, _)) in self.planned.iter().zip(&mut self.sources) {
+            let skipped = match source {
+                Source::Flat(flat) => flat.skip(rows),
+                Source::List(list) => list.skip(rows),
+                Source::Absent | Source::Rest(..) => Ok(()),
+            };
+            skipped.map_err(|error| in_column(&column.name, &error))?;
+        }
+        Ok(())
+    }
 }
 
-impl Rest {
-    /// The next rows, at most `most`.
-    fn next(&mut self, most: usize) -> Result<Option<RecordBatch>, ParquetError> {
-        let batch = match self.batch.take() {
-            Some(batch) => batch,
-            None => {
-                match self.reader.find(|batch| !batch.as_ref().is_ok_and(|batch| batch.num_rows() == 0)) {
-                    Some(batch) => batch?,
-                    None => return Ok(None),
-                }
-            }
-        };
-        let taken = most.min(batch.num_rows());
-        if taken < batch.num_rows() {
-            self.batch = Some(batch.slice(taken, batch.num_rows() - taken));
-        }
-        Ok(Some(batch.slice(0, taken)))
+/// The error of a failed decoder: it needs more memory than `meter` grants, or the row group is damaged.
+fn failed(path: &str, group: RowGroup, meter: &Meter, message: String) -> Error {
+    match meter.refused() {
+        Some(refused) => Error::TooLarge {
+            path: path.to_owned(),
+            offset: group.offset,
+            record: group.first_row,
+            message: refused.to_owned(),
+        },
+        None => damage(path, group, message),
     }
 }
 
@@ -308,6 +384,10 @@ fn in_column(name: &str, error: &ParquetError) -> ParquetError {
     ParquetError::General(format!("column `{name}`: {error}"))
 }
 
-fn uncompressed(column: &parquet::file::metadata::ColumnChunkMetaData) -> u64 {
+fn uncompressed(column: &ColumnChunkMetaData) -> u64 {
     column.uncompressed_size().max(0) as u64
 }
+
+#[cfg(test)]
+#[path = "group_tests.rs"]
+mod tests;

@@ -8,19 +8,28 @@
 //! | the footer: row groups and their byte ranges | `footer.rs` |
 //! | column types supported by features | `types.rs` |
 //! | the columns of a projection in a file | `plan.rs` |
-//! | page indexes: the rows and pages that may pass a filter | `pages.rs` |
-//! | decoding of a row group | `group.rs` |
-//! | flat columns, decoded by this crate | `flat.rs`, `values.rs`, `hybrid.rs` |
-//! | other columns, decoded by the `parquet` crate; catches its panics | `guard.rs` |
+//! | page indexes: the rows and pages that may pass a filter | `selection.rs` |
+//! | decoding of a row group, within a limit of memory | `group.rs`, `meter.rs` |
+//! | the pages of a column chunk: headers, decompression | `page.rs`, `header.rs`, `codec.rs` |
+//! | flat columns and lists, decoded by this crate | `flat.rs`, `list.rs`, `leaf.rs`, `values.rs`, `hybrid.rs` |
+//! | other columns, decoded by the `parquet` crate; catches its panics | `rest.rs`, `delta.rs`, `guard.rs` |
 
+mod codec;
+mod delta;
 mod fetched;
 mod flat;
 mod footer;
 mod group;
 mod guard;
+mod header;
 mod hybrid;
-mod pages;
+mod leaf;
+mod list;
+mod meter;
+mod page;
 mod plan;
+mod rest;
+mod selection;
 mod types;
 mod values;
 

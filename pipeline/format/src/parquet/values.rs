@@ -57,6 +57,15 @@ impl Values {
         }
     }
 
+    /// The bytes of all values, once they are spread over `places`.
+    pub(super) fn bytes(&self, places: usize) -> usize {
+        match self {
+            Self::Words(_) => places * size_of::<u32>(),
+            Self::LongWords(_) => places * size_of::<u64>(),
+            Self::Bytes(texts) => places * size_of::<i32>() + texts.data.len(),
+        }
+    }
+
     /// Reads `count` PLAIN-encoded values from `input`.
     pub(super) fn take_plain(&mut self, count: usize, input: &mut Bytes) -> Result<(), ParquetError> {
         match self {
@@ -86,21 +95,29 @@ impl Values {
         Ok(())
     }
 
+    /// The bytes of the values at `keys` of `dictionary`, which has the same physical type.
+    pub(super) fn bytes_of(&self, dictionary: &ArrayRef, keys: &[u32]) -> Result<u64, ParquetError> {
+        check_keys(dictionary, keys)?;
+        let width = match self {
+            Self::Words(_) => 4,
+            Self::LongWords(_) => 8,
+            Self::Bytes(_) => {
+                let texts = texts_of(dictionary)?;
+                // Offsets of 4 bytes are part of the values.
+                return Ok(keys.iter().map(|&key| 4 + texts.value_length(key as usize) as u64).sum());
+            }
+        };
+        Ok(keys.len() as u64 * width)
+    }
+
     /// Appends the values at `keys` of `dictionary`, which has the same physical type.
     pub(super) fn extend_from(&mut self, dictionary: &ArrayRef, keys: &[u32]) -> Result<(), ParquetError> {
-        if keys.iter().any(|&key| key as usize >= dictionary.len()) {
-            return Err(ParquetError::General(format!(
-                "a key is out of range for a dictionary of {} values",
-                dictionary.len()
-            )));
-        }
+        check_keys(dictionary, keys)?;
         match self {
             Self::Words(values) => gather(values, dictionary, keys),
             Self::LongWords(values) => gather(values, dictionary, keys),
             Self::Bytes(texts) => {
-                let Some(dictionary) = dictionary.as_binary_opt::<i32>() else {
-                    return Err(ParquetError::General("the dictionary has another type".to_owned()));
-                };
+                let dictionary = texts_of(dictionary)?;
                 for &key in keys {
                     texts.push(dictionary.value(key as usize))?;
                 }
@@ -232,6 +249,19 @@ fn fixed<T, const N: usize>(
     values.extend(chunks.iter().map(|&chunk| read(chunk)));
     *input = input.slice(count * N..);
     Ok(())
+}
+
+fn check_keys(dictionary: &ArrayRef, keys: &[u32]) -> Result<(), ParquetError> {
+    if keys.iter().all(|&key| (key as usize) < dictionary.len()) {
+        return Ok(());
+    }
+    let values = dictionary.len();
+    Err(ParquetError::General(format!("a key is out of range for a dictionary of {values} values")))
+}
+
+fn texts_of(dictionary: &ArrayRef) -> Result<&BinaryArray, ParquetError> {
+    let other = || ParquetError::General("the dictionary has another type".to_owned());
+    dictionary.as_binary_opt::<i32>().ok_or_else(other)
 }
 
 /// Appends `dictionary[key]` for each key. All keys must be in range, and the dictionary's values have the width of `T`.

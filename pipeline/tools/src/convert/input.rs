@@ -19,6 +19,7 @@ use millstream_pipeline::spec::OnBadRecord;
 use tokio::runtime::Handle;
 
 use super::weight;
+use crate::EXTRA_DECODE_BYTES;
 use crate::output::Block;
 use crate::progress::{Progress, Reading};
 use crate::survey::{CsvFile, is_present, open_csv};
@@ -305,7 +306,8 @@ impl Groups {
             let ranges = self.file.file().ranges(self.next_group, &plan);
             let fetched = FetchedRanges::start(object.clone(), ranges, &runtime.into()).wait()?;
             let wanted = WantedRows { skip: std::mem::take(&mut self.skip), ..WantedRows::default() };
-            self.reader = Some(Box::new(self.file.decode(self.next_group, plan, fetched, wanted)?));
+            let reader = self.file.decode(self.next_group, plan, fetched, wanted, EXTRA_DECODE_BYTES)?;
+            self.reader = Some(Box::new(reader));
             self.next_group += 1;
         }
     }

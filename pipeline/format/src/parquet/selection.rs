@@ -22,8 +22,8 @@ use parquet::file::reader::ChunkReader;
 use parquet::file::statistics::{Statistics, ValueStatistics};
 
 use super::fetched::FetchedFile;
-use super::flat::FlatColumn;
 use super::footer::byte_range;
+use super::group::shape_of;
 use super::guard::guarded;
 use super::plan::{Found, Plan};
 use super::{ParquetFile, joined};
@@ -35,16 +35,16 @@ const MAX_INDEX_BYTES: u64 = 1 << 20;
 
 /// The parts of a row group that must be read.
 #[derive(Debug, Default)]
-pub(super) struct Pages {
+pub(super) struct SelectedRows {
     /// Rows that may pass: ascending, non-empty, disjoint ranges.
     pub(super) rows: Vec<Range<u64>>,
     /// All pages of each flat leaf that has an offset index.
     pub(super) places: BTreeMap<usize, Vec<PageLocation>>,
 }
 
-impl Pages {
+impl SelectedRows {
     /// All rows, without page locations.
-    pub(super) fn whole(rows: u64) -> Self {
+    pub(super) fn all(rows: u64) -> Self {
         Self { rows: std::iter::once(0..rows).collect(), places: BTreeMap::new() }
     }
 }
@@ -73,16 +73,16 @@ impl ParquetFile {
     }
 
     /// The parts that must be read according to the `fetched` indexes; `None` if they exclude nothing.
-    pub(super) fn pages(
+    pub(super) fn selected_rows(
         &self,
         group: usize,
         plan: &Plan,
         conditions: &[Condition],
         fetched: &FetchedFile,
-    ) -> Option<Pages> {
+    ) -> Option<SelectedRows> {
         let metadata = self.footer.plain.metadata().row_group(group);
         let rows = self.groups()[group].rows;
-        let mut passing = Pages::whole(rows).rows;
+        let mut passing = SelectedRows::all(rows).rows;
         for (condition, leaf, found) in self.flat_conditions(group, conditions) {
             let column = metadata.column(leaf);
             let Some(places) = places(column, rows, fetched) else { continue };
@@ -109,7 +109,7 @@ impl ParquetFile {
         }
         let flat = self.flat_leaves(group, plan);
         let places = flat.filter_map(|leaf| Some((leaf, places(metadata.column(leaf), rows, fetched)?)));
-        Some(Pages { rows: passing, places: places.collect() })
+        Some(SelectedRows { rows: passing, places: places.collect() })
     }
 
     /// The byte ranges to fetch after the indexes: the pages with rows that may pass, and whole column chunks without
@@ -122,17 +122,17 @@ impl ParquetFile {
         fetched: Vec<(u64, bytes::Bytes)>,
     ) -> Vec<Range<u64>> {
         let fetched = FetchedFile::new(self.size, fetched);
-        let Some(pages) = self.pages(group, plan, conditions, &fetched) else {
+        let Some(selected) = self.selected_rows(group, plan, conditions, &fetched) else {
             return self.ranges(group, plan);
         };
-        if pages.rows.is_empty() {
+        if selected.rows.is_empty() {
             return Vec::new();
         }
         let rows = self.groups()[group].rows;
         let mut ranges = Vec::new();
         for (leaf, column) in self.column_chunks(group, plan) {
             let Some(whole) = byte_range(column) else { continue };
-            let Some(places) = pages.places.get(&leaf) else {
+            let Some(places) = selected.places.get(&leaf) else {
                 ranges.push(whole);
                 continue;
             };
@@ -141,7 +141,7 @@ impl ParquetFile {
             ranges.push(whole.start..first);
             let held = rows_of(places, rows).zip(places);
             ranges.extend(
-                held.filter(|(held, _)| overlaps(&pages.rows, held)).map(|(_, place)| bytes_of(place)),
+                held.filter(|(held, _)| overlaps(&selected.rows, held)).map(|(_, place)| bytes_of(place)),
             );
         }
         joined(ranges.into_iter().filter(|range| !range.is_empty()).collect())
@@ -170,8 +170,8 @@ impl ParquetFile {
         };
         columns.iter().filter_map(move |column| {
             let found = column.found.as_ref()?;
-            let [leaf] = found.leaves[..] else { return None };
-            FlatColumn::delivered_type(metadata.column(leaf), &found.data_type).map(|_| leaf)
+            let (leaf, _) = shape_of(found, |leaf| metadata.column(leaf))?;
+            (metadata.column(leaf).column_descr().max_rep_level() == 0).then_some(leaf)
         })
     }
 }

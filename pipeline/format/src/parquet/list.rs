@@ -1,0 +1,264 @@
+//! Decodes a list column of a row group: any number of values per row.
+//!
+//! Each entry of a page has a *repetition level*, 0 if it starts a row and 1 if it continues one, and a *definition
+//! level*, from which follows whether the list is absent, empty, or has a value there, present or absent. Rows may
+//! continue on the next page. Like flat columns, lists keep their dictionary.
+//!
+//! Own decoder because only it can stop between two rows when a batch has become large: the `parquet` crate reads as
+//! many rows as asked for, and a row may have any number of values.
+//!
+//! Source: the Parquet format's `README.md` (Nested Encoding) and `LogicalTypes.md` (Lists).
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, ListArray};
+use arrow_buffer::bit_chunk_iterator::BitChunks;
+use arrow_buffer::{BooleanBufferBuilder, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::Field;
+use parquet::errors::ParquetError;
+
+use super::leaf::{Body, Content, DataPage, Leaf, ended_early};
+use super::meter::{Meter, Reserved};
+use super::values::Values;
+
+/// Entries whose levels are unpacked at a time.
+const ENTRIES: usize = 2048;
+
+/// Reads one list column of one row group.
+pub(super) struct ListColumn {
+    leaf: Leaf,
+    page: DataPage,
+    /// The definition level of an entry with an element, present or absent.
+    element: u32,
+    /// The bytes after which a batch ends, with the row.
+    batch_bytes: usize,
+    meter: Arc<Meter>,
+    /// Levels that have been unpacked; those before `next` have been used.
+    repetitions: Vec<u32>,
+    definitions: Vec<u32>,
+    next: usize,
+    /// Working memory.
+    keys: Vec<u32>,
+}
+
+/// A batch under construction.
+struct Lists {
+    /// The index of each row's first element.
+    starts: Vec<i32>,
+    /// Whether each row has a list.
+    present: BooleanBufferBuilder,
+    /// Whether each element has a value.
+    element_present: BooleanBufferBuilder,
+    /// The values of the elements that have one.
+    content: Content,
+    /// The memory of a row that exceeds a batch.
+    reserved: Option<Reserved>,
+}
+
+impl ListColumn {
+    /// Reads `leaf`, in which entries of definition level `element` and more have an element, in batches of about
+    /// `batch_bytes` bytes. Longer rows use memory of `meter`.
+    pub(super) fn new(leaf: Leaf, element: u32, batch_bytes: usize, meter: &Arc<Meter>) -> Self {
+        Self {
+            leaf,
+            page: DataPage::empty(),
+            element,
+            batch_bytes,
+            meter: Arc::clone(meter),
+            repetitions: Vec::new(),
+            definitions: Vec::new(),
+            next: 0,
+            keys: Vec::new(),
+        }
+    }
+
+    /// Reads the next rows, at least one and at most `most`.
+    pub(super) fn read(&mut self, most: usize) -> Result<ArrayRef, ParquetError> {
+        if !self.unpack()? {
+            return Err(ended_early());
+        }
+        if self.repetitions[self.next] != 0 {
+            return Err(ParquetError::General("the column starts within a row".to_owned()));
+        }
+        let mut lists = Lists {
+            starts: Vec::with_capacity(most + 1),
+            present: BooleanBufferBuilder::new(most),
+            element_present: BooleanBufferBuilder::new(most),
+            content: self.leaf.content_for(&self.page.body, most),
+            reserved: None,
+        };
+        let mut most = most;
+        while self.unpack()? {
+            let starts_row = self.repetitions[self.next] == 0;
+            if starts_row && (lists.starts.len() == most || !lists.content.suits(&self.page.body)) {
+                break;
+            }
+            self.read_entries(&mut lists, most)?;
+            if lists.bytes() >= self.batch_bytes {
+                most = lists.starts.len();
+                self.reserve(&mut lists)?;
+            }
+        }
+        self.finish(lists)
+    }
+
+    /// Skips the next `rows` rows.
+    pub(super) fn skip(&mut self, rows: usize) -> Result<(), ParquetError> {
+        let mut started = 0;
+        while self.unpack()? {
+            let end = self.end_of_rows(rows, &mut started);
+            if end == self.next {
+                return Ok(());
+            }
+            let definitions = &self.definitions[self.next..end];
+            let present = definitions.iter().filter(|&&level| level == self.leaf.definition()).count();
+            self.leaf.skip_values(&mut self.page.body, present, &mut self.keys)?;
+            self.next = end;
+        }
+        if started < rows { Err(ended_early()) } else { Ok(()) }
+    }
+
+    /// Unpacks levels if all have been used. `false` at the end of the column.
+    fn unpack(&mut self) -> Result<bool, ParquetError> {
+        if self.next < self.repetitions.len() {
+            return Ok(true);
+        }
+        if self.page.entries == 0 {
+            // Frees the page before the next one is decompressed.
+            self.page = DataPage::empty();
+            match self.leaf.next_page()? {
+                None => return Ok(false),
+                Some(page) => self.page = page,
+            }
+        }
+        let count = self.page.entries.min(ENTRIES);
+        let (Some(repetitions), Some(definitions)) = (&mut self.page.repetitions, &mut self.page.definitions)
+        else {
+            return Err(ParquetError::General("a page of a list has no levels".to_owned()));
+        };
+        self.repetitions.clear();
+        self.definitions.clear();
+        self.next = 0;
+        repetitions.take(count, &mut self.repetitions)?;
+        definitions.take(count, &mut self.definitions)?;
+        self.page.entries -= count;
+        Ok(true)
+    }
+
+    /// The end of the unpacked entries that belong to the first `rows` rows, of which `started` have started so far.
+    fn end_of_rows(&self, rows: usize, started: &mut usize) -> usize {
+        for (entry, &level) in self.repetitions.iter().enumerate().skip(self.next) {
+            if level == 0 {
+                if *started == rows {
+                    return entry;
+                }
+                *started += 1;
+            }
+        }
+        self.repetitions.len()
+    }
+
+    /// Appends unpacked entries to `lists`, up to the start of the row after `most` rows.
+    fn read_entries(&mut self, lists: &mut Lists, most: usize) -> Result<(), ParquetError> {
+        let present_level = self.leaf.definition();
+        let mut elements = lists.element_present.len();
+        let mut present = 0;
+        let mut entry = self.next;
+        while let (Some(&repetition), Some(&definition)) =
+            (self.repetitions.get(entry), self.definitions.get(entry))
+        {
+            if repetition == 0 {
+                if lists.starts.len() == most {
+                    break;
+                }
+                let start = i32::try_from(elements);
+                lists.starts.push(start.map_err(|_| too_many())?);
+                lists.present.append(definition + 1 >= self.element);
+            }
+            if definition >= self.element {
+                lists.element_present.append(definition == present_level);
+                elements += 1;
+                present += usize::from(definition == present_level);
+            }
+            entry += 1;
+        }
+        self.next = entry;
+        if !lists.content.suits(&self.page.body) {
+            return self.read_expanded(lists, present);
+        }
+        lists.content.take(present, &mut self.page.body)
+    }
+
+    /// Appends the next `count` values of the page to `lists`, where the encoding of the column changes within a row:
+    /// all as values, without the dictionary.
+    fn read_expanded(&mut self, lists: &mut Lists, count: usize) -> Result<(), ParquetError> {
+        let mut values = match std::mem::replace(&mut lists.content, Content::Keys(Vec::new())) {
+            Content::Values(values) => values,
+            Content::Keys(keys) => self.expand(None, &keys)?,
+        };
+        match &mut self.page.body {
+            Body::Plain(input) => values.take_plain(count, input)?,
+            Body::Keys(stream) => {
+                let mut keys = std::mem::take(&mut self.keys);
+                keys.clear();
+                stream.take(count, &mut keys)?;
+                values = self.expand(Some(values), &keys)?;
+                self.keys = keys;
+            }
+        }
+        lists.content = Content::Values(values);
+        Ok(())
+    }
+
+    /// Appends the values of `keys` to `values`, or to none, if there is memory for them.
+    fn expand(&self, values: Option<Values>, keys: &[u32]) -> Result<Values, ParquetError> {
+        let bytes = self.leaf.expanded_bytes(keys)?;
+        let _room = self.meter.reserve(bytes, || self.row())?;
+        self.leaf.expand(values, keys)
+    }
+
+    /// Reserves the memory by which `lists` exceeds a batch.
+    fn reserve(&self, lists: &mut Lists) -> Result<(), ParquetError> {
+        let bytes = (lists.bytes() - self.batch_bytes) as u64;
+        lists.reserved = None;
+        lists.reserved = Some(self.meter.reserve(bytes, || self.row())?);
+        Ok(())
+    }
+
+    /// What exceeds a batch, for messages.
+    fn row(&self) -> String {
+        format!("a row of column `{}`", self.leaf.column())
+    }
+
+    fn finish(&self, lists: Lists) -> Result<ArrayRef, ParquetError> {
+        let Lists { mut starts, mut present, mut element_present, mut content, reserved: _ } = lists;
+        let elements = element_present.len();
+        starts.push(i32::try_from(elements).map_err(|_| too_many())?);
+        let mut nulls = None;
+        if content.len() < elements {
+            content.spread(0, &BitChunks::new(element_present.as_slice(), 0, elements));
+            nulls = Some(NullBuffer::new(element_present.finish()));
+        }
+        let elements = self.leaf.array(content, nulls)?;
+        let item = Arc::new(Field::new_list_field(elements.data_type().clone(), true));
+        let nulls = Some(NullBuffer::new(present.finish())).filter(|nulls| nulls.null_count() > 0);
+        let offsets = OffsetBuffer::new(ScalarBuffer::from(starts));
+        Ok(Arc::new(ListArray::try_new(item, offsets, elements, nulls)?))
+    }
+}
+
+impl Lists {
+    /// The bytes of the batch.
+    fn bytes(&self) -> usize {
+        let elements = self.element_present.len();
+        self.content.bytes(elements) + elements / 8 + size_of_val(&self.starts[..])
+    }
+}
+
+fn too_many() -> ParquetError {
+    ParquetError::General("a batch of lists has more than 2^31 elements".to_owned())
+}
+
+#[cfg(test)]
+#[path = "list_tests.rs"]
+mod tests;

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""Attacks a daemon with damaged files and with floods, and checks that neither it nor its jobs notice.
+
+    tests/attack/attack.py [--files N] [--seconds S] [--seed SEED] [--busy]
+
+First, N damaged files (10000) are each inspected and trained on by a daemon. Nothing may crash, hang or exceed its memory,
+the daemon must survive, and a job on intact files must have the same bits throughout. Then each flood of the control
+socket lasts S seconds (20) beside a running job: 99 % of `list` must take less than 100 ms, and training must keep 95 % of
+its speed; with --busy, on a machine with other work, both are only printed.
+
+Needs the built programs and pyarrow: run tests/run first, then use target/python/bin/python. A file that breaks something
+is kept below target/attack. The last line is `N passed, N failed`.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import json
+import pathlib
+import random
+import shutil
+import statistics
+import sys
+import threading
+import time
+
+import files
+import floods
+from host import BUILT, ROOT, Host, run
+
+BUDGET_MIB = 64
+# What a daemon may use besides the budget of its only running job.
+BESIDES_MIB = 512
+# Address space of `inspect`: it may use a gigabyte to decode, and has stacks and arenas besides.
+INSPECT_BYTES = 6 << 30
+# Files between two runs of the job on intact files.
+INTACT_EVERY = 250
+MOST_LIST_SECONDS = 0.1
+LEAST_SPEED = 0.95
+
+TINY = (ROOT / "tests" / "tiny_job.toml").read_text()
+
+
+class Score:
+    """Counts what held and what did not."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def add(self, name: str, defects: list[str]):
+        self.passed += not defects
+        self.failed += bool(defects)
+        print(f"{name}: {'; '.join(defects) if defects else 'held'}", flush=True)
+
+
+def attack_with_files(room: pathlib.Path, count: int, seed: int, score: Score):
+    intact = room / "intact"
+    intact.mkdir()
+    seeds = files.seeds(intact)
+    host = Host(room)
+    wanted = bits(host, room, intact)
+    defects: list[str] = []
+    ends = {0: 0, 1: 0, 2: 0}
+    started = time.monotonic()
+
+    def one(number: int):
+        draw = random.Random(f"{seed}-{number}")
+        name = draw.choice(list(seeds))
+        place = room / f"damaged-{threading.get_ident()}"
+        place.mkdir(exist_ok=True)
+        path = place / name
+        path.write_bytes(files.mutate(draw, seeds[name], list(seeds.values())))
+        job = place / "job.toml"
+        job.write_text(files.job([path, intact / name], f"{BUDGET_MIB}MiB", draw.random() < 0.5))
+        inspected = run(BUILT / "millstream", "inspect", path, limit_bytes=INSPECT_BYTES)
+        trained = host.command("train", job)
+        found = [f"{completed.command[1]} {completed.defect()}" for completed in (inspected, trained) if completed.defect()]
+        if not host.is_alive():
+            found.append("the daemon died")
+        ends[trained.code] = ends.get(trained.code, 0) + 1
+        if found:
+            kept = ROOT / "target" / "attack" / f"{seed}-{number}-{name}"
+            shutil.copy(path, kept)
+            defects.append(f"{kept}: {'; '.join(found)}")
+            print(defects[-1], flush=True)
+        shutil.rmtree(place / "checkpoints", ignore_errors=True)
+
+    for first in range(0, count, INTACT_EVERY):
+        numbers = range(first, min(first + INTACT_EVERY, count))
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(one, numbers))
+        if not host.is_alive():
+            host.start()
+        if (found := bits(host, room, intact)) != wanted:
+            defects.append(f"after {numbers.stop} files, the job on intact files has other bits")
+        print(f"{numbers.stop} files, {time.monotonic() - started:.0f} s, the daemon's peak is {host.peak_bytes() >> 20} MiB", flush=True)
+    peak = host.peak_bytes()
+    if peak > (BUDGET_MIB + BESIDES_MIB) << 20:
+        defects.append(f"the daemon used {peak >> 20} MiB, with a budget of {BUDGET_MIB} MiB")
+    host.stop()
+    score.add(f"{count} damaged files, jobs ended {ends}, the daemon's peak {peak >> 20} MiB", defects)
+
+
+def bits(host: Host, room: pathlib.Path, intact: pathlib.Path) -> str:
+    """The hash of the model that a job on intact files ends with."""
+    job = room / "intact.toml"
+    job.write_text(files.job([intact / "snappy.parquet", intact / "plain.parquet"], f"{BUDGET_MIB}MiB", False))
+    checkpoint = pathlib.Path(host.json("train", job)["checkpoint"])
+    digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
+    shutil.rmtree(checkpoint.parent)
+    return digest
+
+
+def attack_with_floods(room: pathlib.Path, seconds: float, busy: bool, score: Score):
+    host = Host(room)
+    data = room / "train-0.parquet"
+    files.pyarrow.parquet.write_table(files.table(1).select(["clicked", "x", "color"]), data)
+    shutil.copy(data, room / "eval.parquet")
+    (room / "tiny.toml").write_text(TINY.replace("epochs = 24", "epochs = 100000"))
+    job = host.json("submit", room / "tiny.toml")["id"]
+    while rate(host, job, 0.5) == 0:
+        time.sleep(0.1)
+    host.forget_peak()
+    for flood in floods.FLOODS:
+        before = measure(host, job, seconds / 2)
+        process = floods.start(flood, str(host.socket), job)
+        try:
+            during = measure(host, job, seconds)
+        finally:
+            process.kill()
+            process.join()
+        after = measure(host, job, seconds / 2)
+        speed = during[1] / statistics.mean([before[1], after[1]]) if before[1] and after[1] else 0
+        defects = []
+        if not host.is_alive():
+            defects.append("the daemon died")
+            host.start()
+        if speed == 0:
+            defects.append("the job stopped")
+        if not busy and during[0] > MOST_LIST_SECONDS:
+            defects.append("`list` is slow")
+        if not busy and speed < LEAST_SPEED:
+            defects.append("training is slow")
+        peak = host.peak_bytes() >> 20
+        if peak > 1024 + BESIDES_MIB:
+            defects.append("the daemon used too much memory")
+        figures = f"p99 of list {1000 * during[0]:.0f} ms (without {1000 * before[0]:.0f}), training {speed:.3f}, peak {peak} MiB"
+        score.add(f"{flood.__name__}: {figures}", defects)
+    host.stop()
+
+
+def measure(host: Host, job: str, seconds: float) -> tuple[float, float]:
+    """The 99th percentile of the time of `list`, in seconds, and the rows per second of the job."""
+    times = []
+    began, rows = time.monotonic(), examples(host, job)
+    while time.monotonic() - began < seconds:
+        start = time.monotonic()
+        host.command("list")
+        times.append(time.monotonic() - start)
+        time.sleep(0.02)
+    passed = time.monotonic() - began
+    return statistics.quantiles(times, n=100)[98], (examples(host, job) - rows) / passed
+
+
+def rate(host: Host, job: str, seconds: float) -> float:
+    return measure(host, job, seconds)[1]
+
+
+def examples(host: Host, job: str) -> int:
+    """Rows that the job has trained on; 0 if it cannot be asked."""
+    shown = host.command("show", job, "--json")
+    return 0 if shown.code else int(json.loads(shown.out).get("progress", {}).get("examples", 0))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--busy", action="store_true")
+    options = parser.parse_args()
+    room = ROOT / "target" / "attack"
+    shutil.rmtree(room, ignore_errors=True)
+    score = Score()
+    for name in ("files", "floods"):
+        (room / name).mkdir(parents=True)
+    if options.files:
+        attack_with_files(room / "files", options.files, options.seed, score)
+    if options.seconds:
+        attack_with_floods(room / "floods", options.seconds, options.busy, score)
+    print(f"\n{score.passed} passed, {score.failed} failed")
+    return int(score.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
