@@ -197,3 +197,34 @@ fn each_of_list<O: OffsetSizeTrait>(
     }
     several
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use arrow_array::types::UInt32Type;
+    use arrow_array::{DictionaryArray, Int64Array, ListArray, UInt32Array};
+    use arrow_buffer::OffsetBuffer;
+    use arrow_schema::Field;
+
+    use super::*;
+
+    #[test]
+    fn lists_of_dictionary_keys_are_compared_by_their_values() {
+        let keys = UInt32Array::from(vec![Some(1), None, Some(0), Some(1)]);
+        let values: DictionaryArray<UInt32Type> =
+            DictionaryArray::new(keys, Arc::new(Int64Array::from(vec![7, 9])));
+        let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+        let offsets = OffsetBuffer::from_lengths([1, 1, 2, 0]);
+        let lists = ListArray::new(item, offsets, Arc::new(values), None);
+        let nine = bind(&Literal::Whole(9), element_type(lists.data_type())).unwrap();
+        let mut rows = Vec::new();
+        let several = each_cell(&lists, |row, cell| {
+            rows.push((row, cell.map(|cell| cell.compare(&nine) == Some(Ordering::Equal))));
+        });
+        assert_eq!(rows, [(0, Some(true)), (1, None), (3, None)]);
+        assert_eq!(several, [(2, 2)]);
+    }
+}
