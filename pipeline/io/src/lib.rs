@@ -5,7 +5,7 @@
 //!   storage    objects: addresses, listings, clients, uploads
 //!     traffic  the requests to one bucket: their number, hedging, statistics
 //!     shared   bytes in flight or just fetched, so that each crosses the network once
-//!     buffers, cancel, clock, error, failure, limits, permits, ranges
+//!     buffers, cancel, clock, error, failure, limits, permits, ranges, redact
 //! ```
 //!
 //! Each module uses only those below it.
@@ -21,6 +21,7 @@ pub mod fetch;
 pub mod limits;
 pub mod permits;
 mod ranges;
+mod redact;
 mod shared;
 pub mod storage;
 mod traffic;
@@ -29,6 +30,7 @@ use tokio::runtime::Handle;
 
 pub use error::Error;
 use permits::Permit;
+pub use redact::redact;
 
 /// The context of a read.
 #[derive(Clone, Debug)]
