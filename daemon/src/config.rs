@@ -14,6 +14,9 @@ use serde::Deserialize;
 /// slow both down more than waiting does.
 const DEFAULT_MAX_JOBS: NonZeroUsize = NonZeroUsize::MIN;
 
+/// The default directory of runs for every user of the socket, below the state directory.
+const DEFAULT_SHARED_DIRECTORY: &str = "checkpoints";
+
 /// The default worker program: the running one, even if a newer version was installed over it.
 const SELF: &str = "/proc/self/exe";
 
@@ -56,6 +59,8 @@ impl Config {
 pub struct ServerConfig {
     /// The control socket.
     pub socket: PathBuf,
+    /// Directories in which every user of the socket may read and write runs with the daemon's rights.
+    pub shared_directories: Vec<PathBuf>,
     /// The daemon behind it.
     pub daemon: Config,
 }
@@ -68,6 +73,8 @@ pub struct ConfigFile {
     pub socket: Option<PathBuf>,
     /// Directory of the job database.
     pub state_directory: Option<PathBuf>,
+    /// Directories of runs for every user of the socket.
+    pub shared_directories: Option<Vec<PathBuf>>,
     /// Number of concurrent jobs.
     pub max_jobs: Option<NonZeroUsize>,
     /// Storage settings, which a job may override; as `[storage]` of a job file.
@@ -105,6 +112,7 @@ impl ConfigFile {
         Self {
             socket: other.socket.or(self.socket),
             state_directory: other.state_directory.or(self.state_directory),
+            shared_directories: other.shared_directories.or(self.shared_directories),
             max_jobs: other.max_jobs.or(self.max_jobs),
             storage: other.storage.or(self.storage),
         }
@@ -120,6 +128,8 @@ impl ConfigFile {
             socket.context("no path for the control socket: give --socket, or set XDG_RUNTIME_DIR")?;
         let state = self.state_directory.or_else(|| surroundings.state_directory());
         let state = state.context("no directory for the state: give --state, or set HOME")?;
+        let shared_directories =
+            self.shared_directories.unwrap_or_else(|| vec![state.join(DEFAULT_SHARED_DIRECTORY)]);
         let storage = self.storage.unwrap_or_default();
         if let Err((section, message)) = storage.check() {
             anyhow::bail!("[storage.{section}] of the configuration: {message}");
@@ -130,7 +140,7 @@ impl ConfigFile {
             storage,
             ..Config::embedded()
         };
-        Ok(ServerConfig { socket, daemon })
+        Ok(ServerConfig { socket, shared_directories, daemon })
     }
 }
 
@@ -196,6 +206,7 @@ mod tests {
         let given = ConfigFile {
             socket: Some("/a.sock".into()),
             state_directory: Some("/s".into()),
+            shared_directories: None,
             max_jobs: NonZeroUsize::new(3),
             storage: None,
         };
@@ -205,8 +216,9 @@ mod tests {
     #[test]
     fn the_sample_configuration_has_every_key_with_its_default_for_root() {
         let sample: ConfigFile = toml::from_str(include_str!("../../packaging/millstreamd.toml")).unwrap();
-        let ConfigFile { socket, state_directory, max_jobs, storage } = &sample;
-        assert!(socket.is_some() && state_directory.is_some() && max_jobs.is_some() && storage.is_some());
+        let ConfigFile { socket, state_directory, shared_directories, max_jobs, storage } = &sample;
+        assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
+        assert!(max_jobs.is_some() && storage.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);

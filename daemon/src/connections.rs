@@ -18,6 +18,8 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tonic::transport::server::Connected;
 
+use crate::access::Requester;
+
 /// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 256;
 
@@ -47,6 +49,7 @@ type LastUse = AtomicU64;
 /// An accepted connection, open until it is dropped or replaced.
 pub(crate) struct Connection {
     stream: UnixStream,
+    requester: Requester,
     id: u64,
     use_: Arc<LastUse>,
     replaced: oneshot::Receiver<()>,
@@ -67,8 +70,8 @@ impl Connections {
         Arc::new(Self { limit, started: Instant::now(), added: AtomicU64::new(0), open: Mutex::default() })
     }
 
-    /// Adds the connection `stream` of the user `uid`. At the limit, it replaces another one.
-    pub(crate) fn add(self: &Arc<Self>, stream: UnixStream, uid: u32) -> Connection {
+    /// Adds the connection `stream` of the user `uid`, who is `requester`. At the limit, it replaces another one.
+    pub(crate) fn add(self: &Arc<Self>, stream: UnixStream, uid: u32, requester: Requester) -> Connection {
         let (close, replaced) = oneshot::channel();
         let use_ = Arc::new(AtomicU64::new(self.now()));
         let id = self.added.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +85,7 @@ impl Connections {
             let _ = replaced.close.send(());
         }
         open.push(Entry { id, uid, use_: Arc::clone(&use_), close });
-        Connection { stream, id, use_, replaced, connections: Arc::clone(self) }
+        Connection { stream, requester, id, use_, replaced, connections: Arc::clone(self) }
     }
 
     fn now(&self) -> u64 {
@@ -117,10 +120,10 @@ impl Drop for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = <UnixStream as Connected>::ConnectInfo;
+    type ConnectInfo = Requester;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
+        self.requester.clone()
     }
 }
 
@@ -173,7 +176,7 @@ mod tests {
     /// A connection of `uid`: its server's and its client's end.
     fn connect(connections: &Arc<Connections>, uid: u32) -> (Connection, UnixStream) {
         let (server, client) = UnixStream::pair().unwrap();
-        (connections.add(server, uid), client)
+        (connections.add(server, uid, Requester::Trusted), client)
     }
 
     async fn is_open((server, client): &mut (Connection, UnixStream)) -> bool {

@@ -20,6 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::Level;
 
+use crate::access::Requester;
 use crate::config::{Config, StateLocation};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs;
@@ -128,6 +129,12 @@ impl Daemon {
             self.shared.scorer.close().await;
             // Cannot fail: the sender lives as long as `self`.
             let _ = running.wait_for(|&running| running == 0).await;
+            let flushed = self.blocking(|daemon| {
+                daemon.shared.store.flush(DRAIN_TIMEOUT);
+                Ok::<_, anyhow::Error>(())
+            });
+            // It reports its failure itself.
+            let _ = flushed.await;
         };
         if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
             tracing::warn!("jobs did not stop in time; they will resume from an earlier checkpoint");
@@ -163,7 +170,16 @@ impl Daemon {
     /// # Errors
     /// `Invalid` when the job file is invalid.
     pub async fn submit(&self, request: SubmitRequest) -> Result<JobRecord, SubmitError> {
-        self.blocking(move |daemon| daemon.submit_now(request)).await
+        self.submit_as(request, Requester::Trusted).await
+    }
+
+    /// As [`Daemon::submit`], with the rights of `requester`.
+    pub(crate) async fn submit_as(
+        &self,
+        request: SubmitRequest,
+        requester: Requester,
+    ) -> Result<JobRecord, SubmitError> {
+        self.blocking(move |daemon| daemon.submit_now(request, requester)).await
     }
 
     /// All jobs, newest first.
@@ -228,17 +244,22 @@ impl Daemon {
     /// # Errors
     /// As for [`Daemon::show`].
     pub async fn cancel(&self, id: &str) -> Result<JobRecord> {
-        let mut record = self.watch(id)?;
+        let id = id.to_owned();
+        let mut record = self.blocking(move |daemon| Ok::<_, anyhow::Error>(daemon.watch(&id)?)).await?;
         let id = record.borrow().id.clone();
         let waiting = self.shared.jobs().take_queued(&id);
         if let Some(waiting) = waiting {
-            waiting.active.recorder.enter(JobState::Cancelled, "cancelled before it started");
+            let enter = move |_: &Self| {
+                waiting.active.recorder.enter(JobState::Cancelled, "cancelled before it started");
+                Ok::<_, anyhow::Error>(())
+            };
+            self.blocking(enter).await?;
         } else if let Some(active) = self.shared.active(&id) {
             active.control.stop(StopReason::Cancel);
         }
         // If the channel is closed, the last record is final.
         let _ = record.wait_for(|record| record.state.is_final()).await;
-        Ok(self.show(&id)?)
+        self.blocking(move |daemon| Ok(daemon.show(&id)?)).await
     }
 
     /// A running job's ingest rates, its bottleneck, and advice.
@@ -259,7 +280,8 @@ impl Daemon {
     /// # Errors
     /// When there is no such job, or it ends before there is one.
     pub async fn checkpoint(&self, id: &str) -> Result<(PathBuf, u64)> {
-        let record = self.show(id)?;
+        let id = id.to_owned();
+        let record = self.blocking(move |daemon| Ok::<_, anyhow::Error>(daemon.show(&id)?)).await?;
         let active =
             self.shared.active(&record.id).filter(|active| !active.recorder.record().state.is_final());
         let active = active.with_context(|| format!("job {} is over: {}", record.id, record.state))?;
@@ -293,7 +315,17 @@ impl Daemon {
     /// # Errors
     /// When there is no such checkpoint, or the data cannot be scored.
     pub async fn evaluate(&self, request: ScoreRequest) -> Result<Vec<Metrics>> {
-        self.shared.scorer.evaluate(self.scored(&request).await?, request).await
+        self.evaluate_as(request, Requester::Trusted).await
+    }
+
+    /// As [`Daemon::evaluate`], with the rights of `requester`.
+    pub(crate) async fn evaluate_as(
+        &self,
+        request: ScoreRequest,
+        requester: Requester,
+    ) -> Result<Vec<Metrics>> {
+        let scored = self.scored(&request, &requester).await?;
+        self.shared.scorer.evaluate(scored, request, requester).await
     }
 
     /// Scores each row with a checkpoint, in data order. Dropping the receiver stops the work.
@@ -301,7 +333,17 @@ impl Daemon {
     /// # Errors
     /// When there is no such checkpoint; later errors arrive as the last item.
     pub async fn predict(&self, request: ScoreRequest) -> Result<Predictions> {
-        self.shared.scorer.predict(self.scored(&request).await?, request).await
+        self.predict_as(request, Requester::Trusted).await
+    }
+
+    /// As [`Daemon::predict`], with the rights of `requester`.
+    pub(crate) async fn predict_as(
+        &self,
+        request: ScoreRequest,
+        requester: Requester,
+    ) -> Result<Predictions> {
+        let scored = self.scored(&request, &requester).await?;
+        self.shared.scorer.predict(scored, request, requester).await
     }
 
     /// The checkpoint of a job's best evaluation, if the job keeps it.
@@ -311,22 +353,24 @@ impl Daemon {
         self.blocking(move |_| Ok::<_, anyhow::Error>(scoring::best_in(&directory)?)).await.ok().flatten()
     }
 
-    async fn scored(&self, request: &ScoreRequest) -> Result<scoring::Scored> {
+    async fn scored(&self, request: &ScoreRequest, requester: &Requester) -> Result<scoring::Scored> {
+        let requester = requester.clone();
         let ScoreRequest { target, base, best, .. } = request.clone();
         let directory = Path::new(&base).join(&target);
         self.blocking(move |daemon| match daemon.show(&target) {
             Ok(JobRecord { checkpoint: None, .. }) => bail!("job {target} has no checkpoint yet"),
-            Ok(record) => scoring::find(&record.directory, best),
+            // The daemon itself wrote this one.
+            Ok(record) => scoring::find(&record.directory, best, &Requester::Trusted),
             Err(StoreError::UnknownJob { .. }) if !directory.is_dir() => {
                 bail!("`{target}` is neither a job nor a checkpoint's directory")
             }
-            Err(StoreError::UnknownJob { .. }) => scoring::find(&directory, best),
+            Err(StoreError::UnknownJob { .. }) => scoring::find(&directory, best, &requester),
             Err(error) => Err(error.into()),
         })
         .await
     }
 
-    fn submit_now(&self, request: SubmitRequest) -> Result<JobRecord, SubmitError> {
+    fn submit_now(&self, request: SubmitRequest, requester: Requester) -> Result<JobRecord, SubmitError> {
         let SubmitRequest { text, path, set, resume } = request;
         let bytes = text.len() + set.iter().map(String::len).sum::<usize>();
         if bytes > MAX_JOB_FILE_BYTES {
@@ -336,11 +380,13 @@ impl Daemon {
             .into());
         }
         let path = PathBuf::from(path);
-        let (job, warnings) = Job::parse(&text, &path, &set)?;
+        let (job, warnings) = Job::parse_with(&text, &path, &set, &|file| requester.open(file))?;
+        check_files(&job, &requester)?;
         // Before the run directory exists.
         self.shared.jobs().check_room()?;
-        let run = if resume { runs::newest_unfinished(&job)? } else { runs::new(&job)? };
-        let source = JobSource { text: job.text.clone(), path };
+        let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
+        requester.check_write(&run.directory).map_err(anyhow::Error::from)?;
+        let source = JobSource { text: job.text.clone(), path, requester };
         let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
         let mut record =
             before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
@@ -391,7 +437,7 @@ impl Daemon {
             for warning in warnings {
                 store.append_log(&record.id, now_ms(), Level::WARN, &warning.to_string())?;
             }
-            self.enqueue(job, record.clone(), Jobs::check_room)
+            self.enqueue(job, record.clone(), source.requester.clone(), Jobs::check_room)
         })();
         if accepted.is_err() {
             let undone = match before {
@@ -445,16 +491,22 @@ impl Daemon {
         tracing::info!(job = record.id, "resuming");
         record.enter(JobState::Queued, "resumed by a new daemon");
         self.shared.store.save_job(record)?;
-        self.enqueue(job, record.clone(), |_| Ok(()))
+        self.enqueue(job, record.clone(), source.requester, |_| Ok(()))
     }
 
     /// Appends a job to the queue, if `check` accepts that.
-    fn enqueue(&self, job: Job, record: JobRecord, check: fn(&Jobs) -> Result<()>) -> Result<()> {
+    fn enqueue(
+        &self,
+        job: Job,
+        record: JobRecord,
+        requester: Requester,
+        check: fn(&Jobs) -> Result<()>,
+    ) -> Result<()> {
         let (control, events) = Control::new();
         let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record));
         let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
         let supervisor = Supervisor::new(
-            job,
+            (job, requester),
             self.shared.config.worker.clone(),
             self.shared.runtime.clone(),
             &self.shared.stores,
@@ -475,6 +527,7 @@ impl Daemon {
 
     /// Starts queued jobs while fewer than `max_jobs` are running.
     fn start_next(&self) {
+        let mut not_started = Vec::new();
         let mut jobs = self.shared.jobs();
         while jobs.running.len() < self.shared.config.max_jobs.get() && !jobs.draining {
             let Some(QueuedJob { active, supervisor }) = jobs.pop_startable() else { break };
@@ -495,10 +548,12 @@ impl Daemon {
                     jobs.running.push(active);
                     self.shared.running.send_replace(jobs.running.len());
                 }
-                Err(error) => {
-                    active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}"));
-                }
+                Err(error) => not_started.push((active, error)),
             }
+        }
+        drop(jobs);
+        for (active, error) in not_started {
+            active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}"));
         }
     }
 
@@ -532,7 +587,8 @@ impl Daemon {
         });
     }
 
-    async fn blocking<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
+    /// Runs `work` where it may wait for the store, which an async task must not.
+    pub(crate) async fn blocking<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
@@ -542,6 +598,25 @@ impl Daemon {
             Err(error) => Err(anyhow::Error::from(error).into()),
         }
     }
+}
+
+/// Checks that `requester` may write the directories and read the files that `job` names. Its data is checked when it is
+/// listed.
+fn check_files(job: &Job, requester: &Requester) -> Result<()> {
+    let written = [
+        ("checkpoint.directory", Some(&job.checkpoint.directory)),
+        ("tensorboard.directory", job.tensorboard.as_ref().map(|spec| &spec.directory)),
+        ("data.cache.directory", job.data.cache.as_ref().map(|spec| &spec.directory)),
+    ];
+    for (key, directory) in written {
+        if let Some(directory) = directory {
+            requester.check_write(directory).with_context(|| format!("`{key}`"))?;
+        }
+    }
+    if let Some(key_file) = &job.storage.gs.service_account {
+        requester.check_read(key_file).context("`storage.gs.service_account`")?;
+    }
+    Ok(())
 }
 
 impl Shared {

@@ -40,6 +40,7 @@ use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
 use millstream_trainer::export::{ExportError, Tower, TrainedModel, safetensors};
 use serde_json::{Value, json};
 
+use crate::access::Requester;
 use crate::scoring::{self, Scored};
 use millstream_job::Job;
 
@@ -62,7 +63,7 @@ impl Exportable {
     /// # Errors
     /// When there is no checkpoint, or it is damaged.
     pub fn open(directory: &Path, best: bool, tower: Option<Tower>) -> Result<Self> {
-        let Scored { directory, step, job, analysis } = scoring::find(directory, best)?;
+        let Scored { directory, step, job, analysis } = scoring::find(directory, best, &Requester::Trusted)?;
         let store = CheckpointStore::local(&directory)?;
         let mut trained = TrainedModel::open(&store, step)?;
         if let Some(tower) = tower {

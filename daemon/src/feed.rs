@@ -17,6 +17,7 @@ use millstream_pipeline::spec::DataSpec;
 use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 
+use crate::access::Requester;
 use crate::runs;
 
 /// A running ingest, cancelled on drop.
@@ -77,11 +78,12 @@ pub(crate) fn is_echo(error: &Error) -> bool {
 pub(crate) fn open(
     patterns: &[String],
     data: &DataSpec,
-    stores: &Stores,
+    (stores, requester): (&Stores, &Requester),
     frozen: Option<(&Path, &str)>,
     runtime: &Handle,
 ) -> Result<Arc<Dataset>> {
     let mut objects = runtime.block_on(stores.list(patterns, &data.base))?;
+    requester.check_data(objects.iter().map(|object| &**object.path()), &data.base)?;
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }

@@ -14,10 +14,12 @@
 //! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
+//! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod auto_batch;
 pub mod config;
 mod connections;

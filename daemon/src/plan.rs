@@ -25,6 +25,7 @@ use millstream_worker::survey::HostSurvey;
 use serde::Serialize;
 use tokio::runtime::Handle;
 
+use crate::access::Requester;
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
 use crate::{feed, runs};
 
@@ -87,19 +88,19 @@ impl JobPlan {
     ) -> Result<Self> {
         let never = AtomicBool::new(false);
         let stores = Stores::default().for_job(&job.storage);
-        Self::with(job, &stores, None, runtime, host, |train| {
+        Self::with((job, &Requester::Trusted), &stores, None, runtime, host, |train| {
             let reads = DataPlan::of(train).bytes <= learning.most_bytes;
             reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()
         })
     }
 
-    /// Plans `job`. `learned` returns the statistics of the training data, or `None` to plan without. If `directory`
+    /// Plans `job`, whose data `requester` must be allowed to read. `learned` returns the statistics of the training data, or `None` to plan without. If `directory`
     /// is given, the listings of the data are frozen in it.
     ///
     /// # Errors
     /// As for [`JobPlan::new`], and those of `learned`.
     pub(crate) fn with(
-        job: &Job,
+        (job, requester): (&Job, &Requester),
         stores: &Stores,
         directory: Option<&Path>,
         runtime: &Handle,
@@ -108,7 +109,13 @@ impl JobPlan {
     ) -> Result<Self> {
         let data = &job.data;
         let open = |patterns: &[String], name: &str| {
-            feed::open(patterns, data, stores, directory.map(|directory| (directory, name)), runtime)
+            feed::open(
+                patterns,
+                data,
+                (stores, requester),
+                directory.map(|directory| (directory, name)),
+                runtime,
+            )
         };
         let train = open(&data.train, runs::TRAIN_LISTING)?;
         let eval = (!data.eval.is_empty()).then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?;

@@ -9,6 +9,7 @@
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
 //!                           checksums.sha256     the checksums of all of these
+//!                           lock                 locked by the worker that trains in it
 //!                           step-0000000500/...  a checkpoint
 //! ```
 //!
@@ -16,7 +17,7 @@
 
 mod checksums;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -24,8 +25,10 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use millstream_pipeline::order::Position;
 use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_worker::locks::RunLock;
 use millstream_worker::protocol;
 
+use crate::access::Requester;
 use millstream_job::Job;
 
 /// The job, as TOML.
@@ -44,6 +47,10 @@ pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 /// The listings of the job's files, frozen at its start.
 pub(crate) const TRAIN_LISTING: &str = "train.listing";
 pub(crate) const EVAL_LISTING: &str = "eval.listing";
+
+/// The maximum size of a run's job file, which contains the terms of all files: a file in a directory that others can write
+/// may have any size.
+const MAX_JOB_BYTES: u64 = 1 << 30;
 
 /// Characters after the job's name in an id: Crockford's base 32, which has no similar characters.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
@@ -81,13 +88,13 @@ pub(crate) fn new(job: &Job) -> Result<Run> {
     bail!("{}: no free name for another run", here())
 }
 
-/// Finds the newest unfinished run of the same job, by fingerprint.
-pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
+/// Finds the newest unfinished run of the same job, by fingerprint, among those that `requester` may read.
+pub(crate) fn newest_unfinished(job: &Job, requester: &Requester) -> Result<Run> {
     let parent = &job.checkpoint.directory;
     let fingerprint = job.fingerprint();
     let mut newest: Option<(SystemTime, PathBuf)> = None;
     for directory in directories(parent).with_context(|| parent.display().to_string())? {
-        let Some(begun) = start_time(&directory, &fingerprint) else { continue };
+        let Some(begun) = start_time(&directory, &fingerprint, requester) else { continue };
         if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
             newest = Some((begun, directory));
         }
@@ -95,7 +102,7 @@ pub(crate) fn newest_unfinished(job: &Job) -> Result<Run> {
     let Some((_, directory)) = newest else {
         bail!("no unfinished run of this job in {}", parent.display());
     };
-    if is_locked(&directory)? {
+    if RunLock::is_held(&directory).with_context(|| directory.display().to_string())? {
         bail!("{} is being trained now", directory.display());
     }
     let id = directory.file_name().and_then(|name| name.to_str());
@@ -170,10 +177,11 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
 }
 
 /// The start time of the run in `directory`, if its job has this `fingerprint`.
-fn start_time(directory: &Path, fingerprint: &str) -> Option<SystemTime> {
+fn start_time(directory: &Path, fingerprint: &str, requester: &Requester) -> Option<SystemTime> {
     let path = directory.join(JOB);
-    let text = fs::read_to_string(&path).ok()?;
-    let (job, _) = Job::parse(&text, &path, &[]).ok()?;
+    let mut text = String::new();
+    requester.open(&path).ok()?.take(MAX_JOB_BYTES).read_to_string(&mut text).ok()?;
+    let (job, _) = Job::parse_with(&text, &path, &[], &|file| requester.open(file)).ok()?;
     if job.fingerprint() != fingerprint {
         return None;
     }
@@ -189,14 +197,6 @@ fn is_finished(directory: &Path, job: &Job) -> Result<bool> {
     let position = Position::decode(&manifest.snapshot.position);
     let ended = position.is_ok_and(|position| position.pass.is_none());
     Ok(ended || manifest.snapshot.standing.stop(&job.selection(), &job.label.names()).is_some())
-}
-
-fn is_locked(directory: &Path) -> io::Result<bool> {
-    match File::open(directory)?.try_lock() {
-        Ok(()) => Ok(false),
-        Err(TryLockError::WouldBlock) => Ok(true),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
 }
 
 fn directories(parent: &Path) -> io::Result<Vec<PathBuf>> {

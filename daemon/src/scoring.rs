@@ -24,6 +24,7 @@ use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Star
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
+use crate::access::Requester;
 use crate::feed::{self, Feed};
 use crate::runs;
 use crate::worker::WorkerProcess;
@@ -75,6 +76,7 @@ struct Run {
     scorer: Scorer,
     scored: Scored,
     request: ScoreRequest,
+    requester: Requester,
 }
 
 /// Selects the results that a caller needs among a worker's messages.
@@ -109,12 +111,14 @@ pub(crate) fn locate(directory: &Path, best: bool) -> Result<(PathBuf, u64)> {
 /// Opens the checkpoint that [`locate`] finds.
 ///
 /// # Errors
-/// When there is none, or it is damaged.
-pub(crate) fn find(directory: &Path, best: bool) -> Result<Scored> {
+/// When there is none, `requester` may not read it, or it is damaged.
+pub(crate) fn find(directory: &Path, best: bool, requester: &Requester) -> Result<Scored> {
+    requester.check_run(directory)?;
     let (home, step) = locate(directory, best)?;
     let store = CheckpointStore::local(&home)?;
-    let manifest = store.manifest(step)?;
     let checkpoint = PathBuf::from(store.path(step));
+    requester.check_run(&checkpoint)?;
+    let manifest = store.manifest(step)?;
     let part = |name: &str| {
         let bytes = store.part(&manifest, name)?;
         String::from_utf8(bytes.into()).with_context(|| checkpoint.join(name).display().to_string())
@@ -142,12 +146,17 @@ impl Scorer {
     }
 
     /// Evaluates `scored` on the data of `request`, or on its job's held-out data.
-    pub(crate) async fn evaluate(&self, scored: Scored, request: ScoreRequest) -> Result<Vec<Metrics>> {
+    pub(crate) async fn evaluate(
+        &self,
+        scored: Scored,
+        request: ScoreRequest,
+        requester: Requester,
+    ) -> Result<Vec<Metrics>> {
         let select: Select<_> = |message| match message {
             FromWorker::Evaluated { metrics, .. } => Some(metrics),
             _ => None,
         };
-        let mut results = self.start(scored, request, ScoreOutput::Metrics, select).await?;
+        let mut results = self.start(scored, (request, requester), ScoreOutput::Metrics, select).await?;
         let mut metrics = None;
         // The channel closes when the run has ended.
         while let Some(result) = results.recv().await {
@@ -157,13 +166,18 @@ impl Scorer {
     }
 
     /// Scores each row of the data of `request`, or of the job's held-out data, with `scored`.
-    pub(crate) async fn predict(&self, scored: Scored, request: ScoreRequest) -> Result<Predictions> {
+    pub(crate) async fn predict(
+        &self,
+        scored: Scored,
+        request: ScoreRequest,
+        requester: Requester,
+    ) -> Result<Predictions> {
         let select: Select<_> = |message| match message {
             FromWorker::Scores { scores } => Some(scores),
             _ => None,
         };
         let (labels, classes) = (scored.job.label.names(), scored.job.label.first.classes.clone());
-        let scores = self.start(scored, request, ScoreOutput::Scores, select).await?;
+        let scores = self.start(scored, (request, requester), ScoreOutput::Scores, select).await?;
         Ok(Predictions { labels, classes, scores })
     }
 
@@ -178,7 +192,7 @@ impl Scorer {
     async fn start<T: Send + 'static>(
         &self,
         scored: Scored,
-        request: ScoreRequest,
+        (request, requester): (ScoreRequest, Requester),
         output: ScoreOutput,
         select: Select<T>,
     ) -> Result<mpsc::Receiver<Result<T>>> {
@@ -186,7 +200,7 @@ impl Scorer {
         if self.closing.load(Ordering::Acquire) {
             bail!("the daemon is stopping");
         }
-        let run = Run { scorer: self.clone(), scored, request };
+        let run = Run { scorer: self.clone(), scored, request, requester };
         let (sender, results) = mpsc::channel(QUEUE);
         let work = move || {
             let ended = run.score(output, select, &sender);
@@ -218,7 +232,7 @@ impl Run {
         }
         let schema = feed::schema(&transform, &data);
         let source = feed::source(
-            feed::open(&data.eval, &data, &stores.for_job(&job.storage), None, runtime)?,
+            feed::open(&data.eval, &data, (&stores.for_job(&job.storage), &self.requester), None, runtime)?,
             &Arc::new(transform),
             &data,
             runtime,

@@ -13,6 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
 
+use crate::access::Requester;
 use crate::config::ServerConfig;
 use crate::connections::Connections;
 use crate::daemon::Daemon;
@@ -40,11 +41,17 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     tracing::info!(socket = %config.socket.display(), "listening");
 
     let connections = Connections::new();
+    let shared = config.shared_directories.clone();
     let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
     let accepting = async move {
         loop {
-            let (stream, uid) = socket.accept().await?;
-            if accepted.send(Ok::<_, std::io::Error>(connections.add(stream, uid))).await.is_err() {
+            let (stream, peer) = socket.accept().await?;
+            let requester = Requester::of_peer(&peer, &shared);
+            if accepted
+                .send(Ok::<_, std::io::Error>(connections.add(stream, peer.uid(), requester)))
+                .await
+                .is_err()
+            {
                 return Ok::<_, std::io::Error>(());
             }
         }

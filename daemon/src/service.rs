@@ -23,6 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
+use crate::access::Requester;
 use crate::daemon::{Daemon, Predictions, SubmitError};
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord, StoreError};
 use millstream_trainer::metrics::{MetricValue, Metrics};
@@ -35,7 +36,11 @@ const PIPE_BYTES: usize = 64 << 10;
 
 /// The gRPC server for `daemon`.
 pub fn server(daemon: Daemon) -> ControlServer<impl Control> {
-    ControlServer::new(Service { daemon })
+    control_server(daemon, false)
+}
+
+fn control_server(daemon: Daemon, is_in_process: bool) -> ControlServer<impl Control> {
+    ControlServer::new(Service { daemon, is_in_process })
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
@@ -46,7 +51,9 @@ pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let only = stream::once(async { Ok::<_, std::io::Error>(far) });
     tokio::spawn(async move {
-        if let Err(error) = Server::builder().add_service(server(daemon)).serve_with_incoming(only).await {
+        if let Err(error) =
+            Server::builder().add_service(control_server(daemon, true)).serve_with_incoming(only).await
+        {
             tracing::error!(%error, "the in-process control server failed");
         }
     });
@@ -55,6 +62,32 @@ pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
 
 struct Service {
     daemon: Daemon,
+    /// Whether its only client is the program that hosts the daemon.
+    is_in_process: bool,
+}
+
+impl Service {
+    /// For whom the daemon carries out the request.
+    fn requester<T>(&self, request: &Request<T>) -> Result<Requester, Status> {
+        if self.is_in_process {
+            return Ok(Requester::Trusted);
+        }
+        let peer = request.extensions().get::<Requester>().cloned();
+        peer.ok_or_else(|| Status::internal("the connection has no credentials"))
+    }
+
+    /// The answer to a request about one job, which may wait for the state database.
+    async fn ask<T: Send + 'static, E: 'static>(
+        &self,
+        request: Request<JobRequest>,
+        answer: fn(&Daemon, &str) -> Result<T, E>,
+    ) -> Result<T, Status>
+    where
+        anyhow::Error: From<E>,
+    {
+        let id = request.into_inner().id;
+        self.daemon.blocking(move |daemon| Ok(answer(daemon, &id)?)).await.map_err(error_status)
+    }
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -63,7 +96,8 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Control for Service {
     async fn submit(&self, request: Request<SubmitRequest>) -> Reply<proto::Job> {
-        let submitted = self.daemon.submit(request.into_inner()).await;
+        let requester = self.requester(&request)?;
+        let submitted = self.daemon.submit_as(request.into_inner(), requester).await;
         let record = submitted.map_err(|error| match error {
             SubmitError::Invalid(error) => Status::invalid_argument(error.to_string()),
             SubmitError::Other(error) => error_status(error),
@@ -72,14 +106,14 @@ impl Control for Service {
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
-        let records = self.daemon.list()?;
+        let records = self.daemon.blocking(|daemon| Ok(daemon.list()?)).await.map_err(error_status)?;
         let jobs = fitting(records.iter().map(job_message), MAX_LIST_BYTES);
         let omitted = (records.len() - jobs.len()) as u64;
         Ok(Response::new(ListReply { jobs, omitted }))
     }
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record = self.daemon.show(&request.into_inner().id)?;
+        let record = self.ask(request, |daemon, id| daemon.show(id)).await?;
         let best = self.daemon.best_checkpoint(&record).await;
         let best_checkpoint = best.as_deref().map(path_text);
         Ok(Response::new(proto::Job { best_checkpoint, ..job_message(&record) }))
@@ -89,7 +123,8 @@ impl Control for Service {
 
     async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
         let LogsRequest { id, follow } = request.into_inner();
-        let record = self.daemon.watch(&id)?;
+        let record =
+            self.daemon.blocking(move |daemon| Ok(daemon.watch(&id)?)).await.map_err(error_status)?;
         let id = record.borrow().id.clone();
         let tail = LogTail { daemon: self.daemon.clone(), id, after: 0, record: Some(record) };
         let lines = stream::unfold(tail, move |tail| tail.read(follow));
@@ -99,7 +134,7 @@ impl Control for Service {
     type WatchStream = Replies<proto::Job>;
 
     async fn watch(&self, request: Request<JobRequest>) -> Reply<Self::WatchStream> {
-        let mut record = self.daemon.watch(&request.into_inner().id)?;
+        let mut record = self.ask(request, |daemon, id| daemon.watch(id)).await?;
         // Send the first message immediately.
         record.mark_changed();
         let jobs = stream::unfold(Some(record), |record| async {
@@ -115,12 +150,12 @@ impl Control for Service {
     }
 
     async fn history(&self, request: Request<JobRequest>) -> Reply<proto::History> {
-        let (record, history) = self.daemon.history(&request.into_inner().id)?;
+        let (record, history) = self.ask(request, |daemon, id| daemon.history(id)).await?;
         Ok(Response::new(history_message(&record, history)))
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
-        let explanation = self.daemon.explain(&request.into_inner().id).map_err(error_status)?;
+        let explanation = self.ask(request, |daemon, id| daemon.explain(id)).await?;
         Ok(Response::new(explanation_message(&explanation)))
     }
 
@@ -128,7 +163,8 @@ impl Control for Service {
 
     async fn profile(&self, request: Request<ProfileRequest>) -> Reply<Self::ProfileStream> {
         let ProfileRequest { id, steps } = request.into_inner();
-        let (id, pending) = self.daemon.profile(&id, steps.max(1)).map_err(error_status)?;
+        let pending = self.daemon.blocking(move |daemon| daemon.profile(&id, steps.max(1))).await;
+        let (id, pending) = pending.map_err(error_status)?;
         Ok(Response::new(profile::replies(id, pending)))
     }
 
@@ -143,7 +179,7 @@ impl Control for Service {
     }
 
     async fn remove(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let record = self.daemon.remove(&request.into_inner().id).map_err(error_status)?;
+        let record = self.ask(request, |daemon, id| daemon.remove(id)).await?;
         Ok(Response::new(job_message(&record)))
     }
 
@@ -154,14 +190,16 @@ impl Control for Service {
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
-        let metrics = self.daemon.evaluate(request.into_inner()).await.map_err(error_status)?;
+        let requester = self.requester(&request)?;
+        let metrics = self.daemon.evaluate_as(request.into_inner(), requester).await.map_err(error_status)?;
         Ok(Response::new(proto::EvaluateReply { metrics: metrics.iter().map(metrics_message).collect() }))
     }
 
     type PredictStream = Replies<Scores>;
 
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
-        let scores = self.daemon.predict(request.into_inner()).await;
+        let requester = self.requester(&request)?;
+        let scores = self.daemon.predict_as(request.into_inner(), requester).await;
         let Predictions { labels, classes, scores } = scores.map_err(error_status)?;
         let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels, classes }));
         let messages = ReceiverStream::new(scores).map(|scores| match scores {
@@ -189,9 +227,10 @@ impl LogTail {
             // A job's last line is logged before its final state. So lines logged after this check of the
             // state are either read in the next iteration, or do not exist.
             let ended = !follow || record.borrow_and_update().state.is_final();
-            let lines = match self.daemon.logs(&self.id, self.after) {
+            let (id, after) = (self.id.clone(), self.after);
+            let lines = match self.daemon.blocking(move |daemon| Ok(daemon.logs(&id, after)?)).await {
                 Ok(lines) => lines,
-                Err(error) => return Some((vec![Err(error.into())], self)),
+                Err(error) => return Some((vec![Err(error_status(error))], self)),
             };
             if !lines.is_empty() || ended {
                 self.after = lines.last().map_or(self.after, |line| line.seq);

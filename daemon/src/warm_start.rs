@@ -17,6 +17,7 @@ use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::warm_start::{IdMapping, IdMappings, WarmStart, WarmStartReport};
 use millstream_worker::protocol::WarmStartRole;
 
+use crate::access::Requester;
 use crate::plan::JobPlan;
 use crate::runs;
 use crate::scoring::{self, Scored};
@@ -31,18 +32,18 @@ pub struct Beginning {
 }
 
 impl Beginning {
-    /// The warm start of the planned job, if it has one and the plan contains an analysis of its data.
+    /// The warm start of the planned job of `requester`, if it has one and the plan contains an analysis of its data.
     ///
     /// # Errors
     /// When there is no such checkpoint, or none of its weights fits the job's model.
-    pub fn of(plan: &JobPlan) -> Result<Option<Self>> {
+    pub fn of(plan: &JobPlan, requester: &Requester) -> Result<Option<Self>> {
         let (Some(WarmStartSpec { checkpoint, best }), Some(analysis)) =
             (&plan.job.warm_start, &plan.analysis)
         else {
             return Ok(None);
         };
         let here = || format!("`warm_start.checkpoint`, {}", checkpoint.display());
-        let source = scoring::find(checkpoint, *best).with_context(here)?;
+        let source = scoring::find(checkpoint, *best, requester).with_context(here)?;
         Self::from(&source, plan, analysis).with_context(here).map(Some)
     }
 
@@ -84,6 +85,7 @@ fn id_mappings(source: &Scored, plan: &JobPlan, analysis: &Analysis) -> Result<I
 pub(crate) fn decided(
     directory: &Path,
     plan: &JobPlan,
+    requester: &Requester,
     report: impl FnOnce(&Beginning),
 ) -> Result<Option<WarmStartRole>> {
     let id_mappings = directory.join(runs::ID_MAPPINGS);
@@ -94,12 +96,12 @@ pub(crate) fn decided(
         Some(checkpoint) => {
             let here = || format!("warm start from {}", checkpoint.display());
             let analysis = plan.analysis.as_ref().context("the job's data was not analysed")?;
-            let source = scoring::find(&checkpoint, false).with_context(here)?;
+            let source = scoring::find(&checkpoint, false, requester).with_context(here)?;
             record(directory, &Beginning::from(&source, plan, analysis).with_context(here)?)?;
             checkpoint
         }
         None => {
-            let Some(beginning) = Beginning::of(plan)? else { return Ok(None) };
+            let Some(beginning) = Beginning::of(plan, requester)? else { return Ok(None) };
             report(&beginning);
             record(directory, &beginning)?;
             beginning.checkpoint

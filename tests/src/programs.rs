@@ -76,6 +76,11 @@ impl Daemon {
         daemon
     }
 
+    /// The control socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Runs `millstream` against this daemon.
     pub fn run(&self, arguments: &[&str]) -> Output {
         Command::new(program("millstream"))

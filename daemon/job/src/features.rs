@@ -3,6 +3,7 @@
 //! Features are read one by one. Then each cross is resolved: its parts are other features, of which it uses the
 //! columns, or columns of the data.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,7 +21,7 @@ const MOST_IDS: u32 = u32::MAX - 1;
 /// The default size of a learned vocabulary.
 const MAX_TERMS: u32 = 1_000_000;
 
-/// The maximum size of a file of terms.
+/// The maximum size of all files of terms of a job: parsing needs a few times as much memory.
 const MAX_TERMS_BYTES: u64 = 256 << 20;
 
 /// A feature as the file defines it.
@@ -31,8 +32,41 @@ pub(super) struct Feature {
     pub(super) parts: Vec<String>,
 }
 
-/// Reads the keys of one kind of feature. Paths of term files are relative to `base`.
-type ReadKind = fn(&mut Section<'_>, base: &Path) -> FeatureKind;
+/// Opens a file of terms.
+pub(super) type OpenTerms<'a> = &'a dyn Fn(&Path) -> io::Result<File>;
+
+/// The files of terms that a job names.
+pub(super) struct TermFiles<'a> {
+    /// Relative paths start here.
+    base: &'a Path,
+    open: OpenTerms<'a>,
+    /// The bytes that further files may have.
+    bytes_left: Cell<u64>,
+}
+
+impl<'a> TermFiles<'a> {
+    pub(super) fn new(base: &'a Path, open: OpenTerms<'a>) -> Self {
+        Self { base, open, bytes_left: Cell::new(MAX_TERMS_BYTES) }
+    }
+
+    /// Reads the file at `path`, if it fits.
+    fn read(&self, path: &Path) -> io::Result<String> {
+        let mut text = String::new();
+        let most = self.bytes_left.get();
+        let read = (self.open)(path)?.take(most + 1).read_to_string(&mut text)? as u64;
+        let left = most.checked_sub(read).ok_or_else(|| {
+            io::Error::other(format!(
+                "the files of terms are larger than {} MiB in total",
+                MAX_TERMS_BYTES >> 20
+            ))
+        })?;
+        self.bytes_left.set(left);
+        Ok(text)
+    }
+}
+
+/// Reads the keys of one kind of feature.
+type ReadKind = fn(&mut Section<'_>, files: &TermFiles<'_>) -> FeatureKind;
 
 const KINDS: [(&str, ReadKind); 6] = [
     ("numeric", |table, _| read_numeric(table)),
@@ -57,13 +91,13 @@ const NORMALIZE: [(&str, Normalize); 5] = [
 const OUT_OF_RANGE: [(&str, OutOfRange); 2] =
     [("error", OutOfRange::Error), ("missing", OutOfRange::Missing)];
 
-/// Reads all features of `section`, in the file's order. Paths of term files are relative to `base`.
-pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
+/// Reads all features of `section`, in the file's order.
+pub(super) fn read(section: Section<'_>, files: &TermFiles<'_>) -> Vec<Feature> {
     let mut features = Vec::new();
     let mut crosses = Vec::new();
     for (name, at, node) in section.entries() {
         let Some(table) = section.as_section(node, format!("feature `{name}`")) else { continue };
-        let Some((spec, parts)) = read_feature(table, name, base) else { continue };
+        let Some((spec, parts)) = read_feature(table, name, files) else { continue };
         let names = parts.iter().map(|part| part.text.to_owned()).collect();
         crosses.push(parts);
         features.push(Feature { at, spec, parts: names });
@@ -87,11 +121,15 @@ pub(super) fn read(section: Section<'_>, base: &Path) -> Vec<Feature> {
 }
 
 /// Reads one feature and its unresolved parts.
-fn read_feature<'a>(mut table: Section<'a>, name: &str, base: &Path) -> Option<(FeatureSpec, Vec<Text<'a>>)> {
+fn read_feature<'a>(
+    mut table: Section<'a>,
+    name: &str,
+    files: &TermFiles<'_>,
+) -> Option<(FeatureSpec, Vec<Text<'a>>)> {
     let kind = table.required("kind", "how the column becomes a feature");
     // Which keys are allowed depends on the kind.
     let read_kind = kind.and_then(|node| table.as_choice(node, &KINDS))?;
-    let kind = read_kind(&mut table, base);
+    let kind = read_kind(&mut table, files);
     let (columns, parts) = match kind {
         FeatureKind::Crossed { .. } => (Vec::new(), read_parts(&mut table)),
         _ => (vec![table.text("column").map_or(name, |column| column.text).to_owned()], Vec::new()),
@@ -190,12 +228,12 @@ fn read_weights(table: &mut Section<'_>, kind: &FeatureKind) -> Option<String> {
     Some(column.text.to_owned())
 }
 
-fn read_vocabulary(table: &mut Section<'_>, base: &Path) -> FeatureKind {
+fn read_vocabulary(table: &mut Section<'_>, files: &TermFiles<'_>) -> FeatureKind {
     let oov_buckets = table.whole_u32("oov_buckets", 1..=MOST_IDS).unwrap_or(1);
     let max_terms = table.whole_u32("max_terms", 1..=MOST_IDS);
     let min_count = table.whole("min_count", 1..=u64::MAX);
     let listed = table.node("terms").map(|node| read_terms(table, node));
-    let filed = table.text("file").map(|file| read_terms_file(table, file, base));
+    let filed = table.text("file").map(|file| read_terms_file(table, file, files));
     let sources: Vec<_> = [("terms", listed.is_some()), ("file", filed.is_some())]
         .into_iter()
         .filter_map(|(key, given)| given.then_some(key))
@@ -249,9 +287,9 @@ fn read_terms(table: &Section<'_>, node: &Node) -> Vec<String> {
 }
 
 /// Reads a file with one term per line.
-fn read_terms_file(table: &Section<'_>, file: Text<'_>, base: &Path) -> Vec<String> {
-    let path = base.join(file.text);
-    let text = match read_regular_file(&path) {
+fn read_terms_file(table: &Section<'_>, file: Text<'_>, files: &TermFiles<'_>) -> Vec<String> {
+    let path = files.base.join(file.text);
+    let text = match files.read(&path) {
         Ok(text) => text,
         Err(error) => {
             table.error_at(file.at, format!("cannot read the terms in {}: {error}", path.display()));
@@ -270,18 +308,16 @@ fn read_terms_file(table: &Section<'_>, file: Text<'_>, base: &Path) -> Vec<Stri
     terms
 }
 
-/// Reads a file of at most [`MAX_TERMS_BYTES`]. A device or a pipe is rejected: reading it may never end.
-fn read_regular_file(path: &Path) -> io::Result<String> {
-    let found = std::fs::metadata(path)?;
-    if !found.is_file() {
+/// Opens a regular file for reading. A device or a pipe is rejected: reading it may never end.
+///
+/// # Errors
+/// When it cannot be opened, or is not a regular file.
+pub fn open_regular_file(path: &Path) -> io::Result<File> {
+    // Before it is opened, which a pipe without a writer delays and a device may notice.
+    if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    let mut text = String::new();
-    let read = File::open(path)?.take(MAX_TERMS_BYTES + 1).read_to_string(&mut text)?;
-    if read as u64 > MAX_TERMS_BYTES {
-        return Err(io::Error::other(format!("larger than {} MiB", MAX_TERMS_BYTES >> 20)));
-    }
-    Ok(text)
+    File::open(path)
 }
 
 fn read_parts<'a>(table: &mut Section<'a>) -> Vec<Text<'a>> {

@@ -1,5 +1,7 @@
 //! The resolved job, and how a whole file is read.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use millstream_io::storage::StorageSpec;
@@ -13,7 +15,7 @@ use crate::checkpoint::{self, CheckpointSpec};
 use crate::document::{self, Node, Table, Value};
 use crate::error::{At, JobError, Problems, Warning};
 use crate::evaluation::{self, EvaluationSpec, LabelPredictions};
-use crate::features::{self, Feature};
+use crate::features::{self, Feature, OpenTerms, TermFiles, open_regular_file};
 use crate::section::Section;
 use crate::tensorboard::{self, TensorBoardSpec};
 use crate::warm_start::{self, WarmStartSpec};
@@ -60,11 +62,24 @@ impl Job {
     /// # Errors
     /// All problems of the file.
     pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<(Self, Vec<Warning>), JobError> {
+        Self::parse_with(text, path, set, &open_regular_file)
+    }
+
+    /// As [`Job::parse`], with `open` to open the files of terms.
+    ///
+    /// # Errors
+    /// All problems of the file.
+    pub fn parse_with(
+        text: &str,
+        path: &Path,
+        set: &[String],
+        open: &dyn Fn(&Path) -> io::Result<File>,
+    ) -> Result<(Self, Vec<Warning>), JobError> {
         let problems = Problems::new(path, text, set);
         let mut table = Table::parse(text, set, &problems);
         // Missing values below would be consequences of these problems.
         problems.check()?;
-        let (mut job, features) = read_job(&table, path, &problems);
+        let (mut job, features) = read_job(&table, path, open, &problems);
         problems.check()?;
         make_portable(&mut table, &job.data.base, &features);
         job.text = document::write(&table);
@@ -109,7 +124,12 @@ impl Job {
 
 /// Reads the whole file: the job without its features, and the features as written. The result is valid only if no
 /// problem was reported.
-pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (Job, Vec<Feature>) {
+pub(crate) fn read_job(
+    table: &Table,
+    path: &Path,
+    open: OpenTerms<'_>,
+    problems: &Problems<'_>,
+) -> (Job, Vec<Feature>) {
     let mut top = Section::new(table, At::Offset(0), "the job file", problems);
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
@@ -118,7 +138,7 @@ pub(crate) fn read_job(table: &Table, path: &Path, problems: &Problems<'_>) -> (
     let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "the inputs of the model");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
-    let features = features::read(section, &data.base);
+    let features = features::read(section, &TermFiles::new(&data.base, open));
     let model = top.required_section("model", "[model]", "the model to train");
     let model_at = model.at_key("kind");
     let mut model = model::read(model, &names);

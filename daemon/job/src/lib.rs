@@ -34,6 +34,7 @@ pub use batch::{AutoBatchSpec, MIN_AUTO_ROWS};
 pub use checkpoint::CheckpointSpec;
 pub use error::{JobError, Problem, Warning};
 pub use evaluation::EvaluationSpec;
+pub use features::open_regular_file;
 pub use job::Job;
 pub use tensorboard::TensorBoardSpec;
 pub use warm_start::WarmStartSpec;

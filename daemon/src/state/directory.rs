@@ -6,6 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use millstream_worker::locks;
 
 use super::Store;
 
@@ -52,7 +53,11 @@ impl OpenState {
         let mut lock = options.open(directory.join(LOCK_FILE)).with_context(here)?;
         match lock.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!("another daemon uses the {}", here()),
+            Err(TryLockError::WouldBlock) => {
+                let holder = locks::holder(&directory.join(LOCK_FILE));
+                let holder = holder.map(|holder| format!(": {holder}")).unwrap_or_default();
+                bail!("another daemon uses the {}{holder}", here());
+            }
             Err(TryLockError::Error(error)) => return Err(error).with_context(here),
         }
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();

@@ -10,28 +10,28 @@ use std::collections::BTreeMap;
 use millstream_control::proto::{Evaluation, NamedValue};
 use rusqlite::{Connection, params};
 
-use super::store::{missing_job, real};
-use super::{History, HistoryPoint, Store, StoreError};
+use super::database::{Database, StoreError, missing_job, real};
+use super::{History, HistoryPoint};
 
 /// Maximum number of points per job.
 const MAX_POINTS: usize = 2048;
 
-impl Store {
+impl Database {
     /// Appends a point to a job's history. If points were merged, returns the new minimum number of steps
     /// between points.
     ///
     /// # Errors
     /// When there is no such job.
-    pub fn append_history(&self, id: &str, point: &HistoryPoint) -> Result<Option<u64>, StoreError> {
-        let mut connection = self.lock();
-        insert(&connection, id, point)?;
+    pub(crate) fn append_history(&self, id: &str, point: &HistoryPoint) -> Result<Option<u64>, StoreError> {
+        let connection = &self.connection;
+        insert(connection, id, point)?;
         let count: usize = connection
             .prepare_cached("SELECT count(*) FROM history WHERE job = ?1")?
             .query_row([id], |row| row.get(0))?;
         if count <= MAX_POINTS {
             return Ok(None);
         }
-        let transaction = connection.transaction()?;
+        let transaction = connection.unchecked_transaction()?;
         let (points, spacing) = merge(&points(&transaction, id)?, MAX_POINTS / 2);
         transaction.execute("DELETE FROM history WHERE job = ?1", [id])?;
         for point in &points {
@@ -45,9 +45,8 @@ impl Store {
     ///
     /// # Errors
     /// When there is no such job.
-    pub fn append_evaluation(&self, id: &str, evaluation: &Evaluation) -> Result<(), StoreError> {
-        let mut connection = self.lock();
-        let transaction = connection.transaction()?;
+    pub(crate) fn append_evaluation(&self, id: &str, evaluation: &Evaluation) -> Result<(), StoreError> {
+        let transaction = self.connection.unchecked_transaction()?;
         for NamedValue { name, value } in &evaluation.metrics {
             transaction
                 .prepare_cached(
@@ -64,8 +63,8 @@ impl Store {
     ///
     /// # Errors
     /// When the database cannot be written.
-    pub fn rewind_history(&self, id: &str, step: u64) -> Result<(), StoreError> {
-        let connection = self.lock();
+    pub(crate) fn rewind_history(&self, id: &str, step: u64) -> Result<(), StoreError> {
+        let connection = &self.connection;
         connection.execute("DELETE FROM history WHERE job = ?1 AND step > ?2", params![id, step])?;
         connection.execute("DELETE FROM evaluation WHERE job = ?1 AND step > ?2", params![id, step])?;
         Ok(())
@@ -75,9 +74,9 @@ impl Store {
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub fn history(&self, id: &str) -> Result<History, StoreError> {
-        let connection = self.lock();
-        Ok(History { points: points(&connection, id)?, evaluations: evaluations(&connection, id)? })
+    pub(crate) fn history(&self, id: &str) -> Result<History, StoreError> {
+        let connection = &self.connection;
+        Ok(History { points: points(connection, id)?, evaluations: evaluations(connection, id)? })
     }
 }
 
@@ -178,10 +177,11 @@ impl HistoryPoint {
 mod tests {
     use super::super::{JobRecord, JobSource};
     use super::*;
+    use crate::access::Requester;
 
-    fn store() -> Store {
-        let store = Store::open_in_memory().unwrap();
-        let source = JobSource { text: String::new(), path: "/a.toml".into() };
+    fn store() -> Database {
+        let store = Database::open_in_memory().unwrap();
+        let source = JobSource { text: String::new(), path: "/a.toml".into(), requester: Requester::Trusted };
         store.insert_job(&JobRecord::new("a", "a", "/checkpoints/a".into()), &source).unwrap();
         store
     }

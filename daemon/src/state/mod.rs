@@ -1,8 +1,10 @@
 //! The daemon's persistent state: jobs, their logs and their histories.
 //!
-//! Defines the records of a job's state. The supervisor changes them, the [`Store`] keeps them, and `service`
+//! Defines the records of a job's state. The supervisor changes them, the [`Store`] keeps them
+//! in a database that only its thread touches, and `service`
 //! converts them to messages. A job's state, progress and evaluations are the API's messages themselves.
 
+mod database;
 mod directory;
 mod history;
 mod schema;
@@ -12,11 +14,13 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::access::Requester;
+pub use database::StoreError;
 pub(crate) use directory::OpenState;
 use millstream_backend::Description;
 use millstream_control::proto::{Evaluation, JobProgress, JobState};
 use millstream_trainer::metrics::Metrics;
-pub use store::{Store, StoreError};
+pub use store::Store;
 use tracing::Level;
 
 /// The maximum length of a text of a job's record or log, in bytes. Longer ones, such as an error that quotes a value of
@@ -65,6 +69,8 @@ pub struct JobSource {
     pub text: String,
     /// The path of the job file.
     pub path: PathBuf,
+    /// Who submitted it.
+    pub requester: Requester,
 }
 
 /// One line of a job's log.

@@ -5,7 +5,7 @@
 
 use rusqlite::Connection;
 
-use super::store::StoreError;
+use super::database::StoreError;
 
 const MIGRATIONS: &[&str] = &[
     "
@@ -119,6 +119,8 @@ const MIGRATIONS: &[&str] = &[
     "ALTER TABLE job ADD COLUMN device TEXT",
     // Earlier versions did not count.
     "ALTER TABLE job ADD COLUMN daemon_deaths INTEGER NOT NULL DEFAULT 0",
+    // JSON: who submitted the job. Earlier versions did not record that.
+    "ALTER TABLE job ADD COLUMN requester TEXT",
 ];
 
 /// Migrates a database to the newest version, one transaction per migration.

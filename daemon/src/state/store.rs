@@ -1,92 +1,77 @@
-//! Jobs and their logs in SQLite. Histories are in `history.rs`.
+//! The store: a handle to the thread that does all database work.
 //!
-//! One connection behind a mutex, called from blocking contexts. A statement takes tens of microseconds and a
-//! job causes a few per second, so a dedicated thread with a queue would only add overhead. In WAL mode with
-//! `synchronous = NORMAL`, committed data survives the death of the process at any moment. A power failure
-//! may lose the last transactions, but never the database, and jobs resume from their checkpoints anyway.
+//! SQLite waits when another process holds a lock of the database, and a disk may be slow. Only this thread waits for
+//! that: a job's thread queues its writes and continues, and a request waits for its answer in a blocking context. The
+//! queue is first in, first out, so a caller reads what was written before.
+//!
+//! While a lock is held, the thread retries the first write in the queue, and calls fail with the name of the process
+//! that holds the lock. Writes beyond [`MAX_QUEUED`] are refused: a job's record is then written later, and the lines of
+//! its log are lost.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rusqlite::types::Type;
-use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
-
-use millstream_control::proto::JobProgress;
-use millstream_trainer::metrics::{Metrics, one_or_several};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use tracing::Level;
 
-use super::{JobRecord, JobSource, JobState, LogRecord, MAX_TEXT_BYTES, bounded, schema};
+use super::database::{Database, StoreError};
+use super::{History, JobRecord, JobSource, LogRecord};
 
-/// Number of newest log lines kept per job.
-const MAX_LOG_LINES: u64 = 10_000;
+/// The maximum number of operations in the queue. With texts of a few KB, they use at most some ten MB.
+const MAX_QUEUED: usize = 4096;
 
-/// The columns of a [`JobRecord`], in the order in which [`read_job`] reads them. Texts are bounded when they are written;
-/// earlier versions did not do that.
-const JOB_COLUMNS: &str = "id, name, state, substr(reason, 1, 4096), attempts, created_ms, started_ms, ended_ms, \
-     directory, checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, \
-     loss, skipped_records, eval_epoch, eval, device, daemon_deaths";
+/// Time for which SQLite waits for a lock before it reports who holds it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The database of jobs.
+/// The database of jobs. Its methods block for as long as the operations before them take, and for a bounded time if
+/// another process holds a lock.
 pub struct Store {
-    connection: Mutex<Connection>,
+    queue: Arc<Queue>,
+    thread: Option<JoinHandle<()>>,
 }
 
-/// Why a database operation failed.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The file cannot be opened as a database.
-    #[error("cannot open the state database `{path}`: {source}")]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// SQLite's error.
-        source: rusqlite::Error,
+/// Called with the database, or with the reason why the thread does not wait for it.
+type Call = Box<dyn FnOnce(Result<&Database, StoreError>) + Send>;
+type Write = Box<dyn FnMut(&Database) -> Result<(), StoreError> + Send>;
+
+enum Operation {
+    Call(Call),
+    /// Repeated until no lock prevents it.
+    Write {
+        job: String,
+        write: Write,
     },
-    /// The file was written by a newer version of the daemon.
-    #[error("the state database has format {found}; this version supports formats up to {known}")]
-    Newer {
-        /// The file's format.
-        found: usize,
-        /// The newest format known.
-        known: usize,
-    },
-    /// No job has this id.
-    #[error("no job `{id}`")]
-    UnknownJob {
-        /// The id.
-        id: String,
-    },
-    /// Several jobs' ids start with the prefix.
-    #[error("`{prefix}` is ambiguous: {}", .ids.join(", "))]
-    Ambiguous {
-        /// The prefix.
-        prefix: String,
-        /// The ids that start with it.
-        ids: Vec<String>,
-    },
-    /// A statement failed.
-    #[error("the state database: {0}")]
-    Sql(#[from] rusqlite::Error),
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct QueueState {
+    operations: VecDeque<Operation>,
+    /// Writes refused because the queue was full, since one was last accepted.
+    refused: u64,
+    is_closed: bool,
 }
 
 impl Store {
     /// Opens the database at `path`, creating or migrating it as needed.
     ///
     /// # Errors
-    /// When it cannot be opened, or is of a newer format.
+    /// When it cannot be opened, another process holds its lock, or it is of a newer format.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
-        let located = |source| StoreError::Open { path: path.to_owned(), source };
-        let connection = Connection::open(path).map_err(located)?;
-        // The pragma returns the new mode, so it is a query. It is also the first read of the file.
-        connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).map_err(located)?;
-        connection.pragma_update(None, "synchronous", "NORMAL").map_err(located)?;
-        connection.busy_timeout(Duration::from_secs(5)).map_err(located)?;
-        Self::with(connection)
+        Self::open_within(path, LOCK_TIMEOUT)
+    }
+
+    fn open_within(path: &Path, lock_timeout: Duration) -> Result<Self, StoreError> {
+        Self::of(Database::open(path, lock_timeout)?)
     }
 
     /// Opens an in-memory store.
@@ -94,13 +79,15 @@ impl Store {
     /// # Errors
     /// When SQLite cannot allocate.
     pub fn open_in_memory() -> Result<Self, StoreError> {
-        Self::with(Connection::open_in_memory()?)
+        Self::of(Database::open_in_memory()?)
     }
 
-    fn with(mut connection: Connection) -> Result<Self, StoreError> {
-        connection.pragma_update(None, "foreign_keys", true)?;
-        schema::migrate(&mut connection)?;
-        Ok(Self { connection: Mutex::new(connection) })
+    fn of(database: Database) -> Result<Self, StoreError> {
+        let queue = Arc::<Queue>::default();
+        let operations = Arc::clone(&queue);
+        let thread = std::thread::Builder::new().name("state".into());
+        let thread = thread.spawn(move || operations.run(&database)).map_err(StoreError::Thread)?;
+        Ok(Self { queue, thread: Some(thread) })
     }
 
     /// Adds a job.
@@ -108,24 +95,8 @@ impl Store {
     /// # Errors
     /// When its id is taken.
     pub fn insert_job(&self, record: &JobRecord, source: &JobSource) -> Result<(), StoreError> {
-        let mut connection = self.lock();
-        let transaction = connection.transaction()?;
-        transaction.prepare_cached(
-            "INSERT INTO job (id, name, text, path, state, reason, attempts, created_ms, directory, step, epoch, \
-             epochs, examples, skipped_records) VALUES (?1, ?2, ?3, ?4, ?5, '', 0, ?6, ?7, 0, 0, 0, 0, 0)",
-        )?
-        .execute(params![
-            record.id,
-            record.name,
-            source.text,
-            bytes(&source.path),
-            record.state.name(),
-            record.created_ms,
-            bytes(&record.directory),
-        ])?;
-        write_job(&transaction, record)?;
-        transaction.commit()?;
-        Ok(())
+        let (record, source) = (record.clone(), source.clone());
+        self.call(move |database| database.insert_job(&record, &source))
     }
 
     /// Stores the mutable fields of `record`.
@@ -133,7 +104,8 @@ impl Store {
     /// # Errors
     /// When there is no such job.
     pub fn save_job(&self, record: &JobRecord) -> Result<(), StoreError> {
-        write_job(&self.lock(), record)
+        let record = record.clone();
+        self.call(move |database| database.save_job(&record))
     }
 
     /// Deletes a job, its log and its history. Its run directory stays.
@@ -141,16 +113,8 @@ impl Store {
     /// # Errors
     /// `UnknownJob` when there is no such job.
     pub fn remove_job(&self, id: &str) -> Result<(), StoreError> {
-        let mut connection = self.lock();
-        let transaction = connection.transaction()?;
-        for table in ["log", "history", "evaluation"] {
-            transaction.execute(&format!("DELETE FROM {table} WHERE job = ?1"), [id])?;
-        }
-        if transaction.execute("DELETE FROM job WHERE id = ?1", [id])? == 0 {
-            return Err(StoreError::UnknownJob { id: id.to_owned() });
-        }
-        transaction.commit()?;
-        Ok(())
+        let id = id.to_owned();
+        self.call(move |database| database.remove_job(&id))
     }
 
     /// Finds a job by its full id.
@@ -158,10 +122,8 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub fn job(&self, id: &str) -> Result<Option<JobRecord>, StoreError> {
-        let connection = self.lock();
-        let mut statement =
-            connection.prepare_cached(&format!("SELECT {JOB_COLUMNS} FROM job WHERE id = ?1"))?;
-        Ok(statement.query_row([id], read_job).optional()?)
+        let id = id.to_owned();
+        self.call(move |database| database.job(&id))
     }
 
     /// The id that equals `prefix`, or the only one that starts with it.
@@ -169,17 +131,8 @@ impl Store {
     /// # Errors
     /// `UnknownJob` for none, `Ambiguous` for several.
     pub fn find(&self, prefix: &str) -> Result<String, StoreError> {
-        let connection = self.lock();
-        let mut statement = connection
-            .prepare_cached("SELECT id FROM job WHERE substr(id, 1, length(?1)) = ?1 ORDER BY id LIMIT 5")?;
-        let mut ids = statement.query_map([prefix], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
-        if ids.first().is_some_and(|id| id == prefix) || (ids.len() == 1 && !prefix.is_empty()) {
-            Ok(ids.swap_remove(0))
-        } else if ids.is_empty() || prefix.is_empty() {
-            Err(StoreError::UnknownJob { id: prefix.to_owned() })
-        } else {
-            Err(StoreError::Ambiguous { prefix: prefix.to_owned(), ids })
-        }
+        let prefix = prefix.to_owned();
+        self.call(move |database| database.find(&prefix))
     }
 
     /// All jobs, newest first.
@@ -187,7 +140,7 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub fn jobs(&self) -> Result<Vec<JobRecord>, StoreError> {
-        self.select_jobs("ORDER BY created_ms DESC, rowid DESC")
+        self.call(Database::jobs)
     }
 
     /// Jobs that have not reached a final state, oldest first; a starting daemon resumes them.
@@ -195,10 +148,7 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub fn unfinished(&self) -> Result<Vec<JobRecord>, StoreError> {
-        let unfinished = "WHERE state NOT IN ('succeeded', 'failed', 'cancelled', 'held')";
-        let mut jobs = self.select_jobs(&format!("{unfinished} ORDER BY created_ms, rowid"))?;
-        jobs.retain(|job| !job.state.is_final());
-        Ok(jobs)
+        self.call(Database::unfinished)
     }
 
     /// The source of a job.
@@ -206,36 +156,17 @@ impl Store {
     /// # Errors
     /// `UnknownJob` when there is no such job.
     pub fn source(&self, id: &str) -> Result<JobSource, StoreError> {
-        let connection = self.lock();
-        let mut statement = connection.prepare_cached("SELECT text, path FROM job WHERE id = ?1")?;
-        statement
-            .query_row([id], |row| Ok(JobSource { text: row.get(0)?, path: path(row.get(1)?) }))
-            .optional()?
-            .ok_or_else(|| StoreError::UnknownJob { id: id.to_owned() })
+        let id = id.to_owned();
+        self.call(move |database| database.source(&id))
     }
 
-    /// Appends a line to a job's log, and deletes the oldest beyond the limit. Returns its position.
+    /// Appends a line to a job's log.
     ///
     /// # Errors
     /// When there is no such job.
     pub fn append_log(&self, id: &str, at_ms: u64, level: Level, text: &str) -> Result<u64, StoreError> {
-        let connection = self.lock();
-        let seq: u64 = connection
-            .prepare_cached(
-                "INSERT INTO log (job, seq, at_ms, level, text) \
-                 VALUES (?1, 1 + ifnull((SELECT max(seq) FROM log WHERE job = ?1), 0), ?2, ?3, ?4) \
-                 RETURNING seq",
-            )?
-            .query_row(params![id, at_ms, level.as_str().to_ascii_lowercase(), bounded(text)], |row| {
-                row.get(0)
-            })
-            .map_err(|error| missing_job(error, id))?;
-        if let Some(oldest) = seq.checked_sub(MAX_LOG_LINES) {
-            connection
-                .prepare_cached("DELETE FROM log WHERE job = ?1 AND seq <= ?2")?
-                .execute(params![id, oldest])?;
-        }
-        Ok(seq)
+        let (id, text) = (id.to_owned(), super::bounded(text).into_owned());
+        self.call(move |database| database.append_log(&id, at_ms, level, &text))
     }
 
     /// A job's log lines after position `after` (0 for all), oldest first.
@@ -243,404 +174,268 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
-        let connection = self.lock();
-        let mut statement = connection.prepare_cached(
-            "SELECT seq, at_ms, level, substr(text, 1, ?3) FROM log WHERE job = ?1 AND seq > ?2 ORDER BY seq",
-        )?;
-        let lines = statement.query_map(params![id, after, MAX_TEXT_BYTES], |row| {
-            Ok(LogRecord { seq: row.get(0)?, at_ms: row.get(1)?, level: parse(row, 2)?, text: row.get(3)? })
-        })?;
-        Ok(lines.collect::<Result<_, _>>()?)
+        let id = id.to_owned();
+        self.call(move |database| database.logs(&id, after))
     }
 
-    fn select_jobs(&self, clause: &str) -> Result<Vec<JobRecord>, StoreError> {
-        let connection = self.lock();
-        let mut statement = connection.prepare_cached(&format!("SELECT {JOB_COLUMNS} FROM job {clause}"))?;
-        let mut rows = statement.query([])?;
-        let mut jobs = Vec::new();
-        while let Some(row) = rows.next()? {
-            jobs.extend(read_job(row).map_or_else(|error| damaged_job(row, &error), Some));
+    /// A job's history.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub fn history(&self, id: &str) -> Result<History, StoreError> {
+        let id = id.to_owned();
+        self.call(move |database| database.history(&id))
+    }
+
+    /// Queues a write of `job` without waiting for it. The thread logs its error. Returns false if the queue is full.
+    pub(crate) fn write(
+        &self,
+        job: &str,
+        write: impl FnMut(&Database) -> Result<(), StoreError> + Send + 'static,
+    ) -> bool {
+        self.queue.push_write(job, Box::new(write))
+    }
+
+    /// Waits until everything queued so far is written, for at most `limit`.
+    pub(crate) fn flush(&self, limit: Duration) {
+        let (sender, done) = sync_channel(1);
+        let is_queued = self.write("", move |_| {
+            // The caller may have stopped waiting.
+            let _ = sender.try_send(());
+            Ok(())
+        });
+        if is_queued && done.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the state database has not answered for {limit:?}; jobs continue");
         }
-        Ok(jobs)
     }
 
-    /// A poisoned lock is safe: a transaction rolls back when dropped in a panic.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Connection> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Runs `work` on the thread and waits for its result.
+    fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Database) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (sender, result) = sync_channel(1);
+        let call = move |database: Result<&Database, StoreError>| {
+            let result =
+                database.and_then(|database| work(database).map_err(|error| database.located(error)));
+            // The caller waits.
+            let _ = sender.send(result);
+        };
+        self.queue.push_call(Box::new(call))?;
+        result.recv().unwrap_or(Err(StoreError::Failed))
     }
 }
 
-fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreError> {
-    let progress = &record.progress;
-    let eval = Evaluation(record.eval.clone());
-    let eval = serde_json::to_string(&eval).expect("metrics have names and numbers");
-    let text = |device| serde_json::to_string(device).expect("a device has names and numbers");
-    let device = record.device.as_ref().map(text);
-    let changed = connection
-        .prepare_cached(
-            "UPDATE job SET state = :state, reason = :reason, attempts = :attempts, started_ms = :started_ms, \
-             ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
-             total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
-             examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             eval_epoch = :eval_epoch, eval = :eval, device = :device, daemon_deaths = :daemon_deaths \
-             WHERE id = :id",
-        )?
-        .execute(named_params! {
-            ":id": record.id,
-            ":state": record.state.name(),
-            ":reason": bounded(&record.reason),
-            ":attempts": record.attempts,
-            ":started_ms": record.started_ms,
-            ":ended_ms": record.ended_ms,
-            ":directory": bytes(&record.directory),
-            ":checkpoint": record.checkpoint.as_deref().map(bytes),
-            ":step": progress.step,
-            ":total_steps": progress.total_steps,
-            ":epoch": progress.epoch,
-            ":epochs": progress.epochs,
-            ":examples": progress.examples,
-            ":rate": progress.examples_per_second,
-            ":wait": progress.input_wait_fraction,
-            ":loss": progress.loss,
-            ":skipped": progress.skipped_records,
-            ":eval_epoch": record.eval_epoch,
-            ":eval": eval,
-            ":device": device,
-            ":daemon_deaths": record.daemon_deaths,
-        })?;
-    if changed == 0 {
-        return Err(StoreError::UnknownJob { id: record.id.clone() });
+impl Drop for Store {
+    /// Waits until the queue is written. A lock that is still held then is not waited for again.
+    fn drop(&mut self) {
+        self.queue.state().is_closed = true;
+        self.queue.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It has logged its panic.
+            let _ = thread.join();
+        }
     }
-    Ok(())
 }
 
-fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
-    Ok(JobRecord {
-        id: row.get(0)?,
-        name: row.get(1)?,
-        state: parse::<JobState>(row, 2)?,
-        reason: row.get(3)?,
-        attempts: row.get(4)?,
-        created_ms: row.get(5)?,
-        started_ms: row.get(6)?,
-        ended_ms: row.get(7)?,
-        directory: path(row.get(8)?),
-        checkpoint: row.get::<_, Option<Vec<u8>>>(9)?.map(path),
-        progress: JobProgress {
-            step: row.get(10)?,
-            total_steps: row.get(11)?,
-            epoch: row.get(12)?,
-            epochs: row.get(13)?,
-            examples: row.get(14)?,
-            examples_per_second: real(row, 15)?,
-            input_wait_fraction: real(row, 16)?,
-            loss: real(row, 17)?,
-            skipped_records: row.get(18)?,
-        },
-        eval_epoch: row.get(19)?,
-        eval: read_eval(row, 20)?,
-        device: read_document(row, 21)?,
-        daemon_deaths: row.get(22)?,
-    })
-}
+impl Queue {
+    fn push_call(&self, call: Call) -> Result<(), StoreError> {
+        let mut state = self.state();
+        if state.operations.len() >= MAX_QUEUED {
+            return Err(StoreError::Busy);
+        }
+        state.operations.push_back(Operation::Call(call));
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
 
-/// The record of a job whose row cannot be read, so that it does not hide the other jobs. `None` without a readable id.
-fn damaged_job(row: &Row<'_>, error: &rusqlite::Error) -> Option<JobRecord> {
-    let id = row.get::<_, String>(0);
-    tracing::error!(?id, %error, "a job's row in the state database is damaged");
-    let (id, name) = (id.ok()?, row.get::<_, String>(1).unwrap_or_default());
-    let mut record = JobRecord::new(id, name, path(row.get(8).unwrap_or_default()));
-    record.created_ms = row.get(5).unwrap_or_default();
-    record.enter(JobState::Failed, &format!("its row in the state database is damaged: {error}"));
-    Some(record)
-}
+    fn push_write(&self, job: &str, write: Write) -> bool {
+        let mut state = self.state();
+        if state.operations.len() >= MAX_QUEUED {
+            if state.refused == 0 {
+                tracing::warn!("the state database does not answer; the next lines of logs are lost");
+            }
+            state.refused += 1;
+            return false;
+        }
+        if state.refused > 0 {
+            tracing::warn!(writes = state.refused, "writes to the state database were lost");
+            state.refused = 0;
+        }
+        state.operations.push_back(Operation::Write { job: job.to_owned(), write });
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
 
-/// Metrics as a JSON document.
-#[derive(Deserialize, Serialize)]
-struct Evaluation(#[serde(with = "one_or_several")] Vec<Metrics>);
+    /// Carries out operations until the queue is closed and empty.
+    fn run(&self, database: &Database) {
+        while let Some(operation) = self.next() {
+            // A transaction rolls back when dropped in a panic. A call's caller finds its channel closed.
+            let done = catch_unwind(AssertUnwindSafe(|| match operation {
+                Operation::Call(call) => call(Ok(database)),
+                Operation::Write { job, write } => self.write(database, &job, write),
+            }));
+            if done.is_err() {
+                tracing::error!("an operation on the state database panicked");
+            }
+        }
+    }
 
-fn read_eval(row: &Row<'_>, column: usize) -> rusqlite::Result<Vec<Metrics>> {
-    Ok(read_document::<Evaluation>(row, column)?.map_or_else(Vec::new, |evaluation| evaluation.0))
-}
+    fn next(&self) -> Option<Operation> {
+        let mut state = self.state();
+        loop {
+            match state.operations.pop_front() {
+                Some(operation) => return Some(operation),
+                None if state.is_closed => return None,
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
 
-fn read_document<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<T>> {
-    let Some(text) = row.get::<_, Option<String>>(column)? else { return Ok(None) };
-    let read = serde_json::from_str(&text);
-    read.map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
-}
+    /// Writes, as soon as no other process prevents it.
+    fn write(&self, database: &Database, job: &str, mut write: Write) {
+        let mut is_reported = false;
+        loop {
+            let error = match write(database) {
+                Ok(()) => return,
+                Err(error) => database.located(error),
+            };
+            if !matches!(error, StoreError::Locked { .. }) || self.state().is_closed {
+                tracing::error!(job, %error, "cannot store the job's state");
+                return;
+            }
+            if !is_reported {
+                tracing::warn!("waiting for a lock: {error}");
+                is_reported = true;
+            }
+            self.fail_calls(database);
+        }
+    }
 
-/// Reads a REAL; SQLite stores NaN as null.
-pub(super) fn real(row: &Row<'_>, column: usize) -> rusqlite::Result<f64> {
-    Ok(row.get::<_, Option<f64>>(column)?.unwrap_or(f64::NAN))
-}
+    /// Answers all waiting calls: they do not wait for a lock that another process keeps.
+    fn fail_calls(&self, database: &Database) {
+        let mut failed = Vec::new();
+        {
+            let mut state = self.state();
+            let (calls, writes): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut state.operations)
+                .into_iter()
+                .partition(|operation| matches!(operation, Operation::Call(_)));
+            state.operations = writes;
+            failed.extend(calls);
+        }
+        for operation in failed {
+            if let Operation::Call(call) = operation {
+                call(Err(database.locked()));
+            }
+        }
+    }
 
-fn parse<T>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
-where
-    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
-{
-    row.get::<_, String>(column)?
-        .parse()
-        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(error)))
-}
-
-/// Paths are stored as raw bytes, since they may not be UTF-8.
-fn bytes(path: &Path) -> &[u8] {
-    path.as_os_str().as_bytes()
-}
-
-fn path(bytes: Vec<u8>) -> PathBuf {
-    OsStr::from_bytes(&bytes).into()
-}
-
-pub(super) fn missing_job(error: rusqlite::Error, id: &str) -> StoreError {
-    match error.sqlite_error_code() {
-        Some(rusqlite::ErrorCode::ConstraintViolation) => StoreError::UnknownJob { id: id.to_owned() },
-        _ => StoreError::Sql(error),
+    fn state(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use millstream_backend::{Description, GpuName, LibraryVersion};
-    use millstream_trainer::metrics::{Metric, MetricValue};
+    use crate::access::Requester;
+    use std::io::{BufRead, BufReader, Read, Write as _};
+    use std::path::PathBuf;
+    use std::process::{Child, Command, Stdio};
+
+    use rusqlite::Connection;
 
     use super::*;
-    use millstream_control::proto::{Evaluation, NamedValue};
 
-    use crate::state::HistoryPoint;
+    /// Names the database that the other process locks.
+    const LOCKED_DATABASE: &str = "MILLSTREAM_TEST_LOCKED_DATABASE";
 
-    fn record(id: &str) -> JobRecord {
-        JobRecord::new(id, "census", PathBuf::from("checkpoints").join(id))
+    #[test]
+    #[ignore = "the other process of the test below"]
+    fn lock_a_database_until_standard_input_ends() {
+        let connection = Connection::open(PathBuf::from(std::env::var_os(LOCKED_DATABASE).unwrap())).unwrap();
+        connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+        std::io::stdout().write_all(b"\nlocked\n").unwrap();
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
     }
 
-    fn source() -> JobSource {
-        JobSource { text: "name = \"census\"".into(), path: "/jobs/census.toml".into() }
-    }
-
-    /// Metrics with distinct values.
-    fn metrics() -> Metrics {
-        let values = Metric::ALL.iter().zip(1_u8..).map(|(&(_, metric), nth)| MetricValue {
-            metric,
-            value: Some(f64::from(nth) / 10.0),
-            error: metric.has_error_bound().then(|| f64::from(nth) / 1000.0),
-        });
-        Metrics { values: values.collect(), groups: Some(12), examples: 99, ..Metrics::default() }
-    }
-
-    fn full_record() -> JobRecord {
-        JobRecord {
-            reason: "the worker was killed by signal 9".into(),
-            attempts: 2,
-            started_ms: Some(5),
-            ended_ms: Some(6),
-            state: JobState::Failed,
-            checkpoint: Some(OsStr::from_bytes(b"not utf-8: \xff").into()),
-            progress: JobProgress {
-                step: 7,
-                total_steps: Some(70),
-                epoch: 1,
-                epochs: 10,
-                examples: 1_000,
-                examples_per_second: 123.5,
-                input_wait_fraction: 0.25,
-                loss: 0.5,
-                skipped_records: 3,
-            },
-            device: Some(Description {
-                text: "GPU 1, some GPU".into(),
-                gpu: Some(GpuName { number: 1, name: "some GPU".into() }),
-                libraries: vec![LibraryVersion { library: "a driver".into(), version: "13.0".into() }],
-            }),
-            eval: vec![metrics()],
-            eval_epoch: Some(4),
-            daemon_deaths: 1,
-            ..record("census-1")
-        }
+    /// Locks the database in another process, which keeps the lock until it is killed.
+    fn lock_elsewhere(path: &Path) -> Child {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--ignored", "--nocapture"])
+            .arg("state::store::tests::lock_a_database_until_standard_input_ends")
+            .env(LOCKED_DATABASE, path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line == "locked"));
+        child
     }
 
     #[test]
-    fn a_record_round_trips() {
-        let store = Store::open_in_memory().unwrap();
-        for wanted in [JobRecord { id: "census-2".into(), ..record("census-2") }, full_record()] {
-            store.insert_job(&wanted, &source()).unwrap();
-            assert_eq!(store.job(&wanted.id).unwrap().unwrap(), wanted);
-        }
-        assert_eq!(store.source("census-1").unwrap(), source());
-        assert_eq!(store.job("census-3").unwrap(), None);
-    }
-
-    #[test]
-    fn a_saved_change_replaces_the_record() {
-        let store = Store::open_in_memory().unwrap();
-        store.insert_job(&record("census-1"), &source()).unwrap();
-        store.save_job(&full_record()).unwrap();
-        let found = store.job("census-1").unwrap().unwrap();
-        assert_eq!(found, JobRecord { created_ms: found.created_ms, ..full_record() });
-        let unknown = store.save_job(&record("census-9")).unwrap_err();
-        assert_eq!(unknown.to_string(), "no job `census-9`");
-    }
-
-    #[test]
-    fn metrics_of_several_labels_round_trip_even_if_undefined() {
-        let store = Store::open_in_memory().unwrap();
-        let undefined = |measured: &mut MetricValue| (measured.value, measured.error) = (None, None);
-        let mut eval = vec![metrics(), metrics()];
-        eval[0].values.iter_mut().for_each(undefined);
-        eval[1].values.retain(|measured| measured.metric == Metric::Rmse);
-        eval[1].groups = None;
-        for (label, metrics) in ["bought", "price"].into_iter().zip(&mut eval) {
-            metrics.label = label.to_owned();
-        }
-        store.insert_job(&JobRecord { eval: eval.clone(), ..record("a") }, &source()).unwrap();
-        assert_eq!(store.job("a").unwrap().unwrap().eval, eval);
-    }
-
-    #[test]
-    fn huge_texts_are_cut_even_if_an_earlier_version_stored_them_whole() {
-        let store = Store::open_in_memory().unwrap();
-        let huge = "\u{e9}".repeat(1 << 20);
-        store.insert_job(&JobRecord { reason: huge.clone(), ..record("a") }, &source()).unwrap();
-        store.append_log("a", 0, Level::ERROR, &huge).unwrap();
-        let texts = || [store.jobs().unwrap()[0].reason.clone(), store.logs("a", 0).unwrap()[0].text.clone()];
-        for text in texts() {
-            assert!(
-                text.len() <= MAX_TEXT_BYTES && text.ends_with("(cut from 2097152 bytes)"),
-                "{}",
-                text.len()
-            );
-        }
-        store.lock().execute("UPDATE job SET reason = ?1", [&huge]).unwrap();
-        store.lock().execute("UPDATE log SET text = ?1", [&huge]).unwrap();
-        assert!(texts().iter().all(|text| text.len() <= 2 * MAX_TEXT_BYTES));
-    }
-
-    #[test]
-    fn a_damaged_row_does_not_hide_the_others() {
-        let store = Store::open_in_memory().unwrap();
-        for id in ["a", "b", "c"] {
-            store.insert_job(&record(id), &source()).unwrap();
-        }
-        store.lock().execute("UPDATE job SET state = 'no such state' WHERE id = 'a'", []).unwrap();
-        store.lock().execute("UPDATE job SET eval = '{' WHERE id = 'c'", []).unwrap();
-        let jobs = store.jobs().unwrap();
-        assert_eq!(jobs.len(), 3);
-        for job in jobs {
-            assert_eq!(job.state == JobState::Failed, job.id != "b", "{job:?}");
-            assert_eq!(job.reason.contains("damaged"), job.id != "b", "{job:?}");
-        }
-        let unfinished = store.unfinished().unwrap();
-        assert_eq!(unfinished.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
-    }
-
-    #[test]
-    fn a_removed_job_leaves_nothing_behind() {
-        let store = Store::open_in_memory().unwrap();
-        for id in ["a", "b"] {
-            store.insert_job(&record(id), &source()).unwrap();
-            store.append_log(id, 0, Level::INFO, "line").unwrap();
-            store.append_history(id, &HistoryPoint { step: 1, ..HistoryPoint::default() }).unwrap();
-            let metrics = vec![NamedValue { name: "auc".to_owned(), value: 0.5 }];
-            store.append_evaluation(id, &Evaluation { step: 1, epoch: 0, metrics }).unwrap();
-        }
-        store.remove_job("a").unwrap();
-        let rows = |table: &str| -> u64 {
-            let count = format!("SELECT count(*) FROM {table}");
-            store.lock().query_row(&count, [], |row| row.get(0)).unwrap()
-        };
-        assert_eq!(["job", "log", "history", "evaluation"].map(rows), [1; 4]);
-        assert!(matches!(store.remove_job("a"), Err(StoreError::UnknownJob { .. })));
-    }
-
-    #[test]
-    fn ids_are_unique() {
-        let store = Store::open_in_memory().unwrap();
-        store.insert_job(&record("a"), &source()).unwrap();
-        assert!(matches!(store.insert_job(&record("a"), &source()), Err(StoreError::Sql(_))));
-    }
-
-    #[test]
-    fn lists_are_ordered_and_unfinished_excludes_final_states() {
-        let store = Store::open_in_memory().unwrap();
-        for (created_ms, state) in JobState::ALL.into_iter().enumerate() {
-            let id = format!("job-{state}");
-            let created_ms = created_ms as u64;
-            store.insert_job(&JobRecord { state, created_ms, ..record(&id) }, &source()).unwrap();
-        }
-        let ids = |jobs: Vec<JobRecord>| jobs.into_iter().map(|job| job.id).collect::<Vec<_>>();
-        let newest_first = ids(store.jobs().unwrap());
-        assert_eq!(newest_first.first().unwrap(), "job-held");
-        assert_eq!(newest_first.len(), JobState::ALL.len());
-        assert_eq!(ids(store.unfinished().unwrap()), ["job-queued", "job-preparing", "job-running"]);
-    }
-
-    #[test]
-    fn a_unique_prefix_finds_its_job() {
-        let store = Store::open_in_memory().unwrap();
-        for id in ["census-a1", "census-a2", "clicks-b", "clicks-b2"] {
-            store.insert_job(&record(id), &source()).unwrap();
-        }
-        assert_eq!(store.find("census-a2").unwrap(), "census-a2");
-        assert_eq!(store.find("clicks-b").unwrap(), "clicks-b", "a whole id wins over longer ones");
-        let error = |prefix: &str| store.find(prefix).unwrap_err().to_string();
-        assert_eq!(error("cen"), "`cen` is ambiguous: census-a1, census-a2");
-        assert_eq!(error("%"), "no job `%`");
-        assert_eq!(error(""), "no job ``");
-    }
-
-    #[test]
-    fn log_lines_are_ordered_and_the_oldest_deleted() {
-        let store = Store::open_in_memory().unwrap();
-        store.insert_job(&record("a"), &source()).unwrap();
-        for n in 1..=MAX_LOG_LINES + 2 {
-            assert_eq!(store.append_log("a", n * 10, Level::WARN, &format!("line {n}")).unwrap(), n);
-        }
-        let all = store.logs("a", 0).unwrap();
-        assert_eq!(all.len() as u64, MAX_LOG_LINES);
-        assert_eq!(all[0].seq, 3);
-        let last = store.logs("a", MAX_LOG_LINES + 1).unwrap();
-        let wanted = LogRecord {
-            seq: MAX_LOG_LINES + 2,
-            at_ms: (MAX_LOG_LINES + 2) * 10,
-            level: Level::WARN,
-            text: format!("line {}", MAX_LOG_LINES + 2),
-        };
-        assert_eq!(last, [wanted]);
-        let unknown = store.append_log("b", 0, Level::INFO, "").unwrap_err();
-        assert!(matches!(unknown, StoreError::UnknownJob { .. }), "{unknown}");
-    }
-
-    #[test]
-    fn a_file_is_reopened_and_a_newer_format_refused() {
+    fn a_lock_of_another_process_stalls_no_write_and_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("state.sqlite");
-        Store::open(&file).unwrap().insert_job(&record("a"), &source()).unwrap();
-        assert_eq!(Store::open(&file).unwrap().jobs().unwrap().len(), 1);
+        let path = directory.path().join("state.sqlite");
+        let store = Store::open_within(&path, Duration::from_millis(50)).unwrap();
+        let record = JobRecord::new("a", "a", "/checkpoints/a".into());
+        let source = JobSource { text: String::new(), path: "/a.toml".into(), requester: Requester::Trusted };
+        store.insert_job(&record, &source).unwrap();
 
-        let connection = Connection::open(&file).unwrap();
-        connection.pragma_update(None, "user_version", 99).unwrap();
-        drop(connection);
-        assert!(matches!(Store::open(&file), Err(StoreError::Newer { found: 99, known: 7 })));
+        let mut child = lock_elsewhere(&path);
+        let named = format!("process {} (", child.id());
+        let error = store.insert_job(&JobRecord { id: "b".into(), ..record }, &source).unwrap_err();
+        assert!(error.to_string().contains(&named), "{error}");
+        for nth in 0..100 {
+            // The thread waits for the lock with the first line; this one does not wait for the thread.
+            let line = move |database: &Database| {
+                database.append_log("a", nth, Level::INFO, &format!("line {nth}")).map(drop)
+            };
+            assert!(store.write("a", line));
+        }
+        let error = store.jobs().unwrap_err();
+        assert!(matches!(error, StoreError::Locked { .. }) && error.to_string().contains(&named), "{error}");
+
+        child.kill().unwrap();
+        child.wait().unwrap();
+        store.flush(Duration::from_secs(60));
+        assert_eq!(store.logs("a", 0).unwrap().len(), 100, "each line is written once, after the lock");
+        assert_eq!(store.jobs().unwrap().len(), 1, "the failed insert was not carried out later");
     }
 
     #[test]
-    fn the_error_contains_the_path_of_a_file_that_is_not_a_database() {
+    fn a_database_whose_lock_is_held_is_not_opened_and_the_holder_is_named() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("state.sqlite");
-        std::fs::write(&file, "this is not a database, and long enough to show it".repeat(50)).unwrap();
-        let error = Store::open(&file).err().unwrap().to_string();
-        assert!(error.contains("state.sqlite") && error.contains("not a database"), "{error}");
+        let path = directory.path().join("state.sqlite");
+        // Not yet in WAL mode, so that opening it needs the lock.
+        let mut child = lock_elsewhere(&path);
+        let error = Store::open_within(&path, Duration::from_millis(50)).err().unwrap().to_string();
+        assert!(error.contains(&format!("process {} (", child.id())), "{error}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(Store::open(&path).is_ok());
     }
 
     #[test]
-    fn entering_a_state_sets_timestamps() {
-        let mut job = record("a");
-        job.enter(JobState::Preparing, "");
-        let started = job.started_ms;
-        assert!(started.is_some() && job.ended_ms.is_none());
-        job.enter(JobState::Failed, "no");
-        assert_eq!(job.started_ms, started);
-        assert!(job.ended_ms.is_some());
-        assert_eq!(job.reason, "no");
+    fn a_full_queue_refuses_writes_and_calls() {
+        let store = Store::open_in_memory().unwrap();
+        let (release, released) = sync_channel::<()>(0);
+        assert!(store.write("a", move |_| {
+            // Closed when the test releases it.
+            let _ = released.recv();
+            Ok(())
+        }));
+        let accepted = (0..2 * MAX_QUEUED).filter(|_| store.write("a", |_| Ok(()))).count();
+        assert!((MAX_QUEUED - 1..=MAX_QUEUED + 1).contains(&accepted), "{accepted}");
+        assert!(matches!(store.jobs(), Err(StoreError::Busy)));
+        drop(release);
+        store.flush(Duration::from_secs(60));
+        while matches!(store.jobs(), Err(StoreError::Busy)) {
+            std::thread::yield_now();
+        }
+        assert!(store.jobs().is_ok());
     }
 }

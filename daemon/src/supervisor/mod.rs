@@ -40,6 +40,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 use tracing::Level;
 
+use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
 use crate::{runs, survey};
 
@@ -90,6 +91,8 @@ pub(crate) struct Control {
 /// Runs one job.
 pub(crate) struct Supervisor {
     job: Job,
+    /// Who submitted it.
+    requester: Requester,
     worker: PathBuf,
     runtime: Handle,
     stores: Stores,
@@ -194,9 +197,9 @@ impl Drop for CancelOnStop {
 }
 
 impl Supervisor {
-    /// A supervisor for `job`, which `recorder` records.
+    /// A supervisor for a job of a user, which `recorder` records.
     pub(crate) fn new(
-        job: Job,
+        (job, requester): (Job, Requester),
         worker: PathBuf,
         runtime: Handle,
         stores: &Stores,
@@ -206,6 +209,7 @@ impl Supervisor {
         let stores = stores.for_job(&job.storage);
         Self {
             job,
+            requester,
             worker,
             runtime,
             stores,
@@ -272,7 +276,14 @@ impl Supervisor {
         let prepared = {
             let _watch = CancelOnStop::new(&self.stores, &stopping, &self.runtime);
             let host = || survey::survey_host(&self.worker);
-            prepare::prepare(&self.job, &self.stores, &self.runtime, &host, &self.recorder, &stopping)
+            prepare::prepare(
+                (&self.job, &self.requester),
+                &self.stores,
+                &self.runtime,
+                &host,
+                &self.recorder,
+                &stopping,
+            )
         };
         self.check_stop()?;
         prepared.map_err(|error| Abort::Failed(format!("{error:#}")))

@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 use tracing::Level;
 
 use super::JobRecorder;
+use crate::access::Requester;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::plan::{self, JobPlan};
 use crate::{runs, warm_start};
@@ -40,10 +41,10 @@ pub(crate) struct Prepared {
     pub(super) batch: Option<Choice>,
 }
 
-/// Prepares `job`, whose run directory is in the record of `recorder`. `host` surveys the host's GPUs if
-/// needed. Returns an error early once `cancel` is set.
+/// Prepares `job`, with the rights of `requester`. Its run directory is in the record of `recorder`. `host` surveys the
+/// host's GPUs if needed. Returns an error early once `cancel` is set.
 pub(super) fn prepare(
-    job: &Job,
+    (job, requester): (&Job, &Requester),
     stores: &Stores,
     runtime: &Handle,
     host: &dyn Fn() -> Result<HostSurvey>,
@@ -51,7 +52,7 @@ pub(super) fn prepare(
     cancel: &AtomicBool,
 ) -> Result<Prepared> {
     let directory = recorder.record().directory;
-    let plan = JobPlan::with(job, stores, Some(&directory), runtime, host, |train| {
+    let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train| {
         analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
     })?;
     if let Some(choice) = &plan.batch {
@@ -70,7 +71,7 @@ pub(super) fn prepare(
         text += &format!("; {} bytes on GPU {number}", gpu::needed_bytes(&plan.model));
     }
     recorder.log(Level::INFO, &text);
-    let warm_start = warm_start::decided(&directory, &plan, |start| {
+    let warm_start = warm_start::decided(&directory, &plan, requester, |start| {
         let text = format!("warm start from {}: {}", start.checkpoint.display(), start.report);
         recorder.log(Level::INFO, &text);
     })?;

@@ -1,21 +1,26 @@
 //! The recorder of a live job: keeps its record for watchers and in the store.
 //!
-//! State changes are stored before watchers see them. Progress reaches watchers immediately and the store
-//! once a second, since after a crash it is taken from the checkpoint anyway.
+//! Writes are queued for the store's thread, so a database that does not answer never stalls a job. State changes are
+//! stored before watchers see them, unless that takes longer than [`STATE_TIMEOUT`]. Progress reaches watchers
+//! immediately and the store once a second, since after a crash it is taken from the checkpoint anyway.
 
 use millstream_control::proto::{Evaluation, JobState, NamedValue};
 use millstream_trainer::metrics::Metrics;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::state::{HistoryPoint, JobRecord, Store, StoreError, bounded, now_ms};
+use crate::state::{HistoryPoint, JobRecord, Store, bounded, now_ms};
 
 /// Interval between writes of progress to the store.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time for which a job waits until its change of state is stored. The state "preparing" and the end should survive a crash
+/// of the daemon; no step is under way then.
+const STATE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Minimum training time of a history point. The remainder at the end of an epoch may be only a step or two,
 /// whose mean is noise.
@@ -27,7 +32,16 @@ pub(crate) struct JobRecorder {
     store: Arc<Store>,
     record: watch::Sender<JobRecord>,
     stored: Mutex<Stored>,
-    /// Whether the last write of the record succeeded.
+    /// Minimum number of steps between history points.
+    spacing: Arc<AtomicU64>,
+    unsaved: Arc<Unsaved>,
+}
+
+/// The record that the store's thread writes next.
+struct Unsaved {
+    /// While it is `Some`, a write is queued.
+    record: Mutex<Option<JobRecord>>,
+    /// Whether the last record was written.
     is_stored: AtomicBool,
 }
 
@@ -38,8 +52,6 @@ struct Stored {
     progress: Option<Instant>,
     /// The step of the last history point.
     step: u64,
-    /// Minimum number of steps between history points.
-    spacing: u64,
     /// The average since that point.
     window: Option<HistoryPoint>,
 }
@@ -53,7 +65,8 @@ impl JobRecorder {
             store,
             record: watch::Sender::new(record),
             stored: Mutex::default(),
-            is_stored: AtomicBool::new(true),
+            spacing: Arc::default(),
+            unsaved: Arc::new(Unsaved { record: Mutex::default(), is_stored: AtomicBool::new(true) }),
         }
     }
 
@@ -77,32 +90,51 @@ impl JobRecorder {
         let level = if state == JobState::Failed { Level::ERROR } else { Level::INFO };
         let is_new_reason = !reason.is_empty() && self.record.borrow().reason != reason;
         self.log(level, &if is_new_reason { format!("{state}: {reason}") } else { state.to_string() });
-        self.update(|record| record.enter(state, reason));
+        self.change(|record| record.enter(state, reason), || self.store.flush(STATE_TIMEOUT));
     }
 
-    /// Changes the record in the store, then for watchers.
+    /// Changes the record for watchers and in the store.
     pub(crate) fn update(&self, change: impl FnOnce(&mut JobRecord)) {
+        self.change(change, || {});
+    }
+
+    fn change(&self, change: impl FnOnce(&mut JobRecord), before_watchers: impl FnOnce()) {
         let mut record = self.record();
         change(&mut record);
         record.reason = bounded(&record.reason).into_owned();
-        self.save(&record);
+        self.save(record.clone());
+        before_watchers();
         self.record.send_replace(record);
     }
 
     /// Whether the store has the record as it was last written.
     pub(crate) fn is_stored(&self) -> bool {
-        self.is_stored.load(Ordering::Relaxed)
+        self.unsaved.is_stored.load(Ordering::Acquire)
     }
 
     /// Writes the record to the store again.
     pub(crate) fn store_again(&self) {
-        self.save(&self.record());
+        self.save(self.record());
     }
 
-    fn save(&self, record: &JobRecord) {
-        let saved = self.store.save_job(record);
-        self.is_stored.store(saved.is_ok(), Ordering::Relaxed);
-        self.log_failure(saved);
+    /// Queues a write of the record. One write is queued at a time; it writes the newest record.
+    fn save(&self, record: JobRecord) {
+        self.unsaved.is_stored.store(false, Ordering::Release);
+        if self.unsaved.record().replace(record).is_some() {
+            return;
+        }
+        let (unsaved, mut record) = (Arc::clone(&self.unsaved), None);
+        let is_queued = self.store.write(&self.id, move |database| {
+            record = unsaved.record().take().or_else(|| record.take());
+            if let Some(record) = &record {
+                database.save_job(record)?;
+                unsaved.is_stored.store(unsaved.record().is_none(), Ordering::Release);
+            }
+            Ok(())
+        });
+        if !is_queued {
+            *self.unsaved.record() = None;
+        }
     }
 
     /// Changes the record's progress for watchers, and periodically in the store. `point` covers the time
@@ -111,7 +143,7 @@ impl JobRecorder {
         self.record.send_modify(change);
         let mut stored = self.stored();
         if is_due(&mut stored.progress, SAVE_INTERVAL) {
-            self.save(&self.record());
+            self.save(self.record());
         }
         if point.examples == 0 {
             return;
@@ -120,7 +152,7 @@ impl JobRecorder {
         window.merge(&point);
         stored.window = Some(window);
         let steps = window.step.saturating_sub(stored.step);
-        if steps >= stored.spacing && window.seconds >= MIN_POINT_SECONDS {
+        if steps >= self.spacing.load(Ordering::Relaxed) && window.seconds >= MIN_POINT_SECONDS {
             self.add_history(&mut stored);
         }
     }
@@ -131,7 +163,8 @@ impl JobRecorder {
         let metrics = eval.iter().flat_map(Metrics::named_values);
         let metrics = metrics.map(|(name, value)| NamedValue { name, value }).collect();
         self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
-        self.log_failure(self.store.append_evaluation(&self.id, &Evaluation { step, epoch, metrics }));
+        let (id, evaluation) = (self.id.clone(), Evaluation { step, epoch, metrics });
+        self.store.write(&self.id, move |database| database.append_evaluation(&id, &evaluation));
     }
 
     /// The average since the last history point, which is not stored yet.
@@ -144,7 +177,8 @@ impl JobRecorder {
         let mut stored = self.stored();
         stored.window = None;
         stored.step = step;
-        self.log_failure(self.store.rewind_history(&self.id, step));
+        let id = self.id.clone();
+        self.store.write(&self.id, move |database| database.rewind_history(&id, step));
     }
 
     /// Stores the remainder of the history at the end of an attempt.
@@ -159,28 +193,33 @@ impl JobRecorder {
             Level::WARN => tracing::warn!(job = self.id, "{text}"),
             _ => tracing::info!(job = self.id, "{text}"),
         }
-        self.log_failure(self.store.append_log(&self.id, now_ms(), level, text).map(drop));
+        let (id, at_ms, text) = (self.id.clone(), now_ms(), bounded(text).into_owned());
+        self.store.write(&self.id, move |database| database.append_log(&id, at_ms, level, &text).map(drop));
     }
 
     fn add_history(&self, stored: &mut Stored) {
-        let Some(point) = stored.window.take() else { return };
-        stored.step = point.step;
-        match self.store.append_history(&self.id, &point) {
-            Ok(Some(spacing)) => stored.spacing = spacing,
-            Ok(None) => {}
-            Err(error) => self.log_failure(Err(error)),
+        let Some(point) = stored.window else { return };
+        let (id, spacing) = (self.id.clone(), Arc::clone(&self.spacing));
+        let is_queued = self.store.write(&self.id, move |database| {
+            if let Some(steps) = database.append_history(&id, &point)? {
+                spacing.store(steps, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        // Without room in the queue, the next point includes this one.
+        if is_queued {
+            (stored.step, stored.window) = (point.step, None);
         }
     }
 
     fn stored(&self) -> MutexGuard<'_, Stored> {
         self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Logs a failed write. It does not stop the job, whose checkpoints are what counts.
-    fn log_failure(&self, result: Result<(), StoreError>) {
-        if let Err(error) = result {
-            tracing::error!(job = self.id, %error, "cannot store the job's state");
-        }
+impl Unsaved {
+    fn record(&self) -> MutexGuard<'_, Option<JobRecord>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -200,12 +239,18 @@ mod tests {
     use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
+    use crate::access::Requester;
     use crate::state::JobSource;
 
     fn recorder() -> JobRecorder {
         let store = Arc::new(Store::open_in_memory().unwrap());
         let record = JobRecord::new("a-1", "a", "/checkpoints/a-1".into());
-        store.insert_job(&record, &JobSource { text: String::new(), path: "/a.toml".into() }).unwrap();
+        store
+            .insert_job(
+                &record,
+                &JobSource { text: String::new(), path: "/a.toml".into(), requester: Requester::Trusted },
+            )
+            .unwrap();
         JobRecorder::new(store, record)
     }
 
@@ -248,7 +293,7 @@ mod tests {
         let point =
             |step, loss| HistoryPoint { step, loss, examples: 10, seconds: 0.25, waited_seconds: 0.0 };
         let report = |step, loss| recorder.progress(point(step, loss), |record| record.progress.step = step);
-        recorder.stored().spacing = 10;
+        recorder.spacing.store(10, Ordering::Relaxed);
         for (step, loss) in [(4, 1.0), (8, 2.0), (12, 3.0), (16, 9.0)] {
             report(step, loss);
         }

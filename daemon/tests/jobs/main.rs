@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use millstream_control::proto::{JobState, SubmitRequest};
+use millstream_daemon::access::Requester;
 use millstream_daemon::config::StateLocation;
 use millstream_daemon::daemon::SubmitError;
 use millstream_daemon::state::{JobRecord, JobSource, Store};
@@ -228,7 +229,8 @@ async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_st
     let text = JOB.replace("epochs = 24", "epochs = 1000000");
     fs::create_dir_all(workspace.path("state")).unwrap();
     let store = Store::open(&workspace.path("state").join("state.sqlite")).unwrap();
-    let source = JobSource { text: text.clone(), path: workspace.path("job.toml") };
+    let source =
+        JobSource { text: text.clone(), path: workspace.path("job.toml"), requester: Requester::Trusted };
     for created_ms in 0..JOBS {
         let id = format!("tiny-{created_ms:06}");
         let record = JobRecord { created_ms, ..JobRecord::new(id.as_str(), "tiny", runs.join(&id)) };

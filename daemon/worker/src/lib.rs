@@ -7,6 +7,7 @@
 //! * [`protocol`]: the messages between a daemon and its workers.
 //! * `process`: the life of the process.
 //! * `link`: the worker's end of the socket.
+//! * [`locks`]: locks of run directories, and who holds a lock.
 //! * `device`: the device that it computes on.
 //! * `train`, `checkpoints`, `rehearsal`, `profiler`: a worker that trains.
 //! * `score`: a worker that scores.
@@ -18,6 +19,7 @@
 mod checkpoints;
 mod device;
 mod link;
+pub mod locks;
 mod process;
 mod profiler;
 pub mod protocol;

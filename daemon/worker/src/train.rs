@@ -4,13 +4,13 @@
 //! alone, so the final checkpoint does not depend on when checkpoints were taken or how often training was
 //! interrupted.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
@@ -23,6 +23,7 @@ use millstream_trainer::warm_start::{IdMappings, WarmStart};
 use crate::checkpoints::Checkpointer;
 use crate::device::{self, DeviceTask};
 use crate::link::{CommandReceiver, Link, StopMode};
+use crate::locks::RunLock;
 use crate::profiler::Profiler;
 use crate::protocol::{
     ANALYSIS_PART, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole, WorkerProgress,
@@ -32,7 +33,6 @@ use crate::tensorboard::{EventSpec, EventWriter, Meter};
 
 /// Time limit for an earlier worker of the job to exit: it is dead or dying.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Interval between progress reports.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
@@ -76,7 +76,7 @@ impl DeviceTask for TrainTask {
         let (schema, training) = (&schema, &role.training);
         let recorder = Arc::new(Recorder::default());
         let open = |threads| open(threads, Arc::clone(&recorder));
-        let _lock = lock(&role.directory)?;
+        let _lock = RunLock::acquire(&role.directory, LOCK_TIMEOUT)?;
         let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
         let (job, analysis) = (read(&role.job)?, read(&role.analysis)?);
         let store = CheckpointStore::local(&role.directory)?;
@@ -149,21 +149,6 @@ fn apply_warm_start<B: Backend<Scalar = f32>>(
     let then = (&then.model, &then.schema, then.tasks.as_slice());
     let warm = WarmStart::new(then, (model, schema, &tasks), &mappings)?;
     Ok(session.warm_start(&warm, &checkpoint)?)
-}
-
-/// Locks the run directory against other workers. The kernel releases the lock when the process ends.
-fn lock(directory: &Path) -> Result<File> {
-    let here = || format!("job directory {}", directory.display());
-    let lock = File::open(directory).with_context(here)?;
-    let until = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match lock.try_lock() {
-            Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_POLL_INTERVAL),
-            Err(TryLockError::WouldBlock) => bail!("another worker is training in the {}", here()),
-            Err(TryLockError::Error(error)) => return Err(error).with_context(here),
-        }
-    }
 }
 
 /// Restores the newest valid checkpoint. Appends an error for each damaged newer one to `passed_over`.

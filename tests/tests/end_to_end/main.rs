@@ -1,5 +1,6 @@
 //! End-to-end and fault tests of the built programs, linked once.
 
+mod access;
 mod auto_batch;
 mod bad_input;
 mod census;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use millstream_daemon::access::Requester;
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
@@ -189,7 +190,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     };
     runtime.shutdown_background();
     let plan = plan?;
-    let beginning = Beginning::of(&plan)?;
+    let beginning = Beginning::of(&plan, &Requester::Trusted)?;
     if job.warm_start.is_some() && beginning.is_none() {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
     }

@@ -1,0 +1,79 @@
+//! A daemon of root opens files of a job only if the user who submits it could.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use millstream_tests::programs::{Daemon, has_ended, program, wait_until};
+use millstream_tests::tiny_job::TinyJob;
+use serde_json::Value;
+
+/// Runs `millstream` as another user, who may use the socket because of its group.
+fn run_as_nobody(daemon: &Daemon, arguments: &[&str]) -> Output {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=0", "--clear-groups"]);
+    command.arg(program("millstream")).arg("--json").arg("--socket").arg(daemon.socket());
+    command.args(arguments).output().unwrap()
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn files_that_the_user_cannot_open_are_refused() {
+    // Only root can become another user, and only then do the rights of both differ.
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let job = TinyJob::new();
+    let directory = job.directory();
+    set_mode(directory, 0o755);
+    let terms = directory.join("terms.txt");
+    fs::write(&terms, "red\n").unwrap();
+    set_mode(&terms, 0o600);
+    let output = directory.join("checkpoints");
+    fs::create_dir(&output).unwrap();
+    set_mode(&output, 0o700);
+    let daemon = Daemon::start(directory);
+    let file = job.file();
+    let text = fs::read_to_string(&file).unwrap();
+    let submit = |text: &str| {
+        fs::write(&file, text).unwrap();
+        run_as_nobody(&daemon, &["submit", file.to_str().unwrap()])
+    };
+    let refused = |output: &Output, why: &str| {
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && message.contains(why), "{message}");
+    };
+
+    let filed = text.replace("{ kind = \"vocabulary\" }", "{ kind = \"vocabulary\", file = \"terms.txt\" }");
+    assert_ne!(filed, text);
+    refused(&submit(&filed), "user 65534 may not read");
+    refused(&submit(&text), "`checkpoint.directory`");
+
+    set_mode(&output, 0o777);
+    set_mode(&directory.join("train-0.parquet"), 0o600);
+    let submitted = submit(&text);
+    assert!(submitted.status.success(), "{submitted:?}");
+    let id = serde_json::from_slice::<Value>(&submitted.stdout).unwrap()["id"].as_str().unwrap().to_owned();
+    wait_until("the job ends", || has_ended(&daemon.show(&id)));
+    let ended = daemon.show(&id);
+    let reason = ended["reason"].as_str().unwrap();
+    assert!(ended["state"] == "failed" && reason.contains("train-0.parquet"), "{ended:#}");
+    assert!(reason.contains("user 65534 may not read"), "{reason}");
+
+    set_mode(&directory.join("train-0.parquet"), 0o644);
+    let text = text.replace("epochs = 24", "epochs = 1");
+    let submitted = submit(&text);
+    let id = serde_json::from_slice::<Value>(&submitted.stdout).unwrap()["id"].as_str().unwrap().to_owned();
+    let checkpoint = daemon.succeeded(&id)["checkpoint"].as_str().unwrap().to_owned();
+    assert!(run_as_nobody(&daemon, &["eval", &checkpoint]).status.success());
+    set_mode(&Path::new(&checkpoint).join("job.toml"), 0o600);
+    refused(&run_as_nobody(&daemon, &["eval", &checkpoint]), "may not read");
+    assert!(daemon.run(&["eval", &checkpoint]).status.success());
+    daemon.stop();
+}
