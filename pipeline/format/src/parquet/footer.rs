@@ -1,7 +1,7 @@
 //! Decodes a file's footer: its row groups and the byte ranges of their columns.
 //!
 //! Pure code over fetched bytes, so that it can be fuzzed: for any input the result is either row groups within
-//! the file or an error.
+//! the file or an error. The `parquet` crate sees only what `grammar.rs` and `arrow_metadata.rs` have checked.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,12 +10,17 @@ use bytes::Bytes;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaDataReader};
 
+use super::arrow_metadata;
+use super::grammar::check_footer;
 use super::guard::guarded;
 
 /// `PAR1`, at both ends of a file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
 /// The length of the footer and the magic number.
 pub(super) const TRAILER_BYTES: usize = 8;
+
+/// The longest footer. Arrow's C++ implementation reads at most 100 MB; 10,000 columns in 100 row groups need as much.
+pub(super) const MAX_FOOTER_BYTES: u64 = 128 << 20;
 
 /// A row group as described by the footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +43,8 @@ pub(super) struct Footer {
     /// Metadata with Parquet's own types: text is text, whether the writer used a dictionary or a large string.
     pub(super) plain: ArrowReaderMetadata,
     pub(super) groups: Arc<[RowGroup]>,
+    /// The most memory that decoding it allocated.
+    pub(super) decoded_bytes: u64,
     /// Indices of the root columns, sorted by name.
     by_name: Arc<[usize]>,
 }
@@ -60,22 +67,25 @@ pub fn row_groups_of(footer: &[u8], file_bytes: u64) -> Result<Vec<RowGroup>, St
 
 impl Footer {
     pub(super) fn decode(bytes: &Bytes, file_bytes: u64) -> Result<Self, BadFooter> {
+        let undecodable =
+            |message| BadFooter { row: 0, message: format!("the footer cannot be decoded: {message}") };
+        let decoded_bytes = check_footer(bytes).map_err(undecodable)?;
+        let metadata = guarded(|| ParquetMetaDataReader::decode_metadata(bytes)).map_err(undecodable)?;
+        let arrow_bytes = arrow_metadata::check(&metadata).map_err(undecodable)?;
         let decoded = guarded(|| {
-            let metadata = Arc::new(ParquetMetaDataReader::decode_metadata(bytes)?);
+            let metadata = Arc::new(metadata);
             let plain = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
             let plain = ArrowReaderMetadata::try_new(Arc::clone(&metadata), plain)?;
             let as_written = ArrowReaderMetadata::try_new(metadata, ArrowReaderOptions::new())?;
             Ok::<_, parquet::errors::ParquetError>((as_written, plain))
         });
-        let (as_written, plain) = decoded.map_err(|message| BadFooter {
-            row: 0,
-            message: format!("the footer cannot be decoded: {message}"),
-        })?;
+        let (as_written, plain) = decoded.map_err(undecodable)?;
+        let decoded_bytes = decoded_bytes.saturating_add(arrow_bytes);
         let groups = row_groups(&plain, file_bytes)?;
         let fields = plain.schema().fields();
         let mut by_name: Vec<usize> = (0..fields.len()).collect();
         by_name.sort_by_key(|&root| fields[root].name());
-        Ok(Self { as_written, plain, groups, by_name: by_name.into() })
+        Ok(Self { as_written, plain, groups, decoded_bytes, by_name: by_name.into() })
     }
 
     /// The root column with this name; the first, if there are several.

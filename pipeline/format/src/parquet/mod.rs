@@ -6,6 +6,7 @@
 //! | content | file |
 //! |---|---|
 //! | the footer: row groups and their byte ranges | `footer.rs` |
+//! | checks before the `parquet` crate decodes metadata | `thrift.rs`, `grammar.rs`, `arrow_metadata.rs` |
 //! | column types supported by features | `types.rs` |
 //! | the columns of a projection in a file | `plan.rs` |
 //! | page indexes: the rows and pages that may pass a filter | `selection.rs` |
@@ -14,11 +15,13 @@
 //! | flat columns and lists, decoded by this crate | `flat.rs`, `list.rs`, `leaf.rs`, `values.rs`, `hybrid.rs` |
 //! | other columns, decoded by the `parquet` crate; catches its panics | `rest.rs`, `delta.rs`, `guard.rs` |
 
+mod arrow_metadata;
 mod codec;
 mod delta;
 mod fetched;
 mod flat;
 mod footer;
+mod grammar;
 mod group;
 mod guard;
 mod header;
@@ -30,6 +33,7 @@ mod page;
 mod plan;
 mod rest;
 mod selection;
+mod thrift;
 mod types;
 mod values;
 
@@ -43,8 +47,9 @@ use parquet::file::metadata::ColumnChunkMetaData;
 
 use crate::{Content, Error, Projection};
 
-use footer::{BadFooter, Footer, MAGIC, TRAILER_BYTES, byte_range, trailer};
+use footer::{BadFooter, Footer, MAGIC, MAX_FOOTER_BYTES, TRAILER_BYTES, byte_range, trailer};
 pub use footer::{RowGroup, row_groups_of};
+pub use grammar::{MAX_METADATA_BYTES, MAX_SCHEMA_DEPTH};
 pub use group::{RowGroupReader, WantedRows};
 pub use guard::quiet_decoder_panics;
 pub use plan::Plan;
@@ -67,17 +72,16 @@ pub struct ParquetFile {
 /// `None` if the file does not end with a footer.
 ///
 /// # Errors
-/// When the footer does not fit into the file.
+/// When the footer does not fit into the file, or is longer than 128 MiB.
 pub fn footer_range(path: &str, size: u64, tail: &[u8]) -> Result<Option<Range<u64>>, Error> {
     let Some((footer_bytes, MAGIC)) = trailer(tail) else { return Ok(None) };
     let Some(end) = size.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
-    match end.checked_sub(u64::from(footer_bytes)) {
-        Some(start) => Ok(Some(start..end)),
-        None => {
-            let message = format!("a footer of {footer_bytes} bytes exceeds the file");
-            Err(Error::Damage { path: path.to_owned(), offset: end, record: 0, message })
-        }
-    }
+    let message = match end.checked_sub(u64::from(footer_bytes)) {
+        Some(start) if end - start <= MAX_FOOTER_BYTES => return Ok(Some(start..end)),
+        Some(_) => format!("a footer of {footer_bytes} bytes exceeds the maximum of {MAX_FOOTER_BYTES}"),
+        None => format!("a footer of {footer_bytes} bytes exceeds the file"),
+    };
+    Err(Error::Damage { path: path.to_owned(), offset: end, record: 0, message })
 }
 
 /// The error of a file that does not end with a footer; `head` are its first bytes.
@@ -108,6 +112,11 @@ impl ParquetFile {
     /// The row groups, in the order of the file.
     pub fn groups(&self) -> &[RowGroup] {
         &self.footer.groups
+    }
+
+    /// The most memory that the decoded footer uses.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.footer.decoded_bytes
     }
 
     /// The schema with the types that the writer recorded.

@@ -23,6 +23,7 @@ use parquet::file::statistics::{Statistics, ValueStatistics};
 
 use super::fetched::FetchedFile;
 use super::footer::byte_range;
+use super::grammar::{check_column_index, check_offset_index};
 use super::group::shape_of;
 use super::guard::guarded;
 use super::plan::{Found, Plan};
@@ -179,6 +180,8 @@ impl ParquetFile {
 /// The page locations of a column, if its index is consistent: consecutive pages within the column, none empty.
 fn places(column: &ColumnChunkMetaData, rows: u64, fetched: &FetchedFile) -> Option<Vec<PageLocation>> {
     let bytes = index_bytes(column.offset_index_range()?, fetched)?;
+    // Without this check, the crate reserves memory for as many pages as the index claims.
+    check_offset_index(&bytes).ok()?;
     let index = guarded(|| decode_offset_index(&bytes)).ok()?;
     let places = index.page_locations().clone();
     let whole = byte_range(column)?;
@@ -204,6 +207,7 @@ fn bounds_of_pages(
     fetched: &FetchedFile,
 ) -> Option<ColumnIndexMetaData> {
     let bytes = index_bytes(column.column_index_range()?, fetched)?;
+    check_column_index(&bytes).ok()?;
     let index = guarded(|| decode_column_index(&bytes, column.column_type())).ok()?;
     let counts = index.null_counts().is_none_or(|counts| counts.len() == pages);
     let ordered = column.column_type() != Physical::INT96;
