@@ -88,7 +88,8 @@ pub(crate) fn open(
         objects = freeze(directory, name, objects)?;
     }
     let dataset = runtime.block_on(Dataset::of(objects, data.format))?;
-    Ok(Arc::new(dataset.cut_at(data.split_bytes).filtered(&data.filter)))
+    let dataset = dataset.cut_at(data.split_bytes).with_budget(data.memory_budget_bytes, data.lanes);
+    Ok(Arc::new(dataset.filtered(&data.filter)))
 }
 
 fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {

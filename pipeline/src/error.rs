@@ -104,6 +104,15 @@ impl Error {
         matches!(self, Self::Format(error) if error.is_bad_record())
     }
 
+    /// Adds a note to the description of damage.
+    pub(crate) fn noting(mut self, note: &str) -> Self {
+        if let Self::Format(millstream_format::Error::Damage { message, .. }) = &mut self {
+            message.push_str("; ");
+            message.push_str(note);
+        }
+        self
+    }
+
     /// Converts an I/O error from the reader that decodes `path`.
     pub(crate) fn of_source(path: &str, error: io::Error) -> Self {
         match error.downcast::<millstream_io::Error>() {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use millstream_format::compression::{Compression, Decompressed};
 use millstream_format::example::{ExampleColumns, Fault};
-use millstream_format::tfrecord::{Damage, ReadError, RecordReader};
+use millstream_format::tfrecord::{Damage, MAX_RECORD_BYTES, ReadError, RecordReader};
 use millstream_format::{Content, Error as FormatError, Projection, SourceError};
 use millstream_io::ReadContext;
 use millstream_io::fetch::FetchedBytes;
@@ -24,6 +24,8 @@ use crate::parts::{self, Located};
 
 /// A chunk ends after this many bytes of records, regardless of the number of rows requested.
 const CHUNK_BYTES: usize = 1 << 20;
+/// The length of a record in a part without any readable record, to estimate how many are lost.
+const ASSUMED_RECORD_BYTES: u64 = 128;
 /// The number of records between two checks whether all features have occurred.
 const CHECK_INTERVAL: usize = 64;
 /// Memory held besides fetched bytes: the decompressor's window and output, and the chunk under construction. Records
@@ -40,12 +42,14 @@ pub struct Records {
     /// Time spent waiting for the range to be located.
     located: Duration,
     permit: Permit,
+    /// The maximum length of a record.
+    most_bytes: u64,
     state: State,
 }
 
 enum State {
-    /// The start of the part's first record is being located.
-    Locating(oneshot::Receiver<Result<Located, Error>>),
+    /// The start of the first record is being located, in a part of so many bytes.
+    Locating(oneshot::Receiver<Result<Located, Error>>, u64),
     /// Nothing has been read yet; reading the first bytes blocks.
     Closed(FetchedBytes),
     Open(Box<RecordReader<Decompressed<FetchedBytes>>>, Compression),
@@ -69,6 +73,8 @@ pub enum Step<'a> {
         error: Error,
         /// Whether nothing after it can be read.
         ends: bool,
+        /// The number of records lost: one, or an estimate if nothing after it can be read.
+        lost: u64,
     },
     /// The end of the file or part.
     End,
@@ -79,7 +85,8 @@ impl Records {
     pub fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
         let state = State::Closed(FetchedBytes::start(object.clone(), limits, context));
         let (label, range) = (object.path().clone(), 0..object.size());
-        Self { object, label, range, located: Duration::ZERO, permit: context.permit.clone(), state }
+        let (permit, most_bytes) = (context.permit.clone(), MAX_RECORD_BYTES);
+        Self { object, label, range, located: Duration::ZERO, permit, most_bytes, state }
     }
 
     /// Reads the records that begin in the byte range `part` of the file. They are numbered from the first of them.
@@ -89,17 +96,25 @@ impl Records {
         limits: &Arc<ReadLimits>,
         context: &ReadContext,
     ) -> Self {
-        let label = part_label(&object, part.start);
-        let state = State::Locating(parts::locate(object.clone(), part, limits, context));
-        Self { object, label, range: 0..0, located: Duration::ZERO, permit: context.permit.clone(), state }
+        let (label, bytes) = (part_label(&object, part.start), part.end - part.start);
+        let (permit, most_bytes) = (context.permit.clone(), MAX_RECORD_BYTES);
+        let state = State::Locating(parts::locate(object.clone(), part, limits, context), bytes);
+        Self { object, label, range: 0..0, located: Duration::ZERO, permit, most_bytes, state }
+    }
+
+    /// Fails at a longer record.
+    #[must_use]
+    pub(crate) fn at_most(self, most_bytes: u64) -> Self {
+        Self { most_bytes, ..self }
     }
 
     /// Returns the next record. `Err` means a storage error, or a file of another format.
     pub fn step(&mut self) -> Result<Step<'_>, Error> {
-        if let State::Locating(_) = self.state
-            && let Some(damage) = self.locate()?
+        if let State::Locating(_, part_bytes) = self.state
+            && let Some(error) = self.locate()?
         {
-            return Ok(Step::Bad { error: damage, ends: true });
+            let lost = part_bytes.div_ceil(ASSUMED_RECORD_BYTES).max(1);
+            return Ok(Step::Bad { error, ends: true, lost });
         }
         if let State::Closed(_) = self.state
             && let Some(bad) = self.open()?
@@ -107,7 +122,7 @@ impl Records {
             return Ok(bad);
         }
         let base = self.range.start;
-        let State::Open(reader, _) = &mut self.state else { return Ok(Step::End) };
+        let State::Open(reader, compression) = &mut self.state else { return Ok(Step::End) };
         match reader.next_record() {
             Ok(Some(record)) => {
                 Ok(Step::Record { number: record.number, offset: base + record.offset, data: record.data })
@@ -121,7 +136,14 @@ impl Records {
                     boundary: self.range.end,
                 })
             }
-            Err(ReadError::Damage(damage)) => bad(&self.object, &self.label, base, damage),
+            Err(ReadError::Damage(damage)) => {
+                let bytes = match compression {
+                    Compression::None => (self.range.end - base).saturating_sub(damage.offset),
+                    _ => self.object.size(),
+                };
+                let lost = lost_records(&damage, bytes);
+                bad(&self.object, &self.label, base, damage, lost)
+            }
         }
     }
 
@@ -132,7 +154,7 @@ impl Records {
 
     /// Waits until the part is located; returns the damage that prevents it, if any.
     fn locate(&mut self) -> Result<Option<Error>, Error> {
-        let State::Locating(located) = std::mem::replace(&mut self.state, State::Ended) else {
+        let State::Locating(located, _) = std::mem::replace(&mut self.state, State::Ended) else {
             return Ok(None);
         };
         let start = Instant::now();
@@ -166,7 +188,7 @@ impl Records {
         match &self.state {
             State::Closed(bytes) => Some(bytes),
             State::Open(reader, _) => Some(reader.input().source()),
-            State::Locating(_) | State::Ended => None,
+            State::Locating(..) | State::Ended => None,
         }
     }
 
@@ -174,14 +196,16 @@ impl Records {
         let State::Closed(bytes) = std::mem::replace(&mut self.state, State::Ended) else { return Ok(None) };
         let at_start = |message| {
             let damage = Damage { message, fatal: true, ..Damage::default() };
-            bad(&self.object, &self.label, 0, damage).map(Some)
+            let lost = self.object.size().div_ceil(ASSUMED_RECORD_BYTES).max(1);
+            bad(&self.object, &self.label, 0, damage, lost).map(Some)
         };
         if self.object.size() == 0 && Compression::from_name(self.object.path()).is_some() {
             return at_start("a compressed stream cannot be empty".to_owned());
         }
         match Decompressed::new(bytes) {
             Ok((stream, compression)) => {
-                self.state = State::Open(Box::new(RecordReader::new(stream)), compression);
+                let reader = RecordReader::new(stream).at_most(self.most_bytes);
+                self.state = State::Open(Box::new(reader), compression);
                 Ok(None)
             }
             Err(error) => match SourceError::unmark(error) {
@@ -192,8 +216,20 @@ impl Records {
     }
 }
 
+/// The number of records that cannot be read because of damage. A file that ends within a record misses that record; it
+/// does not show whether more followed. Other damage that ends a file loses up to `bytes`, and the records before it
+/// determine the estimate. This must be the same each time that the file is read: the position of damage in a compressed
+/// file is not known exactly, so the whole stored size counts.
+fn lost_records(damage: &Damage, bytes: u64) -> u64 {
+    if !damage.fatal || damage.truncated {
+        return 1;
+    }
+    let mean = damage.offset.checked_div(damage.record).unwrap_or(ASSUMED_RECORD_BYTES);
+    bytes.div_ceil(mean.max(1)).max(1)
+}
+
 /// Reports damage in `path`, which is `object` or the part of it that begins at byte `base`.
-fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'static>, Error> {
+fn bad(object: &Object, path: &str, base: u64, damage: Damage, lost: u64) -> Result<Step<'static>, Error> {
     object.distrust();
     let path = path.to_owned();
     if let Some(found @ (Content::Parquet | Content::Text)) = damage.actual_format {
@@ -203,10 +239,18 @@ fn bad(object: &Object, path: &str, base: u64, damage: Damage) -> Result<Step<'s
             found: found.to_string(),
         }));
     }
-    let Damage { offset, record, message, fatal, .. } = damage;
+    let Damage { offset, record, message, fatal, too_long, .. } = damage;
+    if too_long {
+        let message = format!(
+            "record {record}, byte {}: {message} bytes; raise data.memory_budget or lower data.lanes",
+            base + offset
+        );
+        return Err(Error::Format(FormatError::Mismatch { path, message }));
+    }
     Ok(Step::Bad {
         error: Error::Format(FormatError::Damage { path, offset: base + offset, record, message }),
         ends: fatal,
+        lost,
     })
 }
 
@@ -278,37 +322,37 @@ impl RecordsReader {
                         }
                     }
                 }
-                Step::Bad { error, ends } => {
+                Step::Bad { error, ends, lost } => {
                     self.ended = ends;
-                    self.skip_damage(error, ends)?;
+                    self.skip_damage(error, ends, lost)?;
                 }
             }
         }
         if numbers.is_empty() { Ok(None) } else { Ok(Some((self.columns.finish(), numbers))) }
     }
 
-    fn skip_damage(&self, error: Error, ends: bool) -> Result<(), Error> {
+    fn skip_damage(&self, error: Error, ends: bool, lost: u64) -> Result<(), Error> {
         if let Error::Format(FormatError::Damage { record, .. }) = error
             && record < self.skip_to
             && !ends
         {
             return Ok(());
         }
-        let path = self.records.label();
-        self.bad.skip(error)?;
-        if ends {
-            tracing::warn!(%path, "nothing after the damage can be read; the rest is skipped");
+        if !ends || !self.bad.skips() {
+            return self.bad.skip_all(error, lost);
         }
-        Ok(())
+        let note = format!("nothing after it can be read, about {lost} records are lost");
+        self.bad.skip_all(error.noting(&note), lost)
     }
 }
 
 /// Rejects a projection with a column that none of the first `limit` records of all files has. Returns the length of
-/// the longest record examined.
+/// the longest record examined. Fails at a record longer than `most_bytes`.
 pub(crate) fn check_features(
     objects: &[Object],
     projection: &Projection,
     limit: usize,
+    most_bytes: u64,
     runtime: &Handle,
 ) -> Result<u64, Error> {
     let limits = Arc::default();
@@ -318,7 +362,7 @@ pub(crate) fn check_features(
     let absent =
         |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.was_seen(column));
     'files: for object in objects {
-        let mut records = Records::start(object.clone(), &limits, &runtime.into());
+        let mut records = Records::start(object.clone(), &limits, &runtime.into()).at_most(most_bytes);
         loop {
             match records.step()? {
                 Step::End | Step::Bad { ends: true, .. } => break,
@@ -330,6 +374,10 @@ pub(crate) fn check_features(
                 }
             }
             examined += 1;
+            // A few bytes can be inflated to long records, so they are not held until the next check.
+            if columns.bytes() >= CHUNK_BYTES {
+                columns.finish();
+            }
             if examined % CHECK_INTERVAL == 0 {
                 columns.finish();
                 if examined >= limit || absent(&columns).is_none() {

@@ -49,6 +49,8 @@ pub struct Damage {
     pub fatal: bool,
     /// Whether the input ends within the record.
     pub truncated: bool,
+    /// Whether the record is intact as far as read, but longer than [`RecordReader::at_most`] permits.
+    pub too_long: bool,
     /// The detected format of the file, if its first bytes are not a record.
     pub actual_format: Option<Content>,
 }
@@ -72,6 +74,8 @@ pub struct RecordReader<R> {
     offset: u64,
     number: u64,
     actual_format: Option<Content>,
+    /// The maximum length of a record.
+    most_bytes: u64,
 }
 
 /// The location of a frame.
@@ -85,7 +89,21 @@ enum Place {
 impl<R: BufRead> RecordReader<R> {
     /// A reader of `input`, which must be uncompressed and at the start of a record.
     pub fn new(input: R) -> Self {
-        Self { input, pending: 0, carry: Vec::new(), offset: 0, number: 0, actual_format: None }
+        Self {
+            input,
+            pending: 0,
+            carry: Vec::new(),
+            offset: 0,
+            number: 0,
+            actual_format: None,
+            most_bytes: MAX_RECORD_BYTES,
+        }
+    }
+
+    /// Ends at a longer record, before reading or inflating its data.
+    #[must_use]
+    pub fn at_most(self, bytes: u64) -> Self {
+        Self { most_bytes: bytes, ..self }
     }
 
     /// The input at its current position.
@@ -155,7 +173,11 @@ impl<R: BufRead> RecordReader<R> {
     #[inline]
     fn frame_bytes(&mut self, header: &[u8; HEADER_BYTES]) -> io::Result<usize> {
         let message = match length_of(header) {
-            Some(length) if length <= MAX_RECORD_BYTES => {
+            Some(length @ ..=MAX_RECORD_BYTES) if length > self.most_bytes => {
+                let message = format!("a record of {length} bytes exceeds the limit of {}", self.most_bytes);
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+            }
+            Some(length @ ..=MAX_RECORD_BYTES) => {
                 return Ok(HEADER_BYTES + length as usize + FOOTER_BYTES);
             }
             Some(length) => format!("the length of {length} bytes exceeds the maximum of {MAX_RECORD_BYTES}"),
@@ -193,6 +215,7 @@ impl<R: BufRead> RecordReader<R> {
                 message: error.to_string(),
                 fatal: true,
                 truncated: error.kind() == io::ErrorKind::UnexpectedEof,
+                too_long: error.kind() == io::ErrorKind::FileTooLarge,
                 actual_format: self.actual_format,
             }),
         }

@@ -44,6 +44,7 @@ fn read_in_pieces(bytes: &[u8], piece: usize) -> (Vec<Vec<u8>>, Option<Damage>) 
         message: error.to_string(),
         fatal: true,
         truncated: error.kind() == io::ErrorKind::UnexpectedEof,
+        too_long: false,
         actual_format: None,
     };
     let input = match Decompressed::new(BufReader::with_capacity(piece, bytes)) {
@@ -210,4 +211,35 @@ fn decompressed_streams_implement_read() {
         stream.read_to_string(&mut text).unwrap();
         assert_eq!((text.as_str(), found), ("some text", compression));
     }
+}
+
+#[test]
+fn a_limit_applies_to_the_length_and_not_to_how_the_input_is_divided() {
+    let bytes = framed(&[vec![1; 100], vec![2; 101], vec![3; 5]]);
+    for compression in [Compression::None, Compression::Gzip, Compression::Zstd] {
+        let compressed = compress(&bytes, compression);
+        for piece in [1, 30, 1000] {
+            let (input, _) = Decompressed::new(BufReader::with_capacity(piece, &compressed[..])).unwrap();
+            let mut reader = RecordReader::new(input).at_most(100);
+            assert_eq!(reader.next_record().unwrap().unwrap().data.len(), 100);
+            let Err(ReadError::Damage(damage)) = reader.next_record() else { panic!("a limit") };
+            assert!(damage.too_long && damage.fatal && !damage.truncated);
+            assert_eq!((damage.record, damage.offset), (1, 116));
+            assert_eq!(damage.message, "a record of 101 bytes exceeds the limit of 100");
+        }
+    }
+}
+
+#[test]
+fn a_frame_of_zstd_chooses_a_window_up_to_a_limit() {
+    let with_window = |log: u32| {
+        let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+        encoder.set_parameter(zstd::zstd_safe::CParameter::WindowLog(log)).unwrap();
+        encoder.write_all(&framed(&[vec![1; 100]])).unwrap();
+        encoder.finish().unwrap()
+    };
+    assert_eq!(read_in_pieces(&with_window(23), 100), (vec![vec![1; 100]], None));
+    let (records, damage) = read_in_pieces(&with_window(24), 100);
+    assert!(records.is_empty());
+    assert!(damage.unwrap().message.contains("too much memory"));
 }

@@ -4,16 +4,22 @@
 //! exactly as many bytes as the previous one requested: the calls, and hence the bytes decoded before damage, do not
 //! depend on how the input is split. This passes one block at a time, which also saves the library a copy.
 //!
+//! A frame chooses the decoder's memory, its window. RFC 8878 recommends that decoders support windows up to 8 MiB and
+//! that encoders need no larger one; `zstd` needs more only with `--ultra` or `--long`. Larger ones are an error: each
+//! lane of a job may hold a window.
+//!
 //! Source: RFC 8878.
 
 use std::io::{self, BufRead, Read};
 
-use zstd::stream::raw::{Decoder, InBuffer, Operation, OutBuffer};
+use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 use crate::error::SourceError;
 
 /// Output buffer of one call: two maximum-size blocks.
 const OUTPUT_BYTES: usize = 256 << 10;
+/// The largest window, as a power of two.
+const MAX_WINDOW_LOG: u32 = 23;
 /// Bytes that determine the length of a frame header.
 const FRAME_START_BYTES: usize = 5;
 
@@ -61,9 +67,11 @@ impl Frames {
 
 impl<R: BufRead> Zstandard<R> {
     pub(crate) fn new(input: R) -> io::Result<Self> {
+        let mut decoder = Decoder::new()?;
+        decoder.set_parameter(DParameter::WindowLogMax(MAX_WINDOW_LOG))?;
         Ok(Self {
             input,
-            frames: Frames { decoder: Decoder::new()?, wanted: FRAME_START_BYTES, between: true },
+            frames: Frames { decoder, wanted: FRAME_START_BYTES, between: true },
             gathered: Vec::new(),
             output: vec![0; OUTPUT_BYTES].into_boxed_slice(),
             read: 0,

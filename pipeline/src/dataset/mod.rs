@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use futures::{StreamExt, TryStreamExt};
 use millstream_format::filter::{Condition, ResolvedFilter};
 use millstream_format::parquet::ParquetFile;
+use millstream_format::tfrecord::MAX_RECORD_BYTES;
 use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
 use millstream_io::ReadContext;
 use millstream_io::limits::ReadLimits;
@@ -48,6 +49,12 @@ const OPEN_CONCURRENCY: usize = 128;
 /// The number of records in which a feature must occur at least once; otherwise it counts as missing from the data.
 const CHECKED_RECORDS: usize = 65_536;
 
+/// The memory that a record of TFRecord files can need, relative to its length: the record, its values, which are up to
+/// eight times as long if they are small integers, and the unused half of their buffer.
+const HELD_PER_RECORD_BYTE: u64 = 16;
+/// The record length that any memory budget permits.
+const LEAST_RECORD_LIMIT: u64 = 1 << 20;
+
 /// Listed files of one format, cut into splits.
 #[derive(Debug)]
 pub struct Dataset {
@@ -57,6 +64,8 @@ pub struct Dataset {
     limits: Arc<ReadLimits>,
     /// The length in bytes of the longest record seen by [`Dataset::check`].
     longest_record: OnceLock<u64>,
+    /// The maximum length in bytes of a record of TFRecord files.
+    most_record_bytes: u64,
     filter: Option<Filtered>,
 }
 
@@ -133,6 +142,15 @@ impl Dataset {
         }
     }
 
+    /// Limits the length of records, so that one in each of `lanes` lanes fits a memory budget, whatever a file inflates
+    /// to. A longer record is an error that `on_bad_record` does not skip: whether it is one depends on the budget, not
+    /// on the data.
+    #[must_use]
+    pub fn with_budget(self, budget_bytes: u64, lanes: u32) -> Self {
+        let share = budget_bytes / HELD_PER_RECORD_BYTE / u64::from(lanes.max(1));
+        Self { most_record_bytes: share.clamp(LEAST_RECORD_LIMIT, MAX_RECORD_BYTES), ..self }
+    }
+
     /// Identifies these cuts among all cuts of the same files. 0 if each file is one split or defines its own splits.
     pub fn cuts(&self) -> u64 {
         let part = |split: &Split| match split.part {
@@ -160,6 +178,7 @@ impl Dataset {
             files: Files::TfRecord,
             limits: Arc::default(),
             longest_record: OnceLock::new(),
+            most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
         }
     }
@@ -188,6 +207,7 @@ impl Dataset {
             files: Files::Parquet(files),
             limits: Arc::default(),
             longest_record: OnceLock::new(),
+            most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
         })
     }
@@ -275,8 +295,15 @@ impl Dataset {
                 Ok(ParquetFile::check(&files, projection)?)
             }
             Files::TfRecord => {
-                crate::records::check_features(&self.objects, projection, CHECKED_RECORDS, runtime)
-                    .map(|longest| _ = self.longest_record.set(longest))
+                let most_bytes = self.most_record_bytes;
+                crate::records::check_features(
+                    &self.objects,
+                    projection,
+                    CHECKED_RECORDS,
+                    most_bytes,
+                    runtime,
+                )
+                .map(|longest| _ = self.longest_record.set(longest))
             }
         }
     }
@@ -348,6 +375,7 @@ impl Dataset {
                         Records::start(object, &self.limits, context)
                     }
                 };
+                let records = records.at_most(self.most_record_bytes);
                 Inner::Records(Box::new(RecordsReader::of(records, projection, bad.clone())))
             }
         };

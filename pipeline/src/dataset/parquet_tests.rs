@@ -279,12 +279,50 @@ fn damaged_files_never_panic() {
             continue;
         };
         errors += u32::from(read(&runtime, &dataset, &projection(&all), OnBadRecord::Fail).is_err());
-        if let Ok(chunks) = read(&runtime, &dataset, &projection(&all), OnBadRecord::Skip { limit: 10 }) {
-            let rows: usize = chunks.iter().map(|(_, chunk)| chunk.num_rows()).sum();
+        if let Ok((rows, lost)) = read_skipping(&runtime, &dataset, &projection(&all), 10) {
+            assert_eq!(Some(rows + lost), dataset.rows(), "each row is delivered or counted, bit {bit}");
             skipped += u32::from(rows < 5);
         }
     }
     assert!(errors > 100 && skipped > 10, "{errors} {skipped}");
+}
+
+#[test]
+fn all_rows_of_a_damaged_row_group_are_counted() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.parquet");
+    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..5000));
+    let batch = RecordBatch::try_from_iter([("n", numbers)]).unwrap();
+    write(&path, &batch, 4000, Compression::UNCOMPRESSED);
+    let mut bytes = std::fs::read(&path).unwrap();
+    // The header of the first page.
+    bytes[4..12].fill(0xff);
+    std::fs::write(&path, bytes).unwrap();
+    let dataset = open(&runtime, dir.path()).unwrap();
+    let read = |limit| read_skipping(&runtime, &dataset, &projection(&["n"]), limit);
+    assert_eq!(read(4000).unwrap(), (1000, 4000));
+    let error = read(3999).unwrap_err().to_string();
+    assert!(error.starts_with("more than 3999 bad records in one pass; the last: a.parquet"), "{error}");
+    assert!(error.ends_with("the rest of the row group is lost, 4000 rows"), "{error}");
+}
+
+/// The numbers of rows read, and of rows counted as bad.
+fn read_skipping(
+    runtime: &Runtime,
+    dataset: &Dataset,
+    projection: &Projection,
+    limit: u64,
+) -> Result<(u64, u64), Error> {
+    let bad = BadRecords::new(OnBadRecord::Skip { limit });
+    let mut rows = 0;
+    for split in 0..dataset.splits().len() {
+        let mut reader = dataset.read(split, projection, &bad, runtime.handle())?;
+        while let Some(chunk) = reader.next_chunk(2)? {
+            rows += chunk.rows() as u64;
+        }
+    }
+    Ok((rows, bad.skipped()))
 }
 
 fn open_all(runtime: &Runtime, dir: &Path) -> Dataset {

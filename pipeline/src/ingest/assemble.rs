@@ -350,7 +350,7 @@ impl Assembler<'_> {
     fn next_pass(&self, position: &Position) -> Position {
         Position {
             marked_seen: position.marked_seen,
-            skipped_before: position.skipped_before + self.merge.skipped(),
+            skipped_before: position.skipped_before.saturating_add(self.merge.skipped()),
             ..Position::start_of(
                 self.plan.feed.after(self.pass),
                 position.lanes.len() as u32,

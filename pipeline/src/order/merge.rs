@@ -164,14 +164,14 @@ impl Merge {
         }
         entry.ended = true;
         self.live -= 1;
-        self.skipped += skipped;
+        self.skipped = self.skipped.saturating_add(skipped);
         Ok(())
     }
 
     /// Records skipped so far in this pass, including the current windows.
     pub(crate) fn skipped(&self) -> u64 {
         let windows = self.lanes.iter().filter_map(|lane| lane.window);
-        self.skipped + windows.map(|window| window.extent.skipped).sum::<u64>()
+        windows.map(|window| window.extent.skipped).fold(self.skipped, u64::saturating_add)
     }
 
     /// Whether a marked row was drawn.
@@ -204,7 +204,7 @@ impl Merge {
         let Lane { cursor, window, .. } = &mut self.lanes[self.turn];
         if let Some(Window { extent, .. }) = window.take() {
             *cursor = Cursor { split: extent.split, row: extent.row, window: cursor.window + 1, drawn: 0 };
-            self.skipped += extent.skipped;
+            self.skipped = self.skipped.saturating_add(extent.skipped);
             self.marked_seen |= extent.first_marked.is_some();
         }
     }
@@ -216,7 +216,7 @@ impl Merge {
         self.marked_seen |= extent.first_marked.is_some();
         if extent.ends_split {
             *cursor = Cursor { split: cursor.split + 1, ..Cursor::default() };
-            self.skipped += extent.skipped;
+            self.skipped = self.skipped.saturating_add(extent.skipped);
             self.advance_turn();
         }
     }

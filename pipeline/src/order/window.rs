@@ -114,7 +114,7 @@ impl<'a> Cutter<'a> {
         }
         self.split += 1;
         (self.row, self.before) = (0, 0);
-        self.skipped += skipped;
+        self.skipped = self.skipped.saturating_add(skipped);
         let ordered = self.order.mixing().is_ordered();
         Ok(ordered.then(|| WindowExtent { ends_split: true, ..self.cut() }))
     }

@@ -27,6 +27,8 @@ pub(crate) struct RowGroup {
     skip: u64,
     /// The record number of its first row.
     first_record: u64,
+    /// The number of rows before the next one to be returned.
+    passed: u64,
     fetched_bytes: u64,
     waited: Duration,
 }
@@ -64,6 +66,7 @@ impl RowGroup {
             limits: Arc::clone(limits),
             skip: 0,
             first_record: file.file().groups()[group].first_row,
+            passed: 0,
             fetched_bytes: 0,
             waited: Duration::ZERO,
         }
@@ -87,9 +90,19 @@ impl RowGroup {
     /// Returns the next rows, at most `max_rows`, and the record number of the first.
     pub(crate) fn next_chunk(&mut self, max_rows: usize) -> Result<Option<(RecordBatch, u64)>, Error> {
         match self.next_rows(max_rows) {
-            Ok(rows) => Ok(rows.map(|(rows, first)| (rows, self.first_record + first))),
-            // Damage does not show which rows are intact, so all remaining rows count as one bad record.
-            Err(error) => self.bad.skip(error).map(|()| None),
+            Ok(Some((rows, first))) => {
+                self.passed = first + rows.num_rows() as u64;
+                Ok(Some((rows, self.first_record + first)))
+            }
+            Ok(None) => Ok(None),
+            // Damage does not show which rows are intact, so all remaining rows are lost.
+            Err(error) if error.is_bad_record() && self.bad.skips() => {
+                let rows = self.file.file().groups()[self.group].rows;
+                let lost = rows.saturating_sub(self.passed.max(self.skip)).max(1);
+                let note = format!("the rest of the row group is lost, {lost} rows");
+                self.bad.skip_all(error.noting(&note), lost).map(|()| None)
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -105,7 +105,7 @@ impl Surveyor<'_> {
         while !ended {
             match records.step() {
                 Ok(Step::End) => ended = true,
-                Ok(Step::Bad { error: bad, ends }) => {
+                Ok(Step::Bad { error: bad, ends, .. }) => {
                     ended = ends;
                     error.get_or_insert(bad);
                 }
