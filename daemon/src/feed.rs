@@ -88,7 +88,7 @@ pub(crate) fn open(
         objects = freeze(directory, name, objects)?;
     }
     let dataset = runtime.block_on(Dataset::of(objects, data.format))?;
-    let dataset = dataset.cut_at(data.split_bytes).with_budget(data.memory_budget_bytes, data.lanes);
+    let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
     Ok(Arc::new(dataset.filtered(&data.filter)))
 }
 

@@ -222,7 +222,8 @@ fn measure(point: &Point, directory: &Path) -> Value {
     let start = Instant::now();
     let runtime = Runtime::new().unwrap();
     let spec = point.spec(directory);
-    let dataset = Arc::new(runtime.block_on(Dataset::open(&spec.train, &spec.base, None)).unwrap());
+    let dataset = runtime.block_on(Dataset::open(&spec.train, &spec.base, None)).unwrap();
+    let dataset = Arc::new(dataset.cut_at(spec.split_bytes).unwrap());
     let opened = start.elapsed().as_secs_f64();
     let transform = point.transform();
     dataset.check(transform.projection(), runtime.handle()).unwrap();

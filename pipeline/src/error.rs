@@ -33,6 +33,16 @@ pub enum Error {
         /// The offset at which the part starts.
         boundary: u64,
     },
+    /// The files have more splits than a dataset may have.
+    #[error("{path}: more than {limit} splits up to this file{advice}")]
+    TooManySplits {
+        /// The file that exceeds the limit.
+        path: String,
+        /// The maximum number of splits of a dataset.
+        limit: usize,
+        /// The size that makes so many splits, and what to change.
+        advice: String,
+    },
     /// No record of the training data is positive, most likely because `label.positive` is wrong.
     #[error(
         "label `{column}` is never {} in {records} records{}",

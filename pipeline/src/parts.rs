@@ -54,10 +54,16 @@ pub(crate) struct Located {
     pub(crate) damage: Option<Error>,
 }
 
-/// The byte ranges of the parts, of at most `split_bytes`, of a file of `size` bytes.
-pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+/// The number of parts, of at most `split_bytes`, of a file of `size` bytes. The size is what storage claims, so the
+/// number is to be checked before anything is allocated for the parts.
+pub(crate) fn count(path: &str, size: u64, split_bytes: u64) -> u64 {
     let whole = size <= split_bytes || Compression::from_name(path).is_some();
-    let parts = if whole { 1 } else { size.div_ceil(split_bytes.max(1)) };
+    if whole { 1 } else { size.div_ceil(split_bytes.max(1)) }
+}
+
+/// The byte ranges of these parts.
+pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let parts = count(path, size, split_bytes);
     // Computed in 128 bits, so no product overflows.
     let cut = move |part: u64| (u128::from(size) * u128::from(part) / u128::from(parts)) as u64;
     (0..parts).map(move |part| cut(part)..cut(part + 1))

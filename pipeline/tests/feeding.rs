@@ -114,7 +114,7 @@ fn plan(spec: &DataSpec, pattern: &str, runtime: &Runtime) -> IngestPlan {
     let label = LabelSpec::of("clicked", None);
     let transform = Arc::new(Transform::resolve(&features, &label, &[], &Analysis::default()).unwrap());
     let dataset = runtime.block_on(Dataset::open(&[pattern.into()], &spec.base, None)).unwrap();
-    let dataset = Arc::new(dataset.cut_at(spec.split_bytes));
+    let dataset = Arc::new(dataset.cut_at(spec.split_bytes).unwrap());
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let source =
         Arc::new(DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone()));

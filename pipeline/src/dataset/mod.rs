@@ -32,7 +32,6 @@ use crate::error::Error;
 use crate::parquet::ParquetObject;
 use crate::parquet::row_group::RowGroup;
 use crate::records::{Records, RecordsReader, part_label};
-use crate::spec::DEFAULT_SPLIT_BYTES;
 use crate::{parts, splitmix};
 
 use split::Inner;
@@ -40,6 +39,11 @@ pub use split::SplitReader;
 
 /// The minimum split size. For smaller splits, finding the first record costs more than reading in parallel saves.
 pub const FEWEST_SPLIT_BYTES: u64 = 64 << 10;
+
+/// The maximum number of splits of a dataset. Each costs about a hundred bytes in the daemon for as long as the job runs,
+/// and a file's size is only what its storage claims: a sparse file or a server can claim 7 EiB. With the default split
+/// size, this is 64 TiB of TFRecord.
+pub const MAX_SPLITS: usize = 1 << 20;
 
 /// The number of leading bytes read to detect a file's format.
 const SNIFFED_BYTES: u64 = 512;
@@ -124,21 +128,27 @@ impl Dataset {
         Self::of(storage::list(patterns, base).await?, format).await
     }
 
-    /// Opens listed files: reads the metadata required to cut them into splits.
+    /// Opens listed files: reads the metadata required to cut them into splits. A TFRecord file is one split until
+    /// [`Dataset::cut_at`].
+    ///
+    /// # Errors
+    /// A file cannot be read or has another format; the files have more than [`MAX_SPLITS`] splits.
     pub async fn of(objects: Vec<Object>, format: Option<FormatName>) -> Result<Self, Error> {
         match common_format(&objects, format).await? {
-            FormatName::TfRecord => Ok(Self::of_records(objects, DEFAULT_SPLIT_BYTES)),
+            FormatName::TfRecord => Self::of_records(objects, u64::MAX),
             FormatName::Parquet => Self::of_parquet(objects).await,
         }
     }
 
-    /// Cuts the files again: uncompressed TFRecord files of more than `split_bytes` into equal parts of at most
-    /// `split_bytes` each. The cuts depend only on the files' sizes and names. Parquet files are not affected.
-    #[must_use]
-    pub fn cut_at(self, split_bytes: u64) -> Self {
+    /// Cuts uncompressed TFRecord files of more than `split_bytes` into equal parts of at most `split_bytes` each. The
+    /// cuts depend only on the files' sizes and names. Parquet files are not affected.
+    ///
+    /// # Errors
+    /// [`Error::TooManySplits`] if this makes more than [`MAX_SPLITS`].
+    pub fn cut_at(self, split_bytes: u64) -> Result<Self, Error> {
         match self.files {
             Files::TfRecord => Self::of_records(self.objects, split_bytes),
-            Files::Parquet(_) => self,
+            Files::Parquet(_) => Ok(self),
         }
     }
 
@@ -161,18 +171,21 @@ impl Dataset {
         cuts.fold(0, |hash, word| splitmix::mix(hash.wrapping_add(splitmix::GAMMA) ^ word))
     }
 
-    fn of_records(objects: Vec<Object>, split_bytes: u64) -> Self {
+    fn of_records(objects: Vec<Object>, split_bytes: u64) -> Result<Self, Error> {
         let mut splits = Vec::new();
         for (object, listed) in objects.iter().enumerate() {
-            splits.extend(parts::cuts(listed.path(), listed.size(), split_bytes).map(
-                |Range { start, end }| {
-                    let whole = end - start == listed.size();
-                    let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
-                    Split { object, part, first_record: 0, rows: None, bytes: end - start }
-                },
-            ));
+            let (path, size) = (listed.path(), listed.size());
+            let room = (MAX_SPLITS - splits.len()) as u64;
+            if parts::count(path, size, split_bytes) > room {
+                return Err(too_many_parts(listed, split_bytes));
+            }
+            splits.extend(parts::cuts(path, size, split_bytes).map(|Range { start, end }| {
+                let whole = end - start == size;
+                let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
+                Split { object, part, first_record: 0, rows: None, bytes: end - start }
+            }));
         }
-        Self {
+        Ok(Self {
             objects,
             splits,
             files: Files::TfRecord,
@@ -180,7 +193,7 @@ impl Dataset {
             longest_record: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
-        }
+        })
     }
 
     async fn of_parquet(objects: Vec<Object>) -> Result<Self, Error> {
@@ -191,6 +204,11 @@ impl Dataset {
             .await?;
         let mut splits = Vec::new();
         for (object, file) in files.iter().enumerate() {
+            if file.file().groups().len() > MAX_SPLITS - splits.len() {
+                let path = objects[object].path().to_string();
+                let advice = "; write larger row groups, or train on fewer files".to_owned();
+                return Err(Error::TooManySplits { path, limit: MAX_SPLITS, advice });
+            }
             for (group, described) in (0..).zip(file.file().groups()) {
                 splits.push(Split {
                     object,
@@ -392,6 +410,20 @@ impl Dataset {
             }
         }
     }
+}
+
+fn too_many_parts(object: &Object, split_bytes: u64) -> Error {
+    let size = object.size();
+    let least = size.div_ceil(MAX_SPLITS as u64).max(split_bytes);
+    let advice = if size > split_bytes {
+        format!(
+            ", whose size is {size} bytes; if that is right, increase data.split_bytes from {split_bytes} to more than \
+             {least}"
+        )
+    } else {
+        "; merge the files into larger ones, or train on fewer".to_owned()
+    };
+    Error::TooManySplits { path: object.path().to_string(), limit: MAX_SPLITS, advice }
 }
 
 /// The format that all files share.

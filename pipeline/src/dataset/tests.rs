@@ -267,7 +267,7 @@ fn parts_of_a_file_hold_its_records_once_and_in_order() {
     let sizes = std::fs::metadata(dir.path().join("a.tfrecord")).unwrap().len();
     let mut cuts = std::collections::HashSet::from([0]);
     for split_bytes in [1, 7, 40, 100, 1000, sizes - 1] {
-        let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(split_bytes);
+        let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(split_bytes).unwrap();
         let parts = dataset.splits().iter().filter(|split| split.object == 0).count() as u64;
         assert_eq!(parts, sizes.div_ceil(split_bytes));
         assert!(dataset.splits().iter().all(|split| split.bytes <= split_bytes || split.object == 2));
@@ -275,8 +275,31 @@ fn parts_of_a_file_hold_its_records_once_and_in_order() {
         assert_eq!(read_all(&runtime, &dataset, &fail()).unwrap(), (0..1500).collect::<Vec<_>>());
         assert!(cuts.insert(dataset.cuts()), "cuts at {split_bytes} equal others");
     }
-    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(1 << 30);
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(1 << 30).unwrap();
     assert_eq!((dataset.splits().len(), dataset.cuts()), (4, 0));
+}
+
+#[test]
+fn a_file_of_absurd_size_is_rejected_before_its_parts_are_listed() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.tfrecord"), file(0..300, Compression::None)).unwrap();
+    // Sparse: most file systems allow no more than 16 TiB, and some storage servers claim 7 EiB.
+    let size = 15_u64 << 40;
+    std::fs::File::create(dir.path().join("b.tfrecord")).unwrap().set_len(size).unwrap();
+    let split_bytes = 1 << 20;
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap();
+    let error = dataset.cut_at(split_bytes).unwrap_err();
+    assert!(matches!(&error, Error::TooManySplits { path, .. } if path == "b.tfrecord"), "{error}");
+    let message = error.to_string();
+    for part in [size.to_string(), "data.split_bytes".to_owned(), split_bytes.to_string()] {
+        assert!(message.contains(&part), "{message}");
+    }
+    // With the advice of the error, the files can be opened.
+    let least = size.div_ceil(MAX_SPLITS as u64);
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(least + 100).unwrap();
+    assert!(dataset.splits().len() <= MAX_SPLITS);
+    assert_eq!(parts::count("c.tfrecord", 7 << 60, 1), 7 << 60);
 }
 
 #[test]
@@ -284,7 +307,7 @@ fn a_part_is_read_from_any_of_its_records() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.tfrecord"), file(0..300, Compression::None)).unwrap();
-    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(2000);
+    let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(2000).unwrap();
     let whole = read(&runtime, &dataset, 2, &fail(), 0, 50).unwrap();
     assert!(whole.len() > 20 && whole[0].0 == 0 && whole[0].1 > 0);
     for from in [1, 7, whole.len() - 1, whole.len()] {
@@ -304,7 +327,7 @@ fn damage_costs_no_more_than_its_part() {
             let mut bytes = whole.clone();
             bytes[frame(record) + at] ^= 0x40;
             std::fs::write(&path, &bytes).unwrap();
-            let dataset = open(&runtime, dir.path(), &["a.tfrecord"]).unwrap().cut_at(1500);
+            let dataset = open(&runtime, dir.path(), &["a.tfrecord"]).unwrap().cut_at(1500).unwrap();
             let error = read_all(&runtime, &dataset, &fail()).unwrap_err();
             let place = frame(record) as u64;
             let address = matches!(&error, Error::Format(FormatError::Damage { path, offset, .. }) if path.starts_with("a.tfrecord") && *offset == place);
@@ -340,7 +363,7 @@ fn nested_records_are_never_mistaken_for_the_files_records() {
     std::fs::write(dir.path().join("a.tfrecord"), &bytes).unwrap();
     let dataset = open(&runtime, dir.path(), &["*"]).unwrap();
     for split_bytes in [700, 1111, 3000] {
-        let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(split_bytes);
+        let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(split_bytes).unwrap();
         for bad in [fail(), BadRecords::new(OnBadRecord::Skip { limit: 1000 })] {
             let mut ends = (0..dataset.splits().len()).map(|split| {
                 let mut reader = dataset.read(split, &projection(&["x"]), &bad, runtime.handle()).unwrap();
