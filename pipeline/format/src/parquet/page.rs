@@ -268,8 +268,7 @@ fn next_header(
     while next.is_none() && !rest.is_empty() {
         let length = usize::try_from(rest.end - rest.start).map_err(|_| damaged("a column is too large"))?;
         let bytes = source.get_bytes(rest.start, length)?;
-        let (header, header_bytes) =
-            Header::read(&bytes).ok_or_else(|| damaged("the header of a page is damaged"))?;
+        let (header, header_bytes) = Header::read(&bytes).map_err(ParquetError::General)?;
         if header.compressed > length - header_bytes {
             return Err(damaged("a page exceeds its column"));
         }

@@ -69,33 +69,38 @@ pub(super) fn check(
     structure: &'static Structure,
     on: impl FnMut(Event) -> Result<(), String>,
 ) -> Result<u64, String> {
-    let mut walk = Walk { rest: bytes, decoded_bytes: 0, on };
+    let mut walk = Walk { input: Input::new(bytes), decoded_bytes: 0, on };
     walk.structure(structure)?;
     Ok(walk.decoded_bytes)
 }
 
-struct Walk<'a, F> {
+/// Encoded bytes that are being read.
+pub(super) struct Input<'a> {
     rest: &'a [u8],
+}
+
+struct Walk<'a, F> {
+    input: Input<'a>,
     decoded_bytes: u64,
     on: F,
 }
 
 /// A type as encoded.
-mod wire {
-    pub(super) const STOP: u8 = 0;
-    pub(super) const TRUE: u8 = 1;
-    pub(super) const FALSE: u8 = 2;
-    pub(super) const I8: u8 = 3;
-    pub(super) const I16: u8 = 4;
-    pub(super) const I32: u8 = 5;
-    pub(super) const I64: u8 = 6;
-    pub(super) const DOUBLE: u8 = 7;
-    pub(super) const BINARY: u8 = 8;
-    pub(super) const LIST: u8 = 9;
-    pub(super) const SET: u8 = 10;
-    pub(super) const MAP: u8 = 11;
-    pub(super) const STRUCT: u8 = 12;
-    pub(super) const UUID: u8 = 13;
+pub(super) mod wire {
+    pub(in crate::parquet) const STOP: u8 = 0;
+    pub(in crate::parquet) const TRUE: u8 = 1;
+    pub(in crate::parquet) const FALSE: u8 = 2;
+    pub(in crate::parquet) const I8: u8 = 3;
+    pub(in crate::parquet) const I16: u8 = 4;
+    pub(in crate::parquet) const I32: u8 = 5;
+    pub(in crate::parquet) const I64: u8 = 6;
+    pub(in crate::parquet) const DOUBLE: u8 = 7;
+    pub(in crate::parquet) const BINARY: u8 = 8;
+    pub(in crate::parquet) const LIST: u8 = 9;
+    pub(in crate::parquet) const SET: u8 = 10;
+    pub(in crate::parquet) const MAP: u8 = 11;
+    pub(in crate::parquet) const STRUCT: u8 = 12;
+    pub(in crate::parquet) const UUID: u8 = 13;
 }
 
 /// An unknown container that is being skipped.
@@ -144,10 +149,10 @@ impl<F: FnMut(Event) -> Result<(), String>> Walk<'_, F> {
         let reports = of.part != Part::Other;
         self.decoded_bytes = self.decoded_bytes.saturating_add(of.decoded_bytes);
         let mut last = 0;
-        while let Some((id, wire)) = self.field(last)? {
+        while let Some((id, wire)) = self.input.field(last)? {
             last = id;
             let Some((_, kind)) = of.fields.iter().find(|(known, _)| *known == id) else {
-                self.skip(wire)?;
+                self.input.skip(wire)?;
                 continue;
             };
             if !kind.is(wire) {
@@ -167,38 +172,28 @@ impl<F: FnMut(Event) -> Result<(), String>> Walk<'_, F> {
         if reports { (self.on)(Event::End) } else { Ok(()) }
     }
 
-    /// The identifier and type of the next field, unless the structure ends.
-    fn field(&mut self, last: i16) -> Result<Option<(i16, u8)>, String> {
-        let header = self.byte()?;
-        let wire = header & 0x0f;
-        if wire == wire::STOP {
-            return Ok(None);
-        }
-        let id = match header >> 4 {
-            0 => i16::try_from(self.integer()?).ok(),
-            delta => last.checked_add(i16::from(delta)),
-        };
-        Ok(Some((id.ok_or("a field has no valid number")?, wire)))
-    }
-
     /// Reads a value; returns an integer or the length of a text, otherwise 0.
     fn value(&mut self, kind: Kind) -> Result<i64, String> {
         let fits =
             |value: i64, fits: bool| if fits { Ok(value) } else { Err("an integer overflows".to_owned()) };
         match kind {
-            Kind::Bool | Kind::I8 => self.advance(1)?,
-            Kind::I16 => return self.integer().and_then(|value| fits(value, i16::try_from(value).is_ok())),
-            Kind::I32 => return self.integer().and_then(|value| fits(value, i32::try_from(value).is_ok())),
-            Kind::I64 => return self.integer(),
-            Kind::Double => self.advance(8)?,
+            Kind::Bool | Kind::I8 => self.input.advance(1)?,
+            Kind::I16 => {
+                return self.input.integer().and_then(|value| fits(value, i16::try_from(value).is_ok()));
+            }
+            Kind::I32 => {
+                return self.input.integer().and_then(|value| fits(value, i32::try_from(value).is_ok()));
+            }
+            Kind::I64 => return self.input.integer(),
+            Kind::Double => self.input.advance(8)?,
             Kind::Binary => {
-                let length = self.varint()?;
-                self.advance(length)?;
+                let length = self.input.varint()?;
+                self.input.advance(length)?;
                 self.decoded_bytes = self.decoded_bytes.saturating_add(length);
                 return Ok(length as i64);
             }
             Kind::List(element) => {
-                let (wire, count) = self.list()?;
+                let (wire, count) = self.input.list()?;
                 if count > 0 && !element.is(wire) {
                     return Err(format!(
                         "a list has elements of type {wire}, not the type that the format defines"
@@ -213,9 +208,34 @@ impl<F: FnMut(Event) -> Result<(), String>> Walk<'_, F> {
         }
         Ok(0)
     }
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    /// The number of bytes that have not been read.
+    pub(super) fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// The identifier and type of the next field, unless the structure ends.
+    pub(super) fn field(&mut self, last: i16) -> Result<Option<(i16, u8)>, String> {
+        let header = self.byte()?;
+        let wire = header & 0x0f;
+        if wire == wire::STOP {
+            return Ok(None);
+        }
+        let id = match header >> 4 {
+            0 => i16::try_from(self.integer()?).ok(),
+            delta => last.checked_add(i16::from(delta)),
+        };
+        Ok(Some((id.ok_or("a field has no valid number")?, wire)))
+    }
 
     /// Skips a field that the format does not define.
-    fn skip(&mut self, wire: u8) -> Result<(), String> {
+    pub(super) fn skip(&mut self, wire: u8) -> Result<(), String> {
         let mut stack = [Skipped::Struct; MAX_UNKNOWN_DEPTH];
         let mut depth = 0;
         let mut wire = wire;
@@ -298,7 +318,7 @@ impl<F: FnMut(Event) -> Result<(), String>> Walk<'_, F> {
         Err(format!("a list claims {count} elements, {} bytes remain", self.rest.len()))
     }
 
-    fn integer(&mut self) -> Result<i64, String> {
+    pub(super) fn integer(&mut self) -> Result<i64, String> {
         let value = self.varint()?;
         Ok((value >> 1) as i64 ^ -((value & 1) as i64))
     }
@@ -322,7 +342,7 @@ impl<F: FnMut(Event) -> Result<(), String>> Walk<'_, F> {
     }
 
     #[inline]
-    fn byte(&mut self) -> Result<u8, String> {
+    pub(super) fn byte(&mut self) -> Result<u8, String> {
         let (&byte, rest) = self.rest.split_first().ok_or("the bytes end within a structure")?;
         self.rest = rest;
         Ok(byte)
