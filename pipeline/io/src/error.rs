@@ -1,15 +1,18 @@
-//! Errors of listing, reading and writing objects. Each names the path or pattern concerned.
+//! Errors of listing, reading and writing objects. Each names the path or pattern concerned, without the secrets in it.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use crate::redact;
 
 /// The reason that an object could not be listed, read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A path without wildcards names no file.
-    #[error("{path}: no such file{}", relative_to(base))]
+    #[error("{}: no such file{}", redact(path), relative_to(base))]
     NotFound {
         /// The path as the user wrote it.
         path: String,
@@ -17,7 +20,7 @@ pub enum Error {
         base: Option<PathBuf>,
     },
     /// A path with wildcards matches no file.
-    #[error("{pattern}: no file matches{}", relative_to(base))]
+    #[error("{}: no file matches{}", redact(pattern), relative_to(base))]
     EmptyGlob {
         /// The pattern as the user wrote it.
         pattern: String,
@@ -25,7 +28,7 @@ pub enum Error {
         base: Option<PathBuf>,
     },
     /// An invalid path or glob.
-    #[error("{pattern}: {message}")]
+    #[error("{}: {message}", redact(pattern))]
     BadPattern {
         /// The pattern as the user wrote it.
         pattern: String,
@@ -33,7 +36,7 @@ pub enum Error {
         message: String,
     },
     /// An address with an unsupported scheme.
-    #[error("{address}: unsupported storage scheme {scheme}://")]
+    #[error("{}: unsupported storage scheme {scheme}://", redact(address))]
     UnsupportedScheme {
         /// The address as the user wrote it.
         address: String,
@@ -41,21 +44,21 @@ pub enum Error {
         scheme: String,
     },
     /// The file has changed since it was listed.
-    #[error("{path}: has changed since it was listed")]
+    #[error("{}: has changed since it was listed", redact(path))]
     Changed {
         /// The file.
         path: String,
     },
     /// The storage service rejected the request or failed.
-    #[error("{path}: {source}")]
+    #[error("{}: {source}", redact(path))]
     Storage {
         /// The file or pattern.
         path: String,
         /// The error of the service.
-        source: Arc<object_store::Error>,
+        source: ServiceError,
     },
     /// The storage service did not serve a read before the deadline.
-    #[error("{path}: failed after {tries} attempts in {seconds} s: {message}")]
+    #[error("{}: failed after {tries} attempts in {seconds} s: {}", redact(path), redact(message))]
     GaveUp {
         /// The file.
         path: String,
@@ -67,18 +70,38 @@ pub enum Error {
         message: String,
     },
     /// The storage service returned inconsistent listings.
-    #[error("{pattern}: inconsistent listing: {message}")]
+    #[error("{}: inconsistent listing: {message}", redact(pattern))]
     Listing {
         /// The pattern as the user wrote it.
         pattern: String,
         /// The inconsistency.
         message: String,
     },
+    /// A listing has more objects than a dataset may have.
+    #[error(
+        "{}: more than {limit} were listed to find the matches; use a longer path before the first wildcard, or fewer \
+         and larger files",
+        redact(pattern)
+    )]
+    TooManyObjects {
+        /// The pattern as the user wrote it.
+        pattern: String,
+        /// The limit, with its unit.
+        limit: String,
+    },
+    /// A read is larger than the memory.
+    #[error("{}: no memory for a read of {bytes} bytes", redact(path))]
+    NoMemory {
+        /// The file.
+        path: String,
+        /// The size of the read.
+        bytes: u64,
+    },
     /// A stored listing is incomplete or corrupted.
     #[error("the frozen listing is damaged")]
     DamagedListing,
     /// A local file or directory could not be read or written.
-    #[error("{path}: {source}")]
+    #[error("{}: {source}", redact(path))]
     File {
         /// The file or directory.
         path: String,
@@ -99,7 +122,7 @@ impl Error {
         match source {
             // The runtime was shut down.
             object_store::Error::JoinError { source } if source.is_cancelled() => Self::Cancelled,
-            source => Self::Storage { path: path.to_owned(), source: Arc::new(source) },
+            source => Self::Storage { path: path.to_owned(), source: ServiceError(Arc::new(source)) },
         }
     }
 
@@ -108,6 +131,25 @@ impl Error {
         Self::File { path: path.display().to_string(), source }
     }
 }
+
+/// An error of a storage service. Its text contains the address of the request, from which secrets are removed; it has
+/// no source, because that would still contain them.
+#[derive(Clone)]
+pub struct ServiceError(pub(crate) Arc<object_store::Error>);
+
+impl fmt::Display for ServiceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&redact(&self.0.to_string()))
+    }
+}
+
+impl fmt::Debug for ServiceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&redact(&format!("{:?}", self.0)))
+    }
+}
+
+impl std::error::Error for ServiceError {}
 
 fn relative_to(base: &Option<PathBuf>) -> String {
     base.as_ref().map(|base| format!(" in {}", base.display())).unwrap_or_default()

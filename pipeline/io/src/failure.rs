@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::Error;
+use crate::{Error, ServiceError};
 
 /// Why a request failed, for all readers that wait for its bytes.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ impl Failure {
             Self::Changed => Error::Changed { path },
             // The runtime was shut down.
             Self::Storage(source) if is_cancelled(&source) => Error::Cancelled,
-            Self::Storage(source) => Error::Storage { path, source },
+            Self::Storage(source) => Error::Storage { path, source: ServiceError(source) },
             Self::GaveUp { tries, seconds, message } => Error::GaveUp { path, tries, seconds, message },
         }
     }

@@ -5,7 +5,7 @@
 //!   storage    objects: addresses, listings, clients, uploads
 //!     traffic  the requests to one bucket: their number, hedging, statistics
 //!     shared   bytes in flight or just fetched, so that each crosses the network once
-//!     buffers, cancel, clock, error, failure, limits, permits, ranges, redact
+//!     buffers, cancel, clock, error, failure, limits, pause, permits, ranges, redact
 //! ```
 //!
 //! Each module uses only those below it.
@@ -19,6 +19,7 @@ mod error;
 mod failure;
 pub mod fetch;
 pub mod limits;
+mod pause;
 pub mod permits;
 mod ranges;
 mod redact;
@@ -28,7 +29,7 @@ mod traffic;
 
 use tokio::runtime::Handle;
 
-pub use error::Error;
+pub use error::{Error, ServiceError};
 use permits::Permit;
 pub use redact::redact;
 

@@ -3,12 +3,13 @@
 //! It implements the requests that `object_store` makes to Google Cloud Storage (through the XML API, and thus, with
 //! path-style addresses, to S3) and to Azure Blob Storage: listings with prefix, delimiter and pages, ranges, conditions,
 //! and uploads in one or several parts. It also acts as a metadata server that issues tokens, so that tests can observe
-//! and revoke credentials. It counts what it serves per object.
+//! and revoke credentials. It counts what it serves per object. [`Hostile`] is a server that sends arbitrary bytes.
 
 #![forbid(unsafe_code)]
 
 mod azure;
 mod fault;
+mod hostile;
 mod listing;
 mod objects;
 mod serve;
@@ -24,6 +25,7 @@ use bytes::Bytes;
 use tokio::task::AbortHandle;
 
 pub use self::fault::Fault;
+pub use self::hostile::{Hostile, Reply};
 pub use self::objects::Served;
 
 use self::fault::Script;

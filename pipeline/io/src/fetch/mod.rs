@@ -36,7 +36,7 @@ use super::failure::Failure;
 use super::limits::{MAX_STREAMS, Ranges, ReadLimits};
 use super::permits::Permit;
 use super::shared::Piece;
-use super::storage::{Object, OpenFile};
+use super::storage::{DescriptorWait, Object, OpenFile};
 use crate::Error;
 use crate::ranges::merged;
 
@@ -44,6 +44,8 @@ use crate::ranges::merged;
 const BLOCKS_AT_ONCE: usize = 4;
 /// Maximum number of concurrent ranges of one object.
 const RANGES_AT_ONCE: usize = 4;
+/// Before a larger range is read, an attempt is made to reserve its memory, which costs a system call.
+const LARGE_BYTES: u64 = 256 << 20;
 /// Ranges of a remote object with at most this many bytes between them are fetched as one.
 const GAP_BYTES: u64 = 128 << 10;
 
@@ -85,6 +87,7 @@ impl Source {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
+        self.check(&range)?;
         let stores = self.object.stores();
         let (cancel, start, bytes) =
             (stores.calls_off().clone(), stores.recorder().start(), range.end - range.start);
@@ -95,6 +98,21 @@ impl Source {
         };
         stores.recorder().add(start, Category::Fetch, "fetch", || Work { bytes, ..Work::default() });
         read
+    }
+
+    /// Checks before anything is allocated for it that a range may be read: its place and size come from the file.
+    fn check(&self, range: &Range<u64>) -> Result<(), Error> {
+        let bytes = range.end - range.start;
+        if range.end > self.object.size() {
+            return Err(self.object.changed());
+        }
+        let fits =
+            || Vec::<u8>::new().try_reserve_exact(usize::try_from(bytes).unwrap_or(usize::MAX)).is_ok();
+        // Smaller ones are ordinary.
+        if bytes > LARGE_BYTES && !fits() {
+            return Err(Error::NoMemory { path: self.object.path().to_string(), bytes });
+        }
+        Ok(())
     }
 
     /// Reads several ranges in order. Returns the start and the bytes of each.
@@ -111,6 +129,16 @@ impl Source {
     }
 
     async fn pread(&self, range: Range<u64>) -> Result<Bytes, Error> {
+        let mut wait = DescriptorWait::new(self.object.path(), self.object.store().traffic().deadline);
+        loop {
+            match self.pread_once(range.clone()).await {
+                Err(error) => wait.after(error).await?,
+                Ok(bytes) => return Ok(bytes),
+            }
+        }
+    }
+
+    async fn pread_once(&self, range: Range<u64>) -> Result<Bytes, Error> {
         let Self { object, file } = self.clone();
         let read = move || file.read(&object, range, object.stores().buffers());
         match tokio::task::spawn_blocking(read).await {

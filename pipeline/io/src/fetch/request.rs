@@ -3,20 +3,19 @@
 //! These failures are retried: status 408, 429, and 500 and above; a connection that is refused, reset or silent; a
 //! body that is truncated or slower than a limit (as with curl's `--speed-limit`); a response with another range than
 //! requested. Bytes received so far are kept: the next attempt requests the rest, on the condition that the object is
-//! unchanged. Pauses are random up to a bound that doubles ("full jitter", Brooker, "Exponential Backoff And Jitter",
-//! AWS 2015); attempts end at a deadline. A response of 401 or 403 renews the credentials, up to twice, because a
-//! token may have expired by the service's clock or been revoked.
+//! unchanged. Between attempts are random pauses ([`pause`]); attempts end at a deadline. A response of 401 or 403 renews
+//! the credentials, up to twice, because a token may have expired by the service's clock or been revoked. A lack of file
+//! descriptors is retried, too. What no retry can heal, such as a port that does not speak TLS or a forbidden redirect,
+//! fails at once.
 //!
 //! Corrupted bytes are not detected here, because services send no checksum of a range. Formats detect them by the
 //! checksums of TFRecord frames and Parquet pages.
 
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -25,12 +24,11 @@ use tokio::time::{sleep, timeout};
 
 use crate::buffers::Buffer;
 use crate::failure::Failure;
-use crate::storage::{Clients, Object, Refused};
+use crate::storage::{Clients, Object, Permanent, Refused, cause};
+use crate::{pause, redact};
 
 /// An attempt slower than this many bytes per second, over the same time, has failed too.
 const TRICKLE: u64 = 16 << 10;
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// Maximum number of renewals of credentials.
 const RENEWALS: u32 = 2;
 
@@ -63,7 +61,8 @@ impl Trouble {
             E::NotSupported { .. } | E::NotImplemented { .. } | E::InvalidPath { .. } => {
                 Self::Final(Failure::Storage(Arc::new(error)))
             }
-            error => match Refused::of(&error) {
+            error if cause::<Permanent>(&error).is_some() => Self::Final(Failure::Storage(Arc::new(error))),
+            error => match cause::<Refused>(&error) {
                 // The range is past the end: the object is shorter now.
                 Some(Refused { status: 416, .. }) => Self::Final(Failure::Changed),
                 Some(refused) if !refused.is_passing() => Self::Final(Failure::Storage(Arc::new(error))),
@@ -102,10 +101,13 @@ impl Part {
         self.range.start + self.filled as u64..self.range.end
     }
 
-    /// Appends received bytes; returns false if they exceed the requested range.
+    /// Appends received bytes. If they exceed the requested range, drops all of them and returns false.
     fn append(&mut self, bytes: &[u8]) -> bool {
         let room = self.buffer.as_mut().get_mut(self.filled..self.filled + bytes.len());
-        let Some(room) = room else { return false };
+        let Some(room) = room else {
+            self.filled = 0;
+            return false;
+        };
         room.copy_from_slice(bytes);
         self.filled += bytes.len();
         true
@@ -151,11 +153,11 @@ pub(crate) async fn fetch(object: Object, range: Range<u64>) -> Result<Bytes, Fa
             }
             Err(_) => return Err(gave_up(tries, begun, "no response before the deadline".to_owned())),
         };
-        let pause = pause(tries);
+        let pause = pause::after(tries);
         if begun.elapsed() + pause >= traffic.deadline {
             return Err(gave_up(tries, begun, message));
         }
-        tracing::debug!(path = %object.path(), tries, message, "retrying a read");
+        tracing::debug!(path = %redact(object.path()), tries, message = %redact(&message), "retrying a read");
         traffic.retries.fetch_add(1, Ordering::Relaxed);
         sleep(pause).await;
     }
@@ -163,14 +165,6 @@ pub(crate) async fn fetch(object: Object, range: Range<u64>) -> Result<Bytes, Fa
 
 fn gave_up(tries: u32, begun: Instant, message: String) -> Failure {
     Failure::GaveUp { tries, seconds: begun.elapsed().as_secs(), message }
-}
-
-/// A random pause up to a bound that doubles with each attempt.
-fn pause(tries: u32) -> Duration {
-    let bound = SHORTEST_PAUSE.saturating_mul(1 << tries.min(16)).min(LONGEST_PAUSE);
-    // A new hasher is seeded at random.
-    let random = RandomState::new().build_hasher().finish();
-    bound.mul_f64(random as f64 / u64::MAX as f64)
 }
 
 /// One attempt, with a second concurrent one if the first is late.
@@ -246,17 +240,4 @@ async fn receive(object: &Object, part: &mut Part) -> Result<(), Trouble> {
     }
     let (got, wanted) = (part.filled, part.buffer.as_ref().len());
     Err(Trouble::passing(format!("received {got} of {wanted} bytes")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_are_random_and_bounded() {
-        let longest = (0..1000).map(|_| pause(40)).max();
-        assert!(longest <= Some(LONGEST_PAUSE) && longest > Some(LONGEST_PAUSE / 2));
-        assert!((0..100).all(|_| pause(1) <= SHORTEST_PAUSE * 2));
-        assert_ne!(pause(10), pause(10));
-    }
 }

@@ -5,7 +5,7 @@
 
 use object_store::path::Path as Location;
 
-use crate::Error;
+use crate::{Error, redact};
 
 /// A storage scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +60,7 @@ impl<'a> Address<'a> {
             return Ok(Self { scheme, root: "", path: rest });
         }
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let root = &address[..name.len() + "://".len() + authority.len()];
         let rejected = |message: &str| {
             // The full address is not repeated: the rejected part may be a password or a signature.
             let shown = format!("{name}://{}", authority.rsplit('@').next().unwrap_or_default());
@@ -67,10 +68,17 @@ impl<'a> Address<'a> {
         };
         match scheme {
             _ if authority.is_empty() => return rejected("contains no bucket name"),
+            Scheme::Az if redact(root) != root => return rejected("contains a password"),
             Scheme::Http if authority.contains('@') => return rejected("contains a user name or password"),
             Scheme::Http if path.contains('?') => {
                 return rejected(
                     "contains a query; signed addresses are not supported, because they would appear in logs",
+                );
+            }
+            _ if path.contains('?') && redact(address) != address => {
+                return rejected(
+                    "contains a signature or another secret; signed addresses are not supported, because they would \
+                     appear in logs",
                 );
             }
             Scheme::Gs | Scheme::S3 if authority.contains(['@', ':']) => {
@@ -78,7 +86,6 @@ impl<'a> Address<'a> {
             }
             _ => {}
         }
-        let root = &address[..name.len() + "://".len() + authority.len()];
         Ok(Self { scheme, root, path })
     }
 }
@@ -117,15 +124,25 @@ mod tests {
 
     #[test]
     fn errors_contain_no_secrets() {
-        for address in
-            ["https://me:secret@host/a", "https://host/a?X-Amz-Signature=secret", "gs://k:secret@b/a"]
-        {
+        for address in [
+            "https://me:sesame@host/a",
+            "https://host/a?X-Amz-Signature=sesame",
+            "gs://k:sesame@b/a",
+            "gs://b/a?X-Goog-Algorithm=x&X-Goog-Signature=sesame",
+            "s3://b/a?X-Amz-Signature=sesame",
+            "az://c/a?sv=2024&sig=sesame",
+            "abfss://c:sesame@account/a",
+            "ftp://me:sesame@host/a",
+        ] {
             let error = Address::parse(address).unwrap_err().to_string();
-            assert!(!error.contains("secret"), "{error}");
+            assert!(!error.contains("sesame"), "{error}");
         }
         assert_eq!(Address::parse("gs:///x").unwrap_err().to_string(), "gs://: contains no bucket name");
         let error = Address::parse("ftp://h/x").unwrap_err().to_string();
         assert_eq!(error, "ftp://h/x: unsupported storage scheme ftp://");
         assert!(location("gs://b", "").is_err());
+        // Where a secret was taken for part of a local path or a pattern.
+        let error = Error::NotFound { path: "https:/x?sig=sesame".to_owned(), base: None };
+        assert!(!error.to_string().contains("sesame"), "{error}");
     }
 }

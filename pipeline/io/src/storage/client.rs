@@ -24,25 +24,22 @@ use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::http::HttpBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
-use object_store::{
-    BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider,
-};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig, StaticCredentialProvider};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::address::{Address, Scheme};
-use super::http::Connector;
+use super::http::{CONNECT, Connector, Purpose, lacks_descriptors};
 use super::spec::StorageSpec;
+use crate::redact;
 use crate::traffic::Traffic;
 
-/// The timeout for connecting to a service.
-const CONNECT: Duration = Duration::from_secs(5);
-/// The timeout of a whole request that lists or writes.
+/// The timeout of a whole request that lists or writes, unless the deadline is shorter.
 const REQUEST: Duration = Duration::from_secs(60);
+/// The maximum time for which these are retried.
+const RETRYING: Duration = Duration::from_secs(60);
 /// The timeout of the metadata server, which is on the same host.
 const METADATA: Duration = Duration::from_secs(1);
-/// The maximum number of idle connections kept open.
-const IDLE_CONNECTIONS: usize = 64;
 
 /// A bucket (or a web server, or the local file system), with its clients and measurements.
 pub(crate) struct Store {
@@ -89,7 +86,7 @@ impl Store {
         spec: &StorageSpec,
     ) -> object_store::Result<Self> {
         let google = match address.scheme {
-            Scheme::Gs => google_credentials(spec).await,
+            Scheme::Gs => google_credentials(spec).await?,
             _ => Google::AsFound,
         };
         let (root, scheme) = (address.root.to_owned(), address.scheme);
@@ -124,22 +121,26 @@ impl Store {
         }
         match Clients::new(self.scheme, &self.root, &self.spec, &self.google) {
             Ok(clients) => *current = Arc::new(clients),
-            // The old clients stay in use; the caller reports their error.
-            Err(error) => tracing::debug!(store = self.root, %error, "failed to renew the credentials"),
+            Err(error) => {
+                // The old clients stay in use; the caller reports their error.
+                let error = redact(&error.to_string()).into_owned();
+                tracing::debug!(store = self.root, error, "failed to renew the credentials");
+            }
         }
     }
 }
 
 /// The clients of a builder with a custom endpoint, if any. A macro, as the builders share no trait.
 macro_rules! clients {
-    ($builder:expr, $endpoint:expr) => {{
+    ($builder:expr, $endpoint:expr, $spec:expr) => {{
         // A plain-HTTP endpoint, such as an emulator's, must be allowed explicitly.
         let plain = $endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
-        let control = $builder.clone().with_retry(retrying()).with_client_options(patient(plain)).build()?;
-        let reads = $builder
+        let builder = $builder.with_client_options(options(plain));
+        let control =
+            builder.clone().with_retry(retrying($spec)).with_http_connector(control($spec)).build()?;
+        let reads = builder
             .with_retry(never())
-            .with_client_options(endless(plain))
-            .with_http_connector(Connector::default())
+            .with_http_connector(READS)
             .with_credentials(Arc::clone(control.credentials()))
             .build()?;
         let control = Arc::new(control);
@@ -161,11 +162,11 @@ impl Clients {
             Scheme::Az => Self::azure(root, spec),
             Scheme::Http => {
                 let plain = root.starts_with("http://");
-                let builder = |options| HttpBuilder::new().with_url(root).with_client_options(options);
-                let control = builder(patient(plain)).with_retry(retrying()).build()?;
-                let reads =
-                    builder(endless(plain)).with_retry(never()).with_http_connector(Connector::default());
-                Ok(Self { control: Arc::new(control), reads: Arc::new(reads.build()?), pages: None })
+                let builder = || HttpBuilder::new().with_url(root).with_client_options(options(plain));
+                let control =
+                    builder().with_retry(retrying(spec)).with_http_connector(control(spec)).build()?;
+                let reads = builder().with_retry(never()).with_http_connector(READS).build()?;
+                Ok(Self { control: Arc::new(control), reads: Arc::new(reads), pages: None })
             }
         }
     }
@@ -186,7 +187,7 @@ impl Clients {
                 builder = builder.with_skip_signature(true).with_credentials(Arc::new(nobody));
             }
         }
-        clients!(builder, endpoint)
+        clients!(builder, endpoint, spec)
     }
 
     fn amazon(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
@@ -203,7 +204,7 @@ impl Clients {
         if spec.s3.anonymous == Some(true) {
             builder = builder.with_skip_signature(true);
         }
-        clients!(builder, endpoint)
+        clients!(builder, endpoint, spec)
     }
 
     fn azure(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
@@ -218,7 +219,7 @@ impl Clients {
         if spec.az.anonymous == Some(true) {
             builder = builder.with_skip_signature(true);
         }
-        clients!(builder, endpoint)
+        clients!(builder, endpoint, spec)
     }
 }
 
@@ -231,35 +232,38 @@ fn google_endpoint(spec: &StorageSpec) -> Option<String> {
     })
 }
 
-async fn google_credentials(spec: &StorageSpec) -> Google {
+async fn google_credentials(spec: &StorageSpec) -> object_store::Result<Google> {
     if spec.gs.anonymous == Some(true) {
-        return Google::Anonymous;
+        return Ok(Google::Anonymous);
     }
     if let Some(path) = &spec.gs.service_account {
-        return Google::File(path.clone());
+        return Ok(Google::File(path.clone()));
     }
     let given = ["GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"];
     if given.iter().any(|name| set(name).is_some()) || set("SERVICE_ACCOUNT").is_some() {
-        return Google::AsFound;
+        return Ok(Google::AsFound);
     }
     const FILE: &str = "application_default_credentials.json";
     if let Some(directory) = set("CLOUDSDK_CONFIG") {
         let path = Path::new(&directory).join(FILE);
         if path.exists() {
-            return Google::File(path);
+            return Ok(Google::File(path));
         }
     } else if set("HOME").is_some_and(|home| Path::new(&home).join(".config/gcloud").join(FILE).exists()) {
-        return Google::AsFound;
+        return Ok(Google::AsFound);
     }
-    if spec.gs.anonymous != Some(false) && !has_metadata_server().await {
+    if spec.gs.anonymous != Some(false) && !has_metadata_server().await? {
         tracing::debug!("no Google credentials and no metadata server: reading anonymously");
-        return Google::Anonymous;
+        return Ok(Google::Anonymous);
     }
-    Google::AsFound
+    Ok(Google::AsFound)
 }
 
 /// Whether Google's metadata server answers. Checks for its header, because captive portals answer too.
-async fn has_metadata_server() -> bool {
+///
+/// # Errors
+/// No file descriptor is free, so that it cannot be asked.
+async fn has_metadata_server() -> object_store::Result<bool> {
     let host = set("GCE_METADATA_HOST").or_else(|| set("GCE_METADATA_IP"));
     let host = host.unwrap_or_else(|| "169.254.169.254".to_owned());
     let address = if host.contains(':') { host.clone() } else { format!("{host}:80") };
@@ -274,9 +278,12 @@ async fn has_metadata_server() -> bool {
     match tokio::time::timeout(METADATA, asked).await {
         Ok(Ok(answer)) => {
             let answer = String::from_utf8_lossy(&answer).to_ascii_lowercase();
-            answer.contains("metadata-flavor: google")
+            Ok(answer.contains("metadata-flavor: google"))
         }
-        _ => false,
+        Ok(Err(source)) if lacks_descriptors(&source) => {
+            Err(object_store::Error::Generic { store: "GCS", source: Box::new(source) })
+        }
+        _ => Ok(false),
     }
 }
 
@@ -285,31 +292,27 @@ fn set(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Options for requests that `object_store` retries.
-fn patient(plain: bool) -> ClientOptions {
-    options(plain).with_timeout(REQUEST)
+/// The transport of requests that `object_store` retries.
+fn control(spec: &StorageSpec) -> Connector {
+    Connector(Purpose::Control { timeout: spec.deadline().min(REQUEST) })
 }
 
-/// Options for reads, whose timeouts are enforced by the caller.
-fn endless(plain: bool) -> ClientOptions {
-    options(plain).with_timeout_disabled().with_pool_max_idle_per_host(IDLE_CONNECTIONS)
-}
+/// The transport of reads, whose timeouts are enforced by the caller.
+const READS: Connector = Connector(Purpose::Reads);
 
+/// The options that the transport reads.
 fn options(plain: bool) -> ClientOptions {
-    let agent = concat!("millstream/", env!("CARGO_PKG_VERSION"));
-    ClientOptions::new()
-        .with_config(ClientConfigKey::UserAgent, agent)
-        .with_connect_timeout(CONNECT)
-        .with_allow_http(plain)
+    ClientOptions::new().with_connect_timeout(CONNECT).with_allow_http(plain)
 }
 
-fn retrying() -> RetryConfig {
+/// Retries until the deadline, but at most for a minute: the credentials of a request must remain valid.
+fn retrying(spec: &StorageSpec) -> RetryConfig {
     let backoff = BackoffConfig {
         init_backoff: Duration::from_millis(100),
         max_backoff: Duration::from_secs(5),
         base: 2.0,
     };
-    RetryConfig { backoff, max_retries: 8, retry_timeout: Duration::from_secs(60) }
+    RetryConfig { backoff, max_retries: 8, retry_timeout: spec.deadline().min(RETRYING) }
 }
 
 fn never() -> RetryConfig {

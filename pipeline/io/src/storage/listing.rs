@@ -7,6 +7,7 @@
 //! twice or out of order makes the listing inconsistent. So does a page that does not start where the previous one
 //! ended. To check this, each page request is paired with a second request for the first key after the last one listed,
 //! which does not use a continuation token. An inconsistent listing is repeated, and rejected if it stays inconsistent.
+//! Pages whose continuation tokens form a cycle make it inconsistent, too, and so do many pages without an object.
 //! Two omissions cannot be detected: an object missing from both responses, and an object missing at the end of the
 //! last page. Directory buckets of S3 Express list in no order; name their objects one by one.
 
@@ -14,17 +15,20 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use futures::TryStreamExt;
+use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use globset::{GlobBuilder, GlobMatcher};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path as Location;
-use object_store::{ListResult, ObjectMeta, ObjectStoreExt};
+use object_store::{ObjectMeta, ObjectStoreExt};
 
 use super::Stores;
 use super::address::{self, Address, Scheme};
 use super::client::Store;
+use super::local::DescriptorWait;
 use super::object::Object;
-use crate::Error;
+use super::pages::{Course, Listed, Seam};
+use crate::{Error, redact};
 
 /// The number of attempts before a listing is rejected as inconsistent.
 const LISTINGS: usize = 3;
@@ -32,23 +36,51 @@ const LISTINGS: usize = 3;
 /// Lists all objects that `pattern` matches.
 pub(super) async fn resolve(stores: &Stores, pattern: &str, base: &Path) -> Result<Vec<Object>, Error> {
     let address = Address::parse(pattern)?;
-    let store = stores.store(&address).await.map_err(|source| Error::storage(pattern, source))?;
-    if address.scheme == Scheme::File {
-        return match wildcard_at(address.path) {
-            None => find_file(stores, store, pattern, address.path, base).await.map(|object| vec![object]),
-            Some(at) => expand_files(stores, store, address.path, at, base).await,
+    let mut wait = DescriptorWait::new(pattern, stores.spec.deadline());
+    loop {
+        let store = stores.store(&address).await.map_err(|source| Error::storage(pattern, source));
+        let listed = match (store, address.scheme) {
+            (Ok(store), Scheme::File) => local(stores, store, pattern, address.path, base).await,
+            (Ok(store), _) => authorized(stores, store, pattern, address.path).await,
+            (Err(error), _) => Err(error),
         };
+        match listed {
+            Err(error) => wait.after(error).await?,
+            Ok(listed) => return Ok(listed),
+        }
     }
+}
+
+/// Lists a remote pattern, again with new credentials if the service rejects the current ones.
+async fn authorized(
+    stores: &Stores,
+    store: Arc<Store>,
+    pattern: &str,
+    path: &str,
+) -> Result<Vec<Object>, Error> {
     let used = store.clients();
-    let listed = remote(stores, Arc::clone(&store), pattern, address.path).await;
+    let listed = remote(stores, Arc::clone(&store), pattern, path).await;
     if let Err(Error::Storage { source, .. }) = &listed
-        && matches!(**source, object_store::Error::Unauthenticated { .. })
+        && matches!(*source.0, object_store::Error::Unauthenticated { .. })
     {
         // The token may have been revoked.
         store.renew(&used);
-        return remote(stores, store, pattern, address.path).await;
+        return remote(stores, store, pattern, path).await;
     }
     listed
+}
+
+async fn local(
+    stores: &Stores,
+    store: Arc<Store>,
+    pattern: &str,
+    path: &str,
+    base: &Path,
+) -> Result<Vec<Object>, Error> {
+    match wildcard_at(path) {
+        None => find_file(stores, store, pattern, path, base).await.map(|object| vec![object]),
+        Some(at) => expand_files(stores, store, path, at, base).await,
+    }
 }
 
 async fn remote(stores: &Stores, store: Arc<Store>, pattern: &str, path: &str) -> Result<Vec<Object>, Error> {
@@ -92,7 +124,7 @@ async fn expand(
         }
         None => {
             let prefix = Location::parse(&path[..directory]).map_err(|error| failed(error.into()))?;
-            clients.control.list(Some(&prefix)).try_collect().await.map_err(failed)?
+            collect(clients.control.list(Some(&prefix)), pattern).await?
         }
     };
     drop_markers(&mut listed);
@@ -117,9 +149,10 @@ async fn list_pages(
 ) -> Result<Vec<ObjectMeta>, Error> {
     let mut fault = String::new();
     for _ in 0..LISTINGS {
-        match list_once(pages, question).await.map_err(|source| Error::storage(pattern, source))? {
+        match list_once(pages, pattern, question).await? {
             Ok(listed) => return Ok(listed),
             Err(what) => {
+                let pattern = &*redact(pattern);
                 tracing::warn!(pattern, fault = what, "repeating an inconsistent listing");
                 fault = what;
             }
@@ -147,89 +180,54 @@ impl Question<'_> {
 /// Lists once; returns the objects, or the inconsistency found.
 async fn list_once(
     pages: &dyn PaginatedListStore,
+    pattern: &str,
     question: &Question<'_>,
-) -> object_store::Result<Result<Vec<ObjectMeta>, String>> {
-    let mut objects: Vec<ObjectMeta> = Vec::new();
+) -> Result<Result<Vec<ObjectMeta>, String>, Error> {
+    let failed = |source| Error::storage(pattern, source);
+    let mut listed = Listed::new(pattern);
     let mut seam = Seam::default();
+    let mut course = Course::default();
     let mut page_token = None;
     loop {
         let options = PaginatedListOptions { page_token: page_token.take(), ..question.options() };
         let page = pages.list_paginated(question.prefix, options);
         let page = match seam.after().filter(|_| question.goes_on_after) {
-            None => page.await?,
+            None => page.await.map_err(failed)?,
             Some(after) => {
                 let offset = Some(after);
                 let probe = PaginatedListOptions { offset, max_keys: Some(1), ..question.options() };
-                let (page, probe) = futures::try_join!(page, pages.list_paginated(question.prefix, probe))?;
+                let probe = pages.list_paginated(question.prefix, probe);
+                let (page, probe) = futures::try_join!(page, probe).map_err(failed)?;
                 if let Some(fault) = seam.fault(&page.result, &probe.result) {
                     return Ok(Err(fault));
                 }
                 page
             }
         };
-        if let Some(fault) = seam.pass(&page.result) {
+        page_token = page.page_token.filter(|token| !token.is_empty());
+        let fault = seam.pass(&page.result).or_else(|| course.pass(&page.result, page_token.as_deref()));
+        if let Some(fault) = fault {
             return Ok(Err(fault));
         }
-        objects.extend(page.result.objects);
-        page_token = page.page_token.filter(|token| !token.is_empty());
+        for object in page.result.objects {
+            listed.push(object)?;
+        }
         if page_token.is_none() {
-            return Ok(Ok(objects));
+            return Ok(Ok(listed.objects));
         }
     }
 }
 
-/// The boundary between two pages.
-///
-/// Empty objects are ignored: they may be directory markers, whose keys are not reported completely.
-#[derive(Default)]
-struct Seam {
-    /// The last key or directory so far.
-    last: Option<String>,
-}
-
-impl Seam {
-    /// The key after which the next page starts.
-    fn after(&self) -> Option<String> {
-        let last = self.last.as_ref()?;
-        // All keys of a directory are listed as one entry, so the next page starts after all of them.
-        Some(if last.ends_with('/') { format!("{last}\u{10FFFF}") } else { last.clone() })
+/// Collects a listing without pages.
+async fn collect(
+    mut objects: BoxStream<'_, object_store::Result<ObjectMeta>>,
+    pattern: &str,
+) -> Result<Vec<ObjectMeta>, Error> {
+    let mut listed = Listed::new(pattern);
+    while let Some(object) = objects.try_next().await.map_err(|source| Error::storage(pattern, source))? {
+        listed.push(object)?;
     }
-
-    /// The inconsistency of a page with `probe`, an independent response that starts with the next key.
-    fn fault(&self, page: &ListResult, probe: &ListResult) -> Option<String> {
-        if probe.objects.iter().any(|object| object.size == 0) {
-            return None;
-        }
-        let (first, expected) = (keys(page).next(), keys(probe).next());
-        let [last, first, expected] = [self.last.clone(), first, expected].map(Option::unwrap_or_default);
-        (first != expected)
-            .then(|| format!("after `{last}` comes `{expected}` in one response and `{first}` in another"))
-    }
-
-    /// Advances past `page`, or returns its inconsistency.
-    fn pass(&mut self, page: &ListResult) -> Option<String> {
-        let mut before = self.last.clone();
-        for object in page.objects.iter().filter(|object| object.size > 0) {
-            let key = object.location.as_ref();
-            match &before {
-                Some(before) if before == key => return Some(format!("`{key}` is listed twice")),
-                Some(before) if before.as_str() > key => {
-                    return Some(format!("`{key}` is listed after `{before}`"));
-                }
-                _ => before = Some(key.to_owned()),
-            }
-        }
-        self.last = keys(page).next_back().or(self.last.take());
-        None
-    }
-}
-
-/// The keys of non-empty objects and the directories of a page, in order.
-fn keys(page: &ListResult) -> impl DoubleEndedIterator<Item = String> {
-    let objects = page.objects.iter().filter(|object| object.size > 0);
-    let objects = objects.map(|object| object.location.to_string());
-    let directories = page.common_prefixes.iter().map(|directory| format!("{directory}/"));
-    objects.chain(directories).collect::<BTreeSet<_>>().into_iter()
+    Ok(listed.objects)
 }
 
 /// Removes the empty objects that consoles create as directory markers.
@@ -282,14 +280,21 @@ async fn expand_files(
     let wanted = Wanted::new(pattern, glob)?;
     let prefix = location_of(pattern, &base.join(literal))?;
     let control = &store.clients().control;
-    let listed: Result<Vec<ObjectMeta>, _> = if wanted.crosses {
-        control.list(Some(&prefix)).try_collect().await
+    let listed = if wanted.crosses {
+        collect(control.list(Some(&prefix)), pattern).await
     } else {
-        control.list_with_delimiter(Some(&prefix)).await.map(|found| found.objects)
+        let found = control.list_with_delimiter(Some(&prefix)).await;
+        let found = found.map(|found| futures::stream::iter(found.objects.into_iter().map(Ok)).boxed());
+        match found {
+            Ok(found) => collect(found, pattern).await,
+            Err(source) => Err(Error::storage(pattern, source)),
+        }
     };
     let listed = match listed {
-        Err(object_store::Error::NotFound { .. }) => Vec::new(),
-        listed => listed.map_err(|source| Error::storage(pattern, source))?,
+        Err(Error::Storage { source, .. }) if matches!(*source.0, object_store::Error::NotFound { .. }) => {
+            Vec::new()
+        }
+        listed => listed?,
     };
     let matching = listed.into_iter().filter_map(|meta| {
         let rest: Vec<String> =

@@ -5,20 +5,61 @@
 //! with `pread` into reused buffers. Before and after each read, the file is compared with the listed one, by the tag
 //! that `object_store` gives local files (inode, modification time, size). A file that is overwritten with the same
 //! size within one clock tick of a read is not detected.
+//!
+//! A lack of file descriptors is transient: others are closed soon, as a rule. So an attempt that fails for this reason
+//! is repeated until the deadline of remote reads.
 
 use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use object_store::local::LocalFileSystem;
 
+use super::http::{descriptor_limit, lacks_descriptors};
 use super::object::Object;
-use crate::Error;
 use crate::buffers::Buffers;
+use crate::{Error, pause, redact};
+
+/// The wait for a file descriptor, for reads of the local file or pattern `path`.
+pub(crate) struct DescriptorWait<'a> {
+    path: &'a str,
+    deadline: Duration,
+    begun: Instant,
+    tries: u32,
+}
+
+impl<'a> DescriptorWait<'a> {
+    pub(crate) fn new(path: &'a str, deadline: Duration) -> Self {
+        Self { path, deadline, begun: Instant::now(), tries: 0 }
+    }
+
+    /// Returns after a pause if another attempt may succeed. Otherwise returns `error`, or its cause if the deadline
+    /// has passed.
+    pub(crate) async fn after(&mut self, error: Error) -> Result<(), Error> {
+        let lacking = match &error {
+            Error::File { source, .. } => lacks_descriptors(source),
+            Error::Storage { source, .. } => lacks_descriptors(&*source.0),
+            _ => false,
+        };
+        if !lacking {
+            return Err(error);
+        }
+        self.tries += 1;
+        let (path, tries) = (self.path, self.tries);
+        let pause = pause::after(tries);
+        if self.begun.elapsed() + pause >= self.deadline {
+            let seconds = self.begun.elapsed().as_secs();
+            return Err(Error::GaveUp { path: path.to_owned(), tries, seconds, message: descriptor_limit() });
+        }
+        tracing::debug!(path = %redact(path), tries, "waiting for a free file descriptor");
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
 
 /// A file that several threads read, opened by the first read.
 #[derive(Debug, Default)]

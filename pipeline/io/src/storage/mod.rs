@@ -14,6 +14,7 @@ mod http;
 mod listing;
 mod local;
 mod object;
+mod pages;
 mod spec;
 mod upload;
 
@@ -30,8 +31,8 @@ pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
 pub use self::upload::Upload;
 
 pub(crate) use self::client::{Clients, Store};
-pub(crate) use self::http::Refused;
-pub(crate) use self::local::OpenFile;
+pub(crate) use self::http::{Permanent, Refused, cause};
+pub(crate) use self::local::{DescriptorWait, OpenFile};
 
 use self::address::Address;
 use crate::Error;
@@ -107,7 +108,11 @@ impl Stores {
         let base = std::path::absolute(base).map_err(|source| Error::file(base, source))?;
         let mut objects = Vec::new();
         for pattern in patterns {
-            objects.extend(self.cancel.or(listing::resolve(self, pattern, &base)).await??);
+            let found = self.cancel.or(listing::resolve(self, pattern, &base)).await??;
+            if objects.len() + found.len() > pages::MAX_OBJECTS {
+                return Err(pages::too_many(pattern));
+            }
+            objects.extend(found);
         }
         objects.sort_by(Object::compare);
         objects.dedup_by(|a, b| a.is_place_of(b));
