@@ -17,7 +17,7 @@ use millstream_job::{Job, JobError, Warning};
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tracing::Level;
 
 use crate::access::Requester;
@@ -38,6 +38,9 @@ const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Maximum size of a submitted job file. Parsing needs a few hundred times as much memory.
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
+
+/// The number of requests that wait for the store at a time; more would not be answered sooner.
+const MAX_TURNS: usize = 8;
 
 /// Time limit for running jobs to take a last checkpoint at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
@@ -71,6 +74,8 @@ struct Shared {
     /// The number of running jobs; shutdown waits for it to reach 0.
     running: watch::Sender<usize>,
     scorer: Scorer,
+    /// Turns of those who wait for the store, first come, first served.
+    turns: Semaphore,
     /// The state directory's lock, held while the daemon lives.
     _lock: Option<File>,
 }
@@ -98,6 +103,7 @@ impl Daemon {
             membership: Mutex::default(),
             running: watch::Sender::new(0),
             scorer,
+            turns: Semaphore::new(MAX_TURNS),
             _lock: lock,
         };
         let daemon = Self { shared: Arc::new(shared) };
@@ -587,12 +593,14 @@ impl Daemon {
         });
     }
 
-    /// Runs `work` where it may wait for the store, which an async task must not.
+    /// Runs `work` where it may wait for the store, which an async task must not. The others wait for a turn without a
+    /// thread, so that requests never take all threads of the runtime.
     pub(crate) async fn blocking<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
         let daemon = self.clone();
+        let _turn = self.shared.turns.acquire().await.context("the daemon has ended")?;
         match tokio::task::spawn_blocking(move || work(&daemon)).await {
             Ok(result) => result,
             Err(error) => Err(anyhow::Error::from(error).into()),

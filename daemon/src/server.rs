@@ -24,8 +24,12 @@ use crate::socket::ControlSocket;
 /// Capacity of the queue of accepted connections.
 const ACCEPT_QUEUE: usize = 16;
 
-/// Maximum number of concurrent requests per connection.
-const MAX_REQUESTS_PER_CONNECTION: usize = 64;
+/// The maximum number of requests of one connection that are being answered. Requests of others wait for them, so that it
+/// is low; replies that are streamed, such as a log that is followed, do not count.
+const MAX_REQUESTS_PER_CONNECTION: usize = 8;
+
+/// The maximum number of open calls of one connection, streamed replies included.
+const MAX_CALLS_PER_CONNECTION: u32 = 64;
 
 /// Time limit for requests in flight at shutdown.
 const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -59,6 +63,7 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     let (end, ended) = oneshot::channel::<()>();
     let server = tonic::transport::Server::builder()
         .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
+        .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .layer(RequestLimits::new())
         .add_service(service::server(daemon.clone()))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
