@@ -13,6 +13,7 @@
 
 pub mod cache;
 pub mod example;
+pub mod footer;
 pub mod framing;
 mod input;
 pub mod job;
@@ -36,7 +37,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const PROPERTIES: [Property; 8] = [
+pub const PROPERTIES: [Property; 9] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
@@ -44,6 +45,7 @@ pub const PROPERTIES: [Property; 8] = [
         seeds: example::seeds,
         dictionary: example::dictionary,
     },
+    Property { name: "footer", check: footer::check, seeds: footer::seeds, dictionary: footer::dictionary },
     Property {
         name: "framing",
         check: framing::check,
