@@ -87,7 +87,7 @@ pub(crate) fn open(
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }
-    let dataset = runtime.block_on(Dataset::of(objects, data.format))?;
+    let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
     let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
     Ok(Arc::new(dataset.filtered(&data.filter)))
 }

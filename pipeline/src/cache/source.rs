@@ -124,6 +124,10 @@ impl ChunkSource for CachedSource {
         inner.max(reading).saturating_add(reading).saturating_add(blocks * writer::HELD_BYTES)
     }
 
+    fn held_bytes(&self) -> u64 {
+        self.shared.inner.held_bytes()
+    }
+
     fn shared_bytes(&self) -> u64 {
         self.shared.inner.shared_bytes().saturating_add(self.shared.cache.queue_bytes())
     }

@@ -29,8 +29,8 @@ use tokio::runtime::Handle;
 
 use crate::bad_records::BadRecords;
 use crate::error::Error;
-use crate::parquet::ParquetObject;
 use crate::parquet::row_group::RowGroup;
+use crate::parquet::{FooterRoom, ParquetObject};
 use crate::records::{Records, RecordsReader, part_label};
 use crate::{parts, splitmix};
 
@@ -134,9 +134,18 @@ impl Dataset {
     /// # Errors
     /// A file cannot be read or has another format; the files have more than [`MAX_SPLITS`] splits.
     pub async fn of(objects: Vec<Object>, format: Option<FormatName>) -> Result<Self, Error> {
+        Self::of_within(objects, format, u64::MAX).await
+    }
+
+    /// Opens listed files whose metadata fit a memory budget.
+    pub async fn of_within(
+        objects: Vec<Object>,
+        format: Option<FormatName>,
+        budget_bytes: u64,
+    ) -> Result<Self, Error> {
         match common_format(&objects, format).await? {
             FormatName::TfRecord => Self::of_records(objects, u64::MAX),
-            FormatName::Parquet => Self::of_parquet(objects).await,
+            FormatName::Parquet => Self::of_parquet(objects, budget_bytes).await,
         }
     }
 
@@ -196,9 +205,10 @@ impl Dataset {
         })
     }
 
-    async fn of_parquet(objects: Vec<Object>) -> Result<Self, Error> {
+    async fn of_parquet(objects: Vec<Object>, budget_bytes: u64) -> Result<Self, Error> {
+        let room = FooterRoom::new(budget_bytes);
         let files: Vec<ParquetObject> = futures::stream::iter(objects.clone())
-            .map(ParquetObject::open)
+            .map(|object| ParquetObject::open_within(object, &room))
             .buffered(OPEN_CONCURRENCY)
             .try_collect()
             .await?;
@@ -294,6 +304,14 @@ impl Dataset {
         match self.files {
             Files::TfRecord => self.splits.iter().map(|split| split.bytes).max(),
             Files::Parquet(_) => None,
+        }
+    }
+
+    /// The memory of the files' metadata.
+    pub fn metadata_bytes(&self) -> u64 {
+        match &self.files {
+            Files::TfRecord => 0,
+            Files::Parquet(files) => files.iter().map(|file| file.file().metadata_bytes()).sum(),
         }
     }
 

@@ -307,6 +307,23 @@ fn all_rows_of_a_damaged_row_group_are_counted() {
     assert!(error.ends_with("the rest of the row group is lost, 4000 rows"), "{error}");
 }
 
+#[test]
+fn the_metadata_of_all_files_fits_the_budget() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    for file in 0..20 {
+        write(&dir.path().join(format!("{file}.parquet")), &every_type(), 1, Compression::UNCOMPRESSED);
+    }
+    let objects = runtime.block_on(storage::list(&["*.parquet".to_owned()], dir.path())).unwrap();
+    let open = |budget| runtime.block_on(Dataset::of_within(objects.clone(), None, budget));
+    let bytes = open(u64::MAX).unwrap().metadata_bytes();
+    assert_eq!(open(bytes).unwrap().splits().len(), 100);
+    let error = open(bytes - 1).unwrap_err().to_string();
+    assert!(error.starts_with("the metadata of 20 Parquet files"), "{error}");
+    let error = open(bytes / 2).unwrap_err();
+    assert!(matches!(error, Error::OverBudget { needed_bytes, .. } if needed_bytes < bytes), "{error}");
+}
+
 /// The numbers of rows read, and of rows counted as bad.
 fn read_skipping(
     runtime: &Runtime,

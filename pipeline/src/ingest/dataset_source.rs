@@ -85,6 +85,10 @@ impl ChunkSource for DatasetSource {
         self.dataset.limits().set_decode_bytes(bytes);
     }
 
+    fn held_bytes(&self) -> u64 {
+        self.dataset.metadata_bytes()
+    }
+
     fn elastic(&self) -> Option<Elastic<'_>> {
         let largest = self.dataset.elastic_bytes()?;
         Some(Elastic { limits: self.dataset.limits(), most_object_bytes: largest })

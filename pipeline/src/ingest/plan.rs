@@ -6,7 +6,8 @@
 //! ring      slots x slot bytes
 //! pool      two windows per live lane: the one being drawn from and the one being filled
 //!           (2 x shuffle_rows x row bytes; in an ordered pass the same, or a small minimum)
-//! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing
+//! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing and the metadata
+//!           of the files
 //! reading   live lanes x (three chunks: two at the edges of those windows, one under construction;
 //!           + the memory of the source per chunk), + the memory of the source shared by all lanes
 //! ahead     2 x live lanes x the bytes held per object beyond the minimum: the rest of the budget,
@@ -82,7 +83,7 @@ pub struct IngestPlan {
 /// The maximum memory of ingest, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNeed {
-    /// Threads, runtime, allocator and listing.
+    /// Threads, runtime, allocator, listing and the metadata of files.
     pub fixed_bytes: u64,
     /// The slots of the ring.
     pub ring_bytes: u64,
@@ -275,7 +276,8 @@ impl IngestPlan {
         reading_bytes = reading_bytes.saturating_add(shared_bytes);
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(u64::from(self.slots));
         let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
-        let fixed_bytes = FIXED_BYTES + SPLIT_BYTES * splits;
+        let held = self.train.iter().chain(&self.eval).map(|source| source.held_bytes());
+        let fixed_bytes = held.fold(FIXED_BYTES + SPLIT_BYTES * splits, u64::saturating_add);
         Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, ahead_bytes: 0 })
     }
 

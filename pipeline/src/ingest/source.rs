@@ -38,6 +38,11 @@ pub trait ChunkSource: Send + Sync {
         0
     }
 
+    /// The bytes that it holds as long as it exists.
+    fn held_bytes(&self) -> u64 {
+        0
+    }
+
     /// The controls of its read-ahead memory, if that is adjustable.
     fn elastic(&self) -> Option<Elastic<'_>> {
         None

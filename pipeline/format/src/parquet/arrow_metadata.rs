@@ -17,10 +17,10 @@ const MAX_ENCODED_BYTES: usize = 16 << 20;
 const MAX_EXPANSION: usize = 4;
 /// Allowance for a small schema.
 const MIN_EXPANDED_BYTES: usize = 4 << 10;
-/// Memory for a decoded schema, relative to its size without shared parts: a field of 60 bytes needs about 200.
+/// Memory for a decoded schema, relative to its stored size: a field of 60 bytes needs about 200.
 const DECODED_PER_BYTE: u64 = 4;
 
-/// Checks the schema in the metadata of a footer. Returns the most memory that decoding it allocates.
+/// Checks the schema in the metadata of a footer. Returns its memory once decoded.
 pub(super) fn check(metadata: &ParquetMetaData) -> Result<u64, String> {
     let values = metadata.file_metadata().key_value_metadata().into_iter().flatten();
     let encoded =
@@ -50,7 +50,7 @@ fn check_encoded(encoded: &str) -> Result<u64, String> {
     };
     arrow_ipc::root_as_message_with_opts(&options, message)
         .map_err(|error| format!("its Arrow schema is damaged, too deep or shares its parts: {error}"))?;
-    Ok(DECODED_PER_BYTE * expanded as u64)
+    Ok(DECODED_PER_BYTE * message.len() as u64)
 }
 
 #[cfg(test)]

@@ -43,7 +43,7 @@ pub(super) struct Footer {
     /// Metadata with Parquet's own types: text is text, whether the writer used a dictionary or a large string.
     pub(super) plain: ArrowReaderMetadata,
     pub(super) groups: Arc<[RowGroup]>,
-    /// The most memory that decoding it allocated.
+    /// The memory that it uses.
     pub(super) decoded_bytes: u64,
     /// Indices of the root columns, sorted by name.
     by_name: Arc<[usize]>,
@@ -69,7 +69,7 @@ impl Footer {
     pub(super) fn decode(bytes: &Bytes, file_bytes: u64) -> Result<Self, BadFooter> {
         let undecodable =
             |message| BadFooter { row: 0, message: format!("the footer cannot be decoded: {message}") };
-        let decoded_bytes = check_footer(bytes).map_err(undecodable)?;
+        let schema_bytes = check_footer(bytes).map_err(undecodable)?;
         let metadata = guarded(|| ParquetMetaDataReader::decode_metadata(bytes)).map_err(undecodable)?;
         let arrow_bytes = arrow_metadata::check(&metadata).map_err(undecodable)?;
         let decoded = guarded(|| {
@@ -80,7 +80,8 @@ impl Footer {
             Ok::<_, parquet::errors::ParquetError>((as_written, plain))
         });
         let (as_written, plain) = decoded.map_err(undecodable)?;
-        let decoded_bytes = decoded_bytes.saturating_add(arrow_bytes);
+        let metadata_bytes = plain.metadata().memory_size() as u64;
+        let decoded_bytes = metadata_bytes.saturating_add(schema_bytes).saturating_add(arrow_bytes);
         let groups = row_groups(&plain, file_bytes)?;
         let fields = plain.schema().fields();
         let mut by_name: Vec<usize> = (0..fields.len()).collect();

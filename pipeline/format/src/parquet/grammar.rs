@@ -12,9 +12,13 @@ use Kind::{Binary, Bool, Double, I8, I16, I32, I64, List, Struct};
 /// The deepest nesting of groups in a schema; a list has two levels. The crate, Arrow and the code that prints types recurse
 /// over them. Arrow's C++ implementation has the same limit for its own files.
 pub const MAX_SCHEMA_DEPTH: usize = 64;
-/// The most memory for the decoded footer of one file: a million column chunks need less. A small footer can describe
-/// much more than it stores, such as a long name that every column below it repeats.
+/// The most memory for the decoded footer of one file: a million column chunks need less.
 pub const MAX_METADATA_BYTES: u64 = 1 << 30;
+/// The most memory for a decoded footer, relative to its size. A footer can describe much more than it stores, such as
+/// a long name that every column below it repeats. Plain columns without statistics reach a factor of 44.
+const MAX_EXPANSION: u64 = 64;
+/// Allowance for small footers.
+const MIN_METADATA_BYTES: u64 = 16 << 20;
 
 /// Memory for a column or group: the decoded element, its type, descriptor and path in the crate, and its fields in two
 /// Arrow schemas. Measured: 700 bytes per column.
@@ -26,20 +30,23 @@ const NAME: i16 = 4;
 /// The field of a schema element with the number of its children.
 const CHILDREN: i16 = 5;
 
-/// Checks a footer, given without its length and magic number. Returns the most memory that decoding it allocates, besides
-/// the Arrow schema that it may contain.
+/// Checks a footer, given without its length and magic number. Returns the memory of its schema once decoded, without the
+/// Arrow schema that it may contain.
 pub(super) fn check_footer(bytes: &[u8]) -> Result<u64, String> {
     let mut schema = SchemaWalk::default();
     let decoded_bytes = thrift::check(bytes, &FILE, |event| schema.on(event))?;
     schema.finish()?;
     let decoded = decoded_bytes.saturating_add(PATH_COPIES * schema.path_bytes);
-    if decoded > MAX_METADATA_BYTES {
+    let most = (MAX_EXPANSION * bytes.len() as u64).clamp(MIN_METADATA_BYTES, MAX_METADATA_BYTES);
+    if decoded > most {
         return Err(format!(
-            "it describes {} columns and groups that need {decoded} bytes, at most {MAX_METADATA_BYTES} are supported",
-            schema.elements
+            "it describes {} columns and groups in {} bytes, which need {decoded} bytes once decoded; at most {most} \
+             are supported",
+            schema.elements,
+            bytes.len()
         ));
     }
-    Ok(decoded)
+    Ok(SCHEMA_ELEMENT_BYTES * schema.elements + PATH_COPIES * schema.path_bytes)
 }
 
 /// Checks a column index.

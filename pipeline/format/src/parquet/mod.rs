@@ -114,7 +114,7 @@ impl ParquetFile {
         &self.footer.groups
     }
 
-    /// The most memory that the decoded footer uses.
+    /// The memory that the decoded footer uses.
     pub fn metadata_bytes(&self) -> u64 {
         self.footer.decoded_bytes
     }

@@ -20,6 +20,9 @@ use crate::filter::prune::ColumnBounds;
 use crate::filter::{Bound, Condition, Mismatch};
 use crate::{Error, Projection};
 
+/// Bytes of a type that an error shows; that of a struct lists all its fields.
+const SHOWN_TYPE_BYTES: usize = 1000;
+
 /// The columns to read from a file.
 #[derive(Clone, Debug)]
 pub enum Plan {
@@ -97,10 +100,15 @@ impl ParquetFile {
     }
 
     pub(super) fn wrong_type(&self, column: &str, found: &DataType, expected: &str) -> Error {
+        let mut found = found.to_string();
+        if found.len() > SHOWN_TYPE_BYTES {
+            found.truncate(found.floor_char_boundary(SHOWN_TYPE_BYTES));
+            found.push_str("...");
+        }
         Error::WrongType {
             path: self.path.to_string(),
             column: column.to_owned(),
-            found: found.to_string(),
+            found,
             expected: expected.to_owned(),
         }
     }
