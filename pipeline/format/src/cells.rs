@@ -24,7 +24,8 @@ pub enum Cells {
 }
 
 impl Cells {
-    /// Narrows a column; `None` for an unsupported type, or an unsigned integer above `i64::MAX`.
+    /// Narrows a column; `None` for an unsupported type, an unsigned integer above `i64::MAX`, or texts of 2 GiB in all,
+    /// whose offsets do not fit.
     pub fn of(array: &ArrayRef) -> Option<Self> {
         if let Some(integers) = integers(array) {
             return Some(Self::Int(integers));
@@ -39,14 +40,14 @@ impl Cells {
             DataType::Float32 => Self::Float(array.as_primitive().clone()),
             DataType::Float64 => Self::Double(array.as_primitive().clone()),
             DataType::Binary => Self::Bytes(array.as_binary::<i32>().clone()),
-            DataType::LargeBinary => Self::Bytes(array.as_binary::<i64>().iter().collect()),
-            DataType::BinaryView => Self::Bytes(array.as_binary_view().iter().collect()),
+            DataType::LargeBinary => Self::Bytes(binary(array.as_binary::<i64>().iter())?),
+            DataType::BinaryView => Self::Bytes(binary(array.as_binary_view().iter())?),
             DataType::Utf8 => Self::Bytes(array.as_string::<i32>().clone().into()),
             DataType::LargeUtf8 => {
-                Self::Bytes(array.as_string::<i64>().iter().map(|text| text.map(str::as_bytes)).collect())
+                Self::Bytes(binary(array.as_string::<i64>().iter().map(|text| text.map(str::as_bytes)))?)
             }
             DataType::Utf8View => {
-                Self::Bytes(array.as_string_view().iter().map(|text| text.map(str::as_bytes)).collect())
+                Self::Bytes(binary(array.as_string_view().iter().map(|text| text.map(str::as_bytes)))?)
             }
             DataType::Dictionary(..) => return Self::of_dictionary(array),
             DataType::List(_) => {
@@ -71,7 +72,7 @@ impl Cells {
             .iter()
             .enumerate()
             .map(|(row, &key)| (array.is_valid(row) && values.is_valid(key)).then(|| values.value(key)));
-        Some(Self::Bytes(bytes.collect()))
+        binary(bytes).map(Self::Bytes)
     }
 
     /// Whether a row is present. An empty list is present.
@@ -87,6 +88,25 @@ impl Cells {
     }
 }
 
+/// The values with 32-bit offsets; `None` if they do not fit.
+fn binary<'a>(values: impl Iterator<Item = Option<&'a [u8]>> + Clone) -> Option<BinaryArray> {
+    let bytes = values.clone().flatten().fold(0_usize, |sum, value| sum.saturating_add(value.len()));
+    i32::try_from(bytes).ok()?;
+    Some(values.collect())
+}
+
 fn present(array: &ArrayRef) -> BooleanArray {
     (0..array.len()).map(|row| Some(array.is_valid(row))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_beyond_the_offsets_are_not_narrowed() {
+        let long = vec![0; 1 << 20];
+        assert!(binary(std::iter::repeat_n(Some(&long[..]), 2048)).is_none());
+        assert!(binary(std::iter::repeat_n(Some(&long[..]), 2)).is_some_and(|values| values.len() == 2));
+    }
 }

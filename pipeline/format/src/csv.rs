@@ -4,7 +4,7 @@
 //! missing values) is absent. A column's type is inferred from all of its values: integers, else numbers,
 //! else text.
 
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
 use arrow_array::builder::{Float64Builder, Int64Builder, StringBuilder};
@@ -15,6 +15,10 @@ use csv::{ByteRecord, ReaderBuilder, Trim};
 use crate::Error;
 use crate::compression::Compression;
 use crate::error::SourceError;
+use crate::tfrecord::MAX_RECORD_BYTES;
+
+/// Bytes of a field that an error shows.
+const SHOWN_BYTES: usize = 200;
 
 /// The dialect of CSV files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +45,7 @@ impl Default for CsvOptions {
 /// Reads the records of one file.
 pub struct CsvRows<R> {
     path: Arc<str>,
-    reader: csv::Reader<R>,
+    reader: csv::Reader<Metered<R>>,
     columns: Vec<String>,
     compression: Compression,
     strip_suffix: Option<String>,
@@ -64,7 +68,7 @@ impl<R: Read> CsvRows<R> {
             .has_headers(options.columns.is_none())
             .trim(Trim::All)
             .flexible(true)
-            .from_reader(input);
+            .from_reader(Metered { input, left: MAX_RECORD_BYTES });
         let strip_suffix = options.strip_suffix.clone();
         let mut rows = Self {
             path,
@@ -113,6 +117,7 @@ impl<R: Read> CsvRows<R> {
     /// The fields of the next record.
     pub fn next_row(&mut self) -> Result<Option<Fields<'_>>, Error> {
         loop {
+            self.reader.get_mut().left = MAX_RECORD_BYTES;
             if !self.reader.read_byte_record(&mut self.record).map_err(|error| self.broken(error))? {
                 return Ok(None);
             }
@@ -125,11 +130,12 @@ impl<R: Read> CsvRows<R> {
             }
         }
         if self.record.len() != self.columns.len() {
+            let first = self.record.get(0).unwrap_or_default();
             return Err(self.damage(format!(
                 "{} fields, expected {}; the first is `{}`",
                 self.record.len(),
                 self.columns.len(),
-                self.record.get(0).unwrap_or_default().escape_ascii()
+                first[..first.len().min(SHOWN_BYTES)].escape_ascii()
             )));
         }
         self.number += 1;
@@ -162,7 +168,7 @@ impl<R: Read> CsvRows<R> {
 impl<R: BufRead> CsvRows<R> {
     /// The underlying input.
     pub fn input(&self) -> &R {
-        self.reader.get_ref()
+        &self.reader.get_ref().input
     }
 }
 
@@ -177,6 +183,25 @@ pub fn numbered_columns(start: &[u8], options: &CsvOptions) -> Option<Vec<String
     let first = reader.byte_records().next()?.ok()?;
     let is_header = first.iter().all(|field| Inferred::of(field) == Inferred::Text);
     (!is_header).then(|| (1..=first.len()).map(|number| format!("column_{number}")).collect())
+}
+
+/// Fails once a record has taken more than its limit, before the `csv` crate has collected it.
+struct Metered<R> {
+    input: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Metered<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let length = (out.len() as u64).min(self.left) as usize;
+        if length == 0 && !out.is_empty() {
+            let message = format!("a line or quoted field exceeds {MAX_RECORD_BYTES} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        let read = self.input.read(&mut out[..length])?;
+        self.left -= read as u64;
+        Ok(read)
+    }
 }
 
 /// The fields of one record.
@@ -305,6 +330,18 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn a_record_is_read_up_to_a_limit() {
+        let mut input = Metered { input: io::repeat(b'a'), left: 100 };
+        let mut read = vec![0; 64];
+        assert_eq!(input.read(&mut read).unwrap(), 64);
+        assert_eq!(input.read(&mut read).unwrap(), 36);
+        assert_eq!(input.read(&mut read).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let long = format!("a,b\n{}\n", "x".repeat(10_000));
+        let error = rows(&long, &CsvOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("1 fields, expected 2") && error.len() < 400, "{error}");
+    }
 
     fn rows(text: &str, options: &CsvOptions) -> Result<Vec<Vec<String>>, Error> {
         let mut reader = CsvRows::open("a.csv".into(), text.as_bytes(), Compression::None, options)?;

@@ -2,6 +2,8 @@
 //!
 //! Reads whole files, to find any damage.
 
+use std::fmt::{self, Write};
+
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::DataType;
 use millstream_format::cells::Cells;
@@ -20,6 +22,11 @@ use crate::survey::{Surveyor, file_format};
 /// The length of the prefix searched for a CSV file's first line.
 const FIRST_LINE_BYTES: u64 = 64 << 10;
 
+/// The length of a shown text or type; longer ones end with `...`. One value may be as long as a file.
+const SHOWN_BYTES: usize = 4 << 10;
+/// The number of shown elements of a list; longer lists end with `"..."`.
+const SHOWN_ELEMENTS: usize = 1000;
+
 /// The contents of a file.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -35,7 +42,7 @@ pub struct Report {
     pub records: u64,
     /// The columns, in file order; those of Examples, which have no order, by name.
     pub columns: Vec<ColumnReport>,
-    /// The first records.
+    /// The first records. Long texts and lists are cut.
     pub rows: Vec<Map<String, Value>>,
     /// The first damage found.
     pub error: Option<DamageReport>,
@@ -173,7 +180,39 @@ fn type_name(data_type: &DataType) -> String {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "text".to_owned(),
         DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "bytes".to_owned(),
         DataType::Dictionary(_, values) => type_name(values),
-        other => other.to_string().to_lowercase(),
+        other => Limited::of(format_args!("{other}")).to_lowercase(),
+    }
+}
+
+/// A text of at most [`SHOWN_BYTES`].
+#[derive(Default)]
+struct Limited {
+    text: String,
+    is_cut: bool,
+}
+
+impl Limited {
+    /// Formats at most the shown part of `arguments`.
+    fn of(arguments: fmt::Arguments<'_>) -> String {
+        let mut limited = Self::default();
+        // An error ends formatting where the text is cut.
+        let _ = limited.write_fmt(arguments);
+        limited.text
+    }
+}
+
+impl Write for Limited {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = SHOWN_BYTES - self.text.len().min(SHOWN_BYTES);
+        if self.is_cut || text.len() > room {
+            let end = if self.is_cut { 0 } else { text.floor_char_boundary(room) };
+            self.text.push_str(&text[..end]);
+            self.text.push_str(if self.is_cut { "" } else { "..." });
+            self.is_cut = true;
+            return Err(fmt::Error);
+        }
+        self.text.push_str(text);
+        Ok(())
     }
 }
 
@@ -206,10 +245,14 @@ fn json_cell(cells: &Cells, row: usize) -> Value {
         Cells::Float(values) => values.value(row).to_string().parse::<f64>().map_or(Value::Null, number),
         Cells::Double(values) => number(values.value(row)),
         Cells::Bytes(values) => match std::str::from_utf8(values.value(row)) {
-            Ok(text) => text.into(),
-            Err(_) => values.value(row).escape_ascii().to_string().into(),
+            Ok(text) => Limited::of(format_args!("{text}")).into(),
+            Err(_) => Limited::of(format_args!("{}", values.value(row).escape_ascii())).into(),
         },
-        Cells::List(values, ends, _) => (ends[row]..ends[row + 1]).map(|at| json_cell(values, at)).collect(),
+        Cells::List(values, ends, _) => {
+            let shown = ends[row + 1].min(ends[row].saturating_add(SHOWN_ELEMENTS));
+            let rest = (shown < ends[row + 1]).then(|| "...".into());
+            (ends[row]..shown).map(|at| json_cell(values, at)).chain(rest).collect()
+        }
         Cells::Absent => Value::Null,
     }
 }
@@ -221,9 +264,12 @@ fn number(value: f64) -> Value {
 
 /// A value of a type that only Parquet has, as Arrow's debug output shows it within its brackets.
 fn shown(array: &ArrayRef, row: usize) -> String {
-    let printed = format!("{:?}", array.slice(row, 1));
-    let inside = printed.split_once('[').and_then(|(_, rest)| rest.rsplit_once(']'));
-    inside.map_or("", |(value, _)| value).trim().trim_end_matches(',').to_owned()
+    let printed = Limited::of(format_args!("{:?}", array.slice(row, 1)));
+    let inside = printed.split_once('[').map_or("", |(_, rest)| rest);
+    // A cut text has no end.
+    let inside =
+        if inside.ends_with("...") { inside } else { inside.rsplit_once(']').map_or("", |(value, _)| value) };
+    inside.trim().trim_end_matches(',').to_owned()
 }
 
 #[cfg(test)]

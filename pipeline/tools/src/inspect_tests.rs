@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow_array::{Date32Array, Float64Array, Int32Array, RecordBatch, StringArray};
+use arrow_array::types::Int32Type;
+use arrow_array::{Date32Array, Float64Array, Int32Array, ListArray, RecordBatch, StringArray, StructArray};
+use arrow_schema::Field;
 use millstream_format::example::ExampleEncoder;
 use millstream_format::tfrecord::RecordWriter;
 use millstream_io::storage;
@@ -156,4 +158,38 @@ fn a_file_with_a_bad_header_does_not_end_the_report_of_others() {
     let reports = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap();
     let errors: Vec<bool> = reports.iter().map(|report| report.error.is_some()).collect();
     assert_eq!(errors, [true, false]);
+}
+
+#[test]
+fn long_texts_lists_and_types_are_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "é".repeat(1 << 20);
+    let numbers = ListArray::from_iter_primitive::<Int32Type, _, _>([Some((0..5000).map(Some))]);
+    let inner: ArrayRef = Arc::new(StringArray::from(vec![text.as_str()]));
+    let named = Arc::new(Field::new("inner", DataType::Utf8, true));
+    let many = (0..2000).map(|field| {
+        let field = Arc::new(Field::new(format!("field{field}"), DataType::Utf8, true));
+        (field, Arc::new(StringArray::from(vec!["x"])) as ArrayRef)
+    });
+    let columns: [(&str, ArrayRef); 4] = [
+        ("text", Arc::new(StringArray::from(vec![text.as_str()]))),
+        ("numbers", Arc::new(numbers)),
+        ("nested", Arc::new(StructArray::from(vec![(named, inner)]))),
+        ("wide", Arc::new(StructArray::from(many.collect::<Vec<_>>()))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let file = std::fs::File::create(dir.path().join("a.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let report = look(dir.path(), "a.parquet");
+    assert_eq!(report.error, None);
+    let row = &report.rows[0];
+    let length = |name: &str| row[name].as_str().map_or(0, str::len);
+    assert_eq!(length("text"), SHOWN_BYTES + "...".len());
+    assert!(row["text"].as_str().unwrap().ends_with("é..."));
+    assert_eq!(row["numbers"].as_array().unwrap().len(), SHOWN_ELEMENTS + 1);
+    assert_eq!(row["numbers"][SHOWN_ELEMENTS], "...");
+    assert!((100..=SHOWN_BYTES + 3).contains(&length("nested")), "{}", length("nested"));
+    assert!(report.columns[3].data_type.len() <= SHOWN_BYTES + 3);
 }

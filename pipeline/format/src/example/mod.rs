@@ -60,6 +60,8 @@ pub struct ExampleColumns {
     /// Values merged from several fragments.
     joined: Vec<u8>,
     rows: usize,
+    /// The length of the records since the last [`ExampleColumns::finish`]: no column has more values or bytes.
+    record_bytes: usize,
 }
 
 /// Why a record cannot become a row.
@@ -133,6 +135,7 @@ impl ExampleColumns {
             found: Vec::new(),
             joined: Vec::new(),
             rows: 0,
+            record_bytes: 0,
         }
     }
 
@@ -164,6 +167,10 @@ impl ExampleColumns {
     /// Appends one record as a row. On error the columns are unchanged.
     #[inline]
     pub fn push(&mut self, record: &[u8]) -> Result<(), Fault> {
+        self.record_bytes = self.record_bytes.saturating_add(record.len());
+        if self.record_bytes > i32::MAX as usize {
+            return Err(Fault::Malformed("its values exceed the offsets of a chunk"));
+        }
         self.learning = self.expected.should_try();
         if self.learning {
             if self.expected.try_append(record, &mut self.columns) {
@@ -231,6 +238,7 @@ impl ExampleColumns {
     /// otherwise it keeps its type, even in a chunk without values.
     pub fn finish(&mut self) -> RecordBatch {
         let rows = std::mem::take(&mut self.rows);
+        self.record_bytes = 0;
         let (fields, arrays): (Vec<Field>, Vec<_>) = self
             .columns
             .iter_mut()

@@ -8,6 +8,8 @@ use super::wire;
 /// Maximum number of stored names. Further names are ignored, which bounds memory for data with ever new
 /// names.
 const MAX_NAMES: usize = 4096;
+/// Maximum length of a stored name, unless the job names it. Longer names are ignored, like further ones.
+const MAX_NAME_BYTES: usize = 1024;
 
 /// The use of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +94,9 @@ impl Names {
     pub(super) fn look_up(&mut self, name: &str, columns: usize) -> (Option<u32>, Slot) {
         let id = match self.index.get(name) {
             Some(&id) => id,
-            None if self.names.len() >= MAX_NAMES => return (None, Slot::Ignored),
+            None if self.names.len() >= MAX_NAMES || name.len() > MAX_NAME_BYTES => {
+                return (None, Slot::Ignored);
+            }
             None if self.ignores_others => self.insert(name, Slot::Ignored, true),
             None => self.insert(name, Slot::Column(columns as u32), true),
         };

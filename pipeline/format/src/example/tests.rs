@@ -639,3 +639,23 @@ fn every_feature_becomes_a_column_without_a_projection() {
     seen.sort_unstable();
     assert_eq!(seen, ["x", "y"]);
 }
+
+#[test]
+fn a_chunk_of_more_values_than_offsets_is_an_error() {
+    let mut columns = ExampleColumns::new(&projection());
+    let record = example(&[("a", int(&[1]))]);
+    columns.record_bytes = i32::MAX as usize - record.len();
+    columns.push(&record).unwrap();
+    assert_eq!(columns.push(&record), Err(Fault::Malformed("its values exceed the offsets of a chunk")));
+    assert_eq!(columns.finish().num_rows(), 1);
+    columns.push(&record).unwrap();
+}
+
+#[test]
+fn long_names_are_not_stored() {
+    let mut columns = ExampleColumns::every();
+    let (kept, ignored) = ("k".repeat(1024), "i".repeat(1025));
+    columns.push(&example(&[(&kept, int(&[1])), (&ignored, int(&[2]))])).unwrap();
+    assert_eq!(columns.names_seen().collect::<Vec<_>>(), [&kept]);
+    assert_eq!(columns.finish().num_columns(), 1);
+}
