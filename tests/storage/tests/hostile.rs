@@ -236,8 +236,7 @@ async fn reads_without_descriptors() {
     std::fs::write(dir.path().join("a"), "hello").unwrap();
     let local = format!("{}/*", dir.path().display());
     let stores = stores(&server.endpoint());
-    let objects =
-        [list(&stores, &local).await.unwrap().remove(0), list(&stores, "gs://b/a").await.unwrap().remove(0)];
+    let object = list(&stores, &local).await.unwrap().remove(0);
     setrlimit(Resource::Nofile, Rlimit { current: Some(64), maximum: Some(64) }).unwrap();
     let use_up = || (0..).map_while(|_| std::fs::File::open("/dev/null").ok()).collect::<Vec<_>>();
     // They become free in time. The connection of the listing is reused, so it is the file that needs one.
@@ -254,9 +253,12 @@ async fn reads_without_descriptors() {
     }
     // They do not.
     let other = self::stores(&server.endpoint());
+    // A read needs a connection besides that of the listing.
+    let unread = list(&self::stores(&server.endpoint()), "gs://b/a").await.unwrap().remove(0);
     let _held = use_up();
     let errors = [
-        objects[0].read(0..5).await.unwrap_err(),
+        object.read(0..5).await.unwrap_err(),
+        unread.read(0..5).await.unwrap_err(),
         list(&stores, &local).await.unwrap_err(),
         list(&other, "gs://b/a").await.unwrap_err(),
     ];

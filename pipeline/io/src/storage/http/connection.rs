@@ -68,3 +68,61 @@ pub(crate) fn descriptor_limit() -> String {
          a time"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+    use reqwest::dns::{Name, Resolve, Resolving};
+
+    use super::*;
+
+    /// Resolves no name, for one of two reasons.
+    struct Unresolved(bool);
+
+    impl Resolve for Unresolved {
+        fn resolve(&self, _: Name) -> Resolving {
+            let forbidden = self.0;
+            Box::pin(async move {
+                if forbidden {
+                    Err(Permanent("forbidden".to_owned()).into())
+                } else {
+                    Err(io::Error::from(Errno::MFILE).into())
+                }
+            })
+        }
+    }
+
+    async fn explained(forbidden: bool) -> HttpError {
+        // An error means that one is already installed.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().dns_resolver(Arc::new(Unresolved(forbidden))).no_proxy();
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.uri_mut() = "http://host.invalid/".parse().unwrap();
+        let sent = Sent::of(&request);
+        explain(&sent, HttpClient::new(client.build().unwrap()).execute(request).await.unwrap_err())
+    }
+
+    #[tokio::test]
+    async fn the_reason_of_a_failed_connection_is_found() {
+        let error = explained(true).await;
+        assert_eq!(cause::<Permanent>(&error), Some(&Permanent("forbidden".to_owned())));
+        // Not retried by `object_store`.
+        assert_eq!(error.kind(), HttpErrorKind::Unknown);
+        let error = explained(false).await;
+        assert!(error.to_string().contains("no free file descriptor"), "{error}");
+        assert_eq!(error.kind(), HttpErrorKind::Connect);
+    }
+
+    #[test]
+    fn only_a_handshake_that_will_fail_again_is_final() {
+        assert!(unhealable(&Tls::AlertReceived(Alert::HandshakeFailure)).is_some());
+        assert!(unhealable(&Tls::AlertReceived(Alert::InternalError)).is_none());
+        assert!(unhealable(&Tls::General("other".to_owned())).is_none());
+        let lacking = io::Error::other(io::Error::from(Errno::NFILE));
+        assert!(lacks_descriptors(&lacking) && !lacks_descriptors(&io::Error::from(Errno::NOENT)));
+    }
+}
