@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::arguments::Global;
 use crate::failure::Failure;
+use crate::printable::{printable, printable_json};
 use crate::screen::Screen;
 
 /// Output format, screen and control socket.
@@ -42,16 +43,16 @@ impl Context {
 
     /// Prints a JSON document.
     pub(crate) fn document(&self, document: &impl Serialize) -> Result<(), Failure> {
+        let document = serde_json::to_string_pretty(document).map_err(io::Error::from)?;
         let mut out = self.out();
-        serde_json::to_writer_pretty(&mut out, document).map_err(io::Error::from)?;
-        writeln!(out)?;
+        writeln!(out, "{}", printable_json(&document))?;
         Ok(out.flush()?)
     }
 
     /// Prints text and one final newline.
     pub(crate) fn print(&self, text: &str) -> Result<(), Failure> {
         let mut out = self.out();
-        writeln!(out, "{}", text.trim_end())?;
+        writeln!(out, "{}", printable(text.trim_end()))?;
         Ok(out.flush()?)
     }
 

@@ -12,6 +12,7 @@ mod files;
 mod interrupt;
 mod job_file;
 mod plot;
+mod printable;
 mod profile;
 mod progress;
 mod screen;

@@ -6,6 +6,8 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::printable::printable;
+
 /// Standard error with its progress bars. Clones share the terminal.
 #[derive(Clone, Debug)]
 pub(crate) struct Screen {
@@ -39,21 +41,29 @@ impl Screen {
 
     /// Prints one or more lines.
     pub(crate) fn line(&self, text: &str) {
+        self.write_line(&printable(text));
+    }
+
+    fn write_line(&self, text: &str) {
         self.bars.suspend(|| {
             let _ = writeln!(io::stderr().lock(), "{text}");
         });
     }
 
+    fn message(&self, kind: &str, colour: &str, text: &str) {
+        self.write_line(&format!("{} {}", self.painted(kind, colour), printable(text)));
+    }
+
     pub(crate) fn error(&self, text: &str) {
-        self.line(&format!("{} {text}", self.painted("error:", "1;31")));
+        self.message("error:", "1;31", text);
     }
 
     pub(crate) fn warning(&self, text: &str) {
-        self.line(&format!("{} {text}", self.painted("warning:", "1;33")));
+        self.message("warning:", "1;33", text);
     }
 
     pub(crate) fn note(&self, text: &str) {
-        self.line(&format!("{} {text}", self.painted("note:", "1;36")));
+        self.message("note:", "1;36", text);
     }
 
     fn painted(&self, text: &str, colour: &str) -> String {
@@ -65,7 +75,7 @@ impl Screen {
 impl Write for Screen {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bars.suspend(|| {
-            let _ = io::stderr().write_all(bytes);
+            let _ = io::stderr().write_all(printable(&String::from_utf8_lossy(bytes)).as_bytes());
         });
         Ok(bytes.len())
     }

@@ -9,6 +9,7 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
+use crate::printable::printable;
 
 pub(crate) async fn run(arguments: Logs, context: &Context) -> Result<(), Failure> {
     let mut client = to_daemon(context).await?;
@@ -23,7 +24,7 @@ pub(crate) async fn run(arguments: Logs, context: &Context) -> Result<(), Failur
     }
     while let Some(line) = lines.next().await? {
         let mut out = context.out();
-        writeln!(out, "{} {:5} {}", figures::moment(line.at_ms), line.level, line.text)?;
+        writeln!(out, "{} {:5} {}", figures::moment(line.at_ms), line.level, printable(&line.text))?;
         out.flush()?;
     }
     Ok(())
