@@ -5,6 +5,7 @@
 //! Dropping a [`WorkerProcess`] kills and reaps the process.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -37,6 +38,26 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval between checks of whether an exiting worker has exited.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The variables of the daemon's environment that a worker inherits. The others may hold secrets, such as the keys with
+/// which the daemon reads storage, and nobody can list all names of secrets. A worker reads no storage.
+const WORKER_VARIABLES: [&str; 9] =
+    ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"];
+
+/// A worker also inherits variables with these prefixes: settings of Millstream, of CUDA, of the allocator, of Rust and of
+/// sanitizers.
+const WORKER_VARIABLE_PREFIXES: [&str; 10] = [
+    "LC_",
+    "MILLSTREAM_",
+    "CUDA_",
+    "NVIDIA_",
+    "RUST_",
+    "RAYON_",
+    "MALLOC_",
+    "GLIBC_",
+    "LLVM_PROFILE_",
+    "ASAN_",
+];
 
 /// A running worker.
 pub(crate) struct WorkerProcess {
@@ -74,6 +95,8 @@ impl WorkerProcess {
             .arg0("millstream")
             .arg(millstream_worker::ARGUMENT)
             .arg(std::process::id().to_string())
+            .env_clear()
+            .envs(std::env::vars_os().filter(|(name, _)| is_inherited(name)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -155,6 +178,14 @@ impl WorkerProcess {
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         Ok(WorkerExit { status, stderr })
     }
+}
+
+/// Whether a worker inherits the variable `name`.
+fn is_inherited(name: &OsStr) -> bool {
+    name.to_str().is_some_and(|name| {
+        let has_prefix = WORKER_VARIABLE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+        has_prefix || WORKER_VARIABLES.contains(&name)
+    })
 }
 
 impl WorkerExit {
@@ -296,6 +327,26 @@ mod tests {
         let killed = killed
             .map(|(oom_killer_ran, is_likely)| out_of_memory("kill -KILL $$", oom_killer_ran, is_likely));
         assert_eq!(killed, [true, false, true, false]);
+    }
+
+    #[test]
+    fn a_worker_inherits_no_secret() {
+        let inherits = |name: &str| is_inherited(OsStr::new(name));
+        assert!(["PATH", "CUDA_VISIBLE_DEVICES", "MILLSTREAM_LOG", "LC_ALL"].into_iter().all(inherits));
+        for secret in [
+            "AWS_SECRET_ACCESS_KEY",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "AZURE_STORAGE_KEY",
+            "PATH2",
+            "DB_PASSWORD",
+        ] {
+            assert!(!inherits(secret), "{secret}");
+        }
+        // Cargo sets this one for tests.
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        let (_, lines) = exit_of("env >&2", Duration::from_secs(60));
+        assert!(lines.iter().any(|line| line.starts_with("PATH=")), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.starts_with("CARGO_")), "{lines:?}");
     }
 
     #[test]
