@@ -13,6 +13,7 @@ use anyhow::{Context, anyhow};
 use millstream_backend::Description;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 
+use super::descriptors;
 use super::profile::Profiling;
 use super::{Event, Prepared, ProfileRequest, Supervisor};
 use crate::auto_batch::available;
@@ -32,6 +33,12 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for a worker to exit after its last message.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// After a profile, the next one starts after this many times the profile's duration, within the two limits: recording, and
+/// sending what was recorded, slows a job down, and clients may request profiles all the time.
+const PROFILE_PAUSE_FACTOR: u32 = 9;
+const MIN_PROFILE_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PROFILE_PAUSE: Duration = Duration::from_secs(30);
+
 /// How an attempt ended.
 pub(super) enum Outcome {
     /// The job is complete; with a reason if it stopped early.
@@ -42,6 +49,8 @@ pub(super) enum Outcome {
     Failed(String),
     /// The worker died; a retry may succeed.
     Died(Death),
+    /// The process or the system is out of file descriptors; a retry succeeds once others are closed.
+    OutOfDescriptors(String),
 }
 
 /// How a worker died.
@@ -50,6 +59,13 @@ pub(super) struct Death {
     pub(super) reason: String,
     /// Whether the worker ran out of memory.
     pub(super) out_of_memory: bool,
+}
+
+impl Outcome {
+    /// The outcome of an error that a retry would meet again, unless descriptors are exhausted.
+    fn failed(reason: String) -> Self {
+        if descriptors::is_exhausted(&reason) { Self::OutOfDescriptors(reason) } else { Self::Failed(reason) }
+    }
 }
 
 impl Death {
@@ -66,8 +82,12 @@ pub(super) struct Attempt<'a> {
     feed: Option<Feed>,
     /// Fills the ring of a separately fed evaluation, while there is one.
     eval_feed: Option<Feed>,
-    /// The profile in progress, if any.
-    profiling: Option<Profiling>,
+    /// The profile in progress, if any, and its start.
+    profiling: Option<(Profiling, Instant)>,
+    /// A requested profile that starts after the pause.
+    waiting_profile: Option<ProfileRequest>,
+    /// When the next profile may start.
+    next_profile: Instant,
     /// The outcome that the worker's last message reports.
     verdict: Option<Outcome>,
     /// When to kill the worker after a stop request.
@@ -84,7 +104,11 @@ impl<'a> Attempt<'a> {
         let recorder = Arc::clone(&supervisor.recorder);
         let log = move |line: &str| recorder.log(Level::WARN, &format!("worker: {line}"));
         let died = |error: std::io::Error| {
-            Outcome::Died(Death::of(format!("the worker cannot be started: {error}")))
+            let reason = format!("the worker cannot be started: {error}");
+            if descriptors::is_exhausted(&reason) {
+                return Outcome::OutOfDescriptors(reason);
+            }
+            Outcome::Died(Death::of(reason))
         };
         let oom_kills_before = available::kills();
         let worker = WorkerProcess::spawn(&supervisor.worker, log).map_err(died)?;
@@ -103,6 +127,8 @@ impl<'a> Attempt<'a> {
             feed: None,
             eval_feed: None,
             profiling: None,
+            waiting_profile: None,
+            next_profile: Instant::now(),
             verdict: None,
             deadline: None,
             totals: HistoryPoint::default(),
@@ -141,21 +167,22 @@ impl<'a> Attempt<'a> {
                 self.deadline = Some(Instant::now() + STOP_TIMEOUT);
                 self.send(&ToWorker::Stop { checkpoint: true });
             }
-            let event = match self.deadline {
+            let profile_at = self.waiting_profile.as_ref().map(|_| self.next_profile);
+            let event = match self.deadline.into_iter().chain(profile_at).min() {
                 None => supervisor.events.recv().ok(),
-                Some(deadline) => {
-                    supervisor.events.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
+                Some(until) => {
+                    supervisor.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
                 }
             };
             match event {
                 Some(Event::Worker(FromWorker::Ready { restored, passed_over, device })) => {
                     if let Err(error) = self.feed(restored, &passed_over, device, supervisor) {
-                        return Outcome::Failed(format!("{error:#}"));
+                        return Outcome::failed(format!("{error:#}"));
                     }
                 }
                 Some(Event::Worker(FromWorker::EvalDue)) => {
                     if let Err(error) = self.feed_evaluation() {
-                        return Outcome::Failed(format!("{error:#}"));
+                        return Outcome::failed(format!("{error:#}"));
                     }
                 }
                 Some(Event::Worker(message)) => self.handle_message(message, supervisor),
@@ -168,6 +195,13 @@ impl<'a> Attempt<'a> {
                 Some(Event::Profile(request)) => self.profile(request),
                 Some(Event::Stop) => {}
                 Some(Event::WorkerGone) => break,
+                None if self.deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                    if let Some(request) =
+                        self.waiting_profile.take().filter(|request| !request.is_abandoned())
+                    {
+                        self.profile(request);
+                    }
+                }
                 None => {
                     let limit = STOP_TIMEOUT.as_secs();
                     let message = format!("the worker did not stop within {limit} s and was killed");
@@ -239,15 +273,18 @@ impl<'a> Attempt<'a> {
 
     /// Starts recording the worker's next steps.
     fn profile(&mut self, request: ProfileRequest) {
+        let is_waited_for = |request: &ProfileRequest| !request.is_abandoned();
         if self.feed.is_none() {
             request.refuse(anyhow!("its worker is still starting; try again in a moment"));
-        } else if self.profiling.is_some() {
+        } else if self.profiling.is_some() || self.waiting_profile.as_ref().is_some_and(is_waited_for) {
             request.refuse(anyhow!(
                 "it is already being profiled, and only one profile can be recorded at a time"
             ));
+        } else if Instant::now() < self.next_profile {
+            self.waiting_profile = Some(request);
         } else {
             self.send(&ToWorker::Profile { steps: request.steps });
-            self.profiling = Some(Profiling::new(request));
+            self.profiling = Some((Profiling::new(request), Instant::now()));
         }
     }
 
@@ -271,17 +308,19 @@ impl<'a> Attempt<'a> {
             }
             FromWorker::Profiling { steps, is_over } => {
                 let profiling = self.profiling.as_mut();
-                if profiling.is_some_and(|profiling| profiling.on_progress(steps, is_over, supervisor)) {
+                if profiling.is_some_and(|(profiling, _)| profiling.on_progress(steps, is_over, supervisor)) {
                     self.send(&ToWorker::EndProfile);
                 }
             }
             FromWorker::Spans(track) => {
-                if let Some(profiling) = &mut self.profiling {
+                if let Some((profiling, _)) = &mut self.profiling {
                     profiling.add(track);
                 }
             }
             FromWorker::Profiled(profile) => {
-                if let Some(profiling) = self.profiling.take() {
+                if let Some((profiling, began)) = self.profiling.take() {
+                    let pause = began.elapsed().saturating_mul(PROFILE_PAUSE_FACTOR);
+                    self.next_profile = Instant::now() + pause.clamp(MIN_PROFILE_PAUSE, MAX_PROFILE_PAUSE);
                     profiling.finish(profile, self.worker.pid());
                 }
             }
@@ -334,13 +373,16 @@ impl<'a> Attempt<'a> {
 
     /// Ends the attempt and returns its outcome.
     fn end(mut self, supervisor: &Supervisor) -> Outcome {
-        let profiling = self.profiling.take();
+        let (profiling, waiting) = (self.profiling.take(), self.waiting_profile.take());
         let outcome = self.shut_down(supervisor);
-        if let Some(profiling) = profiling {
+        if let Some(request) = waiting {
+            request.refuse(anyhow!("it ended before its next step"));
+        }
+        if let Some((profiling, _)) = profiling {
             let why = match &outcome {
                 Outcome::Finished(_) => "the job has ended",
                 Outcome::Stopped => "the job was stopped",
-                Outcome::Failed(reason) => reason,
+                Outcome::Failed(reason) | Outcome::OutOfDescriptors(reason) => reason,
                 Outcome::Died(death) => &death.reason,
             };
             profiling.abort(why, supervisor);
@@ -389,7 +431,7 @@ impl<'a> Attempt<'a> {
         });
         match (self.verdict, fed) {
             (Some(verdict @ (Outcome::Finished(_) | Outcome::Stopped | Outcome::Failed(_))), _) => verdict,
-            (_, Err(error)) if !feed::is_echo(&error) => Outcome::Failed(error.to_string()),
+            (_, Err(error)) if !feed::is_echo(&error) => Outcome::failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
             (Some(death), _) => death,
             (None, _) => Outcome::Died(match exit {

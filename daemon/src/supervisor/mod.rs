@@ -17,6 +17,7 @@
 //! messages, and a stop flag that long work polls.
 
 mod attempt;
+mod descriptors;
 mod prepare;
 mod profile;
 mod recorder;
@@ -256,6 +257,7 @@ impl Supervisor {
                     return Err(Abort::Stopped(self.control.stop_requested().unwrap_or(StopReason::Drain)));
                 }
                 Outcome::Failed(reason) => return Err(Abort::Failed(reason)),
+                Outcome::OutOfDescriptors(reason) => self.wait_for_descriptors(reason)?,
                 Outcome::Died(Death { reason, out_of_memory: false }) => self.back_off(reason)?,
                 Outcome::Died(Death { reason, out_of_memory: true }) => match &prepared.batch {
                     None => self.back_off(reason)?,
@@ -273,20 +275,23 @@ impl Supervisor {
 
     fn prepare(&mut self) -> Result<Prepared, Abort> {
         let stopping = Arc::clone(&self.control.stopping);
-        let prepared = {
-            let _watch = CancelOnStop::new(&self.stores, &stopping, &self.runtime);
-            let host = || survey::survey_host(&self.worker);
-            prepare::prepare(
-                (&self.job, &self.requester),
-                &self.stores,
-                &self.runtime,
-                &host,
-                &self.recorder,
-                &stopping,
-            )
-        };
-        self.check_stop()?;
-        prepared.map_err(|error| Abort::Failed(format!("{error:#}")))
+        loop {
+            let prepared = {
+                let _watch = CancelOnStop::new(&self.stores, &stopping, &self.runtime);
+                let host = || survey::survey_host(&self.worker);
+                let job = (&self.job, &self.requester);
+                prepare::prepare(job, &self.stores, &self.runtime, &host, &self.recorder, &stopping)
+            };
+            self.check_stop()?;
+            let error = match prepared {
+                Ok(prepared) => return Ok(prepared),
+                Err(error) => format!("{error:#}"),
+            };
+            if !descriptors::is_exhausted(&error) {
+                return Err(Abort::Failed(error));
+            }
+            self.wait_for_descriptors(error)?;
+        }
     }
 
     /// A worker of a job with an automatically chosen batch size ran out of memory; `decided` is the size.
@@ -350,6 +355,21 @@ impl Supervisor {
         };
         self.recorder.log(Level::WARN, &format!("{reason}; resuming in {pause:?}"));
         self.recorder.update(|record| record.reason = reason);
+        self.pause(pause)
+    }
+
+    /// Waits before the next attempt, which needs descriptors that others use now.
+    fn wait_for_descriptors(&mut self, reason: String) -> Result<(), Abort> {
+        let reason = format!("waiting for file descriptors, of which there are too few: {reason}");
+        // Logged once, however long it takes.
+        if self.recorder.record().reason != reason {
+            self.recorder.log(Level::WARN, &reason);
+            self.recorder.update(|record| record.reason = reason);
+        }
+        self.pause(descriptors::PAUSE)
+    }
+
+    fn pause(&mut self, pause: Duration) -> Result<(), Abort> {
         let until = Instant::now() + pause;
         loop {
             self.check_stop()?;

@@ -65,6 +65,11 @@ impl ProfileRequest {
         (Self { steps, progress, done }, PendingProfile { progress: seen, done: pending })
     }
 
+    /// Whether the client has disconnected.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.done.is_closed()
+    }
+
     /// Fails the request with `why`.
     pub(super) fn refuse(self, why: Error) {
         // The client may have disconnected.

@@ -3,9 +3,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
 use std::time::Duration;
 
-use millstream_tests::programs::{Daemon, has_ended, wait_until};
+use millstream_tests::programs::{self, Daemon, has_ended, wait_until};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
 use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 
 /// Kills in a run of `tests/run`.
@@ -82,5 +85,33 @@ fn a_job_under_way_at_two_deaths_of_the_daemon_is_held_and_the_others_go_on() {
     assert!(std::path::Path::new(removed["directory"].as_str().unwrap()).is_dir(), "checkpoints stay");
     assert_eq!(daemon.run(&["show", &suspect]).status.code(), Some(1));
     assert_eq!(daemon.json(&["list"])["jobs"].as_array().unwrap().len(), 1);
+    daemon.stop();
+}
+
+#[test]
+fn a_job_that_lacks_descriptors_waits_for_them() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let file = job.file();
+    let id = daemon.json(&["submit", file.to_str().unwrap(), "--set", "data.epochs=200"])["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    wait_until("the job trains", || daemon.show(&id)["progress"]["step"].as_u64() > Some(0));
+
+    // The limit concerns new descriptors only.
+    let pid = Pid::from_raw(daemon.pid() as i32);
+    let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+    let before = prlimit(pid, Resource::Nofile, Rlimit { current: Some(3), maximum }).unwrap();
+    for worker in programs::children(daemon.pid()) {
+        programs::kill(worker);
+    }
+    let log = job.directory().join("daemon.log");
+    wait_until("the job waits", || {
+        fs::read_to_string(&log).unwrap().contains("waiting for file descriptors")
+    });
+    prlimit(pid, Resource::Nofile, before).unwrap();
+    let ended = daemon.succeeded(&id);
+    assert_eq!(ended["attempts"], 2, "{ended:#}");
     daemon.stop();
 }
