@@ -42,6 +42,9 @@ const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 /// The number of requests that wait for the store at a time; more would not be answered sooner.
 const MAX_TURNS: usize = 8;
 
+/// The number of job files that are read at a time: each may need a few hundred MB.
+const MAX_SUBMISSIONS: usize = 2;
+
 /// Time limit for running jobs to take a last checkpoint at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
 
@@ -69,6 +72,8 @@ struct Shared {
     /// Storage shared by all jobs.
     stores: Stores,
     jobs: Mutex<Jobs>,
+    /// The job files that may be read at a time.
+    submissions: Arc<Semaphore>,
     /// Held while a job is added, resumed or removed, in the store and in the queue.
     membership: Mutex<()>,
     /// The number of running jobs; shutdown waits for it to reach 0.
@@ -100,6 +105,7 @@ impl Daemon {
             runtime,
             stores,
             jobs: Mutex::default(),
+            submissions: Arc::new(Semaphore::new(MAX_SUBMISSIONS)),
             membership: Mutex::default(),
             running: watch::Sender::new(0),
             scorer,
@@ -185,7 +191,13 @@ impl Daemon {
         request: SubmitRequest,
         requester: Requester,
     ) -> Result<JobRecord, SubmitError> {
-        self.blocking(move |daemon| daemon.submit_now(request, requester)).await
+        // A client that leaves gives up its turn. A file that is being read is read to its end, which its size bounds.
+        let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
+        self.blocking(move |daemon| {
+            let _turn = turn;
+            daemon.submit_now(request, requester)
+        })
+        .await
     }
 
     /// All jobs, newest first.

@@ -1,7 +1,7 @@
 //! Run directories: one below a job's checkpoint directory for each submission.
 //!
 //! ```text
-//! checkpoints/census-k3f9q2/job.toml             the job
+//! checkpoints/census-k3f9q2/job.toml             the job, without the secrets in its addresses
 //!                           analysis.json        statistics learned from the data, if any
 //!                           warm_start           the checkpoint of the initial weights, if any
 //!                           id_mappings.json     the mapping of its ids to the job's
@@ -17,8 +17,10 @@
 
 mod checksums;
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -47,6 +49,10 @@ pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 /// The listings of the job's files, frozen at its start.
 pub(crate) const TRAIN_LISTING: &str = "train.listing";
 pub(crate) const EVAL_LISTING: &str = "eval.listing";
+
+/// The modes of files with and without secrets, before the umask.
+const SECRET_MODE: u32 = 0o600;
+const SHARED_MODE: u32 = 0o666;
 
 /// The maximum size of a run's job file, which contains the terms of all files: a file in a directory that others can write
 /// may have any size.
@@ -78,7 +84,7 @@ pub(crate) fn new(job: &Job) -> Result<Run> {
         let directory = parent.join(&id);
         match fs::create_dir(&directory) {
             Ok(()) => {
-                put(&directory, JOB, job.text.as_bytes()).with_context(here)?;
+                put(&directory, JOB, job.shareable_text().as_bytes()).with_context(here)?;
                 return Ok(Run { id, directory });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -120,7 +126,8 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use.
+/// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use. Only the
+/// daemon's user can read a file with secrets in addresses, such as the listing of objects with signed addresses.
 pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let (during, after) = checksums::replacing(directory, name, bytes)?;
     write(directory, checksums::CHECKSUMS, during.as_bytes())?;
@@ -135,7 +142,11 @@ fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let path = directory.join(name);
     let unborn = directory.join(format!(".{name}.new"));
     let write = || {
-        let mut file = File::create(&unborn)?;
+        let is_secret = |line: &str| matches!(millstream_io::redact(line), Cow::Owned(_));
+        let has_secrets = std::str::from_utf8(bytes).is_ok_and(|text| text.lines().any(is_secret));
+        let mode = if has_secrets { SECRET_MODE } else { SHARED_MODE };
+        let mut options = File::options();
+        let mut file = options.write(true).create(true).truncate(true).mode(mode).open(&unborn)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&unborn, &path)?;
@@ -172,7 +183,7 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
     if job.auto_batch.is_none() {
         return Ok(directory.join(JOB));
     }
-    put(directory, RESOLVED_JOB, resolved.text.as_bytes())?;
+    put(directory, RESOLVED_JOB, resolved.shareable_text().as_bytes())?;
     Ok(directory.join(RESOLVED_JOB))
 }
 

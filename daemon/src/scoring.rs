@@ -35,6 +35,9 @@ const RUNS: u32 = 2;
 /// Capacity of the queues of worker messages and of results.
 const QUEUE: usize = 4;
 
+/// What stands for a secret in the addresses of a checkpoint's job.
+const REDACTED: &str = "***";
+
 /// Interval between checks of whether the caller still waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -293,6 +296,11 @@ impl Run {
         }
         if data.eval.is_empty() {
             bail!("the job has no held-out data: give the data to score");
+        }
+        if given.is_empty() && data.eval.iter().any(|pattern| pattern.contains(REDACTED)) {
+            bail!(
+                "checkpoints do not keep the passwords and signatures of the job's data: give the data to score"
+            );
         }
         Ok(data)
     }

@@ -10,6 +10,12 @@ use toml::value::Datetime;
 
 use super::error::{At, Problems};
 
+/// The maximum number of overrides. Each is applied by a search through the tables on its path.
+const MAX_OVERRIDES: usize = 1000;
+
+/// The maximum number of errors of the TOML parser that are considered: those in a line are reported as one.
+const MAX_PARSE_ERRORS: usize = 1000;
+
 /// A value and its position.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
@@ -51,7 +57,7 @@ impl Table {
     pub(super) fn parse(text: &str, set: &[String], problems: &Problems<'_>) -> Self {
         let (document, errors) = DeTable::parse_recoverable(text);
         let mut reported_line = None;
-        for error in errors {
+        for error in errors.into_iter().take(MAX_PARSE_ERRORS) {
             let start = error.span().map_or(0, |span| span.start);
             // Later errors in a line are mostly caused by the first one.
             let line_start = text.get(..start).and_then(|before| before.rfind('\n'));
@@ -61,7 +67,10 @@ impl Table {
             reported_line = Some(line_start);
         }
         let mut table = Self::of(document.get_ref(), &At::Offset);
-        for (nth, text) in set.iter().enumerate() {
+        if set.len() > MAX_OVERRIDES {
+            problems.error(At::Set(MAX_OVERRIDES), format!("more than {MAX_OVERRIDES} overrides"));
+        }
+        for (nth, text) in set.iter().enumerate().take(MAX_OVERRIDES) {
             table.apply(text, At::Set(nth), problems);
         }
         table
@@ -165,6 +174,18 @@ impl Value {
             DeValue::Datetime(date) => Self::Date(*date),
             DeValue::Array(items) => Self::List(items.iter().map(|item| Node::of(item, at)).collect()),
             DeValue::Table(table) => Self::Table(Table::of(table, at)),
+        }
+    }
+
+    /// Calls `change` with each string in the value.
+    pub(super) fn for_each_text(&mut self, change: &mut dyn FnMut(&mut String)) {
+        match self {
+            Self::Text(text) => change(text),
+            Self::List(items) => items.iter_mut().for_each(|item| item.value.for_each_text(change)),
+            Self::Table(table) => {
+                table.entries.iter_mut().for_each(|entry| entry.node.value.for_each_text(change));
+            }
+            Self::Whole(_) | Self::Real(_) | Self::Bool(_) | Self::Date(_) => {}
         }
     }
 

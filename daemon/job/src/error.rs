@@ -7,6 +7,10 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::Path;
 
+/// The maximum number of problems, of warnings and of unknown keys that are reported. A file of 1 MiB could have a hundred
+/// thousand, each located by a search through the file.
+pub(super) const MAX_PROBLEMS: usize = 100;
+
 /// One problem of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -94,16 +98,21 @@ impl<'a> Problems<'a> {
     }
 
     pub(super) fn error(&self, at: At, message: impl Into<String>) {
-        self.errors.borrow_mut().push((at, message.into()));
+        push(&self.errors, (at, message.into()));
     }
 
     pub(super) fn warn(&self, at: At, message: impl Into<String>) {
-        self.warnings.borrow_mut().push((at, message.into()));
+        push(&self.warnings, (at, message.into()));
     }
 
     /// Reports an unknown key that is similar to none of its own table's keys; another section may allow it.
     pub(super) fn stray(&self, at: At, key: &str, message: String) {
-        self.strays.borrow_mut().push(Stray { at, key: key.to_owned(), message });
+        push(&self.strays, Stray { at, key: key.to_owned(), message });
+    }
+
+    /// Whether further errors would not be reported, so that reading may end.
+    pub(super) fn is_full(&self) -> bool {
+        self.errors.borrow().len() >= MAX_PROBLEMS
     }
 
     /// The keys that a table allows.
@@ -155,10 +164,22 @@ impl<'a> Problems<'a> {
     }
 }
 
+fn push<T>(found: &RefCell<Vec<T>>, item: T) {
+    let mut found = found.borrow_mut();
+    if found.len() < MAX_PROBLEMS {
+        found.push(item);
+    }
+}
+
 /// `; did you mean ...?` with the known name most similar to a wrong one; empty if none is similar. Similar names
 /// differ by one or two edits, or share a prefix.
 pub(super) fn suggestion<'n>(wrong: &str, known: impl IntoIterator<Item = &'n str>) -> String {
     const ALIKE: f64 = 0.8;
+    // No key is longer, and comparing takes time in proportion to the length.
+    const MAX_LENGTH: usize = 64;
+    if wrong.len() > MAX_LENGTH {
+        return String::new();
+    }
     let slips = (wrong.chars().count() / 3).max(1);
     let likeness = |name: &str| match strsim::osa_distance(wrong, name) {
         distance if distance <= slips => 2.0 - distance as f64 / wrong.len().max(1) as f64,

@@ -4,7 +4,7 @@
 //! columns, or columns of the data.
 
 use std::cell::Cell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -23,6 +23,9 @@ const MAX_TERMS: u32 = 1_000_000;
 
 /// The maximum size of all files of terms of a job: parsing needs a few times as much memory.
 const MAX_TERMS_BYTES: u64 = 256 << 20;
+
+/// The maximum number of features: the lists of a model are searched in time proportional to it.
+pub(super) const MAX_FEATURES: usize = 10_000;
 
 /// A feature as the file defines it.
 pub(super) struct Feature {
@@ -95,16 +98,28 @@ const OUT_OF_RANGE: [(&str, OutOfRange); 2] =
 pub(super) fn read(section: Section<'_>, files: &TermFiles<'_>) -> Vec<Feature> {
     let mut features = Vec::new();
     let mut crosses = Vec::new();
-    for (name, at, node) in section.entries() {
+    let count = section.entries().count();
+    if count > MAX_FEATURES {
+        section.error_at(section.at(), format!("{count} features are more than {MAX_FEATURES}"));
+    }
+    for (name, at, node) in section.entries().take(MAX_FEATURES) {
+        if section.is_full() {
+            break;
+        }
         let Some(table) = section.as_section(node, format!("feature `{name}`")) else { continue };
         let Some((spec, parts)) = read_feature(table, name, files) else { continue };
         let names = parts.iter().map(|part| part.text.to_owned()).collect();
         crosses.push(parts);
         features.push(Feature { at, spec, parts: names });
     }
+    let places: HashMap<String, usize> =
+        features.iter().enumerate().map(|(nth, feature)| (feature.spec.name.clone(), nth)).collect();
     for (nth, parts) in crosses.iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
         let multi = features[nth].spec.maximum.is_some();
-        let column = |part| crossed_column(&features, part, multi, &section);
+        let column = |part: &Text<'_>| {
+            let feature = places.get(part.text).map(|&place| &features[place]);
+            crossed_column(feature, part, multi, &section)
+        };
         let (columns, boundaries): (Vec<_>, Vec<_>) = parts.iter().filter_map(column).unzip();
         let spec = &mut features[nth].spec;
         spec.columns = columns;
@@ -335,14 +350,14 @@ fn read_parts<'a>(table: &mut Section<'a>) -> Vec<Text<'a>> {
     parts
 }
 
-/// The column of a cross's part, and the boundaries that bucketize it, if any.
+/// The column of a cross's part, which may be a feature, and the boundaries that bucketize it, if any.
 fn crossed_column(
-    features: &[Feature],
+    feature: Option<&Feature>,
     part: &Text<'_>,
     multi: bool,
     section: &Section<'_>,
 ) -> Option<(String, Vec<f64>)> {
-    let Some(feature) = features.iter().find(|feature| feature.spec.name == part.text) else {
+    let Some(feature) = feature else {
         return Some((part.text.to_owned(), Vec::new()));
     };
     let refusal = match &feature.spec.kind {

@@ -1,9 +1,12 @@
 //! The resolved job, and how a whole file is read.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use millstream_io::redact;
 use millstream_io::storage::StorageSpec;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, Terms};
 use millstream_trainer::session::SelectionSpec;
@@ -92,11 +95,34 @@ impl Job {
         SelectionSpec { stopping: self.evaluation.stopping, best: self.checkpoint.best }
     }
 
+    /// [`Job::text`] without the secrets in the addresses of its data, for files that other users may read. Jobs with
+    /// other secrets have the same fingerprint.
+    pub fn shareable_text(&self) -> String {
+        let problems = Problems::new(Path::new(""), &self.text, &[]);
+        let mut table = Table::parse(&self.text, &[], &problems);
+        let mut is_redacted = false;
+        for section in ["data", "storage"] {
+            if let Some(node) = table.get_mut(section) {
+                node.value.for_each_text(&mut |text| {
+                    if let Cow::Owned(redacted) = redact(text) {
+                        *text = redacted;
+                        is_redacted = true;
+                    }
+                });
+            }
+        }
+        if is_redacted { document::write(&table) } else { self.text.clone() }
+    }
+
     /// A SHA-256 hash, in hexadecimal, of everything that determines the job's result: two jobs with the same
     /// fingerprint train the same model on the same data. Names, paths, devices, memory limits and threads are not
     /// part of it. For an automatic batch size, neither is the size.
     pub fn fingerprint(&self) -> String {
+        let redacted =
+            |patterns: &[String]| patterns.iter().map(|text| redact(text).into_owned()).collect::<Vec<_>>();
         let data = DataSpec {
+            train: redacted(&self.data.train),
+            eval: redacted(&self.data.eval),
             base: PathBuf::new(),
             prefetch: 0,
             threads: None,
@@ -137,7 +163,7 @@ pub(crate) fn read_job(
     let (data, auto_batch) = data::read(section, path, problems);
     let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "the inputs of the model");
-    let names: Vec<_> = section.entries().map(|(name, ..)| name).collect();
+    let names: Vec<_> = section.entries().map(|(name, ..)| name).take(features::MAX_FEATURES).collect();
     let features = features::read(section, &TermFiles::new(&data.base, open));
     let model = top.required_section("model", "[model]", "the model to train");
     let model_at = model.at_key("kind");
@@ -216,7 +242,7 @@ fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<Feat
     let mut used = model::used(&job.model);
     used.extend(job.evaluation.group.as_deref());
     let is_used = |feature: &Feature| used.contains(feature.spec.name.as_str());
-    let crossed: Vec<_> = features
+    let crossed: HashSet<_> = features
         .iter()
         .filter(|feature| is_used(feature))
         .flat_map(|feature| feature.parts.clone())

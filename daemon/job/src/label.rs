@@ -136,6 +136,7 @@ fn read_classes(label: &mut Section<'_>, missing: &[String]) -> Vec<String> {
     }
     let mut classes: Vec<String> = Vec::with_capacity(items.len());
     let (mut texts, mut numbers) = (HashSet::new(), HashSet::new());
+    let missing: HashSet<&String> = missing.iter().collect();
     for item in items {
         let Some(class) = value(item) else {
             let message = format!("expected the value of a class, found {}", item.value.describe());

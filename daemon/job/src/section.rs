@@ -69,6 +69,11 @@ impl<'a> Section<'a> {
         self.problems.error(at, message);
     }
 
+    /// Whether further errors would not be reported, so that reading may end.
+    pub(super) fn is_full(&self) -> bool {
+        self.problems.is_full()
+    }
+
     /// All entries, for a table whose keys are names chosen by the file.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, At, &'a Node)> + use<'a> {
         self.table.entries.iter().map(|entry| (entry.key.as_str(), entry.at, &entry.node))
@@ -84,6 +89,9 @@ impl<'a> Section<'a> {
         let path = self.title.strip_prefix('[').and_then(|title| title.strip_suffix(']'));
         self.problems.known(path, &self.known);
         for entry in &self.table.entries {
+            if self.is_full() {
+                break;
+            }
             if self.known.contains(&entry.key.as_str()) {
                 continue;
             }

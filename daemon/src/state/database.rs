@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::Level;
 
-use super::{JobRecord, JobSource, JobState, LogRecord, MAX_TEXT_BYTES, bounded, schema};
+use super::{JobRecord, JobSource, JobState, LogRecord, MAX_TEXT_BYTES, schema, storable};
 
 /// Number of newest log lines kept per job.
 const MAX_LOG_LINES: u64 = 10_000;
@@ -281,7 +281,7 @@ impl Database {
                  VALUES (?1, 1 + ifnull((SELECT max(seq) FROM log WHERE job = ?1), 0), ?2, ?3, ?4) \
                  RETURNING seq",
             )?
-            .query_row(params![id, at_ms, level.as_str().to_ascii_lowercase(), bounded(text)], |row| {
+            .query_row(params![id, at_ms, level.as_str().to_ascii_lowercase(), storable(text)], |row| {
                 row.get(0)
             })
             .map_err(|error| missing_job(error, id))?;
@@ -338,7 +338,7 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
         .execute(named_params! {
             ":id": record.id,
             ":state": record.state.name(),
-            ":reason": bounded(&record.reason),
+            ":reason": storable(&record.reason),
             ":attempts": record.attempts,
             ":started_ms": record.started_ms,
             ":ended_ms": record.ended_ms,

@@ -110,12 +110,15 @@ pub struct HistoryPoint {
     pub waited_seconds: f64,
 }
 
-/// `text`, cut to [`MAX_TEXT_BYTES`].
-pub fn bounded(text: &str) -> Cow<'_, str> {
-    if text.len() <= MAX_TEXT_BYTES {
-        return Cow::Borrowed(text);
+/// `text` as it is stored and shown: without the secrets of addresses in it, and cut to [`MAX_TEXT_BYTES`].
+pub fn storable(text: &str) -> Cow<'_, str> {
+    // Removing secrets shortens the text, but hardly to a quarter.
+    let (whole_bytes, considered) = (text.len(), text.floor_char_boundary(4 * MAX_TEXT_BYTES));
+    let text = millstream_io::redact(&text[..considered]);
+    if considered == whole_bytes && text.len() <= MAX_TEXT_BYTES {
+        return text;
     }
-    let mark = format!("... (cut from {} bytes)", text.len());
+    let mark = format!("... (cut from {whole_bytes} bytes)");
     let end = text.floor_char_boundary(MAX_TEXT_BYTES - mark.len());
     Cow::Owned(format!("{}{mark}", &text[..end]))
 }
@@ -151,7 +154,7 @@ impl JobRecord {
     /// Moves to `state` and updates the timestamps.
     pub fn enter(&mut self, state: JobState, reason: &str) {
         self.state = state;
-        self.reason = bounded(reason).into_owned();
+        self.reason = storable(reason).into_owned();
         if state != JobState::Queued && self.started_ms.is_none() {
             self.started_ms = Some(now_ms());
         }

@@ -165,7 +165,7 @@ impl Store {
     /// # Errors
     /// When there is no such job.
     pub fn append_log(&self, id: &str, at_ms: u64, level: Level, text: &str) -> Result<u64, StoreError> {
-        let (id, text) = (id.to_owned(), super::bounded(text).into_owned());
+        let (id, text) = (id.to_owned(), super::storable(text).into_owned());
         self.call(move |database| database.append_log(&id, at_ms, level, &text))
     }
 

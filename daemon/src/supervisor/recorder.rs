@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::state::{HistoryPoint, JobRecord, Store, bounded, now_ms};
+use crate::state::{HistoryPoint, JobRecord, Store, now_ms, storable};
 
 /// Interval between writes of progress to the store.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ impl JobRecorder {
     fn change(&self, change: impl FnOnce(&mut JobRecord), before_watchers: impl FnOnce()) {
         let mut record = self.record();
         change(&mut record);
-        record.reason = bounded(&record.reason).into_owned();
+        record.reason = storable(&record.reason).into_owned();
         self.save(record.clone());
         before_watchers();
         self.record.send_replace(record);
@@ -188,12 +188,13 @@ impl JobRecorder {
 
     /// Appends a line to the job's log.
     pub(crate) fn log(&self, level: Level, text: &str) {
+        let text = storable(text).into_owned();
         match level {
             Level::ERROR => tracing::error!(job = self.id, "{text}"),
             Level::WARN => tracing::warn!(job = self.id, "{text}"),
             _ => tracing::info!(job = self.id, "{text}"),
         }
-        let (id, at_ms, text) = (self.id.clone(), now_ms(), bounded(text).into_owned());
+        let (id, at_ms) = (self.id.clone(), now_ms());
         self.store.write(&self.id, move |database| database.append_log(&id, at_ms, level, &text).map(drop));
     }
 
@@ -264,6 +265,10 @@ mod tests {
         assert_eq!(recorder.store.job("a-1").unwrap(), Some(seen));
         let log = recorder.store.logs("a-1", 0).unwrap();
         assert_eq!((log[0].level, log[0].text.as_str()), (Level::ERROR, "failed: no data"));
+        let recorder = self::recorder();
+        recorder.enter(JobState::Failed, "https://me:sesame@host/a?sig=sesame: status 403");
+        let shown = format!("{:?} {:?}", recorder.record(), recorder.store.logs("a-1", 0).unwrap());
+        assert!(shown.contains("https://***@host/a?sig=***") && !shown.contains("sesame"), "{shown}");
     }
 
     #[test]

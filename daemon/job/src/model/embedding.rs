@@ -43,12 +43,18 @@ pub(super) fn read(
 fn read_tables(section: Section<'_>, features: &[String]) -> Vec<TableSpec> {
     let mut tables: Vec<TableSpec> = Vec::new();
     for (name, at, node) in section.entries() {
+        if section.is_full() {
+            break;
+        }
         let Some(mut table) = section.as_section(node, format!("table `{name}` of embeddings")) else {
             continue;
         };
         let own = vec![Text { text: name, at }];
         let looked_up = table.texts("features").unwrap_or(own);
         for &Text { text, at } in &looked_up {
+            if table.is_full() {
+                break;
+            }
             let taken = tables.iter().find(|table| table.features.iter().any(|feature| feature == text));
             if !features.iter().any(|feature| feature == text) {
                 let hint = suggestion(text, features.iter().map(String::as_str));

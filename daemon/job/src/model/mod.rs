@@ -203,6 +203,9 @@ fn read_features(part: &mut Section<'_>, features: &[&str]) -> Vec<String> {
 fn read_names(section: &Section<'_>, names: &[Text<'_>], features: &[&str]) -> Vec<String> {
     let mut seen = HashSet::new();
     for &Text { text, at } in names {
+        if section.is_full() {
+            break;
+        }
         if !seen.insert(text) {
             section.error_at(at, format!("the feature `{text}` is listed twice"));
         } else if !features.contains(&text) {

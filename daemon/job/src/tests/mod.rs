@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod features;
+mod hostile;
 mod mistakes;
 mod reference;
 
@@ -222,4 +223,22 @@ fn hyper_parameters_have_the_names_of_their_keys() {
         assert_eq!(found.get(name), Some(&value), "{name}");
     }
     assert!(found.values().all(|value| value.is_number() || value.is_string() || value.is_boolean()));
+}
+
+#[test]
+fn the_shareable_text_has_no_secrets_of_addresses() {
+    let signed = |signature: &str| {
+        let address = format!("\"https://host/a.parquet?sig={signature}\"");
+        job(&SOUND.replace("\"train-*.parquet\"", &address), &[])
+    };
+    let (one, other) = (signed("sesame"), signed("mustard"));
+    assert!(one.text.contains("sesame"), "the daemon needs it");
+    let shareable = one.shareable_text();
+    assert!(shareable.contains("?sig=***") && !shareable.contains("sesame"), "{shareable}");
+    let shared = job(&shareable, &[]);
+    assert_eq!(shared.fingerprint(), one.fingerprint());
+    assert_eq!(one.fingerprint(), other.fingerprint(), "a renewed signature is the same data");
+    let plain = job(SOUND, &[]);
+    assert_eq!(plain.shareable_text(), plain.text);
+    assert_ne!(plain.fingerprint(), one.fingerprint());
 }
