@@ -47,10 +47,17 @@ fn redact_users(text: Cow<'_, str>) -> Cow<'_, str> {
     let mut redacted = String::new();
     let mut copied = 0;
     let mut searched = 0;
+    // The end of the word at `searched`: every word is read once.
+    let mut word_end = 0;
     while let Some(found) = text[searched..].find("://") {
         let authority = searched + found + "://".len();
         searched = authority;
-        if let Some(at) = user_end(&text[..authority - "://".len()], &text[authority..]) {
+        if word_end < authority {
+            word_end = text[authority..].find(ends_word).map_or(text.len(), |end| authority + end);
+        }
+        let longest = text.floor_char_boundary(authority + LONGEST_ADDRESS);
+        let word = &text[authority..word_end.min(longest)];
+        if let Some(at) = user_end(&text[..authority - "://".len()], word) {
             redacted.push_str(&text[copied..authority]);
             redacted.push_str(MASK);
             copied = authority + at;
@@ -64,10 +71,8 @@ fn redact_users(text: Cow<'_, str>) -> Cow<'_, str> {
     Cow::Owned(redacted)
 }
 
-/// The position of the `@` that ends the user name and password at the start of `rest`, if it starts with them.
-fn user_end(before: &str, rest: &str) -> Option<usize> {
-    let rest = &rest[..rest.floor_char_boundary(LONGEST_ADDRESS)];
-    let word = &rest[..rest.find(ends_word).unwrap_or(rest.len())];
+/// The position of the `@` that ends the user name and password at the start of `word`, if it starts with them.
+fn user_end(before: &str, word: &str) -> Option<usize> {
     let authority = &word[..word.find(['/', '?', '#']).unwrap_or(word.len())];
     if let Some(at) = authority.rfind('@') {
         let start = before.rfind(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c));
