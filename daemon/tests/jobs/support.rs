@@ -141,16 +141,15 @@ pub(crate) fn assert_same(got: &BTreeMap<String, Vec<u8>>, wanted: &BTreeMap<Str
     assert!(differing.is_empty(), "these files differ: {differing:?}");
 }
 
-/// The process id of the worker that trains in `directory`: another process that has it open.
+/// The process id of the worker that trains in `directory`: another process that has its lock open.
 pub(crate) fn worker_in(directory: &Path) -> Option<i32> {
     let own = std::process::id() as i32;
     let pids =
         fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     pids.filter(|&pid| pid != own).find(|pid| {
+        let lock = directory.join("lock");
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        descriptors
-            .into_iter()
-            .any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == directory))
+        descriptors.into_iter().any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target == lock))
     })
 }
 
