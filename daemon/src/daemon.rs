@@ -403,7 +403,6 @@ impl Daemon {
         // Before the run directory exists.
         self.shared.jobs().check_room()?;
         let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
-        requester.check_write(&run.directory).map_err(anyhow::Error::from)?;
         let source = JobSource { text: job.text.clone(), path, requester };
         let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
         let mut record =
