@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use tonic::transport::server::Connected;
 
 use crate::access::Requester;
+use crate::turns::Answers;
 
 /// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 256;
@@ -119,11 +120,18 @@ impl Drop for Connection {
     }
 }
 
+/// Who sends the requests of a connection.
+#[derive(Clone)]
+pub(crate) struct Peer {
+    pub(crate) requester: Requester,
+    pub(crate) answers: Answers,
+}
+
 impl Connected for Connection {
-    type ConnectInfo = Requester;
+    type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        self.requester.clone()
+        Peer { requester: self.requester.clone(), answers: Answers::default() }
     }
 }
 

@@ -27,6 +27,7 @@ use crate::runs;
 use crate::scoring::{self, Scorer};
 use crate::state::{History, JobRecord, JobSource, LogRecord, OpenState, Store, StoreError, now_ms};
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
+use crate::turns::{Answers, Turns};
 
 pub use crate::scoring::Predictions;
 
@@ -40,7 +41,10 @@ const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
 /// The number of requests that wait for the store at a time; more would not be answered sooner.
-const MAX_TURNS: usize = 8;
+const MAX_TURNS: usize = 4;
+
+/// The number of log lines read at a time: the store's thread is busy with them for about a millisecond.
+pub(crate) const LOG_PAGE: usize = 1000;
 
 /// The number of job files that are read at a time: each may need a few hundred MB.
 const MAX_SUBMISSIONS: usize = 2;
@@ -79,8 +83,8 @@ struct Shared {
     /// The number of running jobs; shutdown waits for it to reach 0.
     running: watch::Sender<usize>,
     scorer: Scorer,
-    /// Turns of those who wait for the store, first come, first served.
-    turns: Semaphore,
+    /// Turns of the requests that wait for the store.
+    turns: Arc<Turns>,
     /// The state directory's lock, held while the daemon lives.
     _lock: Option<File>,
 }
@@ -109,7 +113,7 @@ impl Daemon {
             membership: Mutex::default(),
             running: watch::Sender::new(0),
             scorer,
-            turns: Semaphore::new(MAX_TURNS),
+            turns: Turns::new(MAX_TURNS),
             _lock: lock,
         };
         let daemon = Self { shared: Arc::new(shared) };
@@ -222,12 +226,12 @@ impl Daemon {
         Ok(self.watch(id)?.borrow().clone())
     }
 
-    /// A job's log lines after position `after` (0 for all).
+    /// The oldest of a job's log lines after position `after` (0 for all), at most [`LOG_PAGE`].
     ///
     /// # Errors
     /// As for [`Daemon::show`].
     pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
-        self.shared.store.logs(&self.shared.store.find(id)?, after)
+        self.shared.store.logs(&self.shared.store.find(id)?, after, LOG_PAGE)
     }
 
     /// A job and its history.
@@ -604,14 +608,23 @@ impl Daemon {
         });
     }
 
-    /// Runs `work` where it may wait for the store, which an async task must not. The others wait for a turn without a
-    /// thread, so that requests never take all threads of the runtime.
+    /// Runs `work` where it may wait for the store, which an async task must not.
     pub(crate) async fn blocking<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
+        self.in_turn(&Answers::default(), work).await
+    }
+
+    /// As [`Daemon::blocking`], when it is the turn of a connection that has had these `answers`. Requests wait for their
+    /// turn without a thread, so that they never take all threads of the runtime.
+    pub(crate) async fn in_turn<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
+        &self,
+        answers: &Answers,
+        work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
         let daemon = self.clone();
-        let _turn = self.shared.turns.acquire().await.context("the daemon has ended")?;
+        let _turn = self.shared.turns.next(answers).await;
         match tokio::task::spawn_blocking(move || work(&daemon)).await {
             Ok(result) => result,
             Err(error) => Err(anyhow::Error::from(error).into()),

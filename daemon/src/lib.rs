@@ -37,5 +37,6 @@ pub mod socket;
 pub mod state;
 mod supervisor;
 pub mod survey;
+mod turns;
 pub mod warm_start;
 mod worker;

@@ -24,8 +24,10 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::access::Requester;
-use crate::daemon::{Daemon, Predictions, SubmitError};
+use crate::connections::Peer;
+use crate::daemon::{Daemon, LOG_PAGE, Predictions, SubmitError};
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord, StoreError};
+use crate::turns::Answers;
 use millstream_trainer::metrics::{MetricValue, Metrics};
 
 /// The maximum size of the jobs in the reply to `List`, well below that of a message.
@@ -72,7 +74,7 @@ impl Service {
         if self.is_in_process {
             return Ok(Requester::Trusted);
         }
-        let peer = request.extensions().get::<Requester>().cloned();
+        let peer = request.extensions().get::<Peer>().map(|peer| peer.requester.clone());
         peer.ok_or_else(|| Status::internal("the connection has no credentials"))
     }
 
@@ -85,9 +87,15 @@ impl Service {
     where
         anyhow::Error: From<E>,
     {
+        let answers = answers(&request);
         let id = request.into_inner().id;
-        self.daemon.blocking(move |daemon| Ok(answer(daemon, &id)?)).await.map_err(error_status)
+        self.daemon.in_turn(&answers, move |daemon| Ok(answer(daemon, &id)?)).await.map_err(error_status)
     }
+}
+
+/// The answers that the connection of a request has had.
+fn answers<T>(request: &Request<T>) -> Answers {
+    request.extensions().get::<Peer>().map(|peer| peer.answers.clone()).unwrap_or_default()
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -105,8 +113,9 @@ impl Control for Service {
         Ok(Response::new(job_message(&record)))
     }
 
-    async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
-        let records = self.daemon.blocking(|daemon| Ok(daemon.list()?)).await.map_err(error_status)?;
+    async fn list(&self, request: Request<ListRequest>) -> Reply<ListReply> {
+        let records = self.daemon.in_turn(&answers(&request), |daemon| Ok(daemon.list()?)).await;
+        let records = records.map_err(error_status)?;
         let jobs = fitting(records.iter().map(job_message), MAX_LIST_BYTES);
         let omitted = (records.len() - jobs.len()) as u64;
         Ok(Response::new(ListReply { jobs, omitted }))
@@ -122,11 +131,12 @@ impl Control for Service {
     type LogsStream = Replies<LogLine>;
 
     async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
+        let answers = answers(&request);
         let LogsRequest { id, follow } = request.into_inner();
-        let record =
-            self.daemon.blocking(move |daemon| Ok(daemon.watch(&id)?)).await.map_err(error_status)?;
+        let record = self.daemon.in_turn(&answers, move |daemon| Ok(daemon.watch(&id)?)).await;
+        let record = record.map_err(error_status)?;
         let id = record.borrow().id.clone();
-        let tail = LogTail { daemon: self.daemon.clone(), id, after: 0, record: Some(record) };
+        let tail = LogTail { daemon: self.daemon.clone(), answers, id, after: 0, record: Some(record) };
         let lines = stream::unfold(tail, move |tail| tail.read(follow));
         Ok(Response::new(lines.flat_map(stream::iter).boxed()))
     }
@@ -162,8 +172,9 @@ impl Control for Service {
     type ProfileStream = Replies<ProfileReply>;
 
     async fn profile(&self, request: Request<ProfileRequest>) -> Reply<Self::ProfileStream> {
+        let answers = answers(&request);
         let ProfileRequest { id, steps } = request.into_inner();
-        let pending = self.daemon.blocking(move |daemon| daemon.profile(&id, steps.max(1))).await;
+        let pending = self.daemon.in_turn(&answers, move |daemon| daemon.profile(&id, steps.max(1))).await;
         let (id, pending) = pending.map_err(error_status)?;
         Ok(Response::new(profile::replies(id, pending)))
     }
@@ -213,6 +224,7 @@ impl Control for Service {
 /// Reads a job's log to its end.
 struct LogTail {
     daemon: Daemon,
+    answers: Answers,
     id: String,
     after: u64,
     /// `None` once everything has been read.
@@ -228,11 +240,13 @@ impl LogTail {
             // state are either read in the next iteration, or do not exist.
             let ended = !follow || record.borrow_and_update().state.is_final();
             let (id, after) = (self.id.clone(), self.after);
-            let lines = match self.daemon.blocking(move |daemon| Ok(daemon.logs(&id, after)?)).await {
+            let lines = self.daemon.in_turn(&self.answers, move |daemon| Ok(daemon.logs(&id, after)?)).await;
+            let lines = match lines {
                 Ok(lines) => lines,
                 Err(error) => return Some((vec![Err(error_status(error))], self)),
             };
             if !lines.is_empty() || ended {
+                let ended = ended && lines.len() < LOG_PAGE;
                 self.after = lines.last().map_or(self.after, |line| line.seq);
                 self.record = (!ended).then_some(record);
                 return Some((lines.into_iter().map(|line| Ok(line_message(line))).collect(), self));

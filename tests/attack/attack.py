@@ -114,9 +114,11 @@ def bits(host: Host, room: pathlib.Path, intact: pathlib.Path) -> str:
 def attack_with_floods(room: pathlib.Path, seconds: float, busy: bool, score: Score):
     host = Host(room)
     data = room / "train-0.parquet"
-    files.pyarrow.parquet.write_table(files.table(1).select(["clicked", "x", "color"]), data)
+    rows = files.pyarrow.concat_tables([files.table(seed) for seed in range(200)])
+    files.pyarrow.parquet.write_table(rows.select(["clicked", "x", "color"]), data)
     shutil.copy(data, room / "eval.parquet")
-    (room / "tiny.toml").write_text(TINY.replace("epochs = 24", "epochs = 100000"))
+    long = TINY.replace("epochs = 24", "epochs = 100000").replace("every_steps = 100", "every_steps = 10000")
+    (room / "tiny.toml").write_text(long)
     job = host.json("submit", room / "tiny.toml")["id"]
     while rate(host, job, 0.5) == 0:
         time.sleep(0.1)
@@ -159,7 +161,8 @@ def measure(host: Host, job: str, seconds: float) -> tuple[float, float]:
         times.append(time.monotonic() - start)
         time.sleep(0.02)
     passed = time.monotonic() - began
-    return statistics.quantiles(times, n=100)[98], (examples(host, job) - rows) / passed
+    slowest = sorted(times)[max(0, len(times) * 99 // 100 - 1)] if len(times) > 99 else max(times)
+    return slowest, (examples(host, job) - rows) / passed
 
 
 def rate(host: Host, job: str, seconds: float) -> float:

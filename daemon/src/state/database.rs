@@ -294,15 +294,15 @@ impl Database {
         Ok(seq)
     }
 
-    /// A job's log lines after position `after` (0 for all), oldest first.
+    /// The oldest `most` of a job's log lines after position `after` (0 for all), oldest first.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub(super) fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
+    pub(super) fn logs(&self, id: &str, after: u64, most: usize) -> Result<Vec<LogRecord>, StoreError> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT seq, at_ms, level, substr(text, 1, ?3) FROM log WHERE job = ?1 AND seq > ?2 ORDER BY seq",
+            "SELECT seq, at_ms, level, substr(text, 1, ?3) FROM log WHERE job = ?1 AND seq > ?2 ORDER BY seq LIMIT ?4",
         )?;
-        let lines = statement.query_map(params![id, after, MAX_TEXT_BYTES], |row| {
+        let lines = statement.query_map(params![id, after, MAX_TEXT_BYTES, most], |row| {
             Ok(LogRecord { seq: row.get(0)?, at_ms: row.get(1)?, level: parse(row, 2)?, text: row.get(3)? })
         })?;
         Ok(lines.collect::<Result<_, _>>()?)
@@ -569,7 +569,8 @@ mod tests {
         let huge = "\u{e9}".repeat(1 << 20);
         store.insert_job(&JobRecord { reason: huge.clone(), ..record("a") }, &source()).unwrap();
         store.append_log("a", 0, Level::ERROR, &huge).unwrap();
-        let texts = || [store.jobs().unwrap()[0].reason.clone(), store.logs("a", 0).unwrap()[0].text.clone()];
+        let texts =
+            || [store.jobs().unwrap()[0].reason.clone(), store.logs("a", 0, 1).unwrap()[0].text.clone()];
         for text in texts() {
             assert!(
                 text.len() <= MAX_TEXT_BYTES && text.ends_with("(cut from 2097152 bytes)"),
@@ -662,10 +663,11 @@ mod tests {
         for n in 1..=MAX_LOG_LINES + 2 {
             assert_eq!(store.append_log("a", n * 10, Level::WARN, &format!("line {n}")).unwrap(), n);
         }
-        let all = store.logs("a", 0).unwrap();
+        let all = store.logs("a", 0, usize::MAX >> 1).unwrap();
         assert_eq!(all.len() as u64, MAX_LOG_LINES);
         assert_eq!(all[0].seq, 3);
-        let last = store.logs("a", MAX_LOG_LINES + 1).unwrap();
+        assert_eq!(store.logs("a", 5, 2).unwrap().iter().map(|line| line.seq).collect::<Vec<_>>(), [6, 7]);
+        let last = store.logs("a", MAX_LOG_LINES + 1, 9).unwrap();
         let wanted = LogRecord {
             seq: MAX_LOG_LINES + 2,
             at_ms: (MAX_LOG_LINES + 2) * 10,

@@ -169,13 +169,13 @@ impl Store {
         self.call(move |database| database.append_log(&id, at_ms, level, &text))
     }
 
-    /// A job's log lines after position `after` (0 for all), oldest first.
+    /// The oldest `most` of a job's log lines after position `after` (0 for all), oldest first.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
+    pub fn logs(&self, id: &str, after: u64, most: usize) -> Result<Vec<LogRecord>, StoreError> {
         let id = id.to_owned();
-        self.call(move |database| database.logs(&id, after))
+        self.call(move |database| database.logs(&id, after, most))
     }
 
     /// A job's history.
@@ -402,7 +402,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         store.flush(Duration::from_secs(60));
-        assert_eq!(store.logs("a", 0).unwrap().len(), 100, "each line is written once, after the lock");
+        assert_eq!(store.logs("a", 0, 200).unwrap().len(), 100, "each line is written once, after the lock");
         assert_eq!(store.jobs().unwrap().len(), 1, "the failed insert was not carried out later");
     }
 

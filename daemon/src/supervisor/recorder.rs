@@ -263,11 +263,11 @@ mod tests {
         let seen = watch.borrow().clone();
         assert_eq!((seen.state, seen.reason.as_str()), (JobState::Failed, "no data"));
         assert_eq!(recorder.store.job("a-1").unwrap(), Some(seen));
-        let log = recorder.store.logs("a-1", 0).unwrap();
+        let log = recorder.store.logs("a-1", 0, 100).unwrap();
         assert_eq!((log[0].level, log[0].text.as_str()), (Level::ERROR, "failed: no data"));
         let recorder = self::recorder();
         recorder.enter(JobState::Failed, "https://me:sesame@host/a?sig=sesame: status 403");
-        let shown = format!("{:?} {:?}", recorder.record(), recorder.store.logs("a-1", 0).unwrap());
+        let shown = format!("{:?} {:?}", recorder.record(), recorder.store.logs("a-1", 0, 100).unwrap());
         assert!(shown.contains("https://***@host/a?sig=***") && !shown.contains("sesame"), "{shown}");
     }
 
