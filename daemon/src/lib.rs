@@ -27,6 +27,7 @@ pub mod daemon;
 pub mod export;
 mod feed;
 pub mod plan;
+mod priority;
 mod queue;
 mod requests;
 mod runs;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use sd_notify::NotifyState;
+use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,6 +18,7 @@ use crate::access::Requester;
 use crate::config::ServerConfig;
 use crate::connections::Connections;
 use crate::daemon::Daemon;
+use crate::priority::yield_to_jobs;
 use crate::requests::RequestLimits;
 use crate::service;
 use crate::socket::ControlSocket;
@@ -40,7 +42,12 @@ const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// When it cannot start, or its socket fails.
 pub async fn serve(config: &ServerConfig) -> Result<()> {
     let mut stop = StopSignals::new()?;
-    let socket = ControlSocket::bind(&config.socket)?;
+    let control = ControlThreads::start()?;
+    let socket = {
+        // Its events belong to these threads, too.
+        let _entered = control.handle.enter();
+        ControlSocket::bind(&config.socket)?
+    };
     let daemon = Daemon::start(config.daemon.clone())?;
     tracing::info!(socket = %config.socket.display(), "listening");
 
@@ -69,11 +76,12 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;
         });
-    let server = tokio::spawn(server);
+    let server = control.handle.spawn(server);
+    let accepting = control.handle.spawn(accepting);
 
     notify(&[NotifyState::Ready]);
     let result = tokio::select! {
-        result = accepting => result.context("accepting connections"),
+        result = accepting => result.map_err(anyhow::Error::from).and_then(|ended| Ok(ended?)).context("accepting connections"),
         () = stop.recv() => Ok(()),
         () = watchdog() => Ok(()),
     };
@@ -88,6 +96,34 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
         tracing::warn!("requests were still in flight at shutdown");
     }
     result
+}
+
+/// The threads that answer requests, apart from those of jobs.
+struct ControlThreads {
+    /// Present until it is dropped, which must not wait for the threads in an async context.
+    runtime: Option<Runtime>,
+    handle: Handle,
+}
+
+impl ControlThreads {
+    fn start() -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("control")
+            .on_thread_start(yield_to_jobs)
+            .enable_all()
+            .build();
+        let runtime = runtime.context("starting the threads of the control socket")?;
+        Ok(Self { handle: runtime.handle().clone(), runtime: Some(runtime) })
+    }
+}
+
+impl Drop for ControlThreads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// SIGTERM and SIGINT.

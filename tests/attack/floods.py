@@ -223,12 +223,19 @@ def profiles(path: str, job: str):
         client.close()
 
 
+def nothing(path: str, _: str):
+    """Computes and leaves the daemon alone: what any other work on this machine costs."""
+    while True:
+        sum(range(10_000))
+
+
 def client(path: str, *words: str):
     command = [BUILT / "millstream", *words, "--socket", path]
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=60)
 
 
 FLOODS = [
+    nothing,
     idle,
     garbage,
     unfinished,

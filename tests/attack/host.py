@@ -1,5 +1,6 @@
 """A daemon under attack, and the commands that are run against it."""
 
+import atexit
 import json
 import os
 import pathlib
@@ -64,6 +65,7 @@ class Host:
         arguments = ["--socket", self.socket, "--state", self.room / "state"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([BUILT / "millstreamd", *arguments], stdout=log, stderr=log)
+        atexit.register(self.process.kill)
         deadline = time.monotonic() + HANG_SECONDS
         while self.command("list").code != 0:
             assert self.is_alive(), f"the daemon does not start: {self.log.read_text()[-2000:]}"

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 use tracing::Level;
 
+use crate::priority::yield_to_jobs;
+
 use super::database::{Database, StoreError};
 use super::{History, JobRecord, JobSource, LogRecord};
 
@@ -86,7 +88,12 @@ impl Store {
         let queue = Arc::<Queue>::default();
         let operations = Arc::clone(&queue);
         let thread = std::thread::Builder::new().name("state".into());
-        let thread = thread.spawn(move || operations.run(&database)).map_err(StoreError::Thread)?;
+        let thread = thread
+            .spawn(move || {
+                yield_to_jobs();
+                operations.run(&database);
+            })
+            .map_err(StoreError::Thread)?;
         Ok(Self { queue, thread: Some(thread) })
     }
 
