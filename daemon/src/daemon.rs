@@ -41,10 +41,10 @@ const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
 /// The number of requests that wait for the store at a time; more would not be answered sooner.
-const MAX_TURNS: usize = 4;
+const MAX_TURNS: usize = 2;
 
 /// The number of log lines read at a time: the store's thread is busy with them for about a millisecond.
-pub(crate) const LOG_PAGE: usize = 1000;
+pub(crate) const LOG_PAGE: usize = 250;
 
 /// The number of job files that are read at a time: each may need a few hundred MB.
 const MAX_SUBMISSIONS: usize = 2;

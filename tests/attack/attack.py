@@ -10,6 +10,9 @@ its speed; with --busy, on a machine with other work, both are only printed.
 
 Needs the built programs and pyarrow: run tests/run first, then use target/python/bin/python. A file that breaks something
 is kept below target/attack. The last line is `N passed, N failed`.
+
+What a flood costs is compared with a process that computes and leaves the daemon alone, since any other process slows
+training down: cores share caches and execution units.
 """
 
 import argparse
@@ -124,14 +127,9 @@ def attack_with_floods(room: pathlib.Path, seconds: float, busy: bool, score: Sc
         time.sleep(0.1)
     host.forget_peak()
     for flood in floods.FLOODS:
-        before = measure(host, job, seconds / 2)
-        process = floods.start(flood, str(host.socket), job)
-        try:
-            during = measure(host, job, seconds)
-        finally:
-            process.kill()
-            process.join()
-        after = measure(host, job, seconds / 2)
+        before = measure_beside(floods.nothing, host, job, seconds / 2)
+        during = measure_beside(flood, host, job, seconds)
+        after = measure_beside(floods.nothing, host, job, seconds / 2)
         speed = during[1] / statistics.mean([before[1], after[1]]) if before[1] and after[1] else 0
         defects = []
         if not host.is_alive():
@@ -149,6 +147,15 @@ def attack_with_floods(room: pathlib.Path, seconds: float, busy: bool, score: Sc
         figures = f"p99 of list {1000 * during[0]:.0f} ms (without {1000 * before[0]:.0f}), training {speed:.3f}, peak {peak} MiB"
         score.add(f"{flood.__name__}: {figures}", defects)
     host.stop()
+
+
+def measure_beside(flood, host: Host, job: str, seconds: float) -> tuple[float, float]:
+    process = floods.start(flood, str(host.socket), job)
+    try:
+        return measure(host, job, seconds)
+    finally:
+        process.kill()
+        process.join()
 
 
 def measure(host: Host, job: str, seconds: float) -> tuple[float, float]:

@@ -235,7 +235,6 @@ def client(path: str, *words: str):
 
 
 FLOODS = [
-    nothing,
     idle,
     garbage,
     unfinished,
