@@ -42,8 +42,14 @@ use crate::error::Error;
 const FIRST_READ_BYTES: u64 = 64 << 10;
 const MAX_READ_BYTES: u64 = 4 << 20;
 
+/// The most bytes of a candidate besides its data: its header and checksum, and the header of the next record.
+const FRAME_BYTES: u64 = 28;
+
 /// The most bytes held while locating a part, for records of ordinary size.
 pub(crate) const HELD_BYTES: u64 = 4 * FIRST_READ_BYTES;
+
+/// The reaction to a record that exceeds its share of the memory budget.
+pub(crate) const LONG_RECORD_ADVICE: &str = "raise data.memory_budget or lower data.lanes";
 
 /// A located part, whose bytes are being fetched.
 pub(crate) struct Located {
@@ -69,17 +75,18 @@ pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Ite
     (0..parts).map(move |part| cut(part)..cut(part + 1))
 }
 
-/// Locates the records of `part` and starts fetching them.
+/// Locates the records of `part`, each of at most `most_bytes`, and starts fetching them.
 pub(crate) fn locate(
     object: Object,
     part: Range<u64>,
+    most_bytes: u64,
     limits: &Arc<ReadLimits>,
     context: &ReadContext,
 ) -> oneshot::Receiver<Result<Located, Error>> {
     let (sender, receiver) = oneshot::channel();
     let (shared, limits) = (context.clone(), Arc::clone(limits));
     context.runtime.spawn(async move {
-        let located = find(&object, part).await.map(|(range, damage)| Located {
+        let located = find(&object, part, most_bytes).await.map(|(range, damage)| Located {
             bytes: FetchedBytes::start_range(object, range.clone(), &limits, &shared),
             range,
             damage,
@@ -91,14 +98,19 @@ pub(crate) fn locate(
 }
 
 /// The byte range of a part's records.
-async fn find(object: &Object, part: Range<u64>) -> Result<(Range<u64>, Option<Error>), Error> {
+async fn find(
+    object: &Object,
+    part: Range<u64>,
+    most_bytes: u64,
+) -> Result<(Range<u64>, Option<Error>), Error> {
     let size = object.size();
     let head = object.read(0..size.min(MAGIC_BYTES as u64)).await?;
     if Compression::detect(&head) != Compression::None {
         let whole = if part.start == 0 { 0..size } else { size..size };
         return Ok((whole, None));
     }
-    let (start, end) = try_join(boundary(object, part.start), boundary(object, part.end)).await?;
+    let [start, end] = [part.start, part.end].map(|at| boundary(object, at, most_bytes));
+    let (start, end) = try_join(start, end).await?;
     let end = end.unwrap_or(size);
     Ok(match start {
         Some(start) => (start..end.max(start), None),
@@ -108,7 +120,10 @@ async fn find(object: &Object, part: Range<u64>) -> Result<(Range<u64>, Option<E
 
 /// The offset of the first record that begins at or after byte `at`, or the end of the file. `None` if neither lies
 /// within the maximum record length.
-async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
+///
+/// # Errors
+/// When a record longer than `most_bytes` seems to begin there: it is not read to verify it.
+async fn boundary(object: &Object, at: u64, most_bytes: u64) -> Result<Option<u64>, Error> {
     let size = object.size();
     if at == 0 || at >= size {
         return Ok(Some(at));
@@ -123,6 +138,15 @@ async fn boundary(object: &Object, at: u64) -> Result<Option<u64>, Error> {
                 base += from as u64;
                 if base - at > MAX_RECORD_BYTES {
                     return Ok(None);
+                }
+                if (until - from) as u64 > most_bytes.saturating_add(FRAME_BYTES) {
+                    let message = format!(
+                        "byte {base}: a record exceeds the limit of {most_bytes} bytes; {LONG_RECORD_ADVICE}"
+                    );
+                    return Err(Error::Format(FormatError::Mismatch {
+                        path: object.path().to_string(),
+                        message,
+                    }));
                 }
                 let next = base + bytes.len() as u64;
                 let end = (base + (until - from) as u64).max(next + read_bytes).min(size);

@@ -90,15 +90,18 @@ impl Records {
     }
 
     /// Reads the records that begin in the byte range `part` of the file. They are numbered from the first of them.
+    /// Fails at a record longer than `most_bytes`.
     pub(crate) fn start_part(
         object: Object,
         part: Range<u64>,
+        most_bytes: u64,
         limits: &Arc<ReadLimits>,
         context: &ReadContext,
     ) -> Self {
         let (label, bytes) = (part_label(&object, part.start), part.end - part.start);
-        let (permit, most_bytes) = (context.permit.clone(), MAX_RECORD_BYTES);
-        let state = State::Locating(parts::locate(object.clone(), part, limits, context), bytes);
+        let permit = context.permit.clone();
+        let located = parts::locate(object.clone(), part, most_bytes, limits, context);
+        let state = State::Locating(located, bytes);
         Self { object, label, range: 0..0, located: Duration::ZERO, permit, most_bytes, state }
     }
 
@@ -242,8 +245,9 @@ fn bad(object: &Object, path: &str, base: u64, damage: Damage, lost: u64) -> Res
     let Damage { offset, record, message, fatal, too_long, .. } = damage;
     if too_long {
         let message = format!(
-            "record {record}, byte {}: {message} bytes; raise data.memory_budget or lower data.lanes",
-            base + offset
+            "record {record}, byte {}: {message} bytes; {}",
+            base + offset,
+            parts::LONG_RECORD_ADVICE
         );
         return Err(Error::Format(FormatError::Mismatch { path, message }));
     }

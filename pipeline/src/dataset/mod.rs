@@ -405,7 +405,8 @@ impl Dataset {
             (_, part) => {
                 let records = match part {
                     SplitPart::Bytes { start, end } => {
-                        Records::start_part(object, start..end, &self.limits, context)
+                        let most_bytes = self.most_record_bytes;
+                        Records::start_part(object, start..end, most_bytes, &self.limits, context)
                     }
                     SplitPart::Whole | SplitPart::RowGroup(_) => {
                         Records::start(object, &self.limits, context)

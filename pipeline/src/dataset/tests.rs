@@ -406,3 +406,23 @@ fn a_record_longer_than_its_share_of_the_budget_is_an_error_before_it_is_inflate
     let error = read(&runtime, &open().with_budget(1 << 30, 16), 0, &fail(), 0, 10).unwrap_err();
     assert!(error.to_string().contains("no tf.train.Example"), "{error}");
 }
+
+#[test]
+fn a_long_record_behind_a_cut_is_an_error_before_it_is_read() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = RecordWriter::new(Vec::new());
+    for bytes in [700_000, 700_000, 2_000_000] {
+        writer.write(&vec![0; bytes]).unwrap();
+    }
+    std::fs::write(dir.path().join("a.tfrecord"), writer.into_inner()).unwrap();
+    let dataset =
+        open(&runtime, dir.path(), &["*"]).unwrap().cut_at(1 << 20).unwrap().with_budget(256 << 20, 16);
+    assert_eq!(dataset.splits().len(), 4);
+    // The first part ends, and the second one begins, where the long record seems to begin.
+    for split in 0..2 {
+        let error = read(&runtime, &dataset, split, &fail(), 0, 10).unwrap_err().to_string();
+        let expected = "a.tfrecord: byte 1400032: a record exceeds the limit of 1048576 bytes";
+        assert!(error.starts_with(expected), "{error}");
+    }
+}
