@@ -54,7 +54,10 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     let connections = Connections::new();
     let shared = config.shared_directories.clone();
     let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
+    let (closing, closed) = oneshot::channel::<()>();
     let accepting = async move {
+        // Dropped after the socket.
+        let (_closing, socket) = (closing, socket);
         loop {
             let (stream, peer) = socket.accept().await?;
             let requester = Requester::of_peer(&peer, &shared);
@@ -78,13 +81,20 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
         });
     let server = control.handle.spawn(server);
     let accepting = control.handle.spawn(accepting);
+    let stop_accepting = accepting.abort_handle();
 
     notify(&[NotifyState::Ready]);
     let result = tokio::select! {
-        result = accepting => result.map_err(anyhow::Error::from).and_then(|ended| Ok(ended?)).context("accepting connections"),
+        result = accepting => match result {
+            Ok(ended) => ended.context("accepting connections"),
+            Err(error) => Err(error).context("accepting connections"),
+        },
         () = stop.recv() => Ok(()),
         () = watchdog() => Ok(()),
     };
+    stop_accepting.abort();
+    // The task has ended, and the socket is gone, once its end of the channel is dropped.
+    let _ = closed.await;
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping; a second signal stops immediately");
     tokio::select! {

@@ -44,13 +44,14 @@ const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const WORKER_VARIABLES: [&str; 9] =
     ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"];
 
-/// A worker also inherits variables with these prefixes: settings of Millstream, of CUDA, of the allocator, of Rust and of
+/// A worker also inherits variables with these prefixes: settings of Millstream, of CUDA and NCCL, of the allocator, of Rust and of
 /// sanitizers.
-const WORKER_VARIABLE_PREFIXES: [&str; 10] = [
+const WORKER_VARIABLE_PREFIXES: [&str; 11] = [
     "LC_",
     "MILLSTREAM_",
     "CUDA_",
     "NVIDIA_",
+    "NCCL_",
     "RUST_",
     "RAYON_",
     "MALLOC_",

@@ -9,13 +9,13 @@
 
 extern "C" {
 
-// Sets the seed of all random choices from now on. Initially: STAND_IN_SEED, else 0.
+// Sets the seed of all random choices from now on. Initially: MILLSTREAM_STAND_IN_SEED, else 0.
 void stand_in_seed(std::uint64_t seed);
 
-// Sets the memory of a device in bytes. Initially: STAND_IN_MEMORY_BYTES, else 8 GiB.
+// Sets the memory of a device in bytes. Initially: MILLSTREAM_STAND_IN_MEMORY_BYTES, else 8 GiB.
 void stand_in_memory(std::uint64_t bytes);
 
-// Sets the number of devices, at most 16; must precede cuInit. Initially: STAND_IN_DEVICES, else 1.
+// Sets the number of devices, at most 16; must precede cuInit. Initially: MILLSTREAM_STAND_IN_DEVICES, else 1.
 void stand_in_devices(int count);
 
 // Sets the value that devices report for an attribute (CU_DEVICE_ATTRIBUTE_...).
@@ -23,7 +23,7 @@ void stand_in_attribute(int attribute, int value);
 
 // Makes the `nth` call of a function from now on (1: the next) fail with this code. The function "work" stands for work
 // items as they run (kernels, copies, fills and products): like a failed launch, their failure is the context's.
-// Initially, for all three libraries: STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
+// Initially, for all three libraries: MILLSTREAM_STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
 void stand_in_fail(const char* function, std::uint64_t nth, int code);
 
 // The number of calls of a function, or of "work" items run, so far.

@@ -23,9 +23,9 @@ Driver::Driver() {
         const char* text = std::getenv(name);
         return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
     };
-    random = Random(number("STAND_IN_SEED", 0));
-    memory_bytes = number("STAND_IN_MEMORY_BYTES", memory_bytes);
-    devices = int(std::min<std::uint64_t>(number("STAND_IN_DEVICES", 1), most_devices));
+    random = Random(number("MILLSTREAM_STAND_IN_SEED", 0));
+    memory_bytes = number("MILLSTREAM_STAND_IN_MEMORY_BYTES", memory_bytes);
+    devices = int(std::min<std::uint64_t>(number("MILLSTREAM_STAND_IN_DEVICES", 1), most_devices));
     for (int i = 0; i < most_devices; ++i) contexts[i].device = i;
 }
 

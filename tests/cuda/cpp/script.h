@@ -10,9 +10,9 @@ namespace stand_in {
 
 class Script {
 public:
-    // Initialized from STAND_IN_FAIL, `FUNCTION:NTH:CODE,...`, for programs that tests start.
+    // Initialized from MILLSTREAM_STAND_IN_FAIL, `FUNCTION:NTH:CODE,...`, for programs that tests start.
     Script() {
-        const char* text = std::getenv("STAND_IN_FAIL");
+        const char* text = std::getenv("MILLSTREAM_STAND_IN_FAIL");
         std::string left = text == nullptr ? "" : text;
         while (!left.empty()) {
             std::string fault = left.substr(0, left.find(','));

@@ -88,7 +88,7 @@ fn an_unpinnable_ring_is_reported_and_does_not_change_results() {
     let message = "the ring's memory cannot be pinned";
     let (pinned, stderr) = train(&[]);
     assert!(!stderr.contains(message), "{stderr}");
-    let (staged, stderr) = train(&[("STAND_IN_FAIL", "cuMemHostRegister_v2:1:801")]);
+    let (staged, stderr) = train(&[("MILLSTREAM_STAND_IN_FAIL", "cuMemHostRegister_v2:1:801")]);
     assert!(stderr.contains(message) && stderr.contains("CUDA_ERROR_NOT_SUPPORTED"), "{stderr}");
     assert_eq!(staged, pinned);
 }
@@ -128,7 +128,7 @@ fn check_reports_the_gpus_and_libraries_of_the_host() {
     assert_eq!((&document["device"], &document["host"]), (&"cpu".into(), &Value::Null));
     // The driver exists but cannot describe the GPU.
     let arguments = [&["check", "job.toml"], &ON_CUDA[..]].concat();
-    let fails = [("STAND_IN_FAIL", "cuDeviceGetName:1:999")];
+    let fails = [("MILLSTREAM_STAND_IN_FAIL", "cuDeviceGetName:1:999")];
     let ended = run(job.directory(), stand_in.folder(), &fails, &arguments);
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.contains("GPU 0: cuDeviceGetName of NVIDIA's driver failed"), "{}", ended.stdout);
@@ -223,14 +223,14 @@ fn a_full_gpu_is_reported_with_its_free_memory() {
         reason
     };
     // Fails in the context, in loading kernels, and in the GEMM workspace.
-    let reason = train(&[("STAND_IN_FAIL", "cuDevicePrimaryCtxRetain:1:2")]);
+    let reason = train(&[("MILLSTREAM_STAND_IN_FAIL", "cuDevicePrimaryCtxRetain:1:2")]);
     assert!(reason.contains("it has 8589934592 bytes in all"), "{reason}");
     let all_free = format!("{} bytes are free of its {0}", 8_u64 << 30);
     for function in ["cuModuleLoadData", "cuMemAlloc_v2"] {
-        let reason = train(&[("STAND_IN_FAIL", &format!("{function}:1:2"))]);
+        let reason = train(&[("MILLSTREAM_STAND_IN_FAIL", &format!("{function}:1:2"))]);
         assert!(reason.contains(&all_free), "{reason}");
     }
-    let reason = train(&[("STAND_IN_MEMORY_BYTES", "1048576")]);
+    let reason = train(&[("MILLSTREAM_STAND_IN_MEMORY_BYTES", "1048576")]);
     assert!(reason.contains("1048576 bytes are free of its 1048576"), "{reason}");
 }
 
@@ -290,7 +290,8 @@ fn a_gpu_fault_ends_the_worker_and_is_named() {
         ("work:4000:700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
         ("cuMemAlloc_v2:9:2", " bytes: give the job a smaller `batch_size`"),
     ] {
-        let ended = run(job.directory(), stand_in.folder(), &[("STAND_IN_FAIL", script)], &arguments);
+        let ended =
+            run(job.directory(), stand_in.folder(), &[("MILLSTREAM_STAND_IN_FAIL", script)], &arguments);
         assert_eq!(ended.code, Some(1), "{script}: {}", ended.stderr);
         assert!(ended.stderr.contains(message), "{script}: {}", ended.stderr);
     }

@@ -49,7 +49,7 @@ impl Host {
         let libraries = if self.memory == 0 { Path::new("/nowhere") } else { self.stand_in.folder() };
         let mut command = Shell::new(directory).command(&line);
         command.env("MILLSTREAM_CUDA_LIBRARIES", libraries).env("CACHE_DIRECTORY", directory.join("cache"));
-        command.env("STAND_IN_MEMORY_BYTES", self.memory.to_string());
+        command.env("MILLSTREAM_STAND_IN_MEMORY_BYTES", self.memory.to_string());
         let output = command.stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
         let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
         Completed { code: output.status.code(), stdout, stderr }

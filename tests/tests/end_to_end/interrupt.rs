@@ -234,7 +234,7 @@ fn assert_clean(shell: &Shell) {
             [data] => data.starts_with("train-"),
             ["checkpoints", _] => true,
             ["checkpoints", _, "job.toml" | "analysis.json" | "train.listing" | "eval.listing"] => true,
-            ["checkpoints", _, "checksums.sha256"] => true,
+            ["checkpoints", _, "checksums.sha256" | "lock"] => true,
             ["checkpoints", run, step] => {
                 let manifest = PathBuf::from_iter(["checkpoints", run, step, "manifest.json"]);
                 step.starts_with("step-") && files.contains(&manifest)

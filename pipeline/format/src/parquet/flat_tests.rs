@@ -168,7 +168,7 @@ proptest! {
         let schema = reference.schema().clone();
         let batch = reference.with_batch_size(written.rows).build().unwrap().next().unwrap().unwrap();
 
-        let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes)]));
+        let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
         for (leaf, expected) in batch.columns().iter().enumerate() {
             let column = metadata.row_group(0).column(leaf);
             let mut flat = flat(&source, column, written.rows, schema.field(leaf).data_type());
@@ -198,7 +198,7 @@ proptest! {
         for (at, with) in damage {
             bytes[at % end] ^= with;
         }
-        let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes.into())]));
+        let source = Arc::new(FetchedFile::new(vec![(0, bytes.into())]));
         for (leaf, data_type) in [(0, DataType::Int32), (4, DataType::Utf8)] {
             let column = metadata.row_group(0).column(leaf);
             let mut flat = flat(&source, column, written.rows, &data_type);
@@ -231,7 +231,7 @@ fn batches_share_the_dictionary() {
     let bytes = file(&written, &batch);
     let reference = ParquetRecordBatchReaderBuilder::try_new(bytes.clone()).unwrap();
     let column = reference.metadata().row_group(0).column(0);
-    let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes)]));
+    let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
     let mut flat = flat(&source, column, 5000, &DataType::Int32);
     let first = flat.read(2048).unwrap();
     let second = flat.read(2048).unwrap();

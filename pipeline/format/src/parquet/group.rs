@@ -158,7 +158,7 @@ impl ParquetFile {
         let batch_rows = self.batch_rows(group, &plan);
         let held: u64 = fetched.iter().map(|(_, bytes)| bytes.len() as u64).sum();
         let meter = Meter::new(limit.saturating_sub(held).saturating_sub(self.batch_bytes(group, &plan)));
-        let source = Arc::new(FetchedFile::new(self.size, fetched));
+        let source = Arc::new(FetchedFile::new(fetched));
         let selected = self.selected_rows(group, &plan, wanted.conditions, &source);
         let selected = selected.unwrap_or_else(|| SelectedRows::all(described.rows));
         let skip = wanted.skip.min(described.rows);

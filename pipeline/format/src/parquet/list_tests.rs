@@ -156,7 +156,7 @@ proptest! {
         prop_assert_eq!(nested.len(), within.len());
         let expected = [batch.column(0), batch.column(1), &within];
 
-        let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes)]));
+        let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
         for (leaf, expected) in expected.iter().enumerate() {
             let expected = rows(expected);
             let skip = skip.min(expected.len());
@@ -185,7 +185,7 @@ proptest! {
         for (at, with) in damage {
             bytes[at % end] ^= with;
         }
-        let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes.into())]));
+        let source = Arc::new(FetchedFile::new(vec![(0, bytes.into())]));
         for leaf in 0..3 {
             let mut lists = reader(&source, &metadata, leaf, (1 << 16, 1 << 26));
             while let Ok(read) = guarded(|| lists.read(100)) {
@@ -214,7 +214,7 @@ fn a_row_that_exceeds_the_memory_is_an_error_with_its_column() {
     let bytes = file(&written, &table);
     assert!(bytes.len() < 1 << 20, "{} bytes", bytes.len());
     let metadata = ParquetRecordBatchReaderBuilder::try_new(bytes.clone()).unwrap();
-    let source = Arc::new(FetchedFile::new(bytes.len() as u64, vec![(0, bytes)]));
+    let source = Arc::new(FetchedFile::new(vec![(0, bytes)]));
     let mut lists = reader(&source, metadata.metadata(), 0, (1 << 16, 16 << 20));
     let error = lists.read(1).unwrap_err().to_string();
     assert!(error.contains("a row of column `numbers.list.element` needs"), "{error}");

@@ -14,7 +14,6 @@ use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::page_index::offset_index::PageLocation;
-use parquet::file::reader::ChunkReader;
 
 use super::codec::Decompressor;
 use super::fetched::FetchedFile;
@@ -92,7 +91,7 @@ impl Pages {
             Place::Consecutive { rest, next } => {
                 let Some(header) = next_header(&self.source, rest, next)? else { return Ok(None) };
                 *next = None;
-                let body = self.source.get_bytes(rest.start, header.compressed)?;
+                let body = self.source.bytes(rest.start, header.compressed)?;
                 rest.start += header.compressed as u64;
                 Ok(Some((header, body)))
             }
@@ -108,9 +107,7 @@ impl Pages {
                     },
                 };
                 match next_header(&self.source, &mut range, &mut None)? {
-                    Some(header) => {
-                        Ok(Some((header, self.source.get_bytes(range.start, header.compressed)?)))
-                    }
+                    Some(header) => Ok(Some((header, self.source.bytes(range.start, header.compressed)?))),
                     None => Err(damaged("the index locates a page where none is")),
                 }
             }
@@ -267,7 +264,7 @@ fn next_header(
 ) -> Result<Option<Header>> {
     while next.is_none() && !rest.is_empty() {
         let length = usize::try_from(rest.end - rest.start).map_err(|_| damaged("a column is too large"))?;
-        let bytes = source.get_bytes(rest.start, length)?;
+        let bytes = source.bytes(rest.start, length)?;
         let (header, header_bytes) = Header::read(&bytes).map_err(ParquetError::General)?;
         if header.compressed > length - header_bytes {
             return Err(damaged("a page exceeds its column"));

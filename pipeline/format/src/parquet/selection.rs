@@ -18,7 +18,6 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::page_index::column_index::ColumnIndexMetaData;
 use parquet::file::page_index::index_reader::{decode_column_index, decode_offset_index};
 use parquet::file::page_index::offset_index::PageLocation;
-use parquet::file::reader::ChunkReader;
 use parquet::file::statistics::{Statistics, ValueStatistics};
 
 use super::fetched::FetchedFile;
@@ -122,7 +121,7 @@ impl ParquetFile {
         conditions: &[Condition],
         fetched: Vec<(u64, bytes::Bytes)>,
     ) -> Vec<Range<u64>> {
-        let fetched = FetchedFile::new(self.size, fetched);
+        let fetched = FetchedFile::new(fetched);
         let Some(selected) = self.selected_rows(group, plan, conditions, &fetched) else {
             return self.ranges(group, plan);
         };
@@ -216,7 +215,7 @@ fn bounds_of_pages(
 
 fn index_bytes(range: Range<u64>, fetched: &FetchedFile) -> Option<bytes::Bytes> {
     let length = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
-    let bytes: Result<_, ParquetError> = fetched.get_bytes(range.start, length);
+    let bytes: Result<_, ParquetError> = fetched.bytes(range.start, length);
     bytes.ok()
 }
 

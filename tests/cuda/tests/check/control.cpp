@@ -63,9 +63,9 @@ CASE(control_fails_work_that_runs) {
 
 CASE(control_by_the_environment) {
     // Before the library is loaded.
-    setenv("STAND_IN_MEMORY_BYTES", "5000", 1);
-    setenv("STAND_IN_DEVICES", "3", 1);
-    setenv("STAND_IN_FAIL", "cuMemAlloc_v2:2:2,cuStreamCreate:1:999", 1);
+    setenv("MILLSTREAM_STAND_IN_MEMORY_BYTES", "5000", 1);
+    setenv("MILLSTREAM_STAND_IN_DEVICES", "3", 1);
+    setenv("MILLSTREAM_STAND_IN_FAIL", "cuMemAlloc_v2:2:2,cuStreamCreate:1:999", 1);
     begin();
     int devices = 0;
     OK(cu("cuDeviceGetCount", &devices));
