@@ -41,8 +41,18 @@ const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The variables of the daemon's environment that a worker inherits. The others may hold secrets, such as the keys with
 /// which the daemon reads storage, and nobody can list all names of secrets. A worker reads no storage.
-const WORKER_VARIABLES: [&str; 9] =
-    ["PATH", "HOME", "USER", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD"];
+const WORKER_VARIABLES: [&str; 10] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "TZ",
+    "TMPDIR",
+    "CACHE_DIRECTORY",
+    "XDG_CACHE_HOME",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+];
 
 /// A worker also inherits variables with these prefixes: settings of Millstream, of CUDA and NCCL, of the allocator, of Rust and of
 /// sanitizers.

@@ -320,8 +320,9 @@ fn the_metadata_of_all_files_fits_the_budget() {
     assert_eq!(open(bytes).unwrap().splits().len(), 100);
     let error = open(bytes - 1).unwrap_err().to_string();
     assert!(error.starts_with("the metadata of 20 Parquet files"), "{error}");
+    // Files are opened side by side, so that the sum at the error varies.
     let error = open(bytes / 2).unwrap_err();
-    assert!(matches!(error, Error::OverBudget { needed_bytes, .. } if needed_bytes < bytes), "{error}");
+    assert!(matches!(error, Error::OverBudget { needed_bytes, .. } if needed_bytes > bytes / 2), "{error}");
 }
 
 /// The numbers of rows read, and of rows counted as bad.
