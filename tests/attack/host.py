@@ -28,7 +28,8 @@ class Completed:
             return f"hung for {HANG_SECONDS} s"
         if self.code < 0:
             return f"killed by signal {-self.code}"
-        if self.code > 2 or "panicked" in self.error:
+        # A panic of a decoder that was caught is reported as damage, without this text.
+        if self.code > 2 or "panicked at" in self.error:
             return f"exit status {self.code}: {self.error[-400:]}"
         return None
 
