@@ -613,22 +613,22 @@ impl Daemon {
         &self,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        self.in_turn(&Answers::default(), work).await
+        let daemon = self.clone();
+        match tokio::task::spawn_blocking(move || work(&daemon)).await {
+            Ok(result) => result,
+            Err(error) => Err(anyhow::Error::from(error).into()),
+        }
     }
 
-    /// As [`Daemon::blocking`], when it is the turn of a connection that has had these `answers`. Requests wait for their
-    /// turn without a thread, so that they never take all threads of the runtime.
+    /// As [`Daemon::blocking`], for short `work`: when it is the turn of a connection that has had these `answers`. Requests
+    /// wait for their turn without a thread, so that they never take all threads of the runtime.
     pub(crate) async fn in_turn<T: Send + 'static, E: From<anyhow::Error> + Send + 'static>(
         &self,
         answers: &Answers,
         work: impl FnOnce(&Self) -> Result<T, E> + Send + 'static,
     ) -> Result<T, E> {
-        let daemon = self.clone();
         let _turn = self.shared.turns.next(answers).await;
-        match tokio::task::spawn_blocking(move || work(&daemon)).await {
-            Ok(result) => result,
-            Err(error) => Err(anyhow::Error::from(error).into()),
-        }
+        self.blocking(work).await
     }
 }
 

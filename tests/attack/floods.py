@@ -1,4 +1,4 @@
-"""Floods of a daemon's control socket, each by a process of its own until it is killed.
+"""Floods of a daemon's control socket. Each runs in a separate process until it is killed.
 
 Frames are those of HTTP/2 (RFC 9113) with literal headers (RFC 7541, section 6.2.2) and the length prefix of gRPC, written
 by hand, because a client library would not misbehave so.

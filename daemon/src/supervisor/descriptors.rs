@@ -1,7 +1,7 @@
 //! Recognising that file descriptors are exhausted.
 //!
-//! Whoever exhausts them, clients of the socket or another process of the host, the job that happens to open a file next is
-//! not at fault. Its supervisor waits and tries again, without counting an attempt against the retry budget.
+//! Clients of the socket or another process of the host may exhaust them. The job that happens to open a file next is not
+//! at fault. Its supervisor waits and tries again, without counting an attempt against the retry budget.
 
 use std::time::Duration;
 
