@@ -147,6 +147,10 @@ struct Read {
 
 impl Read {
     fn add(&mut self, chunk: &Chunk, before: usize) {
+        // A chunk of skipped rows only, which one of two readers may deliver.
+        if chunk.rows() <= before {
+            return;
+        }
         let chunk = cut(chunk, before..chunk.rows());
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         self.rows += chunk.rows() as u64;
