@@ -19,7 +19,7 @@ Start here:
   millstream check examples/census/job.toml    print the plan: data, model, memory
   millstream train examples/census/job.toml    train in this process
 
-Exit status: 0 success, 1 failure, 2 usage error or invalid job.
+Exit status: 0 success, 1 failure, 2 usage error or invalid job, 130 after Ctrl-C.
 MILLSTREAM_LOG=debug shows debug logs; NO_COLOR=1 disables colours.";
 
 /// Flags of every command.
@@ -37,7 +37,7 @@ pub(crate) struct Global {
 /// A command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a job and show its progress; uses the daemon if one is running
+    /// Train a job and show its progress; in the daemon if one is running, otherwise here
     Train(Train),
     /// Validate a job and print its plan without training
     Check(Check),
@@ -155,6 +155,17 @@ pub(crate) struct Check {
     pub(crate) learn: bool,
 }
 
+/// Where to run: by default in the daemon if one is running, otherwise in this process.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Place {
+    /// Run in this process, even if a daemon is running
+    #[arg(long, conflicts_with_all = ["daemon", "socket"])]
+    pub(crate) local: bool,
+    /// Run in the daemon; fail if none is running
+    #[arg(long)]
+    pub(crate) daemon: bool,
+}
+
 /// The job to submit.
 #[derive(Debug, Args)]
 pub(crate) struct Submitted {
@@ -168,10 +179,14 @@ pub(crate) struct Submitted {
 /// `train`
 #[derive(Debug, Args)]
 #[command(after_help = "\
+The job runs in the daemon if one listens on the socket, and the first line says so. Otherwise, and with
+--local, it runs in this process.
+
 Ctrl-C saves a checkpoint and stops; --resume continues from it. A second Ctrl-C quits immediately.
 
 Examples:
   millstream train job.toml
+  millstream train job.toml --local
   millstream train job.toml --set data.epochs=3 --set checkpoint.directory=/tmp/run
   millstream train job.toml --resume
   millstream train job.toml --history curves.svg
@@ -179,6 +194,8 @@ Examples:
 pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) submitted: Submitted,
+    #[command(flatten)]
+    pub(crate) place: Place,
     /// When the run ends, write its loss and metrics over the steps to FILE (.svg or .json)
     #[arg(long, value_name = "FILE")]
     pub(crate) history: Option<PathBuf>,
@@ -274,6 +291,8 @@ pub(crate) struct Scored {
     /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
     #[arg(long)]
     pub(crate) best: bool,
+    #[command(flatten)]
+    pub(crate) place: Place,
 }
 
 /// `predict`

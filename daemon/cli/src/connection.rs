@@ -4,6 +4,7 @@ use millstream_control::{Client, ClientError};
 use millstream_daemon::daemon::Daemon;
 use millstream_daemon::service;
 
+use crate::arguments::Place;
 use crate::context::Context;
 use crate::failure::Failure;
 
@@ -24,13 +25,19 @@ pub(crate) async fn to_daemon(context: &Context) -> Result<Client, Failure> {
 }
 
 impl Connection {
-    /// Connects to the running daemon or, if there is none, hosts one in this process. The hosted daemon has the same
-    /// API; only its checkpoints outlive the process.
-    pub(crate) async fn or_host(context: &Context) -> Result<Self, Failure> {
-        if let Some(socket) = context.socket() {
+    /// Connects to the running daemon or, if there is none that accepts this user, hosts one in this process. The hosted
+    /// daemon has the same API; only its checkpoints outlive the process.
+    pub(crate) async fn at(place: Place, context: &Context) -> Result<Self, Failure> {
+        if place.daemon {
+            return Ok(Self { client: to_daemon(context).await?, hosted: None });
+        }
+        if let Some(socket) = context.socket().filter(|_| !place.local) {
             match Client::connect(socket).await {
                 Ok(client) => return Ok(Self { client, hosted: None }),
                 Err(ClientError::NoDaemon { .. }) => {}
+                Err(error @ ClientError::Denied { .. }) if !context.is_socket_given() => {
+                    context.screen.note(&format!("{error}; running in this process instead"));
+                }
                 Err(error) => return Err(error.into()),
             }
         }

@@ -18,18 +18,25 @@ pub(crate) struct Context {
     pub(crate) json: bool,
     pub(crate) screen: Screen,
     socket: Option<PathBuf>,
+    is_socket_given: bool,
 }
 
 impl Context {
     pub(crate) fn new(global: &Global, screen: Screen) -> Self {
         let given = global.socket.clone().or_else(|| Some(std::env::var_os("MILLSTREAM_SOCKET")?.into()));
+        let is_socket_given = given.is_some();
         let socket = given.or_else(|| Surroundings::of_process().socket());
-        Self { json: global.json, screen, socket }
+        Self { json: global.json, screen, socket, is_socket_given }
     }
 
     /// The path of the daemon's socket, if it is known.
     pub(crate) fn socket(&self) -> Option<&PathBuf> {
         self.socket.as_ref()
+    }
+
+    /// Whether a flag or a variable names the socket.
+    pub(crate) fn is_socket_given(&self) -> bool {
+        self.is_socket_given
     }
 
     /// Prints `document` with `--json`, otherwise `text`.

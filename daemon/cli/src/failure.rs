@@ -8,6 +8,7 @@ use millstream_job::JobError;
 use serde_json::json;
 
 use crate::context::Context;
+use crate::interrupt;
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -89,14 +90,16 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Reports a failure as a message and, with `--json`, as a document. Returns the exit status.
+/// Reports a failure as a message and, with `--json`, as a document. Returns the exit status; after a signal, that of the
+/// signal.
 pub(crate) fn report(result: Result<(), Failure>, context: &Context) -> ExitCode {
     let Err(failure) = result else { return ExitCode::SUCCESS };
+    let failed = interrupt::exit_status().unwrap_or(1);
     let status = match failure {
         Failure::OutputClosed => return ExitCode::SUCCESS,
-        Failure::AlreadyReported => return ExitCode::FAILURE,
+        Failure::AlreadyReported => return ExitCode::from(failed),
         Failure::Usage(_) | Failure::Job(_) => 2,
-        Failure::Failed(_) => 1,
+        Failure::Failed(_) => failed,
     };
     match &failure {
         // Each line of the report begins with its place, as a compiler's messages do.

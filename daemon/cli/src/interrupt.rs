@@ -3,9 +3,11 @@
 //! Commands that write files or own a job listen for SIGINT and SIGTERM and clean up ([`listen`]); all others end
 //! immediately ([`end_at_once`]). Both install a handler: a shell starts background processes with SIGINT ignored, and
 //! without a handler a command that waits for storage would never end.
+//!
+//! A command that a signal ended has the exit status that shells give to it: 128 and the signal's number.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::register_conditional_default;
@@ -14,6 +16,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::failure::Failure;
+
+/// The number of the signal that was received first; 0 before.
+static RECEIVED: AtomicU8 = AtomicU8::new(0);
+
+/// The exit status of a command that a signal ended; `None` if none was received.
+pub(crate) fn exit_status() -> Option<u8> {
+    let signal = RECEIVED.load(Ordering::Relaxed);
+    (signal > 0).then_some(128 + signal)
+}
 
 /// Makes SIGINT and SIGTERM end this process, even if it was started with them ignored.
 pub(crate) fn end_at_once() -> Result<(), Failure> {
@@ -30,14 +41,15 @@ pub(crate) fn listen() -> Result<watch::Receiver<bool>, Failure> {
     let (sender, receiver) = watch::channel(false);
     tokio::spawn(async move {
         for is_second in [false, true] {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
+            let signal = tokio::select! {
+                _ = interrupt.recv() => SIGINT,
+                _ = terminate.recv() => SIGTERM,
+            };
             if is_second {
                 // Workers of a daemon hosted here die with this process.
-                std::process::exit(1);
+                std::process::exit(128 + signal);
             }
+            RECEIVED.store(signal as u8, Ordering::Relaxed);
             sender.send_replace(true);
         }
     });

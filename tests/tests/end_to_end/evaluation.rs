@@ -137,7 +137,7 @@ fn an_interrupted_evaluation_is_repeated_before_the_next_step() {
             running = shell.start(&line);
             continue;
         }
-        let has_outcome = ended.code() == 1 && !ended.stdout.is_empty();
+        let has_outcome = ended.code() == 130 && !ended.stdout.is_empty();
         let outcome = if has_outcome { ended.json() } else { Value::Null };
         match outcome["checkpoint"].as_str() {
             Some(checkpoint) => {

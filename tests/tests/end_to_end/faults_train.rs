@@ -68,7 +68,7 @@ fn an_interrupted_run_stops_cleanly_and_resumes_to_the_same_bits() {
         kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::INT).unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(130));
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(outcome["state"], "cancelled", "{outcome:#}");
     assert!(!is_alive(worker), "no worker is left");

@@ -270,7 +270,7 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     let wanted = "it is already being profiled, and only one profile can be recorded at a time";
     assert!(second.stderr.contains(wanted), "{}", second.stderr);
     profile.signal(Signal::INT);
-    let ended = profile.wait().with_code(1);
+    let ended = profile.wait().with_code(130);
     assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
     assert!(!bench.job.directory().join(format!("{running}.trace.json")).exists());
     wait_until("the next profile is recorded", || {

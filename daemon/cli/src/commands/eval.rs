@@ -11,9 +11,10 @@ use crate::interrupt::unless_interrupted;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: Scored, context: &Context) -> Result<(), Failure> {
+    let place = arguments.place;
     let request = request(arguments)?;
     let evaluated = unless_interrupted(async {
-        let mut connection = Connection::or_host(context).await?;
+        let mut connection = Connection::at(place, context).await?;
         let evaluated = connection.client.evaluate(request).await;
         connection.close().await;
         Ok(evaluated?)
@@ -32,6 +33,6 @@ pub(super) fn request(scored: Scored) -> Result<ScoreRequest, Failure> {
     let Some(base) = base.to_str() else {
         return Err(Failure::Usage(format!("the working directory {} is not UTF-8", base.display())));
     };
-    let Scored { target, data, best } = scored;
+    let Scored { target, data, best, place: _ } = scored;
     Ok(ScoreRequest { target, data, base: base.to_owned(), best })
 }

@@ -25,9 +25,10 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     let format = format.unwrap_or(TableFormat::Csv);
     let compression = name.and_then(Compression::from_name).unwrap_or(Compression::None);
     check_output(output.as_deref(), format, compression, context)?;
+    let place = scored.place;
     let request = super::eval::request(scored)?;
     let rows = unless_interrupted(async {
-        let mut connection = Connection::or_host(context).await?;
+        let mut connection = Connection::at(place, context).await?;
         let result = match &output {
             Some(path) => write(&mut connection, request, path, format, compression).await,
             None => {

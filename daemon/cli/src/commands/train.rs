@@ -26,11 +26,12 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     let history_format = arguments.history.as_deref().map(HistoryFormat::of).transpose()?;
     let (request, warnings) = job_file::request(&arguments.submitted, context)?;
     let interrupted = interrupt::listen()?;
-    let mut connection = Connection::or_host(context).await?;
+    let mut connection = Connection::at(arguments.place, context).await?;
     let job = connection.client.submit(request).await?;
     if !connection.is_hosted() {
-        let note = format!("job {} runs in the daemon; Ctrl-C saves a checkpoint and stops it", job.id);
-        context.screen.note(&note);
+        let socket = context.socket().map(|socket| format!(" at {}", socket.display())).unwrap_or_default();
+        let how = "Ctrl-C saves a checkpoint and stops it; --local trains in this process instead";
+        context.screen.note(&format!("job {} runs in the daemon{socket}; {how}", job.id));
     }
     let outcome = follow(&mut connection.client, &job.id, warnings, interrupted, &context.screen).await;
     let history = match &outcome {
