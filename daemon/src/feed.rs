@@ -8,7 +8,7 @@ use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
 use millstream_io::storage::{Listing, Object, Stores};
 use millstream_pipeline::Error;
 use millstream_pipeline::cache::{Cache, CachedSource, Specification};
-use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::dataset::{Absent, Dataset};
 use millstream_pipeline::ingest::{
     self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan,
 };
@@ -109,7 +109,7 @@ fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Obje
     Ok(kept.objects)
 }
 
-/// The dataset as a source for `transform`.
+/// The dataset as a source for `transform`. In TFRecord files, features may be `absent`.
 ///
 /// # Errors
 /// When it lacks a column that the transform needs.
@@ -117,9 +117,10 @@ pub(crate) fn source(
     dataset: Arc<Dataset>,
     transform: &Arc<Transform>,
     data: &DataSpec,
+    absent: Absent<'_>,
     runtime: &Handle,
 ) -> Result<Arc<dyn ChunkSource>, Error> {
-    dataset.check(transform.projection(), runtime)?;
+    dataset.check(transform.projection(), absent, runtime)?;
     let (transform, runtime) = (Arc::clone(transform), runtime.clone());
     Ok(Arc::new(DatasetSource::new(dataset, transform, data.on_bad_record, runtime)))
 }

@@ -26,6 +26,7 @@ mod connections;
 pub mod daemon;
 pub mod export;
 mod feed;
+pub mod memory;
 pub mod plan;
 mod priority;
 mod queue;

@@ -10,13 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
-use millstream_batch::{BatchSchema, SlotLayout};
+use millstream_batch::{BatchSchema, Size, SlotLayout};
+use millstream_format::Error as FormatError;
 use millstream_io::storage::Stores;
 use millstream_job::{AutoBatchSpec, Job};
+use millstream_pipeline::Error;
 use millstream_pipeline::analysis::{Analysis, AnalysisPass, AnalysisProgress};
 use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
-use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::dataset::{Absent, Dataset};
 use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
 use millstream_pipeline::transform::Transform;
@@ -27,6 +29,7 @@ use tokio::runtime::Handle;
 
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
+use crate::memory::{self, HostMemory};
 use crate::{feed, runs};
 
 /// The plan of a job.
@@ -88,14 +91,15 @@ impl JobPlan {
     ) -> Result<Self> {
         let never = AtomicBool::new(false);
         let stores = Stores::default().for_job(&job.storage);
-        Self::with((job, &Requester::Trusted), &stores, None, runtime, host, |train| {
+        Self::with((job, &Requester::Trusted), &stores, None, runtime, host, |train, _| {
             let reads = DataPlan::of(train).bytes <= learning.most_bytes;
             reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()
         })
     }
 
-    /// Plans `job`, whose data `requester` must be allowed to read. `learned` returns the statistics of the training data, or `None` to plan without. If `directory`
-    /// is given, the listings of the data are frozen in it.
+    /// Plans `job`, whose data `requester` must be allowed to read. `learned` returns the statistics of the training data,
+    /// or `None` to plan without; it is given the model in case nothing is learned, the smallest that is possible. If
+    /// `directory` is given, the listings of the data are frozen in it.
     ///
     /// # Errors
     /// As for [`JobPlan::new`], and those of `learned`.
@@ -105,7 +109,7 @@ impl JobPlan {
         directory: Option<&Path>,
         runtime: &Handle,
         host: &dyn Fn() -> Result<HostSurvey>,
-        learned: impl FnOnce(&Dataset) -> Result<Option<Analysis>>,
+        learned: impl FnOnce(&Dataset, &ModelPlan) -> Result<Option<Analysis>>,
     ) -> Result<Self> {
         let data = &job.data;
         let open = |patterns: &[String], name: &str| {
@@ -127,21 +131,27 @@ impl JobPlan {
             let transform = Arc::new(Transform::resolve(features, &job.label, &data.missing, analysis)?);
             let schema = feed::schema(&transform, data);
             let specification = Specification::of(features, &job.label, data, analysis);
-            let source = |dataset: &Arc<Dataset>| {
-                let source = feed::source(Arc::clone(dataset), &transform, data, runtime)?;
+            let source = |dataset: &Arc<Dataset>, absent| {
+                let source = feed::source(Arc::clone(dataset), &transform, data, absent, runtime)
+                    .map_err(|error| with_key(job, error))?;
                 Ok::<_, anyhow::Error>(match &cache {
                     Some(cache) => feed::cached(source, cache, dataset, &schema, &specification, data),
                     None => source,
                 })
             };
-            let (train, eval) = (source(&train)?, eval.as_ref().map(source).transpose()?);
+            let labels = job.label.columns();
+            let train = source(&train, Absent::Rejected)?;
+            let eval = eval.as_ref().map(|eval| source(eval, Absent::AllowedExcept(&labels))).transpose()?;
             Ok(Fitted { schema, train, eval })
         };
         // Reports missing columns and batches that do not fit before the pass over the data.
-        let shape = fit(&unlearned(&job.features), &Analysis::default())?;
+        let shape = fit(&unlearned(&job.features, u32::MAX), &Analysis::default())?;
         feeds(job, data, shape.schema.clone(), &shape)?;
         let decided = directory.map(auto_batch::decided).transpose()?.flatten();
-        let analysis = learned(&train)?;
+        let smallest = unlearned(&job.features, 1);
+        let smallest = Transform::resolve(&smallest, &job.label, &data.missing, &Analysis::default())?;
+        let smallest = ModelPlan::new(&job.model, &feed::schema(&smallest, data), &job.training)?;
+        let analysis = learned(&train, &smallest)?;
         let analysis = analysis.or_else(|| (!Analysis::needed(&job.features)).then(Analysis::default));
         let fitted = match &analysis {
             Some(analysis) => fit(&job.features, analysis)?,
@@ -203,33 +213,38 @@ impl Whole {
         let Some(Limits { host: limit, gpu: gpu_limit }) = limits else {
             return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
         };
-        let worker = auto_batch::worker_bytes(&model, &job.training);
+        let worker = HostMemory::of_worker(&model, &job.training).total_bytes();
         let ModelPlan { parameter_bytes, workspace_bytes, staging_bytes, copy_bytes, .. } = &model;
         let of_model = format!(
-            "{parameter_bytes} for parameters and optimizer state, {workspace_bytes} for activations, gradients and \
-             workspaces"
+            "{} for parameters and optimizer state, {} for activations, gradients and workspaces",
+            Size(*parameter_bytes),
+            Size(*workspace_bytes)
         );
         let on_gpu = gpu::needed_bytes(&model);
         if let Some(limit) = gpu_limit.filter(|&limit| on_gpu > limit) {
             bail!(
-                "batches of {rows} rows need {on_gpu} bytes of GPU memory ({of_model}), above the limit of {limit} bytes"
+                "batches of {rows} rows need {} of GPU memory ({of_model}), above the limit of {}",
+                Size(on_gpu),
+                Size(limit)
             );
         }
         let of_worker = match job.training.device.gpu() {
             None => of_model,
-            Some(_) => format!("{staging_bytes} for transfers to and from the GPU"),
+            Some(_) => format!("{} for transfers to and from the GPU", Size(*staging_bytes)),
         };
         let takes = format!(
-            "batches of {rows} rows need {worker} bytes in the worker ({of_worker}, {copy_bytes} for a checkpoint's copy)"
+            "batches of {rows} rows need {} in the worker ({of_worker}, {} for the copy for checkpoints)",
+            Size(worker),
+            Size(*copy_bytes)
         );
         if worker >= limit {
-            bail!("{takes}, above the memory limit of {limit} bytes");
+            bail!("{takes}, above the memory limit of {}", Size(limit));
         }
         let memory_budget_bytes = job.data.memory_budget_bytes.min(limit - worker);
         let data = DataSpec { memory_budget_bytes, ..job.data.clone() };
         let feeds = feeds(job, &data, schema.clone(), fitted);
         let feeds = feeds.with_context(|| {
-            format!("{takes}, which leaves {} of the memory limit of {limit} bytes", limit - worker)
+            format!("{takes}, which leaves {} of the memory limit of {}", Size(limit - worker), Size(limit))
         })?;
         Ok(Self { schema, feeds, model })
     }
@@ -270,14 +285,12 @@ impl Whole {
                 (whole, limit, of_gpu, Some(why))
             }
         };
-        let (training, eval) = &whole.feeds;
-        let needs = std::iter::once(training).chain(eval).map(|plan| plan.memory());
-        let ingest: u64 = needs.map(|need| need.total_bytes() - need.ahead_bytes).sum();
+        let ingest = least_ingest_bytes(&whole.feeds.0, whole.feeds.1.as_ref());
         let choice = Choice {
             rows: whole.schema.rows,
             limit,
-            needed_bytes: ingest + auto_batch::worker_bytes(&whole.model, &job.training),
-            process_bytes: auto_batch::process_bytes(&job.training),
+            needed_bytes: ingest + HostMemory::of_worker(&whole.model, &job.training).total_bytes(),
+            process_bytes: memory::process_bytes(&job.training),
             worker_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
             gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
             why_not_more,
@@ -307,7 +320,7 @@ fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Re
         IngestPlan::scoring(&data, schema.clone(), Arc::clone(eval))
     };
     let need = scoring(data.memory_budget_bytes)?.memory();
-    let budget = (need.total_bytes() - need.ahead_bytes).max(data.memory_budget_bytes / EVAL_SHARE);
+    let budget = need.least_bytes().max(data.memory_budget_bytes / EVAL_SHARE);
     let eval = scoring(budget)?;
     let rest = data.memory_budget_bytes.saturating_sub(eval.memory().total_bytes());
     let data = DataSpec { memory_budget_bytes: rest, ..data.clone() };
@@ -321,6 +334,17 @@ impl JobPlan {
         let aside = self.eval_ingest.as_ref().map_or(0, |plan| plan.memory().total_bytes());
         self.ingest.memory().total_bytes() + aside
     }
+
+    /// The least memory of the job on the host.
+    pub fn host_memory(&self) -> HostMemory {
+        let ingest_bytes = least_ingest_bytes(&self.ingest, self.eval_ingest.as_ref());
+        HostMemory { ingest_bytes, ..HostMemory::of_worker(&self.model, &self.job.training) }
+    }
+}
+
+/// The memory of ingest without read-ahead.
+fn least_ingest_bytes(training: &IngestPlan, eval: Option<&IngestPlan>) -> u64 {
+    std::iter::once(training).chain(eval).map(|plan| plan.memory().least_bytes()).sum()
 }
 
 impl DataPlan {
@@ -363,14 +387,26 @@ pub(crate) fn learn(
     Ok(pass.run()?)
 }
 
-/// Features with the same columns and shapes that need no statistics.
-fn unlearned(features: &[FeatureSpec]) -> Vec<FeatureSpec> {
+/// Names the keys of the job that use the column of an error.
+pub(crate) fn with_key(job: &Job, error: Error) -> anyhow::Error {
+    let column = match &error {
+        Error::Format(FormatError::MissingColumn { column, .. } | FormatError::WrongType { column, .. }) => {
+            column
+        }
+        _ => return error.into(),
+    };
+    let keys = job.keys_of(column);
+    if keys.is_empty() { error.into() } else { anyhow::Error::from(error).context(keys.join(", ")) }
+}
+
+/// Features with the same columns and shapes that need no statistics, with at most `most_terms` terms in each vocabulary.
+fn unlearned(features: &[FeatureSpec], most_terms: u32) -> Vec<FeatureSpec> {
     let kind = |kind: &FeatureKind| match kind {
         FeatureKind::Numeric { .. } => {
             FeatureKind::Numeric { normalize: Normalize::None, missing: MissingNumber::Error }
         }
         FeatureKind::Vocabulary { terms: Terms::Learned { max_terms, .. }, oov_buckets } => {
-            FeatureKind::Hashed { buckets: max_terms.saturating_add(*oov_buckets) }
+            FeatureKind::Hashed { buckets: most_terms.min(*max_terms).saturating_add(*oov_buckets) }
         }
         other => other.clone(),
     };
@@ -398,9 +434,10 @@ mod tests {
             spec(given.clone()),
         ];
         assert!(Analysis::needed(&features));
-        let stand_ins = unlearned(&features);
+        let stand_ins = unlearned(&features, u32::MAX);
         assert!(!Analysis::needed(&stand_ins));
         assert_eq!(stand_ins[1].kind, FeatureKind::Hashed { buckets: 9 });
+        assert_eq!(unlearned(&features, 1)[1].kind, FeatureKind::Hashed { buckets: 3 });
         assert_eq!(stand_ins[2].kind, given);
         assert!(
             stand_ins

@@ -14,6 +14,7 @@ use millstream_control::proto::ScoreRequest;
 use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
+use millstream_pipeline::dataset::Absent;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::spec::DataSpec;
 use millstream_pipeline::transform::Transform;
@@ -26,8 +27,8 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::access::Requester;
 use crate::feed::{self, Feed};
-use crate::runs;
 use crate::worker::WorkerProcess;
+use crate::{plan, runs};
 
 /// Concurrent runs; further ones wait.
 const RUNS: u32 = 2;
@@ -234,12 +235,11 @@ impl Run {
             transform = transform.without_label();
         }
         let schema = feed::schema(&transform, &data);
-        let source = feed::source(
-            feed::open(&data.eval, &data, (&stores.for_job(&job.storage), &self.requester), None, runtime)?,
-            &Arc::new(transform),
-            &data,
-            runtime,
-        )?;
+        let dataset =
+            feed::open(&data.eval, &data, (&stores.for_job(&job.storage), &self.requester), None, runtime)?;
+        let (transform, needed) = (Arc::new(transform), job.label.columns());
+        let source = feed::source(dataset, &transform, &data, Absent::AllowedExcept(&needed), runtime)
+            .map_err(|error| plan::with_key(job, error))?;
         let plan = IngestPlan::scoring(&data, schema.clone(), source)?;
 
         let (mut worker, messages) = self.spawn()?;

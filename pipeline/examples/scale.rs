@@ -27,7 +27,7 @@ use millstream_io::permits::Permit;
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::chunk::Chunk;
-use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::dataset::{Absent, Dataset};
 use millstream_pipeline::ingest::{
     self, ChunkReader, ChunkSource, Counters, DatasetSource, IngestPlan, Opened, SkippedRecords,
 };
@@ -226,7 +226,7 @@ fn measure(point: &Point, directory: &Path) -> Value {
     let dataset = Arc::new(dataset.cut_at(spec.split_bytes).unwrap());
     let opened = start.elapsed().as_secs_f64();
     let transform = point.transform();
-    dataset.check(transform.projection(), runtime.handle()).unwrap();
+    dataset.check(transform.projection(), Absent::Rejected, runtime.handle()).unwrap();
     let checked = start.elapsed().as_secs_f64();
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let source = DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone());

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use millstream_batch::RingError;
+use millstream_batch::{RingError, Size};
 
 use crate::order::PositionError;
 
@@ -68,7 +68,7 @@ pub enum Error {
         last: Box<Error>,
     },
     /// The job does not fit its memory budget.
-    #[error("{what} needs {needed_bytes} bytes, the memory budget is {budget_bytes}")]
+    #[error("{what} needs {}, the memory budget is {}", Size(*needed_bytes), Size(*budget_bytes))]
     OverBudget {
         /// What needs the memory.
         what: String,

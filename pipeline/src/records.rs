@@ -350,21 +350,34 @@ impl RecordsReader {
     }
 }
 
-/// Rejects a projection with a column that none of the first `limit` records of all files has. Returns the length of
-/// the longest record examined. Fails at a record longer than `most_bytes`.
-pub(crate) fn check_features(
+/// What [`examine`] found in the first records.
+pub(crate) struct Examined {
+    /// The length in bytes of the longest record.
+    pub(crate) longest: u64,
+    /// The columns, by their position in the projection, that no record has.
+    pub(crate) absent: Vec<usize>,
+    /// The names of the features in the records.
+    pub(crate) names: Vec<String>,
+}
+
+/// Examines the first records of all files until each column of `projection` has occurred, and at most `limit` records.
+///
+/// # Errors
+/// A file cannot be read, or has a record longer than `most_bytes`.
+pub(crate) fn examine(
     objects: &[Object],
     projection: &Projection,
     limit: usize,
     most_bytes: u64,
     runtime: &Handle,
-) -> Result<u64, Error> {
+) -> Result<Examined, Error> {
     let limits = Arc::default();
     let mut longest = 0;
     let mut columns = ExampleColumns::new(projection);
     let mut examined = 0;
-    let absent =
-        |columns: &ExampleColumns| (0..projection.columns.len()).find(|&column| !columns.was_seen(column));
+    let absent = |columns: &ExampleColumns| -> Vec<usize> {
+        (0..projection.columns.len()).filter(|&column| !columns.was_seen(column)).collect()
+    };
     'files: for object in objects {
         let mut records = Records::start(object.clone(), &limits, &runtime.into()).at_most(most_bytes);
         loop {
@@ -384,17 +397,12 @@ pub(crate) fn check_features(
             }
             if examined % CHECK_INTERVAL == 0 {
                 columns.finish();
-                if examined >= limit || absent(&columns).is_none() {
+                if examined >= limit || absent(&columns).is_empty() {
                     break 'files;
                 }
             }
         }
     }
-    match (absent(&columns), objects.first()) {
-        (Some(column), Some(object)) if examined > 0 => {
-            let wanted = &projection.columns[column].name;
-            Err(FormatError::missing_column(object.path(), wanted, columns.names_seen()).into())
-        }
-        _ => Ok(longest),
-    }
+    let absent = if examined > 0 { absent(&columns) } else { Vec::new() };
+    Ok(Examined { longest, absent, names: columns.names_seen().map(str::to_owned).collect() })
 }

@@ -173,6 +173,11 @@ impl LabelSpec {
         std::iter::once(&self.first).chain(&self.others)
     }
 
+    /// The columns of the labels and of their weight.
+    pub fn columns(&self) -> Vec<&str> {
+        self.all().map(|label| &label.column).chain(&self.weight).map(String::as_str).collect()
+    }
+
     /// The names of the labels; empty for a single unnamed label.
     pub fn names(&self) -> Vec<String> {
         self.all().filter(|label| !label.name.is_empty()).map(|label| label.name.clone()).collect()

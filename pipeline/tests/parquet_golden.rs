@@ -13,7 +13,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, TimeUnit};
 use millstream_format::{Error as FormatError, ProjectedColumn, Projection};
 use millstream_pipeline::bad_records::BadRecords;
-use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::dataset::{Absent, Dataset};
 use millstream_pipeline::spec::OnBadRecord;
 use tokio::runtime::Runtime;
 
@@ -78,7 +78,7 @@ fn columns_of(path: &Path, runtime: &Runtime, names: &[&String]) -> BTreeMap<Str
     for &name in names {
         // One at a time, because some files lack some columns.
         let projection = Projection { columns: vec![column(name)] };
-        match dataset.check(&projection, runtime.handle()) {
+        match dataset.check(&projection, Absent::Rejected, runtime.handle()) {
             Ok(()) => {}
             Err(millstream_pipeline::Error::Format(FormatError::MissingColumn { .. })) => continue,
             Err(error) => panic!("{error}"),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use indicatif::HumanCount;
+use millstream_batch::Size;
 use millstream_control::proto::{MetricValue, Metrics};
 
 use crate::table::Table;
@@ -26,18 +27,7 @@ pub(crate) fn rate(number: f64) -> String {
 
 /// `1536` as `1.5 KiB`.
 pub(crate) fn bytes(number: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if number < 1024 {
-        return format!("{number} B");
-    }
-    let mut value = number as f64 / 1024.0;
-    let mut unit = 0;
-    // Values that round to 1024.0 print as 1.0 of the next unit.
-    while value >= 1023.95 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    format!("{value:.1} {}", UNITS[unit])
+    Size(number).to_string()
 }
 
 /// `0.0312` as `3.1 %`.
@@ -122,17 +112,6 @@ mod tests {
         for (number, wanted) in [(0.0, "0.0"), (99.94, "99.9"), (12_345.6, "12,346"), (f64::NAN, "-")] {
             assert_eq!(rate(number), wanted);
         }
-    }
-
-    #[test]
-    fn sizes() {
-        let cases =
-            [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 20, "1.0 MiB"), (2 << 30, "2.0 GiB")];
-        for (number, wanted) in cases {
-            assert_eq!(bytes(number), wanted);
-        }
-        assert_eq!(bytes((1 << 20) - 1), "1.0 MiB");
-        assert_eq!(bytes(u64::MAX), "16.0 EiB");
     }
 
     #[test]

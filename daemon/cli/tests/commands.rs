@@ -124,7 +124,7 @@ fn data_that_contradicts_the_job_exits_1_with_its_address() {
         ("data.eval=absent-*", "absent-*: no file matches"),
         ("features.i1.column=ii", "no column `ii`"),
         ("label.positive=7", "label `clicked` is never `7`"),
-        ("data.memory_budget=100KiB", "memory budget is 102400"),
+        ("data.memory_budget=100KiB", "memory budget is 100.0 KiB"),
         ("data.train=job.toml", "job.toml: expected TFRecord or Parquet, found text"),
     ];
     for (set, wanted) in cases {

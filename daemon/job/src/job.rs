@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use millstream_io::redact;
 use millstream_io::storage::StorageSpec;
-use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, Terms};
+use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelSpec, Terms};
 use millstream_trainer::session::SelectionSpec;
 use millstream_trainer::spec::{BatchScaling, DeviceSpec, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
@@ -88,6 +88,21 @@ impl Job {
         job.text = document::write(&table);
         job.features = prune(features, &job, &problems);
         Ok((job, problems.warnings()))
+    }
+
+    /// The keys of the job file that read this column of the data, as messages show them.
+    pub fn keys_of(&self, column: &str) -> Vec<String> {
+        let of_label = |label: &LabelColumn| match label.name.as_str() {
+            "" => "`label.column`".to_owned(),
+            name => format!("`labels.{name}`"),
+        };
+        let labels = self.label.all().filter(|label| label.column == column).map(of_label);
+        let weight = (self.label.weight.as_deref() == Some(column)).then(|| "`label.weight`".to_owned());
+        let reads = |spec: &&FeatureSpec| spec.columns.iter().chain(&spec.weights).any(|name| name == column);
+        let features = self.features.iter().filter(reads).map(|spec| format!("`features.{}`", spec.name));
+        let is_filtered = self.data.filter.iter().any(|condition| condition.column == column);
+        let filter = is_filtered.then(|| "`data.filter`".to_owned());
+        labels.chain(weight).chain(features).chain(filter).collect()
     }
 
     /// What evaluations decide.

@@ -13,33 +13,21 @@
 //! ([`RehearsalSpec`]). If it runs out of memory before the first checkpoint, the size is [halved](halve) and the job
 //! restarts. After the first checkpoint the size is fixed.
 
-pub(crate) mod available;
 pub mod gpu;
 
 use std::fmt::{self, Display};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use millstream_trainer::model::ModelPlan;
-use millstream_trainer::spec::{BatchScaling, TrainingSpec};
+use millstream_batch::Size;
+use millstream_trainer::spec::BatchScaling;
 use serde::{Deserialize, Serialize};
 
 use millstream_job::{AutoBatchSpec, Job, MIN_AUTO_ROWS};
 use millstream_worker::protocol::RehearsalSpec;
 
+use crate::memory::available;
 use crate::runs;
-
-/// A worker's memory apart from its model: the program's data, the allocator's, and message buffers.
-const WORKER_BYTES: u64 = 16 << 20;
-
-/// An allowance for the host memory of NVIDIA's libraries in a worker.
-const CUDA_BYTES: u64 = 1 << 30;
-
-/// The memory of a thread: a stack and an arena of the allocator.
-const THREAD_BYTES: u64 = 3 << 20;
-
-/// A worker's threads that do not compute: the main thread, the message reader, the checkpoint writer.
-const OTHER_THREADS: u64 = 3;
 
 /// The chosen size, as recorded in a run directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,32 +139,13 @@ impl Choice {
 impl Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { rows, limit: Limit { bytes, source }, needed_bytes, why_not_more, gpu, .. } = self;
-        write!(f, "batches of {rows} rows, which need {needed_bytes} of {bytes} bytes ({source})")?;
+        let (needed, limit) = (Size(*needed_bytes), Size(*bytes));
+        write!(f, "batches of {rows} rows, which need {needed} of {limit} ({source})")?;
         if let Some(GpuChoice { limit: Limit { bytes, source }, needed_bytes }) = gpu {
-            write!(f, ", and on the GPU {needed_bytes} of {bytes} bytes ({source})")?;
+            write!(f, ", and on the GPU {} of {} ({source})", Size(*needed_bytes), Size(*bytes))?;
         }
         why_not_more.as_ref().map_or(Ok(()), |why| write!(f, "; not larger because {why}"))
     }
-}
-
-/// The host memory of a worker with this model and training.
-pub(crate) fn worker_bytes(model: &ModelPlan, training: &TrainingSpec) -> u64 {
-    let [parameters, workspace] = match training.device.gpu() {
-        None => [model.parameter_bytes, model.workspace_bytes],
-        Some(_) => [0, model.staging_bytes],
-    };
-    let parts = [parameters, workspace, model.copy_bytes, process_bytes(training)];
-    parts.into_iter().fold(0, u64::saturating_add)
-}
-
-/// The worker's memory apart from its model.
-pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
-    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-    let (threads, libraries) = match training.device.gpu() {
-        None => (training.threads.map_or_else(cores, u64::from), 0),
-        Some(_) => (0, CUDA_BYTES),
-    };
-    WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
 }
 
 /// Finds the largest power of two, up to `most`, for which `plan` succeeds. Returns it with its plan, and the error
@@ -227,10 +196,12 @@ pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
     let after = Decided { rows: before.rows / 2, ..before };
     if after.rows < MIN_AUTO_ROWS {
         let Decided { rows, limit_bytes, gpu_limit_bytes } = before;
-        let of_gpu = gpu_limit_bytes.map(|bytes| format!(", and on the GPU {bytes}")).unwrap_or_default();
+        let of_gpu =
+            gpu_limit_bytes.map(|bytes| format!(", and on the GPU {}", Size(bytes))).unwrap_or_default();
         bail!(
             "`data.batch_size = \"auto\"`: there is not enough memory for batches of {rows} rows, and smaller \
-             batches are not tried: the plan fits {limit_bytes} bytes{of_gpu}, but the system refuses to allocate them"
+             batches are not tried: the plan fits {}{of_gpu}, but the system refuses to allocate that",
+            Size(limit_bytes)
         );
     }
     keep(directory, after)?;

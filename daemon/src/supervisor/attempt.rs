@@ -16,7 +16,7 @@ use millstream_pipeline::ingest::{Bound, Diagnosis};
 use super::descriptors;
 use super::profile::Profiling;
 use super::{Event, Prepared, ProfileRequest, Supervisor};
-use crate::auto_batch::available;
+use crate::memory::available;
 use crate::feed::{self, Feed};
 use crate::runs;
 use crate::state::{HistoryPoint, JobRecord};

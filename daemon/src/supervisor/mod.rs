@@ -30,6 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_batch::Size;
 use millstream_control::proto::JobState;
 use millstream_io::storage::Stores;
 use millstream_job::Job;
@@ -43,6 +44,7 @@ use tracing::Level;
 
 use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
+use crate::memory::available;
 use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
@@ -260,7 +262,7 @@ impl Supervisor {
                 Outcome::OutOfDescriptors(reason) => self.wait_for_descriptors(reason)?,
                 Outcome::Died(Death { reason, out_of_memory: false }) => self.back_off(reason)?,
                 Outcome::Died(Death { reason, out_of_memory: true }) => match &prepared.batch {
-                    None => self.back_off(reason)?,
+                    None => self.after_out_of_memory(&prepared, reason)?,
                     Some(choice) => {
                         if let Some(with_smaller_batches) =
                             self.with_smaller_batches(choice.decided(), &prepared, reason)?
@@ -328,6 +330,28 @@ impl Supervisor {
         // A new size starts a new budget: the number of sizes is bounded.
         self.retries.reset();
         self.prepare().map(Some)
+    }
+
+    /// A worker of a job with a fixed batch size ran out of memory. If the host has enough now, other programs may have used
+    /// it, and the job continues from its checkpoint. Without a checkpoint it would only repeat what failed.
+    fn after_out_of_memory(&mut self, prepared: &Prepared, reason: String) -> Result<(), Abort> {
+        let is_on_gpu = prepared.job.training.device.gpu().is_some();
+        if let Some(available) = available::bytes().filter(|_| !is_on_gpu) {
+            let too_little = match prepared.memory.check(&prepared.model, available) {
+                Err(error) => Some(error.to_string()),
+                Ok(()) if self.newest_step.is_none() => Some(format!(
+                    "the job was planned with {}, and this host has {} available; lower `data.batch_size` or \
+                     `data.memory_budget`, or stop other programs, then use `--resume`",
+                    Size(prepared.memory.total_bytes()),
+                    Size(available)
+                )),
+                Ok(()) => None,
+            };
+            if let Some(too_little) = too_little {
+                return Err(Abort::Failed(format!("{reason}: out of memory: {too_little}")));
+            }
+        }
+        self.back_off(reason)
     }
 
     /// Deletes the run directory of a failed job unless it has checkpoints.

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use millstream_batch::BatchSchema;
+use millstream_batch::{BatchSchema, Size};
 use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
+use millstream_trainer::model::ModelPlan;
 use millstream_worker::protocol::WarmStartRole;
 use millstream_worker::survey::HostSurvey;
 use tokio::runtime::Handle;
@@ -21,6 +22,7 @@ use tracing::Level;
 use super::JobRecorder;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
+use crate::memory::{HostMemory, available};
 use crate::plan::{self, JobPlan};
 use crate::{runs, warm_start};
 
@@ -39,6 +41,9 @@ pub(crate) struct Prepared {
     pub(super) warm_start: Option<WarmStartRole>,
     /// The automatically chosen batch size.
     pub(super) batch: Option<Choice>,
+    pub(super) model: ModelPlan,
+    /// The least memory of the job.
+    pub(super) memory: HostMemory,
 }
 
 /// Prepares `job`, with the rights of `requester`. Its run directory is in the record of `recorder`. `host` surveys the
@@ -52,9 +57,18 @@ pub(super) fn prepare(
     cancel: &AtomicBool,
 ) -> Result<Prepared> {
     let directory = recorder.record().directory;
-    let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train| {
-        analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
-    })?;
+    let has_fixed_batch = job.auto_batch.is_none();
+    let plan =
+        JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
+            if has_fixed_batch {
+                check_memory(HostMemory::of_worker(smallest, &job.training), smallest)?;
+            }
+            analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
+        })?;
+    // An automatic batch size was chosen to fit.
+    if has_fixed_batch {
+        check_memory(plan.host_memory(), &plan.model)?;
+    }
     if let Some(choice) = &plan.batch {
         if choice.limit.source != LimitSource::Run {
             auto_batch::keep(&directory, choice.decided())?;
@@ -62,13 +76,13 @@ pub(super) fn prepare(
         recorder.log(Level::INFO, &format!("{choice}; {}", auto_batch::format_rates(&plan.job)));
     }
     let mut text = format!(
-        "{} parameters; ingest uses at most {} of {} bytes",
+        "{} parameters; ingest uses at most {} of {}",
         plan.model.parameters,
-        plan.ingest_bytes(),
-        job.data.memory_budget_bytes
+        Size(plan.ingest_bytes()),
+        Size(job.data.memory_budget_bytes)
     );
     if let Some(number) = job.training.device.gpu() {
-        text += &format!("; {} bytes on GPU {number}", gpu::needed_bytes(&plan.model));
+        text += &format!("; {} on GPU {number}", Size(gpu::needed_bytes(&plan.model)));
     }
     recorder.log(Level::INFO, &text);
     let warm_start = warm_start::decided(&directory, &plan, requester, |start| {
@@ -76,9 +90,12 @@ pub(super) fn prepare(
         recorder.log(Level::INFO, &text);
     })?;
     let job_file = runs::resolved_job(&directory, job, &plan.job)?;
+    let memory = plan.host_memory();
     Ok(Prepared {
         job: plan.job,
         batch: plan.batch,
+        memory,
+        model: plan.model,
         directory,
         job_file,
         schema: plan.schema,
@@ -86,6 +103,11 @@ pub(super) fn prepare(
         eval_plan: plan.eval_ingest.map(|plan| plan.recorded_by(stores.recorder())),
         warm_start,
     })
+}
+
+/// Checks that a job fits into what the host has available.
+fn check_memory(memory: HostMemory, model: &ModelPlan) -> Result<()> {
+    available::bytes().map_or(Ok(()), |available| memory.check(model, available))
 }
 
 /// The statistics learned from the job's data: stored from an earlier run, or computed now.

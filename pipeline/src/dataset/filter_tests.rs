@@ -19,7 +19,7 @@ use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use crate::bad_records::BadRecords;
-use crate::dataset::Dataset;
+use crate::dataset::{Absent, Dataset};
 use crate::error::Error;
 use crate::spec::OnBadRecord;
 
@@ -203,7 +203,7 @@ fn read(runtime: &Runtime, dataset: &Dataset, column: &str) -> Result<Vec<u64>, 
     let columns = [("id", false), (column, multi)];
     let columns = columns.map(|(name, multi)| ProjectedColumn { name: name.to_owned(), multi });
     let projection = Projection { columns: columns.to_vec() };
-    dataset.check(&projection, runtime.handle())?;
+    dataset.check(&projection, Absent::Rejected, runtime.handle())?;
     let bad = BadRecords::new(OnBadRecord::Fail);
     let mut numbers = Vec::new();
     for split in 0..dataset.splits().len() {

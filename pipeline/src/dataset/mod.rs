@@ -31,7 +31,7 @@ use crate::bad_records::BadRecords;
 use crate::error::Error;
 use crate::parquet::row_group::RowGroup;
 use crate::parquet::{FooterRoom, ParquetObject};
-use crate::records::{Records, RecordsReader, part_label};
+use crate::records::{self, Records, RecordsReader, part_label};
 use crate::{parts, splitmix};
 
 use split::Inner;
@@ -86,6 +86,16 @@ enum Files {
     TfRecord,
     /// One per object.
     Parquet(Vec<ParquetObject>),
+}
+
+/// What to do about features that no examined record of TFRecord files has.
+#[derive(Clone, Copy, Debug)]
+pub enum Absent<'a> {
+    /// The first is an error: in training data, its name is probably wrong.
+    Rejected,
+    /// They have no value in any row, unless they are among these columns or there are no others. Writers omit features
+    /// without values, so in a small file no record may have an optional feature.
+    AllowedExcept(&'a [&'a str]),
 }
 
 /// The smallest unit of reading: a file or a part of one.
@@ -319,27 +329,39 @@ impl Dataset {
     /// that has an unusable type, or a feature that occurs in none of the first 65,536 records. Blocks; call it once
     /// after opening, outside async code.
     ///
-    /// Reading does not check for absent features again, because a whole file may lack a rare feature.
-    pub fn check(&self, projection: &Projection, runtime: &Handle) -> Result<(), Error> {
-        let (projection, _) = self.extended(projection);
-        let projection = &projection;
+    /// Reading does not check for absent features again, because a whole file may lack a rare feature. For the same
+    /// reason, `absent` may allow TFRecord files to lack some.
+    pub fn check(&self, projection: &Projection, absent: Absent<'_>, runtime: &Handle) -> Result<(), Error> {
+        let (extended, _) = self.extended(projection);
         match &self.files {
             Files::Parquet(files) => {
                 let conditions = self.conditions();
                 let files: Vec<&ParquetFile> = files.iter().map(ParquetObject::file).collect();
                 files.iter().try_for_each(|file| file.check_conditions(&conditions))?;
-                Ok(ParquetFile::check(&files, projection)?)
+                Ok(ParquetFile::check(&files, &extended)?)
             }
             Files::TfRecord => {
                 let most_bytes = self.most_record_bytes;
-                crate::records::check_features(
-                    &self.objects,
-                    projection,
-                    CHECKED_RECORDS,
-                    most_bytes,
-                    runtime,
-                )
-                .map(|longest| _ = self.longest_record.set(longest))
+                let examined =
+                    records::examine(&self.objects, &extended, CHECKED_RECORDS, most_bytes, runtime)?;
+                _ = self.longest_record.set(examined.longest);
+                let column = |&column: &usize| extended.columns[column].name.as_str();
+                let mut missing = examined.absent.iter().map(column);
+                let rejected = match absent {
+                    Absent::Rejected => missing.next(),
+                    // Of other data, no column is known.
+                    Absent::AllowedExcept(_) if examined.absent.len() == extended.columns.len() => {
+                        missing.next()
+                    }
+                    Absent::AllowedExcept(needed) => missing.find(|name| needed.contains(name)),
+                };
+                match (rejected, self.objects.first()) {
+                    (Some(wanted), Some(object)) => {
+                        let names = examined.names.iter().map(String::as_str);
+                        Err(FormatError::missing_column(object.path(), wanted, names).into())
+                    }
+                    _ => Ok(()),
+                }
             }
         }
     }
@@ -363,7 +385,7 @@ impl Dataset {
                 // The record and its parsed form.
                 let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
                 ReadLimits::MIN_OBJECT_BYTES.min(split.bytes)
-                    + crate::records::HELD_BYTES
+                    + records::HELD_BYTES
                     + parts::HELD_BYTES
                     + longest
             }

@@ -164,7 +164,7 @@ fn all_supported_types_round_trip() {
         let dataset = open(&runtime, dir.path()).unwrap();
         assert_eq!(dataset.rows(), Some(5));
         assert_eq!(dataset.splits().len(), 5usize.div_ceil(group_rows));
-        dataset.check(&projection(&names), runtime.handle()).unwrap();
+        dataset.check(&projection(&names), Absent::Rejected, runtime.handle()).unwrap();
         let mut row = 0;
         for (first, chunk) in read(&runtime, &dataset, &projection(&names), OnBadRecord::Fail).unwrap() {
             assert_eq!(first, row as u64);
@@ -223,7 +223,9 @@ fn unusable_columns_are_rejected_before_reading() {
         Compression::SNAPPY,
     );
     let dataset = open(&runtime, dir.path()).unwrap();
-    let error = |name| dataset.check(&projection(&[name]), runtime.handle()).unwrap_err().to_string();
+    let error = |name| {
+        dataset.check(&projection(&[name]), Absent::Rejected, runtime.handle()).unwrap_err().to_string()
+    };
     assert_eq!(error("spans"), "a.parquet: no column `spans`; did you mean `span`?");
     assert_eq!(
         error("span"),
@@ -367,7 +369,7 @@ fn files_may_differ_in_layout() {
     );
     let dataset = open_all(&runtime, dir.path());
     let wanted = projection(&["n", "t", "more"]);
-    dataset.check(&wanted, runtime.handle()).unwrap();
+    dataset.check(&wanted, Absent::Rejected, runtime.handle()).unwrap();
     let chunks = read(&runtime, &dataset, &wanted, OnBadRecord::Fail).unwrap();
     assert_eq!(canonical(chunks[0].1.column(0)).as_primitive::<Int32Type>().values(), &[1, 2]);
     assert_eq!(canonical(chunks[1].1.column(0)).as_primitive::<Int64Type>().values(), &[3, 4]);
@@ -376,7 +378,10 @@ fn files_may_differ_in_layout() {
     assert_eq!((chunks[0].1.column(2).logical_null_count(), chunks[1].1.column(2).null_count()), (2, 0));
 
     file("c.parquet", vec![("t", Arc::new(Int64Array::from(vec![5])))]);
-    let error = open_all(&runtime, dir.path()).check(&wanted, runtime.handle()).unwrap_err().to_string();
+    let error = open_all(&runtime, dir.path())
+        .check(&wanted, Absent::Rejected, runtime.handle())
+        .unwrap_err()
+        .to_string();
     assert_eq!(error, "c.parquet: column `t` holds Int64, expected text or bytes, as in a.parquet");
 }
 
@@ -407,7 +412,7 @@ fn struct_fields_are_addressed_by_path() {
     write(&dir.path().join("a.parquet"), &batch.unwrap(), 10, Compression::SNAPPY);
     let dataset = open(&runtime, dir.path()).unwrap();
     let wanted = projection(&["a.b.c", "x.y", "a.b.flag"]);
-    dataset.check(&wanted, runtime.handle()).unwrap();
+    dataset.check(&wanted, Absent::Rejected, runtime.handle()).unwrap();
     let chunks = read(&runtime, &dataset, &wanted, OnBadRecord::Fail).unwrap();
     let column = |column: usize| {
         let parts: Vec<ArrayRef> = chunks.iter().map(|(_, chunk)| canonical(chunk.column(column))).collect();
@@ -419,7 +424,9 @@ fn struct_fields_are_addressed_by_path() {
     let flags: Vec<Option<bool>> = column(2).as_boolean().iter().collect();
     assert_eq!(flags, [Some(true), Some(true), None, None]);
 
-    let error = |name| dataset.check(&projection(&[name]), runtime.handle()).unwrap_err().to_string();
+    let error = |name| {
+        dataset.check(&projection(&[name]), Absent::Rejected, runtime.handle()).unwrap_err().to_string()
+    };
     assert!(error("a.b").ends_with("name a field of the struct as `column.field`"), "{}", error("a.b"));
     assert_eq!(error("a.b.d"), "a.parquet: no column `a.b.d`; did you mean `a.b.c`?");
 }

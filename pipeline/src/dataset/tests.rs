@@ -188,7 +188,7 @@ fn a_file_whose_content_contradicts_its_name_is_rejected() {
     let skip = BadRecords::new(OnBadRecord::Skip { limit: 5 });
     let error = read(&runtime, &dataset, 0, &skip, 0, 10).unwrap_err();
     assert_eq!(error.to_string(), "a.tfrecord: expected TFRecord, found Parquet");
-    assert!(dataset.check(&projection(&["n"]), runtime.handle()).is_err());
+    assert!(dataset.check(&projection(&["n"]), Absent::Rejected, runtime.handle()).is_err());
     let error = open(&runtime, dir.path(), &["b"]).unwrap_err();
     assert_eq!(error.to_string(), "b: expected TFRecord or Parquet, found text");
     let error = open(&runtime, dir.path(), &["c.tfrecord", "d.parquet"]).unwrap_err();
@@ -203,9 +203,28 @@ fn a_feature_in_no_record_is_rejected_and_a_rare_one_is_not() {
     std::fs::write(dir.path().join("a.tfrecord"), file(0..2, Compression::None)).unwrap();
     std::fs::write(dir.path().join("b.tfrecord"), file(0..200, Compression::None)).unwrap();
     let dataset = open(&runtime, dir.path(), &["*.tfrecord"]).unwrap();
-    dataset.check(&projection(&["n", "rare"]), runtime.handle()).unwrap();
-    let error = dataset.check(&projection(&["n", "rara"]), runtime.handle()).unwrap_err();
+    dataset.check(&projection(&["n", "rare"]), Absent::Rejected, runtime.handle()).unwrap();
+    let error = dataset.check(&projection(&["n", "rara"]), Absent::Rejected, runtime.handle()).unwrap_err();
     assert_eq!(error.to_string(), "a.tfrecord: no column `rara`; did you mean `rare`?");
+}
+
+#[test]
+fn records_may_lack_optional_features_but_not_needed_ones_or_all() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.tfrecord"), file(0..2, Compression::None)).unwrap();
+    let dataset = open(&runtime, dir.path(), &["a.tfrecord"]).unwrap();
+    let check = |names: &[&str], needed: &[&str]| {
+        let checked = dataset.check(&projection(names), Absent::AllowedExcept(needed), runtime.handle());
+        checked.map_err(|error| error.to_string())
+    };
+    assert_eq!(check(&["n", "rare"], &["n"]), Ok(()));
+    assert_eq!(check(&["n", "rare"], &["rare"]), Err("a.tfrecord: no column `rare`".to_owned()));
+    assert_eq!(check(&["rare", "other"], &[]), Err("a.tfrecord: no column `rare`".to_owned()));
+    let bad = fail();
+    let mut reader = dataset.read(0, &projection(&["n", "rare"]), &bad, runtime.handle()).unwrap();
+    let chunk = reader.next_chunk(10).unwrap().unwrap();
+    assert_eq!((chunk.rows(), chunk.columns().column(1).logical_null_count()), (2, 2));
 }
 
 #[test]
@@ -398,7 +417,7 @@ fn a_record_longer_than_its_share_of_the_budget_is_an_error_before_it_is_inflate
     let limited = open().with_budget(256 << 20, 16);
     let expected = "a.tfrecord.gz: record 1, byte 30: a record of 2097152 bytes exceeds the limit of 1048576 bytes; \
                     raise data.memory_budget or lower data.lanes";
-    let error = limited.check(&projection(&["n", "never"]), runtime.handle()).unwrap_err();
+    let error = limited.check(&projection(&["n", "never"]), Absent::Rejected, runtime.handle()).unwrap_err();
     assert_eq!(error.to_string(), expected);
     let skip = BadRecords::new(OnBadRecord::Skip { limit: 5 });
     let error = read(&runtime, &limited, 0, &skip, 0, 10).unwrap_err();

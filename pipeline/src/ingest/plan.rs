@@ -22,7 +22,7 @@
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, RaggedFeature, SlotLayout, Stream};
+use millstream_batch::{BatchSchema, RaggedFeature, Size, SlotLayout, Stream};
 use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
@@ -110,7 +110,7 @@ impl MemoryNeed {
     }
 
     /// The minimum that ingest requires.
-    fn least_bytes(&self) -> u64 {
+    pub fn least_bytes(&self) -> u64 {
         let parts = [self.fixed_bytes, self.ring_bytes, self.pool_bytes, self.reading_bytes];
         parts.into_iter().fold(0, u64::saturating_add)
     }
@@ -368,10 +368,16 @@ impl IngestPlan {
             return Ok(());
         }
         let what = format!(
-            "ingest ({ring_bytes} bytes for prefetch = {} batches of batch_size = {} rows, {pool_bytes} for \
-             shuffle_rows = {}, {reading_bytes} to read lanes = {}, {fixed_bytes} independent of the \
-             configuration; lower one of these, or raise memory_budget)",
-            spec.prefetch, self.schema.rows, spec.shuffle_rows, spec.lanes,
+            "ingest ({} for prefetch = {} batches of batch_size = {} rows, {} for shuffle_rows = {}, {} to read \
+             lanes = {}, {} independent of the configuration; lower one of these, or raise memory_budget)",
+            Size(ring_bytes),
+            spec.prefetch,
+            self.schema.rows,
+            Size(pool_bytes),
+            spec.shuffle_rows,
+            Size(reading_bytes),
+            spec.lanes,
+            Size(fixed_bytes),
         );
         Err(Error::OverBudget {
             what,

@@ -14,7 +14,7 @@ use millstream_format::parquet::quiet_decoder_panics;
 use millstream_format::{FormatName, ProjectedColumn, Projection};
 use millstream_io::storage;
 use millstream_pipeline::bad_records::BadRecords;
-use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::dataset::{Absent, Dataset};
 use millstream_pipeline::spec::OnBadRecord;
 use millstream_tools::inspect::{self, InspectOptions, Report};
 use millstream_tools::progress::Progress;
@@ -85,7 +85,7 @@ impl Bench {
             let names: std::collections::HashSet<&str> =
                 projection.columns.iter().map(|column| column.name.as_str()).collect();
             if names.len() != projection.columns.len()
-                || dataset.check(&projection, self.runtime.handle()).is_err()
+                || dataset.check(&projection, Absent::Rejected, self.runtime.handle()).is_err()
             {
                 continue;
             }
@@ -105,7 +105,7 @@ impl Bench {
         for test in [Test::IsNotNull, at_least] {
             let condition = Condition { column: column.to_owned(), test };
             let Some(dataset) = self.open().map(|dataset| dataset.filtered(&[condition])) else { return };
-            if dataset.check(projection, self.runtime.handle()).is_err() {
+            if dataset.check(projection, Absent::Rejected, self.runtime.handle()).is_err() {
                 continue;
             }
             if let (Some(passing), Some(rows)) = (self.rows(&dataset, projection), rows) {

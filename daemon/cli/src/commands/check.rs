@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use millstream_daemon::access::Requester;
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
+use millstream_daemon::memory;
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
 use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_daemon::warm_start::Beginning;
@@ -143,8 +144,20 @@ struct Memory {
     workspace_bytes: u64,
     /// The copy of the model from which checkpoints are written.
     checkpoint_bytes: u64,
+    host: HostUse,
     /// Null on the CPU.
     gpu: Option<GpuMemory>,
+}
+
+/// The job's memory on this host.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct HostUse {
+    /// The least memory of ingest and the worker together.
+    needed_bytes: u64,
+    /// What this host has available now; null if the kernel does not report it.
+    available_bytes: Option<u64>,
+    /// Whether the job fits.
+    fits: Option<bool>,
 }
 
 /// The job's memory on its GPU. Host memory does not include it.
@@ -195,7 +208,14 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
     }
     let report = Report::of(&plan, host, beginning);
-    context.answer(&report, || report.describe())
+    context.answer(&report, || report.describe())?;
+    match report.memory.host.available_bytes {
+        // An automatic batch size is chosen to fit, and an upper bound may be far above what is needed.
+        Some(available) if plan.batch.is_none() && !report.parameters.bound => {
+            Ok(plan.host_memory().check(&plan.model, available)?)
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Report {
@@ -370,6 +390,10 @@ impl Report {
         }
         table.row(["  workspace", &figures::bytes(memory.workspace_bytes)]);
         table.row(["  checkpoint copy", &figures::bytes(memory.checkpoint_bytes)]);
+        let HostUse { needed_bytes, available_bytes, .. } = memory.host;
+        let available = available_bytes.map(|bytes| format!(" of {} available now", figures::bytes(bytes)));
+        let needed = format!("{bound}{}{}", figures::bytes(needed_bytes), available.unwrap_or_default());
+        table.row(["host memory, at least".to_owned(), needed]);
         if let Some(gpu) = &memory.gpu {
             gpu.describe(bound, &mut table);
         }
@@ -396,8 +420,17 @@ impl Memory {
             model_bytes,
             workspace_bytes,
             checkpoint_bytes: model.copy_bytes,
+            host: HostUse::of(plan.host_memory().total_bytes()),
             gpu,
         }
+    }
+}
+
+impl HostUse {
+    fn of(needed_bytes: u64) -> Self {
+        let available_bytes = memory::available_bytes();
+        let fits = available_bytes.map(|available| needed_bytes <= available);
+        Self { needed_bytes, available_bytes, fits }
     }
 }
 

@@ -160,7 +160,7 @@ fn exceeded_limits_and_unusable_directories() {
                 },
                 arguments: TRAIN,
                 exit_code: 1,
-                stderr: &["batch_size = 100000", "memory budget is 1048576", "lower", "raise memory_budget"],
+                stderr: &["batch_size = 100000", "memory budget is 1.0 MiB", "lower", "raise memory_budget"],
             },
             Case {
                 name: "a batch beyond the memory budget, for check",
@@ -169,7 +169,7 @@ fn exceeded_limits_and_unusable_directories() {
                 },
                 arguments: &["check", "job.toml"],
                 exit_code: 1,
-                stderr: &["batch_size = 100000", "memory budget is 1048576"],
+                stderr: &["batch_size = 100000", "memory budget is 1.0 MiB"],
             },
             Case {
                 name: "a batch beyond the memory budget, before the data is read",
@@ -179,7 +179,7 @@ fn exceeded_limits_and_unusable_directories() {
                 },
                 arguments: TRAIN,
                 exit_code: 1,
-                stderr: &["batch_size = 100000", "memory budget is 1048576"],
+                stderr: &["batch_size = 100000", "memory budget is 1.0 MiB"],
             },
             Case {
                 name: "an absent column of the held-out data, before the training data is read",

@@ -1,0 +1,186 @@
+//! The host memory of a job: what it needs, and what the host has.
+//!
+//! A job that does not fit is refused before any work. Otherwise the kernel would kill its worker, or other programs.
+
+pub(crate) mod available;
+
+use anyhow::{Result, bail};
+use millstream_batch::Size;
+use millstream_trainer::model::ModelPlan;
+use millstream_trainer::parameter::NamedTensor;
+use millstream_trainer::spec::TrainingSpec;
+
+/// A worker's memory apart from its model: the program's data, the allocator's, and message buffers.
+const WORKER_BYTES: u64 = 16 << 20;
+
+/// An allowance for the host memory of NVIDIA's libraries in a worker.
+const CUDA_BYTES: u64 = 1 << 30;
+
+/// The memory of a thread: a stack and an arena of the allocator.
+const THREAD_BYTES: u64 = 3 << 20;
+
+/// A worker's threads that do not compute: the main thread, the message reader, the checkpoint writer.
+const OTHER_THREADS: u64 = 3;
+
+/// Parts below this share of the whole are not worth naming in an error: one in this many bytes.
+const NAMED_SHARE: u64 = 20;
+
+/// The least host memory of a job, in bytes, by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// Parameters and optimizer state; 0 if they are on a GPU.
+    pub model_bytes: u64,
+    /// Activations, gradients and workspaces; on a GPU, transfers to and from it.
+    pub workspace_bytes: u64,
+    /// The copy of the model from which checkpoints are written.
+    pub copy_bytes: u64,
+    /// The rest of the worker process.
+    pub process_bytes: u64,
+    /// Ingest, without the read-ahead that it can do without.
+    pub ingest_bytes: u64,
+}
+
+impl HostMemory {
+    /// The memory of the worker of a model.
+    pub(crate) fn of_worker(model: &ModelPlan, training: &TrainingSpec) -> Self {
+        let (model_bytes, workspace_bytes) = match training.device.gpu() {
+            None => (model.parameter_bytes, model.workspace_bytes),
+            Some(_) => (0, model.staging_bytes),
+        };
+        let process_bytes = process_bytes(training);
+        Self { model_bytes, workspace_bytes, copy_bytes: model.copy_bytes, process_bytes, ingest_bytes: 0 }
+    }
+
+    /// The total.
+    pub fn total_bytes(&self) -> u64 {
+        let Self { model_bytes, workspace_bytes, copy_bytes, process_bytes, ingest_bytes } = *self;
+        let parts = [model_bytes, workspace_bytes, copy_bytes, process_bytes, ingest_bytes];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Checks that a job with the tensors of `model` fits into `available` bytes.
+    ///
+    /// # Errors
+    /// When it does not. Names the largest parts and what to change.
+    pub fn check(&self, model: &ModelPlan, available: u64) -> Result<()> {
+        let total = self.total_bytes();
+        if total <= available {
+            return Ok(());
+        }
+        let (of_model, of_tables) = (
+            "parameters and optimizer state",
+            "use fewer ids in the largest features (`buckets`, `max_terms`), a lower `embedding_dim`, or an optimizer with \
+             less state",
+        );
+        let mut parts = [
+            (self.model_bytes, of_model, of_tables),
+            (
+                self.workspace_bytes,
+                "activations, gradients and workspaces",
+                "lower `data.batch_size`, or set `training.micro_batch_size`",
+            ),
+            (self.copy_bytes, "the copy for checkpoints", of_tables),
+            (self.process_bytes, "the worker process", "lower `training.threads`"),
+            (
+                self.ingest_bytes,
+                "ingest",
+                "lower `data.prefetch`, `data.shuffle_rows`, `data.lanes` or `data.batch_size`",
+            ),
+        ];
+        parts.sort_by_key(|&(bytes, ..)| std::cmp::Reverse(bytes));
+        let named = parts.iter().filter(|(bytes, ..)| *bytes >= total / NAMED_SHARE);
+        let named: Vec<_> = named
+            .map(|(bytes, name, _)| {
+                let largest = if *name == of_model { largest(&model.tensors) } else { String::new() };
+                format!("{} for {name}{largest}", Size(*bytes))
+            })
+            .collect();
+        bail!(
+            "the job needs {} of memory, and this host has {} available: {}; {}",
+            Size(total),
+            Size(available),
+            named.join(", "),
+            parts[0].2
+        )
+    }
+}
+
+/// Names the largest tensor: `, the largest is embedding.user, 1000000 x 64`.
+fn largest(tensors: &[NamedTensor]) -> String {
+    let largest = tensors.iter().max_by_key(|tensor| tensor.len());
+    largest.map_or_else(String::new, |NamedTensor { name, shape, .. }| {
+        let shape: Vec<_> = shape.iter().map(ToString::to_string).collect();
+        format!(" (the largest is `{name}`, {})", shape.join(" x "))
+    })
+}
+
+/// The worker's memory apart from its model.
+pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
+    let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let (threads, libraries) = match training.device.gpu() {
+        None => (training.threads.map_or_else(cores, u64::from), 0),
+        Some(_) => (0, CUDA_BYTES),
+    };
+    WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
+}
+
+/// The memory that this host can give to a job now; `None` if the kernel does not report it.
+pub fn available_bytes() -> Option<u64> {
+    available::bytes()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use millstream_trainer::parameter::TensorRole;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn model(name: &str, shape: [usize; 2]) -> ModelPlan {
+        ModelPlan {
+            tensors: vec![
+                NamedTensor { name: "deep.bias".into(), shape: vec![8], role: TensorRole::Parameter },
+                NamedTensor { name: name.into(), shape: shape.into(), role: TensorRole::Parameter },
+            ],
+            parameters: 0,
+            parameter_bytes: 0,
+            workspace_bytes: 0,
+            staging_bytes: 0,
+            copy_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_job_that_does_not_fit_is_refused_with_its_largest_parts() {
+        let model = model("embedding.user", [1_000_000_000, 16]);
+        let memory = HostMemory {
+            model_bytes: 119 * GIB,
+            workspace_bytes: 1 << 20,
+            copy_bytes: 60 * GIB,
+            process_bytes: 1 << 20,
+            ingest_bytes: GIB,
+        };
+        let error = memory.check(&model, 23 * GIB).unwrap_err().to_string();
+        let wanted = "the job needs 180.0 GiB of memory, and this host has 23.0 GiB available: 119.0 GiB for parameters \
+                      and optimizer state (the largest is `embedding.user`, 1000000000 x 16), 60.0 GiB for the copy for \
+                      checkpoints; use fewer ids in the largest features (`buckets`, `max_terms`), a lower \
+                      `embedding_dim`, or an optimizer with less state";
+        assert_eq!(error, wanted);
+        memory.check(&model, memory.total_bytes()).unwrap();
+        let huge = HostMemory { model_bytes: u64::MAX, ..memory };
+        assert_eq!(huge.total_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn advice_is_about_the_largest_part() {
+        let model = model("deep.layer.0.weight", [8, 8]);
+        let batch = HostMemory { workspace_bytes: 9 * GIB, ingest_bytes: GIB, ..HostMemory::default() };
+        let error = batch.check(&model, GIB).unwrap_err().to_string();
+        assert!(error.ends_with("lower `data.batch_size`, or set `training.micro_batch_size`"), "{error}");
+        let ingest = HostMemory { ingest_bytes: 3 * GIB, ..HostMemory::default() };
+        let error = ingest.check(&model, GIB).unwrap_err().to_string();
+        assert!(error.contains("available: 3.0 GiB for ingest; lower `data.prefetch`"), "{error}");
+    }
+}
