@@ -311,7 +311,10 @@ impl Daemon {
             bail!("job {} is queued; it has nothing to save yet", record.id);
         }
         let committed = active.control.checkpoint()?;
-        committed.await.map_err(|_| anyhow!("job {} ended before the checkpoint was taken", record.id))
+        let committed = committed.await;
+        let committed =
+            committed.map_err(|_| anyhow!("job {} ended before the checkpoint was taken", record.id))?;
+        committed.map_err(|why| anyhow!("job {}: {why}", record.id))
     }
 
     /// Records the next `steps` steps of a training job and their ingest. Dropping the result cancels the

@@ -18,6 +18,8 @@ pub struct CheckpointSpec {
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
     pub keep: u32,
+    /// For how many minutes training continues while no checkpoint can be written.
+    pub retry_minutes: u32,
     /// Which checkpoints of the best evaluations are kept in addition.
     pub best: Option<BestSpec>,
 }
@@ -38,6 +40,7 @@ pub(super) fn read(
         directory: data.base.join(Path::new(directory)),
         every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
+        retry_minutes: checkpoint.whole_u32("retry_minutes", 0..=u32::MAX).unwrap_or(30),
         best: read_best(&mut checkpoint, evaluation, predictions),
     };
     if spec.best.is_some() && data.eval.is_empty() {

@@ -16,8 +16,8 @@ use millstream_pipeline::ingest::{Bound, Diagnosis};
 use super::descriptors;
 use super::profile::Profiling;
 use super::{Event, Prepared, ProfileRequest, Supervisor};
-use crate::memory::available;
 use crate::feed::{self, Feed};
+use crate::memory::available;
 use crate::runs;
 use crate::state::{HistoryPoint, JobRecord};
 use crate::worker::WorkerProcess;
@@ -142,6 +142,7 @@ impl<'a> Attempt<'a> {
             analysis: prepared.directory.join(runs::ANALYSIS),
             every_steps: checkpoint.every_steps,
             keep: checkpoint.keep,
+            retry_minutes: checkpoint.retry_minutes,
             events: event_spec(job, supervisor.recorder.id()),
             model: job.model.clone(),
             training: job.training.clone(),
@@ -300,6 +301,9 @@ impl<'a> Attempt<'a> {
             FromWorker::Progress(progress) => self.progress(progress, supervisor),
             FromWorker::Checkpointed { step, path, requested } => {
                 supervisor.committed(step, path, requested);
+            }
+            FromWorker::CheckpointFailed { step, message, requested } => {
+                supervisor.checkpoint_failed(step, &message, requested);
             }
             FromWorker::Evaluated { step, epoch, ends_epoch, metrics } => {
                 // The evaluation has consumed its rows.
@@ -470,7 +474,19 @@ impl Supervisor {
         if requested {
             for reply in self.checkpoint_requests.drain(..) {
                 // The client may have disconnected.
-                let _ = reply.send((path.clone(), step));
+                let _ = reply.send(Ok((path.clone(), step)));
+            }
+        }
+    }
+
+    /// Records that a checkpoint could not be written.
+    fn checkpoint_failed(&mut self, step: u64, message: &str, requested: bool) {
+        let message = format!("the checkpoint of step {step} could not be written: {message}");
+        self.recorder.log(Level::WARN, &message);
+        if requested {
+            for reply in self.checkpoint_requests.drain(..) {
+                // The client may have disconnected.
+                let _ = reply.send(Err(message.clone()));
             }
         }
     }

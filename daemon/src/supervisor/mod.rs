@@ -56,8 +56,8 @@ use retry::RetryBudget;
 /// Capacity of a job's event queue.
 const EVENT_QUEUE: usize = 64;
 
-/// A committed checkpoint: its directory and its step.
-pub(crate) type Committed = (PathBuf, u64);
+/// A committed checkpoint, its directory and its step; or why it could not be written.
+pub(crate) type Committed = Result<(PathBuf, u64), String>;
 
 /// An event for a job's thread.
 pub(crate) enum Event {

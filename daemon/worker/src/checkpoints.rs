@@ -5,27 +5,46 @@
 //! checkpoint that becomes due during a write waits until the writer is idle. It then captures the current
 //! step and covers all requests until then. Training waits for the last checkpoint, before a stop and at the
 //! end of the data.
+//!
+//! When a checkpoint cannot be written, as on a full disk, training continues and tries again after a pause. It ends
+//! once no checkpoint could be written for the job's `retry_minutes`.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use millstream_backend::Backend;
-use millstream_trainer::checkpoint::{CheckpointStore, CheckpointWriter, ExtraPart};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart};
 use millstream_trainer::session::Session;
 
 use crate::link::Link;
 use crate::protocol::{FromWorker, Restored};
 
+/// Limits of the pause before a checkpoint that failed is tried again. Within them, it is as long as checkpoints have been
+/// failing, so a short failure costs little training, and a long one few copies of the model.
+const MIN_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(120);
+
+/// When checkpoints are taken, and how many are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cadence {
+    /// Steps between checkpoints.
+    pub(crate) every_steps: u64,
+    /// Number of newest checkpoints to keep.
+    pub(crate) keep: u32,
+    /// How long training continues while none can be written.
+    pub(crate) retry_for: Duration,
+}
+
 /// Takes a job's checkpoints.
 pub(crate) struct Checkpointer {
-    /// Steps between checkpoints.
-    every_steps: u64,
-    /// Number of newest checkpoints to keep.
-    keep: u32,
+    cadence: Cadence,
     writer: CheckpointWriter<f32>,
     /// The newest committed checkpoint.
     committed: Option<Restored>,
     writing: Option<Writing>,
+    /// Set while checkpoints cannot be written.
+    failing: Option<Failing>,
     /// Whether one is due and not yet taken.
     due: bool,
     /// Whether the daemon has requested one that is not yet taken.
@@ -40,18 +59,24 @@ struct Writing {
     requested: bool,
 }
 
+/// A time in which no checkpoint could be written.
+#[derive(Clone, Copy)]
+struct Failing {
+    since: Instant,
+    retry_at: Instant,
+}
+
 impl Checkpointer {
-    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest: one after `every_steps` steps
-    /// each, and keeps `keep`.
+    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
-        (every_steps, keep): (u64, u32),
+        cadence: Cadence,
         session: &mut Session<B>,
         store: CheckpointStore,
         carried: Vec<ExtraPart>,
         committed: Option<Restored>,
     ) -> Result<Self> {
         let writer = CheckpointWriter::spawn(store, session.allocate_copy(), carried)?;
-        Ok(Self { every_steps, keep, writer, committed, writing: None, due: false, requested: false })
+        Ok(Self { cadence, writer, committed, writing: None, failing: None, due: false, requested: false })
     }
 
     /// The newest committed checkpoint.
@@ -61,7 +86,7 @@ impl Checkpointer {
 
     /// Called after each step.
     pub(crate) fn on_step(&mut self, step: u64) {
-        self.due |= step.is_multiple_of(self.every_steps);
+        self.due |= step.is_multiple_of(self.cadence.every_steps);
     }
 
     /// Requests a checkpoint on behalf of the daemon.
@@ -71,13 +96,22 @@ impl Checkpointer {
 
     /// Whether a checkpoint is due or requested, and the writer is idle.
     pub(crate) fn is_ready(&mut self) -> bool {
-        (self.due || self.requested) && self.writer.is_idle()
+        let is_due = match self.failing {
+            None => self.due,
+            Some(Failing { retry_at, .. }) => retry_at <= Instant::now(),
+        };
+        (is_due || self.requested) && self.writer.is_idle()
+    }
+
+    /// When to try again, if the newest checkpoint could not be written.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        self.failing.map(|failing| failing.retry_at)
     }
 
     /// Reports a checkpoint that has been committed since the last call, if any.
     pub(crate) fn report_committed(&mut self, link: &mut Link) -> Result<()> {
-        let path = self.writer.poll()?;
-        self.commit(path, link)
+        let outcome = self.writer.poll();
+        self.settle(outcome, link)
     }
 
     /// Takes a checkpoint of `session`'s current state unless it is already committed. Waits for a running
@@ -100,21 +134,55 @@ impl Checkpointer {
             }
             return Ok(());
         }
-        self.writer.start_commit(self.keep, |image| session.capture(image))?;
+        self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
         self.writing = Some(Writing { step, position, requested });
         Ok(())
     }
 
     /// Waits for a running write and reports it.
     pub(crate) fn wait(&mut self, link: &mut Link) -> Result<()> {
-        let path = self.writer.wait()?;
-        self.commit(path, link)
+        let outcome = self.writer.wait();
+        self.settle(outcome, link)
+    }
+
+    fn settle(&mut self, outcome: Result<Option<String>, CheckpointError>, link: &mut Link) -> Result<()> {
+        match outcome {
+            Ok(path) => self.commit(path, link),
+            Err(error) => self.fail(error, link),
+        }
+    }
+
+    /// Reports that a checkpoint could not be written. An error once none could be written for too long.
+    fn fail(&mut self, error: CheckpointError, link: &mut Link) -> Result<()> {
+        let Some(Writing { step, requested, .. }) = self.writing.take() else { return Err(error.into()) };
+        if !matches!(error, CheckpointError::Storage { .. }) {
+            return Err(error.into());
+        }
+        let now = Instant::now();
+        let since = self.failing.map_or(now, |failing| failing.since);
+        let failed_for = now - since;
+        if failed_for >= self.cadence.retry_for {
+            let minutes = self.cadence.retry_for.as_secs() / 60;
+            return Err(error).context(format!(
+                "no checkpoint could be written for {minutes} minutes, the job's `checkpoint.retry_minutes`"
+            ));
+        }
+        let pause = failed_for.clamp(MIN_PAUSE, MAX_PAUSE);
+        self.failing = Some(Failing { since, retry_at: now + pause });
+        let newest = self.committed.as_ref().map_or_else(
+            || "there is none yet".to_owned(),
+            |newest| format!("the newest is that of step {}", newest.step),
+        );
+        let message = format!("{error}; {newest}; trying again in {} s", pause.as_secs());
+        link.send(&FromWorker::CheckpointFailed { step, message, requested })?;
+        Ok(())
     }
 
     fn commit(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
         let Some(path) = path else { return Ok(()) };
         let Some(Writing { step, position, requested }) = self.writing.take() else { return Ok(()) };
         let path = PathBuf::from(path);
+        self.failing = None;
         self.committed = Some(Restored { path: path.clone(), step, position });
         link.send(&FromWorker::Checkpointed { step, path, requested })?;
         Ok(())

@@ -11,7 +11,7 @@
 //!         <-------------------------------   Ready, with the position to resume the data from
 //!   the ring's descriptors -------------->
 //!   Checkpoint, Stop -------------------->   at any time from now on
-//!         <-------------------------------   Progress, Checkpointed, Evaluated, Warned, Scores
+//!         <-------------------------------   Progress, Checkpointed, CheckpointFailed, Evaluated, Warned, Scores
 //!         <-------------------------------   EvalDue
 //!   EvalRing, a ring's descriptors ------>   evaluates its batches, then continues training
 //!   Profile, EndProfile ----------------->   records its next steps
@@ -132,6 +132,8 @@ pub struct TrainRole {
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
     pub keep: u32,
+    /// For how many minutes training continues while no checkpoint can be written.
+    pub retry_minutes: u32,
     /// TensorBoard event files, if the job writes them.
     pub events: Option<EventSpec>,
     /// The model.
@@ -218,6 +220,15 @@ pub enum FromWorker {
         step: u64,
         /// Its directory.
         path: PathBuf,
+        /// Whether [`ToWorker::Checkpoint`] requested it.
+        requested: bool,
+    },
+    /// A checkpoint could not be written; the worker will try again.
+    CheckpointFailed {
+        /// The step after which it was taken.
+        step: u64,
+        /// The reason, and when the next one is tried.
+        message: String,
         /// Whether [`ToWorker::Checkpoint`] requested it.
         requested: bool,
     },

@@ -20,7 +20,7 @@ use millstream_trainer::session::{EvalCadence, EvalOutcome, Session, SessionErro
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::Checkpointer;
+use crate::checkpoints::{Cadence, Checkpointer};
 use crate::device::{self, DeviceTask};
 use crate::link::{CommandReceiver, Link, StopMode};
 use crate::locks::RunLock;
@@ -36,6 +36,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval between progress reports.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
+
+/// Interval between checks for a stop while training has ended but its last checkpoint cannot be written.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A training job.
 struct Training<'a, B: Backend> {
@@ -103,7 +106,8 @@ impl DeviceTask for TrainTask {
         let (ring, receiver) = link.receive_ring(schema)?;
         // Stored in each checkpoint: the job file and the statistics learned from its data.
         let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
-        let cadence = (role.every_steps, role.keep);
+        let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
+        let cadence = Cadence { every_steps: role.every_steps, keep: role.keep, retry_for };
         let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
         let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
         let mut training = Training {
@@ -225,8 +229,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 return Ok(ended);
             }
         }
-        self.take_checkpoint(true)?;
-        Ok(FromWorker::Done { stopped_early: None })
+        self.finish(None)
     }
 
     /// Does everything due before the next step; returns the outcome if training ends.
@@ -244,8 +247,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             }
         }
         if let Some(why) = self.session.early_stop_reason() {
-            self.take_checkpoint(true)?;
-            return Ok(Some(FromWorker::Done { stopped_early: Some(why) }));
+            return self.finish(Some(why)).map(Some);
         }
         let began = Instant::now();
         self.checkpoint_if_due()?;
@@ -402,6 +404,23 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             self.checkpointer.take(&mut self.session, self.link)?;
             if is_last { self.checkpointer.wait(self.link) } else { Ok(()) }
         })
+    }
+
+    /// Commits the last checkpoint. If it cannot be written, tries again until it can, the job's time for that is over, or a
+    /// stop is requested.
+    fn finish(&mut self, stopped_early: Option<String>) -> Result<FromWorker> {
+        loop {
+            self.take_checkpoint(true)?;
+            let Some(retry_at) = self.checkpointer.retry_at() else {
+                return Ok(FromWorker::Done { stopped_early });
+            };
+            while Instant::now() < retry_at {
+                if self.receiver.commands.stop().is_some() {
+                    return Ok(FromWorker::Stopped);
+                }
+                std::thread::sleep(STOP_POLL_INTERVAL);
+            }
+        }
     }
 
     /// Adds training time and its part spent waiting for a batch.

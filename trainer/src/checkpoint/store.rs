@@ -134,8 +134,8 @@ impl CheckpointStore {
     /// an earlier step and will repeat them.
     ///
     /// # Errors
-    /// When the checkpoint cannot be committed; the next commit removes the leftovers. A failure to remove
-    /// old checkpoints is logged and is not an error.
+    /// When the checkpoint cannot be committed. Its leftovers are removed now, or else by the next commit. A failure to
+    /// remove old checkpoints is logged and is not an error.
     pub fn commit(
         &self,
         snapshot: Snapshot,
@@ -144,6 +144,21 @@ impl CheckpointStore {
     ) -> Result<String, CheckpointError> {
         check_names(parts)?;
         self.sweep()?;
+        let committed = self.commit_swept(snapshot, parts, keep);
+        if committed.is_err()
+            && let Err(error) = self.sweep()
+        {
+            tracing::debug!(%error, "the leftovers of a checkpoint are not removed yet");
+        }
+        committed
+    }
+
+    fn commit_swept(
+        &self,
+        snapshot: Snapshot,
+        parts: &[Part<'_>],
+        keep: u32,
+    ) -> Result<String, CheckpointError> {
         let step = snapshot.step;
         let best: Vec<u64> = snapshot.standing.best().iter().map(|best| best.step).collect();
         let entries = match self.reusable(step, parts)? {
