@@ -25,7 +25,9 @@ use crate::config::{Config, StateLocation};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs;
 use crate::scoring::{self, Scorer};
-use crate::state::{History, JobRecord, JobSource, LogRecord, OpenState, Store, StoreError, now_ms};
+use crate::state::{
+    History, JobFilter, JobRecord, JobSource, LogRecord, OpenState, Store, StoreError, now_ms,
+};
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
 use crate::turns::{Answers, Turns};
 
@@ -204,18 +206,18 @@ impl Daemon {
         .await
     }
 
-    /// All jobs, newest first.
+    /// The jobs that `filter` selects, newest first, and their number without its limit.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub fn list(&self) -> Result<Vec<JobRecord>, StoreError> {
-        let mut records = self.shared.store.jobs()?;
+    pub fn list(&self, filter: &JobFilter) -> Result<(Vec<JobRecord>, u64), StoreError> {
+        let (mut records, all) = self.shared.store.jobs(filter)?;
         for record in &mut records {
             if let Some(active) = self.shared.active(&record.id) {
                 *record = active.recorder.record();
             }
         }
-        Ok(records)
+        Ok((records, all))
     }
 
     /// The job whose id is `id`, or the only job whose id starts with `id`.
@@ -232,6 +234,14 @@ impl Daemon {
     /// As for [`Daemon::show`].
     pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
         self.shared.store.logs(&self.shared.store.find(id)?, after, LOG_PAGE)
+    }
+
+    /// The position in the log of the job `id` (its full id) before its `last` lines (0 for all) from `since_ms` on.
+    ///
+    /// # Errors
+    /// When the store cannot be read.
+    pub(crate) fn log_start(&self, id: &str, last: u64, since_ms: u64) -> Result<u64, StoreError> {
+        self.shared.store.log_start(id, last, since_ms)
     }
 
     /// A job and its history.

@@ -4,8 +4,8 @@ use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 
 /// The niceness of the threads that answer requests. Where clients ask more than there are cores for, such a thread gets
-/// about a tenth of a busy core; of an idle one it gets all.
-const NICENESS: i32 = 10;
+/// about 3 % of a busy core; of an idle one it gets all.
+const NICENESS: i32 = 15;
 
 /// Lets the calling thread yield to those of jobs.
 pub(crate) fn yield_to_jobs() {

@@ -26,7 +26,7 @@ use tonic::{Request, Response, Status};
 use crate::access::Requester;
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, Predictions, SubmitError};
-use crate::state::{History, HistoryPoint, JobRecord, LogRecord, StoreError};
+use crate::state::{History, HistoryPoint, JobFilter, JobRecord, LogRecord, StoreError};
 use crate::turns::Answers;
 use millstream_trainer::metrics::{MetricValue, Metrics};
 
@@ -114,10 +114,16 @@ impl Control for Service {
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Reply<ListReply> {
-        let records = self.daemon.in_turn(&answers(&request), |daemon| Ok(daemon.list()?)).await;
-        let records = records.map_err(error_status)?;
+        let answers = answers(&request);
+        let request = request.into_inner();
+        let filter = JobFilter {
+            states: request.states().collect(),
+            limit: (request.limit > 0).then_some(request.limit),
+        };
+        let listed = self.daemon.in_turn(&answers, move |daemon| Ok(daemon.list(&filter)?)).await;
+        let (records, all) = listed.map_err(error_status)?;
         let jobs = fitting(records.iter().map(job_message), MAX_LIST_BYTES);
-        let omitted = (records.len() - jobs.len()) as u64;
+        let omitted = all.saturating_sub(jobs.len() as u64);
         Ok(Response::new(ListReply { jobs, omitted }))
     }
 
@@ -132,11 +138,15 @@ impl Control for Service {
 
     async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
         let answers = answers(&request);
-        let LogsRequest { id, follow } = request.into_inner();
-        let record = self.daemon.in_turn(&answers, move |daemon| Ok(daemon.watch(&id)?)).await;
-        let record = record.map_err(error_status)?;
+        let LogsRequest { id, follow, last, since_ms } = request.into_inner();
+        let found = self.daemon.in_turn(&answers, move |daemon| {
+            let record = daemon.watch(&id)?;
+            let after = daemon.log_start(&record.borrow().id, last, since_ms)?;
+            Ok((record, after))
+        });
+        let (record, after) = found.await.map_err(error_status)?;
         let id = record.borrow().id.clone();
-        let tail = LogTail { daemon: self.daemon.clone(), answers, id, after: 0, record: Some(record) };
+        let tail = LogTail { daemon: self.daemon.clone(), answers, id, after, record: Some(record) };
         let lines = stream::unfold(tail, move |tail| tail.read(follow));
         Ok(Response::new(lines.flat_map(stream::iter).boxed()))
     }
@@ -415,7 +425,7 @@ mod tests {
     async fn errors_reach_the_client_with_their_kind() {
         let daemon = Daemon::start_embedded().unwrap();
         let mut client = Client::in_process(serve_in_process(daemon)).await.unwrap();
-        assert_eq!(client.list().await.unwrap(), ListReply::default());
+        assert_eq!(client.list(ListRequest::default()).await.unwrap(), ListReply::default());
 
         let text = "name = \"x\"\nsed = 3\n".to_owned();
         let request = SubmitRequest { text, path: "/jobs/job.toml".into(), set: vec![], resume: false };
@@ -436,7 +446,9 @@ mod tests {
         assert!(unknown(client.history("nope").await.unwrap_err()));
         assert!(unknown(client.profile("nope", 1).await.unwrap_err()));
         assert!(unknown(client.watch("nope").await.unwrap_err()));
-        assert!(unknown(client.logs("nope", true).await.unwrap_err()));
+        assert!(unknown(
+            client.logs(LogsRequest { id: "nope".to_owned(), ..LogsRequest::default() }).await.unwrap_err()
+        ));
         let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into(), best: false };
         let error = client.evaluate(nothing).await.unwrap_err();
         assert!(error.to_string().contains("neither a job nor a checkpoint"), "{error}");

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
+use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use millstream_control::proto::JobState;
 
 /// Train recommender and ranking models straight from TFRecord and Parquet files.
 #[derive(Debug, Parser)]
@@ -48,11 +50,21 @@ Examples:
   millstream logs -f \"$id\"")]
     Submit(Submitted),
     /// List the daemon's jobs, newest first
+    List(List),
+    /// Wait until a job ends; the exit status is that of the job
     #[command(after_help = "\
+Exit status: 0 if the job succeeded, 1 if it failed, was cancelled or is held.
+
 Examples:
-  millstream list
-  millstream list --json | jq -r '.jobs[] | select(.state == \"failed\").id'")]
-    List,
+  millstream wait census-2f9c && millstream export census-2f9c --output census.onnx")]
+    Wait(JobId),
+    /// Show a job's progress until it ends, as `train` does
+    #[command(after_help = "\
+Ctrl-C ends the display, not the job. The exit status is that of `wait`.
+
+Examples:
+  millstream watch census-2f9c")]
+    Watch(JobId),
     /// Show one job
     #[command(after_help = "\
 Examples:
@@ -92,7 +104,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   millstream remove census-2f9c
-  millstream list --json | jq -r '.jobs[] | select(.state == \"failed\").id' | xargs -n1 millstream remove")]
+  millstream list --state failed --json | jq -r '.jobs[].id' | xargs -n1 millstream remove")]
     Remove(JobId),
     /// Save a checkpoint of a running job now and print its path
     #[command(after_help = "\
@@ -201,6 +213,29 @@ pub(crate) struct Train {
     pub(crate) history: Option<PathBuf>,
 }
 
+/// `list`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  millstream list
+  millstream list --state running,queued
+  millstream list --state failed -n 0 --json | jq -r '.jobs[].id'")]
+pub(crate) struct List {
+    /// Only jobs in these states
+    #[arg(long, value_name = "STATE,STATE...", value_delimiter = ',', value_parser = parse_state)]
+    pub(crate) state: Vec<JobState>,
+    /// Maximum number of jobs, the newest ones; 0 for all
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    pub(crate) limit: u32,
+}
+
+fn parse_state(text: &str) -> Result<JobState, String> {
+    JobState::ALL.into_iter().find(|state| state.name() == text).ok_or_else(|| {
+        let known: Vec<_> = JobState::ALL.iter().map(|state| state.name()).collect();
+        format!("expected one of {}", known.join(", "))
+    })
+}
+
 /// A job of the daemon.
 #[derive(Debug, Args)]
 pub(crate) struct JobId {
@@ -214,13 +249,46 @@ pub(crate) struct JobId {
 #[command(after_help = "\
 Examples:
   millstream logs census-2f9c
-  millstream logs -f census")]
+  millstream logs -f census
+  millstream logs -n 20 census
+  millstream logs --since 10m census
+  millstream logs --since 2026-11-25T08:00:00Z census")]
 pub(crate) struct Logs {
     #[command(flatten)]
     pub(crate) job: JobId,
     /// Keep printing new lines until the job ends
     #[arg(short, long)]
     pub(crate) follow: bool,
+    /// Only the last N lines, and with -f those that follow
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) lines: Option<u64>,
+    /// Only lines from then on: a duration before now (90s, 10m, 3h, 2d) or a time (2026-11-25T08:00:00Z)
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    pub(crate) since: Option<u64>,
+}
+
+/// Milliseconds since the Unix epoch of a time, or of a duration before now.
+fn parse_when(text: &str) -> Result<u64, String> {
+    let wrong = || {
+        "expected a duration such as 90s, 10m, 3h or 2d, or a time such as 2026-11-25T08:00:00Z".to_owned()
+    };
+    let moment = match DateTime::parse_from_rfc3339(text) {
+        Ok(moment) => moment.to_utc(),
+        Err(_) => {
+            let unit = text.chars().next_back().ok_or_else(wrong)?;
+            let number: i64 = text[..text.len() - unit.len_utf8()].parse().map_err(|_| wrong())?;
+            let seconds = match unit {
+                's' => 1,
+                'm' => 60,
+                'h' => 3_600,
+                'd' => 86_400,
+                _ => return Err(wrong()),
+            };
+            let before = number.checked_mul(seconds).and_then(TimeDelta::try_seconds).ok_or_else(wrong)?;
+            Utc::now().checked_sub_signed(before).ok_or_else(wrong)?
+        }
+    };
+    u64::try_from(moment.timestamp_millis()).map_err(|_| wrong())
 }
 
 /// `profile`
@@ -662,6 +730,22 @@ mod tests {
         assert!(
             parse_size("99999999999999999999GiB").is_err() && parse_size("18446744073709551615KiB").is_err()
         );
+    }
+
+    #[test]
+    fn moments_are_durations_before_now_or_times() {
+        assert_eq!(parse_when("2026-11-25T08:00:00Z"), Ok(1_795_593_600_000));
+        assert_eq!(parse_when("2026-11-25T09:00:00+01:00"), Ok(1_795_593_600_000));
+        let now = Utc::now().timestamp_millis() as u64;
+        for (text, seconds) in [("90s", 90), ("10m", 600), ("3h", 10_800), ("2d", 172_800)] {
+            let age = now - parse_when(text).expect(text);
+            assert!(age.abs_diff(1000 * seconds) < 60_000, "{text}: {age}");
+        }
+        for text in
+            ["", "m", "10", "10\u{e9}", "1.5h", "99999999999999d", "-9999999999999999999d", "yesterday"]
+        {
+            assert!(parse_when(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -94,6 +94,17 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// An age in its largest unit: `3h`.
+pub(crate) fn age(age: Duration) -> String {
+    let seconds = age.as_secs();
+    match (seconds / 86_400, seconds / 3_600, seconds / 60) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m"),
+        (0, hours, _) => format!("{hours}h"),
+        (days, _, _) => format!("{days}d"),
+    }
+}
+
 /// A moment, given in milliseconds since the Unix epoch, as `2026-11-21 08:07:00Z`.
 pub(crate) fn moment(unix_ms: u64) -> String {
     let moment = i64::try_from(unix_ms).ok().and_then(DateTime::from_timestamp_millis);
@@ -147,6 +158,13 @@ mod tests {
             [(1.25, "1.2s"), (59.0, "59s"), (83.0, "1m 23s"), (3_700.0, "1h 01m"), (90_000.0, "1d 01h")];
         for (seconds, wanted) in cases {
             assert_eq!(duration(Duration::from_secs_f64(seconds)), wanted);
+        }
+    }
+
+    #[test]
+    fn ages() {
+        for (seconds, wanted) in [(0, "0s"), (59, "59s"), (60, "1m"), (7_199, "1h"), (172_800, "2d")] {
+            assert_eq!(age(Duration::from_secs(seconds)), wanted);
         }
     }
 

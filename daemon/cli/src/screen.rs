@@ -16,6 +16,12 @@ pub(crate) struct Screen {
     colours: bool,
 }
 
+/// The width of the terminal that is standard output, in characters; `None` if it is not a terminal.
+pub(crate) fn output_width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
+    size.map(|size| size.ws_col.into()).filter(|&columns| columns > 0)
+}
+
 impl Screen {
     pub(crate) fn new() -> Self {
         let terminal = io::stderr().is_terminal();

@@ -1,5 +1,8 @@
 //! Tables of text with aligned columns.
 
+/// The space between columns.
+const GAP: &str = "  ";
+
 /// Rows of cells; each column is as wide as its widest cell.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -19,20 +22,46 @@ impl Table {
         self.rows.push(cells.map(Into::into).into());
     }
 
-    /// The table as text; every line ends with a newline.
-    pub(crate) fn render(&self) -> String {
+    /// Removes columns until the table is at most `width` characters wide: the `expendable` ones, by their titles, the first
+    /// one first.
+    pub(crate) fn fitted(mut self, width: Option<usize>, expendable: &[&str]) -> Self {
+        let Some(width) = width else { return self };
+        for title in expendable {
+            let widths = self.widths();
+            if widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1) <= width {
+                break;
+            }
+            let column = self.rows.first().and_then(|titles| titles.iter().position(|other| other == title));
+            if let Some(column) = column {
+                self.right.remove(column);
+                self.rows
+                    .iter_mut()
+                    .filter(|row| column < row.len())
+                    .for_each(|row| drop(row.remove(column)));
+            }
+        }
+        self
+    }
+
+    /// The width of each column, in characters.
+    fn widths(&self) -> Vec<usize> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             let cells = self.rows.iter().filter_map(|row| row.get(column));
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
+        (0..columns).map(width).collect()
+    }
+
+    /// The table as text; every line ends with a newline.
+    pub(crate) fn render(&self) -> String {
+        let widths = self.widths();
         let mut out = String::new();
         for row in &self.rows {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
                 let width = widths[column];
-                let gap = if column == 0 { "" } else { "  " };
+                let gap = if column == 0 { "" } else { GAP };
                 if self.right.get(column).copied().unwrap_or(false) {
                     line += &format!("{gap}{cell:>width$}");
                 } else {

@@ -125,8 +125,8 @@ impl Client {
     ///
     /// # Errors
     /// When the daemon cannot read its jobs.
-    pub async fn list(&mut self) -> Result<ListReply, ClientError> {
-        Ok(self.inner.list(ListRequest {}).await?.into_inner())
+    pub async fn list(&mut self, request: ListRequest) -> Result<ListReply, ClientError> {
+        Ok(self.inner.list(request).await?.into_inner())
     }
 
     /// The job whose id is `id`, or the only job whose id begins with `id`.
@@ -141,8 +141,7 @@ impl Client {
     ///
     /// # Errors
     /// `NotFound` when there is no such job.
-    pub async fn logs(&mut self, id: &str, follow: bool) -> Result<Replies<LogLine>, ClientError> {
-        let request = LogsRequest { id: id.to_owned(), follow };
+    pub async fn logs(&mut self, request: LogsRequest) -> Result<Replies<LogLine>, ClientError> {
         Ok(Replies(self.inner.logs(request).await?.into_inner()))
     }
 
@@ -286,7 +285,7 @@ mod tests {
         let (near, far) = tokio::io::duplex(1024);
         let mut client = Client::in_process(near).await.unwrap();
         drop(far);
-        let error = client.list().await.unwrap_err();
+        let error = client.list(ListRequest::default()).await.unwrap_err();
         assert!(matches!(error, ClientError::Lost(_)), "{error:?}");
     }
 

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::Level;
 
-use super::{JobRecord, JobSource, JobState, LogRecord, MAX_TEXT_BYTES, schema, storable};
+use super::{JobFilter, JobRecord, JobSource, JobState, LogRecord, MAX_TEXT_BYTES, schema, storable};
 
 /// Number of newest log lines kept per job.
 const MAX_LOG_LINES: u64 = 10_000;
@@ -228,12 +228,19 @@ impl Database {
         }
     }
 
-    /// All jobs, newest first.
+    /// The jobs that `filter` selects, newest first, and their number without its limit.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub(super) fn jobs(&self) -> Result<Vec<JobRecord>, StoreError> {
-        self.select_jobs("ORDER BY created_ms DESC, rowid DESC")
+    pub(super) fn jobs(&self, filter: &JobFilter) -> Result<(Vec<JobRecord>, u64), StoreError> {
+        let JobFilter { states, limit } = filter;
+        let names: Vec<_> = states.iter().map(|state| format!("'{state}'")).collect();
+        let selected =
+            if names.is_empty() { String::new() } else { format!("WHERE state IN ({})", names.join(", ")) };
+        let limited = limit.map(|limit| format!(" LIMIT {limit}")).unwrap_or_default();
+        let jobs = self.select_jobs(&format!("{selected} ORDER BY created_ms DESC, rowid DESC{limited}"))?;
+        let all = format!("SELECT count(*) FROM job {selected}");
+        Ok((jobs, self.connection.prepare_cached(&all)?.query_row([], |row| row.get(0))?))
     }
 
     /// Jobs that have not reached a final state, oldest first; a starting daemon resumes them.
@@ -306,6 +313,26 @@ impl Database {
             Ok(LogRecord { seq: row.get(0)?, at_ms: row.get(1)?, level: parse(row, 2)?, text: row.get(3)? })
         })?;
         Ok(lines.collect::<Result<_, _>>()?)
+    }
+
+    /// The position in the log of a job before its `last` lines (0 for all) from `since_ms` on.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub(super) fn log_start(&self, id: &str, last: u64, since_ms: u64) -> Result<u64, StoreError> {
+        let one = |sql: &str, number: u64| -> Result<Option<u64>, StoreError> {
+            let mut statement = self.connection.prepare_cached(sql)?;
+            Ok(statement.query_row(params![id, number], |row| row.get(0)).optional()?)
+        };
+        // A clock can go backwards, so all lines after the first recent one count as recent.
+        let recent = "SELECT seq - 1 FROM log WHERE job = ?1 AND at_ms >= ?2 ORDER BY seq LIMIT 1";
+        let nth_newest = "SELECT seq FROM log WHERE job = ?1 ORDER BY seq DESC LIMIT 1 OFFSET ?2";
+        let since = match since_ms {
+            0 => 0,
+            _ => one(recent, since_ms)?.or(one(nth_newest, 0)?).unwrap_or(0),
+        };
+        let before_last = if last > 0 { one(nth_newest, last)?.unwrap_or(0) } else { 0 };
+        Ok(since.max(before_last))
     }
 
     fn select_jobs(&self, clause: &str) -> Result<Vec<JobRecord>, StoreError> {
@@ -569,8 +596,12 @@ mod tests {
         let huge = "\u{e9}".repeat(1 << 20);
         store.insert_job(&JobRecord { reason: huge.clone(), ..record("a") }, &source()).unwrap();
         store.append_log("a", 0, Level::ERROR, &huge).unwrap();
-        let texts =
-            || [store.jobs().unwrap()[0].reason.clone(), store.logs("a", 0, 1).unwrap()[0].text.clone()];
+        let texts = || {
+            [
+                store.jobs(&JobFilter::default()).unwrap().0[0].reason.clone(),
+                store.logs("a", 0, 1).unwrap()[0].text.clone(),
+            ]
+        };
         for text in texts() {
             assert!(
                 text.len() <= MAX_TEXT_BYTES && text.ends_with("(cut from 2097152 bytes)"),
@@ -591,7 +622,7 @@ mod tests {
         }
         store.connection.execute("UPDATE job SET state = 'no such state' WHERE id = 'a'", []).unwrap();
         store.connection.execute("UPDATE job SET eval = '{' WHERE id = 'c'", []).unwrap();
-        let jobs = store.jobs().unwrap();
+        let jobs = store.jobs(&JobFilter::default()).unwrap().0;
         assert_eq!(jobs.len(), 3);
         for job in jobs {
             assert_eq!(job.state == JobState::Failed, job.id != "b", "{job:?}");
@@ -599,6 +630,48 @@ mod tests {
         }
         let unfinished = store.unfinished().unwrap();
         assert_eq!(unfinished.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
+    }
+
+    #[test]
+    fn a_listing_is_limited_to_states_and_to_the_newest() {
+        let store = Database::open_in_memory().unwrap();
+        let states = [JobState::Succeeded, JobState::Failed, JobState::Failed, JobState::Queued];
+        for (number, state) in states.into_iter().enumerate() {
+            let created_ms = 100 - number as u64;
+            let id = format!("job-{number}");
+            store.insert_job(&JobRecord { state, created_ms, ..record(&id) }, &source()).unwrap();
+        }
+        let list = |states: &[JobState], limit| {
+            let (jobs, all) = store.jobs(&JobFilter { states: states.into(), limit }).unwrap();
+            (jobs.into_iter().map(|job| job.id).collect::<Vec<_>>(), all)
+        };
+        let ids = |numbers: &[u64]| numbers.iter().map(|number| format!("job-{number}")).collect::<Vec<_>>();
+        assert_eq!(list(&[], None), (ids(&[0, 1, 2, 3]), 4));
+        assert_eq!(list(&[], Some(2)), (ids(&[0, 1]), 4));
+        assert_eq!(list(&[JobState::Failed], Some(1)), (ids(&[1]), 2));
+        assert_eq!(list(&[JobState::Failed, JobState::Queued], None), (ids(&[1, 2, 3]), 3));
+        assert_eq!(list(&[JobState::Held], None), (ids(&[]), 0));
+    }
+
+    #[test]
+    fn a_log_is_read_from_a_time_or_from_its_last_lines() {
+        let store = Database::open_in_memory().unwrap();
+        store.insert_job(&record("a"), &source()).unwrap();
+        assert_eq!(store.log_start("a", 3, 5).unwrap(), 0);
+        for at_ms in [10, 20, 30, 25, 40] {
+            store.append_log("a", at_ms, Level::INFO, "line").unwrap();
+        }
+        let times = |last, since_ms| {
+            let after = store.log_start("a", last, since_ms).unwrap();
+            store.logs("a", after, 9).unwrap().iter().map(|line| line.at_ms).collect::<Vec<_>>()
+        };
+        assert_eq!(times(0, 0), [10, 20, 30, 25, 40]);
+        assert_eq!(times(2, 0), [25, 40]);
+        assert_eq!(times(9, 0), [10, 20, 30, 25, 40]);
+        assert_eq!(times(0, 30), [30, 25, 40]);
+        assert_eq!(times(1, 20), [40]);
+        assert_eq!(times(4, 30), [30, 25, 40]);
+        assert_eq!(times(0, 41), [] as [u64; 0]);
     }
 
     #[test]
@@ -636,7 +709,7 @@ mod tests {
             store.insert_job(&JobRecord { state, created_ms, ..record(&id) }, &source()).unwrap();
         }
         let ids = |jobs: Vec<JobRecord>| jobs.into_iter().map(|job| job.id).collect::<Vec<_>>();
-        let newest_first = ids(store.jobs().unwrap());
+        let newest_first = ids(store.jobs(&JobFilter::default()).unwrap().0);
         assert_eq!(newest_first.first().unwrap(), "job-held");
         assert_eq!(newest_first.len(), JobState::ALL.len());
         assert_eq!(ids(store.unfinished().unwrap()), ["job-queued", "job-preparing", "job-running"]);
@@ -684,7 +757,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("state.sqlite");
         Database::open(&file, Duration::ZERO).unwrap().insert_job(&record("a"), &source()).unwrap();
-        assert_eq!(Database::open(&file, Duration::ZERO).unwrap().jobs().unwrap().len(), 1);
+        assert_eq!(
+            Database::open(&file, Duration::ZERO).unwrap().jobs(&JobFilter::default()).unwrap().0.len(),
+            1
+        );
 
         let connection = Connection::open(&file).unwrap();
         connection.pragma_update(None, "user_version", 99).unwrap();

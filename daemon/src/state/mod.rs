@@ -62,6 +62,15 @@ pub struct JobRecord {
     pub daemon_deaths: u32,
 }
 
+/// Selects jobs. By default all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobFilter {
+    /// Their states; empty for all.
+    pub states: Vec<JobState>,
+    /// At most this many, the newest ones.
+    pub limit: Option<u32>,
+}
+
 /// The source of a job, from which it can be resolved again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSource {

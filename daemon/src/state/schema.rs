@@ -121,6 +121,8 @@ const MIGRATIONS: &[&str] = &[
     "ALTER TABLE job ADD COLUMN daemon_deaths INTEGER NOT NULL DEFAULT 0",
     // JSON: who submitted the job. Earlier versions did not record that.
     "ALTER TABLE job ADD COLUMN requester TEXT",
+    // `list` reads the newest jobs, of some states.
+    "CREATE INDEX job_by_creation ON job (created_ms, state)",
 ];
 
 /// Migrates a database to the newest version, one transaction per migration.

@@ -21,7 +21,7 @@ use tracing::Level;
 use crate::priority::yield_to_jobs;
 
 use super::database::{Database, StoreError};
-use super::{History, JobRecord, JobSource, LogRecord};
+use super::{History, JobFilter, JobRecord, JobSource, LogRecord};
 
 /// The maximum number of operations in the queue. With texts of a few KB, they use at most some ten MB.
 const MAX_QUEUED: usize = 4096;
@@ -142,12 +142,22 @@ impl Store {
         self.call(move |database| database.find(&prefix))
     }
 
-    /// All jobs, newest first.
+    /// The jobs that `filter` selects, newest first, and their number without its limit.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub fn jobs(&self) -> Result<Vec<JobRecord>, StoreError> {
-        self.call(Database::jobs)
+    pub fn jobs(&self, filter: &JobFilter) -> Result<(Vec<JobRecord>, u64), StoreError> {
+        let filter = filter.clone();
+        self.call(move |database| database.jobs(&filter))
+    }
+
+    /// The position in the log of a job before its `last` lines (0 for all) from `since_ms` on.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub fn log_start(&self, id: &str, last: u64, since_ms: u64) -> Result<u64, StoreError> {
+        let id = id.to_owned();
+        self.call(move |database| database.log_start(&id, last, since_ms))
     }
 
     /// Jobs that have not reached a final state, oldest first; a starting daemon resumes them.
@@ -403,14 +413,18 @@ mod tests {
             };
             assert!(store.write("a", line));
         }
-        let error = store.jobs().unwrap_err();
+        let error = store.jobs(&JobFilter::default()).unwrap_err();
         assert!(matches!(error, StoreError::Locked { .. }) && error.to_string().contains(&named), "{error}");
 
         child.kill().unwrap();
         child.wait().unwrap();
         store.flush(Duration::from_secs(60));
         assert_eq!(store.logs("a", 0, 200).unwrap().len(), 100, "each line is written once, after the lock");
-        assert_eq!(store.jobs().unwrap().len(), 1, "the failed insert was not carried out later");
+        assert_eq!(
+            store.jobs(&JobFilter::default()).unwrap().0.len(),
+            1,
+            "the failed insert was not carried out later"
+        );
     }
 
     #[test]
@@ -437,12 +451,12 @@ mod tests {
         }));
         let accepted = (0..2 * MAX_QUEUED).filter(|_| store.write("a", |_| Ok(()))).count();
         assert!((MAX_QUEUED - 1..=MAX_QUEUED + 1).contains(&accepted), "{accepted}");
-        assert!(matches!(store.jobs(), Err(StoreError::Busy)));
+        assert!(matches!(store.jobs(&JobFilter::default()), Err(StoreError::Busy)));
         drop(release);
         store.flush(Duration::from_secs(60));
-        while matches!(store.jobs(), Err(StoreError::Busy)) {
+        while matches!(store.jobs(&JobFilter::default()), Err(StoreError::Busy)) {
             std::thread::yield_now();
         }
-        assert!(store.jobs().is_ok());
+        assert!(store.jobs(&JobFilter::default()).is_ok());
     }
 }

@@ -14,7 +14,7 @@ use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_daemon::access::Requester;
 use millstream_daemon::config::StateLocation;
 use millstream_daemon::daemon::SubmitError;
-use millstream_daemon::state::{JobRecord, JobSource, Store};
+use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
 use millstream_trainer::metrics::Metric;
 use support::{
     EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches,
@@ -244,7 +244,7 @@ async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_st
     let daemon = workspace.lasting_daemon();
     let refused = daemon.submit(workspace.request()).await.unwrap_err().to_string();
     assert_eq!(refused, "the queue is full: 10000 jobs are waiting");
-    assert_eq!(daemon.list().unwrap().len() as u64, JOBS);
+    assert_eq!(daemon.list(&JobFilter::default()).unwrap().0.len() as u64, JOBS);
     assert_eq!(fs::read_dir(&runs).unwrap().count(), 1, "a rejected job has no run directory");
     let huge = SubmitRequest { text: "#".repeat(2 << 20), ..workspace.request() };
     assert!(daemon.submit(huge).await.unwrap_err().to_string().contains("more than 1048576"));
@@ -257,7 +257,10 @@ async fn queued_jobs_can_be_cancelled() {
     let daemon = workspace.daemon();
     let first = workspace.submit(&daemon).await;
     let second = workspace.submit(&daemon).await;
-    assert_eq!(daemon.list().unwrap().iter().map(|job| &job.id).collect::<Vec<_>>(), [&second.id, &first.id]);
+    assert_eq!(
+        daemon.list(&JobFilter::default()).unwrap().0.iter().map(|job| &job.id).collect::<Vec<_>>(),
+        [&second.id, &first.id]
+    );
     let early = daemon.checkpoint(&second.id).await.unwrap_err();
     assert!(early.to_string().contains("is queued"), "{early}");
     let second = daemon.cancel(&second.id).await.unwrap();

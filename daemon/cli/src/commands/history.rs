@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::plot::{self, Curve, Plot};
+use crate::screen::output_width;
 use crate::unfinished::Unfinished;
 
 /// Width of a plot without a terminal.
@@ -143,9 +144,7 @@ fn no_history(history: &History) -> String {
 /// The width of the terminal, otherwise `COLUMNS`, otherwise the default.
 fn width() -> usize {
     let columns = || std::env::var("COLUMNS").ok()?.parse().ok();
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
-    let terminal = size.map(|size| usize::from(size.ws_col)).filter(|&columns| columns > 0);
-    terminal.or_else(columns).unwrap_or(DEFAULT_WIDTH)
+    output_width().or_else(columns).unwrap_or(DEFAULT_WIDTH)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use millstream_control::proto::LogsRequest;
 use serde_json::json;
 
 use crate::arguments::Logs;
@@ -13,7 +14,9 @@ use crate::printable::printable;
 
 pub(crate) async fn run(arguments: Logs, context: &Context) -> Result<(), Failure> {
     let mut client = to_daemon(context).await?;
-    let mut lines = client.logs(&arguments.job.id, arguments.follow).await?;
+    let Logs { job, follow, lines, since } = arguments;
+    let request = LogsRequest { id: job.id, follow, last: lines.unwrap_or(0), since_ms: since.unwrap_or(0) };
+    let mut lines = client.logs(request).await?;
     if context.json {
         // One document needs all lines first; a job's log is bounded.
         let mut all = Vec::new();

@@ -20,6 +20,7 @@ mod resume;
 mod show;
 mod submit;
 mod train;
+mod wait;
 
 use tokio::runtime::Runtime;
 
@@ -37,7 +38,9 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Train(arguments) => on_runtime(train::run(arguments, context)),
         Command::Check(arguments) => check::run(&arguments, context),
         Command::Submit(arguments) => on_runtime(submit::run(arguments, context)),
-        Command::List => on_runtime(list::run(context)),
+        Command::List(arguments) => on_runtime(list::run(arguments, context)),
+        Command::Wait(arguments) => on_runtime(wait::wait(arguments, context)),
+        Command::Watch(arguments) => on_runtime(wait::watch(arguments, context)),
         Command::Show(arguments) => on_runtime(show::run(arguments, context)),
         Command::Explain(arguments) => on_runtime(explain::run(arguments, context)),
         Command::Profile(arguments) => on_runtime(profile::run(arguments, context)),
@@ -63,7 +66,8 @@ fn cleans_up(command: &Command) -> bool {
     match command {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
-        C::Check(_) | C::Submit(_) | C::List | C::Show(_) | C::Explain(_) | C::History(_) => false,
+        C::Check(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
+        C::Explain(_) | C::History(_) => false,
         C::Logs(_) | C::Cancel(_) | C::Resume(_) | C::Remove(_) | C::Checkpoint(_) | C::Bench(_) => false,
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use millstream_control::proto::{History, Job, JobState, Metrics};
+use millstream_control::proto::{History, Job, JobState, LogsRequest, Metrics};
 use millstream_control::{Client, ClientError, Replies, json};
 use serde::Serialize;
 use tokio::sync::watch;
@@ -118,7 +118,8 @@ async fn follow(
     Ok(job)
 }
 
-async fn next(jobs: &mut Replies<Job>) -> Result<Job, ClientError> {
+/// The next state of a watched job.
+pub(super) async fn next(jobs: &mut Replies<Job>) -> Result<Job, ClientError> {
     let ended = || ClientError::Lost("the daemon stopped; it resumes the job at its next start".into());
     jobs.next().await?.ok_or_else(ended)
 }
@@ -126,7 +127,8 @@ async fn next(jobs: &mut Replies<Job>) -> Result<Job, ClientError> {
 /// Prints new warnings of a job's log in the background. Errors end the job and are reported with its end.
 fn follow_log(mut client: Client, id: String, shown: Vec<String>, screen: Screen) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let Ok(mut lines) = client.logs(&id, true).await else { return };
+        let request = LogsRequest { id, follow: true, ..LogsRequest::default() };
+        let Ok(mut lines) = client.logs(request).await else { return };
         while let Ok(Some(line)) = lines.next().await {
             if line.level == "warn" && !shown.iter().any(|shown| line.text.ends_with(shown)) {
                 screen.warning(&line.text);
