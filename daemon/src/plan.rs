@@ -42,6 +42,8 @@ pub struct JobPlan {
     pub train: DataPlan,
     /// The held-out data, if the job has any.
     pub eval: Option<DataPlan>,
+    /// The number of training rows; `None` if unknown.
+    pub rows: Option<RowCount>,
     /// The contents of a batch. Without an analysis, learned vocabularies have their maximum cardinality.
     pub schema: BatchSchema,
     /// Bytes of one batch in the ring.
@@ -67,6 +69,23 @@ pub struct DataPlan {
     pub bytes: u64,
     /// Number of rows, if the files' metadata contain it.
     pub rows: Option<u64>,
+}
+
+/// A number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowCount {
+    /// The number.
+    pub rows: u64,
+    /// Whether it is estimated from the size of the files.
+    pub is_estimate: bool,
+}
+
+impl RowCount {
+    /// The number of batches of `batch_rows` rows in a pass, without a short last one if `drop_last`.
+    pub fn batches(self, batch_rows: u32, drop_last: bool) -> u64 {
+        let batch_rows = u64::from(batch_rows);
+        if drop_last { self.rows / batch_rows } else { self.rows.div_ceil(batch_rows) }
+    }
 }
 
 /// How a plan learns from the data.
@@ -157,10 +176,12 @@ impl JobPlan {
             Some(analysis) => fit(&job.features, analysis)?,
             None => shape,
         };
+        let counted = analysis.as_ref().filter(|analysis| analysis.label.is_some());
+        let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
+        let estimate = || Some(RowCount { rows: train.estimated_rows()?, is_estimate: true });
+        let row_count = rows.map(|rows| RowCount { rows, is_estimate: false }).or_else(estimate);
         let (whole, batch) = match &job.auto_batch {
             Some(auto) => {
-                let counted = analysis.as_ref().filter(|analysis| analysis.label.is_some());
-                let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
                 let (whole, choice) = Whole::found(job, auto, &fitted, rows, decided, host)?;
                 (whole, Some(choice))
             }
@@ -172,6 +193,7 @@ impl JobPlan {
             batch,
             train: train_plan,
             eval: eval_plan,
+            rows: row_count,
             slot_bytes: SlotLayout::of(&schema)?.slot_bytes() as u64,
             schema,
             ingest,

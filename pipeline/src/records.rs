@@ -350,10 +350,15 @@ impl RecordsReader {
     }
 }
 
+/// The bytes of a record in a file besides its data: the length and two checksums (TFRecord format).
+const FRAMING_BYTES: u64 = 16;
+
 /// What [`examine`] found in the first records.
 pub(crate) struct Examined {
     /// The length in bytes of the longest record.
     pub(crate) longest: u64,
+    /// The mean length in bytes, with the framing; 0 without records.
+    pub(crate) mean: u64,
     /// The columns, by their position in the projection, that no record has.
     pub(crate) absent: Vec<usize>,
     /// The names of the features in the records.
@@ -372,7 +377,7 @@ pub(crate) fn examine(
     runtime: &Handle,
 ) -> Result<Examined, Error> {
     let limits = Arc::default();
-    let mut longest = 0;
+    let (mut longest, mut total, mut whole) = (0, 0, 0);
     let mut columns = ExampleColumns::new(projection);
     let mut examined = 0;
     let absent = |columns: &ExampleColumns| -> Vec<usize> {
@@ -386,7 +391,9 @@ pub(crate) fn examine(
                 // Bad records are handled when the file is read for its rows.
                 Step::Bad { .. } => {}
                 Step::Record { data, .. } => {
-                    longest = longest.max(data.len() as u64);
+                    let length = data.len() as u64;
+                    (longest, total, whole) =
+                        (longest.max(length), total + length + FRAMING_BYTES, whole + 1);
                     drop(columns.push(data));
                 }
             }
@@ -404,5 +411,6 @@ pub(crate) fn examine(
         }
     }
     let absent = if examined > 0 { absent(&columns) } else { Vec::new() };
-    Ok(Examined { longest, absent, names: columns.names_seen().map(str::to_owned).collect() })
+    let mean = total / u64::max(whole, 1);
+    Ok(Examined { longest, mean, absent, names: columns.names_seen().map(str::to_owned).collect() })
 }

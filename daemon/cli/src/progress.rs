@@ -11,6 +11,12 @@ use crate::screen::Screen;
 /// Interval between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The width of the bar.
+const BAR_COLUMNS: usize = 16;
+
+/// The shortest time from which the time left is estimated.
+const LEAST_MEASURED: Duration = Duration::from_secs(1);
+
 /// Interval between two frames of the spinner.
 const TICK_INTERVAL: Duration = Duration::from_millis(120);
 
@@ -22,13 +28,22 @@ pub(crate) struct ProgressView {
     /// The last evaluation shown, and its epoch.
     eval: (Option<u32>, Vec<Metrics>),
     last_line: Option<Instant>,
+    /// The first step seen, and when.
+    first: Option<(Instant, u64)>,
 }
 
 impl ProgressView {
     pub(crate) fn new(screen: &Screen) -> Self {
         let bar = screen.show(ProgressBar::no_length(), style(false, screen.has_colours()));
         let bar = bar.inspect(|bar| bar.enable_steady_tick(TICK_INTERVAL));
-        Self { screen: screen.clone(), bar, state: None, eval: (None, Vec::new()), last_line: None }
+        Self {
+            screen: screen.clone(),
+            bar,
+            state: None,
+            eval: (None, Vec::new()),
+            last_line: None,
+            first: None,
+        }
     }
 
     /// Shows the job's current state.
@@ -44,6 +59,7 @@ impl ProgressView {
             return;
         }
         let progress = job.progress.unwrap_or_default();
+        let left = self.time_left(&progress);
         if let Some(bar) = &self.bar {
             if let Some(total) = progress.total_steps
                 && bar.length() != Some(total)
@@ -52,11 +68,28 @@ impl ProgressView {
                 bar.set_style(style(true, self.screen.has_colours()));
             }
             bar.set_position(progress.step);
-            bar.set_message(rates(&progress));
+            let width =
+                self.screen.width().saturating_sub(bar_width(job.state(), progress.total_steps.is_some()));
+            bar.set_message(fitted(&parts(&progress, left), width));
         } else if progress.epochs > 0 && self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
-            self.screen.line(&line(&progress));
+            self.screen.line(&line(&progress, left));
             self.last_line = Some(Instant::now());
         }
+    }
+
+    /// The time until the end at the mean rate since the first step shown, evaluations included.
+    fn time_left(&mut self, progress: &JobProgress) -> Option<Duration> {
+        let now = Instant::now();
+        let (since, first) = *self.first.get_or_insert((now, progress.step));
+        if progress.step < first {
+            // A new attempt has resumed from an earlier step.
+            self.first = Some((now, progress.step));
+            return None;
+        }
+        let (done, left) = (progress.step - first, progress.total_steps?.saturating_sub(progress.step));
+        let passed = now.duration_since(since);
+        (done > 0 && passed >= LEAST_MEASURED)
+            .then(|| Duration::try_from_secs_f64(passed.as_secs_f64() * left as f64 / done as f64).ok())?
     }
 
     /// Removes the bar.
@@ -90,7 +123,7 @@ impl Gauge {
 
     /// Counts up to `steps` steps.
     pub(crate) fn steps(screen: &Screen, label: &'static str, steps: u64) -> Self {
-        let style = style(true, screen.has_colours());
+        let style = checked("{spinner} {prefix} [{bar:24}] {human_pos}/{human_len}");
         Self { bar: screen.show(ProgressBar::new(steps).with_prefix(label), style) }
     }
 
@@ -130,20 +163,43 @@ fn metrics(metrics: &Metrics) -> String {
     label.into_iter().chain(figures).collect::<Vec<_>>().join("  ")
 }
 
-fn line(progress: &JobProgress) -> String {
-    let total = progress.total_steps.map(|total| format!("/{}", figures::count(total)));
-    format!("  step {}{}  {}", figures::count(progress.step), total.unwrap_or_default(), rates(progress))
+fn line(progress: &JobProgress, left: Option<Duration>) -> String {
+    let parts = parts(progress, left);
+    format!("  {}", parts.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("  "))
 }
 
-fn rates(progress: &JobProgress) -> String {
-    format!(
-        "epoch {}/{}  {} examples/s  input wait {}  loss {}",
-        (progress.epoch + 1).min(progress.epochs.max(1)),
-        progress.epochs,
-        figures::rate(progress.examples_per_second),
-        figures::percent(progress.input_wait_fraction),
-        figures::metric(progress.loss),
-    )
+/// The parts of a job's progress in the order of display, each with its rank: a narrow terminal does without those of the
+/// highest rank.
+fn parts(progress: &JobProgress, left: Option<Duration>) -> Vec<(u8, String)> {
+    let JobProgress { step, total_steps, total_is_estimate, epoch, epochs, .. } = *progress;
+    let about = if total_is_estimate { "~" } else { "" };
+    let total = total_steps.filter(|&total| total > 0);
+    let steps = total.map(|total| format!("/{about}{}", figures::count(total))).unwrap_or_default();
+    let percent = total.map(|total| (0, format!("{about}{} %", 100 * step.min(total) / total)));
+    let left = left.map(|left| (2, format!("ETA {about}{}", figures::duration(left))));
+    let of_steps = (if percent.is_some() { 4 } else { 0 }, format!("step {}{steps}", figures::count(step)));
+    let rest = [
+        (5, format!("epoch {}/{epochs}", (epoch + 1).min(epochs.max(1)))),
+        (3, format!("{} examples/s", figures::rate(progress.examples_per_second))),
+        (6, format!("input wait {}", figures::percent(progress.input_wait_fraction))),
+        (1, format!("loss {}", figures::metric(progress.loss))),
+    ];
+    percent.into_iter().chain(left).chain([of_steps]).chain(rest).collect()
+}
+
+/// Joins as many parts as fit into `width` characters.
+fn fitted(parts: &[(u8, String)], width: usize) -> String {
+    let joined = |most| {
+        let shown = parts.iter().filter(|(rank, _)| *rank <= most).map(|(_, text)| text.as_str());
+        shown.collect::<Vec<_>>().join("  ")
+    };
+    let largest = parts.iter().map(|(rank, _)| *rank).max().unwrap_or(0);
+    (0..=largest).rev().map(joined).find(|text| text.chars().count() <= width).unwrap_or_default()
+}
+
+/// The width of what precedes the message: spinner, state and bar.
+fn bar_width(state: JobState, has_length: bool) -> usize {
+    "* ".len() + state.name().len() + "  ".len() + if has_length { BAR_COLUMNS + " []".len() } else { 0 }
 }
 
 fn style(has_length: bool, colours: bool) -> ProgressStyle {
@@ -158,8 +214,8 @@ pub(crate) fn checked(template: &str) -> ProgressStyle {
 
 fn template(has_length: bool, colours: bool) -> &'static str {
     match (has_length, colours) {
-        (true, true) => "{spinner:.cyan} {prefix} [{bar:24.cyan}] {human_pos}/{human_len}  {wide_msg}",
-        (true, false) => "{spinner} {prefix} [{bar:24}] {human_pos}/{human_len}  {wide_msg}",
+        (true, true) => "{spinner:.cyan} {prefix} [{bar:16.cyan}]  {wide_msg}",
+        (true, false) => "{spinner} {prefix} [{bar:16}]  {wide_msg}",
         (false, true) => "{spinner:.cyan} {prefix}  {wide_msg}",
         (false, false) => "{spinner} {prefix}  {wide_msg}",
     }
@@ -183,15 +239,39 @@ mod tests {
             input_wait_fraction: 0.031,
             loss: 0.33333,
             skipped_records: 0,
+            total_is_estimate: false,
         };
-        let wanted = "  step 1,200/2,400  epoch 5/10  54,322 examples/s  input wait 3.1 %  loss 0.3333";
-        assert_eq!(line(&progress), wanted);
+        let left = Some(Duration::from_secs(83));
+        let wanted = "  50 %  ETA 1m 23s  step 1,200/2,400  epoch 5/10  54,322 examples/s  input wait 3.1 %  loss 0.3333";
+        assert_eq!(line(&progress, left), wanted);
+        progress.total_is_estimate = true;
+        let estimated = line(&progress, left);
+        assert!(estimated.starts_with("  ~50 %  ETA ~1m 23s  step 1,200/~2,400  epoch"), "{estimated}");
         progress.total_steps = None;
         progress.epoch = 10;
         assert!(
-            line(&progress).starts_with("  step 1,200  epoch 10/10"),
+            line(&progress, None).starts_with("  step 1,200  epoch 10/10"),
             "the epoch does not exceed the number of epochs"
         );
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_main_figures() {
+        let progress = JobProgress {
+            step: 123_456,
+            total_steps: Some(250_000),
+            epochs: 16,
+            examples_per_second: 1_234_567.0,
+            input_wait_fraction: 0.031,
+            loss: 0.3102,
+            ..JobProgress::default()
+        };
+        let parts = parts(&progress, Some(Duration::from_secs(200)));
+        let shown = |width: usize| fitted(&parts, width - bar_width(JobState::Running, true));
+        assert_eq!(shown(80), "49 %  ETA 3m 20s  1,234,567 examples/s  loss 0.3102");
+        assert_eq!(shown(60), "49 %  ETA 3m 20s  loss 0.3102");
+        assert_eq!(shown(40), "49 %");
+        assert!(shown(140).contains("epoch 1/16") && shown(140).contains("input wait 3.1 %"));
     }
 
     #[test]

@@ -35,6 +35,12 @@ impl Screen {
         self.terminal
     }
 
+    /// The width of the terminal that is standard error, in characters; a common width if it is not a terminal.
+    pub(crate) fn width(&self) -> usize {
+        let size = rustix::termios::tcgetwinsize(io::stderr()).ok();
+        size.map(|size| size.ws_col.into()).filter(|&columns| columns > 0).unwrap_or(80)
+    }
+
     /// Whether to use colours.
     pub(crate) fn has_colours(&self) -> bool {
         self.colours

@@ -406,6 +406,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         progress: JobProgress {
             step: row.get(10)?,
             total_steps: row.get(11)?,
+            total_is_estimate: false,
             epoch: row.get(12)?,
             epochs: row.get(13)?,
             examples: row.get(14)?,
@@ -540,6 +541,7 @@ mod tests {
                 input_wait_fraction: 0.25,
                 loss: 0.5,
                 skipped_records: 3,
+                total_is_estimate: false,
             },
             device: Some(Description {
                 text: "GPU 1, some GPU".into(),

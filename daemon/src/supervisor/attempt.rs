@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use millstream_backend::Description;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
+use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
 use super::profile::Profiling;
@@ -248,7 +249,14 @@ impl<'a> Attempt<'a> {
             self.send(&ToWorker::Checkpoint);
         }
         supervisor.recorder.rewind(restored.as_ref().map_or(0, |restored| restored.step));
+        let DataSpec { epochs, batch_size, drop_last, .. } = self.prepared.job.data;
+        let total = self.prepared.rows.map(|rows| (rows.batches(batch_size, drop_last), rows.is_estimate));
         supervisor.recorder.update(|record| {
+            record.progress.epochs = epochs;
+            if let Some((steps, is_estimate)) = total {
+                record.progress.total_steps = Some(steps * u64::from(epochs));
+                record.progress.total_is_estimate = is_estimate;
+            }
             record.progress.step = restored.as_ref().map_or(0, |restored| restored.step);
             record.checkpoint = restored.map(|restored| restored.path);
             record.device = Some(device);
@@ -367,6 +375,7 @@ impl<'a> Attempt<'a> {
             job.skipped_records = skipped;
             if let Some(steps) = progress.steps_per_epoch {
                 job.total_steps = Some(steps * u64::from(epochs));
+                job.total_is_estimate = false;
             }
             if progress.new_examples > 0 {
                 job.loss = progress.loss;

@@ -23,7 +23,7 @@ use super::JobRecorder;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::memory::{HostMemory, available};
-use crate::plan::{self, JobPlan};
+use crate::plan::{self, JobPlan, RowCount};
 use crate::{runs, warm_start};
 
 /// A job that is ready to run.
@@ -42,6 +42,8 @@ pub(crate) struct Prepared {
     /// The automatically chosen batch size.
     pub(super) batch: Option<Choice>,
     pub(super) model: ModelPlan,
+    /// The number of training rows, if known.
+    pub(super) rows: Option<RowCount>,
     /// The least memory of the job.
     pub(super) memory: HostMemory,
 }
@@ -96,6 +98,7 @@ pub(super) fn prepare(
         batch: plan.batch,
         memory,
         model: plan.model,
+        rows: plan.rows,
         directory,
         job_file,
         schema: plan.schema,

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use futures::{StreamExt, TryStreamExt};
+use millstream_format::compression::Compression;
 use millstream_format::filter::{Condition, ResolvedFilter};
 use millstream_format::parquet::ParquetFile;
 use millstream_format::tfrecord::MAX_RECORD_BYTES;
@@ -66,11 +67,19 @@ pub struct Dataset {
     splits: Vec<Split>,
     files: Files,
     limits: Arc<ReadLimits>,
-    /// The length in bytes of the longest record seen by [`Dataset::check`].
-    longest_record: OnceLock<u64>,
+    /// The lengths of the records seen by [`Dataset::check`].
+    record_lengths: OnceLock<RecordLengths>,
     /// The maximum length in bytes of a record of TFRecord files.
     most_record_bytes: u64,
     filter: Option<Filtered>,
+}
+
+/// Lengths of records in bytes.
+#[derive(Clone, Copy, Debug)]
+struct RecordLengths {
+    longest: u64,
+    /// With the framing; 0 without records.
+    mean: u64,
 }
 
 /// A filter, and for each split whether statistics prove that none of its rows passes.
@@ -209,7 +218,7 @@ impl Dataset {
             splits,
             files: Files::TfRecord,
             limits: Arc::default(),
-            longest_record: OnceLock::new(),
+            record_lengths: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
         })
@@ -244,7 +253,7 @@ impl Dataset {
             splits,
             files: Files::Parquet(files),
             limits: Arc::default(),
-            longest_record: OnceLock::new(),
+            record_lengths: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
         })
@@ -291,6 +300,18 @@ impl Dataset {
     /// The total number of rows, if all files state it before they are read.
     pub fn rows(&self) -> Option<u64> {
         self.splits.iter().map(|split| split.rows).sum()
+    }
+
+    /// An estimate of the number of rows: of uncompressed TFRecord files, by the mean length of the records that
+    /// [`Dataset::check`] examined. `None` for other files and with a filter.
+    pub fn estimated_rows(&self) -> Option<u64> {
+        let is_plain = |object: &Object| Compression::from_name(object.path()).is_none();
+        if self.is_columnar() || self.is_filtered() || !self.objects.iter().all(is_plain) {
+            return None;
+        }
+        let mean = self.record_lengths.get()?.mean;
+        let bytes: u64 = self.splits.iter().map(|split| split.bytes).sum();
+        (mean > 0).then(|| bytes.div_ceil(mean))
     }
 
     /// The limits on reading; they can be changed while reading.
@@ -344,7 +365,8 @@ impl Dataset {
                 let most_bytes = self.most_record_bytes;
                 let examined =
                     records::examine(&self.objects, &extended, CHECKED_RECORDS, most_bytes, runtime)?;
-                _ = self.longest_record.set(examined.longest);
+                let lengths = RecordLengths { longest: examined.longest, mean: examined.mean };
+                _ = self.record_lengths.set(lengths);
                 let column = |&column: &usize| extended.columns[column].name.as_str();
                 let mut missing = examined.absent.iter().map(column);
                 let rejected = match absent {
@@ -383,7 +405,7 @@ impl Dataset {
             }
             _ => {
                 // The record and its parsed form.
-                let longest = 2 * self.longest_record.get().copied().unwrap_or(0);
+                let longest = 2 * self.record_lengths.get().map_or(0, |lengths| lengths.longest);
                 ReadLimits::MIN_OBJECT_BYTES.min(split.bytes)
                     + records::HELD_BYTES
                     + parts::HELD_BYTES

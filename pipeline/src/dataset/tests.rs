@@ -209,6 +209,23 @@ fn a_feature_in_no_record_is_rejected_and_a_rare_one_is_not() {
 }
 
 #[test]
+fn rows_of_uncompressed_records_are_estimated() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.tfrecord"), file(100..900, Compression::None)).unwrap();
+    std::fs::write(dir.path().join("b.tfrecord.gz"), file(100..900, Compression::Gzip)).unwrap();
+    let estimate = |name: &str| {
+        let dataset = open(&runtime, dir.path(), &[name]).unwrap();
+        assert_eq!(dataset.estimated_rows(), None, "before it is checked");
+        dataset.check(&projection(&["n"]), Absent::Rejected, runtime.handle()).unwrap();
+        dataset.estimated_rows()
+    };
+    let rows = estimate("a.tfrecord").unwrap();
+    assert!(rows.abs_diff(800) < 80, "{rows}");
+    assert_eq!(estimate("b.tfrecord.gz"), None);
+}
+
+#[test]
 fn records_may_lack_optional_features_but_not_needed_ones_or_all() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();

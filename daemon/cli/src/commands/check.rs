@@ -8,7 +8,7 @@ use millstream_daemon::access::Requester;
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
 use millstream_daemon::memory;
-use millstream_daemon::plan::{DataPlan, JobPlan, Learning};
+use millstream_daemon::plan::{DataPlan, JobPlan, Learning, RowCount};
 use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_daemon::warm_start::Beginning;
 use millstream_job::Job;
@@ -40,8 +40,10 @@ struct Report {
     batch: BatchReport,
     /// How the batch size was chosen; null unless it is `"auto"`.
     auto_batch: Option<AutoBatch>,
-    /// Null if the files do not state their number of rows.
+    /// Null if the number of rows is unknown.
     steps_per_epoch: Option<u64>,
+    /// Whether it is estimated from the size of the files.
+    steps_are_estimated: bool,
     epochs: u32,
     precision: &'static str,
     embedding_precision: &'static str,
@@ -221,7 +223,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
 impl Report {
     fn of(plan: &JobPlan, host: Option<HostSurvey>, beginning: Option<Beginning>) -> Self {
         let job = &plan.job;
-        let batches = |rows: u64| rows.div_ceil(u64::from(job.data.batch_size));
+        let batches = |rows: RowCount| rows.batches(job.data.batch_size, job.data.drop_last);
         Self {
             name: job.name.clone(),
             seed: job.training.seed,
@@ -235,7 +237,8 @@ impl Report {
                 slot_bytes: plan.slot_bytes,
             },
             auto_batch: plan.batch.as_ref().map(Into::into),
-            steps_per_epoch: plan.train.rows.map(batches),
+            steps_per_epoch: plan.rows.map(batches),
+            steps_are_estimated: plan.rows.is_some_and(|rows| rows.is_estimate),
             epochs: job.data.epochs,
             precision: job.training.precision.name(),
             embedding_precision: job.training.embedding_precision.name(),
@@ -341,10 +344,11 @@ impl Report {
         let epochs = u64::from(self.epochs);
         let steps = match self.steps_per_epoch {
             Some(steps) => {
+                let about = if self.steps_are_estimated { "about " } else { "" };
                 let total = figures::count(steps.saturating_mul(epochs));
-                format!("{total}: {epochs} epochs of {}", figures::count(steps))
+                format!("{about}{total}: {epochs} epochs of {about}{}", figures::count(steps))
             }
-            None => format!("{epochs} epochs; the files do not state their number of rows"),
+            None => format!("{epochs} epochs; the number of rows is unknown until the first has ended"),
         };
         table.row(["steps".to_owned(), steps]);
         let precision = match self.embedding_precision {
