@@ -99,14 +99,24 @@ pub(crate) fn newest_unfinished(job: &Job, requester: &Requester) -> Result<Run>
     let parent = &job.checkpoint.directory;
     let fingerprint = job.fingerprint();
     let mut newest: Option<(SystemTime, PathBuf)> = None;
+    let mut newest_changed: Option<(SystemTime, PathBuf, Job)> = None;
     for directory in directories(parent).with_context(|| parent.display().to_string())? {
-        let Some(begun) = start_time(&directory, &fingerprint, requester) else { continue };
-        if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
-            newest = Some((begun, directory));
+        let Some((begun, earlier)) = read_run(&directory, requester) else { continue };
+        if earlier.fingerprint() == fingerprint {
+            if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
+                newest = Some((begun, directory));
+            }
+        } else if earlier.name == job.name
+            && newest_changed.as_ref().is_none_or(|(time, ..)| *time < begun)
+            && !is_finished(&directory, &earlier)?
+        {
+            newest_changed = Some((begun, directory, earlier));
         }
     }
     let Some((_, directory)) = newest else {
-        bail!("no unfinished run of this job in {}", parent.display());
+        let none = format!("no unfinished run of this job in {}", parent.display());
+        let Some((_, directory, earlier)) = newest_changed else { bail!("{none}") };
+        bail!("{none}; {}", describe_changes(&directory, job, &earlier));
     };
     if RunLock::is_held(&directory).with_context(|| directory.display().to_string())? {
         bail!("{} is being trained now", directory.display());
@@ -187,16 +197,31 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
     Ok(directory.join(RESOLVED_JOB))
 }
 
-/// The start time of the run in `directory`, if its job has this `fingerprint`.
-fn start_time(directory: &Path, fingerprint: &str, requester: &Requester) -> Option<SystemTime> {
+/// The start time and the job of the run in `directory`, if `requester` can read it.
+fn read_run(directory: &Path, requester: &Requester) -> Option<(SystemTime, Job)> {
     let path = directory.join(JOB);
     let mut text = String::new();
     requester.open(&path).ok()?.take(MAX_JOB_BYTES).read_to_string(&mut text).ok()?;
     let (job, _) = Job::parse_with(&text, &path, &[], &|file| requester.open(file)).ok()?;
-    if job.fingerprint() != fingerprint {
-        return None;
+    Some((fs::metadata(&path).ok()?.modified().ok()?, job))
+}
+
+/// The maximum number of changed keys in a message.
+const MAX_CHANGES: usize = 5;
+
+/// What makes `job` another one than that of the unfinished run in `directory`.
+fn describe_changes(directory: &Path, job: &Job, earlier: &Job) -> String {
+    let changes = job.differences(earlier);
+    let more = changes.len().saturating_sub(MAX_CHANGES);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let run = directory.file_name().unwrap_or_default().to_string_lossy();
+    let named = changes.iter().take(MAX_CHANGES).map(String::as_str).collect::<Vec<_>>().join(", ");
+    if named.is_empty() {
+        return format!("the unfinished run {run} is of another job with this name");
     }
-    fs::metadata(&path).ok()?.modified().ok()
+    format!(
+        "the unfinished run {run} differs in {named}{more}: restore them to resume it, or train without --resume"
+    )
 }
 
 /// Whether the newest checkpoint in `directory` is at the end of the data, or `job` stopped early at it.

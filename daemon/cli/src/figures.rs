@@ -68,7 +68,7 @@ fn title(metric: &str) -> &str {
         "pr_auc" => "PR-AUC",
         "group_auc" => "group AUC",
         "log_loss" => "log loss",
-        "normalized_entropy" => "normalised entropy",
+        "normalized_entropy" => "normalized entropy",
         "rmse" => "RMSE",
         "mae" => "MAE",
         "r2" => "R²",

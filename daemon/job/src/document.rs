@@ -3,6 +3,8 @@
 //! The tree is the TOML text with `--set` overrides applied. [`super::section`] interprets it. Unlike TOML's own
 //! tables, it keeps the order of the file.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -234,4 +236,24 @@ fn parse_override(text: &str, at: At, problems: &Problems<'_>) -> Option<Value> 
 /// Writes the tree as TOML.
 pub(super) fn write(table: &Table) -> String {
     toml::to_string(table).expect("the tree has only values of TOML")
+}
+
+/// The values of a job's text, which is valid TOML, by their dotted keys. Lists and inline tables in lists are one value.
+pub(super) fn flat(text: &str) -> BTreeMap<String, String> {
+    let mut values = BTreeMap::new();
+    if let Ok(document) = DeTable::parse(text) {
+        flatten(&Table::of(document.get_ref(), &At::Offset), "", &mut values);
+    }
+    values
+}
+
+fn flatten(table: &Table, prefix: &str, values: &mut BTreeMap<String, String>) {
+    for Entry { key, node, .. } in &table.entries {
+        let key = format!("{prefix}{key}");
+        match &node.value {
+            Value::Table(inner) => flatten(inner, &format!("{key}."), values),
+            // JSON writes all values but dates as TOML does.
+            other => drop(values.insert(key, serde_json::to_string(other).unwrap_or_default())),
+        }
+    }
 }

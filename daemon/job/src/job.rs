@@ -1,7 +1,7 @@
 //! The resolved job, and how a whole file is read.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,43 @@ pub struct Job {
     /// The job as self-contained TOML: with all overrides, the terms of files, and an absolute `data.base`. It parses
     /// to this job on any machine.
     pub text: String,
+}
+
+/// Keys and sections that are not part of a job's fingerprint.
+const NOT_FINGERPRINTED: [&str; 16] = [
+    "name",
+    "data.base",
+    "data.prefetch",
+    "data.threads",
+    "data.streams",
+    "data.memory_budget",
+    "data.cache",
+    "data.auto_batch.memory",
+    "data.auto_batch.gpu_memory",
+    "training.threads",
+    "training.device",
+    "evaluation",
+    "checkpoint",
+    "tensorboard",
+    "storage",
+    "warm_start",
+];
+
+/// Whether the job's fingerprint depends on `key`.
+fn is_fingerprinted(key: &str) -> bool {
+    NOT_FINGERPRINTED
+        .iter()
+        .all(|other| key.strip_prefix(other).is_none_or(|rest| !rest.is_empty() && !rest.starts_with('.')))
+}
+
+/// The maximum length of a value in a message, in characters.
+const MAX_SHOWN: usize = 40;
+
+fn shortened(value: &str) -> String {
+    match value.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}...", &value[..end]),
+        None => value.to_owned(),
+    }
 }
 
 impl Job {
@@ -127,6 +164,19 @@ impl Job {
             }
         }
         if is_redacted { document::write(&table) } else { self.text.clone() }
+    }
+
+    /// The keys because of which `self` and `other` have different [fingerprints](Job::fingerprint), with the values of
+    /// `self` and of `other`, in alphabetical order.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let [ours, theirs] = [self, other].map(|job| document::flat(&job.text));
+        let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+        let differs = |key: &&String| is_fingerprinted(key) && ours.get(*key) != theirs.get(*key);
+        let value = |values: &BTreeMap<String, String>, key: &str| {
+            values.get(key).map_or_else(|| "absent".to_owned(), |value| shortened(value))
+        };
+        let describe = |key: &String| format!("`{key}` ({}, now {})", value(&theirs, key), value(&ours, key));
+        keys.into_iter().filter(differs).map(describe).collect()
     }
 
     /// A SHA-256 hash, in hexadecimal, of everything that determines the job's result: two jobs with the same

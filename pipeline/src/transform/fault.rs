@@ -24,6 +24,10 @@ pub(crate) struct Fault {
 /// Why a value is unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
+    /// The label or row weight is missing.
+    AbsentTarget,
+    /// The label or row weight has this many values.
+    SeveralTargets(usize),
     /// The value is missing.
     Absent,
     /// The value is missing, and the feature configures no replacement.
@@ -86,14 +90,25 @@ pub(crate) fn wrong_type(raw: &RawChunk, column: usize, expected: &str) -> Error
     })
 }
 
+/// How [`display_element`] shows a NaN, with which pandas and NumPy write missing numbers.
+const NOT_A_NUMBER: &str = "`NaN`";
+const NAN_ADVICE: &str =
+    "; if it means missing, add \"NaN\" to `missing` in [data], and set `missing` in a numeric feature";
+
 fn describe(raw: &RawChunk, fault: Fault) -> Error {
     let found = |element| display_element(&Elements::of(raw.columns().column(fault.column)).leaf, element);
     let message: Cow<'static, str> = match fault.problem {
         Problem::Absent => "a value is missing".into(),
+        Problem::AbsentTarget => "a value is missing, and labels and weights have no default; leave such rows out with a `filter` in [data] \
+             (`is_not_null`), or with `on_bad_record = \"skip\"`"
+            .into(),
         Problem::AbsentNumber => {
             "a value is missing; set `missing = \"mean\"` or a default number in the feature".into()
         }
-        Problem::Several(count) => format!("expected one value, found {count}").into(),
+        Problem::Several(count) => {
+            format!("expected one value, found {count}; set `multi = true` in the feature, with `maximum`").into()
+        }
+        Problem::SeveralTargets(count) => format!("expected one value, found {count}").into(),
         Problem::Weights { column, values, weights } => {
             let schema = raw.columns().schema();
             let of = schema.field(column).name();
@@ -104,7 +119,9 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             format!("expected a whole number from 0 to {last}, found {}", found(element)).into()
         }
         Problem::Unusable { element, expected } => {
-            format!("expected {expected}, found {}", found(element)).into()
+            let found = found(element);
+            let advice = if found == NOT_A_NUMBER { NAN_ADVICE } else { "" };
+            format!("expected {expected}, found {found}{advice}").into()
         }
     };
     Error::Format(FormatError::BadValue {

@@ -202,11 +202,11 @@ fn one_per_row(
         let problem = match elements.single(row) {
             Single::One(element) => match targets[element] {
                 Target::Value(value) => return value,
-                Target::Absent => Problem::Absent,
+                Target::Absent => Problem::AbsentTarget,
                 Target::Invalid => Problem::Unusable { element, expected },
             },
-            Single::Absent => Problem::Absent,
-            Single::Several(count) => Problem::Several(count),
+            Single::Absent => Problem::AbsentTarget,
+            Single::Several(count) => Problem::SeveralTargets(count),
         };
         faults.push(Fault { row, column, problem });
         0.0

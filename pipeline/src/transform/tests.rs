@@ -335,12 +335,12 @@ fn bad_values_are_reported_with_an_address_or_skipped() {
             )
             .unwrap(),
             Arc::new(Float32Array::from(vec![3.0, f32::NAN, 0.0])),
-            "expected a number, found `NaN`",
+            "expected a number, found `NaN`; if it means missing, add \"NaN\" to `missing` in [data], and set `missing` in a numeric feature",
         ),
         (
             number(MissingNumber::Error),
             Arc::new(Float32Array::from(vec![1.0, f32::NAN, 3.0])),
-            "expected a number, found `NaN`",
+            "expected a number, found `NaN`; if it means missing, add \"NaN\" to `missing` in [data], and set `missing` in a numeric feature",
         ),
         (
             number(MissingNumber::Value(0.0)),
@@ -369,7 +369,7 @@ fn bad_values_are_reported_with_an_address_or_skipped() {
                 Some(vec![Some(1), Some(2)]),
                 None,
             ])),
-            "expected one value, found 2",
+            "expected one value, found 2; set `multi = true` in the feature, with `maximum`",
         ),
         (
             number(MissingNumber::Error),

@@ -74,6 +74,10 @@ fn an_interrupted_run_stops_cleanly_and_resumes_to_the_same_bits() {
     assert!(!is_alive(worker), "no worker is left");
     assert!(!job.directory().join("nobody.sock").exists());
 
+    let changed = ["--resume", "--set", "data.batch_size=31"];
+    let changed = String::from_utf8(train(&job, &changed).wait_with_output().unwrap().stderr).unwrap();
+    assert!(changed.contains("differs in `data.batch_size` (") && changed.contains(", now 31)"), "{changed}");
+
     succeeded(&train(&job, &["--resume"]).wait_with_output().unwrap()).assert_same(&wanted);
     assert_eq!(runs(&job).len(), before.len() + 1, "the same run was resumed");
 }

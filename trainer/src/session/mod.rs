@@ -54,7 +54,7 @@ pub enum SessionError {
     /// Training in half precision has diverged.
     #[error(
         "gradients of step {step} overflowed even at a loss scale of {scale:e}: training has diverged (is a learning \
-         rate too high, or a numeric feature not normalised?)"
+         rate too high, or a numeric feature not normalized?)"
     )]
     Overflow {
         /// The step, from 1.

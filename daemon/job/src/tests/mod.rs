@@ -166,8 +166,10 @@ fn the_fingerprint_covers_the_result_only() {
         "data.base=/x",
         "data.cache={ directory = \"/x\", max_bytes = 9 }",
     ]);
+    let original = job(SOUND, &[]);
     for set in same {
         assert_eq!(fingerprint(&[set]), plain, "{set}");
+        assert_eq!(job(SOUND, &[set]).differences(&original), [] as [&str; 0], "{set}");
     }
     let order = ["data.split_bytes=1MiB", "data.drop_last=true", "data.deterministic=false"];
     for set in order {
@@ -178,6 +180,15 @@ fn the_fingerprint_covers_the_result_only() {
     for set in other.into_iter().chain(more) {
         assert_ne!(fingerprint(&[set]), plain, "{set}");
     }
+    let changed = job(SOUND, &["features.job.buckets=999", "data.epochs=3", "data.train=x"]);
+    let keys: Vec<_> = changed.differences(&original);
+    assert_eq!(keys.len(), 3, "{keys:?}");
+    for (difference, start) in
+        keys.iter().zip(["`data.epochs` (", "`data.train` (", "`features.job.buckets` ("])
+    {
+        assert!(difference.starts_with(start), "{keys:?}");
+    }
+    assert!(keys[0].ends_with(", now 3)") && keys[2].ends_with(", now 999)"), "{keys:?}");
     let filter = |set: &str| fingerprint(&[&format!("data.filter={set}")]);
     assert_eq!(filter("[]"), plain);
     assert_ne!(filter("[{ column = \"day\", op = \"<\", value = 7 }]"), plain);

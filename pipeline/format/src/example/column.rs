@@ -170,7 +170,9 @@ impl Column {
         } else if count == 0 {
             self.append_absent();
         } else {
-            return Err(format!("holds {count} values, expected one"));
+            return Err(format!(
+                "holds {count} values, expected one; a feature with several has `multi = true`"
+            ));
         }
         Ok(())
     }

@@ -562,7 +562,13 @@ fn feature_lists_concatenate_their_steps() {
     let message = "is both in the context and in the feature lists".to_owned();
     assert_eq!(fault, Err(Fault::Column { column: 1, message }));
     let fault = columns.push(&sequence(&[], &[("a", vec![float(&[1.0]), float(&[2.0])])]));
-    assert_eq!(fault, Err(Fault::Column { column: 0, message: "holds 2 values, expected one".to_owned() }));
+    assert_eq!(
+        fault,
+        Err(Fault::Column {
+            column: 0,
+            message: "holds 2 values, expected one; a feature with several has `multi = true`".to_owned()
+        })
+    );
     // A truncated step does not continue in the next one.
     let steps = [delimited(1, &delimited(3, &[0x0a, 2, 7])), delimited(1, &delimited(3, &[0x0a]))].concat();
     let cut = delimited(1, &[delimited(1, b"bb"), delimited(2, &steps)].concat());
@@ -594,7 +600,7 @@ fn invalid_records_leave_columns_unchanged() {
     let mut columns = ExampleColumns::new(&projection());
     // The very first record is invalid, so it must not fix any types.
     let fault = columns.push(&example(&[("bb", int(&[1])), ("long_name_of_a_column", int(&[1, 2]))]));
-    let message = "holds 2 values, expected one".to_owned();
+    let message = "holds 2 values, expected one; a feature with several has `multi = true`".to_owned();
     assert_eq!(fault, Err(Fault::Column { column: 3, message }));
     columns.push(&example(&[("bb", float(&[1.0, 2.0])), ("a", int(&[5]))])).unwrap();
     let fault = columns.push(&example(&[("bb", int(&[1])), ("a", int(&[6]))]));

@@ -103,7 +103,11 @@ fn a_class_label_is_the_number_of_its_class() {
             texts([Some("green"), Some("7.0"), Some("red")]),
             "record 101, column `y`: expected one of the label's classes, found `7.0`",
         ),
-        (texts([Some("green"), None, Some("red")]), "record 101, column `y`: a value is missing"),
+        (
+            texts([Some("green"), None, Some("red")]),
+            "record 101, column `y`: a value is missing, and labels and weights have no default; leave such rows out with a \
+             `filter` in [data] (`is_not_null`), or with `on_bad_record = \"skip\"`",
+        ),
     ] {
         let (error, rest) = apply_with_bad_record(&named, &raw(&[("y", column)]));
         assert_eq!(error, format!("data/part-0: {found}"));
@@ -126,7 +130,7 @@ fn a_class_label_is_the_number_of_its_class() {
     assert_eq!(
         (error.as_str(), rest.labels[0].as_slice()),
         (
-            "data/part-0: record 101, column `y`: expected one of the label's classes, found `NaN`",
+            "data/part-0: record 101, column `y`: expected one of the label's classes, found `NaN`; if it means missing, add \"NaN\" to `missing` in [data], and set `missing` in a numeric feature",
             [0.0, 1.0].as_slice()
         )
     );

@@ -117,7 +117,7 @@ fn a_row_with_unusable_weights_is_a_bad_record() {
         (&["a"], None, count(1, 0)),
         (&["a"], Some(vec![]), count(1, 0)),
         (&[], one(), count(0, 1)),
-        (&["a", "b"], two(Some(f64::NAN)), "expected a finite weight, found `NaN`".into()),
+        (&["a", "b"], two(Some(f64::NAN)), "expected a finite weight, found `NaN`; if it means missing, add \"NaN\" to `missing` in [data], and set `missing` in a numeric feature".into()),
         (&["a", "b"], two(Some(f64::NEG_INFINITY)), "expected a finite weight, found `-inf`".into()),
         (
             &["a", "b"],

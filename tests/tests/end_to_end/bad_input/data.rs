@@ -199,6 +199,30 @@ fn exceeded_limits_and_unusable_directories() {
                 stderr: &["checkpoint directory /", "/checkpoints", "exists"],
             },
             Case {
+                name: "a table beyond the host's memory",
+                corrupt: enlarge,
+                arguments: TRAIN,
+                exit_code: 1,
+                stderr: &[
+                    "the job needs",
+                    "and this host has",
+                    "`deep.embedding.color`, 2000000000 x 64",
+                    "use fewer ids",
+                ],
+            },
+            Case {
+                name: "a table beyond the host's memory, for check",
+                corrupt: enlarge,
+                arguments: &["check", "job.toml"],
+                exit_code: 1,
+                stderr: &[
+                    "the job needs",
+                    "and this host has",
+                    "`deep.embedding.color`, 2000000000 x 64",
+                    "use fewer ids",
+                ],
+            },
+            Case {
                 name: "a file above the checkpoint directory",
                 corrupt: |fixture| fs::write(fixture.path("runs"), "").unwrap(),
                 arguments: &["train", "job.toml", "--set", "checkpoint.directory=runs/a"],
@@ -214,6 +238,13 @@ fn exceeded_limits_and_unusable_directories() {
             },
         ],
     );
+}
+
+/// Makes the embedding table larger than any host's memory.
+fn enlarge(fixture: &Fixture) {
+    fixture
+        .edit("color = { kind = \"vocabulary\" }", "color = { kind = \"hashed\", buckets = 2_000_000_000 }");
+    fixture.edit("deep.embedding_dim = 2", "deep.embedding_dim = 64");
 }
 
 /// Writes the training data with `x` replaced in one record.
