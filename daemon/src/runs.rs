@@ -78,7 +78,11 @@ pub(crate) struct Run {
 pub(crate) fn new(job: &Job) -> Result<Run> {
     let parent = &job.checkpoint.directory;
     let here = || format!("checkpoint directory {}", parent.display());
-    fs::create_dir_all(parent).with_context(here)?;
+    let denied = |error: io::Error| {
+        let advice = write_advice(error.kind(), std::env::var("STATE_DIRECTORY").ok());
+        anyhow::Error::from(error).context(here() + &advice)
+    };
+    fs::create_dir_all(parent).map_err(denied)?;
     for _ in 0..ID_TRIES {
         let id = format!("{}-{}", job.name, random_characters()?);
         let directory = parent.join(&id);
@@ -88,10 +92,23 @@ pub(crate) fn new(job: &Job) -> Result<Run> {
                 return Ok(Run { id, directory });
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(here),
+            Err(error) => return Err(denied(error)),
         }
     }
     bail!("{}: no free name for another run", here())
+}
+
+/// What to do where a directory cannot be written. `state_directory` is that of a systemd service.
+fn write_advice(error: io::ErrorKind, state_directory: Option<String>) -> String {
+    let is_denied = matches!(error, io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
+    match state_directory {
+        _ if !is_denied => String::new(),
+        None => ", in which this user may not write; set `checkpoint.directory`".to_owned(),
+        Some(directory) => format!(
+            ", in which the service may not write; set `checkpoint.directory` to one below {directory}, or allow it in the \
+             service's unit with ReadWritePaths="
+        ),
+    }
 }
 
 /// Finds the newest unfinished run of the same job, by fingerprint, among those that `requester` may read.
@@ -254,4 +271,22 @@ fn random_characters() -> io::Result<String> {
     let mut bytes = [0; ID_CHARACTERS];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes.iter().map(|&byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_names_where_a_service_may_write() {
+        let advice = |kind, directory: Option<&str>| write_advice(kind, directory.map(str::to_owned));
+        let service = advice(io::ErrorKind::ReadOnlyFilesystem, Some("/var/lib/millstream"));
+        assert!(
+            service.contains("below /var/lib/millstream") && service.contains("ReadWritePaths="),
+            "{service}"
+        );
+        let person = advice(io::ErrorKind::PermissionDenied, None);
+        assert!(person.contains("this user may not write; set `checkpoint.directory`"), "{person}");
+        assert_eq!(advice(io::ErrorKind::NotADirectory, Some("/var/lib/millstream")), "");
+    }
 }

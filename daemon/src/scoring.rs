@@ -133,6 +133,11 @@ pub(crate) fn find(directory: &Path, best: bool, requester: &Requester) -> Resul
     Ok(Scored { directory: home, step, job, analysis })
 }
 
+/// Whether `directory` is that of a run or of a checkpoint.
+fn is_run(directory: &Path) -> bool {
+    directory.join(runs::JOB).is_file()
+}
+
 /// The checkpoint of the best evaluation in the run directory `directory`, if there is one.
 ///
 /// # Errors
@@ -293,6 +298,14 @@ impl Run {
         if !given.is_empty() {
             data.eval.clone_from(given);
             data.base = PathBuf::from(base);
+        }
+        for given in given {
+            let directory = data.base.join(given);
+            if is_run(&directory) && self.requester.check_read(&directory).is_ok() {
+                bail!(
+                    "{given} is a run or a checkpoint, not data: the first argument is the model, the others are data"
+                );
+            }
         }
         if data.eval.is_empty() {
             bail!("the job has no held-out data: give the data to score");

@@ -21,6 +21,8 @@ pub(crate) enum Failure {
     Failed(anyhow::Error),
     /// The command failed and has already printed why. Exit status 1.
     AlreadyReported,
+    /// The job cannot run here, and the command has already printed why. Exit status 2.
+    JobAlreadyReported,
     /// The reader of standard output closed it, as `head` does. Exit status 0.
     OutputClosed,
 }
@@ -85,7 +87,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(message) | Self::Job(message) => f.write_str(message),
             Self::Failed(error) => write!(f, "{error:#}"),
-            Self::AlreadyReported | Self::OutputClosed => Ok(()),
+            Self::AlreadyReported | Self::JobAlreadyReported | Self::OutputClosed => Ok(()),
         }
     }
 }
@@ -98,6 +100,7 @@ pub(crate) fn report(result: Result<(), Failure>, context: &Context) -> ExitCode
     let status = match failure {
         Failure::OutputClosed => return ExitCode::SUCCESS,
         Failure::AlreadyReported => return ExitCode::from(failed),
+        Failure::JobAlreadyReported => return ExitCode::from(2),
         Failure::Usage(_) | Failure::Job(_) => 2,
         Failure::Failed(_) => failed,
     };

@@ -1,5 +1,7 @@
 //! Reads the job file.
 
+use std::io::ErrorKind;
+
 use millstream_control::proto::SubmitRequest;
 use millstream_job::{Job, Warning};
 
@@ -30,8 +32,18 @@ pub(crate) fn resolve(file: &JobFile, context: &Context) -> Result<Job, Failure>
 }
 
 fn parse(file: &JobFile, context: &Context) -> Result<(String, Job, Vec<Warning>), Failure> {
-    let text = std::fs::read_to_string(&file.path)
-        .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", file.path.display())))?;
+    let text = std::fs::read_to_string(&file.path).map_err(|error| {
+        let path = file.path.display();
+        Failure::Usage(match error.kind() {
+            ErrorKind::InvalidData => {
+                format!(
+                    "{path} is not a job file: it is not text. To describe data: millstream inspect {path}"
+                )
+            }
+            ErrorKind::IsADirectory => format!("{path} is a directory; expected a job file"),
+            _ => format!("cannot read {path}: {error}"),
+        })
+    })?;
     let (job, warnings) = Job::parse(&text, &file.path, &file.set)?;
     warnings.iter().for_each(|warning| context.screen.line(&warning.to_string()));
     Ok((text, job, warnings))

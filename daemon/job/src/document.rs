@@ -12,6 +12,9 @@ use toml::value::Datetime;
 
 use super::error::{At, Problems};
 
+/// The main sections of a job file. Of text that has none and is not TOML, only the first error is reported.
+const SECTIONS: [&str; 4] = ["data", "label", "features", "model"];
+
 /// The maximum number of overrides. Each is applied by a search through the tables on its path.
 const MAX_OVERRIDES: usize = 1000;
 
@@ -58,6 +61,16 @@ impl Table {
     /// Parses a file and applies the overrides. Reports what cannot be parsed and omits it.
     pub(super) fn parse(text: &str, set: &[String], problems: &Problems<'_>) -> Self {
         let (document, errors) = DeTable::parse_recoverable(text);
+        let has_section = SECTIONS.iter().any(|section| document.get_ref().contains_key(*section));
+        if let Some(first) = errors.first().filter(|_| !has_section) {
+            let start = first.span().map_or(0, |span| span.start);
+            let message = first.message();
+            problems.error(
+                At::Offset(start),
+                format!("this is not a job file: it is not TOML with the sections [data], [features] and [model] ({message})"),
+            );
+            return Self::default();
+        }
         let mut reported_line = None;
         for error in errors.into_iter().take(MAX_PARSE_ERRORS) {
             let start = error.span().map_or(0, |span| span.start);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use millstream_batch::{BatchHeader, BatchSchema, Consumer, IdFeature, RingError, Stream};
+use millstream_batch::{BatchHeader, BatchSchema, Consumer, IdFeature, RingError, Size, Stream};
 use proptest::prelude::*;
 
 use super::*;
@@ -436,7 +436,7 @@ fn a_plan_beyond_the_budget_reports_what_to_change() {
     for part in ["prefetch = 2", "batch_size = 64", "shuffle_rows = 1000", "lanes = 4", "memory_budget"] {
         assert!(message.contains(part), "{part}: {message}");
     }
-    assert!(message.contains(&need.total_bytes().to_string()));
+    assert!(message.contains(&Size(need.total_bytes()).to_string()), "{message}");
 }
 
 #[test]

@@ -102,7 +102,10 @@ fn check_reports_gpu_memory_use_and_whether_it_fits() {
         assert!(report.contains("does not fit") && report.contains(advice), "{advice}: {report}");
     }
 
-    let none = Host::of(0).document("check", &[ON_CUDA]);
+    let none = Host::of(0).run(&["check", "job.toml", "--json"], &[ON_CUDA]);
+    assert_eq!(none.code, Some(2), "{}", none.stderr);
+    let none: Value = serde_json::from_str(&none.stdout).unwrap();
+    assert!(none["gpu_problem"].as_str().unwrap().contains("cuda:0"), "{none}");
     let gpu = &none["memory"]["gpu"];
     assert!(gpu["model_bytes"].as_u64() > Some(0));
     for unknown in ["memory_bytes", "usable_bytes", "fits"] {

@@ -40,6 +40,9 @@ struct Report {
     batch: BatchReport,
     /// How the batch size was chosen; null unless it is `"auto"`.
     auto_batch: Option<AutoBatch>,
+    /// The number of training rows, exact or estimated.
+    #[serde(skip)]
+    rows: Option<RowCount>,
     /// Null if the number of rows is unknown.
     steps_per_epoch: Option<u64>,
     /// Whether it is estimated from the size of the files.
@@ -53,6 +56,10 @@ struct Report {
     learning_rates: LearningRates,
     parameters: Parameters,
     memory: Memory,
+    /// Why the job does not fit into this host's memory; null if it does.
+    memory_problem: Option<String>,
+    /// Why the job cannot use its GPU on this host; null if it can.
+    gpu_problem: Option<String>,
     /// Null without a warm start, and while vocabularies are unknown.
     warm_start: Option<WarmStart>,
 }
@@ -211,18 +218,37 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     }
     let report = Report::of(&plan, host, beginning);
     context.answer(&report, || report.describe())?;
-    match report.memory.host.available_bytes {
-        // An automatic batch size is chosen to fit, and an upper bound may be far above what is needed.
-        Some(available) if plan.batch.is_none() && !report.parameters.bound => {
-            Ok(plan.host_memory().check(&plan.model, available)?)
-        }
-        _ => Ok(()),
+    // With --json, the report contains them.
+    for problem in [&report.gpu_problem, &report.memory_problem].into_iter().flatten() {
+        context.screen.error(problem);
     }
+    match (report.gpu_problem, report.memory_problem) {
+        (Some(_), _) => Err(Failure::JobAlreadyReported),
+        (None, Some(_)) => Err(Failure::AlreadyReported),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Why the job cannot use its GPU on this host.
+fn gpu_problem(job: &Job, host: Option<&HostSurvey>) -> Option<String> {
+    let here = || format!("`training.device = \"{}\"`", job.training.device);
+    let gpu = host?.gpu(job.training.device.gpu()?).with_context(here);
+    gpu.err().map(|error| format!("{error:#}"))
+}
+
+/// Why the job does not fit into this host's memory.
+fn memory_problem(plan: &JobPlan, memory: &Memory) -> Option<String> {
+    // An automatic batch size is chosen to fit, and an upper bound may be far above what is needed.
+    if plan.batch.is_some() || plan.analysis.is_none() {
+        return None;
+    }
+    plan.host_memory().check(&plan.model, memory.host.available_bytes?).err().map(|error| error.to_string())
 }
 
 impl Report {
     fn of(plan: &JobPlan, host: Option<HostSurvey>, beginning: Option<Beginning>) -> Self {
         let job = &plan.job;
+        let memory = Memory::of(plan, host.as_ref());
         let batches = |rows: RowCount| rows.batches(job.data.batch_size, job.data.drop_last);
         Self {
             name: job.name.clone(),
@@ -237,6 +263,7 @@ impl Report {
                 slot_bytes: plan.slot_bytes,
             },
             auto_batch: plan.batch.as_ref().map(Into::into),
+            rows: plan.rows,
             steps_per_epoch: plan.rows.map(batches),
             steps_are_estimated: plan.rows.is_some_and(|rows| rows.is_estimate),
             epochs: job.data.epochs,
@@ -245,7 +272,9 @@ impl Report {
             device: job.training.device.to_string(),
             learning_rates: LearningRates::of(job),
             parameters: Parameters::of(plan),
-            memory: Memory::of(plan, host.as_ref()),
+            memory_problem: memory_problem(plan, &memory),
+            gpu_problem: gpu_problem(job, host.as_ref()),
+            memory,
             host,
             warm_start: beginning.map(Into::into),
         }
@@ -286,13 +315,18 @@ impl Report {
     fn data_table(&self) -> String {
         let mut table = Table::with_titles(&["DATA", ">FILES", ">SPLITS", ">SIZE", ">ROWS"]);
         let DataReport { train, eval } = self.data;
-        for (name, files) in [("train", train)].into_iter().chain(eval.map(|eval| ("eval", eval))) {
+        // Of filtered data, the rows that pass; of records, an estimate unless they were read.
+        let learned = self.rows.map(|RowCount { rows, is_estimate }| {
+            format!("{}{}", if is_estimate { "~" } else { "" }, figures::count(rows))
+        });
+        let eval = eval.map(|eval| ("eval", eval, None));
+        for (name, files, learned) in [("train", train, learned)].into_iter().chain(eval) {
             table.row([
                 name.to_owned(),
                 figures::count(files.files as u64),
                 figures::count(files.splits as u64),
                 figures::bytes(files.bytes),
-                files.rows.map_or("?".to_owned(), figures::count),
+                files.rows.map(figures::count).or(learned).unwrap_or_else(|| "?".to_owned()),
             ]);
         }
         table.render()

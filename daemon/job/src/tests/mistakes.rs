@@ -294,3 +294,13 @@ fn arbitrary_bytes_are_reported_without_a_panic() {
         let _ = parse(&SOUND[..cut], &[]);
     }
 }
+
+#[test]
+fn a_file_that_is_no_job_has_one_error() {
+    let numbers: String = (0..6_000).map(|number| format!("{number}\n")).collect();
+    for text in [&numbers, "age,income\n39,<=50K\n", "{\"name\": \"census\"}"] {
+        let error = Job::parse(text, Path::new("job.toml"), &[]).unwrap_err().to_string();
+        assert_eq!(error.lines().count(), 1, "{error}");
+        assert!(error.contains("this is not a job file"), "{error}");
+    }
+}
