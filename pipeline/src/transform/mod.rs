@@ -42,7 +42,7 @@ mod numeric;
 mod resolve;
 mod rows;
 mod simd;
-mod temporal;
+pub mod temporal;
 #[cfg(test)]
 mod tests;
 mod text;

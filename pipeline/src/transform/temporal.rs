@@ -79,7 +79,7 @@ impl Ticks {
 }
 
 /// The column's numbers as floats; `None` for other types.
-pub(crate) fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
+pub fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
     if let Some((values, ticks)) = Ticks::of(leaf) {
         let per_number = ticks.per_number() as f64;
         return Some(Arc::new(values.unary::<_, Float64Type>(|value| value as f64 / per_number)));
@@ -95,7 +95,7 @@ pub(crate) fn as_numbers(leaf: &dyn Array) -> Option<ArrayRef> {
 }
 
 /// The column's texts; `None` for other types.
-pub(crate) fn as_texts(leaf: &dyn Array) -> Option<ArrayRef> {
+pub fn as_texts(leaf: &dyn Array) -> Option<ArrayRef> {
     if let Some((values, ticks)) = Ticks::of(leaf) {
         return Some(texts(&values, |text, value| ticks.write(text, value)));
     }

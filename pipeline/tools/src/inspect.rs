@@ -2,12 +2,9 @@
 //!
 //! Reads whole files, to find any damage.
 
-use std::fmt::{self, Write};
-
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::DataType;
-use millstream_format::cells::Cells;
+use arrow_array::RecordBatch;
 use millstream_format::csv::{CsvOptions, numbered_columns};
+use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat};
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
@@ -18,13 +15,14 @@ use tokio::runtime::Handle;
 
 use crate::progress::Progress;
 use crate::survey::{Surveyor, file_format};
+use crate::values::{JsonColumn, Limited, Room};
 
 /// The length of the prefix searched for a CSV file's first line.
 const FIRST_LINE_BYTES: u64 = 64 << 10;
 
-/// The length of a shown text or type; longer ones end with `...`. One value may be as long as a file.
+/// The bytes of texts that a shown value or type holds; longer ones end with `...`. One value may be as long as a file.
 const SHOWN_BYTES: usize = 4 << 10;
-/// The number of shown elements of a list; longer lists end with `"..."`.
+/// The number of elements that a shown value holds; longer lists end with `"..."`.
 const SHOWN_ELEMENTS: usize = 1000;
 
 /// The contents of a file.
@@ -53,7 +51,7 @@ pub struct Report {
 pub struct ColumnReport {
     /// The name.
     pub name: String,
-    /// The type of one value.
+    /// The type of one value, in words.
     #[serde(rename = "type")]
     pub data_type: String,
     /// Whether a record may have several values.
@@ -156,7 +154,7 @@ fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<Report, Error> {
     report.error = survey.error.as_ref().map(DamageReport::of);
     let columns = survey.columns.into_iter().map(|column| ColumnReport {
         name: column.name,
-        data_type: type_name(&column.data_type),
+        data_type: Limited::of(SHOWN_BYTES, format_args!("{}", TypeName(&column.data_type))),
         multi: column.multi,
         absent: column.absent,
     });
@@ -175,101 +173,19 @@ impl DamageReport {
     }
 }
 
-fn type_name(data_type: &DataType) -> String {
-    match data_type {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => "text".to_owned(),
-        DataType::Binary | DataType::LargeBinary | DataType::BinaryView => "bytes".to_owned(),
-        DataType::Dictionary(_, values) => type_name(values),
-        other => Limited::of(format_args!("{other}")).to_lowercase(),
-    }
-}
-
-/// A text of at most [`SHOWN_BYTES`].
-#[derive(Default)]
-struct Limited {
-    text: String,
-    is_cut: bool,
-}
-
-impl Limited {
-    /// Formats at most the shown part of `arguments`.
-    fn of(arguments: fmt::Arguments<'_>) -> String {
-        let mut limited = Self::default();
-        // An error ends formatting where the text is cut.
-        let _ = limited.write_fmt(arguments);
-        limited.text
-    }
-}
-
-impl Write for Limited {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = SHOWN_BYTES - self.text.len().min(SHOWN_BYTES);
-        if self.is_cut || text.len() > room {
-            let end = if self.is_cut { 0 } else { text.floor_char_boundary(room) };
-            self.text.push_str(&text[..end]);
-            self.text.push_str(if self.is_cut { "" } else { "..." });
-            self.is_cut = true;
-            return Err(fmt::Error);
-        }
-        self.text.push_str(text);
-        Ok(())
-    }
-}
-
+/// The first rows as JSON objects.
 fn json_rows(batch: &RecordBatch) -> Vec<Map<String, Value>> {
     let schema = batch.schema();
-    let columns: Vec<Option<Cells>> = batch.columns().iter().map(Cells::of).collect();
+    let columns: Vec<JsonColumn> = batch.columns().iter().map(JsonColumn::of).collect();
+    let cell = |column: &JsonColumn, row| {
+        column.value(row, &mut Room { bytes: SHOWN_BYTES, elements: SHOWN_ELEMENTS })
+    };
     (0..batch.num_rows())
         .map(|row| {
-            let cell = |column: usize| match &columns[column] {
-                Some(cells) => json_cell(cells, row),
-                None => Value::String(shown(batch.column(column), row)),
-            };
-            schema
-                .fields()
-                .iter()
-                .enumerate()
-                .map(|(column, field)| (field.name().clone(), cell(column)))
-                .collect()
+            let fields = schema.fields().iter().zip(&columns);
+            fields.map(|(field, column)| (field.name().clone(), cell(column, row))).collect()
         })
         .collect()
-}
-
-fn json_cell(cells: &Cells, row: usize) -> Value {
-    if !cells.is_present(row) {
-        return Value::Null;
-    }
-    match cells {
-        Cells::Int(values) => values.value(row).into(),
-        // The shortest digits that identify this f32, instead of those of the nearest f64.
-        Cells::Float(values) => values.value(row).to_string().parse::<f64>().map_or(Value::Null, number),
-        Cells::Double(values) => number(values.value(row)),
-        Cells::Bytes(values) => match std::str::from_utf8(values.value(row)) {
-            Ok(text) => Limited::of(format_args!("{text}")).into(),
-            Err(_) => Limited::of(format_args!("{}", values.value(row).escape_ascii())).into(),
-        },
-        Cells::List(values, ends, _) => {
-            let shown = ends[row + 1].min(ends[row].saturating_add(SHOWN_ELEMENTS));
-            let rest = (shown < ends[row + 1]).then(|| "...".into());
-            (ends[row]..shown).map(|at| json_cell(values, at)).chain(rest).collect()
-        }
-        Cells::Absent => Value::Null,
-    }
-}
-
-/// A JSON number, or text for a non-finite value, which JSON cannot represent.
-fn number(value: f64) -> Value {
-    serde_json::Number::from_f64(value).map_or_else(|| value.to_string().into(), Value::Number)
-}
-
-/// A value of a type that only Parquet has, as Arrow's debug output shows it within its brackets.
-fn shown(array: &ArrayRef, row: usize) -> String {
-    let printed = Limited::of(format_args!("{:?}", array.slice(row, 1)));
-    let inside = printed.split_once('[').map_or("", |(_, rest)| rest);
-    // A cut text has no end.
-    let inside =
-        if inside.ends_with("...") { inside } else { inside.rsplit_once(']').map_or("", |(value, _)| value) };
-    inside.trim().trim_end_matches(',').to_owned()
 }
 
 #[cfg(test)]

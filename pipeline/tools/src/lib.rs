@@ -6,6 +6,7 @@
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
+//! | values of any type as JSON and as text | [`values`], [`written`] |
 //! | progress and cancellation | [`progress`] |
 
 #![forbid(unsafe_code)]
@@ -16,6 +17,8 @@ pub mod inspect;
 pub mod output;
 pub mod progress;
 mod survey;
+mod values;
+mod written;
 
 /// The memory that decoding one row group may use beyond what it usually needs: tools have no budget, but a damaged file
 /// must not take all memory of the host.

@@ -13,8 +13,11 @@ use crate::figures;
 use crate::files::{FileWork, Goal};
 use crate::table::Table;
 
-/// Width of the first values of a column, in characters.
-const VALUES_WIDTH: usize = 60;
+/// Width of a line, and least width of the first values of a column, in characters.
+const LINE_WIDTH: usize = 80;
+const MIN_VALUES_WIDTH: usize = 24;
+/// Width of the type of a column; longer ones are cut.
+const TYPE_WIDTH: usize = 40;
 /// Without `--all`, at most this many files are reported one by one.
 const MAX_SINGLE_REPORTS: usize = 10;
 /// Damaged files named in a summary.
@@ -104,32 +107,77 @@ fn describe(report: &Report) -> String {
         return facts.render();
     }
     let mut columns = Table::with_titles(&["COLUMN", "TYPE", ">ABSENT", "FIRST VALUES"]);
-    for column in &report.columns {
-        let values: Vec<_> =
-            report.rows.iter().map(|row| shown(row.get(&column.name).unwrap_or(&Value::Null))).collect();
-        columns.row([
-            column.name.clone(),
-            type_of(column),
-            figures::count(column.absent),
-            shortened(&values.join("  ")),
-        ]);
+    let cells = report.columns.iter().map(|column| {
+        let data_type = shortened(&type_of(column), TYPE_WIDTH);
+        [column.name.clone(), data_type, figures::count(column.absent)]
+    });
+    let cells: Vec<_> = cells.collect();
+    let widest = |cell: usize| cells.iter().map(|cells| cells[cell].chars().count()).max().unwrap_or(0);
+    let used =
+        widest(0).max("COLUMN".len()) + widest(1).max("TYPE".len()) + widest(2).max("ABSENT".len()) + 6;
+    let left = LINE_WIDTH.saturating_sub(used).max(MIN_VALUES_WIDTH);
+    for (column, [name, data_type, absent]) in report.columns.iter().zip(cells) {
+        let values = report.rows.iter().map(|row| row.get(&column.name).unwrap_or(&Value::Null));
+        let values: Vec<_> = values.map(|value| shown(value, column.multi)).collect();
+        columns.row([name, data_type, absent, shortened(&values.join("  "), left)]);
     }
     format!("{}\n{}", facts.render(), columns.render())
 }
 
-fn shown(value: &Value) -> String {
+fn shown(value: &Value, multi: bool) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
         // Every value of an Example is a list, usually of one element.
-        Value::Array(values) if values.len() == 1 => shown(&values[0]),
+        Value::Array(values) if values.len() == 1 && !multi => shown(&values[0], multi),
         other => other.to_string(),
     }
 }
 
-fn shortened(text: &str) -> String {
-    match text.char_indices().nth(VALUES_WIDTH) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text.to_owned(),
+/// `text` in at most `width` characters.
+fn shortened(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let end = text.char_indices().nth(width.saturating_sub(3)).map_or(text.len(), |(end, _)| end);
+    format!("{}...", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_tools::inspect::ColumnReport;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_description_fits_80_columns() {
+        let column = |name: &str, data_type: &str| ColumnReport {
+            name: name.to_owned(),
+            data_type: data_type.to_owned(),
+            multi: false,
+            absent: 1_234_567,
+        };
+        let columns = vec![
+            column("a_column_with_a_name", &"struct {a: text, b: text}".repeat(4)),
+            column("other", "text"),
+        ];
+        let row =
+            json!({ "a_column_with_a_name": { "a": "x".repeat(100), "b": null }, "other": "y".repeat(100) });
+        let report = Report {
+            path: "a.parquet".to_owned(),
+            format: Some(FileFormat::Parquet),
+            compression: "snappy".to_owned(),
+            bytes: 1,
+            records: 1,
+            columns,
+            rows: vec![row.as_object().cloned().unwrap_or_default()],
+            error: None,
+        };
+        let text = describe(&report);
+        assert!(text.contains(r#"{"a":"xxx"#) && text.contains("1,234,567  yyyy"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 20 + 2 + 40 + 2 + 9 + 2 + 24), "{text}");
+        let narrow = Report { columns: vec![column("other", "text")], ..report };
+        assert!(describe(&narrow).lines().all(|line| line.chars().count() <= 80));
     }
 }
