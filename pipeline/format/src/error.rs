@@ -58,7 +58,7 @@ pub enum Error {
         nearest: Option<String>,
     },
     /// A column's type does not suit its use.
-    #[error("{path}: column `{column}` holds {found}, expected {expected}")]
+    #[error("{path}: column `{column}` has type {found}, expected {expected}")]
     WrongType {
         /// The file.
         path: String,

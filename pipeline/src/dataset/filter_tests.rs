@@ -351,7 +351,7 @@ fn filters_of_the_wrong_type_are_rejected() {
     };
     assert_eq!(
         error("text", Literal::Whole(3)),
-        "a.parquet: column `text` holds Utf8, expected numbers, to match the filter"
+        "a.parquet: column `text` has type text, expected numbers, to match the filter"
     );
     assert!(error("day", Literal::Text("21.11.2026".to_owned())).contains("expected text, or dates"));
     assert_eq!(error("hole", Literal::Whole(3)), "a.parquet: no column `hole`; did you mean `whole`?");

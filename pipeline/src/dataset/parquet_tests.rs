@@ -229,7 +229,7 @@ fn unusable_columns_are_rejected_before_reading() {
     assert_eq!(error("spans"), "a.parquet: no column `spans`; did you mean `span`?");
     assert_eq!(
         error("span"),
-        "a.parquet: column `span` holds Interval(DayTime), expected numbers, text, dates, times, or lists \
+        "a.parquet: column `span` has type interval (days, milliseconds), expected numbers, text, dates, times, or lists \
          of them"
     );
     assert!(error("tags").ends_with("expected one value per row"), "{}", error("tags"));
@@ -382,7 +382,10 @@ fn files_may_differ_in_layout() {
         .check(&wanted, Absent::Rejected, runtime.handle())
         .unwrap_err()
         .to_string();
-    assert_eq!(error, "c.parquet: column `t` holds Int64, expected text or bytes, as in a.parquet");
+    assert_eq!(
+        error,
+        "c.parquet: column `t` has type 64-bit integer, expected text or bytes, as in a.parquet"
+    );
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, RawChunk};
 
 use super::column::{Elements, display_element};
@@ -85,7 +86,7 @@ pub(crate) fn wrong_type(raw: &RawChunk, column: usize, expected: &str) -> Error
     Error::Format(FormatError::WrongType {
         path: raw.path().to_owned(),
         column: field.name().clone(),
-        found: field.data_type().to_string(),
+        found: TypeName(field.data_type()).to_string(),
         expected: expected.to_owned(),
     })
 }

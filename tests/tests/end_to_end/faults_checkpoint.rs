@@ -147,3 +147,64 @@ fn assert_whole(run: &Path, committed: Option<u64>) {
         assert_eq!(part["sha256"], sha256.as_str(), "{name} of step {step}");
     }
 }
+
+#[test]
+fn training_continues_while_checkpoints_cannot_be_written() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let file = job.file();
+    let submit = |more: &[&str]| {
+        let line = [&["submit", file.to_str().unwrap(), "--set", "data.epochs=100000"], more].concat();
+        let submitted = daemon.json(&line);
+        let text = |key: &str| submitted[key].as_str().unwrap().to_owned();
+        (text("id"), PathBuf::from(text("directory")))
+    };
+    let step = |id: &str| daemon.show(id)["progress"]["step"].as_u64().unwrap();
+    // A file in place of the run's directory: nothing can be written below it.
+    let away = |run: &Path| run.with_extension("away");
+    let block = |run: &Path| {
+        fs::rename(run, away(run)).unwrap();
+        fs::write(run, "").unwrap();
+    };
+
+    let (id, run) = submit(&[]);
+    wait_until("there is a checkpoint", || daemon.show(&id)["checkpoint"].is_string());
+    block(&run);
+    let failures = || {
+        let log = daemon.json(&["logs", &id]);
+        let lines = log["lines"].as_array().unwrap().clone();
+        let failed = |line: &&Value| line["text"].as_str().unwrap().contains("could not be written");
+        lines.iter().filter(failed).cloned().collect::<Vec<_>>()
+    };
+    wait_until("a checkpoint fails", || !failures().is_empty());
+    let failed_at = step(&id);
+    wait_until("training continues, and a checkpoint is tried again", || {
+        step(&id) > failed_at && failures().len() > 1
+    });
+    let line = failures()[0].clone();
+    assert_eq!(line["level"], "warn");
+    let text = line["text"].as_str().unwrap();
+    assert!(text.contains("the newest is that of step") && text.contains("trying again in 2 s"), "{text}");
+    let refused = daemon.run(&["checkpoint", &id]);
+    let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.contains("could not be written"), "{refused}");
+
+    fs::remove_file(&run).unwrap();
+    fs::rename(away(&run), &run).unwrap();
+    let before = daemon.show(&id)["checkpoint"].clone();
+    wait_until("there is a new checkpoint", || daemon.show(&id)["checkpoint"] != before);
+    assert_eq!(daemon.show(&id)["attempts"], 1, "the same worker trained throughout");
+    let ended = daemon.json(&["cancel", &id]);
+    let last = steps(&run).last().copied();
+    assert_eq!((&ended["state"], last), (&"cancelled".into(), ended["progress"]["step"].as_u64()));
+
+    let (id, run) = submit(&["--set", "checkpoint.retry_minutes=0"]);
+    wait_until("there is a checkpoint", || daemon.show(&id)["checkpoint"].is_string());
+    block(&run);
+    wait_until("the job ends", || has_ended(&daemon.show(&id)));
+    let ended = daemon.show(&id);
+    let reason = ended["reason"].as_str().unwrap();
+    assert_eq!(ended["state"], "failed");
+    assert!(reason.contains("for 0 minutes, the job's `checkpoint.retry_minutes`"), "{reason}");
+    daemon.stop();
+}

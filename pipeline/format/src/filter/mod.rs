@@ -19,6 +19,7 @@ use arrow_array::{Array, BooleanArray};
 use arrow_schema::DataType;
 use arrow_select::filter::filter_record_batch;
 
+use crate::type_name::TypeName;
 use crate::{Error, ProjectedColumn, Projection, RawChunk};
 
 use cells::{Cell, Unusable, each_cell};
@@ -67,7 +68,7 @@ impl ResolvedFilter {
                 test(&condition.test, array, &mut keep).map_err(|Mismatch(expected)| Error::WrongType {
                     path: raw.path().to_owned(),
                     column: condition.column.clone(),
-                    found: array.data_type().to_string(),
+                    found: TypeName(array.data_type()).to_string(),
                     expected: format!("{expected}, to match the filter"),
                 })?;
             for (row, count) in unusable {

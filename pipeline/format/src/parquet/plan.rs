@@ -18,6 +18,7 @@ use super::ParquetFile;
 use super::types::{Class, Shape, usable};
 use crate::filter::prune::ColumnBounds;
 use crate::filter::{Bound, Condition, Mismatch};
+use crate::type_name::TypeName;
 use crate::{Error, Projection};
 
 /// Bytes of a type that an error shows; that of a struct lists all its fields.
@@ -100,7 +101,7 @@ impl ParquetFile {
     }
 
     pub(super) fn wrong_type(&self, column: &str, found: &DataType, expected: &str) -> Error {
-        let mut found = found.to_string();
+        let mut found = TypeName(found).to_string();
         if found.len() > SHOWN_TYPE_BYTES {
             found.truncate(found.floor_char_boundary(SHOWN_TYPE_BYTES));
             found.push_str("...");

@@ -58,7 +58,7 @@ fn unsuitable_columns() {
                 },
                 arguments: TRAIN,
                 exit_code: 1,
-                stderr: &["train.parquet: column `x` holds ", "expected "],
+                stderr: &["train.parquet: column `x` has type ", "expected "],
             },
             Case {
                 name: "an absent feature of a TFRecord file",

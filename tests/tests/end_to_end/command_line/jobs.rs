@@ -166,3 +166,64 @@ fn two_daemons_do_not_share_a_socket() {
     assert_eq!(daemon.json(&["list"])["jobs"], serde_json::json!([]), "the first daemon is unaffected");
     daemon.stop();
 }
+
+#[test]
+fn train_runs_where_it_is_told_to() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let train = |more: &[&str]| shell.run(&[&["train", "job.toml", "--set", "data.epochs=1"], more].concat());
+    let alone = train(&["--daemon"]).with_code(1).stderr;
+    assert!(alone.contains("no daemon listens on"), "{alone}");
+    assert!(!train(&[]).with_code(0).stderr.contains("in the daemon"));
+
+    let daemon = Daemon::start(job.directory());
+    let jobs = || daemon.json(&["list"])["jobs"].as_array().unwrap().len();
+    let local = train(&["--local"]).with_code(0).stderr;
+    assert_eq!((local.contains("in the daemon"), jobs()), (false, 0), "{local}");
+    for place in [&[][..], &["--daemon"]] {
+        let before = jobs();
+        let note = train(place).with_code(0).stderr;
+        let socket = format!("runs in the daemon at {}", daemon.socket().display());
+        assert!(note.contains(&socket) && note.contains("--local"), "{note}");
+        assert_eq!(jobs(), before + 1);
+    }
+    let both = train(&["--local", "--daemon"]).with_code(2).stderr;
+    assert!(both.contains("cannot be used with"), "{both}");
+    daemon.stop();
+}
+
+#[test]
+fn jobs_are_waited_for_and_listed_by_state() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let daemon = Daemon::start(job.directory());
+    let submit = |more: &[&str]| {
+        shell.run(&[&["submit", "job.toml"], more].concat()).with_code(0).stdout.trim().to_owned()
+    };
+    let good = submit(&["--set", "data.epochs=1"]);
+    let bad = submit(&["--set", "label.column=nothing"]);
+    let waited = shell.run(&["wait", &good]).with_code(0);
+    assert_eq!(waited.stdout, format!("{good} succeeded\n"));
+    let watched = shell.run(&["watch", &good]).with_code(0);
+    assert!(watched.stderr.contains("eval") || watched.stderr.contains("auc"), "{}", watched.stderr);
+    let failed = shell.run(&["wait", &bad]).with_code(1);
+    assert!(failed.stderr.contains("no column `nothing`"), "{}", failed.stderr);
+
+    let list = |more: &[&str]| {
+        let listed = shell.run(&[&["list", "--json"], more].concat()).with_code(0).json();
+        let ids = listed["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned());
+        (ids.collect::<Vec<_>>(), listed["omitted"].as_u64().unwrap())
+    };
+    assert_eq!(list(&["--state", "failed"]), (vec![bad.clone()], 0));
+    assert_eq!(list(&["-n", "1"]), (vec![bad.clone()], 1));
+    assert_eq!(list(&["--state", "succeeded,failed", "-n", "0"]), (vec![bad, good.clone()], 0));
+    let unknown = shell.run(&["list", "--state", "done"]).with_code(2).stderr;
+    assert!(unknown.contains("expected one of queued, preparing, running"), "{unknown}");
+
+    let all = shell.run(&["logs", &good]).with_code(0).stdout;
+    let last = shell.run(&["logs", &good, "-n", "2"]).with_code(0).stdout;
+    assert!(all.ends_with(&last) && last.lines().count() == 2, "{last}");
+    assert_eq!(shell.run(&["logs", &good, "--since", "1d"]).with_code(0).stdout, all);
+    assert_eq!(shell.run(&["logs", &good, "--since", "2100-01-01T00:00:00Z"]).with_code(0).stdout, "");
+    daemon.stop();
+}

@@ -1,6 +1,7 @@
 //! `eval` and `predict`: results do not depend on how the checkpoint is named, or on the daemon.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use arrow_array::Int64Array;
 use millstream_tests::programs::Daemon;
@@ -110,4 +111,26 @@ fn json_lines(path: &Path) -> Vec<f32> {
     let score =
         |line: &str| serde_json::from_str::<Value>(line).unwrap()["score"].to_string().parse().unwrap();
     text.lines().map(score).collect()
+}
+
+#[test]
+fn held_out_and_scored_records_may_lack_an_optional_feature() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let write = |name: &str, table: Table| table.write_tfrecord(&job.directory().join(name));
+    write("a.tfrecord", Table::clicks(ROWS, 1));
+    write("held.tfrecord", Table::clicks(50, 2).without("color"));
+    write("other.tfrecord", Table::of(vec![("z", Arc::new(Int64Array::from(vec![1, 2])))]));
+    let data = ["--set", "data.train=[\"a.tfrecord\"]", "--set", "data.eval=[\"held.tfrecord\"]"];
+    let outcome = shell.run(&[&["train"][..], &data, &SHORT].concat()).with_code(0).json();
+    assert_eq!(outcome["eval"]["examples"], 50);
+    let run = format!("checkpoints/{}", outcome["job"].as_str().unwrap());
+    let scores = shell.run(&["predict", &run, "held.tfrecord"]).with_code(0).stdout;
+    assert_eq!(scores.lines().count(), 51);
+    let other = shell.run(&["predict", &run, "other.tfrecord"]).with_code(1).stderr;
+    assert!(other.contains("other.tfrecord: no column `"), "{other}");
+    let label = shell.run(&["eval", &run, "other.tfrecord"]).with_code(1).stderr;
+    assert!(label.contains("other.tfrecord: no column `"), "{label}");
+    let run_as_data = shell.run(&["predict", &run, &run]).with_code(1).stderr;
+    assert!(run_as_data.contains("is a run or a checkpoint, not data"), "{run_as_data}");
 }
