@@ -337,11 +337,15 @@ A job that `train` runs without a daemon has no history afterwards: use `train -
 
 Examples:
   millstream history census-2f9c
+  millstream history census-2f9c --metric loss,auc
   millstream history census --svg curves.svg
   millstream history census --json | jq '.evaluations[-1].metrics.auc'")]
 pub(crate) struct JobHistory {
     #[command(flatten)]
     pub(crate) job: JobId,
+    /// Only these metrics; `loss` is the training loss, beside the held-out log loss [default: all]
+    #[arg(long, value_name = "METRIC,METRIC...", value_delimiter = ',')]
+    pub(crate) metric: Vec<String>,
     /// Write an SVG file instead of plotting in the terminal
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,

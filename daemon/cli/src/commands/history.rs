@@ -11,7 +11,7 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
-use crate::plot::{self, Curve, Plot};
+use crate::plot::{self, Curve, Marks, Plot};
 use crate::screen::output_width;
 use crate::unfinished::Unfinished;
 
@@ -20,7 +20,8 @@ const DEFAULT_WIDTH: usize = 100;
 
 pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), Failure> {
     let history = to_daemon(context).await?.history(&arguments.job.id).await?;
-    let plot = plot_of(&history);
+    check_metrics(&history, &arguments.metric)?;
+    let plot = plot_of(&history, &arguments.metric);
     if let Some(path) = &arguments.svg {
         if plot.curves.is_empty() {
             return Err(Failure::Failed(anyhow::anyhow!("{}", no_history(&history))));
@@ -88,7 +89,7 @@ impl HistoryFormat {
     /// Writes `history` to the file.
     pub(crate) fn write(self, path: &Path, history: &History) -> Result<(), Failure> {
         let bytes = match self {
-            Self::Svg => plot::svg(&plot_of(history)).into_bytes(),
+            Self::Svg => plot::svg(&plot_of(history, &[])).into_bytes(),
             Self::Json => document(&HistoryJson::from(history))?,
         };
         write(path, &bytes)
@@ -107,21 +108,50 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     file.keep()
 }
 
-/// A curve of the training loss and one of each evaluation metric.
-fn plot_of(history: &History) -> Plot {
+/// The evaluation metric of the same kind as the training loss of binary labels and classes.
+const LOSS_METRIC: &str = "log_loss";
+
+/// A curve of the training loss, with the held-out loss as marks, and one of each other evaluation metric. Only those that
+/// `chosen` names, if any; the loss is `loss`.
+fn plot_of(history: &History, chosen: &[String]) -> Plot {
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
     let loss = history.points.iter().map(|point| (point.step, point.loss)).collect();
-    let mut curves = vec![Curve { name: "training loss".to_owned(), points: loss }];
+    let mut curves = vec![Curve { name: "training loss".to_owned(), points: loss, marks: None }];
     for evaluation in &history.evaluations {
         for metric in &evaluation.metrics {
-            let name = format!("eval {}", metric.name);
             let point = (evaluation.step, metric.value);
+            if metric.name == LOSS_METRIC {
+                let name = "held-out log loss".to_owned();
+                curves[0].marks.get_or_insert(Marks { name, points: Vec::new() }).points.push(point);
+                continue;
+            }
+            let name = format!("held-out {}", metric.name.replace('_', " "));
             match curves.iter_mut().find(|curve| curve.name == name) {
+                _ if !is_chosen(&metric.name) => {}
                 Some(curve) => curve.points.push(point),
-                None => curves.push(Curve { name, points: vec![point] }),
+                None => curves.push(Curve { name, points: vec![point], marks: None }),
             }
         }
     }
+    if !is_chosen("loss") && !is_chosen(LOSS_METRIC) {
+        curves.remove(0);
+    }
     Plot::new(title(&history.job.clone().unwrap_or_default()), curves)
+}
+
+/// Checks that the history has all metrics in `chosen`.
+fn check_metrics(history: &History, chosen: &[String]) -> Result<(), Failure> {
+    let metrics = history.evaluations.iter().flat_map(|evaluation| &evaluation.metrics);
+    let mut known: Vec<&str> = metrics.map(|metric| metric.name.as_str()).chain(["loss"]).collect();
+    known.sort_unstable();
+    known.dedup();
+    match chosen.iter().find(|chosen| !known.contains(&chosen.as_str())) {
+        Some(unknown) => {
+            let message = format!("the job has no metric `{unknown}`; it has {}", known.join(", "));
+            Err(Failure::Usage(message))
+        }
+        None => Ok(()),
+    }
 }
 
 fn title(job: &Job) -> String {
@@ -174,11 +204,22 @@ mod tests {
 
     #[test]
     fn each_metric_has_a_curve() {
-        let plot = plot_of(&history());
+        let plot = plot_of(&history(), &[]);
         assert_eq!(plot.title, "tiny-1: running, step 2,000 of 4,000");
         let curves: Vec<_> =
             plot.curves.iter().map(|curve| (curve.name.as_str(), curve.points.len())).collect();
-        assert_eq!(curves, [("training loss", 2), ("eval auc", 1), ("eval log_loss", 2)]);
+        assert_eq!(curves, [("training loss", 2), ("held-out auc", 1)]);
+        let marks = plot.curves[0].marks.as_ref().unwrap();
+        assert_eq!((marks.name.as_str(), marks.points.len()), ("held-out log loss", 2));
+        let names = |chosen: &[&str]| {
+            let chosen: Vec<_> = chosen.iter().map(|&name| name.to_owned()).collect();
+            check_metrics(&history(), &chosen).unwrap();
+            plot_of(&history(), &chosen).curves.into_iter().map(|curve| curve.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["auc"]), ["held-out auc"]);
+        assert_eq!(names(&["log_loss"]), ["training loss"]);
+        let unknown = check_metrics(&history(), &["rmse".to_owned()]).unwrap_err().to_string();
+        assert_eq!(unknown, "the job has no metric `rmse`; it has auc, log_loss, loss");
     }
 
     #[test]
@@ -197,7 +238,7 @@ mod tests {
     #[test]
     fn job_without_steps_has_no_history() {
         let history = History { points: vec![], evaluations: vec![], ..history() };
-        assert!(plot_of(&history).curves.is_empty());
+        assert!(plot_of(&history, &[]).curves.is_empty());
         assert_eq!(no_history(&history), "job tiny-1 has no history to show: it is running");
     }
 }

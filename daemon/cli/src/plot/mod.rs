@@ -1,6 +1,6 @@
 //! Curves over steps: [`terminal`] draws them as characters, [`svg`] as a picture.
 //!
-//! Each curve has its own panel and scale; all share the step axis.
+//! Each curve has its own panel and scale; all share the step axis. Marks on a curve's panel share its scale.
 
 mod axis;
 mod svg;
@@ -18,6 +18,16 @@ pub(crate) struct Curve {
     pub(crate) name: String,
     /// Steps in increasing order, with finite numbers.
     pub(crate) points: Vec<(u64, f64)>,
+    /// Other numbers of the same kind, shown in the same panel.
+    pub(crate) marks: Option<Marks>,
+}
+
+/// Single numbers at some steps.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Marks {
+    pub(crate) name: String,
+    /// As those of a [`Curve`].
+    pub(crate) points: Vec<(u64, f64)>,
 }
 
 /// Curves with a common title.
@@ -33,6 +43,10 @@ impl Plot {
     pub(crate) fn new(title: impl Into<String>, curves: Vec<Curve>) -> Self {
         let finite = |mut curve: Curve| {
             curve.points.retain(|(_, number)| number.is_finite());
+            if let Some(marks) = &mut curve.marks {
+                marks.points.retain(|(_, number)| number.is_finite());
+            }
+            curve.marks = curve.marks.filter(|marks| !marks.points.is_empty());
             (!curve.points.is_empty()).then_some(curve)
         };
         Self { title: title.into(), curves: curves.into_iter().filter_map(finite).collect() }
@@ -40,17 +54,22 @@ impl Plot {
 
     /// The last step of all curves.
     fn last_step(&self) -> u64 {
-        self.curves.iter().filter_map(|curve| curve.points.last()).map(|&(step, _)| step).max().unwrap_or(0)
+        self.curves.iter().flat_map(Curve::all_points).map(|&(step, _)| step).max().unwrap_or(0)
     }
 }
 
 impl Curve {
     /// The axis of its numbers, with about `ticks` labels.
     fn axis(&self, ticks: usize) -> Axis {
-        let numbers = || self.points.iter().map(|&(_, number)| number);
+        let numbers = || self.all_points().map(|&(_, number)| number);
         let (low, high) =
             (numbers().fold(f64::INFINITY, f64::min), numbers().fold(f64::NEG_INFINITY, f64::max));
         Axis::over(low, high, ticks)
+    }
+
+    /// Its points and its marks.
+    fn all_points(&self) -> impl Iterator<Item = &(u64, f64)> {
+        self.points.iter().chain(self.marks.iter().flat_map(|marks| &marks.points))
     }
 
     /// `last 0.3102, min 0.3011 at 1,200, max 0.6931 at 8`
@@ -77,13 +96,17 @@ mod tests {
             (u64::from(n) * 10, decay + 0.02 * f64::from(n * 7919 % 13) / 13.0)
         });
         let auc = (1..=8_u32).map(|n| (u64::from(n) * 250, 0.9 - 0.3 / f64::from(n)));
-        let curve = |name: &str, points| Curve { name: name.to_owned(), points };
+        let curve = |name: &str, points| Curve { name: name.to_owned(), points, marks: None };
         Plot::new("tiny-k3f9q2 <succeeded>", vec![curve("loss", loss.collect()), curve("auc", auc.collect())])
     }
 
     #[test]
     fn non_finite_points_and_empty_curves_are_dropped() {
-        let curve = |name: &str, points: &[(u64, f64)]| Curve { name: name.into(), points: points.into() };
+        let curve = |name: &str, points: &[(u64, f64)]| Curve {
+            name: name.into(),
+            points: points.into(),
+            marks: None,
+        };
         let found = Plot::new(
             "a",
             vec![curve("auc", &[(1, f64::NAN)]), curve("loss", &[(1, f64::INFINITY), (2, 0.5)])],
@@ -94,7 +117,8 @@ mod tests {
 
     #[test]
     fn extremes_show_their_steps() {
-        let curve = Curve { name: "auc".into(), points: vec![(1_000, 0.5), (2_000, 0.9), (3_000, 0.8)] };
+        let points = vec![(1_000, 0.5), (2_000, 0.9), (3_000, 0.8)];
+        let curve = Curve { name: "auc".into(), points, marks: None };
         let wanted = "last 0.8000, min 0.5000 at 1,000, max 0.9000 at 2,000";
         assert_eq!(curve.extremes(), wanted);
     }

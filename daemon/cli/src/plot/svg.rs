@@ -23,6 +23,9 @@ const FEW_POINTS: usize = 60;
 /// Sizes of glyphs.
 const LABEL: f64 = 10.8;
 const TITLE: f64 = 14.4;
+/// The width of a monospaced character relative to its size, and the space between two names.
+const ADVANCE: f64 = 0.6;
+const NAME_GAP: f64 = 16.0;
 
 const INK: &str = "#333333";
 const FAINT: &str = "#777777";
@@ -43,7 +46,8 @@ pub(crate) fn svg(plot: &Plot) -> String {
     let steps = Axis::steps(plot.last_step(), 8);
     for (nth, curve) in plot.curves.iter().enumerate() {
         let top = TOP + panel * nth as f64 + ABOVE;
-        picture.panel(curve, &steps, top, CURVES[nth % CURVES.len()]);
+        let colours = [CURVES[nth % CURVES.len()], CURVES[(nth + 1) % CURVES.len()]];
+        picture.panel(curve, &steps, top, colours);
     }
     picture.0 + "</svg>\n"
 }
@@ -52,13 +56,18 @@ pub(crate) fn svg(plot: &Plot) -> String {
 struct Picture(String);
 
 impl Picture {
-    fn panel(&mut self, curve: &Curve, steps: &Axis, top: f64, colour: &str) {
+    /// Draws a curve in the first colour and its marks in the second.
+    fn panel(&mut self, curve: &Curve, steps: &Axis, top: f64, [colour, of_marks]: [&str; 2]) {
         let axis = curve.axis(5);
         let x = |step: f64| LEFT + steps.place(step) * (WIDTH - LEFT - RIGHT);
         let y = |number: f64| top + (1.0 - axis.place(number)) * GRID_HEIGHT;
         let bottom = top + GRID_HEIGHT;
 
         self.text([LEFT, top - 12.0], "start", LABEL, colour, &curve.name);
+        if let Some(marks) = &curve.marks {
+            let after = LEFT + NAME_GAP + curve.name.chars().count() as f64 * LABEL * ADVANCE;
+            self.text([after, top - 12.0], "start", LABEL, of_marks, &marks.name);
+        }
         self.text([WIDTH - RIGHT, top - 12.0], "end", LABEL, FAINT, &curve.extremes());
         for tick in &axis.ticks {
             self.line([LEFT, y(tick.at)], [WIDTH - RIGHT, y(tick.at)]);
@@ -69,11 +78,14 @@ impl Picture {
             self.text([x(tick.at), bottom + 17.0], "middle", LABEL, FAINT, &tick.label);
         }
         self.text([LEFT - 12.0, bottom + 17.0], "end", LABEL, FAINT, "step");
-        let points: Vec<_> = curve.points.iter().map(|&(step, number)| [x(step as f64), y(number)]).collect();
-        if points.len() < FEW_POINTS {
-            points.iter().for_each(|&point| self.stroke(&[point], 5.0, colour));
+        let marks = curve.marks.as_ref().map(|marks| (&marks.points, of_marks));
+        for (points, colour) in std::iter::once((&curve.points, colour)).chain(marks) {
+            let points: Vec<_> = points.iter().map(|&(step, number)| [x(step as f64), y(number)]).collect();
+            if points.len() < FEW_POINTS {
+                points.iter().for_each(|&point| self.stroke(&[point], 5.0, colour));
+            }
+            self.stroke(&points, 1.5, colour);
         }
-        self.stroke(&points, 1.5, colour);
     }
 
     fn line(&mut self, from: [f64; 2], to: [f64; 2]) {

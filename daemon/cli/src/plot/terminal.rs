@@ -2,6 +2,7 @@
 
 use super::axis::Axis;
 use super::{Curve, Plot};
+use crate::figures;
 
 /// Height of the first panel and of the others, in lines.
 const FIRST_LINES: usize = 12;
@@ -29,9 +30,14 @@ pub(crate) fn terminal(plot: &Plot, width: usize) -> String {
 fn panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
     let axis = curve.axis(lines / 2);
     let mut grid = Grid::new(columns, lines);
-    grid.curve(&thinned(curve, steps, grid.width()), &axis);
+    grid.curve(&thinned(&curve.points, steps, grid.width()), &axis);
 
     let mut out = format!("\n{}  {}\n", curve.name, curve.extremes());
+    if let Some(marks) = &curve.marks {
+        grid.marks(&thinned(&marks.points, steps, grid.width()), &axis);
+        let last = marks.points.last().map_or_else(String::new, |&(_, last)| figures::metric(last));
+        out += &format!("{MARK} {}  last {last}\n", marks.name);
+    }
     for line in 0..lines {
         // The label of the tick on this line, if any.
         let label = axis.ticks.iter().find(|tick| line_of(axis.place(tick.at), lines) == line);
@@ -71,9 +77,9 @@ fn below(steps: &Axis, columns: usize) -> String {
 
 /// The mean of the points in each of `width` columns of dots, as (column, mean). The noise of many points in one column
 /// would hide the curve.
-fn thinned(curve: &Curve, steps: &Axis, width: usize) -> Vec<(usize, f64)> {
+fn thinned(points: &[(u64, f64)], steps: &Axis, width: usize) -> Vec<(usize, f64)> {
     let mut means: Vec<(usize, f64, f64)> = Vec::new();
-    for &(step, number) in &curve.points {
+    for &(step, number) in points {
         let column = (steps.place(step as f64) * (width - 1) as f64).round() as usize;
         match means.last_mut() {
             Some((last, sum, count)) if *last == column => {
@@ -92,14 +98,19 @@ struct Grid {
     lines: usize,
     /// The low byte of each character: a bit for each dot.
     cells: Vec<u8>,
+    /// The characters with a mark.
+    marked: Vec<bool>,
 }
+
+/// Shows a mark.
+const MARK: char = '●';
 
 /// The bits of a Braille pattern, by line and column of the dot (Unicode, block U+2800).
 const DOTS: [[u8; 2]; 4] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
 
 impl Grid {
     fn new(columns: usize, lines: usize) -> Self {
-        Self { columns, lines, cells: vec![0; columns * lines] }
+        Self { columns, lines, cells: vec![0; columns * lines], marked: vec![false; columns * lines] }
     }
 
     /// The width in dots.
@@ -109,12 +120,24 @@ impl Grid {
 
     /// Draws a line from point to point.
     fn curve(&mut self, points: &[(usize, f64)], axis: &Axis) {
-        let height = 4 * self.lines;
-        let row = |number: f64| ((1.0 - axis.place(number)) * (height - 1) as f64).round() as usize;
-        for (nth, &(x, number)) in points.iter().enumerate() {
-            let (from_x, from_number) = points[nth.saturating_sub(1)];
-            self.segment((from_x, row(from_number)), (x, row(number)));
+        let rows: Vec<usize> = points.iter().map(|&(_, number)| self.row(number, axis)).collect();
+        for (nth, &(x, _)) in points.iter().enumerate() {
+            let from = nth.saturating_sub(1);
+            self.segment((points[from].0, rows[from]), (x, rows[nth]));
         }
+    }
+
+    /// Draws a mark at each point.
+    fn marks(&mut self, points: &[(usize, f64)], axis: &Axis) {
+        for &(x, number) in points {
+            let row = self.row(number, axis);
+            self.marked[row / 4 * self.columns + x / 2] = true;
+        }
+    }
+
+    /// The row of dots of a number, from the top.
+    fn row(&self, number: f64, axis: &Axis) -> usize {
+        ((1.0 - axis.place(number)) * (4 * self.lines - 1) as f64).round() as usize
     }
 
     fn segment(&mut self, from: (usize, usize), to: (usize, usize)) {
@@ -133,17 +156,19 @@ impl Grid {
     }
 
     fn line(&self, line: usize) -> String {
-        let cells = &self.cells[line * self.columns..][..self.columns];
-        let shown = |&cell: &u8| match cell {
-            0 => ' ',
-            dots => char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' '),
+        let cells = line * self.columns..(line + 1) * self.columns;
+        let shown = |cell: usize| match (self.marked[cell], self.cells[cell]) {
+            (true, _) => MARK,
+            (false, 0) => ' ',
+            (false, dots) => char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' '),
         };
-        cells.iter().map(shown).collect()
+        cells.map(shown).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::Marks;
     use super::super::tests::sample;
     use super::*;
 
@@ -162,7 +187,7 @@ mod tests {
     #[test]
     fn rising_line_spans_the_grid() {
         let points = vec![(0, 0.0), (100, 1.0)];
-        let plot = Plot::new("t", vec![Curve { name: "auc".into(), points }]);
+        let plot = Plot::new("t", vec![Curve { name: "auc".into(), points, marks: None }]);
         let shown = terminal(&plot, LABELS + 2 + MIN_COLUMNS);
         let rows: Vec<&str> = shown.lines().filter(|line| line.contains(['│', '┤'])).collect();
         assert_eq!(rows.len(), FIRST_LINES);
@@ -175,9 +200,20 @@ mod tests {
     }
 
     #[test]
+    fn marks_share_the_scale_of_their_curve() {
+        let marks = Marks { name: "held-out".into(), points: vec![(50, 2.0), (100, 0.0)] };
+        let curve = Curve { name: "loss".into(), points: vec![(0, 1.0), (100, 0.5)], marks: Some(marks) };
+        let shown = terminal(&Plot::new("t", vec![curve]), 60);
+        assert!(shown.contains("● held-out  last 0.0000"), "{shown}");
+        let rows: Vec<&str> = shown.lines().filter(|line| line.contains(['│', '┤'])).collect();
+        assert!(rows[0].contains(MARK) && rows[FIRST_LINES - 1].contains(MARK), "{shown}");
+    }
+
+    #[test]
     fn single_points_and_constants_are_drawn() {
         for points in [vec![(7, 0.5)], vec![(7, 0.5), (9, 0.5)], vec![(0, 0.5)]] {
-            let shown = terminal(&Plot::new("t", vec![Curve { name: "loss".into(), points }]), 80);
+            let shown =
+                terminal(&Plot::new("t", vec![Curve { name: "loss".into(), points, marks: None }]), 80);
             let dots = shown.chars().filter(|char| ('\u{2801}'..='\u{28ff}').contains(char)).count();
             assert!(dots >= 1, "{shown}");
         }
