@@ -18,6 +18,7 @@ pub(crate) struct Arguments {
 
 const OVERVIEW: &str = "\
 Start here:
+  millstream init 'data/*.parquet' -o job.toml write a job file for your data
   millstream check examples/census/job.toml    print the plan: data, model, memory
   millstream train examples/census/job.toml    train in this process
 
@@ -39,6 +40,8 @@ pub(crate) struct Global {
 /// A command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Write a job file for data: features, label and model chosen by statistics
+    Init(Init),
     /// Train a job and show its progress; in the daemon if one is running, otherwise here
     Train(Train),
     /// Validate a job and print its plan without training
@@ -136,6 +139,38 @@ Examples:
     /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),
+}
+
+/// `init`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads up to 100,000 rows, and writes a commented job file that `check` accepts. Each choice has its reason
+in a comment: change what you know better. Files whose names contain `test`, `eval`, `valid` or `holdout`
+become the held-out data, unless --eval names others.
+
+Examples:
+  millstream init 'data/*.parquet'
+  millstream init data/train.tfrecord --eval data/test.tfrecord --label clicked --output job.toml
+  millstream init 'gs://bucket/clicks/*.parquet' -o clicks.toml && millstream train clicks.toml")]
+pub(crate) struct Init {
+    /// Files, globs and directories to train on: Parquet or TFRecord
+    #[arg(value_name = "DATA", required = true)]
+    pub(crate) data: Vec<String>,
+    /// Held-out files and globs; repeatable
+    #[arg(long, value_name = "DATA")]
+    pub(crate) eval: Vec<String>,
+    /// The column to predict [default: guessed, and said]
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) label: Option<String>,
+    /// The value of the label that means 1 [default: guessed, and said]
+    #[arg(long, value_name = "VALUE")]
+    pub(crate) positive: Option<String>,
+    /// Write to this file instead of standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Replace an existing file
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// A job file and overrides of single keys.

@@ -769,7 +769,7 @@ mod tests {
         drop(connection);
         assert!(matches!(
             Database::open(&file, Duration::ZERO),
-            Err(StoreError::Newer { found: 99, known: 8 })
+            Err(StoreError::Newer { found: 99, known: 9 })
         ));
     }
 

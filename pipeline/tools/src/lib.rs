@@ -3,6 +3,7 @@
 //! | content | module |
 //! |---|---|
 //! | the contents of files | [`inspect`], [`survey`] |
+//! | statistics of columns over a sample | [`sample`] |
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
@@ -16,6 +17,7 @@ pub mod generate;
 pub mod inspect;
 pub mod output;
 pub mod progress;
+pub mod sample;
 mod survey;
 mod values;
 mod written;

@@ -10,6 +10,7 @@ mod explain;
 mod export;
 mod generate;
 mod history;
+mod init;
 mod inspect;
 mod list;
 mod logs;
@@ -35,6 +36,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         interrupt::end_at_once()?;
     }
     match command {
+        Command::Init(arguments) => init::run(arguments, context),
         Command::Train(arguments) => on_runtime(train::run(arguments, context)),
         Command::Check(arguments) => check::run(&arguments, context),
         Command::Submit(arguments) => on_runtime(submit::run(arguments, context)),
@@ -65,7 +67,7 @@ fn cleans_up(command: &Command) -> bool {
     use Command as C;
     match command {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
-        C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
+        C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Check(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
         C::Explain(_) | C::History(_) => false,
         C::Logs(_) | C::Cancel(_) | C::Resume(_) | C::Remove(_) | C::Checkpoint(_) | C::Bench(_) => false,

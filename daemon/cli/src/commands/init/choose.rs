@@ -1,0 +1,603 @@
+//! Chooses the label and the features of a job by statistics of the columns.
+//!
+//! | column | feature |
+//! |---|---|
+//! | text with few distinct values | `vocabulary` |
+//! | text with more, integers that are ids | `hashed`, several times as many buckets as values |
+//! | integers with very few distinct values | `vocabulary` |
+//! | other numbers | `numeric`, scaled, and `bucketized` at their quantiles |
+//! | lists of text or integers | the same kinds with `multi` |
+//!
+//! Columns without values, with one value, with another value in nearly every row, and of types without a feature are
+//! left out.
+
+use std::collections::BTreeSet;
+
+use millstream_tools::sample::{Sample, SampledColumn, ValueKind};
+
+use crate::failure::Failure;
+use crate::figures;
+
+/// Names of columns that are probably the label, the most probable first.
+const LABEL_NAMES: [&str; 22] = [
+    "label",
+    "target",
+    "clicked",
+    "click",
+    "is_click",
+    "converted",
+    "conversion",
+    "is_converted",
+    "purchased",
+    "bought",
+    "income",
+    "churned",
+    "churn",
+    "survived",
+    "fraud",
+    "is_fraud",
+    "default",
+    "rating",
+    "outcome",
+    "response",
+    "class",
+    "y",
+];
+
+/// Values of a label that are probably the positive one.
+const POSITIVE_VALUES: [&str; 10] =
+    ["1", "true", "yes", "y", "t", "positive", "pos", "click", "clicked", "churned"];
+
+/// Text that usually means "missing".
+const MISSING_VALUES: [&str; 12] =
+    ["?", "NA", "N/A", "n/a", "na", "NULL", "null", "None", "NaN", "nan", "-", "\\N"];
+
+/// Words in the names of integer columns that are ids.
+const ID_WORDS: [&str; 10] =
+    ["id", "ids", "code", "zip", "zipcode", "postcode", "sku", "isbn", "key", "hash"];
+
+/// The most distinct values of a vocabulary, of integers that become one, and of a label with classes.
+const MAX_TERMS: usize = 1000;
+const MAX_WHOLE_TERMS: usize = 12;
+const MAX_CLASSES: usize = 100;
+/// Buckets for each distinct value of a hashed feature: with four times as many, one value in five shares its bucket.
+const BUCKETS_PER_VALUE: u64 = 4;
+const MAX_BUCKETS: u64 = 10_000_000;
+/// A column with more distinct values than this share of its rows identifies rows.
+const UNIQUE_SHARE: f64 = 0.9;
+/// Fewer rows do not show whether a column identifies them.
+const MIN_UNIQUE_ROWS: u64 = 50;
+/// Intervals of a bucketized feature, and the fewest distinct numbers for one.
+const INTERVALS: usize = 12;
+const MIN_BUCKETIZED: usize = 16;
+/// Numbers at least this skewed, and not negative, are scaled by their logarithm.
+const SKEWED: f64 = 2.0;
+/// Larger whole numbers are ids, whatever the name.
+const MAX_QUANTITY: f64 = 2_147_483_648.0;
+/// The most values of a row that a feature keeps.
+const MAX_VALUES: usize = 50;
+
+/// The columns of a job.
+pub(super) struct Choice {
+    pub(super) label: Label,
+    pub(super) features: Vec<Feature>,
+    /// Columns that are not used, and why.
+    pub(super) left_out: Vec<(String, String)>,
+    /// Values that mean "missing".
+    pub(super) missing: BTreeSet<String>,
+}
+
+/// The label.
+pub(super) struct Label {
+    pub(super) column: String,
+    pub(super) task: Task,
+    /// Whether some rows have no label.
+    pub(super) has_absent: bool,
+    /// Why this column.
+    pub(super) why: String,
+}
+
+/// What a label is.
+pub(super) enum Task {
+    /// Two classes. The positive value, unless the column holds 0 and 1.
+    Binary(Option<String>),
+    /// More classes.
+    Classes(Vec<String>),
+    /// A number.
+    Number,
+}
+
+/// A feature.
+pub(super) struct Feature {
+    pub(super) name: String,
+    pub(super) column: String,
+    pub(super) kind: Kind,
+    /// The maximum number of values, for several.
+    pub(super) maximum: Option<usize>,
+    /// The figures that led to it.
+    pub(super) why: String,
+}
+
+/// The kind of a feature.
+pub(super) enum Kind {
+    Numeric { normalize: &'static str, has_absent: bool },
+    Bucketized(Vec<f64>),
+    Vocabulary,
+    Hashed(u64),
+}
+
+/// What the user has decided.
+pub(super) struct Wishes<'a> {
+    pub(super) label: Option<&'a str>,
+    pub(super) positive: Option<&'a str>,
+}
+
+impl Choice {
+    /// Chooses by `sample`.
+    ///
+    /// # Errors
+    /// When there is no such label, or none that can be guessed.
+    pub(super) fn of(sample: &Sample, wishes: &Wishes<'_>) -> Result<Self, Failure> {
+        let missing = missing_values(sample);
+        let columns: Vec<_> =
+            sample.columns.iter().map(|column| Column::of(column, sample, &missing)).collect();
+        let label = label(&columns, wishes)?;
+        let (mut features, mut left_out) = (Vec::new(), Vec::new());
+        let mut names = BTreeSet::new();
+        for column in columns.iter().filter(|column| column.name() != label.column) {
+            match column.features() {
+                Ok(chosen) => features.extend(chosen.into_iter().map(|mut feature| {
+                    feature.name = unique(&feature.name, &mut names);
+                    feature
+                })),
+                Err(why) => left_out.push((column.name().to_owned(), why)),
+            }
+        }
+        if features.is_empty() {
+            let columns: Vec<_> = left_out.iter().map(|(name, why)| format!("`{name}` ({why})")).collect();
+            let message = format!("no column can be a feature: {}", columns.join(", "));
+            return Err(Failure::Failed(anyhow::anyhow!(message)));
+        }
+        Ok(Self { label, features, left_out, missing })
+    }
+}
+
+/// The usual texts for "missing" that occur beside other values.
+fn missing_values(sample: &Sample) -> BTreeSet<String> {
+    let is_used =
+        |column: &&SampledColumn| column.counts.keys().any(|value| !MISSING_VALUES.contains(&value.trim()));
+    let columns = sample.columns.iter().filter(is_used);
+    let found = columns.flat_map(|column| {
+        MISSING_VALUES.iter().filter(|missing| column.counts.keys().any(|value| value.trim() == **missing))
+    });
+    found.map(|&missing| missing.to_owned()).collect()
+}
+
+/// A column, with the figures by which it is judged.
+struct Column<'a> {
+    sampled: &'a SampledColumn,
+    rows: u64,
+    is_whole_sample: bool,
+    /// Rows without a value, or with one that means "missing".
+    absent: u64,
+    /// Values that do not mean "missing", and the number of distinct ones.
+    present: u64,
+    distinct: usize,
+    /// The numbers, sorted, if all values are numbers.
+    numbers: Option<Vec<f64>>,
+}
+
+impl<'a> Column<'a> {
+    fn of(sampled: &'a SampledColumn, sample: &Sample, missing: &BTreeSet<String>) -> Self {
+        let marked: Vec<_> = sampled
+            .counts
+            .iter()
+            .filter(|(value, _)| missing.contains(value.trim()))
+            .map(|(_, &count)| count)
+            .collect();
+        let marked_values: u64 = marked.iter().sum();
+        let all: u64 = sampled.counts.values().sum();
+        let present = all - marked_values;
+        let is_numeric = !matches!(sampled.kind, ValueKind::Moments | ValueKind::Other | ValueKind::Nothing);
+        // Values beyond those counted are not known to be numbers.
+        let are_numbers = is_numeric && !sampled.has_more && sampled.numbers.len() as u64 == present;
+        let are_numbers = are_numbers || (sampled.kind == ValueKind::Numbers && !sampled.numbers.is_empty());
+        let numbers = are_numbers.then(|| {
+            let mut numbers = sampled.numbers.clone();
+            numbers.sort_by(f64::total_cmp);
+            numbers
+        });
+        Self {
+            sampled,
+            rows: sample.rows,
+            is_whole_sample: sample.is_whole,
+            absent: (sample.rows - sampled.filled) + if sampled.most_values > 1 { 0 } else { marked_values },
+            present,
+            distinct: sampled.counts.len() - marked.len(),
+            numbers,
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.sampled.name
+    }
+
+    /// `41 distinct values, 0.2 % absent`
+    fn figures(&self) -> String {
+        let at_least = if self.sampled.has_more { "more than " } else { "" };
+        let distinct = figures::count(self.distinct as u64);
+        let values = if self.distinct == 1 { "value" } else { "values" };
+        let absent = self.absent as f64 / self.rows.max(1) as f64;
+        let absent =
+            if self.absent > 0 { format!(", {} absent", figures::percent(absent)) } else { String::new() };
+        format!("{at_least}{distinct} distinct {values}{absent}")
+    }
+
+    /// Its features, or why it has none.
+    fn features(&self) -> Result<Vec<Feature>, String> {
+        match self.sampled.kind {
+            ValueKind::Nothing => return Err("no values".to_owned()),
+            ValueKind::Moments => {
+                return Err(format!(
+                    "{}; write its hour or weekday into a column to use it",
+                    self.sampled.type_name
+                ));
+            }
+            ValueKind::Other => {
+                return Err(format!("{}, of which there is no feature", self.sampled.type_name));
+            }
+            ValueKind::Numbers | ValueKind::Texts if self.distinct == 0 => return Err("no values".to_owned()),
+            ValueKind::Numbers | ValueKind::Texts if self.distinct == 1 => {
+                return Err("the same value in every row".to_owned());
+            }
+            ValueKind::Numbers | ValueKind::Texts => {}
+        }
+        let is_list = self.sampled.most_values > 1;
+        let distinct = if self.sampled.has_more { self.present } else { self.distinct as u64 };
+        let identifies =
+            distinct as f64 > UNIQUE_SHARE * self.present as f64 && self.present >= MIN_UNIQUE_ROWS;
+        match &self.numbers {
+            Some(numbers) if is_list && !self.sampled.is_whole() => {
+                let first = numbers.len();
+                Err(format!("a list of numbers ({first} in the sample), of which there is no feature"))
+            }
+            Some(numbers) if !is_list && !self.is_id(numbers) => {
+                if self.sampled.is_whole() && self.distinct <= MAX_WHOLE_TERMS {
+                    return Ok(vec![self.feature(Kind::Vocabulary)]);
+                }
+                if identifies && self.sampled.is_whole() && is_sequence(numbers) {
+                    return Err("numbers the rows".to_owned());
+                }
+                Ok(self.number(numbers))
+            }
+            _ if identifies && !is_list => Err(format!("identifies rows, or free text: {}", self.figures())),
+            _ if self.distinct <= MAX_TERMS && !self.sampled.has_more => {
+                Ok(vec![self.feature(Kind::Vocabulary)])
+            }
+            _ => {
+                // A part of the data does not show all values.
+                let factor = if self.is_whole_sample { BUCKETS_PER_VALUE } else { 4 * BUCKETS_PER_VALUE };
+                Ok(vec![
+                    self.feature(Kind::Hashed(round_up(distinct.saturating_mul(factor)).min(MAX_BUCKETS))),
+                ])
+            }
+        }
+    }
+
+    /// A scaled number, and its intervals if it has enough values.
+    fn number(&self, numbers: &[f64]) -> Vec<Feature> {
+        let is_skewed = numbers[0] >= 0.0 && skewness(numbers) > SKEWED;
+        let normalize = if is_skewed { "log1p_zscore" } else { "zscore" };
+        let has_absent = self.absent > 0 || self.sampled.not_finite > 0;
+        let range = format!("{} to {}", short(numbers[0]), short(numbers[numbers.len() - 1]));
+        let why = format!("{range}, {}", self.figures());
+        let mut features = vec![Feature { why, ..self.feature(Kind::Numeric { normalize, has_absent }) }];
+        let boundaries = quantiles(numbers);
+        if self.distinct >= MIN_BUCKETIZED && boundaries.len() > 1 {
+            let name = format!("{}_bucket", name_of(self.name()));
+            features.push(Feature { name, why: String::new(), ..self.feature(Kind::Bucketized(boundaries)) });
+        }
+        features
+    }
+
+    fn feature(&self, kind: Kind) -> Feature {
+        let most = self.sampled.most_values;
+        Feature {
+            name: name_of(self.name()),
+            column: self.name().to_owned(),
+            kind,
+            maximum: (most > 1).then_some(most.min(MAX_VALUES)),
+            why: self.figures(),
+        }
+    }
+
+    /// Whether whole numbers are ids, not quantities.
+    fn is_id(&self, numbers: &[f64]) -> bool {
+        if !self.sampled.is_whole() {
+            return false;
+        }
+        let lower = self.name().to_lowercase();
+        let mut words = lower.split(|char: char| !char.is_alphanumeric());
+        let has_id_word = words.any(|word| ID_WORDS.contains(&word)) || self.name().ends_with("Id");
+        let (low, high) = (numbers[0], numbers[numbers.len() - 1]);
+        has_id_word || low < -MAX_QUANTITY || high > MAX_QUANTITY
+    }
+}
+
+/// The label that the user names, or the most probable one.
+fn label(columns: &[Column<'_>], wishes: &Wishes<'_>) -> Result<Label, Failure> {
+    if let Some(wanted) = wishes.label {
+        let Some(column) = columns.iter().find(|column| column.name() == wanted) else {
+            let names: Vec<_> = columns.iter().map(|column| format!("`{}`", column.name())).collect();
+            return Err(Failure::Usage(format!("no column `{wanted}`; there are {}", names.join(", "))));
+        };
+        return label_of(column, wishes.positive, "as given".to_owned()).ok_or_else(|| {
+            Failure::Usage(format!("column `{wanted}` cannot be a label: {}", column.figures()))
+        });
+    }
+    let named = LABEL_NAMES.iter().find_map(|name| {
+        let column = columns.iter().find(|column| column.name().eq_ignore_ascii_case(name))?;
+        label_of(column, wishes.positive, "guessed by its name".to_owned())
+    });
+    let two_valued: Vec<_> =
+        columns.iter().filter(|column| column.distinct == 2 && column.sampled.most_values == 1).collect();
+    let only = || match two_valued.as_slice() {
+        [only] => label_of(only, wishes.positive, "guessed: the only column with two values".to_owned()),
+        [.., last] if columns.last().is_some_and(|end| end.name() == last.name()) => {
+            label_of(last, wishes.positive, "guessed: the last column, with two values".to_owned())
+        }
+        _ => None,
+    };
+    named.or_else(only).ok_or_else(|| {
+        let candidates = if two_valued.is_empty() { columns.iter().collect() } else { two_valued };
+        let names: Vec<_> = candidates.iter().take(8).map(|column| format!("`{}`", column.name())).collect();
+        Failure::Usage(format!(
+            "which column is the label? Give it with --label, for example {}",
+            names.join(", ")
+        ))
+    })
+}
+
+/// `column` as a label; `None` if it cannot be one.
+fn label_of(column: &Column<'_>, positive: Option<&str>, why: String) -> Option<Label> {
+    if column.sampled.most_values != 1
+        || column.distinct < 2
+        || column.sampled.has_more && column.numbers.is_none()
+    {
+        return None;
+    }
+    let task = match (&column.numbers, positive) {
+        (_, Some(positive)) => Task::Binary(Some(positive.to_owned())),
+        (Some(numbers), None) if numbers.iter().all(|number| (0.0..=1.0).contains(number)) => {
+            Task::Binary(None)
+        }
+        (Some(_), None) if column.distinct > 2 => Task::Number,
+        _ => {
+            let mut values = column.sampled.top(MAX_CLASSES + 1);
+            values.retain(|(value, _)| !MISSING_VALUES.contains(&value.trim()));
+            if values.len() == 2 {
+                let known = values.iter().find(|(value, _)| {
+                    POSITIVE_VALUES.contains(&value.trim().to_lowercase().as_str())
+                        || value.trim().starts_with('>')
+                });
+                // Otherwise the rarer value.
+                let (value, _) = known.unwrap_or(&values[1]);
+                Task::Binary(Some((*value).to_owned()))
+            } else if values.len() <= MAX_CLASSES {
+                let mut classes: Vec<_> = values.into_iter().map(|(value, _)| value.to_owned()).collect();
+                classes.sort();
+                Task::Classes(classes)
+            } else {
+                return None;
+            }
+        }
+    };
+    let why = format!("{why}; {}", column.figures());
+    Some(Label { column: column.name().to_owned(), task, has_absent: column.absent > 0, why })
+}
+
+/// Whether sorted whole numbers have hardly any gaps.
+fn is_sequence(numbers: &[f64]) -> bool {
+    numbers[numbers.len() - 1] - numbers[0] < 1.1 * numbers.len() as f64
+}
+
+/// The boundaries of intervals with about as many of the sorted numbers each.
+fn quantiles(numbers: &[f64]) -> Vec<f64> {
+    let at = |nth: usize| numbers[(nth * numbers.len() / INTERVALS).min(numbers.len() - 1)];
+    let mut boundaries: Vec<f64> =
+        (1..INTERVALS).map(|nth| rounded(at(nth))).filter(|&at| at > numbers[0]).collect();
+    boundaries.dedup();
+    boundaries
+}
+
+/// A number to four significant digits.
+fn rounded(number: f64) -> f64 {
+    format!("{number:.3e}").parse().unwrap_or(number)
+}
+
+/// A number in few characters.
+fn short(number: f64) -> String {
+    let number = rounded(number);
+    if number.abs() >= 1e7 || (number != 0.0 && number.abs() < 1e-4) {
+        format!("{number:e}")
+    } else {
+        number.to_string()
+    }
+}
+
+/// The third standardized moment.
+fn skewness(numbers: &[f64]) -> f64 {
+    let count = numbers.len() as f64;
+    let mean = numbers.iter().sum::<f64>() / count;
+    let moment = |power: i32| numbers.iter().map(|number| (number - mean).powi(power)).sum::<f64>() / count;
+    let deviation = moment(2).sqrt();
+    if deviation > 0.0 { moment(3) / deviation.powi(3) } else { 0.0 }
+}
+
+/// The next number of the form 1, 2 or 5 times a power of ten.
+fn round_up(number: u64) -> u64 {
+    let steps = (0..19).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power)));
+    steps.into_iter().find(|&step| step >= number).unwrap_or(u64::MAX)
+}
+
+/// A feature's name for a column: letters, digits and underscores.
+fn name_of(column: &str) -> String {
+    let name: String = column
+        .chars()
+        .map(|char| if char.is_ascii_alphanumeric() || char == '_' { char } else { '_' })
+        .collect();
+    if name.is_empty() { "_".to_owned() } else { name }
+}
+
+/// `name`, or `name_2` and so on if it is taken.
+fn unique(name: &str, taken: &mut BTreeSet<String>) -> String {
+    let candidates = std::iter::once(name.to_owned()).chain((2..).map(|nth: u64| format!("{name}_{nth}")));
+    let free = candidates.into_iter().find(|name| !taken.contains(name)).unwrap_or_default();
+    taken.insert(free.clone());
+    free
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A column whose rows hold `values`.
+    fn column(name: &str, values: impl IntoIterator<Item = String>) -> SampledColumn {
+        let mut column = SampledColumn {
+            name: name.to_owned(),
+            type_name: "text".to_owned(),
+            kind: ValueKind::Texts,
+            most_values: 1,
+            ..SampledColumn::default()
+        };
+        for value in values {
+            column.filled += 1;
+            if let Ok(number) = value.parse() {
+                column.kind = if column.filled == 1 { ValueKind::Numbers } else { column.kind };
+                column.numbers.push(number);
+            }
+            *column.counts.entry(value).or_default() += 1;
+        }
+        column
+    }
+
+    fn texts(name: &str, value: impl Fn(usize) -> String) -> SampledColumn {
+        column(name, (0..ROWS as usize).map(value))
+    }
+
+    const ROWS: u64 = 1000;
+
+    fn choose(columns: Vec<SampledColumn>, wishes: &Wishes<'_>) -> Result<Choice, Failure> {
+        Choice::of(&Sample { rows: ROWS, is_whole: true, estimated_rows: ROWS, columns }, wishes)
+    }
+
+    const NONE: Wishes<'static> = Wishes { label: None, positive: None };
+
+    fn kinds(choice: &Choice) -> Vec<(&str, String)> {
+        let kind = |feature: &Feature| match &feature.kind {
+            Kind::Numeric { normalize, has_absent } => format!("{normalize} {has_absent}"),
+            Kind::Bucketized(boundaries) => format!("bucketized {}", boundaries.len()),
+            Kind::Vocabulary => "vocabulary".to_owned(),
+            Kind::Hashed(buckets) => format!("hashed {buckets}"),
+        };
+        choice.features.iter().map(|feature| (feature.name.as_str(), kind(feature))).collect()
+    }
+
+    #[test]
+    fn kinds_follow_the_values() {
+        let choice = choose(
+            vec![
+                texts("age", |row| (17 + row % 70).to_string()),
+                texts("gain", |row| if row % 10 == 0 { (row * row).to_string() } else { "0".to_owned() }),
+                texts("rooms", |row| (row % 5).to_string()),
+                texts("user_id", |row| (row % 300 * 977).to_string()),
+                texts("hash", |row| (5_000_000_000_u64 + row as u64 % 2).to_string()),
+                texts("row", |row| row.to_string()),
+                texts(
+                    "job title",
+                    |row| if row % 9 == 0 { "?".to_owned() } else { format!("j{}", row % 20) },
+                ),
+                texts("city", |row| format!("c{}", row % 400)),
+                texts("comment", |row| format!("comment {row}")),
+                texts("country", |_| "SE".to_owned()),
+                texts("clicked", |row| (row % 2).to_string()),
+            ],
+            &NONE,
+        )
+        .unwrap();
+        let found = kinds(&choice);
+        let kind = |name: &str| found.iter().find(|(other, _)| *other == name).map(|(_, kind)| kind.as_str());
+        assert_eq!(kind("age"), Some("zscore false"));
+        assert!(kind("age_bucket").unwrap().starts_with("bucketized "), "{found:?}");
+        assert_eq!(kind("gain"), Some("log1p_zscore false"));
+        assert_eq!(kind("rooms"), Some("vocabulary"));
+        assert_eq!((kind("user_id"), kind("hash")), (Some("vocabulary"), Some("vocabulary")));
+        assert_eq!((kind("job_title"), kind("city")), (Some("vocabulary"), Some("vocabulary")));
+        let left_out: Vec<_> = choice.left_out.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(left_out, ["row", "comment", "country"]);
+        assert_eq!(choice.missing.iter().collect::<Vec<_>>(), ["?"]);
+        assert_eq!(choice.label.column, "clicked");
+        assert!(matches!(choice.label.task, Task::Binary(None)));
+    }
+
+    #[test]
+    fn many_values_are_hashed_into_several_times_as_many_buckets() {
+        let many = |row: usize| format!("v{}", row % 600);
+        let mut wide = column("wide", (0..4_000).map(|row| format!("v{}", row % 1_500)));
+        wide.filled = ROWS;
+        let choice =
+            choose(vec![texts("few", many), wide, texts("label", |row| (row % 2).to_string())], &NONE);
+        assert_eq!(
+            kinds(&choice.unwrap()),
+            [("few", "vocabulary".to_owned()), ("wide", "hashed 10000".to_owned())]
+        );
+    }
+
+    #[test]
+    fn the_label_is_guessed_or_asked_for() {
+        let feature = || texts("x", |row| format!("v{}", row % 7));
+        let income = texts("income", |row| if row % 4 == 0 { ">50K".to_owned() } else { "<=50K".to_owned() });
+        let label = |columns, wishes: &Wishes<'_>| choose(columns, wishes).map(|choice| choice.label);
+        let found = label(vec![feature(), income], &NONE).unwrap();
+        assert!(matches!(&found.task, Task::Binary(Some(positive)) if positive == ">50K"), "{}", found.why);
+        let last = texts("z", |row| if row % 3 == 0 { "a".to_owned() } else { "b".to_owned() });
+        let found = label(vec![feature(), last.clone()], &NONE).unwrap();
+        assert!(
+            matches!(&found.task, Task::Binary(Some(positive)) if positive == "a"),
+            "the rarer: {}",
+            found.why
+        );
+        let other = texts("w", |row| (row % 2).to_string());
+        let ambiguous = label(vec![last.clone(), other.clone(), feature()], &NONE).err().unwrap().to_string();
+        assert!(ambiguous.contains("--label") && ambiguous.contains("`z`, `w`"), "{ambiguous}");
+        let given = Wishes { label: Some("w"), positive: None };
+        assert_eq!(label(vec![last.clone(), other, feature()], &given).unwrap().column, "w");
+        let unknown = Wishes { label: Some("v"), positive: None };
+        assert!(label(vec![last, feature()], &unknown).err().unwrap().to_string().contains("no column `v`"));
+        let price = texts("rating", |row| (row % 50).to_string());
+        assert!(matches!(label(vec![feature(), price], &NONE).unwrap().task, Task::Number));
+        let classes = texts("class", |row| format!("c{}", row % 3));
+        let found = label(vec![feature(), classes], &NONE).unwrap();
+        assert!(matches!(&found.task, Task::Classes(classes) if classes == &["c0", "c1", "c2"]));
+    }
+
+    #[test]
+    fn names_are_unique_and_plain() {
+        let plain = |name: &str| texts(name, |row| format!("v{}", row % 7));
+        let label = texts("label", |row| (row % 2).to_string());
+        let choice = choose(vec![plain("a b"), plain("a.b"), plain("\u{e9}"), label], &NONE).unwrap();
+        let names: Vec<_> = choice.features.iter().map(|feature| feature.name.as_str()).collect();
+        assert_eq!(names, ["a_b", "a_b_2", "_"]);
+        assert_eq!(choice.features[1].column, "a.b");
+    }
+
+    #[test]
+    fn numbers_are_rounded_for_people() {
+        assert_eq!([round_up(1), round_up(3), round_up(1_001), round_up(5_000)], [1, 5, 2_000, 5_000]);
+        assert_eq!([short(12_345.678), short(0.5), short(1e9), short(-3.0)], ["12350", "0.5", "1e9", "-3"]);
+        let numbers: Vec<f64> = (0..1200).map(f64::from).collect();
+        assert_eq!(quantiles(&numbers).len(), INTERVALS - 1);
+        assert!(quantiles(&[1.0, 1.0, 1.0]).is_empty());
+    }
+}
