@@ -4,6 +4,7 @@
 
 mod documents;
 mod help;
+mod init;
 mod jobs;
 mod pipes;
 mod scoring;

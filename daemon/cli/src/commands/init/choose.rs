@@ -401,11 +401,16 @@ fn is_sequence(numbers: &[f64]) -> bool {
     numbers[numbers.len() - 1] - numbers[0] < 1.1 * numbers.len() as f64
 }
 
-/// The boundaries of intervals with about as many of the sorted numbers each.
+/// The boundaries of intervals with about as many of the sorted numbers each. If more than half of the numbers equal the
+/// lowest one, as in a column of mostly zeros, those have an interval of their own.
 fn quantiles(numbers: &[f64]) -> Vec<f64> {
-    let at = |nth: usize| numbers[(nth * numbers.len() / INTERVALS).min(numbers.len() - 1)];
-    let mut boundaries: Vec<f64> =
-        (1..INTERVALS).map(|nth| rounded(at(nth))).filter(|&at| at > numbers[0]).collect();
+    let lowest = numbers[0];
+    let first_above = numbers.partition_point(|&number| number <= lowest);
+    let is_mostly_lowest = first_above > numbers.len() / 2;
+    let spread = if is_mostly_lowest { &numbers[first_above..] } else { numbers };
+    let at = |nth: usize| spread.get(nth * spread.len() / INTERVALS).copied();
+    let nths = usize::from(!is_mostly_lowest)..INTERVALS;
+    let mut boundaries: Vec<f64> = nths.filter_map(at).map(rounded).filter(|&at| at > lowest).collect();
     boundaries.dedup();
     boundaries
 }
@@ -599,5 +604,8 @@ mod tests {
         let numbers: Vec<f64> = (0..1200).map(f64::from).collect();
         assert_eq!(quantiles(&numbers).len(), INTERVALS - 1);
         assert!(quantiles(&[1.0, 1.0, 1.0]).is_empty());
+        let mostly_zero: Vec<f64> = (0..1200).map(|number| f64::from((number - 1000).max(0))).collect();
+        let boundaries = quantiles(&mostly_zero);
+        assert_eq!((boundaries[0], boundaries.len()), (1.0, INTERVALS));
     }
 }

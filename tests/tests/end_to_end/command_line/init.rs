@@ -1,0 +1,68 @@
+//! `init`: a new user's first command writes a job file that `check` accepts and that trains well.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Float64Array, Int64Array, StringArray, TimestampMicrosecondArray};
+use millstream_tests::shell::Shell;
+use millstream_tests::table::Table;
+
+const ROWS: usize = 3_000;
+
+/// The AUC that the job of examples/census must exceed without a change by hand.
+const CENSUS_AUC: f64 = 0.915;
+
+#[test]
+fn the_census_data_trains_well_without_a_change() {
+    let place = tempfile::tempdir().unwrap();
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/census/data");
+    let shell = Shell::new(place.path());
+    let init = shell.run(&["init", data.to_str().unwrap(), "--output", "census.toml"]).with_code(0);
+    assert!(init.stdout.contains("label: income") && init.stdout.contains("next:"), "{}", init.stdout);
+    let text = fs::read_to_string(place.path().join("census.toml")).unwrap();
+    for part in ["positive = \">50K\"", "missing = [\"?\"]", "adult-test.parquet\"]", "age_bucket"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let _ = shell.run(&["check", "census.toml"]).with_code(0);
+    let outcome = shell.run(&["train", "census.toml", "--json"]).with_code(0).json();
+    let auc = outcome["eval"]["auc"].as_f64().unwrap();
+    assert!(auc > CENSUS_AUC, "{auc}");
+
+    let again = shell.run(&["init", data.to_str().unwrap(), "--output", "census.toml"]).with_code(2).stderr;
+    assert!(again.contains("census.toml exists; --force replaces it"), "{again}");
+    let printed = shell.run(&["init", data.to_str().unwrap()]).with_code(0).stdout;
+    assert!(printed.contains("[model]"), "{printed}");
+}
+
+#[test]
+fn unusual_columns_are_left_out_and_named() {
+    let place = tempfile::tempdir().unwrap();
+    let texts = |of: &dyn Fn(usize) -> String| -> ArrayRef {
+        Arc::new(StringArray::from_iter_values((0..ROWS).map(of)))
+    };
+    let clicked: ArrayRef = Arc::new(Int64Array::from_iter_values((0..ROWS as i64).map(|row| row % 3 % 2)));
+    let moments = TimestampMicrosecondArray::from_iter_values(0..ROWS as i64).with_timezone("UTC");
+    let nothing: ArrayRef = Arc::new(Float64Array::from(vec![None; ROWS]));
+    Table::of(vec![
+        ("clicked", clicked),
+        ("odd name, \"quoted\"", texts(&|row| format!("v{}", row % 50))),
+        ("\u{e9}t\u{e9}", texts(&|row| format!("\u{e9}{}", row % 5))),
+        ("at", Arc::new(moments)),
+        ("nothing", nothing),
+        ("note", texts(&|row| format!("note {row}"))),
+        ("constant", texts(&|_| "x\ny".to_owned())),
+    ])
+    .write_parquet(&place.path().join("clicks.parquet"));
+    let shell = Shell::new(place.path());
+    let init = shell.run(&["init", "clicks.parquet", "-o", "job.toml", "--json"]).with_code(0).json();
+    assert_eq!((&init["label"], &init["features"]), (&"clicked".into(), &2.into()));
+    assert_eq!(init["left_out"], serde_json::json!(["at", "nothing", "note", "constant"]));
+    let _ = shell.run(&["train", "job.toml", "--set", "data.epochs=1"]).with_code(0);
+
+    fs::write(place.path().join("a.csv"), "age,income\n39,1\n").unwrap();
+    let text = shell.run(&["init", "a.csv"]).with_code(1).stderr;
+    assert!(text.contains("millstream convert 'a.csv' data.parquet"), "{text}");
+    let label = shell.run(&["init", "clicks.parquet", "--label", "click"]).with_code(2).stderr;
+    assert!(label.contains("no column `click`; there are `clicked`"), "{label}");
+}
