@@ -79,15 +79,12 @@ fn body(
     let scale = Scale::of(sample.estimated_rows);
     let path = path.map_or("job.toml".to_owned(), |path| path.display().to_string());
     let sampled = figures::count(sample.rows);
-    let all = if sample.is_whole { "all".to_owned() } else { "the first".to_owned() };
+    let of_all = if sample.is_whole { "all " } else { "" };
     writeln!(
         out,
-        "# Predicts {}. Written by `millstream init` by {all} {sampled} rows; change it as you",
+        "# Predicts {}. Written by `millstream init` from {of_all}{sampled} rows. Change what you know better;\n\
+         # examples/job-reference.toml in Millstream's repository explains every key.",
         comment(&label.column)
-    )?;
-    writeln!(
-        out,
-        "# know better. The key reference is examples/job-reference.toml in Millstream's repository."
     )?;
     writeln!(
         out,
@@ -137,7 +134,11 @@ fn body(
         writeln!(out, "\n[training.loss]\nkind = \"mse\"")?;
     }
     if !files.eval.is_empty() {
-        writeln!(out, "\n# Training ends when this many evaluations in a row bring nothing better.")?;
+        writeln!(
+            out,
+            "\n# Training ends when this many evaluations in a row are no better than the best one. So the held-out data"
+        )?;
+        writeln!(out, "# chooses the model: measure the final one on other data.")?;
         writeln!(out, "[evaluation.early_stopping]\npatience = 3")?;
     }
     writeln!(out, "\n[checkpoint]\ndirectory = \"checkpoints\"")?;
