@@ -615,6 +615,33 @@ fn invalid_records_leave_columns_unchanged() {
 }
 
 #[test]
+fn a_number_without_an_end_is_an_error_on_every_path() {
+    let number = |value: &[u8]| {
+        let feature = delimited(3, &delimited(1, value));
+        delimited(1, &delimited(1, &[delimited(1, b"a"), delimited(2, &feature)].concat()))
+    };
+    let message = "a number is truncated".to_owned();
+    for bytes in 1..10 {
+        let mut value = vec![0x80; bytes];
+        let cut = number(&value);
+        *value.last_mut().unwrap() = 1;
+        let whole = number(&value);
+        for push in [ExampleColumns::push, ExampleColumns::push_general] {
+            let mut columns = ExampleColumns::new(&projection());
+            for _ in 0..3 {
+                push(&mut columns, &whole).unwrap();
+            }
+            let fault = Fault::Column { column: 0, message: message.clone() };
+            assert_eq!(push(&mut columns, &cut), Err(fault), "{bytes} bytes");
+            assert_eq!(
+                rows_of(columns.finish().column(0)),
+                vec![Some(Row::Int(vec![1 << (7 * (bytes - 1))])); 3]
+            );
+        }
+    }
+}
+
+#[test]
 fn types_persist_across_chunks() {
     let mut columns = ExampleColumns::new(&projection());
     columns.push(&example(&[("a", int(&[1]))])).unwrap();

@@ -89,10 +89,10 @@ pub(super) fn whole_varint(bytes: &[u8; VALUE_BYTES], length: u8) -> Option<u64>
     let (word, rest) = bytes.split_first_chunk()?;
     let word = u64::from_le_bytes(*word);
     if length <= 8 {
-        let ends = !word & CONTINUATION;
-        // All bits up to the top bit of the first byte without a continuation bit: eight per byte of the number.
-        let whole = ends ^ ends.wrapping_sub(1);
-        return (whole == u64::MAX.wrapping_shr(64 - 8 * u32::from(length))).then(|| septets(word & whole));
+        // The first byte without a continuation bit must be the last of the number.
+        let number = u64::MAX.wrapping_shr(64 - 8 * u32::from(length));
+        let ends = !word & CONTINUATION & number;
+        return (ends == number ^ number >> 1).then(|| septets(word & number));
     }
     let [ninth, tenth, ..] = *rest else { return None };
     let (ended, high) = match length {
