@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millstream_control::proto::JobState;
+use millstream_tools::typed::Kind;
 
 /// Train recommender and ranking models straight from TFRecord and Parquet files.
 #[derive(Debug, Parser)]
@@ -132,7 +133,7 @@ Examples:
     Export(Export),
     /// Describe data files: schema, records, compression, first rows, damage
     Inspect(Inspect),
-    /// Convert between CSV, Parquet and TFRecord
+    /// Convert between CSV, JSON lines, Parquet and TFRecord
     Convert(Convert),
     /// Generate a synthetic click log and print its best possible AUC
     Generate(Generate),
@@ -510,9 +511,9 @@ pub(crate) enum ModelFormat {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "CSV")]
 pub(crate) struct Csv {
-    /// Field separator: one character, or `tab`
-    #[arg(long, value_name = "CHAR", default_value = ",", value_parser = parse_delimiter)]
-    pub(crate) delimiter: u8,
+    /// Field separator of the input: one character, or `tab` [default: detected]
+    #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
+    pub(crate) delimiter: Option<u8>,
     /// Column names, if the first line does not contain them
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',')]
     pub(crate) columns: Option<Vec<String>>,
@@ -587,6 +588,8 @@ impl Threads {
 pub(crate) enum DataFormat {
     /// Separated fields, one record per line
     Csv,
+    /// One JSON object per line
+    Jsonl,
     /// Parquet
     Parquet,
     /// TFRecord of tf.train.Example
@@ -598,9 +601,9 @@ pub(crate) enum DataFormat {
 pub(crate) enum DataCompression {
     /// Uncompressed
     None,
-    /// gzip (TFRecord, CSV)
+    /// gzip (TFRecord, CSV, JSON lines)
     Gzip,
-    /// zlib (TFRecord, CSV)
+    /// zlib (TFRecord, CSV, JSON lines)
     Zlib,
     /// Zstandard (all)
     Zstd,
@@ -653,9 +656,23 @@ OUT is a file, a directory, or a name in which `*` or `@N` stands for the shard 
 under their names only when all are complete. Their bytes do not depend on --threads. IN and OUT can be
 gs://, s3:// and az:// URLs.
 
+Formats are CSV (.csv, .tsv), JSON lines (.jsonl, .ndjson, .json), Parquet and TFRecord; all but Parquet
+also compressed (.gz, .zz, .zst). A JSON array of objects is read too. Nested objects become columns
+`a.b`. Without a header, name the columns with --columns.
+
+KIND is text, integer, number, float (32 bits), boolean, date or timestamp. Dates are read as
+2026-11-21, timestamps as RFC 3339 or seconds since 1970, both in UTC if they have no offset; another
+layout follows a colon: date:%d.%m.%Y.
+
+CSV holds dates and timestamps as ISO 8601 text and decimals with all digits. TFRecord has integers,
+floats and bytes only: dates are days and timestamps microseconds since 1970-01-01, times of day
+microseconds since midnight, decimals floats (integers if they have no fraction).
+
 Examples:
   millstream convert adult.data adult.parquet --columns age,workclass,fnlwgt,income --missing '?'
   millstream convert 'log/*.csv' clicks.tfrecord.gz --shards 16
+  millstream convert log.tsv log.parquet --type zip=text --type when=timestamp --list 'tags=|'
+  millstream convert log.jsonl.gz log.parquet --select user.id,clicked --rename user.id=user
   millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
@@ -666,9 +683,51 @@ pub(crate) struct Convert {
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) input_format: Option<DataFormat>,
     #[command(flatten)]
+    pub(crate) columns: ColumnChoice,
+    #[command(flatten)]
     pub(crate) written: Written,
     #[command(flatten)]
     pub(crate) csv: Csv,
+}
+
+/// The columns to convert.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Columns")]
+pub(crate) struct ColumnChoice {
+    /// Columns to write, in order [default: all]
+    #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',')]
+    pub(crate) select: Option<Vec<String>>,
+    /// Give a column another name; repeatable
+    #[arg(long, value_name = "OLD=NEW", value_parser = parse_pair)]
+    pub(crate) rename: Vec<(String, String)>,
+    /// Type of a column, instead of the inferred one; repeatable
+    #[arg(long = "type", value_name = "COLUMN=KIND", value_parser = parse_kind)]
+    pub(crate) kinds: Vec<(String, Kind)>,
+    /// Separator of the elements of a list in a text, both of input and of CSV output; repeatable
+    #[arg(long = "list", value_name = "COLUMN=TEXT", value_parser = parse_list)]
+    pub(crate) separators: Vec<(String, String)>,
+    /// Skip lines of CSV and JSON that cannot be read, and count them, instead of failing
+    #[arg(long)]
+    pub(crate) skip_bad_lines: bool,
+}
+
+fn parse_pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
+            Ok((name.to_owned(), value.to_owned()))
+        }
+        _ => Err("expected two texts separated by `=`".to_owned()),
+    }
+}
+
+fn parse_kind(text: &str) -> Result<(String, Kind), String> {
+    let (name, kind) = parse_pair(text)?;
+    Ok((name, kind.parse()?))
+}
+
+fn parse_list(text: &str) -> Result<(String, String), String> {
+    let (name, separator) = parse_pair(text)?;
+    Ok((name, if separator == "tab" { "\t".to_owned() } else { separator }))
 }
 
 /// `generate`

@@ -7,8 +7,6 @@
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
-use arrow_array::builder::{Float64Builder, Int64Builder, StringBuilder};
-use arrow_array::{ArrayRef, NullArray};
 use arrow_schema::DataType;
 use csv::{ByteRecord, ReaderBuilder, Trim};
 
@@ -21,10 +19,10 @@ use crate::tfrecord::MAX_RECORD_BYTES;
 const SHOWN_BYTES: usize = 200;
 
 /// The dialect of CSV files.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CsvOptions {
-    /// Separates two fields.
-    pub delimiter: u8,
+    /// Separates two fields; a comma if absent.
+    pub delimiter: Option<u8>,
     /// Column names, in order. If absent, each file's first line is a header.
     pub columns: Option<Vec<String>>,
     /// Lines that start with this byte are skipped.
@@ -34,12 +32,6 @@ pub struct CsvOptions {
     pub strip_suffix: Option<String>,
     /// Values that mean "missing", besides the empty field.
     pub missing: Vec<String>,
-}
-
-impl Default for CsvOptions {
-    fn default() -> Self {
-        Self { delimiter: b',', columns: None, comment: None, strip_suffix: None, missing: Vec::new() }
-    }
 }
 
 /// Reads the records of one file.
@@ -52,6 +44,8 @@ pub struct CsvRows<R> {
     record: ByteRecord,
     /// Number of records read.
     number: u64,
+    /// Whether the input cannot be read beyond the last error.
+    is_broken: bool,
 }
 
 impl<R: Read> CsvRows<R> {
@@ -63,7 +57,7 @@ impl<R: Read> CsvRows<R> {
         options: &CsvOptions,
     ) -> Result<Self, Error> {
         let reader = ReaderBuilder::new()
-            .delimiter(options.delimiter)
+            .delimiter(options.delimiter.unwrap_or(b','))
             .comment(options.comment)
             .has_headers(options.columns.is_none())
             .trim(Trim::All)
@@ -78,6 +72,7 @@ impl<R: Read> CsvRows<R> {
             strip_suffix,
             record: ByteRecord::new(),
             number: 0,
+            is_broken: false,
         };
         rows.columns = match &options.columns {
             Some(columns) => columns.clone(),
@@ -118,8 +113,13 @@ impl<R: Read> CsvRows<R> {
     pub fn next_row(&mut self) -> Result<Option<Fields<'_>>, Error> {
         loop {
             self.reader.get_mut().left = MAX_RECORD_BYTES;
-            if !self.reader.read_byte_record(&mut self.record).map_err(|error| self.broken(error))? {
-                return Ok(None);
+            match self.reader.read_byte_record(&mut self.record) {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => {
+                    self.is_broken = true;
+                    return Err(self.broken(error));
+                }
             }
             // Skip a line of whitespace.
             if self.record.len() > 1 || self.record.iter().any(|field| !field.is_empty()) {
@@ -139,7 +139,22 @@ impl<R: Read> CsvRows<R> {
             )));
         }
         self.number += 1;
-        Ok(Some(Fields { record: &self.record, strip_suffix: self.strip_suffix.as_deref() }))
+        Ok(Some(self.fields()))
+    }
+
+    /// The fields of the record that [`CsvRows::next_row`] has returned last.
+    pub fn fields(&self) -> Fields<'_> {
+        Fields { record: &self.record, strip_suffix: self.strip_suffix.as_deref() }
+    }
+
+    /// The line at which the last record starts, from 1.
+    pub fn line(&self) -> u64 {
+        self.record.position().map_or(1, csv::Position::line)
+    }
+
+    /// Whether the record after one with an error can be read.
+    pub fn can_continue(&self) -> bool {
+        !self.is_broken
     }
 
     fn damage(&self, message: String) -> Error {
@@ -175,7 +190,7 @@ impl<R: BufRead> CsvRows<R> {
 /// The names `column_1`, `column_2`, ... if the first line contains a number and hence is not a header.
 pub fn numbered_columns(start: &[u8], options: &CsvOptions) -> Option<Vec<String>> {
     let mut reader = ReaderBuilder::new()
-        .delimiter(options.delimiter)
+        .delimiter(options.delimiter.unwrap_or(b','))
         .comment(options.comment)
         .has_headers(false)
         .trim(Trim::All)
@@ -244,7 +259,8 @@ impl Inferred {
         }
     }
 
-    fn of(field: &[u8]) -> Self {
+    /// The type of one value.
+    pub fn of(field: &[u8]) -> Self {
         let Ok(text) = std::str::from_utf8(field) else { return Self::Text };
         let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
         // 007 is a code; "nan" and "inf" are words.
@@ -267,60 +283,6 @@ impl Inferred {
             Self::Integer => DataType::Int64,
             Self::Number => DataType::Float64,
             Self::Text => DataType::Utf8,
-        }
-    }
-}
-
-/// Builds an Arrow column from fields.
-pub enum FieldBuilder {
-    /// The number of values, all absent.
-    Nothing(usize),
-    /// 64-bit integers.
-    Integer(Int64Builder),
-    /// Other numbers.
-    Number(Float64Builder),
-    /// Text.
-    Text(StringBuilder),
-}
-
-impl FieldBuilder {
-    /// A builder for a type returned by [`Inferred::data_type`]; any other type is text.
-    pub fn new(data_type: &DataType) -> Self {
-        match data_type {
-            DataType::Null => Self::Nothing(0),
-            DataType::Int64 => Self::Integer(Int64Builder::new()),
-            DataType::Float64 => Self::Number(Float64Builder::new()),
-            _ => Self::Text(StringBuilder::new()),
-        }
-    }
-
-    /// Appends a field, or an absent one.
-    pub fn append(&mut self, field: Option<&[u8]>) -> Result<(), String> {
-        let text = field.map(std::str::from_utf8).transpose().map_err(|_| "is not UTF-8".to_owned())?;
-        let wrong = |expected: &str| format!("`{}` is not {expected}", text.unwrap_or_default());
-        match self {
-            Self::Nothing(rows) => match text {
-                Some(_) => return Err(wrong("absent like all other values")),
-                None => *rows += 1,
-            },
-            Self::Integer(builder) => {
-                builder.append_option(text.map(str::parse).transpose().map_err(|_| wrong("an integer"))?);
-            }
-            Self::Number(builder) => {
-                builder.append_option(text.map(str::parse).transpose().map_err(|_| wrong("a number"))?);
-            }
-            Self::Text(builder) => builder.append_option(text),
-        }
-        Ok(())
-    }
-
-    /// Returns the column, and starts a new one.
-    pub fn finish(&mut self) -> ArrayRef {
-        match self {
-            Self::Nothing(rows) => Arc::new(NullArray::new(std::mem::take(rows))),
-            Self::Integer(builder) => Arc::new(builder.finish()),
-            Self::Number(builder) => Arc::new(builder.finish()),
-            Self::Text(builder) => Arc::new(builder.finish()),
         }
     }
 }
@@ -366,7 +328,7 @@ mod tests {
 
     #[test]
     fn reads_headers_quotes_and_other_delimiters() {
-        let options = CsvOptions { delimiter: b';', ..CsvOptions::default() };
+        let options = CsvOptions { delimiter: Some(b';'), ..CsvOptions::default() };
         let text = "\u{feff}a;b\n1;\"x;\ny\"\n2;\n";
         let mut reader = CsvRows::open("a.csv".into(), text.as_bytes(), Compression::None, &options).unwrap();
         assert_eq!(reader.columns(), ["a", "b"]);
@@ -382,6 +344,18 @@ mod tests {
             "a.csv: damaged at record 1, byte 8: starting at line 3: 1 fields, expected 2; the first is `3`"
         );
         assert!(rows("a,a\n1,2\n", &CsvOptions::default()).is_err());
+    }
+
+    #[test]
+    fn the_record_after_a_short_one_can_be_read() {
+        let text = "a,b\n1,2\n3\n5,6\n";
+        let options = CsvOptions::default();
+        let mut reader = CsvRows::open("a.csv".into(), text.as_bytes(), Compression::None, &options).unwrap();
+        assert!(reader.next_row().unwrap().is_some());
+        assert!(reader.next_row().is_err() && reader.can_continue());
+        assert!(reader.next_row().unwrap().is_some());
+        assert_eq!(reader.fields().iter().collect::<Vec<_>>(), [b"5", b"6"]);
+        assert_eq!(reader.line(), 4);
     }
 
     #[test]

@@ -113,6 +113,9 @@ pub enum FormatName {
 pub enum FileFormat {
     /// Delimiter-separated fields, one record per line.
     Csv,
+    /// One JSON object per line.
+    #[serde(rename = "jsonl")]
+    JsonLines,
     /// Parquet.
     Parquet,
     /// TFRecord files of `tf.train.Example`.
@@ -131,7 +134,12 @@ impl FileFormat {
             Some(FormatName::TfRecord) => Some(Self::TfRecord),
             Some(FormatName::Parquet) => Some(Self::Parquet),
             None => {
-                [".csv", ".tsv", ".txt", ".data"].iter().any(|end| name.ends_with(end)).then_some(Self::Csv)
+                let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+                if ends_in(&[".jsonl", ".ndjson", ".json"]) {
+                    Some(Self::JsonLines)
+                } else {
+                    ends_in(&[".csv", ".tsv", ".tab", ".txt", ".data"]).then_some(Self::Csv)
+                }
             }
         }
     }

@@ -13,12 +13,10 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
+use crate::detect::{Detected, detect};
 use crate::progress::Progress;
-use crate::survey::{Surveyor, file_format};
+use crate::survey::Surveyor;
 use crate::values::{JsonColumn, Limited, Room};
-
-/// The length of the prefix searched for a CSV file's first line.
-const FIRST_LINE_BYTES: u64 = 64 << 10;
 
 /// The bytes of texts that a shown value or type holds; longer ones end with `...`. One value may be as long as a file.
 const SHOWN_BYTES: usize = 4 << 10;
@@ -42,6 +40,8 @@ pub struct Report {
     pub columns: Vec<ColumnReport>,
     /// The first records. Long texts and lists are cut.
     pub rows: Vec<Map<String, Value>>,
+    /// What was assumed about the file, such as the separator of its fields.
+    pub note: Option<String>,
     /// The first damage found.
     pub error: Option<DamageReport>,
 }
@@ -130,23 +130,23 @@ fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<Report, Error> {
         records: 0,
         columns: Vec::new(),
         rows: Vec::new(),
+        note: None,
         error: None,
     };
     let runtime = surveyor.runtime;
-    let format = match file_format(object, runtime) {
-        Ok(format) => format,
+    let Detected { format, mut csv, start, note } = match detect(object, surveyor.csv, None, runtime) {
+        Ok(detected) => detected,
         Err(error @ Error::Format(FormatError::WrongFormat { .. })) => {
             report.error = Some(DamageReport::of(&error));
             return Ok(report);
         }
         Err(error) => return Err(error),
     };
-    let mut numbered = surveyor.csv.clone();
-    if format == FileFormat::Csv && numbered.columns.is_none() {
-        let start = runtime.block_on(object.read(0..object.size().min(FIRST_LINE_BYTES)))?;
-        numbered.columns = numbered_columns(&start, &numbered);
+    report.note = note;
+    if format == FileFormat::Csv && csv.columns.is_none() {
+        csv.columns = numbered_columns(&start, &csv);
     }
-    let survey = Surveyor { csv: &numbered, ..surveyor }.survey(object, format)?;
+    let survey = Surveyor { csv: &csv, ..surveyor }.survey(object, format)?;
     report.format = Some(format);
     report.compression = survey.compression;
     report.records = survey.records;

@@ -137,6 +137,30 @@ fn csv_with_and_without_a_header() {
 }
 
 #[test]
+fn json_lines_separators_and_empty_files() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.json"), "{\"n\": 1, \"ok\": true}\n{\"n\": 2, \"tags\": [\"x\"]}\n")
+        .unwrap();
+    let report = look(dir.path(), "a.json");
+    assert_eq!((report.format, report.records, report.note), (Some(FileFormat::JsonLines), 2, None));
+    let columns = [
+        column("n", "64-bit integer", false, 0),
+        column("ok", "boolean", false, 1),
+        column("tags", "text", true, 1),
+    ];
+    assert_eq!(report.columns, columns);
+    let second = json!({"n": 2, "ok": null, "tags": ["x"]});
+    assert_eq!(Value::Object(report.rows[1].clone()), second);
+    std::fs::write(dir.path().join("b.csv"), "n;t\n1;x\n").unwrap();
+    let report = look(dir.path(), "b.csv");
+    assert_eq!(report.columns, [column("n", "64-bit integer", false, 0), column("t", "text", false, 0)]);
+    assert!(report.note.unwrap().contains("separated by `;`"));
+    std::fs::write(dir.path().join("c.csv"), "").unwrap();
+    let error = look(dir.path(), "c.csv").error.unwrap().message;
+    assert!(error.ends_with("c.csv: expected records, found an empty file"), "{error}");
+}
+
+#[test]
 fn unsupported_formats_and_cancellation() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), [0u8, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4]).unwrap();

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | the contents of files | [`inspect`], [`survey`] |
 //! | statistics of columns over a sample | [`sample`] |
+//! | formats and separators, detected | [`detect`] |
+//! | CSV and JSON lines: rows, types, columns | [`text`], [`json_lines`], [`typed`] |
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
@@ -13,12 +15,16 @@
 #![forbid(unsafe_code)]
 
 pub mod convert;
+mod detect;
 pub mod generate;
 pub mod inspect;
+mod json_lines;
 pub mod output;
 pub mod progress;
 pub mod sample;
 mod survey;
+pub mod text;
+pub mod typed;
 mod values;
 mod written;
 

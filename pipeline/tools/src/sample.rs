@@ -9,6 +9,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::DataType;
+use millstream_format::csv::CsvOptions;
 use millstream_format::example::ExampleColumns;
 use millstream_format::parquet::WantedRows;
 use millstream_format::type_name::TypeName;
@@ -22,8 +23,8 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 
 use crate::EXTRA_DECODE_BYTES;
+use crate::detect::detect;
 use crate::progress::Progress;
-use crate::survey::file_format;
 use crate::values::{JsonColumn, Room};
 
 /// The number of files that a sample reads.
@@ -173,13 +174,13 @@ pub fn sample(objects: &[Object], rows: u64, runtime: &Handle, progress: &Progre
         progress.check()?;
         // What a short file leaves goes to the next ones.
         let quota = (rows - sampler.rows.min(rows)) / (files - nth) as u64;
-        is_whole &= match file_format(object, runtime)? {
+        is_whole &= match detect(object, &CsvOptions::default(), None, runtime)?.format {
             FileFormat::Parquet => sampler.parquet(object, quota)?,
             FileFormat::TfRecord => {
                 by_name = true;
                 sampler.records(object, quota)?
             }
-            FileFormat::Csv => {
+            FileFormat::Csv | FileFormat::JsonLines => {
                 return Err(Error::Format(FormatError::WrongFormat {
                     path: object.path().to_string(),
                     expected: "TFRecord or Parquet".to_owned(),

@@ -1,32 +1,33 @@
 //! Surveys a file's contents by reading it completely: for `inspect`, and to plan `convert`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::DataType;
-use millstream_format::compression::{Compression, Decompressed};
-use millstream_format::csv::{CsvOptions, CsvRows, FieldBuilder, Inferred};
+use millstream_format::csv::CsvOptions;
 use millstream_format::example::ExampleColumns;
 use millstream_format::parquet::WantedRows;
-use millstream_format::{Content, Error as FormatError, FileFormat, SourceError};
-use millstream_io::fetch::{FetchedBytes, FetchedRanges};
+use millstream_format::{Error as FormatError, FileFormat};
+use millstream_io::fetch::FetchedRanges;
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
 use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use millstream_pipeline::parquet::ParquetObject;
 use millstream_pipeline::records::{self, Records, Step};
+use serde_json::Value;
 use tokio::runtime::Handle;
 
 use crate::EXTRA_DECODE_BYTES;
 use crate::progress::Progress;
+use crate::text::{Guess, Skipped, TextRows, TextRules};
+use crate::typed::{ColumnBuilder, Raw, list_of};
 
 /// Records per chunk.
 const CHUNK_RECORDS: usize = 1024;
 /// The bytes of values at which a chunk ends.
 const CHUNK_BYTES: usize = 32 << 20;
-/// The number of leading bytes read to detect a file's format.
-const SNIFFED_BYTES: u64 = 4096;
 
 /// The contents of a file.
 #[derive(Default)]
@@ -39,6 +40,8 @@ pub(crate) struct Survey {
     pub(crate) rows: Option<RecordBatch>,
     /// The first damage found.
     pub(crate) error: Option<Error>,
+    /// Lines that were skipped.
+    pub(crate) skipped: Skipped,
 }
 
 /// The contents of a column.
@@ -63,34 +66,13 @@ pub(crate) struct Surveyor<'a> {
     pub(crate) progress: &'a Progress,
 }
 
-/// Detects the format of a file from its first bytes, or else from its name.
-pub(crate) fn file_format(object: &Object, runtime: &Handle) -> Result<FileFormat, Error> {
-    let start = runtime.block_on(object.read(0..object.size().min(SNIFFED_BYTES)))?;
-    match Content::detect(&start) {
-        Content::Parquet => Ok(FileFormat::Parquet),
-        Content::TfRecord(Compression::None) => Ok(FileFormat::TfRecord),
-        // The prefix of a compressed file may be too short to detect its contents.
-        Content::TfRecord(_) => Ok(FileFormat::from_name(object.path()).unwrap_or(FileFormat::TfRecord)),
-        Content::Text => Ok(FileFormat::Csv),
-        found @ (Content::Empty | Content::Unknown) => {
-            FileFormat::from_name(object.path()).ok_or_else(|| {
-                Error::Format(FormatError::WrongFormat {
-                    path: object.path().to_string(),
-                    expected: "TFRecord, Parquet or CSV".to_owned(),
-                    found: found.to_string(),
-                })
-            })
-        }
-    }
-}
-
 impl Surveyor<'_> {
     /// Surveys a whole file. Damage is part of the survey; `Err` is a storage error or a cancellation.
     pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
         match format {
             FileFormat::TfRecord => self.records(object),
             FileFormat::Parquet => self.parquet(object),
-            FileFormat::Csv => self.csv(object),
+            FileFormat::Csv | FileFormat::JsonLines => self.text(object, format, &TextRules::default()),
         }
     }
 
@@ -132,7 +114,14 @@ impl Surveyor<'_> {
         }
         let compression = format!("{:?}", records.compression()).to_lowercase();
         let Features { records, columns } = features;
-        Ok(Survey { compression, records, columns: sorted(columns, records), rows, error })
+        Ok(Survey {
+            compression,
+            records,
+            columns: sorted(columns, records),
+            rows,
+            error,
+            ..Survey::default()
+        })
     }
 
     fn parquet(&self, object: &Object) -> Result<Survey, Error> {
@@ -192,60 +181,95 @@ impl Surveyor<'_> {
         Ok(())
     }
 
-    fn csv(&self, object: &Object) -> Result<Survey, Error> {
-        let mut rows = match open_csv(object, self.csv, self.runtime) {
+    /// Surveys a file of a text format, read by `rules`.
+    pub(crate) fn text(
+        &self,
+        object: &Object,
+        format: FileFormat,
+        rules: &TextRules,
+    ) -> Result<Survey, Error> {
+        let mut rows = match TextRows::open(object, format, self.csv, rules, self.runtime) {
             Ok(rows) => rows,
             Err(error) => return Survey::failed(error),
         };
-        let mut survey = Survey {
-            compression: format!("{:?}", rows.compression()).to_lowercase(),
-            columns: rows.columns().iter().map(|name| Surveyed::of(name, &DataType::Null)).collect(),
-            ..Survey::default()
-        };
+        let mut survey = Survey { compression: rows.compression().to_owned(), ..Survey::default() };
+        let mut columns: Vec<TextColumn> = Vec::new();
+        let mut first = Vec::new();
         let mut reading = self.progress.reading();
-        let mut inferred = vec![Inferred::default(); survey.columns.len()];
-        let mut first: Vec<FieldBuilder> =
-            inferred.iter().map(|_| FieldBuilder::new(&DataType::Utf8)).collect();
         loop {
-            let fields = match rows.next_row() {
-                Ok(Some(fields)) => fields,
-                Ok(None) => break,
+            match rows.advance() {
+                Ok(true) => {}
+                Ok(false) => break,
                 Err(error) if error.is_bad_record() => {
-                    survey.error = Some(error.into());
+                    survey.error = Some(error);
                     break;
                 }
-                Err(error) => return Err(error.into()),
-            };
-            for (column, field) in fields.iter().enumerate() {
-                let present = is_present(field, self.csv);
-                if present {
-                    inferred[column].include(field);
-                } else {
-                    survey.columns[column].absent += 1;
-                }
-                if survey.records < self.rows as u64 {
-                    // Bytes that are not text are shown as absent.
-                    let text = present.then_some(field).filter(|field| std::str::from_utf8(field).is_ok());
-                    first[column].append(text).map_err(Error::Invalid)?;
-                }
+                Err(error) => return Err(error),
             }
+            for name in &rows.columns()[columns.len()..] {
+                columns.push(TextColumn::of(rules, name));
+            }
+            rows.each(|column, raw| {
+                let Some(raw) = raw else { return };
+                columns[column].include(raw);
+                if survey.records < self.rows as u64 {
+                    first.push((survey.records, column, kept(raw)));
+                }
+            });
             survey.records += 1;
             if survey.records.is_multiple_of(CHUNK_RECORDS as u64) {
                 self.progress.add_rows(CHUNK_RECORDS as u64);
-                reading.at(object.size() - rows.input().source().remaining())?;
+                reading.at(object.size() - rows.remaining())?;
             }
         }
-        for (column, inferred) in survey.columns.iter_mut().zip(inferred) {
-            column.data_type = inferred.data_type();
-        }
-        let named = survey.columns.iter().map(|column| column.name.clone());
-        let arrays = first.iter_mut().map(FieldBuilder::finish);
-        survey.rows = RecordBatch::try_from_iter_with_nullable(
-            named.zip(arrays).map(|(name, array)| (name, array, true)),
-        )
-        .ok();
+        columns.extend(rows.columns()[columns.len()..].iter().map(|name| TextColumn::of(rules, name)));
+        let named = rows.columns().iter().zip(&columns);
+        survey.columns = named.map(|(name, column)| column.surveyed(name, survey.records)).collect();
+        survey.rows = survey.first_rows(&first, rules, self.rows);
+        survey.skipped = rows.skipped().clone();
         reading.at(object.size())?;
         Ok(survey)
+    }
+}
+
+/// A column of a text format.
+struct TextColumn {
+    separator: Option<String>,
+    kind: Option<DataType>,
+    guess: Guess,
+    present: u64,
+}
+
+impl TextColumn {
+    fn of(rules: &TextRules, name: &str) -> Self {
+        Self {
+            separator: rules.separators.get(name).cloned(),
+            kind: rules.kinds.get(name).map(|kind| kind.data_type().clone()),
+            guess: Guess::default(),
+            present: 0,
+        }
+    }
+
+    fn include(&mut self, raw: Raw<'_>) {
+        self.present += 1;
+        self.guess.include(raw, self.separator.as_deref());
+    }
+
+    fn surveyed(&self, name: &str, records: u64) -> Surveyed {
+        Surveyed {
+            name: name.to_owned(),
+            data_type: self.kind.clone().unwrap_or_else(|| self.guess.data_type()),
+            multi: self.guess.is_list,
+            absent: records - self.present,
+        }
+    }
+}
+
+/// A value of one of the first rows, kept until the types are known. Bytes that are not text are shown as absent.
+fn kept(raw: Raw<'_>) -> Value {
+    match raw {
+        Raw::Text(field) => std::str::from_utf8(field).map_or(Value::Null, Value::from),
+        Raw::Json(value) => value.clone(),
     }
 }
 
@@ -260,6 +284,30 @@ struct GroupSurvey {
 }
 
 impl Survey {
+    /// The first rows with the types of all. `values` are those that are present, with their rows and columns.
+    fn first_rows(
+        &self,
+        values: &[(u64, usize, Value)],
+        rules: &TextRules,
+        most: usize,
+    ) -> Option<RecordBatch> {
+        let rows = self.records.min(most as u64);
+        let values: HashMap<_, _> =
+            values.iter().map(|(row, column, value)| ((*row, *column), value)).collect();
+        let build = |(place, column): (usize, &Surveyed)| {
+            let value = column.data_type.clone();
+            let data_type = if column.multi { list_of(value) } else { value };
+            let mut builder = ColumnBuilder::new(&data_type, rules.reading(&column.name));
+            for row in 0..rows {
+                let value = values.get(&(row, place)).filter(|value| !value.is_null());
+                builder.append(value.map(|value| Raw::Json(value))).ok()?;
+            }
+            Some((column.name.clone(), builder.finish(), true))
+        };
+        let columns: Option<Vec<_>> = self.columns.iter().enumerate().map(build).collect();
+        RecordBatch::try_from_iter_with_nullable(columns?).ok()
+    }
+
     /// The survey of a file that cannot be opened at all.
     fn failed(error: Error) -> Result<Self, Error> {
         match error {
@@ -321,29 +369,4 @@ fn sorted(mut columns: Vec<Surveyed>, records: u64) -> Vec<Surveyed> {
 
 fn is_text(values: &ArrayRef) -> bool {
     values.as_binary::<i32>().iter().flatten().all(|value| std::str::from_utf8(value).is_ok())
-}
-
-/// Whether a CSV field has a value.
-pub(crate) fn is_present(field: &[u8], options: &CsvOptions) -> bool {
-    !field.is_empty() && !options.missing.iter().any(|missing| missing.as_bytes() == field)
-}
-
-/// A CSV file, compressed or not.
-pub(crate) type CsvFile = CsvRows<Decompressed<FetchedBytes>>;
-
-/// Opens a CSV file.
-pub(crate) fn open_csv(object: &Object, options: &CsvOptions, runtime: &Handle) -> Result<CsvFile, Error> {
-    let path: Arc<str> = object.path().clone();
-    let bytes = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.into());
-    match Decompressed::new(bytes) {
-        Ok((stream, compression)) => Ok(CsvRows::open(path, stream, compression, options)?),
-        Err(error) => {
-            let path = path.to_string();
-            let error = match SourceError::unmark(error) {
-                Ok(source) => FormatError::Source { path, source },
-                Err(error) => FormatError::Damage { path, offset: 0, record: 0, message: error.to_string() },
-            };
-            Err(error.into())
-        }
-    }
 }

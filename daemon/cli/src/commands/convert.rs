@@ -1,12 +1,13 @@
-//! `millstream convert`: converts between CSV, Parquet and TFRecord.
+//! `millstream convert`: converts between CSV, JSON lines, Parquet and TFRecord.
 
 use millstream_format::FileFormat;
 use millstream_format::csv::CsvOptions;
 use millstream_tools::convert::{self, ConvertOptions};
 use millstream_tools::output::{OutputCompression, OutputOptions};
+use millstream_tools::text::TextRules;
 use serde_json::json;
 
-use crate::arguments::{Convert, Csv, DataCompression, DataFormat, Written};
+use crate::arguments::{ColumnChoice, Convert, Csv, DataCompression, DataFormat, Written};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
@@ -20,9 +21,17 @@ pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> 
         [inputs @ .., output] if !inputs.is_empty() => (inputs, output),
         _ => return Err(Failure::Usage("expected an input and an output".to_owned())),
     };
+    let ColumnChoice { select, rename, kinds, separators, skip_bad_lines } = arguments.columns;
     let options = ConvertOptions {
         csv: arguments.csv.into(),
         input_format: arguments.input_format.map(Into::into),
+        text: TextRules {
+            kinds: kinds.into_iter().collect(),
+            separators: separators.into_iter().collect(),
+            skip_bad_lines,
+        },
+        select,
+        rename,
         output: arguments.written.into(),
     };
     let work = FileWork::start(context, "converting")?;
@@ -31,8 +40,17 @@ pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> 
     let converted = work.run(goal, |destination, progress| {
         convert::convert(&objects, output, &options, destination, progress)
     })?;
-    context.answer(&json!({ "files": converted.files, "rows": converted.rows }), || {
-        let rows = format!("wrote {} rows to", figures::count(converted.rows));
+    converted.notes.iter().for_each(|note| context.screen.note(note));
+    converted.warnings.iter().for_each(|warning| context.screen.warning(warning));
+    let document = json!({
+        "files": converted.files,
+        "rows": converted.rows,
+        "notes": converted.notes,
+        "warnings": converted.warnings,
+    });
+    context.answer(&document, || {
+        let noun = if converted.rows == 1 { "row" } else { "rows" };
+        let rows = format!("wrote {} {noun} to", figures::count(converted.rows));
         std::iter::once(rows).chain(converted.files.iter().cloned()).collect::<Vec<_>>().join("\n")
     })
 }
@@ -61,6 +79,7 @@ impl From<DataFormat> for FileFormat {
     fn from(format: DataFormat) -> Self {
         match format {
             DataFormat::Csv => Self::Csv,
+            DataFormat::Jsonl => Self::JsonLines,
             DataFormat::Parquet => Self::Parquet,
             DataFormat::Tfrecord => Self::TfRecord,
         }

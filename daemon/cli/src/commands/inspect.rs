@@ -34,6 +34,8 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
     let reports =
         work.run(goal, |storage, progress| inspect::inspect(&objects, &options, &storage.runtime, progress))?;
+    let notes = reports.iter().filter_map(|report| report.note.as_ref());
+    notes.take(1).for_each(|note| context.screen.note(note));
     let each = arguments.all || reports.len() <= MAX_SINGLE_REPORTS;
     context.answer(&reports, || {
         if each { reports.iter().map(describe).collect::<Vec<_>>().join("\n") } else { summary(&reports) }
@@ -88,6 +90,7 @@ fn summary(reports: &[Report]) -> String {
 fn format_of(report: &Report) -> &'static str {
     report.format.map_or("unknown", |format| match format {
         FileFormat::Csv => "CSV",
+        FileFormat::JsonLines => "JSON lines",
         FileFormat::Parquet => "Parquet",
         FileFormat::TfRecord => "TFRecord",
     })
@@ -172,6 +175,7 @@ mod tests {
             records: 1,
             columns,
             rows: vec![row.as_object().cloned().unwrap_or_default()],
+            note: None,
             error: None,
         };
         let text = describe(&report);

@@ -21,8 +21,7 @@ const CLASS: &str = "class";
 pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Failure> {
     let Predict { scored, output, format } = arguments;
     let name = output.as_deref().and_then(Path::to_str);
-    let format = format.map(Into::into).or_else(|| name.and_then(TableFormat::by_name));
-    let format = format.unwrap_or(TableFormat::Csv);
+    let format = format_of(format.map(Into::into), name)?;
     let compression = name.and_then(Compression::from_name).unwrap_or(Compression::None);
     check_output(output.as_deref(), format, compression, context)?;
     let place = scored.place;
@@ -44,6 +43,18 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     match &output {
         Some(path) if context.json => context.document(&json!({ "output": path, "rows": rows })),
         _ => Ok(()),
+    }
+}
+
+/// The given format, or that of the output's name; CSV without an output.
+fn format_of(given: Option<TableFormat>, output: Option<&str>) -> Result<TableFormat, Failure> {
+    match (given, output) {
+        (Some(format), _) => Ok(format),
+        (None, None) => Ok(TableFormat::Csv),
+        (None, Some(name)) => TableFormat::by_name(name).ok_or_else(|| {
+            let known = ".csv, .jsonl, .ndjson, .json or .parquet; or specify --format";
+            Failure::Usage(format!("{name}: the name does not determine the format: expected {known}"))
+        }),
     }
 }
 
@@ -147,5 +158,20 @@ impl From<ScoreFormat> for TableFormat {
             ScoreFormat::Jsonl => Self::JsonLines,
             ScoreFormat::Parquet => Self::Parquet,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_extension_is_an_error_and_not_csv() {
+        assert!(
+            matches!(format_of(None, Some("a/scores.foo")), Err(Failure::Usage(why)) if why.contains(".jsonl"))
+        );
+        assert!(matches!(format_of(None, Some("scores.json.gz")), Ok(TableFormat::JsonLines)));
+        assert!(matches!(format_of(Some(TableFormat::Csv), Some("scores.foo")), Ok(TableFormat::Csv)));
+        assert!(matches!(format_of(None, None), Ok(TableFormat::Csv)));
     }
 }

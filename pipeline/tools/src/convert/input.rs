@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StringArray, new_null_array};
-use arrow_schema::{DataType, Schema};
-use millstream_format::csv::{CsvOptions, FieldBuilder};
+use arrow_schema::{DataType, Field, Schema};
+use millstream_format::csv::CsvOptions;
 use millstream_format::parquet::WantedRows;
+use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat, ProjectedColumn, Projection, RawChunk};
-use millstream_io::Error as IoError;
 use millstream_io::fetch::FetchedRanges;
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
@@ -18,11 +18,14 @@ use millstream_pipeline::records::{Records, RecordsReader};
 use millstream_pipeline::spec::OnBadRecord;
 use tokio::runtime::Handle;
 
+use super::schema::OutputColumn;
 use super::weight;
 use crate::EXTRA_DECODE_BYTES;
 use crate::output::Block;
 use crate::progress::{Progress, Reading};
-use crate::survey::{CsvFile, is_present, open_csv};
+use crate::text::{TextRows, TextRules};
+use crate::typed::{ColumnBuilder, Raw};
+use crate::values::{JsonColumn, Room};
 
 /// Rows per chunk.
 const CHUNK_ROWS: usize = 4096;
@@ -36,6 +39,8 @@ const HELD_PER_BYTE: usize = 3;
 pub(super) struct Source<'a> {
     pub(super) object: &'a Object,
     pub(super) format: FileFormat,
+    /// The layout of CSV.
+    pub(super) csv: CsvOptions,
     pub(super) rows: u64,
     /// The number of positions at which reading can start independently: row groups.
     pub(super) parts: usize,
@@ -46,7 +51,9 @@ pub(super) struct Source<'a> {
 pub(super) struct Inputs<'a> {
     pub(super) sources: &'a [Source<'a>],
     pub(super) schema: &'a Arc<Schema>,
-    pub(super) csv: &'a CsvOptions,
+    /// Where the columns of the schema come from.
+    pub(super) columns: &'a [OutputColumn],
+    pub(super) rules: &'a TextRules,
     pub(super) runtime: &'a Handle,
     pub(super) progress: &'a Progress,
 }
@@ -133,16 +140,14 @@ fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
 /// A reader of one input.
 struct InputRows<'a> {
     object: &'a Object,
-    schema: &'a Arc<Schema>,
-    csv: &'a CsvOptions,
-    runtime: &'a Handle,
-    source: Contents,
+    inputs: Inputs<'a>,
+    source: Contents<'a>,
     /// The record number of the next row.
     next: u64,
 }
 
-enum Contents {
-    Csv(Box<CsvFile>),
+enum Contents<'a> {
+    Text(Box<TextRows<'a>>),
     Records(Box<RecordsReader>),
     Parquet(Box<Groups>),
 }
@@ -158,19 +163,19 @@ struct Groups {
 }
 
 impl<'a> InputRows<'a> {
-    fn open(source: &Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
-        let Inputs { schema, csv, runtime, .. } = inputs;
+    fn open(source: &'a Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
+        let Inputs { columns, rules, runtime, .. } = inputs;
         let object = source.object;
         let contents = match source.format {
-            FileFormat::Csv => {
-                let mut file = Box::new(open_csv(object, csv, runtime)?);
+            FileFormat::Csv | FileFormat::JsonLines => {
+                let mut rows = TextRows::open(object, source.format, &source.csv, rules, runtime)?;
                 for _ in 0..skip {
-                    file.next_row()?;
+                    rows.advance()?;
                 }
-                Contents::Csv(file)
+                Contents::Text(Box::new(rows))
             }
             FileFormat::TfRecord => {
-                let projection = projection(schema);
+                let projection = projection(columns);
                 let fatal = BadRecords::new(OnBadRecord::Fail);
                 let records = Records::start(object.clone(), &Arc::default(), &runtime.into());
                 let mut reader = RecordsReader::of(records, &projection, fatal);
@@ -182,13 +187,13 @@ impl<'a> InputRows<'a> {
                 Contents::Parquet(Box::new(Groups::new(file, skip)))
             }
         };
-        Ok(Self { object, schema, csv, runtime, source: contents, next: skip })
+        Ok(Self { object, inputs, source: contents, next: skip })
     }
 
     /// The number of bytes read so far.
     fn bytes_read(&self) -> u64 {
         match &self.source {
-            Contents::Csv(rows) => self.object.size() - rows.input().source().remaining(),
+            Contents::Text(rows) => self.object.size() - rows.remaining(),
             Contents::Records(reader) => reader.records().bytes_read(),
             Contents::Parquet(groups) => groups.bytes,
         }
@@ -197,12 +202,14 @@ impl<'a> InputRows<'a> {
     /// The next chunk of rows.
     fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
         let arrays = match &mut self.source {
-            Contents::Csv(_) => self.csv_columns()?,
+            Contents::Text(_) => self.text_columns()?,
             Contents::Records(reader) => {
                 let chunk = reader.next_chunk(CHUNK_ROWS)?;
                 chunk.map(|(batch, _)| (batch.num_rows(), batch.columns().to_vec()))
             }
-            Contents::Parquet(groups) => groups.columns(self.object, self.schema, self.runtime)?,
+            Contents::Parquet(groups) => {
+                groups.columns(self.object, self.inputs.columns, self.inputs.runtime)?
+            }
         };
         let Some((rows, arrays)) = arrays else { return Ok(None) };
         let columns = self.conform(rows, arrays)?;
@@ -211,59 +218,80 @@ impl<'a> InputRows<'a> {
         Ok(Some(chunk))
     }
 
-    fn csv_columns(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
-        let Contents::Csv(file) = &mut self.source else { return Ok(None) };
-        // Maps each column of the file to its position in the schema; files may order columns differently.
-        let places: Vec<usize> = file
-            .columns()
-            .iter()
-            .map(|name| {
-                self.schema
-                    .index_of(name)
-                    .map_err(|_| Error::Io(IoError::Changed { path: self.object.path().to_string() }))
-            })
-            .collect::<Result<_, _>>()?;
-        let mut builders: Vec<FieldBuilder> =
-            self.schema.fields().iter().map(|field| FieldBuilder::new(field.data_type())).collect();
+    fn text_columns(&mut self) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
+        let Contents::Text(file) = &mut self.source else { return Ok(None) };
+        let Inputs { schema, columns, .. } = self.inputs;
+        let builder = |(field, column): (&Arc<Field>, &OutputColumn)| {
+            ColumnBuilder::new(field.data_type(), column.reading.clone())
+        };
+        let mut builders: Vec<ColumnBuilder> = schema.fields().iter().zip(columns).map(builder).collect();
+        // Maps each column of the file to its position in the schema; files may order columns differently, and the
+        // columns of JSON appear as they occur.
+        let mut places: Vec<Option<usize>> = Vec::new();
         let (mut rows, mut bytes) = (0, 0);
-        while rows < CHUNK_ROWS && bytes < CHUNK_BYTES {
-            let Some(fields) = file.next_row()? else { break };
-            for (&place, field) in places.iter().zip(fields.iter()) {
-                bytes += field.len();
-                let value = is_present(field, self.csv).then_some(field);
-                builders[place].append(value).map_err(|message| {
-                    Error::Format(FormatError::BadValue {
-                        path: self.object.path().to_string(),
-                        record: self.next + rows as u64,
-                        column: self.schema.field(place).name().clone(),
-                        message,
-                    })
-                })?;
+        while rows < CHUNK_ROWS && bytes < CHUNK_BYTES && file.advance()? {
+            for name in &file.columns()[places.len()..] {
+                places.push(columns.iter().position(|column| column.source == *name));
+            }
+            let mut bad = None;
+            file.each(|column, raw| {
+                let Some(place) = places[column] else { return };
+                bytes += raw.map_or(0, |raw| raw.bytes());
+                if let Err(message) = builders[place].append(raw) {
+                    bad.get_or_insert((column, message));
+                }
+            });
+            if let Some((column, message)) = bad {
+                return Err(file.bad_value(column, &message));
             }
             rows += 1;
+            for builder in &mut builders {
+                if builder.len() < rows {
+                    builder.append(None).map_err(Error::Invalid)?;
+                }
+            }
         }
-        let arrays = builders.iter_mut().map(FieldBuilder::finish).collect();
+        let arrays = builders.iter_mut().map(ColumnBuilder::finish).collect();
         Ok((rows > 0).then_some((rows, arrays)))
     }
 
     fn conform(&self, rows: usize, arrays: Vec<ArrayRef>) -> Result<RecordBatch, Error> {
-        let fields = self.schema.fields().iter();
+        let Inputs { schema, columns, .. } = self.inputs;
+        let fields = schema.fields().iter().zip(columns);
         let columns: Vec<ArrayRef> = fields
             .zip(arrays)
-            .map(|(field, array)| {
-                conform(&array, field.data_type()).ok_or_else(|| {
-                    Error::Format(FormatError::WrongType {
-                        path: self.object.path().to_string(),
-                        column: field.name().clone(),
-                        found: array.data_type().to_string(),
-                        expected: field.data_type().to_string(),
-                    })
-                })
+            .map(|((field, column), array)| match conform(&array, field.data_type()) {
+                Some(array) => Ok(array),
+                None if column.is_given => self.convert(&array, field, column),
+                None => Err(Error::Format(FormatError::WrongType {
+                    path: self.object.path().to_string(),
+                    column: column.source.clone(),
+                    found: TypeName(array.data_type()).to_string(),
+                    expected: TypeName(field.data_type()).to_string(),
+                })),
             })
             .collect::<Result<_, _>>()?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+        RecordBatch::try_new_with_options(schema.clone(), columns, &options)
             .map_err(|error| Error::Invalid(format!("{}: {error}", self.object.path())))
+    }
+
+    /// Converts a column to the type that an option gives, by way of the JSON form of its values.
+    fn convert(&self, array: &ArrayRef, field: &Field, column: &OutputColumn) -> Result<ArrayRef, Error> {
+        let values = JsonColumn::of(array);
+        let mut builder = ColumnBuilder::new(field.data_type(), column.reading.clone());
+        for row in 0..array.len() {
+            let value = values.value(row, &mut Room::unlimited());
+            builder.append((!value.is_null()).then_some(Raw::Json(&value))).map_err(|message| {
+                Error::Format(FormatError::BadValue {
+                    path: self.object.path().to_string(),
+                    record: self.next + row as u64,
+                    column: column.source.clone(),
+                    message,
+                })
+            })?;
+        }
+        Ok(builder.finish())
     }
 }
 
@@ -281,7 +309,7 @@ impl Groups {
     fn columns(
         &mut self,
         object: &Object,
-        schema: &Schema,
+        columns: &[OutputColumn],
         runtime: &Handle,
     ) -> Result<Option<(usize, Vec<ArrayRef>)>, Error> {
         loop {
@@ -293,7 +321,7 @@ impl Groups {
                             .cloned()
                             .unwrap_or_else(|| new_null_array(&DataType::Null, batch.num_rows()))
                     };
-                    let arrays = schema.fields().iter().map(|field| by_name(field.name())).collect();
+                    let arrays = columns.iter().map(|column| by_name(&column.source)).collect();
                     return Ok(Some((batch.num_rows(), arrays)));
                 }
                 self.bytes += self.file.file().groups()[self.next_group - 1].bytes;
@@ -313,12 +341,9 @@ impl Groups {
     }
 }
 
-fn projection(schema: &Schema) -> Projection {
-    let column = |field: &Arc<arrow_schema::Field>| ProjectedColumn {
-        name: field.name().clone(),
-        multi: matches!(field.data_type(), DataType::List(_)),
-    };
-    Projection { columns: schema.fields().iter().map(column).collect() }
+fn projection(columns: &[OutputColumn]) -> Projection {
+    let column = |column: &OutputColumn| ProjectedColumn { name: column.source.clone(), multi: column.multi };
+    Projection { columns: columns.iter().map(column).collect() }
 }
 
 /// Converts an array to the common type; `None` if that type cannot hold its values.

@@ -1,8 +1,8 @@
-//! Converts between CSV, Parquet and TFRecord: `millstream convert`.
+//! Converts between CSV, JSON lines, Parquet and TFRecord: `millstream convert`.
 //!
-//! CSV and TFRecord do not describe themselves, so they are read twice. The first pass surveys columns, types
-//! and row counts, several files at a time; the second converts. The number of rows in each shard is
-//! therefore known before it is started, and rows keep their order.
+//! CSV, JSON lines and TFRecord do not describe themselves, so they are read twice. The first pass surveys columns,
+//! types and row counts, several files at a time; the second converts. The number of rows in each shard is
+//! therefore known before it is started, and rows keep their order. Both passes skip the same bad lines.
 //!
 //! The second pass is divided into *runs* of consecutive shards, one per thread if there are enough shards and inputs.
 //! Each run seeks to its first row, reads its own rows and writes its own files. A run with several threads reads on
@@ -25,9 +25,10 @@ use millstream_pipeline::Error;
 use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use tokio::runtime::Handle;
 
+use crate::detect::{Detected, detect};
 use crate::output::{self, Destination, OutputOptions, Run, Staged, Target};
 use crate::progress::Progress;
-use crate::survey::file_format;
+use crate::text::{Skipped, TextRules};
 
 use input::{Inputs, Source};
 use schema::{Described, Plan};
@@ -39,6 +40,12 @@ pub struct ConvertOptions {
     pub csv: CsvOptions,
     /// The input format, for input whose content and name do not identify it.
     pub input_format: Option<FileFormat>,
+    /// Types of columns, lists in texts, and bad lines.
+    pub text: TextRules,
+    /// The columns to write, in order; by default all.
+    pub select: Option<Vec<String>>,
+    /// Columns and their new names.
+    pub rename: Vec<(String, String)>,
     /// Options of the output.
     pub output: OutputOptions,
 }
@@ -52,6 +59,10 @@ pub struct Converted {
     pub rows: u64,
     /// Total bytes.
     pub bytes: u64,
+    /// What was assumed about the input, such as the separator of fields.
+    pub notes: Vec<String>,
+    /// Input without rows, and skipped lines.
+    pub warnings: Vec<String>,
 }
 
 /// Converts `inputs`, in order, to `output`: a file, a name with `*` or `@N` in place of shard numbers, or a
@@ -70,21 +81,32 @@ pub fn convert(
 ) -> Result<Converted, Error> {
     let runtime = &destination.runtime;
     let target = output::plan(output, inputs, &options.output, destination)?;
-    let (plan, sources) = survey(inputs, options, runtime, progress)?;
-    let schema = plan.schema();
+    let Surveyed { plan, sources, notes, warnings } = survey(inputs, options, runtime, progress)?;
+    let (schema, columns) = plan.output(options, target.format())?;
     target.check_schema(&schema, inputs)?;
     progress.expect_bytes(inputs.iter().map(Object::size).sum());
     let rows = sources.iter().map(|source| source.rows).sum();
-    let conversion = Conversion {
-        target: &target,
-        inputs: Inputs { sources: &sources, schema: &schema, csv: &options.csv, runtime, progress },
-        rows,
+    let inputs = Inputs {
+        sources: &sources,
+        schema: &schema,
+        columns: &columns,
+        rules: &options.text,
+        runtime,
+        progress,
     };
-    let staged = conversion.run(&options.output)?;
+    let staged = Conversion { target: &target, inputs, rows }.run(&options.output)?;
     let files = staged.iter().map(|file| file.address().to_owned()).collect();
     let bytes = staged.iter().map(Staged::bytes).sum();
     staged.into_iter().try_for_each(Staged::commit)?;
-    Ok(Converted { files, rows, bytes })
+    Ok(Converted { files, rows, bytes, notes, warnings })
+}
+
+/// The result of the first pass.
+struct Surveyed<'a> {
+    plan: Plan,
+    sources: Vec<Source<'a>>,
+    notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// The first pass: surveys the files in parallel.
@@ -93,24 +115,47 @@ fn survey<'a>(
     options: &ConvertOptions,
     runtime: &Handle,
     progress: &Progress,
-) -> Result<(Plan, Vec<Source<'a>>), Error> {
+) -> Result<Surveyed<'a>, Error> {
     let mut plan = Plan::default();
     let mut sources = Vec::with_capacity(inputs.len());
+    let mut notes = Vec::new();
+    let mut skipped = Skipped::default();
     let mut objects = inputs.iter();
     in_order(
         Bounds { threads: options.output.threads, bytes: usize::MAX },
         || Ok(objects.next().map(|item| Weighed { item, bytes: 0 })),
         |object| {
-            let format = options.input_format.map_or_else(|| file_format(object, runtime), Ok)?;
-            let described = Described::of(object, format, &options.csv, runtime, progress)?;
-            Ok((object, format, described))
+            let detected = detect(object, &options.csv, options.input_format, runtime)?;
+            let described = Described::of(object, &detected, &options.text, runtime, progress)?;
+            Ok((object, detected, described))
         },
-        |(object, format, described)| {
-            sources.push(Source { object, format, rows: described.rows, parts: described.parts });
+        |(object, Detected { format, csv, note, .. }, described)| {
+            // Files of one dataset have the same layout; one note suffices.
+            notes.extend(note.filter(|_| notes.is_empty()));
+            skipped.lines += described.skipped.lines;
+            skipped.first = skipped.first.take().or(described.skipped.first.clone());
+            sources.push(Source { object, format, csv, rows: described.rows, parts: described.parts });
             plan.add(object, format, described)
         },
     )?;
-    Ok((plan, sources))
+    let warnings = warnings(&sources, &skipped);
+    Ok(Surveyed { plan, sources, notes, warnings })
+}
+
+fn warnings(sources: &[Source<'_>], skipped: &Skipped) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if let Some(first) = &skipped.first {
+        let (lines, were) = if skipped.lines == 1 { ("line", "was") } else { ("lines", "were") };
+        warnings.push(format!("{} bad {lines} {were} skipped; the first: {first}", skipped.lines));
+    }
+    let mut empty = sources.iter().filter(|source| source.rows == 0).map(|source| source.object.path());
+    if let Some(first) = empty.next() {
+        match empty.count() {
+            0 => warnings.push(format!("{first}: no rows")),
+            more => warnings.push(format!("{first} and {more} more: no rows")),
+        }
+    }
+    warnings
 }
 
 /// The second pass.

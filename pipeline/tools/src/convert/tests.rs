@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use arrow_array::builder::{Int64Builder, ListBuilder, StringBuilder};
-use arrow_array::{ArrayRef, BooleanArray, Float32Array, RecordBatch, UInt64Array};
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, Date32Array, Decimal128Array, DurationMillisecondArray, Float32Array,
+    Int64Array, RecordBatch, StructArray, TimestampMicrosecondArray, UInt64Array,
+};
+use arrow_schema::{DataType, Field};
 use millstream_format::Error as FormatError;
 use millstream_format::compression::Decompressed;
 use millstream_io::storage::{self, Stores};
@@ -213,9 +217,7 @@ fn inconsistent_files_are_errors() {
         bench.convert("c.bin", "c.csv", &options),
         Err(Error::Format(FormatError::WrongFormat { .. }))
     ));
-    assert!(
-        bench.convert("a1.csv", "a.unknown", &options).unwrap_err().to_string().contains("output format")
-    );
+    assert!(bench.convert("a1.csv", "a.unknown", &options).unwrap_err().to_string().contains(".parquet"));
     let mut gzip = options.clone();
     gzip.output.compression = Some(OutputCompression::Gzip);
     assert!(bench.convert("a1.csv", "a.parquet", &gzip).is_err());
@@ -223,6 +225,200 @@ fn inconsistent_files_are_errors() {
     into.output.format = Some(FileFormat::TfRecord);
     let made = bench.convert("a1.csv", "some/where/", &into).unwrap();
     assert_eq!(made.files, [bench.dir.path().join("some/where/a1.tfrecord").display().to_string()]);
+}
+
+/// A file of Parquet with columns of these values.
+fn parquet_of(columns: Vec<(&str, ArrayRef)>) -> Vec<u8> {
+    let columns = columns.into_iter().map(|(name, array)| (name, array, true));
+    let batch = RecordBatch::try_from_iter_with_nullable(columns).unwrap();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.into_inner().unwrap()
+}
+
+#[test]
+fn dates_timestamps_and_decimals_become_text_in_csv_and_numbers_in_examples() {
+    let bench = Bench::new();
+    let moments =
+        TimestampMicrosecondArray::from(vec![Some(1_795_264_680_250_000), None]).with_timezone("UTC");
+    let decimals = Decimal128Array::from(vec![Some(125), Some(-5)]).with_precision_and_scale(30, 2).unwrap();
+    let columns: Vec<(&str, ArrayRef)> = vec![
+        ("day", Arc::new(Date32Array::from(vec![Some(20_778), None]))),
+        ("price", Arc::new(decimals)),
+        ("took", Arc::new(DurationMillisecondArray::from(vec![1500, 0]))),
+        ("when", Arc::new(moments)),
+    ];
+    bench.write("a.parquet", parquet_of(columns));
+    let options = ConvertOptions::default();
+    bench.convert("a.parquet", "a.csv", &options).unwrap();
+    let text = "day,price,took,when\n2026-11-21,1.25,PT1.5S,2026-11-21T12:38:00.25Z\n,-0.05,PT0S,\n";
+    assert_eq!(bench.text("a.csv"), text);
+    bench.convert("a.parquet", "a.tfrecord", &options).unwrap();
+    bench.convert("a.tfrecord", "b.csv", &options).unwrap();
+    assert_eq!(bench.text("b.csv"), "day,price,took,when\n20778,1.25,1500000,1795264680250000\n,-0.05,0,\n");
+    bench.convert("a.parquet", "a.jsonl", &options).unwrap();
+    let first = r#"{"day":"2026-11-21","price":"1.25","took":"PT1.5S","when":"2026-11-21T12:38:00.25Z"}"#;
+    assert_eq!(bench.text("a.jsonl").lines().next(), Some(first));
+}
+
+#[test]
+fn a_column_that_cannot_be_converted_is_named_with_its_type_and_a_way_out() {
+    let bench = Bench::new();
+    let mut tags = ListBuilder::new(StringBuilder::new());
+    tags.append_value([Some("p"), Some("q")]);
+    let tags: ArrayRef = Arc::new(tags.finish());
+    let inner = Arc::new(Field::new("n", DataType::Int64, true));
+    let point: ArrayRef =
+        Arc::new(StructArray::from(vec![(inner, Arc::new(Int64Array::from(vec![1])) as ArrayRef)]));
+    bench.write("a.parquet", parquet_of(vec![("tags", tags)]));
+    bench.write("b.parquet", parquet_of(vec![("point", point)]));
+    let mut options = ConvertOptions::default();
+    let says = |input, output, options: &ConvertOptions| {
+        bench.convert(input, output, options).unwrap_err().to_string()
+    };
+    let lists = says("a.parquet", "a.csv", &options);
+    assert!(lists.contains("`tags` holds list of text") && lists.contains("--list 'tags=|'"), "{lists}");
+    let nested = says("b.parquet", "b.tfrecord", &options);
+    assert!(
+        nested.contains("`point` holds struct {n: 64-bit integer}") && nested.contains("--select"),
+        "{nested}"
+    );
+    bench.convert("b.parquet", "b.jsonl", &options).unwrap();
+    assert_eq!(bench.text("b.jsonl"), "{\"point\":{\"n\":1}}\n");
+    options.text.separators.insert("tags".to_owned(), "|".to_owned());
+    bench.convert("a.parquet", "a.csv", &options).unwrap();
+    assert_eq!(bench.text("a.csv"), "tags\np|q\n");
+    bench.convert("a.csv", "back.parquet", &options).unwrap();
+    assert_eq!(bench.parquet("back.parquet")[0].column(0), bench.parquet("a.parquet")[0].column(0));
+}
+
+#[test]
+fn separators_are_detected_and_said() {
+    let bench = Bench::new();
+    for (name, text) in [
+        ("a.csv", "n;t\n1;a,b\n"),
+        ("b.tsv", "n\tt\n1\ta,b\n"),
+        ("c.csv", "n|t\n1|a,b\n"),
+        ("d.txt", "n\tt\n1\ta,b\n"),
+    ] {
+        bench.write(name, text);
+        let converted = bench.convert(name, "out.csv", &ConvertOptions::default()).unwrap();
+        assert_eq!(bench.text("out.csv"), "n,t\n1,\"a,b\"\n", "{name}");
+        assert_eq!(converted.notes.is_empty(), name == "b.tsv", "{name}: {:?}", converted.notes);
+    }
+    bench.write("one.csv", "name|alias\nx\ny\n");
+    bench.convert("one.csv", "out.tsv", &ConvertOptions::default()).unwrap();
+    assert_eq!(bench.text("out.tsv"), "name|alias\nx\ny\n");
+    let mut options = ConvertOptions::default();
+    options.csv.delimiter = Some(b',');
+    bench.convert("a.csv", "out.tsv", &options).unwrap_err();
+    options.csv.delimiter = None;
+    bench.convert("a.csv", "out.tsv.gz", &options).unwrap();
+    bench.convert("out.tsv.gz", "out.csv", &options).unwrap();
+    assert_eq!(bench.text("out.csv"), "n,t\n1,\"a,b\"\n");
+}
+
+#[test]
+fn json_lines_and_arrays_are_read() {
+    let bench = Bench::new();
+    let rows = [r#"{"n": 1, "user": {"id": "007"}, "tags": ["a", "b"]}"#, r#"{"n": 2.5, "ok": true}"#];
+    bench.write("a.jsonl", rows.join("\n"));
+    bench.write("b.json", format!("[{}]", rows.join(",")));
+    bench.write("c.csv", rows.join("\n"));
+    for name in ["a.jsonl", "b.json", "c.csv"] {
+        bench.convert(name, "out.parquet", &ConvertOptions::default()).unwrap();
+        bench.convert("out.parquet", "out.ndjson", &ConvertOptions::default()).unwrap();
+        let wanted = [
+            r#"{"n":1.0,"user.id":"007","tags":["a","b"],"ok":null}"#,
+            r#"{"n":2.5,"user.id":null,"tags":null,"ok":true}"#,
+        ];
+        assert_eq!(bench.text("out.ndjson").lines().collect::<Vec<_>>(), wanted, "{name}");
+    }
+    bench.write("d.json", "{\n  \"a\": 1\n}\n");
+    let error = bench.convert("d.json", "out.csv", &ConvertOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("line 1: not a JSON object on one line"), "{error}");
+}
+
+#[test]
+fn empty_input_is_not_accepted_silently() {
+    let bench = Bench::new();
+    bench.write("a.csv", "");
+    bench.write("b.csv", "\n \n");
+    bench.write("c.csv", "n,m\n");
+    for name in ["a.csv", "b.csv"] {
+        let error = bench.convert(name, "out.parquet", &ConvertOptions::default()).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("an empty file"), "{error}");
+    }
+    let converted = bench.convert("c.csv", "out.parquet", &ConvertOptions::default()).unwrap();
+    assert!(converted.warnings[0].ends_with("c.csv: no rows"), "{:?}", converted.warnings);
+}
+
+#[test]
+fn types_names_and_columns_are_chosen() {
+    let bench = Bench::new();
+    bench.write("a.csv", "zip,when,day,tags,x\n01,2026-11-21 12:38:00,21.11.2026,1|2,5\n12,,,,6\n");
+    let mut options = ConvertOptions::default();
+    for (name, kind) in [("zip", "text"), ("when", "timestamp"), ("day", "date:%d.%m.%Y")] {
+        options.text.kinds.insert(name.to_owned(), kind.parse().unwrap());
+    }
+    options.text.separators.insert("tags".to_owned(), "|".to_owned());
+    options.select = Some(["tags", "day", "when", "zip"].map(str::to_owned).to_vec());
+    options.rename = vec![("zip".to_owned(), "code".to_owned())];
+    bench.convert("a.csv", "a.parquet", &options).unwrap();
+    let batch = &bench.parquet("a.parquet")[0];
+    let fields: Vec<_> = batch.schema().fields().iter().map(|field| field.name().clone()).collect();
+    assert_eq!(fields, ["tags", "day", "when", "code"]);
+    bench.convert("a.parquet", "a.jsonl", &ConvertOptions::default()).unwrap();
+    let wanted = r#"{"tags":[1,2],"day":"2026-11-21","when":"2026-11-21T12:38:00Z","code":"01"}"#;
+    assert_eq!(bench.text("a.jsonl").lines().next(), Some(wanted));
+
+    // Columns of Parquet can be given another type, too.
+    let mut again = ConvertOptions::default();
+    again.text.kinds.insert("code".to_owned(), "integer".parse().unwrap());
+    bench.convert("a.parquet", "b.parquet", &again).unwrap();
+    assert_eq!(
+        bench.parquet("b.parquet")[0].column(3).as_ref(),
+        &Int64Array::from(vec![1, 12]) as &dyn Array
+    );
+
+    options.select = Some(vec!["zap".to_owned()]);
+    let error = bench.convert("a.csv", "a.parquet", &options).unwrap_err().to_string();
+    assert!(error.contains("no column `zap`; did you mean `zip`?"), "{error}");
+    options.select = None;
+    options.rename = vec![("zip".to_owned(), "x".to_owned())];
+    assert!(bench.convert("a.csv", "a.parquet", &options).unwrap_err().to_string().contains("are named `x`"));
+}
+
+#[test]
+fn bad_lines_are_skipped_and_counted() {
+    let bench = Bench::new();
+    bench.write("a.csv", "n,day\n1,2026-11-21\n2\n3,soon\n4,\n5,6,7\n6,2026-11-22\n");
+    let mut options = ConvertOptions::default();
+    options.text.kinds.insert("day".to_owned(), "date".parse().unwrap());
+    let error = bench.convert("a.csv", "b.csv", &options).unwrap_err().to_string();
+    assert!(error.contains("starting at line 3: 1 fields, expected 2"), "{error}");
+    options.text.skip_bad_lines = true;
+    for (output, files) in [("b.csv", "b.csv"), ("b@2.csv", "b-00001-of-00002.csv")] {
+        options.output.threads = 2;
+        let converted = bench.convert("a.csv", output, &options).unwrap();
+        assert_eq!(converted.rows, 3);
+        let warning = &converted.warnings[0];
+        assert!(
+            warning.starts_with("3 bad lines were skipped; the first: ") && warning.contains("line 3:"),
+            "{warning}"
+        );
+        assert!(bench.text(files).ends_with("6,2026-11-22\n"));
+    }
+    bench.write("c.jsonl", "{\"n\": 1}\n{\"n\": \n[2]\n{\"n\": 3}\n");
+    let converted = bench.convert(
+        "c.jsonl",
+        "c.csv",
+        &ConvertOptions { text: options.text.clone(), ..ConvertOptions::default() },
+    );
+    assert!(converted.unwrap_err().to_string().contains("no column `day`"));
+    options.text.kinds.clear();
+    assert_eq!(bench.convert("c.jsonl", "c.csv", &options).unwrap().rows, 2);
+    assert_eq!(bench.text("c.csv"), "n\n1\n3\n");
 }
 
 #[test]

@@ -16,11 +16,13 @@ use parquet::basic::ZstdLevel;
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
+use serde_json::Value;
 
 use super::deflate::{Checksum, Container};
 use super::staged::failed;
 use super::table::io_error;
-use super::{Destination, OutputCompression, Staged, Target};
+use super::{Destination, OutputCompression, Staged, Target, narrow};
+use crate::values::{JsonColumn, Room};
 
 /// Encodes blocks, on any thread.
 pub(super) struct Encoder {
@@ -28,6 +30,7 @@ pub(super) struct Encoder {
     compression: OutputCompression,
     schema: Arc<Schema>,
     names: Vec<String>,
+    delimiter: u8,
     properties: Arc<WriterProperties>,
     /// Set for Parquet.
     groups: Option<ArrowRowGroupWriterFactory>,
@@ -56,6 +59,7 @@ impl Encoder {
             compression: target.compression,
             schema: schema.clone(),
             names: schema.fields().iter().map(|field| field.name().clone()).collect(),
+            delimiter: target.delimiter,
             properties: Arc::new(properties.build()),
             groups: None,
         };
@@ -82,11 +86,18 @@ impl Encoder {
                 self.compressed(writer.into_inner())
             }
             FileFormat::Csv => {
-                let mut writer = csv::Writer::from_writer(Vec::new());
+                let mut writer = self.csv();
                 for chunk in chunks {
                     write_lines(&chunk?, &mut writer)?;
                 }
                 let lines = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
+                self.compressed(lines)
+            }
+            FileFormat::JsonLines => {
+                let mut lines = Vec::new();
+                for chunk in chunks {
+                    write_objects(&chunk?, &self.names, &mut lines);
+                }
                 self.compressed(lines)
             }
         }
@@ -109,7 +120,7 @@ impl Encoder {
         let sum = container.map(|container| (container, container.start()));
         let mut shard = ShardFile::Stream(file, sum);
         if self.format == FileFormat::Csv {
-            let mut writer = csv::Writer::from_writer(Vec::new());
+            let mut writer = self.csv();
             writer.write_record(&self.names).map_err(|error| in_memory(&error.into()))?;
             let header = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
             shard.append(self.compressed(header)?)?;
@@ -118,6 +129,10 @@ impl Encoder {
             shard.append(self.compressed(Vec::new())?)?;
         }
         Ok(shard)
+    }
+
+    fn csv(&self) -> csv::Writer<Vec<u8>> {
+        csv::WriterBuilder::new().delimiter(self.delimiter).from_writer(Vec::new())
     }
 
     fn parquet<W: Write + Send>(
@@ -214,7 +229,7 @@ fn write_records(
     encoder: &mut ExampleEncoder,
     writer: &mut RecordWriter<Vec<u8>>,
 ) -> Result<(), Error> {
-    let cells = cells(chunk)?;
+    let cells = cells(chunk, FileFormat::TfRecord)?;
     for row in 0..chunk.rows() {
         let record = encoder.encode(names, &cells, row).map_err(|column| {
             bad_value(chunk, row, column, "lists with absent values are not supported in Examples")
@@ -225,7 +240,7 @@ fn write_records(
 }
 
 fn write_lines(chunk: &RawChunk, writer: &mut csv::Writer<Vec<u8>>) -> Result<(), Error> {
-    let cells = cells(chunk)?;
+    let cells = cells(chunk, FileFormat::Csv)?;
     let mut text = String::new();
     for row in 0..chunk.rows() {
         for cell in &cells {
@@ -234,6 +249,20 @@ fn write_lines(chunk: &RawChunk, writer: &mut csv::Writer<Vec<u8>>) -> Result<()
         writer.write_record(None::<&[u8]>).map_err(|error| in_memory(&error.into()))?;
     }
     Ok(())
+}
+
+/// Writes each row as a JSON object on a line. Absent values are null.
+fn write_objects(chunk: &RawChunk, names: &[String], lines: &mut Vec<u8>) {
+    let columns: Vec<JsonColumn> = chunk.columns().columns().iter().map(JsonColumn::of).collect();
+    let names: Vec<String> = names.iter().map(|name| Value::from(name.as_str()).to_string()).collect();
+    for row in 0..chunk.rows() {
+        for (place, (name, column)) in names.iter().zip(&columns).enumerate() {
+            let before = if place == 0 { '{' } else { ',' };
+            // Writing to memory cannot fail.
+            let _ = write!(lines, "{before}{name}:{}", column.value(row, &mut Room::unlimited()));
+        }
+        lines.extend_from_slice(if names.is_empty() { b"{}\n" } else { b"}\n" });
+    }
 }
 
 /// An error in memory, which has no address and practically never occurs.
@@ -245,12 +274,17 @@ fn named(address: &str, error: ParquetError) -> Error {
     failed(address, io_error(error))
 }
 
-fn cells(chunk: &RawChunk) -> Result<Vec<Cells>, Error> {
+fn cells(chunk: &RawChunk, format: FileFormat) -> Result<Vec<Cells>, Error> {
     let columns = chunk.columns().columns().iter().enumerate();
     columns
         .map(|(column, array)| {
-            Cells::of(array).ok_or_else(|| {
-                bad_value(chunk, 0, column, "an integer in this or a later record exceeds 2^63 - 1")
+            narrow::narrowed(format, array).and_then(|array| Cells::of(&array)).ok_or_else(|| {
+                bad_value(
+                    chunk,
+                    0,
+                    column,
+                    "a number in this or a later record does not fit into a 64-bit integer",
+                )
             })
         })
         .collect()

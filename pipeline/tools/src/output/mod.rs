@@ -1,7 +1,7 @@
 //! Writes output files for `convert`, `generate` and scoring.
 //!
 //! A file consists of *blocks*: runs of rows whose boundaries depend only on the rows. A block is a row group of a
-//! Parquet file, or several thousand records of a TFRecord or CSV file. Blocks of a stream are compressed separately
+//! Parquet file, or several thousand records or lines of another file. Blocks of a stream are compressed separately
 //! such that their concatenation is one stream (`deflate.rs`). Blocks can therefore be encoded in parallel
 //! ([`crate::parallel`]) without affecting the files' bytes, and only a few blocks are in memory at a time, regardless
 //! of the size of the files.
@@ -14,6 +14,7 @@
 mod deflate;
 mod encode;
 mod names;
+mod narrow;
 mod staged;
 mod table;
 
@@ -21,8 +22,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow_schema::Schema;
-use millstream_format::parquet::{Shape, shape};
+use arrow_schema::{DataType, Schema};
+use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat, RawChunk};
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
@@ -33,9 +34,9 @@ pub use staged::Destination;
 pub(crate) use staged::Staged;
 pub use table::{CellKind, Cells, TableFormat, TableWriter};
 
-/// Records per block of a TFRecord or CSV file.
+/// Records per block of a file that is not Parquet.
 const STREAM_BLOCK_ROWS: usize = 8192;
-/// The maximum size of a block's values, for a TFRecord or CSV file and for a Parquet file.
+/// The maximum size of a block's values, for other files and for Parquet.
 const STREAM_BLOCK_BYTES: usize = 4 << 20;
 const GROUP_BYTES: usize = 64 << 20;
 
@@ -74,9 +75,9 @@ impl Default for OutputOptions {
 pub enum OutputCompression {
     /// Uncompressed.
     None,
-    /// gzip (TFRecord, CSV).
+    /// gzip (TFRecord, CSV, JSON lines).
     Gzip,
-    /// zlib (TFRecord, CSV).
+    /// zlib (TFRecord, CSV, JSON lines).
     Zlib,
     /// Zstandard (all formats).
     Zstd,
@@ -89,6 +90,8 @@ pub enum OutputCompression {
 pub(crate) struct Target {
     format: FileFormat,
     compression: OutputCompression,
+    /// Separates the fields of CSV.
+    delimiter: u8,
     /// One per shard.
     addresses: Vec<String>,
     group_rows: usize,
@@ -112,38 +115,49 @@ pub(crate) fn plan(
             None => (String::new(), output),
         }
     };
-    let format = options.format.or_else(|| FileFormat::from_name(name)).ok_or_else(|| {
-        Error::Invalid(format!("{output}: cannot infer the output format from the name; specify one"))
-    })?;
+    let format =
+        options.format.or_else(|| FileFormat::from_name(name)).ok_or_else(|| names::unknown(output))?;
     let compression = names::compression(format, name, options)?;
     let name = if is_directory { names::default_name(inputs, format, compression) } else { name.to_owned() };
     let names = names::shard_names(&name, options.shards)?;
     let addresses = names.into_iter().map(|name| format!("{directory}{name}")).collect();
     let group_rows = options.group_rows.max(1);
-    Ok(Target { format, compression, addresses, group_rows, destination: destination.clone() })
+    let delimiter = names::delimiter(&name);
+    Ok(Target { format, compression, delimiter, addresses, group_rows, destination: destination.clone() })
 }
 
 impl Target {
+    pub(crate) fn format(&self) -> FileFormat {
+        self.format
+    }
+
     /// Rejects columns that the output format cannot represent, before any data is read.
     pub(crate) fn check_schema(&self, schema: &Schema, inputs: &[Object]) -> Result<(), Error> {
+        let unsupported =
+            schema.fields().iter().find(|field| !narrow::supports(self.format, field.data_type()));
+        let Some(field) = unsupported else { return Ok(()) };
+        let name = field.name();
+        let is_list = matches!(
+            field.data_type(),
+            DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..)
+        );
         let expected = match self.format {
-            FileFormat::Parquet => return Ok(()),
-            FileFormat::TfRecord => "numbers, text, or lists of them",
-            FileFormat::Csv => "one value per row, for CSV",
+            FileFormat::Csv if is_list => format!(
+                "one value per row, for CSV: join the elements with --list '{name}=|', or write .jsonl, .parquet or \
+                 .tfrecord"
+            ),
+            FileFormat::Csv => {
+                "one value per row, for CSV: write .jsonl or .parquet, or --select other columns".to_owned()
+            }
+            _ => "a value or a list of values, for TFRecord: write .parquet, or --select other columns"
+                .to_owned(),
         };
-        let unsupported = schema.fields().iter().find(|field| match shape(field.data_type()) {
-            None => true,
-            Some(Shape::List) => self.format == FileFormat::Csv,
-            Some(Shape::Single) => false,
-        });
-        unsupported.map_or(Ok(()), |field| {
-            Err(Error::Format(FormatError::WrongType {
-                path: inputs.first().map_or_else(String::new, |object| object.path().to_string()),
-                column: field.name().clone(),
-                found: field.data_type().to_string(),
-                expected: expected.to_owned(),
-            }))
-        })
+        Err(Error::Format(FormatError::WrongType {
+            path: inputs.first().map_or_else(String::new, |object| object.path().to_string()),
+            column: name.clone(),
+            found: TypeName(field.data_type()).to_string(),
+            expected,
+        }))
     }
 
     pub(crate) fn shards(&self) -> usize {
@@ -159,7 +173,9 @@ impl Target {
     pub(crate) fn block(&self) -> (usize, usize) {
         match self.format {
             FileFormat::Parquet => (self.group_rows, GROUP_BYTES),
-            FileFormat::TfRecord | FileFormat::Csv => (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES),
+            FileFormat::TfRecord | FileFormat::Csv | FileFormat::JsonLines => {
+                (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES)
+            }
         }
     }
 }
@@ -273,7 +289,7 @@ impl Cursor<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use arrow_schema::{DataType, Field};
+    use arrow_schema::Field;
     use tokio::runtime::Runtime;
 
     use super::*;
@@ -293,6 +309,18 @@ mod tests {
         let rejected = target("a.csv", &options).check_schema(&schema, &[]);
         assert!(matches!(rejected, Err(Error::Format(FormatError::WrongType { .. }))));
         target("a.tfrecord", &OutputOptions::default()).check_schema(&schema, &[]).unwrap();
+    }
+
+    #[test]
+    fn an_unknown_extension_is_an_error_that_lists_the_known() {
+        let runtime = Runtime::new().unwrap();
+        let here = Destination { stores: Stores::default(), runtime: runtime.handle().clone() };
+        for name in ["a.foo", "csv", "dir/a.xlsx"] {
+            let error = plan(name, &[], &OutputOptions::default(), &here).err().unwrap().to_string();
+            assert!(error.contains(name) && error.contains(".csv, .tsv, .jsonl"), "{error}");
+        }
+        assert_eq!(target("a.tsv.gz", &OutputOptions::default()).delimiter, b'\t');
+        assert_eq!(target("a.ndjson", &OutputOptions::default()).format(), FileFormat::JsonLines);
     }
 
     #[test]

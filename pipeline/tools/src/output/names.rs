@@ -14,6 +14,7 @@ pub(super) fn default_name(inputs: &[Object], format: FileFormat, compression: O
     let stem = input.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("data");
     let extension = match format {
         FileFormat::Csv => "csv",
+        FileFormat::JsonLines => "jsonl",
         FileFormat::Parquet => return format!("{stem}.parquet"),
         FileFormat::TfRecord => "tfrecord",
     };
@@ -24,6 +25,20 @@ pub(super) fn default_name(inputs: &[Object], format: FileFormat, compression: O
         OutputCompression::None | OutputCompression::Snappy => "",
     };
     format!("{stem}.{extension}{compressed}")
+}
+
+/// The error of an output whose name does not determine its format.
+pub(super) fn unknown(output: &str) -> Error {
+    Error::Invalid(format!(
+        "{output}: the name does not determine the format: expected .csv, .tsv, .jsonl, .ndjson, .json, .parquet or \
+         .tfrecord, each but .parquet also with .gz, .zz or .zst; or specify --format"
+    ))
+}
+
+/// The separator of fields in a file of CSV with this name.
+pub(super) fn delimiter(name: &str) -> u8 {
+    let extension = name[extension_at(name)..].to_ascii_lowercase();
+    if extension.starts_with(".tsv") || extension.starts_with(".tab") { b'\t' } else { b',' }
 }
 
 /// The compression of a file with this name and format.

@@ -74,7 +74,7 @@ impl TableFormat {
         };
         match stem.rsplit_once('.')?.1.to_ascii_lowercase().as_str() {
             "csv" => Some(Self::Csv),
-            "jsonl" | "ndjson" => Some(Self::JsonLines),
+            "jsonl" | "ndjson" | "json" => Some(Self::JsonLines),
             "parquet" => Some(Self::Parquet),
             _ => None,
         }
