@@ -168,7 +168,7 @@ fn two_daemons_do_not_share_a_socket() {
 }
 
 #[test]
-fn train_runs_where_it_is_told_to() {
+fn train_runs_in_the_chosen_place() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let train = |more: &[&str]| shell.run(&[&["train", "job.toml", "--set", "data.epochs=1"], more].concat());
