@@ -7,6 +7,7 @@
 mod database;
 mod directory;
 mod history;
+mod logs;
 mod schema;
 mod store;
 
