@@ -3,18 +3,20 @@
 //! ```text
 //! cargo run --release -p millstream-pipeline --example decode_speed -- make DIRECTORY [ROWS]
 //! cargo run --release -p millstream-pipeline --example decode_speed -- [--runs N] FILE...
+//! cargo run --release -p millstream-pipeline --example decode_speed -- shuffle FROM TO
 //! ```
 //!
 //! `make` writes files of rows shaped like Criteo's: a label, 13 numbers, and 26 categories as integers or as text.
-//! Variants have all values or a fifth missing, are compressed or not, and have features in order or shuffled. Files
-//! are read into memory first, so only decoding is measured. Prints rows per second as minimum, median and maximum;
-//! `bench/decode.py` compares them with the same loop in C.
+//! Variants have all values or a fifth missing, names longer by nine letters, are compressed or not, and have features
+//! in constant order or, as C++ and Go write them, in another order in each record. Files are read into memory first,
+//! so only decoding is measured. Prints rows per second as minimum, median and maximum; `bench/decode.py` compares them
+//! with the same loop in C. `shuffle` copies an uncompressed file with the features of each record in random order.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its results")]
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
@@ -35,6 +37,7 @@ fn main() -> Outcome {
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["make", directory] => make(Path::new(directory), 400_000),
         ["make", directory, rows] => make(Path::new(directory), rows.parse()?),
+        ["shuffle", from, to] => shuffle(Path::new(from), Path::new(to)),
         ["--runs", runs, files @ ..] => files.iter().try_for_each(|file| measure(file, runs.parse()?)),
         files => files.iter().try_for_each(|file| measure(file, 7)),
     }
@@ -42,11 +45,13 @@ fn main() -> Outcome {
 
 fn measure(path: &str, runs: usize) -> Outcome {
     let bytes = std::fs::read(path)?;
+    let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let projection = projection(&names(name.contains("long")));
     let mut rates = Vec::new();
     let mut rows = 0;
     for run in 0..=runs {
         let start = Instant::now();
-        rows = decode(&bytes)?;
+        rows = decode(&bytes, &projection)?;
         // The first run is a warm-up, because it touches the memory for the first time.
         if run > 0 {
             rates.push(rows as f64 / start.elapsed().as_secs_f64());
@@ -54,16 +59,15 @@ fn measure(path: &str, runs: usize) -> Outcome {
     }
     rates.sort_by(f64::total_cmp);
     let (Some(least), Some(most)) = (rates.first(), rates.last()) else { return Ok(()) };
-    let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let median = rates[rates.len() / 2];
     println!("{name} {rows} rows, rows/s {least:.0} {median:.0} {most:.0}");
     Ok(())
 }
 
-fn decode(bytes: &[u8]) -> Outcome<usize> {
+fn decode(bytes: &[u8], projection: &Projection) -> Outcome<usize> {
     let (stream, _) = Decompressed::new(bytes)?;
     let mut reader = RecordReader::new(stream);
-    let mut columns = ExampleColumns::new(&projection());
+    let mut columns = ExampleColumns::new(projection);
     let mut rows = 0;
     while let Some(record) = reader.next_record().map_err(|error| format!("{error:?}"))? {
         columns.push(record.data).map_err(|fault| format!("{fault:?}"))?;
@@ -76,15 +80,17 @@ fn decode(bytes: &[u8]) -> Outcome<usize> {
     Ok(rows)
 }
 
-fn names() -> Vec<String> {
-    let numbers = (1..=NUMBERS).map(|number| format!("i{number}"));
-    let categories = (1..=CATEGORIES).map(|number| format!("c{number}"));
+/// The names of the features, of one to seven letters or of ten to sixteen.
+fn names(long: bool) -> Vec<String> {
+    let suffix = if long { "_of_click" } else { "" };
+    let numbers = (1..=NUMBERS).map(|number| format!("i{number}{suffix}"));
+    let categories = (1..=CATEGORIES).map(|number| format!("c{number}{suffix}"));
     std::iter::once("clicked".to_owned()).chain(numbers).chain(categories).collect()
 }
 
-fn projection() -> Projection {
-    let column = |name| ProjectedColumn { name, multi: false };
-    Projection { columns: names().into_iter().map(column).collect() }
+fn projection(names: &[String]) -> Projection {
+    let column = |name: &String| ProjectedColumn { name: name.clone(), multi: false };
+    Projection { columns: names.iter().map(column).collect() }
 }
 
 /// The layout of a generated file.
@@ -93,19 +99,28 @@ struct Shape {
     floats: bool,
     text: bool,
     missing: bool,
+    long_names: bool,
     shuffled: bool,
 }
 
-const SHAPES: [(&str, Shape, Compression); 9] = {
-    let whole = Shape { floats: true, text: false, missing: false, shuffled: false };
+const SHAPES: [(&str, Shape, Compression); 14] = {
+    let whole = Shape { floats: true, text: false, missing: false, long_names: false, shuffled: false };
+    let ints = Shape { floats: false, ..whole };
+    let missing = Shape { missing: true, ..whole };
     let text = Shape { text: true, ..whole };
+    let long = Shape { long_names: true, ..whole };
     [
         ("ids.tfrecord", whole, Compression::None),
-        ("ids-ints.tfrecord", Shape { floats: false, ..whole }, Compression::None),
-        ("ids-missing.tfrecord", Shape { missing: true, ..whole }, Compression::None),
         ("ids-shuffled.tfrecord", Shape { shuffled: true, ..whole }, Compression::None),
+        ("ids-ints.tfrecord", ints, Compression::None),
+        ("ids-ints-shuffled.tfrecord", Shape { shuffled: true, ..ints }, Compression::None),
+        ("ids-long.tfrecord", long, Compression::None),
+        ("ids-long-shuffled.tfrecord", Shape { shuffled: true, ..long }, Compression::None),
+        ("ids-missing.tfrecord", missing, Compression::None),
+        ("ids-missing-shuffled.tfrecord", Shape { shuffled: true, ..missing }, Compression::None),
         ("text.tfrecord", text, Compression::None),
         ("text-missing.tfrecord", Shape { missing: true, ..text }, Compression::None),
+        ("text-shuffled.tfrecord", Shape { shuffled: true, ..text }, Compression::None),
         ("ids.tfrecord.gz", whole, Compression::Gzip),
         ("text.tfrecord.gz", text, Compression::Gzip),
         ("text.tfrecord.zst", text, Compression::Zstd),
@@ -117,17 +132,58 @@ fn make(directory: &Path, rows: u64) -> Outcome {
     for (name, shape, compression) in SHAPES {
         let file = BufWriter::new(File::create(directory.join(name))?);
         let mut writer = RecordWriter::new(Compressor::new(file, compression)?);
+        let names = names(shape.long_names);
         for row in 0..rows {
-            writer.write(&record(shape, row))?;
+            writer.write(&record(shape, &names, row))?;
         }
         writer.into_inner().finish()?.flush()?;
     }
     Ok(())
 }
 
-fn record(shape: Shape, row: u64) -> Vec<u8> {
+/// Copies a file, shuffling the features of each record.
+fn shuffle(from: &Path, to: &Path) -> Outcome {
+    let mut reader = RecordReader::new(BufReader::new(File::open(from)?));
+    let mut writer = RecordWriter::new(BufWriter::new(File::create(to)?));
+    let mut row = 0;
+    while let Some(record) = reader.next_record().map_err(|error| format!("{error:?}"))? {
+        let mut entries = Vec::new();
+        let mut rest = opened(&mut &record.data[..])?;
+        while !rest.is_empty() {
+            entries.push(field(1, opened(&mut rest)?));
+        }
+        writer.write(&field(1, &shuffled(entries, row).concat()))?;
+        row += 1;
+    }
+    writer.into_inner().flush()?;
+    Ok(())
+}
+
+/// The contents of the next field, which must be number 1 and a message.
+fn opened<'a>(bytes: &mut &'a [u8]) -> Outcome<&'a [u8]> {
+    let (&tag, mut rest) = bytes.split_first().ok_or("a message is cut")?;
+    let (mut length, mut shift) = (0, 0);
+    while let Some((&byte, after)) = rest.split_first() {
+        (rest, length, shift) = (after, length | usize::from(byte & 0x7f) << shift, shift + 7);
+        if byte < 0x80 {
+            break;
+        }
+    }
+    let (contents, after) = rest.split_at_checked(length).ok_or("a message is cut")?;
+    *bytes = after;
+    if tag == 0x0a { Ok(contents) } else { Err("not a plain Example".into()) }
+}
+
+fn shuffled(mut entries: Vec<Vec<u8>>, row: u64) -> Vec<Vec<u8>> {
+    for at in (1..entries.len()).rev() {
+        entries.swap(at, (mix(row << 16 ^ at as u64) % (at as u64 + 1)) as usize);
+    }
+    entries
+}
+
+fn record(shape: Shape, names: &[String], row: u64) -> Vec<u8> {
     let mut entries = Vec::new();
-    for (column, name) in names().iter().enumerate() {
+    for (column, name) in names.iter().enumerate() {
         let drawn = mix(row << 8 | column as u64);
         if shape.missing && column > 0 && drawn.is_multiple_of(5) {
             continue;
@@ -150,7 +206,7 @@ fn record(shape: Shape, row: u64) -> Vec<u8> {
         entries.push(field(1, &entry));
     }
     if shape.shuffled {
-        entries.sort_by_key(|entry| mix(row ^ u64::from(entry[4]) << 40 ^ u64::from(entry[5]) << 48));
+        entries = shuffled(entries, row);
     }
     field(1, &entries.concat())
 }

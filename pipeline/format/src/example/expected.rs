@@ -2,14 +2,13 @@
 //!
 //! Writers put the same features in the same order into every record, one value each, possibly omitting some.
 //! The layout learned from records decoded on the general path is a list of steps, one per feature in order.
-//! With `V` the length of its value, an entry is
+//! Of an entry with one value (see `form.rs`)
 //!
 //! ```text
-//! 0a L | 0a n name 12 | F k F-2 0a V | value          packed numbers, and bytes
-//! 0a L | 0a n name 12 | F k F-2 08   | value          an int64 that is not packed (a float: 0d)
+//! 0a L | 0a n name 12 | F k F-2 0a V | value
 //! ```
 //!
-//! and with lengths below 128 the name, the kind and `L` determine all bytes before the value. A step stores them for
+//! with lengths below 128 the name, the kind and `L` determine all bytes before the value. A step stores them for
 //! an empty value as words of eight bytes; the first and the last word grow by a constant per byte of value. Two
 //! additions and two comparisons (more for names over six bytes) then check the tags, the name and all five lengths
 //! together. The value itself is one load.
@@ -21,7 +20,9 @@
 
 use std::ops::Range;
 
+use super::Learned;
 use super::column::Column;
+use super::form::{Form, Layout, MAX_SHORT_LENGTH};
 use super::names::Slot;
 use super::wire::{self, VALUE_BYTES};
 
@@ -32,9 +33,7 @@ const TAIL: usize = 64;
 /// Consecutive failures after which the fast path pauses.
 const MAX_FAILURES: u32 = 4;
 /// Binary logarithm of the longest pause, in records.
-const MAX_PAUSE_LOG2: u32 = 8;
-/// The largest length that is encoded in one byte.
-const MAX_SHORT_LENGTH: u8 = 127;
+const MAX_PAUSE_LOG2: u32 = 10;
 /// No step for a name.
 const NO_STEP: u32 = u32::MAX;
 
@@ -53,18 +52,6 @@ pub(super) struct Expected {
     failures: u32,
     /// Records to skip before the next try.
     pause: u32,
-}
-
-/// An entry decoded on the general path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sighting<'a> {
-    /// Id of the name.
-    pub(super) name: u32,
-    pub(super) slot: Slot,
-    /// See `Name::head`.
-    pub(super) head: &'a [u8],
-    /// The `Feature` message.
-    pub(super) feature: &'a [u8],
 }
 
 #[derive(Debug)]
@@ -96,15 +83,6 @@ struct Shape {
     /// Minimum length of the value, and the difference to the maximum.
     min_length: u8,
     length_range: u8,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
-    Bytes,
-    Float,
-    Int,
-    /// Another or unknown layout, which matches no entry.
-    Irregular,
 }
 
 /// The result of a step.
@@ -178,12 +156,12 @@ impl Expected {
     }
 
     /// Learns from a record that the general path has decoded successfully.
-    pub(super) fn learn<'a>(&mut self, sightings: impl Iterator<Item = Sighting<'a>> + Clone) {
-        if !self.merge(sightings.clone()) {
+    pub(super) fn learn<'a>(&mut self, features: impl Iterator<Item = Learned<'a>> + Clone) {
+        if !self.merge(features.clone()) {
             self.steps.clear();
             self.step_of_name.clear();
             // A name that occurs twice keeps its first position.
-            self.merge(sightings);
+            self.merge(features);
         }
         self.find_unfilled(self.columns);
     }
@@ -204,17 +182,17 @@ impl Expected {
     }
 
     /// Inserts new features at their position. False if the order contradicts the steps.
-    fn merge<'a>(&mut self, sightings: impl Iterator<Item = Sighting<'a>>) -> bool {
+    fn merge<'a>(&mut self, features: impl Iterator<Item = Learned<'a>>) -> bool {
         let mut next = 0;
         let mut in_order = true;
-        for sighting in sightings {
-            let name = sighting.name as usize;
+        for feature in features {
+            let name = feature.name as usize;
             if self.step_of_name.len() <= name {
                 self.step_of_name.resize(name + 1, NO_STEP);
             }
             match self.step_of_name[name] {
                 NO_STEP => {
-                    self.steps.insert(next, Step::new(&sighting));
+                    self.steps.insert(next, Step::new(&feature));
                     for (place, step) in self.steps.iter().enumerate().skip(next) {
                         self.step_of_name[step.name as usize] = place as u32;
                     }
@@ -257,21 +235,21 @@ fn walk(
 }
 
 impl Step {
-    fn new(sighting: &Sighting<'_>) -> Self {
+    fn new(learned: &Learned<'_>) -> Self {
         let mut start = [0; 8];
         let mut mask = [0; 8];
-        let name_bytes = sighting.head.len().min(6);
+        let name_bytes = learned.head.len().min(6);
         start[0] = 0x0a;
-        start[2..2 + name_bytes].copy_from_slice(&sighting.head[..name_bytes]);
+        start[2..2 + name_bytes].copy_from_slice(&learned.head[..name_bytes]);
         mask[0] = 0xff;
         mask[2..2 + name_bytes].fill(0xff);
         Self {
-            name: sighting.name,
-            slot: sighting.slot,
-            head: sighting.head.into(),
+            name: learned.name,
+            slot: learned.slot,
+            head: learned.head.into(),
             start: u64::from_le_bytes(start),
             start_mask: u64::from_le_bytes(mask),
-            shape: Shape::of(sighting.head, sighting.feature).unwrap_or(Shape::IRREGULAR),
+            shape: Shape::of(learned.head, learned.feature).unwrap_or(Shape::IRREGULAR),
         }
     }
 
@@ -300,15 +278,8 @@ impl Step {
         let next = start + usize::from(length);
         let Slot::Column(column) = self.slot else { return Some(next) };
         let column = columns.get_mut(column as usize)?;
-        let value: &[u8; VALUE_BYTES] = bytes.get(start..)?.first_chunk()?;
-        let appended = if self.shape.layout == Layout::Int {
-            column.append_int(wire::whole_varint(value, length)? as i64)
-        } else if self.shape.layout == Layout::Float {
-            column.append_float(f32::from_le_bytes(*value.first_chunk()?))
-        } else {
-            column.append_bytes(value, bytes.get(start..next)?)
-        };
-        appended.then_some(next)
+        self.shape.layout.append(bytes, start, length, column)?;
+        Some(next)
     }
 
     /// Handles an entry that does not have the expected form, possibly that of another step.
@@ -376,26 +347,11 @@ impl Shape {
 
     /// The shape of entries like this one; `None` if it does not have exactly one value, or is too long.
     fn of(head: &[u8], feature: &[u8]) -> Option<Self> {
-        let (&[tag, list_bytes, value_tag], value) = feature.split_first_chunk()?;
-        let (layout, least, most, packed) = match (tag, value_tag) {
-            (0x0a, 0x0a) => (Layout::Bytes, 0, usize::from(MAX_SHORT_LENGTH), true),
-            (0x12, 0x0a) => (Layout::Float, 4, 4, true),
-            (0x12, 0x0d) => (Layout::Float, 4, 4, false),
-            (0x1a, 0x0a) => (Layout::Int, 1, 10, true),
-            (0x1a, 0x08) => (Layout::Int, 1, 10, false),
-            _ => return None,
-        };
-        let value_bytes = value.len().checked_sub(usize::from(packed))?;
-        if usize::from(list_bytes) != value.len() + 1 || packed && usize::from(value[0]) != value_bytes {
-            return None;
-        }
+        let form = Form::of(feature)?;
         let start = |value_bytes: u8| -> Option<Vec<u8>> {
-            let value_head = &[value_tag, value_bytes][..1 + usize::from(packed)];
-            let list = value_head.len() as u8 + value_bytes;
-            let entry = u8::try_from(head.len() + 3 + usize::from(list)).ok()?;
-            let lengths = [0x0a, entry];
-            (entry <= MAX_SHORT_LENGTH)
-                .then(|| [&lengths[..], head, &[list + 2, tag, list], value_head].concat())
+            let before = form.before_value(value_bytes);
+            let entry = u8::try_from(head.len() + before.len() + usize::from(value_bytes)).ok()?;
+            (entry <= MAX_SHORT_LENGTH).then(|| [&[0x0a, entry], head, &before].concat())
         };
         let (empty, longer) = (start(0)?, start(1)?);
         let bytes = empty.len();
@@ -405,7 +361,7 @@ impl Shape {
         let middles = (bytes.saturating_sub(16)).div_ceil(8);
         let middle = (0..middles).map(|number| (8 + 8 * number).min(bytes - 16).max(2));
         Some(Self {
-            layout,
+            layout: form.layout,
             empty: empty[1],
             last_at: bytes as u8 - 8,
             first,
@@ -413,10 +369,8 @@ impl Shape {
             last,
             last_grows: word(&longer, bytes - 8)?.wrapping_sub(last),
             middle: middle.map(|at| Some((at, word(&empty, at)?))).collect::<Option<_>>()?,
-            min_length: least,
-            length_range: most
-                .min(usize::from(MAX_SHORT_LENGTH - empty[1]))
-                .checked_sub(usize::from(least))? as u8,
+            min_length: form.least,
+            length_range: form.most.min(MAX_SHORT_LENGTH - empty[1]).checked_sub(form.least)?,
         })
     }
 

@@ -16,8 +16,11 @@
 //! The general path decodes a record in two passes. The first walks its features and notes the location of each
 //! projected value; a later entry of the same name replaces an earlier one, as protobuf specifies for maps. The
 //! second appends those values to the columns. So nothing is allocated or hashed per value, other columns are
-//! skipped, and an error in the last column leaves the first unchanged. `expected.rs` is the fast path for
-//! records that look like the preceding ones.
+//! skipped, and an error in the last column leaves the first unchanged.
+//!
+//! Two fast paths decode records that look like the preceding ones: `expected.rs` those with their features in the
+//! same order, and `scattered.rs` those in any order, at about two thirds of its rate. A record that neither accepts
+//! takes the general path, from which both learn and which alone reports errors.
 //!
 //! A `SequenceExample` is an `Example` with one more field, so the record type need not be configured. A
 //! feature list is a multi-valued column: the concatenated values of its steps. The number of values per step
@@ -30,7 +33,10 @@
 mod column;
 mod encode;
 mod expected;
+mod form;
 mod names;
+mod perfect;
+mod scattered;
 mod wire;
 
 use std::sync::Arc;
@@ -42,8 +48,9 @@ use crate::Projection;
 
 use column::{Column, Kind};
 pub use encode::ExampleEncoder;
-use expected::{Expected, Sighting};
+use expected::Expected;
 use names::{Names, Slot};
+use scattered::Scattered;
 use wire::{Malformed, WireType};
 
 /// Builds columns from records, one row per record.
@@ -52,9 +59,11 @@ pub struct ExampleColumns {
     columns: Vec<Column>,
     names: Names,
     expected: Expected,
+    scattered: Scattered,
     /// The id and value location of each name in the current record, in order, for learning the record's layout.
     sighted: Vec<(u32, Found)>,
-    learning: bool,
+    /// The fast path that failed on the current record and learns from it.
+    learner: Option<Learner>,
     /// For each column, the location of its value in the current record.
     found: Vec<Found>,
     /// Values merged from several fragments.
@@ -76,6 +85,25 @@ pub enum Fault {
         /// The problem.
         message: String,
     },
+}
+
+/// A fast path.
+#[derive(Clone, Copy, Debug)]
+enum Learner {
+    Expected,
+    Scattered,
+}
+
+/// An entry decoded on the general path, from which a fast path learns.
+#[derive(Clone, Copy, Debug)]
+struct Learned<'a> {
+    /// Id of the name.
+    name: u32,
+    slot: Slot,
+    /// See `Name::head`.
+    head: &'a [u8],
+    /// The `Feature` message.
+    feature: &'a [u8],
 }
 
 /// The location of a column's value.
@@ -130,8 +158,9 @@ impl ExampleColumns {
             columns: Vec::new(),
             names: Names::new(),
             expected: Expected::new(),
+            scattered: Scattered::new(),
             sighted: Vec::new(),
-            learning: false,
+            learner: None,
             found: Vec::new(),
             joined: Vec::new(),
             rows: 0,
@@ -171,13 +200,29 @@ impl ExampleColumns {
         if self.record_bytes > i32::MAX as usize {
             return Err(Fault::Malformed("its values exceed the offsets of a chunk"));
         }
-        self.learning = self.expected.should_try();
-        if self.learning {
+        if self.expected.should_try() {
             if self.expected.try_append(record, &mut self.columns) {
                 self.rows += 1;
                 return Ok(());
             }
             self.columns.iter_mut().for_each(|column| column.truncate(self.rows));
+            self.learner = Some(Learner::Expected);
+            return self.push_general(record);
+        }
+        self.push_scattered(record)
+    }
+
+    /// Appends a record for which the order of the preceding ones does not hold.
+    #[inline(never)]
+    fn push_scattered(&mut self, record: &[u8]) -> Result<(), Fault> {
+        self.learner = None;
+        if self.scattered.should_try() {
+            if self.scattered.try_append(record, &mut self.columns) {
+                self.rows += 1;
+                return Ok(());
+            }
+            self.columns.iter_mut().for_each(|column| column.truncate(self.rows));
+            self.learner = Some(Learner::Scattered);
         }
         self.push_general(record)
     }
@@ -213,25 +258,28 @@ impl ExampleColumns {
             }
         }
         self.rows += 1;
-        if self.learning {
-            self.learn(record);
+        if let Some(learner) = self.learner {
+            self.learn(record, learner);
         }
         Ok(())
     }
 
     /// Learns the layout of this record, which has become a row.
-    fn learn(&mut self, record: &[u8]) {
-        let sightings = self.sighted.iter().map(|&(name, found)| {
+    fn learn(&mut self, record: &[u8], learner: Learner) {
+        let features = self.sighted.iter().map(|&(name, found)| {
             let (slot, head) = self.names.get(name);
             let whole = if found.source == Source::Record { record } else { &[] };
-            Sighting {
+            Learned {
                 name,
                 slot,
                 head,
                 feature: whole.get(found.start as usize..found.end as usize).unwrap_or_default(),
             }
         });
-        self.expected.learn(sightings);
+        match learner {
+            Learner::Expected => self.expected.learn(features),
+            Learner::Scattered => self.scattered.learn(features),
+        }
     }
 
     /// Returns the rows so far as a chunk and starts an empty one. A column that has never had a value has type null;
@@ -265,7 +313,7 @@ impl ExampleColumns {
                 }
                 (2, WireType::Delimited) => {
                     // Feature lists are not learned.
-                    self.learning = false;
+                    self.learner = None;
                     let mut lists = wire::delimited(&mut example)?;
                     while let Some(entry) = next_entry(&mut lists, "`feature_list` is not a message")? {
                         self.scan_list(record, entry)?;
@@ -285,11 +333,11 @@ impl ExampleColumns {
             Some((name, slot, value)) => (Some(name), slot, place_in(record, value)),
             None => self.scan_unexpected(record, entry)?,
         };
-        if self.learning {
+        if self.learner.is_some() {
             match name {
                 Some(name) => self.sighted.push((name, found)),
                 // A record with a name that is not stored cannot be learned.
-                None => self.learning = false,
+                None => self.learner = None,
             }
         }
         if let Slot::Column(column) = slot {

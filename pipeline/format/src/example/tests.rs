@@ -15,6 +15,8 @@ use prost::Message;
 use super::*;
 use crate::ProjectedColumn;
 
+mod order;
+
 #[derive(Clone, PartialEq, prost::Message)]
 struct Example {
     #[prost(message, optional, tag = "1")]
@@ -626,7 +628,7 @@ fn a_number_without_an_end_is_an_error_on_every_path() {
         let cut = number(&value);
         *value.last_mut().unwrap() = 1;
         let whole = number(&value);
-        for push in [ExampleColumns::push, ExampleColumns::push_general] {
+        for push in [ExampleColumns::push, ExampleColumns::push_scattered, ExampleColumns::push_general] {
             let mut columns = ExampleColumns::new(&projection());
             for _ in 0..3 {
                 push(&mut columns, &whole).unwrap();
