@@ -33,8 +33,13 @@ const MAX_FILES: usize = 32;
 const CHUNK_ROWS: usize = 1024;
 /// The bytes of values at which a chunk of records ends.
 const CHUNK_BYTES: usize = 32 << 20;
-/// The maximum number of distinct values that are counted in a column.
+/// The maximum number of distinct values that are counted in a column, and of numbers kept of it.
 const MAX_DISTINCT: usize = 1 << 17;
+/// The same for all columns together, of which each gets the same share, but at least the next number.
+const MAX_KEPT: usize = 1 << 22;
+const MIN_SHARE: usize = 1 << 11;
+/// The number of row groups that are read of a large file, spread evenly: data may be sorted.
+const MAX_GROUPS: usize = 8;
 /// The maximum bytes of a value that are compared, and the maximum number of elements.
 const MAX_VALUE_BYTES: usize = 256;
 const MAX_ELEMENTS: usize = 4096;
@@ -71,10 +76,16 @@ pub struct SampledColumn {
     pub counts: HashMap<String, u64>,
     /// Whether there are more values than counted.
     pub has_more: bool,
-    /// The values that are numbers, or text that is a number; NaN and infinities are not among them.
+    /// The number of values.
+    pub values: u64,
+    /// The number of values that are finite numbers, or text that is one.
+    pub number_count: u64,
+    /// Those values: all if they are few, otherwise every second, fourth and so on.
     pub numbers: Vec<f64>,
     /// Values that are not finite numbers, other than text.
     pub not_finite: u64,
+    /// One in this many numbers is kept; 0 means 1.
+    pub stride: u64,
 }
 
 /// What the values of a column are.
@@ -107,37 +118,54 @@ impl SampledColumn {
         values
     }
 
-    fn add(&mut self, value: Value) {
+    /// Adds a row's value. At most `share` distinct values and numbers are kept.
+    fn add(&mut self, value: Value, share: usize) {
         match value {
             Value::Null => {}
             Value::Array(values) if values.is_empty() => {}
             Value::Array(values) => {
                 self.filled += 1;
                 self.most_values = self.most_values.max(values.len());
-                values.into_iter().for_each(|value| self.add_one(value));
+                values.into_iter().for_each(|value| self.add_one(value, share));
             }
             one => {
                 self.filled += 1;
                 self.most_values = self.most_values.max(1);
-                self.add_one(one);
+                self.add_one(one, share);
             }
         }
     }
 
-    fn add_one(&mut self, value: Value) {
+    fn add_number(&mut self, number: f64, share: usize) {
+        let stride = self.stride.max(1);
+        if self.number_count.is_multiple_of(stride) {
+            if self.numbers.len() >= share {
+                let mut nth = 0;
+                self.numbers.retain(|_| {
+                    nth += 1;
+                    nth % 2 == 1
+                });
+                self.stride = 2 * stride;
+            }
+            self.numbers.push(number);
+        }
+        self.number_count += 1;
+    }
+
+    fn add_one(&mut self, value: Value, share: usize) {
         let text = match value {
             Value::Null => return,
             Value::Bool(flag) => {
-                self.numbers.push(f64::from(u8::from(flag)));
+                self.add_number(f64::from(u8::from(flag)), share);
                 flag.to_string()
             }
             Value::Number(number) => {
-                self.numbers.extend(number.as_f64());
+                self.add_number(number.as_f64().unwrap_or_default(), share);
                 number.to_string()
             }
             Value::String(text) => {
                 match text.trim().parse::<f64>() {
-                    Ok(number) if number.is_finite() => self.numbers.push(number),
+                    Ok(number) if number.is_finite() => self.add_number(number, share),
                     _ if self.kind == ValueKind::Numbers => self.not_finite += 1,
                     _ => {}
                 }
@@ -148,9 +176,10 @@ impl SampledColumn {
                 return;
             }
         };
+        self.values += 1;
         if let Some(count) = self.counts.get_mut(&text) {
             *count += 1;
-        } else if self.counts.len() < MAX_DISTINCT {
+        } else if self.counts.len() < share {
             self.counts.insert(text, 1);
         } else {
             self.has_more = true;
@@ -169,17 +198,23 @@ pub fn sample(objects: &[Object], rows: u64, runtime: &Handle, progress: &Progre
     let mut sampler =
         Sampler { runtime, progress, columns: Vec::new(), places: BTreeMap::new(), rows: 0, estimate: 0 };
     let mut is_whole = chosen.len() == objects.len();
-    let mut by_name = false;
+    let mut first: Option<(&Object, FileFormat)> = None;
     for (nth, object) in chosen.iter().enumerate() {
         progress.check()?;
         // What a short file leaves goes to the next ones.
         let quota = (rows - sampler.rows.min(rows)) / (files - nth) as u64;
-        is_whole &= match detect(object, &CsvOptions::default(), None, runtime)?.format {
+        let format = detect(object, &CsvOptions::default(), None, runtime)?.format;
+        let (same, expected) = *first.get_or_insert((*object, format));
+        if format != expected {
+            return Err(Error::Format(FormatError::WrongFormat {
+                path: object.path().to_string(),
+                expected: format!("{}, as {} is", name_of(expected), same.path()),
+                found: name_of(format).to_owned(),
+            }));
+        }
+        is_whole &= match format {
             FileFormat::Parquet => sampler.parquet(object, quota)?,
-            FileFormat::TfRecord => {
-                by_name = true;
-                sampler.records(object, quota)?
-            }
+            FileFormat::TfRecord => sampler.records(object, quota)?,
             FileFormat::Csv | FileFormat::JsonLines => {
                 return Err(Error::Format(FormatError::WrongFormat {
                     path: object.path().to_string(),
@@ -193,10 +228,19 @@ pub fn sample(objects: &[Object], rows: u64, runtime: &Handle, progress: &Progre
     let Sampler { mut columns, rows, estimate, .. } = sampler;
     let of_all = estimate.saturating_mul(objects.len() as u64) / files as u64;
     let estimated_rows = if is_whole { rows } else { of_all.max(rows) };
-    if by_name {
+    if first.is_some_and(|(_, format)| format == FileFormat::TfRecord) {
         columns.sort_by(|one, other| one.name.cmp(&other.name));
     }
     Ok(Sample { rows, is_whole, estimated_rows, columns })
+}
+
+fn name_of(format: FileFormat) -> &'static str {
+    match format {
+        FileFormat::Csv => "CSV",
+        FileFormat::JsonLines => "JSON lines",
+        FileFormat::Parquet => "Parquet",
+        FileFormat::TfRecord => "TFRecord",
+    }
 }
 
 struct Sampler<'a> {
@@ -243,22 +287,24 @@ impl Sampler<'_> {
         let groups = file.file().groups().len();
         let all: u64 = file.file().groups().iter().map(|group| group.rows).sum();
         self.estimate += all;
+        let chosen = if quota >= all { groups } else { groups.min(MAX_GROUPS) };
         let mut read = 0;
-        for group in 0..groups {
+        for nth in 0..chosen {
+            let group = nth * groups / chosen;
+            let of_group = (quota - read.min(quota)) / (chosen - nth) as u64;
             let plan = file.file().plan_all();
             let ranges = file.file().ranges(group, &plan);
             let fetched = FetchedRanges::start(file.object().clone(), ranges, &self.runtime.into()).wait()?;
             let mut reader = file.decode(group, plan, fetched, WantedRows::default(), EXTRA_DECODE_BYTES)?;
-            while read < quota {
+            let mut read_of_group = 0;
+            while quota >= all || read_of_group < of_group {
                 let Some((batch, _)) = reader.next_rows(CHUNK_ROWS)? else { break };
-                read += batch.num_rows() as u64;
+                read_of_group += batch.num_rows() as u64;
                 self.add(&batch)?;
             }
-            if read >= quota {
-                return Ok(read >= all);
-            }
+            read += read_of_group;
         }
-        Ok(true)
+        Ok(read >= all)
     }
 
     fn add(&mut self, chunk: &RecordBatch) -> Result<(), Error> {
@@ -283,6 +329,7 @@ impl Sampler<'_> {
             columns.push(SampledColumn { name: name.to_owned(), ..SampledColumn::default() });
             columns.len() - 1
         });
+        let share = (MAX_KEPT / self.columns.len()).clamp(MIN_SHARE, MAX_DISTINCT);
         let column = &mut self.columns[place];
         let item = item_type(array.data_type());
         let kind = kind_of(item);
@@ -293,7 +340,7 @@ impl Sampler<'_> {
         let values = JsonColumn::of(array);
         for row in 0..array.len() {
             let mut room = Room { bytes: MAX_VALUE_BYTES, elements: MAX_ELEMENTS };
-            column.add(values.value(row, &mut room));
+            column.add(values.value(row, &mut room), share);
         }
     }
 }

@@ -61,7 +61,7 @@ fn unusual_columns_are_left_out_and_named() {
     let _ = shell.run(&["train", "job.toml", "--set", "data.epochs=1"]).with_code(0);
 
     fs::write(place.path().join("a.csv"), "age,income\n39,1\n").unwrap();
-    let text = shell.run(&["init", "a.csv"]).with_code(1).stderr;
+    let text = shell.run(&["init", "a.csv"]).with_code(2).stderr;
     assert!(text.contains("millstream convert 'a.csv' data.parquet"), "{text}");
     let label = shell.run(&["init", "clicks.parquet", "--label", "click"]).with_code(2).stderr;
     assert!(label.contains("no column `click`; there are `clicked`"), "{label}");

@@ -70,6 +70,8 @@ const MIN_UNIQUE_ROWS: u64 = 50;
 /// Intervals of a bucketized feature, and the fewest distinct numbers for one.
 const INTERVALS: usize = 12;
 const MIN_BUCKETIZED: usize = 16;
+/// With more columns, numbers have no intervals besides.
+const MAX_NARROW: usize = 200;
 /// Numbers at least this skewed, and not negative, are scaled by their logarithm.
 const SKEWED: f64 = 2.0;
 /// Larger whole numbers are ids, whatever the name.
@@ -155,22 +157,41 @@ impl Choice {
         }
         if features.is_empty() {
             let columns: Vec<_> = left_out.iter().map(|(name, why)| format!("`{name}` ({why})")).collect();
-            let message = format!("no column can be a feature: {}", columns.join(", "));
+            let message = match columns.as_slice() {
+                [] => format!("there are no columns besides the label `{}`", label.column),
+                columns => format!("no column can be a feature: {}", columns.join(", ")),
+            };
             return Err(Failure::Failed(anyhow::anyhow!(message)));
         }
         Ok(Self { label, features, left_out, missing })
     }
 }
 
-/// The usual texts for "missing" that occur beside other values.
+/// The usual texts for "missing" that occur beside other values, and numbers that are not finite.
 fn missing_values(sample: &Sample) -> BTreeSet<String> {
-    let is_used =
-        |column: &&SampledColumn| column.counts.keys().any(|value| !MISSING_VALUES.contains(&value.trim()));
-    let columns = sample.columns.iter().filter(is_used);
-    let found = columns.flat_map(|column| {
-        MISSING_VALUES.iter().filter(|missing| column.counts.keys().any(|value| value.trim() == **missing))
-    });
-    found.map(|&missing| missing.to_owned()).collect()
+    let mut found = BTreeSet::new();
+    for column in &sample.columns {
+        let (marks, others): (Vec<_>, Vec<_>) =
+            column.counts.keys().partition(|value| is_missing(value, column.kind));
+        // NA is Namibia among the codes of countries.
+        let are_codes = !others.is_empty() && others.iter().all(|value| is_code(value));
+        if !others.is_empty() {
+            found.extend(
+                marks.iter().map(|mark| mark.trim().to_owned()).filter(|mark| mark != "NA" || !are_codes),
+            );
+        }
+    }
+    found
+}
+
+fn is_missing(value: &str, kind: ValueKind) -> bool {
+    let is_not_finite = || value.trim().parse::<f64>().is_ok_and(|number| !number.is_finite());
+    MISSING_VALUES.contains(&value.trim()) || kind == ValueKind::Numbers && is_not_finite()
+}
+
+/// Whether a value has the form of a country's code (ISO 3166-1 alpha-2).
+fn is_code(value: &str) -> bool {
+    value.len() == 2 && value.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
 /// A column, with the figures by which it is judged.
@@ -178,6 +199,8 @@ struct Column<'a> {
     sampled: &'a SampledColumn,
     rows: u64,
     is_whole_sample: bool,
+    /// Whether there are few enough columns for a second feature of each.
+    is_narrow: bool,
     /// Rows without a value, or with one that means "missing".
     absent: u64,
     /// Values that do not mean "missing", and the number of distinct ones.
@@ -196,11 +219,10 @@ impl<'a> Column<'a> {
             .map(|(_, &count)| count)
             .collect();
         let marked_values: u64 = marked.iter().sum();
-        let all: u64 = sampled.counts.values().sum();
-        let present = all - marked_values;
+        let present = sampled.values - marked_values;
         let is_numeric = !matches!(sampled.kind, ValueKind::Moments | ValueKind::Other | ValueKind::Nothing);
         // Values beyond those counted are not known to be numbers.
-        let are_numbers = is_numeric && !sampled.has_more && sampled.numbers.len() as u64 == present;
+        let are_numbers = is_numeric && !sampled.has_more && sampled.number_count == present;
         let are_numbers = are_numbers || (sampled.kind == ValueKind::Numbers && !sampled.numbers.is_empty());
         let numbers = are_numbers.then(|| {
             let mut numbers = sampled.numbers.clone();
@@ -211,6 +233,7 @@ impl<'a> Column<'a> {
             sampled,
             rows: sample.rows,
             is_whole_sample: sample.is_whole,
+            is_narrow: sample.columns.len() <= MAX_NARROW,
             absent: (sample.rows - sampled.filled) + if sampled.most_values > 1 { 0 } else { marked_values },
             present,
             distinct: sampled.counts.len() - marked.len(),
@@ -254,8 +277,10 @@ impl<'a> Column<'a> {
         }
         let is_list = self.sampled.most_values > 1;
         let distinct = if self.sampled.has_more { self.present } else { self.distinct as u64 };
+        // An id that ever repeats is that of something else than rows.
+        let most_share = if self.has_id_name() { 1.0 } else { UNIQUE_SHARE };
         let identifies =
-            distinct as f64 > UNIQUE_SHARE * self.present as f64 && self.present >= MIN_UNIQUE_ROWS;
+            distinct as f64 >= most_share * self.present as f64 && self.present >= MIN_UNIQUE_ROWS;
         match &self.numbers {
             Some(numbers) if is_list && !self.sampled.is_whole() => {
                 let first = numbers.len();
@@ -288,12 +313,13 @@ impl<'a> Column<'a> {
     fn number(&self, numbers: &[f64]) -> Vec<Feature> {
         let is_skewed = numbers[0] >= 0.0 && skewness(numbers) > SKEWED;
         let normalize = if is_skewed { "log1p_zscore" } else { "zscore" };
-        let has_absent = self.absent > 0 || self.sampled.not_finite > 0;
+        // Rows outside of the sample may lack a value, too.
+        let has_absent = self.absent > 0 || self.sampled.not_finite > 0 || !self.is_whole_sample;
         let range = format!("{} to {}", short(numbers[0]), short(numbers[numbers.len() - 1]));
         let why = format!("{range}, {}", self.figures());
         let mut features = vec![Feature { why, ..self.feature(Kind::Numeric { normalize, has_absent }) }];
         let boundaries = quantiles(numbers);
-        if self.distinct >= MIN_BUCKETIZED && boundaries.len() > 1 {
+        if self.is_narrow && self.distinct >= MIN_BUCKETIZED && boundaries.len() > 1 {
             let name = format!("{}_bucket", name_of(self.name()));
             features.push(Feature { name, why: String::new(), ..self.feature(Kind::Bucketized(boundaries)) });
         }
@@ -316,11 +342,14 @@ impl<'a> Column<'a> {
         if !self.sampled.is_whole() {
             return false;
         }
+        let (low, high) = (numbers[0], numbers[numbers.len() - 1]);
+        self.has_id_name() || low < -MAX_QUANTITY || high > MAX_QUANTITY
+    }
+
+    fn has_id_name(&self) -> bool {
         let lower = self.name().to_lowercase();
         let mut words = lower.split(|char: char| !char.is_alphanumeric());
-        let has_id_word = words.any(|word| ID_WORDS.contains(&word)) || self.name().ends_with("Id");
-        let (low, high) = (numbers[0], numbers[numbers.len() - 1]);
-        has_id_word || low < -MAX_QUANTITY || high > MAX_QUANTITY
+        words.any(|word| ID_WORDS.contains(&word)) || self.name().ends_with("Id")
     }
 }
 
@@ -447,10 +476,8 @@ fn round_up(number: u64) -> u64 {
 
 /// A feature's name for a column: letters, digits and underscores.
 fn name_of(column: &str) -> String {
-    let name: String = column
-        .chars()
-        .map(|char| if char.is_ascii_alphanumeric() || char == '_' { char } else { '_' })
-        .collect();
+    let name: String =
+        column.chars().map(|char| if char.is_alphanumeric() || char == '_' { char } else { '_' }).collect();
     if name.is_empty() { "_".to_owned() } else { name }
 }
 

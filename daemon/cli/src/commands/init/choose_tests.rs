@@ -15,9 +15,11 @@ fn column(name: &str, values: impl IntoIterator<Item = String>) -> SampledColumn
     };
     for value in values {
         column.filled += 1;
+        column.values += 1;
         if let Ok(number) = value.parse() {
             column.kind = if column.filled == 1 { ValueKind::Numbers } else { column.kind };
             column.numbers.push(number);
+            column.number_count += 1;
         }
         *column.counts.entry(value).or_default() += 1;
     }
@@ -121,12 +123,33 @@ fn the_label_is_guessed_or_asked_for() {
 }
 
 #[test]
+fn marks_of_missing_values_are_found() {
+    let country = texts("country", |row| ["NA", "SE", "NO"][row % 3].to_owned());
+    let status = texts("status", |row| ["N/A", "open", "closed"][row % 3].to_owned());
+    let mut x = texts("x", |row| row.to_string());
+    x.counts.insert("inf".to_owned(), 1);
+    x.values += 1;
+    let label = texts("label", |row| (row % 2).to_string());
+    let choice = choose(vec![country, status, x, label], &NONE).unwrap();
+    assert_eq!(choice.missing.iter().collect::<Vec<_>>(), ["N/A", "inf"]);
+}
+
+#[test]
+fn ids_that_repeat_are_features() {
+    let movie = texts("movieId", |row| (row % 990).to_string());
+    let row = texts("row_id", |row| format!("r{row}"));
+    let label = texts("label", |row| (row % 2).to_string());
+    let choice = choose(vec![movie, row, label], &NONE).unwrap();
+    assert_eq!(kinds(&choice), [("movieId", "vocabulary".to_owned())]);
+}
+
+#[test]
 fn names_are_unique_and_plain() {
     let plain = |name: &str| texts(name, |row| format!("v{}", row % 7));
     let label = texts("label", |row| (row % 2).to_string());
     let choice = choose(vec![plain("a b"), plain("a.b"), plain("\u{e9}"), label], &NONE).unwrap();
     let names: Vec<_> = choice.features.iter().map(|feature| feature.name.as_str()).collect();
-    assert_eq!(names, ["a_b", "a_b_2", "_"]);
+    assert_eq!(names, ["a_b", "a_b_2", "\u{e9}"]);
     assert_eq!(choice.features[1].column, "a.b");
 }
 

@@ -58,7 +58,10 @@ pub(crate) fn run(arguments: Init, context: &Context) -> Result<(), Failure> {
     let files = Files {
         train: if held_out.is_empty() { patterns(&data, &base) } else { paths(&train, &base) },
         eval: if eval.is_empty() { paths(&held_out, &base) } else { patterns(&eval, &base) },
-        name: name_of(&data),
+        name: match train.first() {
+            Some(first) if data.len() > 1 => name_of(&[first.path().to_string()]),
+            _ => name_of(&data),
+        },
     };
     let text = write(&sample, &choice, &files, output.as_deref());
     // The file must be valid whatever the names of columns are.
@@ -101,7 +104,7 @@ fn split(objects: Vec<Object>) -> (Vec<Object>, Vec<Object>) {
         return (objects, Vec::new());
     }
     let (eval, train): (Vec<_>, Vec<_>) = objects.into_iter().partition(|object| {
-        let name = object.path().to_lowercase();
+        let name = object.path().rsplit('/').next().unwrap_or_default().to_lowercase();
         let mut words = name.split(|char: char| !char.is_alphanumeric());
         words.any(|word| EVAL_WORDS.contains(&word))
     });
@@ -121,7 +124,7 @@ fn about_text(failure: Failure, data: &[String]) -> Failure {
         return failure;
     }
     let inputs = data.iter().map(|pattern| format!("'{pattern}'")).collect::<Vec<_>>().join(" ");
-    Failure::Failed(anyhow::anyhow!(
+    Failure::Usage(format!(
         "training reads Parquet and TFRecord, and this is text. Convert it first:\n\
          \x20 millstream convert {inputs} data.parquet\n  millstream init data.parquet"
     ))

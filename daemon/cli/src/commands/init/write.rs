@@ -185,7 +185,7 @@ fn write_feature(out: &mut String, feature: &Feature) -> std::fmt::Result {
     if !why.is_empty() {
         writeln!(out, "# {}", comment(why))?;
     }
-    writeln!(out, "{name} = {{ {} }}", keys.join(", "))
+    writeln!(out, "{} = {{ {} }}", key(name), keys.join(", "))
 }
 
 fn write_model(out: &mut String, features: &[Feature], scale: &Scale) -> std::fmt::Result {
@@ -237,6 +237,12 @@ fn list(values: &[String]) -> String {
 /// A TOML string. JSON's escapes are among TOML's, but for U+007F, which TOML requires.
 fn text(value: &str) -> String {
     serde_json::Value::from(value).to_string().replace('\u{7f}', "\\u007F")
+}
+
+/// A TOML key.
+fn key(name: &str) -> String {
+    let is_bare = name.chars().all(|char| char.is_ascii_alphanumeric() || char == '_');
+    if is_bare { name.to_owned() } else { text(name) }
 }
 
 /// A TOML float.
