@@ -5,7 +5,8 @@
 
 Both read a file into memory, verify every checksum and parse every record into columns. The C loop
 (bench/decode_floor.c) assumes the layout of the records and exits if one differs, so it approximates the machine's
-limit. Prints rows/s as min / median / max over all rounds, and the ratio of medians. Compressed files have no floor.
+limit. Prints rows/s as min / median / max over all rounds, and the ratio of medians. Compressed files and
+files with their features in random order have no floor.
 """
 
 import argparse

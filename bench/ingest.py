@@ -15,6 +15,8 @@ Two kinds of work:
 * hashed: `log1p` of the numbers; ids are Fingerprint64 of the text modulo 100,000.
 * raw: unchanged numbers and integer ids.
 
+Random order: the features of each record are shuffled, as C++ and Go write them.
+
 `--only` selects contests by words in their names, such as `Parquet` or `gzip`.
 """
 
@@ -30,6 +32,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MILLSTREAM = ROOT / "target" / "release" / "millstream"
+DECODE = ROOT / "target" / "release" / "examples" / "decode_speed"
 BATCH, SHUFFLE, BUCKETS, SHARDS = 4096, 100_000, 100_000, 16
 NUMERIC = [f"i{i}" for i in range(1, 14)]
 CATEGORICAL = [f"c{i}" for i in range(1, 27)]
@@ -37,6 +40,7 @@ CATEGORICAL = [f"c{i}" for i in range(1, 27)]
 # The arguments of `millstream generate` for each set of files.
 DATA = {
     "integer.tfrecord": ["--ids", "integer"],
+    "shuffled.tfrecord": ["--ids", "integer"],
     "integer-gzip.tfrecord.gz": ["--ids", "integer"],
     "integer-zstd.parquet": ["--ids", "integer", "--compression", "zstd"],
     "integer-snappy.parquet": ["--ids", "integer", "--compression", "snappy"],
@@ -56,6 +60,7 @@ SLOW = {"tfdata-guide", "huggingface"}
 CONTESTS = {
     "TFRecord, integers, hashed": ("integer.tfrecord", "hashed", TFRECORD),
     "TFRecord, integers, raw": ("integer.tfrecord", "raw", TFRECORD),
+    "TFRecord, integers in random order, hashed": ("shuffled.tfrecord", "hashed", TFRECORD),
     "TFRecord, strings, hashed": ("hex.tfrecord", "hashed", TFRECORD),
     "TFRecord gzip, integers, raw": ("integer-gzip.tfrecord.gz", "raw", TFRECORD),
     "TFRecord gzip, strings, hashed": ("hex-gzip.tfrecord.gz", "hashed", TFRECORD),
@@ -124,7 +129,17 @@ def generate(directory: pathlib.Path, rows: int, needed: set[str]) -> None:
             old.unlink()
         print(f"generating {made}", file=sys.stderr)
         millstream("generate", "--rows", str(rows), "--shards", str(SHARDS), *DATA[name], str(made))
+        if name.startswith("shuffled"):
+            shuffle_features(files_of(directory, name))
         (made.parent / "whole").touch()
+
+
+def shuffle_features(paths: list[pathlib.Path]) -> None:
+    """Rewrites files with the features of each record in random order."""
+    for path in paths:
+        ordered = path.rename(path.with_suffix(".ordered"))
+        subprocess.run([DECODE, "shuffle", ordered, path], check=True)
+        ordered.unlink()
 
 
 def files_of(directory: pathlib.Path, name: str) -> list[pathlib.Path]:
@@ -224,7 +239,8 @@ def main() -> None:
     options = parser.parse_args()
     titles = [title for title in CONTESTS if all(word in title for word in options.only)]
     assert titles, f"no contest has all of {options.only} in its name: {list(CONTESTS)}"
-    subprocess.run(["cargo", "build", "--release", "--workspace", "--bin", "millstream"], check=True, cwd=ROOT)
+    programs = ["--bin", "millstream", "--example", "decode_speed"]
+    subprocess.run(["cargo", "build", "--release", "--workspace", *programs], check=True, cwd=ROOT)
     directory = options.data.absolute() / str(options.rows)
     generate(directory, options.rows, {CONTESTS[title][0] for title in titles})
     lines = [
