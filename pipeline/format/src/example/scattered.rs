@@ -30,9 +30,9 @@
 //! path alone decides what is an error, which occurrence of a name counts, and what there is to learn. Accepted
 //! records give the same rows as there.
 //!
-//! **Cost.** With 40 features of one value and short names, checksums included, callgrind counts 199 instructions and 0.5
-//! mispredicted branches per feature in random order; 138 and 0.5 on the path for a constant order; 827 and 4.1 on the
-//! general path. Longer names add two more words of the name and sixteen bytes to compare, 26 instructions.
+//! **Cost.** With 40 features of one value and short names, checksums included, callgrind counts 199 instructions and
+//! 0.5 mispredicted branches per feature in random order; 138 and 0.5 on the path for a constant order; 827 and 4.1 on
+//! the general path. Names above eight letters add a word to the hash and sixteen bytes to compare, 26 instructions.
 //!
 //! **When.** The path of `expected.rs` is faster where the order is constant, and goes first. This one is used while
 //! that one pauses after repeated failures, for up to 1024 records.
