@@ -548,6 +548,7 @@ with the damaged ones named; --all and --json report each file.
 Examples:
   millstream inspect data/part-00000.tfrecord.gz
   millstream inspect data/ --all --rows 0
+  millstream inspect train.csv --stats
   millstream inspect data/*.gz --json | jq '.[] | select(.error)'")]
 pub(crate) struct Inspect {
     /// Files, globs, and directories or prefixes that end in `/`
@@ -559,6 +560,10 @@ pub(crate) struct Inspect {
     /// Report each file, however many there are
     #[arg(long)]
     pub(crate) all: bool,
+    /// Also report minimum, median, mean, maximum, histogram, distinct count and most frequent values of
+    /// each column, and the value that makes a column of CSV text
+    #[arg(long)]
+    pub(crate) stats: bool,
     #[command(flatten)]
     pub(crate) threads: Threads,
     #[command(flatten)]

@@ -18,8 +18,15 @@ impl Table {
         Self { rows: vec![titles], right }
     }
 
+    /// Adds a row. Line breaks and tabs within cells, which come from data, become visible.
     pub(crate) fn row<const N: usize>(&mut self, cells: [impl Into<String>; N]) {
-        self.rows.push(cells.map(Into::into).into());
+        let on_one_line = |cell: String| {
+            if !cell.contains(['\n', '\r', '\t']) {
+                return cell;
+            }
+            cell.replace('\n', "\\n").replace('\r', "\\r").replace('\t', "\\t")
+        };
+        self.rows.push(cells.map(|cell| on_one_line(cell.into())).into());
     }
 
     /// Removes columns until the table is at most `width` characters wide: the `expendable` ones, by their titles, the first
@@ -85,6 +92,14 @@ mod tests {
         table.row(["a", "1,000", ""]);
         table.row(["naïve", "7", "odd"]);
         assert_eq!(table.render(), "NAME    ROWS  NOTE\na      1,000\nnaïve      7  odd\n");
+    }
+
+    #[test]
+    fn cells_stay_on_one_line() {
+        let mut table = Table::default();
+        table.row(["a\r\nb\tc", "d"]);
+        table.row(["e", "f"]);
+        assert_eq!(table.render(), "a\\r\\nb\\tc  d\ne          f\n");
     }
 
     #[test]

@@ -66,6 +66,9 @@ impl Cells {
 
     fn of_dictionary(array: &ArrayRef) -> Option<Self> {
         let dictionary = array.as_any_dictionary_opt()?;
+        if dictionary.values().is_empty() {
+            return Some(Self::Absent);
+        }
         let Self::Bytes(values) = Self::of(dictionary.values())? else { return None };
         let keys = dictionary.normalized_keys();
         let bytes = keys
@@ -101,7 +104,18 @@ fn present(array: &ArrayRef) -> BooleanArray {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::DictionaryArray;
+    use arrow_array::types::Int32Type;
+
     use super::*;
+
+    #[test]
+    fn a_dictionary_without_values_has_only_absent_rows() {
+        let array: ArrayRef = Arc::new(DictionaryArray::<Int32Type>::from_iter([None::<&str>, None]));
+        assert!(Cells::of(&array).is_some_and(|cells| !cells.is_present(1)));
+    }
 
     #[test]
     fn texts_beyond_the_offsets_are_not_narrowed() {

@@ -131,8 +131,9 @@ impl<R: Read> CsvRows<R> {
         }
         if self.record.len() != self.columns.len() {
             let first = self.record.get(0).unwrap_or_default();
+            let noun = if self.record.len() == 1 { "field" } else { "fields" };
             return Err(self.damage(format!(
-                "{} fields, expected {}; the first is `{}`",
+                "{} {noun}, expected {}; the first is `{}`",
                 self.record.len(),
                 self.columns.len(),
                 first[..first.len().min(SHOWN_BYTES)].escape_ascii()
@@ -302,7 +303,7 @@ mod tests {
         assert_eq!(input.read(&mut read).unwrap_err().kind(), io::ErrorKind::InvalidData);
         let long = format!("a,b\n{}\n", "x".repeat(10_000));
         let error = rows(&long, &CsvOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("1 fields, expected 2") && error.len() < 400, "{error}");
+        assert!(error.contains("1 field, expected 2") && error.len() < 400, "{error}");
     }
 
     fn rows(text: &str, options: &CsvOptions) -> Result<Vec<Vec<String>>, Error> {
@@ -341,7 +342,7 @@ mod tests {
         let error = rows("a,b\n1,2\n\n3\n", &CsvOptions::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "a.csv: damaged at record 1, byte 8: starting at line 3: 1 fields, expected 2; the first is `3`"
+            "a.csv: damaged at record 1, byte 8: starting at line 3: 1 field, expected 2; the first is `3`"
         );
         assert!(rows("a,a\n1,2\n", &CsvOptions::default()).is_err());
     }

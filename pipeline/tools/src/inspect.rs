@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::detect::{Detected, detect};
 use crate::progress::Progress;
+use crate::stats::{ColumnStatistics, ColumnSummary};
 use crate::survey::Surveyor;
 use crate::values::{JsonColumn, Limited, Room};
 
@@ -47,7 +48,7 @@ pub struct Report {
 }
 
 /// The contents of a column.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ColumnReport {
     /// The name.
     pub name: String,
@@ -58,6 +59,9 @@ pub struct ColumnReport {
     pub multi: bool,
     /// Records without a value.
     pub absent: u64,
+    /// Statistics of the values, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub statistics: Option<ColumnSummary>,
 }
 
 /// Damage and its location.
@@ -76,10 +80,21 @@ pub struct DamageReport {
 pub struct InspectOptions {
     /// The number of leading records of each file to show.
     pub rows: usize,
+    /// Whether to collect statistics of the columns.
+    pub statistics: bool,
     /// The layout of CSV files.
     pub csv: CsvOptions,
     /// The number of threads. Each reads a file or, if there are fewer files than threads, a row group.
     pub threads: usize,
+}
+
+/// The contents of files.
+#[derive(Clone, Debug, Default)]
+pub struct Inspected {
+    /// One for each file, in order.
+    pub reports: Vec<Report>,
+    /// Statistics of each column over all files, if they were requested, in order of first appearance.
+    pub totals: Vec<(String, ColumnSummary)>,
 }
 
 /// Reads all of `objects` and returns a report for each, in order. Blocks, so it must not be called from
@@ -92,11 +107,12 @@ pub fn inspect(
     options: &InspectOptions,
     runtime: &Handle,
     progress: &Progress,
-) -> Result<Vec<Report>, Error> {
+) -> Result<Inspected, Error> {
     progress.expect_bytes(objects.iter().map(Object::size).sum());
     let threads = options.threads.max(1);
     let side_by_side = threads.min(objects.len()).max(1);
     let mut reports = Vec::with_capacity(objects.len());
+    let mut totals: Vec<(String, ColumnStatistics)> = Vec::new();
     let mut waiting = objects.iter();
     in_order(
         Bounds { threads: side_by_side, bytes: usize::MAX },
@@ -105,6 +121,7 @@ pub fn inspect(
             let surveyor = Surveyor {
                 csv: &options.csv,
                 rows: options.rows,
+                statistics: options.statistics,
                 threads: threads / side_by_side,
                 runtime,
                 progress,
@@ -113,15 +130,25 @@ pub fn inspect(
             progress.add_file();
             Ok(report)
         },
-        |report| {
+        |(report, statistics)| {
             reports.push(report);
+            for (name, found) in statistics {
+                match totals.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, total)) => total.merge(&found),
+                    None => totals.push((name, *found)),
+                }
+            }
             Ok(())
         },
     )?;
-    Ok(reports)
+    let totals = totals.into_iter().map(|(name, total)| (name, total.summary())).collect();
+    Ok(Inspected { reports, totals })
 }
 
-fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<Report, Error> {
+/// The statistics of the columns of a file.
+type Statistics = Vec<(String, Box<ColumnStatistics>)>;
+
+fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<(Report, Statistics), Error> {
     let mut report = Report {
         path: object.path().to_string(),
         format: None,
@@ -138,7 +165,7 @@ fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<Report, Error> {
         Ok(detected) => detected,
         Err(error @ Error::Format(FormatError::WrongFormat { .. })) => {
             report.error = Some(DamageReport::of(&error));
-            return Ok(report);
+            return Ok((report, Vec::new()));
         }
         Err(error) => return Err(error),
     };
@@ -152,14 +179,17 @@ fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<Report, Error> {
     report.records = survey.records;
     report.rows = survey.rows.iter().flat_map(json_rows).collect();
     report.error = survey.error.as_ref().map(DamageReport::of);
-    let columns = survey.columns.into_iter().map(|column| ColumnReport {
-        name: column.name,
+    let columns = survey.columns.iter().map(|column| ColumnReport {
+        name: column.name.clone(),
         data_type: Limited::of(SHOWN_BYTES, format_args!("{}", TypeName(&column.data_type))),
         multi: column.multi,
         absent: column.absent,
+        statistics: column.statistics.as_ref().map(|statistics| statistics.summary()),
     });
     report.columns = columns.collect();
-    Ok(report)
+    let named = survey.columns.into_iter().map(|column| (column.name, column.statistics));
+    let statistics = named.filter_map(|(name, statistics)| Some((name, statistics?)));
+    Ok((report, statistics.collect()))
 }
 
 impl DamageReport {

@@ -25,13 +25,18 @@ fn runtime() -> Runtime {
 fn look(dir: &Path, name: &str) -> Report {
     let runtime = runtime();
     let objects = runtime.block_on(storage::list(&[name.to_owned()], dir)).unwrap();
-    let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 3 };
+    let options = InspectOptions { rows: 2, statistics: true, csv: CsvOptions::default(), threads: 3 };
     let progress = Progress::default();
-    let mut reports = inspect(&objects, &options, runtime.handle(), &progress).unwrap();
+    let mut reports = inspect(&objects, &options, runtime.handle(), &progress).unwrap().reports;
     let done = progress.done();
     assert_eq!((reports.len(), done.files, done.total_bytes), (1, 1, objects[0].size()));
     assert!(done.bytes <= done.total_bytes);
     reports.remove(0)
+}
+
+/// The columns without their statistics.
+fn plain(report: &Report) -> Vec<ColumnReport> {
+    report.columns.iter().map(|column| ColumnReport { statistics: None, ..column.clone() }).collect()
 }
 
 fn batch() -> RecordBatch {
@@ -51,7 +56,7 @@ fn records(batch: &RecordBatch) -> Vec<Vec<u8>> {
 }
 
 fn column(name: &str, data_type: &str, multi: bool, absent: u64) -> ColumnReport {
-    ColumnReport { name: name.to_owned(), data_type: data_type.to_owned(), multi, absent }
+    ColumnReport { name: name.to_owned(), data_type: data_type.to_owned(), multi, absent, statistics: None }
 }
 
 #[test]
@@ -71,7 +76,7 @@ fn a_tfrecord_file() {
         column("name", "text", false, 1),
         column("x", "32-bit float", false, 1),
     ];
-    assert_eq!(report.columns, columns);
+    assert_eq!(plain(&report), columns);
     let rows =
         [json!({"n": [1], "name": ["a"], "x": [0.1]}), json!({"n": null, "name": ["b"], "x": ["NaN"]})];
     assert_eq!(report.rows.iter().cloned().map(Value::Object).collect::<Vec<_>>(), rows);
@@ -106,8 +111,8 @@ fn a_parquet_file_with_a_type_only_parquet_has() {
     writer.close().unwrap();
     let report = look(dir.path(), "a.parquet");
     assert_eq!((report.format, &*report.compression, report.records), (Some(FileFormat::Parquet), "none", 3));
-    assert_eq!(report.columns[0], column("n", "32-bit integer", false, 1));
-    assert_eq!(report.columns[3], column("day", "date", false, 1));
+    assert_eq!(plain(&report)[0], column("n", "32-bit integer", false, 1));
+    assert_eq!(plain(&report)[3], column("day", "date", false, 1));
     assert_eq!(report.rows[0]["day"], json!("1970-01-01"));
 
     let mut bytes = std::fs::read(dir.path().join("a.parquet")).unwrap();
@@ -122,13 +127,13 @@ fn csv_with_and_without_a_header() {
     std::fs::write(dir.path().join("a"), "age,job\n39, clerk\n,\n").unwrap();
     let report = look(dir.path(), "a");
     assert_eq!((report.format, report.records), (Some(FileFormat::Csv), 2));
-    assert_eq!(report.columns, [column("age", "64-bit integer", false, 1), column("job", "text", false, 1)]);
+    assert_eq!(plain(&report), [column("age", "64-bit integer", false, 1), column("job", "text", false, 1)]);
     assert_eq!(report.rows[0]["job"], json!("clerk"));
     std::fs::write(dir.path().join("b.tfrecord"), "39, clerk\n40.5, ?\n").unwrap();
     let report = look(dir.path(), "b.tfrecord");
     assert_eq!((report.format, report.records), (Some(FileFormat::Csv), 2));
     assert_eq!(
-        report.columns,
+        plain(&report),
         [column("column_1", "64-bit float", false, 0), column("column_2", "text", false, 0)]
     );
     std::fs::write(dir.path().join("c.csv"), "a,b\n1,2\n3\n").unwrap();
@@ -142,18 +147,18 @@ fn json_lines_separators_and_empty_files() {
     std::fs::write(dir.path().join("a.json"), "{\"n\": 1, \"ok\": true}\n{\"n\": 2, \"tags\": [\"x\"]}\n")
         .unwrap();
     let report = look(dir.path(), "a.json");
-    assert_eq!((report.format, report.records, report.note), (Some(FileFormat::JsonLines), 2, None));
+    assert_eq!((report.format, report.records, &report.note), (Some(FileFormat::JsonLines), 2, &None));
     let columns = [
         column("n", "64-bit integer", false, 0),
         column("ok", "boolean", false, 1),
         column("tags", "text", true, 1),
     ];
-    assert_eq!(report.columns, columns);
+    assert_eq!(plain(&report), columns);
     let second = json!({"n": 2, "ok": null, "tags": ["x"]});
     assert_eq!(Value::Object(report.rows[1].clone()), second);
     std::fs::write(dir.path().join("b.csv"), "n;t\n1;x\n").unwrap();
     let report = look(dir.path(), "b.csv");
-    assert_eq!(report.columns, [column("n", "64-bit integer", false, 0), column("t", "text", false, 0)]);
+    assert_eq!(plain(&report), [column("n", "64-bit integer", false, 0), column("t", "text", false, 0)]);
     assert!(report.note.unwrap().contains("separated by `;`"));
     std::fs::write(dir.path().join("c.csv"), "").unwrap();
     let error = look(dir.path(), "c.csv").error.unwrap().message;
@@ -170,7 +175,7 @@ fn unsupported_formats_and_cancellation() {
     let runtime = runtime();
     std::fs::write(dir.path().join("b"), "a,b\nx,y\n").unwrap();
     let objects = runtime.block_on(storage::list(&["b".to_owned()], dir.path())).unwrap();
-    let options = InspectOptions { rows: 0, csv: CsvOptions::default(), threads: 1 };
+    let options = InspectOptions { rows: 0, statistics: false, csv: CsvOptions::default(), threads: 1 };
     let progress = Progress::default();
     progress.cancel();
     let cancelled = inspect(&objects, &options, runtime.handle(), &progress);
@@ -184,8 +189,8 @@ fn a_file_with_a_bad_header_does_not_end_the_report_of_others() {
     std::fs::write(dir.path().join("b.csv"), "a,b\n1,2\n").unwrap();
     let runtime = runtime();
     let objects = runtime.block_on(storage::list(&["*.csv".to_owned()], dir.path())).unwrap();
-    let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 1 };
-    let reports = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap();
+    let options = InspectOptions { rows: 2, statistics: false, csv: CsvOptions::default(), threads: 1 };
+    let reports = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap().reports;
     let errors: Vec<bool> = reports.iter().map(|report| report.error.is_some()).collect();
     assert_eq!(errors, [true, false]);
 }
@@ -223,4 +228,56 @@ fn long_texts_lists_and_types_are_cut() {
     assert_eq!(length(&row["nested"]["inner"]), SHOWN_BYTES + "...".len());
     assert_eq!(row["wide"].as_object().unwrap().len(), SHOWN_ELEMENTS + 1);
     assert!(report.columns[3].data_type.len() <= SHOWN_BYTES + 3);
+}
+
+#[test]
+fn statistics_of_every_format() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.csv"), "age,job\n39,clerk\nN/A,clerk\n41,\n40,smith\n").unwrap();
+    let report = look(dir.path(), "a.csv");
+    let [age, job] = [0, 1].map(|column: usize| report.columns[column].statistics.clone().unwrap());
+    let because = age.text_because.unwrap();
+    assert_eq!((&*because.value, because.line, because.texts, because.numbers), ("N/A", 3, 1, 3));
+    assert_eq!((job.values, job.distinct, job.distinct_is_exact, &job.numbers), (3, 2, true, &None));
+    assert_eq!((&job.top[0].value, job.top[0].count), (&json!("clerk"), 2));
+
+    let day = Arc::new(Date32Array::from(vec![Some(20_778), None, Some(0)]));
+    let ids = ListArray::from_iter_primitive::<Int32Type, _, _>([
+        Some(vec![Some(1), Some(2)]),
+        None,
+        Some(vec![Some(2)]),
+    ]);
+    let columns =
+        [("day", day as ArrayRef), ("ids", Arc::new(ids) as ArrayRef), ("x", batch().column(1).clone())];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let file = std::fs::File::create(dir.path().join("a.parquet")).unwrap();
+    let mut writer = ArrowWriter::try_new(file, batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    let report = look(dir.path(), "a.parquet");
+    let [day, ids, x] = [0, 1, 2].map(|column: usize| report.columns[column].statistics.clone().unwrap());
+    let day = day.numbers.unwrap();
+    assert_eq!((day.min, day.max), (json!("1970-01-01"), json!("2026-11-21")));
+    let (values, distinct, numbers) = (ids.values, ids.distinct, ids.numbers.unwrap());
+    assert_eq!(
+        (values, distinct, numbers.min, numbers.max, numbers.median),
+        (3, 2, json!(1.0), json!(2.0), 2.0)
+    );
+    let x = x.numbers.unwrap();
+    assert_eq!((x.min, x.non_finite, x.mean), (json!(0.1), 1, 0.1));
+}
+
+#[test]
+fn statistics_of_several_files_are_merged() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.csv"), "n\n1\n2\n").unwrap();
+    std::fs::write(dir.path().join("b.jsonl"), "{\"n\": 2}\n{\"m\": \"x\"}\n").unwrap();
+    let runtime = runtime();
+    let objects = runtime.block_on(storage::list(&["*".to_owned()], dir.path())).unwrap();
+    let options = InspectOptions { rows: 2, statistics: true, csv: CsvOptions::default(), threads: 2 };
+    let totals = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap().totals;
+    let names: Vec<&str> = totals.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["n", "m"]);
+    let n = &totals[0].1;
+    assert_eq!((n.values, n.distinct, n.numbers.as_ref().unwrap().mean), (3, 2, 5.0 / 3.0));
 }

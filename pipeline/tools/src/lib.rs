@@ -6,6 +6,7 @@
 //! | statistics of columns over a sample | [`sample`] |
 //! | formats and separators, detected | [`detect`] |
 //! | CSV and JSON lines: rows, types, columns | [`text`], [`json_lines`], [`typed`] |
+//! | statistics of columns | [`stats`] |
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
@@ -22,6 +23,7 @@ mod json_lines;
 pub mod output;
 pub mod progress;
 pub mod sample;
+pub mod stats;
 mod survey;
 pub mod text;
 pub mod typed;

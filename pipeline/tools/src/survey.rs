@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 
 use crate::EXTRA_DECODE_BYTES;
 use crate::progress::Progress;
+use crate::stats::ColumnStatistics;
 use crate::text::{Guess, Skipped, TextRows, TextRules};
 use crate::typed::{ColumnBuilder, Raw, list_of};
 
@@ -53,6 +54,7 @@ pub(crate) struct Surveyed {
     pub(crate) multi: bool,
     /// Records without a value.
     pub(crate) absent: u64,
+    pub(crate) statistics: Option<Box<ColumnStatistics>>,
 }
 
 /// Surveys files.
@@ -60,6 +62,8 @@ pub(crate) struct Surveyor<'a> {
     pub(crate) csv: &'a CsvOptions,
     /// The number of leading records to keep.
     pub(crate) rows: usize,
+    /// Whether to collect statistics of the columns.
+    pub(crate) statistics: bool,
     /// The number of threads that a Parquet file's row groups are distributed to.
     pub(crate) threads: usize,
     pub(crate) runtime: &'a Handle,
@@ -107,7 +111,7 @@ impl Surveyor<'_> {
             if ended || columns.rows() >= CHUNK_RECORDS || columns.bytes() >= CHUNK_BYTES {
                 let chunk = columns.finish();
                 self.progress.add_rows(chunk.num_rows() as u64);
-                features.count(&chunk);
+                features.count(&chunk, self.statistics);
                 rows.get_or_insert_with(|| chunk.slice(0, chunk.num_rows().min(self.rows)));
                 reading.at(records.bytes_read())?;
             }
@@ -141,7 +145,9 @@ impl Surveyor<'_> {
             Bounds { threads: self.threads, bytes: usize::MAX },
             || Ok(groups.next().map(|item| Weighed { item, bytes: 0 })),
             |group| {
-                let mut found = GroupSurvey { absent: vec![0; columns], ..GroupSurvey::default() };
+                let statistics = vec![ColumnStatistics::default(); if self.statistics { columns } else { 0 }];
+                let mut found =
+                    GroupSurvey { absent: vec![0; columns], statistics, ..GroupSurvey::default() };
                 let mut reading = self.progress.reading();
                 match self.row_group(&file, group, &mut found) {
                     Err(error) if error.is_bad_record() => found.error = Some(error),
@@ -158,6 +164,9 @@ impl Surveyor<'_> {
                     .iter_mut()
                     .zip(found.absent)
                     .for_each(|(column, absent)| column.absent += absent);
+                for (column, statistics) in survey.columns.iter_mut().zip(&found.statistics) {
+                    column.statistics.get_or_insert_default().merge(statistics);
+                }
                 survey.rows = survey.rows.take().or(found.rows);
                 survey.error = survey.error.take().or(found.error);
                 Ok(())
@@ -175,6 +184,9 @@ impl Surveyor<'_> {
             found.records += batch.num_rows() as u64;
             for (absent, array) in found.absent.iter_mut().zip(batch.columns()) {
                 *absent += array.logical_null_count() as u64;
+            }
+            for (statistics, array) in found.statistics.iter_mut().zip(batch.columns()) {
+                statistics.add_array(array);
             }
             found.rows.get_or_insert_with(|| batch.slice(0, batch.num_rows().min(self.rows)));
         }
@@ -207,11 +219,12 @@ impl Surveyor<'_> {
                 Err(error) => return Err(error),
             }
             for name in &rows.columns()[columns.len()..] {
-                columns.push(TextColumn::of(rules, name));
+                columns.push(TextColumn::of(rules, name, self.statistics));
             }
+            let line = rows.line();
             rows.each(|column, raw| {
                 let Some(raw) = raw else { return };
-                columns[column].include(raw);
+                columns[column].include(raw, line);
                 if survey.records < self.rows as u64 {
                     first.push((survey.records, column, kept(raw)));
                 }
@@ -222,8 +235,10 @@ impl Surveyor<'_> {
                 reading.at(object.size() - rows.remaining())?;
             }
         }
-        columns.extend(rows.columns()[columns.len()..].iter().map(|name| TextColumn::of(rules, name)));
-        let named = rows.columns().iter().zip(&columns);
+        columns.extend(
+            rows.columns()[columns.len()..].iter().map(|name| TextColumn::of(rules, name, self.statistics)),
+        );
+        let named = rows.columns().iter().zip(columns);
         survey.columns = named.map(|(name, column)| column.surveyed(name, survey.records)).collect();
         survey.rows = survey.first_rows(&first, rules, self.rows);
         survey.skipped = rows.skipped().clone();
@@ -238,29 +253,35 @@ struct TextColumn {
     kind: Option<DataType>,
     guess: Guess,
     present: u64,
+    statistics: Option<Box<ColumnStatistics>>,
 }
 
 impl TextColumn {
-    fn of(rules: &TextRules, name: &str) -> Self {
+    fn of(rules: &TextRules, name: &str, statistics: bool) -> Self {
         Self {
             separator: rules.separators.get(name).cloned(),
             kind: rules.kinds.get(name).map(|kind| kind.data_type().clone()),
             guess: Guess::default(),
             present: 0,
+            statistics: statistics.then(Box::default),
         }
     }
 
-    fn include(&mut self, raw: Raw<'_>) {
+    fn include(&mut self, raw: Raw<'_>, line: u64) {
         self.present += 1;
+        if let Some(statistics) = &mut self.statistics {
+            statistics.add_raw(raw, line);
+        }
         self.guess.include(raw, self.separator.as_deref());
     }
 
-    fn surveyed(&self, name: &str, records: u64) -> Surveyed {
+    fn surveyed(self, name: &str, records: u64) -> Surveyed {
         Surveyed {
             name: name.to_owned(),
-            data_type: self.kind.clone().unwrap_or_else(|| self.guess.data_type()),
+            data_type: self.kind.unwrap_or_else(|| self.guess.data_type()),
             multi: self.guess.is_list,
             absent: records - self.present,
+            statistics: self.statistics,
         }
     }
 }
@@ -279,6 +300,8 @@ struct GroupSurvey {
     records: u64,
     /// The number of absent records, by column.
     absent: Vec<u64>,
+    /// By column; empty if they are not collected.
+    statistics: Vec<ColumnStatistics>,
     rows: Option<RecordBatch>,
     error: Option<Error>,
 }
@@ -325,7 +348,7 @@ impl Surveyed {
             DataType::List(item) | DataType::LargeList(item) => (item.data_type(), true),
             single => (single, false),
         };
-        Self { name: name.to_owned(), data_type: data_type.clone(), multi, absent: 0 }
+        Self { name: name.to_owned(), data_type: data_type.clone(), multi, absent: 0, statistics: None }
     }
 }
 
@@ -337,7 +360,7 @@ struct Features {
 }
 
 impl Features {
-    fn count(&mut self, chunk: &RecordBatch) {
+    fn count(&mut self, chunk: &RecordBatch, statistics: bool) {
         self.records += chunk.num_rows() as u64;
         for (column, (field, array)) in chunk.schema().fields().iter().zip(chunk.columns()).enumerate() {
             if column == self.columns.len() {
@@ -345,6 +368,9 @@ impl Features {
             }
             let Some(lists) = array.as_list_opt::<i32>() else { continue };
             let found = &mut self.columns[column];
+            if statistics {
+                found.statistics.get_or_insert_default().add_array(array);
+            }
             for row in 0..lists.len() {
                 found.multi |= lists.value_length(row) > 1;
                 found.absent += u64::from(lists.is_valid(row) && lists.value_length(row) > 0);

@@ -76,9 +76,12 @@ impl JsonColumn {
             DataType::UInt64 => return Self::Unsigned(array.as_primitive::<UInt64Type>().clone()),
             DataType::Dictionary(..) => {
                 if let Some(dictionary) = array.as_any_dictionary_opt() {
-                    let keys = dictionary.normalized_keys().into_iter().enumerate();
-                    let keys = keys.map(|(row, key)| array.is_valid(row).then_some(key)).collect();
-                    return Self::Dictionary(keys, of(dictionary.values()));
+                    // A dictionary without values, whose keys cannot be normalized, has only absent rows.
+                    let is_empty = dictionary.values().is_empty();
+                    let keys = if is_empty { vec![0; array.len()] } else { dictionary.normalized_keys() };
+                    let keys = keys.into_iter().enumerate();
+                    let keys = keys.map(|(row, key)| (!is_empty && array.is_valid(row)).then_some(key));
+                    return Self::Dictionary(keys.collect(), of(dictionary.values()));
                 }
             }
             DataType::List(_) => {
@@ -267,8 +270,9 @@ mod tests {
     use arrow_array::builder::{
         FixedSizeListBuilder, Float32Builder, Int64Builder, MapBuilder, StringBuilder,
     };
+    use arrow_array::types::Int32Type;
     use arrow_array::{
-        Date32Array, Decimal128Array, DurationSecondArray, StructArray, Time32SecondArray,
+        Date32Array, Decimal128Array, DictionaryArray, DurationSecondArray, StructArray, Time32SecondArray,
         TimestampMicrosecondArray,
     };
     use arrow_schema::Field;
@@ -314,6 +318,9 @@ mod tests {
         vectors.values().append_slice(&[0.0, 0.0]);
         vectors.append(false);
         assert_eq!(values(vectors.finish()), [json!([0.1, 2.0]), Value::Null]);
+
+        let no_values = DictionaryArray::<Int32Type>::from_iter([None::<&str>, None]);
+        assert_eq!(values(no_values), [Value::Null, Value::Null]);
 
         let mut counts = MapBuilder::new(None, StringBuilder::new(), Int64Builder::new());
         counts.keys().append_value("a");

@@ -63,10 +63,10 @@ impl Bench {
     /// The contents of the file.
     fn inspect(&self) -> Option<Report> {
         let objects = self.runtime.block_on(storage::list(&[NAME.to_owned()], self.directory.path()));
-        let options = InspectOptions { rows: 2, csv: CsvOptions::default(), threads: 1 };
+        let options = InspectOptions { rows: 2, statistics: true, csv: CsvOptions::default(), threads: 1 };
         let progress = Progress::default();
         // An error means that the file has no supported format.
-        inspect::inspect(&objects.unwrap(), &options, self.runtime.handle(), &progress).ok()?.pop()
+        inspect::inspect(&objects.unwrap(), &options, self.runtime.handle(), &progress).ok()?.reports.pop()
     }
 
     fn open(&self) -> Option<Dataset> {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use millstream_format::FileFormat;
-use millstream_tools::inspect::{self, ColumnReport, InspectOptions, Report};
+use millstream_tools::inspect::{self, ColumnReport, InspectOptions, Inspected, Report};
+use millstream_tools::stats::ColumnSummary;
 use serde_json::Value;
 
 use crate::arguments::Inspect;
@@ -11,6 +12,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::files::{FileWork, Goal};
+use crate::statistics::{self, cut};
 use crate::table::Table;
 
 /// Width of a line, and least width of the first values of a column, in characters.
@@ -26,19 +28,24 @@ const MAX_NAMED_DAMAGED: usize = 20;
 pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> {
     let options = InspectOptions {
         rows: arguments.rows,
+        statistics: arguments.stats,
         csv: arguments.csv.into(),
         threads: arguments.threads.count(),
     };
     let work = FileWork::start(context, "reading")?;
     let objects = work.list(&arguments.files)?;
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
-    let reports =
+    let Inspected { reports, totals } =
         work.run(goal, |storage, progress| inspect::inspect(&objects, &options, &storage.runtime, progress))?;
     let notes = reports.iter().filter_map(|report| report.note.as_ref());
     notes.take(1).for_each(|note| context.screen.note(note));
     let each = arguments.all || reports.len() <= MAX_SINGLE_REPORTS;
     context.answer(&reports, || {
-        if each { reports.iter().map(describe).collect::<Vec<_>>().join("\n") } else { summary(&reports) }
+        if each {
+            reports.iter().map(describe).collect::<Vec<_>>().join("\n")
+        } else {
+            summary(&reports, &totals)
+        }
     })?;
     let damaged: Vec<_> = reports.iter().filter_map(|report| report.error.as_ref()).collect();
     if damaged.is_empty() {
@@ -54,7 +61,7 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
 }
 
 /// A summary of many files: counts by format, and all columns.
-fn summary(reports: &[Report]) -> String {
+fn summary(reports: &[Report], totals: &[(String, ColumnSummary)]) -> String {
     let damaged = reports.iter().filter(|report| report.error.is_some()).count() as u64;
     let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
     let mut facts = Table::default();
@@ -84,7 +91,8 @@ fn summary(reports: &[Report]) -> String {
     for (column, files, absent) in columns {
         table.row([column.name.clone(), type_of(column), figures::count(files), figures::count(absent)]);
     }
-    format!("{}\n{}", facts.render(), table.render())
+    let totals: Vec<_> = totals.iter().map(|(name, statistics)| (name.as_str(), statistics)).collect();
+    with_statistics(format!("{}\n{}", facts.render(), table.render()), &totals)
 }
 
 fn format_of(report: &Report) -> &'static str {
@@ -111,7 +119,7 @@ fn describe(report: &Report) -> String {
     }
     let mut columns = Table::with_titles(&["COLUMN", "TYPE", ">ABSENT", "FIRST VALUES"]);
     let cells = report.columns.iter().map(|column| {
-        let data_type = shortened(&type_of(column), TYPE_WIDTH);
+        let data_type = cut(&type_of(column), TYPE_WIDTH);
         [column.name.clone(), data_type, figures::count(column.absent)]
     });
     let cells: Vec<_> = cells.collect();
@@ -122,9 +130,16 @@ fn describe(report: &Report) -> String {
     for (column, [name, data_type, absent]) in report.columns.iter().zip(cells) {
         let values = report.rows.iter().map(|row| row.get(&column.name).unwrap_or(&Value::Null));
         let values: Vec<_> = values.map(|value| shown(value, column.multi)).collect();
-        columns.row([name, data_type, absent, shortened(&values.join("  "), left)]);
+        columns.row([name, data_type, absent, cut(&values.join("  "), left)]);
     }
-    format!("{}\n{}", facts.render(), columns.render())
+    let statistics = report.columns.iter();
+    let statistics =
+        statistics.filter_map(|column| Some((column.name.as_str(), column.statistics.as_ref()?)));
+    with_statistics(format!("{}\n{}", facts.render(), columns.render()), &statistics.collect::<Vec<_>>())
+}
+
+fn with_statistics(text: String, statistics: &[(&str, &ColumnSummary)]) -> String {
+    if statistics.is_empty() { text } else { format!("{text}\n{}", statistics::render(statistics)) }
 }
 
 fn shown(value: &Value, multi: bool) -> String {
@@ -135,15 +150,6 @@ fn shown(value: &Value, multi: bool) -> String {
         Value::Array(values) if values.len() == 1 && !multi => shown(&values[0], multi),
         other => other.to_string(),
     }
-}
-
-/// `text` in at most `width` characters.
-fn shortened(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    let end = text.char_indices().nth(width.saturating_sub(3)).map_or(text.len(), |(end, _)| end);
-    format!("{}...", &text[..end])
 }
 
 #[cfg(test)]
@@ -160,6 +166,7 @@ mod tests {
             data_type: data_type.to_owned(),
             multi: false,
             absent: 1_234_567,
+            statistics: None,
         };
         let columns = vec![
             column("a_column_with_a_name", &"struct {a: text, b: text}".repeat(4)),

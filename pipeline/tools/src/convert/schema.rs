@@ -77,7 +77,7 @@ impl Described {
             });
         }
         progress.expect_bytes(object.size());
-        let surveyor = Surveyor { csv, rows: 0, threads: 1, runtime, progress };
+        let surveyor = Surveyor { csv, rows: 0, statistics: false, threads: 1, runtime, progress };
         let survey = match format {
             FileFormat::TfRecord | FileFormat::Parquet => surveyor.survey(object, *format)?,
             FileFormat::Csv | FileFormat::JsonLines => surveyor.text(object, *format, rules)?,

@@ -396,7 +396,7 @@ fn bad_lines_are_skipped_and_counted() {
     let mut options = ConvertOptions::default();
     options.text.kinds.insert("day".to_owned(), "date".parse().unwrap());
     let error = bench.convert("a.csv", "b.csv", &options).unwrap_err().to_string();
-    assert!(error.contains("starting at line 3: 1 fields, expected 2"), "{error}");
+    assert!(error.contains("starting at line 3: 1 field, expected 2"), "{error}");
     options.text.skip_bad_lines = true;
     for (output, files) in [("b.csv", "b.csv"), ("b@2.csv", "b-00001-of-00002.csv")] {
         options.output.threads = 2;
