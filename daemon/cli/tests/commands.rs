@@ -258,7 +258,7 @@ fn ctrl_c_saves_a_checkpoint_and_resume_continues() {
     wait_until("the job has a checkpoint", || last_step(&runs) > 0);
     interrupt(&mut child);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(130));
     let stderr = text(&output.stderr);
     assert!(stderr.contains("saving a checkpoint before stopping; press Ctrl-C again to quit"), "{stderr}");
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();

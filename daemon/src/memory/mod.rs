@@ -7,7 +7,7 @@ pub(crate) mod available;
 use anyhow::{Result, bail};
 use millstream_batch::Size;
 use millstream_trainer::model::ModelPlan;
-use millstream_trainer::parameter::NamedTensor;
+use millstream_trainer::parameter::{NamedTensor, TensorRole};
 use millstream_trainer::spec::TrainingSpec;
 
 /// A worker's memory apart from its model: the program's data, the allocator's, and message buffers.
@@ -105,9 +105,10 @@ impl HostMemory {
     }
 }
 
-/// Names the largest tensor: `, the largest is embedding.user, 1000000 x 64`.
+/// Names the largest parameter: ` (the largest is embedding.user, 1000000 x 64)`.
 fn largest(tensors: &[NamedTensor]) -> String {
-    let largest = tensors.iter().max_by_key(|tensor| tensor.len());
+    let parameters = tensors.iter().filter(|tensor| tensor.role == TensorRole::Parameter);
+    let largest = parameters.max_by_key(|tensor| tensor.len());
     largest.map_or_else(String::new, |NamedTensor { name, shape, .. }| {
         let shape: Vec<_> = shape.iter().map(ToString::to_string).collect();
         format!(" (the largest is `{name}`, {})", shape.join(" x "))
@@ -132,8 +133,6 @@ pub fn available_bytes() -> Option<u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use millstream_trainer::parameter::TensorRole;
-
     use super::*;
 
     const GIB: u64 = 1 << 30;

@@ -147,7 +147,7 @@ fn the_size_respects_the_maximum_and_too_little_memory_is_an_error() {
         let ended = shell.run(&line).with_code(1);
         for part in [
             "`data.batch_size = \"auto\"`: batches of 16 rows, the minimum, do not fit",
-            "31457280 bytes",
+            "30.0 MiB",
             "memory limit",
         ] {
             assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);

@@ -119,7 +119,7 @@ fn classes_are_learned_reported_and_predicted_by_name() {
     let number = |name: &str| eval[name].as_f64().unwrap();
     assert!(number("accuracy") > 0.85 && majority(&classes) < 0.5, "{eval:#}, {}", majority(&classes));
     assert!(number("normalized_entropy") < 0.7, "{eval:#}");
-    assert!(read(directory.path(), "curves.svg").contains("eval accuracy"));
+    assert!(read(directory.path(), "curves.svg").contains("held-out accuracy"));
     assert!(directory.path().join("events").read_dir().unwrap().next().is_some());
 
     let run = run_of(&outcome);

@@ -129,7 +129,14 @@ fn automatic_batches_are_as_large_as_the_gpu_allows() {
     assert_eq!(found["gpu"]["needed_bytes"], this);
     assert!(rows > 256 && this <= limit && limit < twice, "{plan:#}");
     let why = found["why_not_more"].as_str().unwrap();
-    assert!(why.contains(&format!("batches of {} rows need {twice} bytes of GPU memory", 2 * rows)), "{why}");
+    assert!(
+        why.contains(&format!(
+            "batches of {} rows need {:.1} MiB of GPU memory",
+            2 * rows,
+            twice as f64 / 1_048_576.0
+        )),
+        "{why}"
+    );
 
     let ended = host.document("train", &auto);
     assert_eq!(ended["steps"], 24_000_u64.div_ceil(rows));
@@ -149,11 +156,11 @@ fn an_explicit_gpu_memory_limit_works_without_a_gpu() {
     assert_eq!(plan["batch"]["rows"], 16_384);
     for (set, message) in [
         (&[][..], "`data.auto_batch.gpu_memory` is not set: NVIDIA's driver is not on this host"),
-        (&["data.auto_batch.gpu_memory=32MiB"], "bytes of GPU memory"),
+        (&["data.auto_batch.gpu_memory=32MiB"], "of GPU memory ("),
         // The host has a memory limit, too.
         (
             &["data.auto_batch={ gpu_memory = \"1GiB\", memory = \"100MiB\" }"],
-            "the memory limit of 104857600 bytes",
+            "the memory limit of 100.0 MiB",
         ),
     ] {
         let ended = check(set);

@@ -56,7 +56,7 @@ fn two_census_labels_are_learned_jointly_and_reported_separately() {
         assert_eq!(eval[label]["examples"], ROWS);
         assert!(keys(&eval[label]).contains("log_loss") && !keys(&eval[label]).contains("mae"), "{eval:#}");
     }
-    assert!(fs::read_to_string(scratch.path().join("curves.svg")).unwrap().contains("eval income/auc"));
+    assert!(fs::read_to_string(scratch.path().join("curves.svg")).unwrap().contains("held-out income/auc"));
 
     let run = format!("checkpoints/{}", outcome["job"].as_str().unwrap());
     assert_eq!(shell.run(&["eval", &run, "--json"]).with_code(0).json(), *eval);

@@ -206,7 +206,7 @@ fn exceeded_limits_and_unusable_directories() {
                 stderr: &[
                     "the job needs",
                     "and this host has",
-                    "`deep.embedding.color`, 2000000000 x 64",
+                    "`deep.embedding.color`, 2000000001 x 64",
                     "use fewer ids",
                 ],
             },
@@ -218,7 +218,7 @@ fn exceeded_limits_and_unusable_directories() {
                 stderr: &[
                     "the job needs",
                     "and this host has",
-                    "`deep.embedding.color`, 2000000000 x 64",
+                    "`deep.embedding.color`, 2000000001 x 64",
                     "use fewer ids",
                 ],
             },

@@ -93,7 +93,7 @@ fn invalid_job_files_are_rejected_before_any_work() {
             corrupt: |fixture| fs::write(fixture.path("job.toml"), [0xff; 100]).unwrap(),
             arguments: TRAIN,
             exit_code: 2,
-            stderr: &["job.toml", "UTF-8"],
+            stderr: &["job.toml is not a job file: it is not text", "millstream inspect job.toml"],
         },
         Case {
             name: "no command",

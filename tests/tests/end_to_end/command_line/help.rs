@@ -37,6 +37,7 @@ fn every_command_has_help_with_an_example() {
         "export",
         "generate",
         "history",
+        "init",
         "inspect",
         "list",
         "logs",
@@ -47,6 +48,8 @@ fn every_command_has_help_with_an_example() {
         "show",
         "submit",
         "train",
+        "wait",
+        "watch",
     ];
     seen.sort();
     assert_eq!(seen, wanted.map(|name| format!("millstream {name}")));

@@ -116,7 +116,7 @@ fn the_history_of_a_job_is_printed_plotted_and_drawn() {
     assert_eq!(serde_json::from_str::<serde_json::Value>(&written).unwrap(), history);
 
     let plotted = shell.run(&["history", id]).with_code(0).stdout;
-    for curve in ["training loss", "eval auc", "eval log_loss", "eval accuracy"] {
+    for curve in ["training loss", "held-out auc", "held-out log loss", "held-out accuracy"] {
         assert!(plotted.contains(curve), "{plotted}");
     }
     assert!(plotted.lines().all(|line| line.chars().count() <= 100), "{plotted}");
