@@ -23,7 +23,6 @@ mod unfinished;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use arguments::Arguments;
@@ -35,7 +34,7 @@ fn main() -> ExitCode {
     if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(millstream_worker::ARGUMENT)) {
         return millstream_worker::main();
     }
-    let arguments = Arguments::parse();
+    let arguments = Arguments::of_process();
     millstream_batch::allocator::return_large_blocks_to_os();
     millstream_format::parquet::quiet_decoder_panics();
     let screen = Screen::new();

@@ -58,7 +58,8 @@ impl ProgressView {
         if job.state() != JobState::Running {
             return;
         }
-        let progress = job.progress.unwrap_or_default();
+        // Before the first step there is nothing to show.
+        let Some(progress) = job.progress.filter(|progress| progress.step > 0) else { return };
         let left = self.time_left(&progress);
         if let Some(bar) = &self.bar {
             if let Some(total) = progress.total_steps
@@ -71,7 +72,7 @@ impl ProgressView {
             let width =
                 self.screen.width().saturating_sub(bar_width(job.state(), progress.total_steps.is_some()));
             bar.set_message(fitted(&parts(&progress, left), width));
-        } else if progress.epochs > 0 && self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
+        } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.screen.line(&line(&progress, left));
             self.last_line = Some(Instant::now());
         }

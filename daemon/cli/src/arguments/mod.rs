@@ -5,7 +5,7 @@ mod data;
 use std::path::PathBuf;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use millstream_control::proto::JobState;
 
 pub(crate) use data::{
@@ -20,6 +20,42 @@ pub(crate) struct Arguments {
     pub(crate) global: Global,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Arguments {
+    /// Parses the command line. Prints help and errors, and exits, as [`Parser::parse`] does.
+    pub(crate) fn of_process() -> Self {
+        let matches = with_flowing_help(Self::command()).get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+/// Lets the terminal's width decide where lines of the help texts end, except indented ones.
+fn with_flowing_help(command: clap::Command) -> clap::Command {
+    let names: Vec<String> = command.get_subcommands().map(|below| below.get_name().to_owned()).collect();
+    let text = command.get_after_help().map(|text| flowing(&text.to_string()));
+    let command =
+        names.into_iter().fold(command, |command, name| command.mut_subcommand(name, with_flowing_help));
+    match text {
+        Some(text) => command.after_help(text),
+        None => command,
+    }
+}
+
+/// Joins the lines of each paragraph.
+fn flowing(text: &str) -> String {
+    let mut out = String::new();
+    let is_prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+    for (nth, line) in text.lines().enumerate() {
+        let follows = out.lines().next_back().is_some_and(is_prose) && !out.ends_with('\n');
+        match nth {
+            0 => {}
+            _ if follows && is_prose(line) => out.push(' '),
+            _ => out.push('\n'),
+        }
+        out += line;
+    }
+    out
 }
 
 const OVERVIEW: &str = "\
@@ -507,9 +543,25 @@ pub(crate) struct BenchIngest {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
+
+    #[test]
+    fn help_texts_fill_the_lines_of_any_terminal() {
+        assert_eq!(flowing("a\nb\n\nExamples:\n  c\n  d\n\ne\nf"), "a b\n\nExamples:\n  c\n  d\n\ne f");
+        for width in [60, 80, 100] {
+            let root = with_flowing_help(Arguments::command()).term_width(width);
+            for below in root.get_subcommands() {
+                let help = below.clone().term_width(width).render_long_help().to_string();
+                let lines: Vec<&str> = help.lines().collect();
+                let prose = |line: &str| !line.is_empty() && !line.starts_with(' ');
+                for pair in lines.windows(2).filter(|pair| prose(pair[0]) && prose(pair[1])) {
+                    let next = pair[1].split(' ').next().unwrap_or_default();
+                    let would_be = pair[0].chars().count() + 1 + next.chars().count();
+                    assert!(would_be > width, "{} at {width}: {pair:#?}", below.get_name());
+                }
+            }
+        }
+    }
 
     #[test]
     fn definitions_are_consistent() {
