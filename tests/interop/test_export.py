@@ -450,7 +450,7 @@ class Export(WithoutDaemon):
         same(pq.read_table(written("scores", "--format", "parquet")))
         same(pa.csv.read_csv(written("scores.csv")))
         same(pa.csv.read_csv(written("scores.csv.gz")))
-        same(pa.csv.read_csv(written("scores.txt")))
+        same(pa.csv.read_csv(written("scores.txt", "--format", "csv")))
         same(pa.json.read_json(written("scores.jsonl")))
         same(pa.json.read_json(written("scores2.csv", "--format", "jsonl")))
         with gzip.open(self.scratch / "scores.csv.gz", "rt") as file:
@@ -494,7 +494,7 @@ class Export(WithoutDaemon):
         self.assertNotIn(output, started)
         running.send_signal(signal.SIGINT)
         _, stderr = running.communicate(timeout=60)
-        self.assertEqual(running.returncode, 1, stderr)
+        self.assertEqual(running.returncode, 130, stderr)
         self.assertEqual(list(many.glob("scores*")), [])
 
 

@@ -12,7 +12,7 @@ use crate::screen::Screen;
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The width of the bar.
-const BAR_COLUMNS: usize = 16;
+const BAR_COLUMNS: usize = 12;
 
 /// The shortest time from which the time left is estimated.
 const LEAST_MEASURED: Duration = Duration::from_secs(1);
@@ -204,7 +204,7 @@ fn bar_width(state: JobState, has_length: bool) -> usize {
 }
 
 fn style(has_length: bool, colours: bool) -> ProgressStyle {
-    checked(template(has_length, colours))
+    checked(&template(has_length, colours))
 }
 
 /// The style of `template`, or a plain bar if the template is invalid.
@@ -213,13 +213,10 @@ pub(crate) fn checked(template: &str) -> ProgressStyle {
     style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> ")
 }
 
-fn template(has_length: bool, colours: bool) -> &'static str {
-    match (has_length, colours) {
-        (true, true) => "{spinner:.cyan} {prefix} [{bar:16.cyan}]  {wide_msg}",
-        (true, false) => "{spinner} {prefix} [{bar:16}]  {wide_msg}",
-        (false, true) => "{spinner:.cyan} {prefix}  {wide_msg}",
-        (false, false) => "{spinner} {prefix}  {wide_msg}",
-    }
+fn template(has_length: bool, colours: bool) -> String {
+    let colour = if colours { ".cyan" } else { "" };
+    let bar = if has_length { format!(" [{{bar:{BAR_COLUMNS}{colour}}}]") } else { String::new() };
+    format!("{{spinner{}}} {{prefix}}{bar}  {{wide_msg}}", if colours { ":.cyan" } else { "" })
 }
 
 #[cfg(test)]
@@ -298,7 +295,7 @@ mod tests {
     fn templates_are_valid() {
         for (has_length, colours) in [(false, false), (false, true), (true, false), (true, true)] {
             let template = template(has_length, colours);
-            assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
+            assert!(ProgressStyle::with_template(&template).is_ok(), "{template}");
         }
         assert!(ProgressStyle::with_template("{bar:x}").is_err(), "an invalid template is an error");
     }

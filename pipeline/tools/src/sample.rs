@@ -291,14 +291,16 @@ impl Sampler<'_> {
         let mut read = 0;
         for nth in 0..chosen {
             let group = nth * groups / chosen;
-            let of_group = (quota - read.min(quota)) / (chosen - nth) as u64;
+            let of_group =
+                if quota >= all { u64::MAX } else { (quota - read.min(quota)) / (chosen - nth) as u64 };
             let plan = file.file().plan_all();
             let ranges = file.file().ranges(group, &plan);
             let fetched = FetchedRanges::start(file.object().clone(), ranges, &self.runtime.into()).wait()?;
             let mut reader = file.decode(group, plan, fetched, WantedRows::default(), EXTRA_DECODE_BYTES)?;
             let mut read_of_group = 0;
-            while quota >= all || read_of_group < of_group {
-                let Some((batch, _)) = reader.next_rows(CHUNK_ROWS)? else { break };
+            while read_of_group < of_group {
+                let left = usize::try_from(of_group - read_of_group).unwrap_or(usize::MAX);
+                let Some((batch, _)) = reader.next_rows(CHUNK_ROWS.min(left))? else { break };
                 read_of_group += batch.num_rows() as u64;
                 self.add(&batch)?;
             }
@@ -435,6 +437,6 @@ mod tests {
         assert_eq!((tags.filled, tags.most_values, tags.counts.len()), (2, 2, 2));
 
         let part = sample(&objects, 2, runtime.handle(), &Progress::default()).unwrap();
-        assert!(!part.is_whole && part.rows >= 2);
+        assert_eq!((part.rows, part.is_whole, part.estimated_rows), (2, false, 4));
     }
 }

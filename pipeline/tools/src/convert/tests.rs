@@ -277,10 +277,10 @@ fn a_column_that_cannot_be_converted_is_named_with_its_type_and_a_way_out() {
         bench.convert(input, output, options).unwrap_err().to_string()
     };
     let lists = says("a.parquet", "a.csv", &options);
-    assert!(lists.contains("`tags` holds list of text") && lists.contains("--list 'tags=|'"), "{lists}");
+    assert!(lists.contains("`tags` has type list of text") && lists.contains("--list 'tags=|'"), "{lists}");
     let nested = says("b.parquet", "b.tfrecord", &options);
     assert!(
-        nested.contains("`point` holds struct {n: 64-bit integer}") && nested.contains("--select"),
+        nested.contains("`point` has type struct {n: 64-bit integer}") && nested.contains("--select"),
         "{nested}"
     );
     bench.convert("b.parquet", "b.jsonl", &options).unwrap();

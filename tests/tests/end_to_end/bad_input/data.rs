@@ -211,18 +211,6 @@ fn exceeded_limits_and_unusable_directories() {
                 ],
             },
             Case {
-                name: "a table beyond the host's memory, for check",
-                corrupt: enlarge,
-                arguments: &["check", "job.toml"],
-                exit_code: 1,
-                stderr: &[
-                    "the job needs",
-                    "and this host has",
-                    "`deep.embedding.color`, 2000000001 x 64",
-                    "use fewer ids",
-                ],
-            },
-            Case {
                 name: "a file above the checkpoint directory",
                 corrupt: |fixture| fs::write(fixture.path("runs"), "").unwrap(),
                 arguments: &["train", "job.toml", "--set", "checkpoint.directory=runs/a"],
@@ -238,6 +226,20 @@ fn exceeded_limits_and_unusable_directories() {
             },
         ],
     );
+}
+
+#[test]
+fn check_shows_the_plan_of_a_job_beyond_the_hosts_memory_and_fails() {
+    let fixture = Fixture::new();
+    enlarge(&fixture);
+    let checked = fixture.shell().run(&["check", "job.toml"]);
+    assert_eq!(checked.code(), 1, "{}", checked.stderr);
+    assert!(checked.stdout.contains("worker memory") && checked.stdout.contains("host memory, at least"));
+    for words in
+        ["the job needs", "and this host has", "`deep.embedding.color`, 2000000001 x 64", "use fewer ids"]
+    {
+        assert!(checked.stderr.contains(words), "{words}: {}", checked.stderr);
+    }
 }
 
 /// Makes the embedding table larger than any host's memory.
