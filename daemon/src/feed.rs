@@ -71,7 +71,7 @@ pub(crate) fn is_echo(error: &Error) -> bool {
 }
 
 /// Opens the files that `patterns` of a job's data section match. If a listing exists under the directory and name of
-/// `frozen`, opens the versions in it; otherwise writes the listing there.
+/// `frozen`, opens the versions in it; otherwise writes the listing there. The dataset is not filtered.
 ///
 /// # Errors
 /// When a pattern matches nothing, or files of another format.
@@ -81,15 +81,14 @@ pub(crate) fn open(
     (stores, requester): (&Stores, &Requester),
     frozen: Option<(&Path, &str)>,
     runtime: &Handle,
-) -> Result<Arc<Dataset>> {
+) -> Result<Dataset> {
     let mut objects = runtime.block_on(stores.list(patterns, &data.base))?;
     requester.check_data(objects.iter().map(|object| &**object.path()), &data.base)?;
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }
     let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
-    let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
-    Ok(Arc::new(dataset.filtered(&data.filter)))
+    Ok(dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes))
 }
 
 fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {

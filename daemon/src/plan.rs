@@ -20,7 +20,9 @@ use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
 use millstream_pipeline::dataset::{Absent, Dataset};
 use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
-use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
+use millstream_pipeline::spec::{
+    DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Purpose, Terms,
+};
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::model::ModelPlan;
 use millstream_worker::survey::HostSurvey;
@@ -141,7 +143,13 @@ impl JobPlan {
             )
         };
         let train = open(&data.train, runs::TRAIN_LISTING)?;
-        let eval = (!data.eval.is_empty()).then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?;
+        let eval = match data.validation {
+            Some(_) => Some(train.clone()),
+            None => data.has_eval().then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?,
+        };
+        let of = |dataset: &Dataset, purpose| Arc::new(dataset.filtered(&data.rows(purpose)));
+        let eval = eval.map(|eval| of(&eval, Purpose::Evaluation));
+        let train = of(&train, Purpose::Training);
         let (train_plan, eval_plan) = (DataPlan::of(&train), eval.as_deref().map(DataPlan::of));
 
         let options = CacheOptions::of_budget(data.memory_budget_bytes);
@@ -149,18 +157,17 @@ impl JobPlan {
         let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<Fitted> {
             let transform = Arc::new(Transform::resolve(features, &job.label, &data.missing, analysis)?);
             let schema = feed::schema(&transform, data);
-            let specification = Specification::of(features, &job.label, data, analysis);
-            let source = |dataset: &Arc<Dataset>, absent| {
+            let source = |dataset: &Arc<Dataset>, purpose, absent| {
                 let source = feed::source(Arc::clone(dataset), &transform, data, absent, runtime)
                     .map_err(|error| with_key(job, error))?;
-                Ok::<_, anyhow::Error>(match &cache {
-                    Some(cache) => feed::cached(source, cache, dataset, &schema, &specification, data),
-                    None => source,
-                })
+                let Some(cache) = &cache else { return Ok::<_, anyhow::Error>(source) };
+                let specification = Specification::of(features, &job.label, (data, purpose), analysis);
+                Ok(feed::cached(source, cache, dataset, &schema, &specification, data))
             };
             let labels = job.label.columns();
-            let train = source(&train, Absent::Rejected)?;
-            let eval = eval.as_ref().map(|eval| source(eval, Absent::AllowedExcept(&labels))).transpose()?;
+            let train = source(&train, Purpose::Training, Absent::Rejected)?;
+            let held_out = |eval| source(eval, Purpose::Evaluation, Absent::AllowedExcept(&labels));
+            let eval = eval.as_ref().map(held_out).transpose()?;
             Ok(Fitted { schema, train, eval })
         };
         // Reports missing columns and batches that do not fit before the pass over the data.

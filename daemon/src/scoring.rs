@@ -16,7 +16,7 @@ use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Absent;
 use millstream_pipeline::ingest::IngestPlan;
-use millstream_pipeline::spec::DataSpec;
+use millstream_pipeline::spec::{DataSpec, Purpose};
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::checkpoint::store::parse_directory_name;
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
@@ -240,8 +240,10 @@ impl Run {
             transform = transform.without_label();
         }
         let schema = feed::schema(&transform, &data);
-        let dataset =
-            feed::open(&data.eval, &data, (&stores.for_job(&job.storage), &self.requester), None, runtime)?;
+        let who = (&stores.for_job(&job.storage), &self.requester);
+        let dataset = feed::open(data.eval_files(), &data, who, None, runtime)?;
+        let purpose = if self.request.data.is_empty() { Purpose::Evaluation } else { Purpose::Scoring };
+        let dataset = Arc::new(dataset.filtered(&data.rows(purpose)));
         let (transform, needed) = (Arc::new(transform), job.label.columns());
         let source = feed::source(dataset, &transform, &data, Absent::AllowedExcept(&needed), runtime)
             .map_err(|error| plan::with_key(job, error))?;
@@ -297,6 +299,7 @@ impl Run {
         let ScoreRequest { data: given, base, .. } = &self.request;
         if !given.is_empty() {
             data.eval.clone_from(given);
+            data.validation = None;
             data.base = PathBuf::from(base);
         }
         for given in given {
@@ -307,10 +310,10 @@ impl Run {
                 );
             }
         }
-        if data.eval.is_empty() {
+        if !data.has_eval() {
             bail!("the job has no held-out data: give the data to score");
         }
-        if given.is_empty() && data.eval.iter().any(|pattern| pattern.contains(REDACTED)) {
+        if given.is_empty() && data.eval_files().iter().any(|pattern| pattern.contains(REDACTED)) {
             bail!(
                 "checkpoints do not keep the passwords and signatures of the job's data: give the data to score"
             );

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use millstream_format::FormatName;
-use millstream_format::filter::Condition;
+use millstream_format::filter::{Condition, RowFilter, Share, Side};
 use serde::{Deserialize, Serialize};
 
 /// The default split size. Larger uncompressed TFRecord files are cut into parts.
@@ -25,6 +25,15 @@ pub struct DataSpec {
     /// Conditions that a row must meet, all of them. Other rows are ignored, as if the data did not contain them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub filter: Vec<Condition>,
+    /// Further conditions on rows of the training data.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub train_filter: Vec<Condition>,
+    /// Further conditions on rows of the held-out data.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_filter: Vec<Condition>,
+    /// The share of the training data that is held out instead of `eval`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation: Option<ValidationSpec>,
     /// Rows of a global batch.
     pub batch_size: u32,
     /// Passes over the training data.
@@ -65,6 +74,9 @@ impl Default for DataSpec {
             format: None,
             missing: Vec::new(),
             filter: Vec::new(),
+            train_filter: Vec::new(),
+            eval_filter: Vec::new(),
+            validation: None,
             batch_size: 256,
             epochs: 1,
             shuffle_rows: 65_536,
@@ -79,6 +91,68 @@ impl Default for DataSpec {
             split_bytes: DEFAULT_SPLIT_BYTES,
             cache: None,
         }
+    }
+}
+
+/// A share of the training data that is held out, see [`Share`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ValidationSpec {
+    /// The expected fraction of rows, from 0 to 1.
+    pub fraction: f64,
+    /// The column by whose value rows are divided; `None` divides row by row.
+    pub column: Option<String>,
+    /// Each seed makes another division.
+    pub seed: u64,
+}
+
+/// What rows of a job's data are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To learn from.
+    Training,
+    /// To evaluate the model during training.
+    Evaluation,
+    /// To be scored, in data that is not the job's.
+    Scoring,
+}
+
+impl DataSpec {
+    /// Whether the job has held-out data.
+    pub fn has_eval(&self) -> bool {
+        !self.eval.is_empty() || self.validation.is_some()
+    }
+
+    /// The paths and globs of the files that contain the held-out rows.
+    pub fn eval_files(&self) -> &[String] {
+        if self.validation.is_some() { &self.train } else { &self.eval }
+    }
+
+    /// The rows for this purpose in its files.
+    pub fn rows(&self, purpose: Purpose) -> RowFilter {
+        let (further, side): (&[_], _) = match purpose {
+            Purpose::Training => (&self.train_filter, Some(Side::Rest)),
+            Purpose::Evaluation => (&self.eval_filter, Some(Side::HeldOut)),
+            Purpose::Scoring => (&[], None),
+        };
+        let share = self.validation.as_ref().zip(side).map(|(validation, side)| {
+            let ValidationSpec { fraction, column, seed } = validation.clone();
+            Share { fraction, seed, column, side }
+        });
+        RowFilter { conditions: [&self.filter, further].concat(), share }
+    }
+
+    /// The keys of the data section with conditions on `column`, or that divide rows by it.
+    pub fn keys_of(&self, column: &str) -> impl Iterator<Item = &'static str> {
+        let conditions = [
+            ("filter", &self.filter),
+            ("train_filter", &self.train_filter),
+            ("eval_filter", &self.eval_filter),
+        ];
+        let tests =
+            |(_, conditions): &(_, &Vec<Condition>)| conditions.iter().any(|test| test.column == column);
+        let divides = self.validation.as_ref().is_some_and(|spec| spec.column.as_deref() == Some(column));
+        let tested: Vec<_> = conditions.into_iter().filter(tests).map(|(key, _)| key).collect();
+        tested.into_iter().chain(divides.then_some("validation.column"))
     }
 }
 

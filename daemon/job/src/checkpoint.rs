@@ -43,8 +43,8 @@ pub(super) fn read(
         retry_minutes: checkpoint.whole_u32("retry_minutes", 0..=u32::MAX).unwrap_or(30),
         best: read_best(&mut checkpoint, evaluation, predictions),
     };
-    if spec.best.is_some() && data.eval.is_empty() {
-        checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` in [data]");
+    if spec.best.is_some() && !data.has_eval() {
+        checkpoint.error("keep_best", "`keep_best` needs held-out data: `eval` or `validation` in [data]");
     }
     checkpoint.finish();
     spec

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use millstream_format::FormatName;
 use millstream_io::limits::MAX_STREAMS;
 use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
-use millstream_pipeline::spec::{CacheSpec, DataSpec, OnBadRecord};
+use millstream_pipeline::spec::{CacheSpec, DataSpec, OnBadRecord, ValidationSpec};
 
 use crate::batch::{self, AutoBatchSpec};
 use crate::error::Problems;
@@ -29,9 +29,15 @@ pub(super) fn read(
     }
     let train = train.unwrap_or_default();
     let eval = data.texts("eval").unwrap_or_default();
-    if !data.has("eval") && data.has("train") {
-        let message =
-            "no `eval` in [data], so the model will not be evaluated; set `eval = []` if that is intended";
+    let validation = read_validation(&mut data);
+    if validation.is_some() && !eval.is_empty() {
+        data.error(
+            "validation",
+            "held-out data is either `eval`, or the `validation` share of the training data",
+        );
+    } else if validation.is_none() && !data.has("eval") && data.has("train") {
+        let message = "no `eval` in [data], so the model will not be evaluated; name held-out data, hold out a share \
+                       of the training data with `validation = { fraction = 0.1 }`, or set `eval = []`";
         problems.warn(data.at(), message);
     }
     for pattern in train.iter().chain(&eval).filter(|pattern| pattern.text.is_empty()) {
@@ -46,7 +52,10 @@ pub(super) fn read(
         eval: owned(&eval),
         format: data.choice("format", &FORMATS),
         missing: owned(&data.texts("missing").unwrap_or_default()),
-        filter: filter::read(&mut data),
+        filter: filter::read(&mut data, "filter"),
+        train_filter: filter::read(&mut data, "train_filter"),
+        eval_filter: filter::read(&mut data, "eval_filter"),
+        validation,
         batch_size,
         epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(usual.epochs),
         shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(usual.shuffle_rows),
@@ -75,6 +84,27 @@ pub(super) fn read(
     }
     data.finish();
     (spec, auto_batch)
+}
+
+fn read_validation(data: &mut Section<'_>) -> Option<ValidationSpec> {
+    data.node("validation")?;
+    let mut validation = data.required_section(
+        "validation",
+        "[data.validation]",
+        "the share of the training data to hold out",
+    );
+    let node = validation.required("fraction", "the fraction of rows to hold out, such as 0.1");
+    let fraction = node.and_then(|node| validation.as_number(node));
+    if let Some(found) = fraction.filter(|fraction| !(*fraction > 0.0 && *fraction < 1.0)) {
+        validation.error("fraction", format!("expected a number above 0 and below 1, found {found}"));
+    }
+    let column = validation.text("column");
+    if let Some(Text { text: "", at }) = column {
+        validation.error_at(at, "a column needs a name");
+    }
+    let seed = validation.whole("seed", 0..=u64::MAX).unwrap_or(0);
+    validation.finish();
+    Some(ValidationSpec { fraction: fraction?, column: column.map(|column| column.text.to_owned()), seed })
 }
 
 fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {

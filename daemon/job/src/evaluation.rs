@@ -81,8 +81,8 @@ pub(super) fn read(
         StoppingSpec { metric, label, patience, min_delta }
     });
     for key in ["every_steps", "every_epochs", "early_stopping"] {
-        if data.eval.is_empty() && section.has(key) {
-            section.error(key, format!("`{key}` needs held-out data: `eval` in [data]"));
+        if !data.has_eval() && section.has(key) {
+            section.error(key, format!("`{key}` needs held-out data: `eval` or `validation` in [data]"));
         }
     }
     section.finish();

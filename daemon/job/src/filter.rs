@@ -26,15 +26,15 @@ const OPS: [(&str, Op); 9] = [
     ("is_not_null", Op::IsNotNull),
 ];
 
-/// Reads `filter` of `[data]`.
-pub(super) fn read(data: &mut Section<'_>) -> Vec<Condition> {
-    let Some(node) = data.node("filter") else { return Vec::new() };
+/// Reads the filter under `key` of `[data]`.
+pub(super) fn read(data: &mut Section<'_>, key: &'static str) -> Vec<Condition> {
+    let Some(node) = data.node(key) else { return Vec::new() };
     let conditions = data.as_list(node, "conditions, like { column = \"day\", op = \">=\", value = 7 }");
     conditions.unwrap_or_default().iter().filter_map(|node| condition(data, node)).collect()
 }
 
 fn condition<'a>(data: &Section<'a>, node: &'a Node) -> Option<Condition> {
-    let mut table = data.as_section(node, "a condition of `filter`")?;
+    let mut table = data.as_section(node, "a condition of a filter")?;
     let column = table.required_text("column", "the column to test").map(|text| text.text.to_owned());
     let op = table.required("op", "the comparison, such as \"==\"");
     let op = op.and_then(|op| table.as_choice(op, &OPS));

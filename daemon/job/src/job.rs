@@ -137,8 +137,7 @@ impl Job {
         let weight = (self.label.weight.as_deref() == Some(column)).then(|| "`label.weight`".to_owned());
         let reads = |spec: &&FeatureSpec| spec.columns.iter().chain(&spec.weights).any(|name| name == column);
         let features = self.features.iter().filter(reads).map(|spec| format!("`features.{}`", spec.name));
-        let is_filtered = self.data.filter.iter().any(|condition| condition.column == column);
-        let filter = is_filtered.then(|| "`data.filter`".to_owned());
+        let filter = self.data.keys_of(column).map(|key| format!("`data.{key}`"));
         labels.chain(weight).chain(features).chain(filter).collect()
     }
 

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::analysis::Analysis;
 use crate::dataset::{Dataset, Split};
-use crate::spec::{DataSpec, FeatureSpec, LabelSpec, OnBadRecord};
+use crate::spec::{DataSpec, FeatureSpec, LabelSpec, OnBadRecord, Purpose};
 
 /// Increment when decoding or transformation produces different rows from the same data without a change of the
 /// program's version.
@@ -52,9 +52,15 @@ impl Parts {
 }
 
 impl Specification {
-    /// The specification of a job with the statistics `analysis`.
-    pub fn of(features: &[FeatureSpec], label: &LabelSpec, data: &DataSpec, analysis: &Analysis) -> Self {
+    /// The specification of the rows for `purpose` of a job with the statistics `analysis`.
+    pub fn of(
+        features: &[FeatureSpec],
+        label: &LabelSpec,
+        (data, purpose): (&DataSpec, Purpose),
+        analysis: &Analysis,
+    ) -> Self {
         let mut parts = Parts::new("millstream cache specification");
+        let rows = data.rows(purpose);
         // Clear the keys that do not affect rows: the files, their order, and the use of their rows. A file omits bad
         // records regardless of the job's policy.
         let data = DataSpec {
@@ -73,9 +79,14 @@ impl Specification {
             deterministic: true,
             drop_last: false,
             cache: None,
+            // What these mean for the rows of this file is `rows`.
+            filter: Vec::new(),
+            train_filter: Vec::new(),
+            eval_filter: Vec::new(),
+            validation: None,
             ..data.clone()
         };
-        let json = serde_json::to_vec(&(features, label, data));
+        let json = serde_json::to_vec(&(features, label, data, rows));
         parts.add(&json.expect("plain structs, enums, strings and numbers always serialize"));
         for feature in features {
             parts.add(feature.name.as_bytes());

@@ -11,7 +11,7 @@ use arrow_array::builder::{Int64Builder, ListBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::*;
-use millstream_format::filter::{Comparison, Condition, Literal, Test};
+use millstream_format::filter::{Comparison, Condition, Literal, RowFilter, Test};
 use millstream_format::{ProjectedColumn, Projection};
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
@@ -186,11 +186,11 @@ fn runtime() -> Runtime {
 
 fn open(runtime: &Runtime, directory: &Path, conditions: &[Condition]) -> Dataset {
     let dataset = runtime.block_on(Dataset::open(&["a.parquet".to_owned()], directory, None)).unwrap();
-    dataset.filtered(conditions)
+    dataset.filtered(&RowFilter { conditions: conditions.to_vec(), share: None })
 }
 
 /// The values, without a dictionary.
-fn expanded(values: &ArrayRef) -> ArrayRef {
+pub(super) fn expanded(values: &ArrayRef) -> ArrayRef {
     match values.as_any_dictionary_opt() {
         Some(keys) => arrow_select::take::take(keys.values(), keys.keys(), None).unwrap(),
         None => Arc::clone(values),

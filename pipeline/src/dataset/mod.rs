@@ -8,6 +8,8 @@
 mod filter_tests;
 #[cfg(test)]
 mod parquet_tests;
+#[cfg(test)]
+mod share_tests;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -19,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures::{StreamExt, TryStreamExt};
 use millstream_format::compression::Compression;
-use millstream_format::filter::{Condition, ResolvedFilter};
+use millstream_format::filter::{Condition, ResolvedFilter, RowFilter};
 use millstream_format::parquet::ParquetFile;
 use millstream_format::tfrecord::MAX_RECORD_BYTES;
 use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
@@ -61,7 +63,7 @@ const HELD_PER_RECORD_BYTE: u64 = 16;
 const LEAST_RECORD_LIMIT: u64 = 1 << 20;
 
 /// Listed files of one format, cut into splits.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Dataset {
     objects: Vec<Object>,
     splits: Vec<Split>,
@@ -83,18 +85,21 @@ struct RecordLengths {
 }
 
 /// A filter, and for each split whether statistics prove that none of its rows passes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Filtered {
+    filter: RowFilter,
     conditions: Arc<[Condition]>,
     ruled_out: Vec<bool>,
+    /// The number of rows without the filter, if known.
+    all_rows: Option<u64>,
 }
 
 /// The files, with the metadata read when the dataset was opened.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Files {
     TfRecord,
     /// One per object.
-    Parquet(Vec<ParquetObject>),
+    Parquet(Arc<[ParquetObject]>),
 }
 
 /// What to do about features that no examined record of TFRecord files has.
@@ -251,7 +256,7 @@ impl Dataset {
         Ok(Self {
             objects,
             splits,
-            files: Files::Parquet(files),
+            files: Files::Parquet(files.into()),
             limits: Arc::default(),
             record_lengths: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
@@ -259,12 +264,20 @@ impl Dataset {
         })
     }
 
-    /// Restricts the dataset to rows that meet all of `conditions`. The number of splits does not change; their row
-    /// counts become unknown. Splits that statistics rule out are determined here and are not read.
-    pub fn filtered(mut self, conditions: &[Condition]) -> Self {
-        if conditions.is_empty() {
-            return self;
+    /// The dataset of the rows that pass `filter`. The number of splits is the same; their row counts are unknown. Splits
+    /// that statistics rule out are determined here and are not read. The metadata of files is shared, the
+    /// [limits](Dataset::limits) are not.
+    ///
+    /// # Panics
+    /// If the dataset is filtered already.
+    #[must_use]
+    pub fn filtered(&self, filter: &RowFilter) -> Self {
+        assert!(!self.is_filtered(), "a dataset is filtered once");
+        let mut dataset = Self { limits: Arc::default(), ..self.clone() };
+        if filter.is_empty() {
+            return dataset;
         }
+        let conditions = &filter.conditions;
         let ruled_out = |split: &Split| match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
                 files[split.object].file().rules_out(group as usize, conditions)
@@ -272,9 +285,10 @@ impl Dataset {
             _ => false,
         };
         let ruled_out = self.splits.iter().map(ruled_out).collect();
-        self.splits.iter_mut().for_each(|split| split.rows = None);
-        self.filter = Some(Filtered { conditions: conditions.into(), ruled_out });
-        self
+        dataset.splits.iter_mut().for_each(|split| split.rows = None);
+        let (all_rows, conditions) = (self.rows(), conditions.as_slice().into());
+        dataset.filter = Some(Filtered { filter: filter.clone(), conditions, ruled_out, all_rows });
+        dataset
     }
 
     /// Whether a filter is set.
@@ -303,10 +317,24 @@ impl Dataset {
     }
 
     /// An estimate of the number of rows: of uncompressed TFRecord files, by the mean length of the records that
-    /// [`Dataset::check`] examined. `None` for other files and with a filter.
+    /// [`Dataset::check`] examined; of a share, by its fraction. `None` for other files and with conditions.
     pub fn estimated_rows(&self) -> Option<u64> {
+        let (all_rows, fraction) = match &self.filter {
+            None => (self.rows(), 1.0),
+            Some(Filtered { filter: RowFilter { share: Some(share), conditions }, all_rows, .. })
+                if conditions.is_empty() =>
+            {
+                (*all_rows, share.expected())
+            }
+            Some(_) => return None,
+        };
+        let rows = all_rows.or_else(|| self.rows_by_bytes())?;
+        Some((rows as f64 * fraction).round() as u64)
+    }
+
+    fn rows_by_bytes(&self) -> Option<u64> {
         let is_plain = |object: &Object| Compression::from_name(object.path()).is_none();
-        if self.is_columnar() || self.is_filtered() || !self.objects.iter().all(is_plain) {
+        if self.is_columnar() || !self.objects.iter().all(is_plain) {
             return None;
         }
         let mean = self.record_lengths.get()?.mean;
@@ -356,9 +384,10 @@ impl Dataset {
         let (extended, _) = self.extended(projection);
         match &self.files {
             Files::Parquet(files) => {
-                let conditions = self.conditions();
                 let files: Vec<&ParquetFile> = files.iter().map(ParquetObject::file).collect();
-                files.iter().try_for_each(|file| file.check_conditions(&conditions))?;
+                if let Some(Filtered { filter, .. }) = &self.filter {
+                    files.iter().try_for_each(|file| file.check_filter(filter))?;
+                }
                 Ok(ParquetFile::check(&files, &extended)?)
             }
             Files::TfRecord => {
@@ -467,8 +496,8 @@ impl Dataset {
     fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<ResolvedFilter>) {
         match &self.filter {
             None => (Cow::Borrowed(projection), None),
-            Some(Filtered { conditions, .. }) => {
-                let (extended, applied) = ResolvedFilter::new(conditions, projection);
+            Some(Filtered { filter, .. }) => {
+                let (extended, applied) = ResolvedFilter::new(filter, projection);
                 (Cow::Owned(extended), Some(applied))
             }
         }

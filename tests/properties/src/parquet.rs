@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow_array::builder::{Int32Builder, ListBuilder};
 use arrow_array::{ArrayRef, BooleanArray, Float32Array, Int64Array, RecordBatch, StringArray};
 use millstream_format::csv::CsvOptions;
-use millstream_format::filter::{Comparison, Condition, Literal, Test};
+use millstream_format::filter::{Comparison, Condition, Literal, RowFilter, Test};
 use millstream_format::parquet::quiet_decoder_panics;
 use millstream_format::{FormatName, ProjectedColumn, Projection};
 use millstream_io::storage;
@@ -104,7 +104,12 @@ impl Bench {
         let at_least = Test::Compare { op: Comparison::GreaterOrEqual, value: Literal::Whole(3_000) };
         for test in [Test::IsNotNull, at_least] {
             let condition = Condition { column: column.to_owned(), test };
-            let Some(dataset) = self.open().map(|dataset| dataset.filtered(&[condition])) else { return };
+            let Some(dataset) = self
+                .open()
+                .map(|dataset| dataset.filtered(&RowFilter { conditions: vec![condition], share: None }))
+            else {
+                return;
+            };
             if dataset.check(projection, Absent::Rejected, self.runtime.handle()).is_err() {
                 continue;
             }

@@ -55,6 +55,41 @@ fn evaluation_does_not_change_training() {
 }
 
 #[test]
+fn a_share_of_the_training_data_is_held_out() {
+    const ROWS: u64 = 24_000;
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let divided = ["data.epochs=2", "data.eval=[]", "data.validation={ fraction = 0.2, column = \"x\" }"];
+    let outcome = train(&shell, &divided);
+    let held_out = outcome["eval"]["examples"].as_u64().unwrap();
+    assert!((ROWS / 6..ROWS / 4).contains(&held_out), "{outcome:#}");
+    assert_eq!(outcome["examples"], 2 * (ROWS - held_out), "{outcome:#}");
+    let checkpoint = outcome["checkpoint"].as_str().unwrap();
+    let eval =
+        |more: &[&str]| shell.run(&[&["eval", checkpoint, "--json"], more].concat()).with_code(0).json();
+    assert_eq!(eval(&[])["auc"], outcome["eval"]["auc"]);
+    assert_eq!(eval(&["train-*.parquet"])["examples"], ROWS, "given files are scored whole");
+
+    // Two passes fill the cache with the rows of both sides, and the third reads them from it.
+    let cache = "data.cache={ directory = \"cache\", max_bytes = \"1GiB\" }";
+    let again = ["data.epochs=3", "evaluation.every_epochs=1", divided[1], divided[2]];
+    let plain = train(&shell, &again);
+    let cached = train(&shell, &[&again[..], &[cache]].concat());
+    assert_eq!(cached["eval"], plain["eval"]);
+    let weights =
+        |outcome: &Value| Contents::of(outcome["checkpoint"].as_str().unwrap()).without_job_description();
+    weights(&cached).assert_same(&weights(&plain));
+
+    let by_filter = |of: &str, op: &str| {
+        format!("data.{of}_filter=[{{ column = \"color\", op = \"{op}\", value = \"color 7\" }}]")
+    };
+    let (train_rows, eval_rows) = (by_filter("train", "!="), by_filter("eval", "=="));
+    let one = train(&shell, &["data.epochs=1", "data.eval=[\"train-*.parquet\"]", &train_rows, &eval_rows]);
+    let examples = |of: &Value| of["examples"].as_u64().unwrap();
+    assert_eq!(examples(&one) + examples(&one["eval"]), ROWS, "{one:#}");
+}
+
+#[test]
 fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
     const KILLS: u32 = 4;
     const MAX_DELAY: std::time::Duration = std::time::Duration::from_millis(500);

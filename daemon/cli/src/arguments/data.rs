@@ -10,7 +10,7 @@ use millstream_tools::typed::Kind;
 #[command(after_help = "\
 Reads up to 100,000 rows, and writes a commented job file that `check` accepts. Each choice has its reason
 in a comment: change what you know better. Files whose names contain `test`, `eval`, `valid` or `holdout`
-become the held-out data, unless --eval names others.
+become the held-out data, unless --eval names others; without any, a share of the rows does.
 
 Examples:
   millstream init 'data/*.parquet'

@@ -32,6 +32,7 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
     job.data.epochs = arguments.epochs;
     // Measure training data only.
     job.data.eval.clear();
+    job.data.validation = None;
     let runtime = Runtime::new()?;
     let start = Instant::now();
     let plan = {

@@ -1,5 +1,7 @@
 //! Features and filters.
 
+use millstream_pipeline::spec::Purpose;
+
 use super::*;
 
 #[test]
@@ -108,6 +110,12 @@ fn a_filter_is_a_list_of_conditions() {
         ("[{ colum = \"a\", op = \"is_null\" }]", "unknown key `colum`"),
         ("\"a < 7\"", "a list of conditions"),
     ];
+    let sides = job(SOUND, &["data.train_filter=[{ column = \"id\", op = \"is_null\" }]", &set(text)]);
+    let rows = |purpose| sides.data.rows(purpose).conditions;
+    assert_eq!(rows(Purpose::Training)[..4], expected);
+    assert_eq!(rows(Purpose::Training)[4..], [condition("id", Test::IsNull)]);
+    assert_eq!((rows(Purpose::Evaluation), rows(Purpose::Scoring)), (expected.to_vec(), expected.to_vec()));
+    assert_eq!(sides.keys_of("id"), ["`data.filter`", "`data.train_filter`"]);
     for (filter, expected) in wrong {
         let error = parse(SOUND, &[&set(filter)]).unwrap_err().to_string();
         assert!(error.contains(expected), "{filter}: {error}");
@@ -160,4 +168,38 @@ fn an_identity_feature_defines_the_ids_of_other_numbers() {
     let identity = |out_of_range| Some(FeatureKind::Identity { buckets: 9, out_of_range });
     assert_eq!(kind(""), identity(OutOfRange::Error));
     assert_eq!(kind(", out_of_range = \"missing\""), identity(OutOfRange::Missing));
+}
+
+#[test]
+fn a_share_of_the_training_data_may_be_held_out() {
+    use millstream_format::filter::{Share, Side};
+    let held_out = |validation: &str| {
+        let set = ["data.eval=[]".to_owned(), format!("data.validation={validation}")];
+        Job::parse(SOUND, Path::new("job.toml"), &set)
+    };
+    let (written, warnings) = held_out("{ fraction = 0.1, column = \"user\", seed = 3 }").unwrap();
+    assert_eq!(warnings, []);
+    let share = |side| Some(Share { fraction: 0.1, seed: 3, column: Some("user".to_owned()), side });
+    assert_eq!(written.data.rows(Purpose::Training).share, share(Side::Rest));
+    assert_eq!(written.data.rows(Purpose::Evaluation).share, share(Side::HeldOut));
+    assert_eq!(written.data.rows(Purpose::Scoring).share, None);
+    assert_eq!(written.keys_of("user"), ["`data.validation.column`"]);
+    assert_eq!((written.data.has_eval(), written.data.eval_files()), (true, &written.data.train[..]));
+    let (other, _) = held_out("{ fraction = 0.1 }").unwrap();
+    assert_ne!(other.fingerprint(), written.fingerprint());
+    assert_ne!(other.fingerprint(), job(SOUND, &["data.eval=[]"]).fingerprint());
+
+    for (validation, expected) in [
+        ("{}", "needs `fraction`: the fraction of rows to hold out, such as 0.1"),
+        ("{ fraction = 1 }", "expected a number above 0 and below 1, found 1"),
+        ("{ fraction = 0.0 }", "expected a number above 0 and below 1, found 0"),
+        ("{ fraction = nan }", "above 0 and below 1"),
+        ("{ fraction = 0.1, columm = \"a\" }", "unknown key `columm`"),
+        ("0.1", "expected a table"),
+    ] {
+        let error = held_out(validation).unwrap_err().to_string();
+        assert!(error.contains(expected), "{validation}: {error}");
+    }
+    let error = parse(SOUND, &["data.validation={ fraction = 0.1 }"]).unwrap_err().to_string();
+    assert!(error.contains("either `eval`, or the `validation` share"), "{error}");
 }

@@ -101,7 +101,8 @@ pub(super) fn bind(literal: &Literal, data_type: &DataType) -> Option<Cell<'stat
     })
 }
 
-fn is_text(data_type: &DataType) -> bool {
+/// Whether values are text or bytes.
+pub(super) fn is_text(data_type: &DataType) -> bool {
     use DataType::{Binary, BinaryView, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8, Utf8View};
     matches!(data_type, Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView | FixedSizeBinary(_))
 }

@@ -11,6 +11,7 @@ mod calendar;
 mod cells;
 mod condition;
 pub(crate) mod prune;
+mod share;
 
 use std::cmp::Ordering;
 
@@ -18,37 +19,63 @@ use arrow_array::cast::AsArray;
 use arrow_array::{Array, BooleanArray};
 use arrow_schema::DataType;
 use arrow_select::filter::filter_record_batch;
+use serde::{Deserialize, Serialize};
 
 use crate::type_name::TypeName;
 use crate::{Error, ProjectedColumn, Projection, RawChunk};
 
 use cells::{Cell, Unusable, each_cell};
 pub use condition::{Comparison, Condition, Literal, Test};
+pub use share::{Share, Side};
+
+/// Which rows of the data belong to a dataset.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowFilter {
+    /// Conditions that a row must meet, all of them.
+    pub conditions: Vec<Condition>,
+    /// The side of a division on which a row must be.
+    pub share: Option<Share>,
+}
+
+impl RowFilter {
+    /// Whether all rows pass.
+    pub fn is_empty(&self) -> bool {
+        self.conditions.is_empty() && self.share.is_none()
+    }
+
+    /// The columns that it tests.
+    fn columns(&self) -> impl Iterator<Item = &String> {
+        let of_share = self.share.iter().filter_map(|share| share.column.as_ref());
+        self.conditions.iter().map(|condition| &condition.column).chain(of_share)
+    }
+}
 
 /// A filter resolved to the columns of a reader.
 #[derive(Clone, Debug)]
 pub struct ResolvedFilter {
     /// Each condition, with the index of its column.
     conditions: Vec<(Condition, usize)>,
+    /// With the index of its column.
+    share: Option<(Share, Option<usize>)>,
     /// Number of requested columns; the columns after them are read only for the filter.
     columns: usize,
 }
 
 impl ResolvedFilter {
-    /// Resolves `conditions`, all of which a row must meet; also appends the columns that only they need to
-    /// `projection`.
-    pub fn new(conditions: &[Condition], projection: &Projection) -> (Projection, Self) {
+    /// Resolves `filter`; also appends the columns that only it needs to `projection`.
+    pub fn new(filter: &RowFilter, projection: &Projection) -> (Projection, Self) {
         let mut extended = projection.clone();
-        let conditions = conditions.iter().map(|condition| {
-            let place = extended.columns.iter().position(|column| column.name == condition.column);
-            let place = place.unwrap_or_else(|| {
-                extended.columns.push(ProjectedColumn { name: condition.column.clone(), multi: false });
-                extended.columns.len() - 1
-            });
-            (condition.clone(), place)
-        });
-        let conditions = conditions.collect();
-        (extended, Self { conditions, columns: projection.columns.len() })
+        for name in filter.columns() {
+            if extended.columns.iter().all(|column| column.name != *name) {
+                extended.columns.push(ProjectedColumn { name: name.clone(), multi: false });
+            }
+        }
+        let place = |name: &String| extended.columns.iter().position(|column| column.name == *name);
+        let conditions = filter.conditions.iter();
+        let conditions =
+            conditions.filter_map(|condition| Some((condition.clone(), place(&condition.column)?))).collect();
+        let share = filter.share.as_ref().map(|share| (share.clone(), share.column.as_ref().and_then(place)));
+        (extended, Self { conditions, share, columns: projection.columns.len() })
     }
 
     /// The rows of `raw` that pass, with the requested columns; `None` if no row passes.
@@ -64,22 +91,24 @@ impl ResolvedFilter {
         let mut keep = vec![true; rows];
         for (condition, place) in &self.conditions {
             let array = raw.columns().column(*place);
-            let unusable =
-                test(&condition.test, array, &mut keep).map_err(|Mismatch(expected)| Error::WrongType {
-                    path: raw.path().to_owned(),
-                    column: condition.column.clone(),
-                    found: TypeName(array.data_type()).to_string(),
-                    expected: format!("{expected}, to match the filter"),
-                })?;
-            for (row, count) in unusable {
-                keep[row] = false;
-                skip(Error::BadValue {
-                    path: raw.path().to_owned(),
-                    record: raw.record(row),
-                    column: condition.column.clone(),
-                    message: format!("{count} values; the filter expects one"),
-                })?;
+            let bound = Bound::new(&condition.test, cells::element_type(array.data_type()));
+            let bound = bound.map_err(|expected| mistyped(raw, &condition.column, array, &expected))?;
+            let unusable = retain(array, &mut keep, |cell| bound.holds(cell));
+            reject(unusable, &mut keep, raw, &condition.column, &mut skip)?;
+        }
+        match &self.share {
+            Some((share @ Share { column: Some(column), .. }, Some(place))) => {
+                let array = raw.columns().column(*place);
+                Share::check(array.data_type())
+                    .map_err(|expected| mistyped(raw, column, array, &expected))?;
+                let unusable = retain(array, &mut keep, |cell| share.holds(cell));
+                reject(unusable, &mut keep, raw, column, &mut skip)?;
             }
+            Some((share, _)) => {
+                let rows = keep.iter_mut().enumerate();
+                rows.for_each(|(row, keep)| *keep &= share.holds_record(raw.path(), raw.record(row)));
+            }
+            None => {}
         }
         let kept = keep.iter().filter(|&&keep| keep).count();
         if kept == 0 {
@@ -101,23 +130,50 @@ impl ResolvedFilter {
 /// The kind of column that a literal can be compared with.
 pub(crate) struct Mismatch(pub(crate) &'static str);
 
-/// Clears `keep` for rows that fail; returns the rows with several values, and their number of values.
-fn test(test: &Test, array: &dyn Array, keep: &mut [bool]) -> Result<Vec<Unusable>, Mismatch> {
-    if let Some(dictionary) = array.as_any_dictionary_opt() {
-        let values = dictionary.values();
-        let bound = Bound::new(test, values.data_type())?;
-        let mut passing = vec![false; values.len()];
-        each_cell(values, |value, cell| passing[value] = bound.holds(cell));
-        let absent = bound.holds(None);
-        let passes = |key: usize| passing.get(key).copied().unwrap_or(absent);
-        let keys = if values.is_empty() { vec![0; array.len()] } else { dictionary.normalized_keys() };
-        for (row, key) in keys.into_iter().enumerate() {
-            keep[row] &= if array.is_null(row) { absent } else { passes(key) };
-        }
-        return Ok(Vec::new());
+fn mistyped(raw: &RawChunk, column: &str, array: &dyn Array, Mismatch(expected): &Mismatch) -> Error {
+    Error::WrongType {
+        path: raw.path().to_owned(),
+        column: column.to_owned(),
+        found: TypeName(array.data_type()).to_string(),
+        expected: format!("{expected}, to match the filter"),
     }
-    let bound = Bound::new(test, cells::element_type(array.data_type()))?;
-    Ok(each_cell(array, |row, cell| keep[row] &= bound.holds(cell)))
+}
+
+/// Clears `keep` for rows with several values, which `skip` is told of.
+fn reject<E: From<Error>>(
+    unusable: Vec<Unusable>,
+    keep: &mut [bool],
+    raw: &RawChunk,
+    column: &str,
+    skip: &mut impl FnMut(Error) -> Result<(), E>,
+) -> Result<(), E> {
+    for (row, count) in unusable {
+        keep[row] = false;
+        skip(Error::BadValue {
+            path: raw.path().to_owned(),
+            record: raw.record(row),
+            column: column.to_owned(),
+            message: format!("{count} values; the filter expects one"),
+        })?;
+    }
+    Ok(())
+}
+
+/// Clears `keep` for rows whose value fails; returns the rows with several values, and their number of values.
+fn retain(array: &dyn Array, keep: &mut [bool], holds: impl Fn(Option<Cell<'_>>) -> bool) -> Vec<Unusable> {
+    let Some(dictionary) = array.as_any_dictionary_opt() else {
+        return each_cell(array, |row, cell| keep[row] &= holds(cell));
+    };
+    let values = dictionary.values();
+    let mut passing = vec![false; values.len()];
+    each_cell(values, |value, cell| passing[value] = holds(cell));
+    let absent = holds(None);
+    let passes = |key: usize| passing.get(key).copied().unwrap_or(absent);
+    let keys = if values.is_empty() { vec![0; array.len()] } else { dictionary.normalized_keys() };
+    for (row, key) in keys.into_iter().enumerate() {
+        keep[row] &= if array.is_null(row) { absent } else { passes(key) };
+    }
+    Vec::new()
 }
 
 /// A test with its literals converted to the column's type.

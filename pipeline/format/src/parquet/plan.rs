@@ -17,7 +17,7 @@ use parquet::basic::ColumnOrder;
 use super::ParquetFile;
 use super::types::{Class, Shape, usable};
 use crate::filter::prune::ColumnBounds;
-use crate::filter::{Bound, Condition, Mismatch};
+use crate::filter::{Bound, Condition, Mismatch, RowFilter, Share};
 use crate::type_name::TypeName;
 use crate::{Error, Projection};
 
@@ -147,14 +147,22 @@ impl ParquetFile {
         Found { root, path, leaves, data_type: field.data_type().clone() }
     }
 
-    /// Checks that the values of conditions can be compared with their columns.
-    pub fn check_conditions(&self, conditions: &[Condition]) -> Result<(), Error> {
-        for Condition { column, test } in conditions {
-            let Some(found) = self.find(column) else { continue };
-            if let Err(Mismatch(expected)) = Bound::new(test, &found.data_type) {
-                let expected = format!("{expected}, to match the filter");
-                return Err(self.wrong_type(column, &found.data_type, &expected));
+    /// Checks that a filter can test the columns of the file.
+    pub fn check_filter(&self, filter: &RowFilter) -> Result<(), Error> {
+        let mistyped = |column: &String, found: &DataType, Mismatch(expected)| {
+            self.wrong_type(column, found, &format!("{expected}, to match the filter"))
+        };
+        for Condition { column, test } in &filter.conditions {
+            if let Some(found) = self.find(column) {
+                Bound::new(test, &found.data_type)
+                    .map_err(|expected| mistyped(column, &found.data_type, expected))?;
             }
+        }
+        if let Some(column) = filter.share.as_ref().and_then(|share| share.column.as_ref())
+            && let Some(found) = self.find(column)
+        {
+            Share::check(&found.data_type)
+                .map_err(|expected| mistyped(column, &found.data_type, expected))?;
         }
         Ok(())
     }

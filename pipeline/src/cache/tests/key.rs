@@ -3,7 +3,8 @@
 use super::super::Specification;
 use crate::analysis::Analysis;
 use crate::spec::{
-    CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelNumbers, LabelSpec, OnBadRecord, Terms,
+    CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelNumbers, LabelSpec, OnBadRecord,
+    Purpose, Terms, ValidationSpec,
 };
 
 fn feature(kind: FeatureKind) -> FeatureSpec {
@@ -31,7 +32,7 @@ fn specifications_change_exactly_with_what_affects_rows() {
         Analysis::from_json(&json).unwrap()
     };
     let analysis = learned(r#"[["a",5],["b",4]]"#);
-    let plain = Specification::of(&features, &label, &data, &analysis);
+    let plain = Specification::of(&features, &label, (&data, Purpose::Training), &analysis);
 
     let elsewhere = DataSpec {
         base: "/elsewhere".into(),
@@ -41,9 +42,18 @@ fn specifications_change_exactly_with_what_affects_rows() {
         cache: Some(CacheSpec { directory: "/cache".into(), max_bytes: 1 }),
         ..data.clone()
     };
-    assert_eq!(Specification::of(&features, &label, &elsewhere, &analysis), plain);
+    assert_eq!(Specification::of(&features, &label, (&elsewhere, Purpose::Training), &analysis), plain);
     let counts = learned(r#"[["a",50],["b",40]]"#);
-    assert_eq!(Specification::of(&features, &label, &data, &counts), plain);
+    assert_eq!(Specification::of(&features, &label, (&data, Purpose::Training), &counts), plain);
+
+    // The rows of both purposes are the same unless the job divides them.
+    let of = |data: &DataSpec, purpose| Specification::of(&features, &label, (data, purpose), &analysis);
+    assert_eq!(of(&data, Purpose::Evaluation), plain);
+    let validation = ValidationSpec { fraction: 0.1, column: None, seed: 0 };
+    let divided = DataSpec { validation: Some(validation), ..data.clone() };
+    assert_ne!(of(&divided, Purpose::Training), plain);
+    assert_ne!(of(&divided, Purpose::Training), of(&divided, Purpose::Evaluation));
+    assert_eq!(of(&divided, Purpose::Scoring), plain);
 
     let missing = DataSpec { missing: vec!["?".into()], ..data.clone() };
     let other_label = LabelSpec::of("l", Some("yes"));
@@ -59,18 +69,18 @@ fn specifications_change_exactly_with_what_affects_rows() {
     let weighted = [FeatureSpec { weights: Some("w".into()), ..other_feature[0].clone() }];
     let two = [feature(vocabulary), feature(FeatureKind::Hashed { buckets: 3 })];
     let changed = [
-        Specification::of(&features, &label, &missing, &analysis),
-        Specification::of(&features, &other_label, &data, &analysis),
-        Specification::of(&features, &two_labels, &data, &analysis),
-        Specification::of(&features, &of_numbers, &data, &analysis),
-        Specification::of(&features, &of_classes, &data, &analysis),
-        Specification::of(&features, &turned, &data, &analysis),
-        Specification::of(&other_feature, &label, &data, &analysis),
-        Specification::of(&weighted, &label, &data, &analysis),
-        Specification::of(&two, &label, &data, &analysis),
-        Specification::of(&features, &label, &data, &learned(r#"[["b",5],["a",4]]"#)),
-        Specification::of(&features, &label, &data, &learned(r#"[["ab",5]]"#)),
-        Specification::of(&features, &label, &data, &Analysis::default()),
+        Specification::of(&features, &label, (&missing, Purpose::Training), &analysis),
+        Specification::of(&features, &other_label, (&data, Purpose::Training), &analysis),
+        Specification::of(&features, &two_labels, (&data, Purpose::Training), &analysis),
+        Specification::of(&features, &of_numbers, (&data, Purpose::Training), &analysis),
+        Specification::of(&features, &of_classes, (&data, Purpose::Training), &analysis),
+        Specification::of(&features, &turned, (&data, Purpose::Training), &analysis),
+        Specification::of(&other_feature, &label, (&data, Purpose::Training), &analysis),
+        Specification::of(&weighted, &label, (&data, Purpose::Training), &analysis),
+        Specification::of(&two, &label, (&data, Purpose::Training), &analysis),
+        Specification::of(&features, &label, (&data, Purpose::Training), &learned(r#"[["b",5],["a",4]]"#)),
+        Specification::of(&features, &label, (&data, Purpose::Training), &learned(r#"[["ab",5]]"#)),
+        Specification::of(&features, &label, (&data, Purpose::Training), &Analysis::default()),
     ];
     for (number, one) in changed.iter().enumerate() {
         assert!(*one != plain && !changed[..number].contains(one), "change {number}");

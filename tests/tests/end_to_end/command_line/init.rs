@@ -58,7 +58,9 @@ fn unusual_columns_are_left_out_and_named() {
     let init = shell.run(&["init", "clicks.parquet", "-o", "job.toml", "--json"]).with_code(0).json();
     assert_eq!((&init["label"], &init["features"]), (&"clicked".into(), &2.into()));
     assert_eq!(init["left_out"], serde_json::json!(["at", "nothing", "note", "constant"]));
-    let _ = shell.run(&["train", "job.toml", "--set", "data.epochs=1"]).with_code(0);
+    let outcome = shell.run(&["train", "job.toml", "--set", "data.epochs=1", "--json"]).with_code(0).json();
+    let held_out = outcome["eval"]["examples"].as_u64().unwrap();
+    assert!((400..800).contains(&held_out), "a fifth of the rows is held out: {outcome:#}");
 
     fs::write(place.path().join("a.csv"), "age,income\n39,1\n").unwrap();
     let text = shell.run(&["init", "a.csv"]).with_code(2).stderr;

@@ -18,15 +18,18 @@ pub(super) struct Files {
 /// Settings that depend on the amount of data.
 struct Scale {
     batch_size: u32,
+    /// At most: early stopping ends training before.
     epochs: u32,
-    /// With held-out data, training stops earlier.
-    most_epochs: u32,
+    /// The fraction of rows to hold out.
+    validation: f64,
     embedding_dim: u32,
     hidden: &'static str,
     wide_optimizer: &'static str,
     deep_optimizer: &'static str,
 }
 
+/// Up to this number of rows, a larger fraction is held out.
+const FEWEST_ROWS: u64 = 20_000;
 /// Up to this number of rows, small batches and many epochs; up to the second one, medium ones.
 const FEW_ROWS: u64 = 200_000;
 const MANY_ROWS: u64 = 5_000_000;
@@ -35,8 +38,8 @@ impl Scale {
     fn of(rows: u64) -> Self {
         let small = Self {
             batch_size: 256,
-            epochs: 8,
-            most_epochs: 30,
+            epochs: 30,
+            validation: if rows < FEWEST_ROWS { 0.2 } else { 0.1 },
             embedding_dim: 8,
             hidden: "[100, 75, 50]",
             wide_optimizer: "{ kind = \"ftrl\", learning_rate = 0.1, l1 = 0.001 }",
@@ -45,8 +48,8 @@ impl Scale {
         // Gradients are means over a batch: large batches need small initial accumulators, which adapt from the first step.
         let large = Self {
             batch_size: 4096,
-            epochs: 1,
-            most_epochs: 2,
+            epochs: 2,
+            validation: 0.1,
             embedding_dim: 16,
             hidden: "[256, 128, 64]",
             wide_optimizer: "{ kind = \"ftrl\", learning_rate = 0.05, initial_accumulator = 1e-6 }",
@@ -54,7 +57,7 @@ impl Scale {
         };
         match rows {
             0..FEW_ROWS => small,
-            FEW_ROWS..MANY_ROWS => Self { batch_size: 1024, epochs: 2, most_epochs: 5, ..large },
+            FEW_ROWS..MANY_ROWS => Self { batch_size: 1024, epochs: 5, ..large },
             _ => large,
         }
     }
@@ -94,13 +97,7 @@ fn body(
     writeln!(out, "name = {}\nseed = 1\n", text(&files.name))?;
 
     writeln!(out, "[data]\ntrain = {}", list(&files.train))?;
-    if files.eval.is_empty() {
-        writeln!(
-            out,
-            "# No held-out data: without it, training cannot tell how good the model is. Name files here that are not"
-        )?;
-        writeln!(out, "# in `train`.\n#eval = [\"test.parquet\"]")?;
-    } else {
+    if !files.eval.is_empty() {
         writeln!(out, "eval = {}", list(&files.eval))?;
     }
     if !missing.is_empty() {
@@ -117,8 +114,15 @@ fn body(
     let rows = figures::count(sample.estimated_rows);
     let about = if sample.is_whole { "" } else { "about " };
     writeln!(out, "# For {about}{rows} rows.\nbatch_size = {}", scale.batch_size)?;
-    let epochs = if files.eval.is_empty() { scale.epochs } else { scale.most_epochs };
-    writeln!(out, "epochs = {epochs}\n")?;
+    writeln!(out, "epochs = {}\n", scale.epochs)?;
+    if files.eval.is_empty() {
+        writeln!(
+            out,
+            "# Rows of the training data that are held out. With `column`, all rows of a user, a session or a day are on the\n\
+             # same side.\n[data.validation]\nfraction = {}\n",
+            scale.validation
+        )?;
+    }
 
     write_label(out, label)?;
     writeln!(out, "[features]")?;
@@ -133,18 +137,13 @@ fn body(
     if matches!(label.task, Task::Number) {
         writeln!(out, "\n[training.loss]\nkind = \"mse\"")?;
     }
-    if !files.eval.is_empty() {
-        writeln!(
-            out,
-            "\n# Training ends when this many evaluations in a row are no better than the best one. So the held-out data"
-        )?;
-        writeln!(out, "# chooses the model: measure the final one on other data.")?;
-        writeln!(out, "[evaluation.early_stopping]\npatience = 3")?;
-    }
+    writeln!(
+        out,
+        "\n# Training ends when this many evaluations in a row are no better than the best one. So the held-out data\n\
+         # chooses the model: measure the final one on other data.\n[evaluation.early_stopping]\npatience = 3"
+    )?;
     writeln!(out, "\n[checkpoint]\ndirectory = \"checkpoints\"")?;
-    if !files.eval.is_empty() {
-        writeln!(out, "# `eval`, `predict` and `export` use the best one with --best.\nkeep_best = true")?;
-    }
+    writeln!(out, "# `eval`, `predict` and `export` use the best one with --best.\nkeep_best = true")?;
     Ok(())
 }
 
