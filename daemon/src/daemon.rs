@@ -22,6 +22,7 @@ use tracing::Level;
 
 use crate::access::Requester;
 use crate::config::{Config, StateLocation};
+use crate::priority::Launcher;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs;
 use crate::scoring::{self, Scorer};
@@ -75,6 +76,8 @@ struct Shared {
     config: Config,
     store: Arc<Store>,
     runtime: Handle,
+    /// Starts the threads of jobs.
+    launcher: Launcher,
     /// Storage shared by all jobs.
     stores: Stores,
     jobs: Mutex<Jobs>,
@@ -104,11 +107,13 @@ impl Daemon {
             StateLocation::Directory(directory) => OpenState::open(directory)?,
         };
         let stores = Stores::new(config.storage.clone(), Stores::SHARED_BYTES);
-        let scorer = Scorer::new(config.worker.clone(), runtime.clone(), stores.clone());
+        let launcher = Launcher::start().context("starting the daemon's threads")?;
+        let scorer = Scorer::new(config.worker.clone(), launcher.clone(), runtime.clone(), stores.clone());
         let shared = Shared {
             config,
             store: Arc::new(store),
             runtime,
+            launcher,
             stores,
             jobs: Mutex::default(),
             submissions: Arc::new(Semaphore::new(MAX_SUBMISSIONS)),
@@ -571,14 +576,13 @@ impl Daemon {
             let daemon = self.clone();
             let mine = active.clone();
             // The thread's first access to `jobs` waits until this lock is released.
-            let thread =
-                std::thread::Builder::new().name(format!("job {}", active.recorder.id())).spawn(move || {
-                    let guard = RunningGuard { daemon, active: mine };
-                    supervisor.run();
-                    drop(guard);
-                });
-            match thread {
-                Ok(_) => {
+            let started = self.shared.launcher.spawn(format!("job {}", active.recorder.id()), move || {
+                let guard = RunningGuard { daemon, active: mine };
+                supervisor.run();
+                drop(guard);
+            });
+            match started {
+                Ok(()) => {
                     jobs.running.push(active);
                     self.shared.running.send_replace(jobs.running.len());
                 }

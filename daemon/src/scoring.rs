@@ -27,6 +27,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::access::Requester;
 use crate::feed::{self, Feed};
+use crate::priority::Launcher;
 use crate::worker::WorkerProcess;
 use crate::{plan, runs};
 
@@ -69,6 +70,7 @@ pub struct Predictions {
 #[derive(Clone)]
 pub(crate) struct Scorer {
     worker: PathBuf,
+    launcher: Launcher,
     runtime: Handle,
     stores: Stores,
     permits: Arc<Semaphore>,
@@ -149,9 +151,9 @@ pub(crate) fn best_in(directory: &Path) -> Result<Option<PathBuf>, CheckpointErr
 
 impl Scorer {
     /// A scorer that starts workers from `worker` and reads on `runtime`.
-    pub(crate) fn new(worker: PathBuf, runtime: Handle, stores: Stores) -> Self {
+    pub(crate) fn new(worker: PathBuf, launcher: Launcher, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
-        Self { worker, runtime, stores, permits, closing: Arc::default() }
+        Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
     }
 
     /// Evaluates `scored` on the data of `request`, or on its job's held-out data.
@@ -219,8 +221,7 @@ impl Scorer {
                 let _ = sender.blocking_send(Err(error));
             }
         };
-        let thread = std::thread::Builder::new().name("scoring".into());
-        thread.spawn(work).context("starting the scoring thread")?;
+        self.launcher.spawn("scoring".to_owned(), work).context("starting the scoring thread")?;
         Ok(results)
     }
 }

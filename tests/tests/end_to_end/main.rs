@@ -18,6 +18,7 @@ mod faults_worker;
 mod file_tools;
 mod interrupt;
 mod labels;
+mod priority;
 mod profile;
 mod retrieval;
 mod warm_start;
