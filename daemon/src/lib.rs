@@ -11,6 +11,7 @@
 //! * [`plan`]: planning a job without running it.
 //! * [`auto_batch`]: the largest batch size that fits in memory.
 //! * `runs`: run directories.
+//! * [`continuation`]: going on with the training of an earlier run.
 //! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
@@ -23,6 +24,7 @@ pub mod access;
 pub mod auto_batch;
 pub mod config;
 mod connections;
+pub mod continuation;
 pub mod daemon;
 pub mod export;
 mod feed;

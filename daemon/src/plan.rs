@@ -31,6 +31,7 @@ use tokio::runtime::Handle;
 
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
+use crate::continuation::{Continuation, Source};
 use crate::memory::{self, HostMemory};
 use crate::{feed, runs};
 
@@ -58,6 +59,8 @@ pub struct JobPlan {
     pub model: ModelPlan,
     /// The statistics learned from the data; `None` if it was not read.
     pub analysis: Option<Analysis>,
+    /// The run that the job continues, if it does.
+    pub continuation: Option<Continuation>,
 }
 
 /// One of a job's datasets.
@@ -177,13 +180,23 @@ impl JobPlan {
         let smallest = unlearned(&job.features, 1);
         let smallest = Transform::resolve(&smallest, &job.label, &data.missing, &Analysis::default())?;
         let smallest = ModelPlan::new(&job.model, &feed::schema(&smallest, data), &job.training)?;
-        let analysis = learned(&train, &smallest)?;
+        let recorded = directory.map(Continuation::recorded).transpose()?.flatten();
+        let source = match recorded {
+            Some(_) => None,
+            None => Source::of(job, requester)?,
+        };
+        let analysis = match &source {
+            Some(source) => Some(source.analysis()),
+            None => learned(&train, &smallest)?,
+        };
         let analysis = analysis.or_else(|| (!Analysis::needed(&job.features)).then(Analysis::default));
         let fitted = match &analysis {
             Some(analysis) => fit(&job.features, analysis)?,
             None => shape,
         };
-        let counted = analysis.as_ref().filter(|analysis| analysis.label.is_some());
+        // The statistics of a continued job are of other data.
+        let is_own = recorded.is_none() && source.is_none();
+        let counted = analysis.as_ref().filter(|analysis| is_own && analysis.label.is_some());
         let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
         let estimate = || Some(RowCount { rows: train.estimated_rows()?, is_estimate: true });
         let row_count = rows.map(|rows| RowCount { rows, is_estimate: false }).or_else(estimate);
@@ -195,6 +208,8 @@ impl JobPlan {
             None => (Whole::new(job, &fitted, data.batch_size, None)?, None),
         };
         let Whole { schema, feeds: (ingest, eval_ingest), model } = whole;
+        let continued = |source: Source| source.continued(job, &train, &ingest);
+        let continuation = recorded.map_or_else(|| source.map(continued).transpose(), |it| Ok(Some(it)))?;
         Ok(Self {
             job: job.with_batch_size(schema.rows),
             batch,
@@ -207,6 +222,7 @@ impl JobPlan {
             eval_ingest,
             model,
             analysis,
+            continuation,
         })
     }
 }

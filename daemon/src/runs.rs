@@ -5,6 +5,7 @@
 //!                           analysis.json        statistics learned from the data, if any
 //!                           warm_start           the checkpoint of the initial weights, if any
 //!                           id_mappings.json     the mapping of its ids to the job's
+//!                           continuation.json    the earlier run that it continues, if any
 //!                           auto_batch.json      the automatically chosen batch size, if any
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
@@ -43,6 +44,8 @@ pub(crate) const ANALYSIS: &str = protocol::ANALYSIS_PART;
 pub(crate) const WARM_START: &str = "warm_start";
 /// The mapping of that checkpoint's ids to the job's.
 pub(crate) const ID_MAPPINGS: &str = "id_mappings.json";
+/// The earlier run that this one continues, and where in the data.
+pub(crate) const CONTINUATION: &str = "continuation.json";
 /// The automatically chosen batch size.
 pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 

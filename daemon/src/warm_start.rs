@@ -37,7 +37,7 @@ impl Beginning {
     /// # Errors
     /// When there is no such checkpoint, or none of its weights fits the job's model.
     pub fn of(plan: &JobPlan, requester: &Requester) -> Result<Option<Self>> {
-        let (Some(WarmStartSpec { checkpoint, best }), Some(analysis)) =
+        let (Some(WarmStartSpec { checkpoint, best, continues: false }), Some(analysis)) =
             (&plan.job.warm_start, &plan.analysis)
         else {
             return Ok(None);

@@ -1,13 +1,30 @@
 //! Reads the job file.
 
+use std::borrow::Cow;
 use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use millstream_control::proto::SubmitRequest;
 use millstream_job::{Job, Warning};
+use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_trainer::checkpoint::store::parse_directory_name;
 
 use crate::arguments::{JobFile, Submitted};
 use crate::context::Context;
 use crate::failure::Failure;
+
+/// The name of the job file in a checkpoint.
+const JOB_PART: &str = "job.toml";
+
+/// A job file as it was read.
+struct Read<'a> {
+    text: String,
+    path: Cow<'a, Path>,
+    /// All overrides.
+    set: Vec<String>,
+    job: Job,
+    warnings: Vec<Warning>,
+}
 
 /// Reads a job file to submit. Returns the request and the messages of the warnings already printed; they name the
 /// path as typed, as errors do. The daemon validates the text again, because it does not trust clients.
@@ -16,24 +33,34 @@ pub(crate) fn request(
     context: &Context,
 ) -> Result<(SubmitRequest, Vec<String>), Failure> {
     let Submitted { job: file, resume } = submitted;
-    let (text, _, warnings) = parse(file, context)?;
+    let Read { text, path, set, warnings, .. } = read(file, context)?;
     let warnings = warnings.into_iter().map(|Warning(problem)| problem.message).collect();
-    let path = std::path::absolute(&file.path)?;
+    let path = std::path::absolute(&path)?;
     let Some(path) = path.to_str() else {
         return Err(Failure::Usage(format!("the path {} is not UTF-8", path.display())));
     };
-    let request = SubmitRequest { text, path: path.to_owned(), set: file.set.clone(), resume: *resume };
-    Ok((request, warnings))
+    Ok((SubmitRequest { text, path: path.to_owned(), set, resume: *resume }, warnings))
 }
 
 /// Reads a job file to use in this process.
 pub(crate) fn resolve(file: &JobFile, context: &Context) -> Result<Job, Failure> {
-    parse(file, context).map(|(_, job, _)| job)
+    read(file, context).map(|read| read.job)
 }
 
-fn parse(file: &JobFile, context: &Context) -> Result<(String, Job, Vec<Warning>), Failure> {
-    let text = std::fs::read_to_string(&file.path).map_err(|error| {
-        let path = file.path.display();
+fn read<'a>(file: &'a JobFile, context: &Context) -> Result<Read<'a>, Failure> {
+    let mut set = Vec::new();
+    let mut path = file.path.as_deref().map(Cow::Borrowed);
+    if let Some(run) = &file.continues {
+        let checkpoint = checkpoint_in(run)?;
+        set = continuation(&checkpoint)?;
+        path = path.or(Some(Cow::Owned(checkpoint.join(JOB_PART))));
+    }
+    let Some(path) = path else {
+        return Err(Failure::Usage("expected a job file, or a run to --continue".to_owned()));
+    };
+    set.extend_from_slice(&file.set);
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        let path = path.display();
         Failure::Usage(match error.kind() {
             ErrorKind::InvalidData => {
                 format!(
@@ -44,7 +71,34 @@ fn parse(file: &JobFile, context: &Context) -> Result<(String, Job, Vec<Warning>
             _ => format!("cannot read {path}: {error}"),
         })
     })?;
-    let (job, warnings) = Job::parse(&text, &file.path, &file.set)?;
+    let (job, warnings) = Job::parse(&text, &path, &set)?;
     warnings.iter().for_each(|warning| context.screen.line(&warning.to_string()));
-    Ok((text, job, warnings))
+    Ok(Read { text, path, set, job, warnings })
+}
+
+/// The checkpoint `run`, or the newest one in this run directory.
+fn checkpoint_in(run: &Path) -> Result<PathBuf, Failure> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        Failure::Usage(format!(
+            "--continue {}: expected the directory of a run or a checkpoint: {why}",
+            run.display()
+        ))
+    };
+    let run = std::path::absolute(run)?;
+    if run.file_name().and_then(|name| name.to_str()).and_then(parse_directory_name).is_some() {
+        return Ok(run);
+    }
+    let store = CheckpointStore::local(&run).map_err(|error| wrong(&error))?;
+    let newest = store.steps().map_err(|error| wrong(&error))?.pop();
+    newest.map(|step| PathBuf::from(store.path(step))).ok_or_else(|| wrong(&"it has no checkpoint"))
+}
+
+/// The overrides that make a job continue `checkpoint`.
+fn continuation(checkpoint: &Path) -> Result<Vec<String>, Failure> {
+    let Some(path) = checkpoint.to_str() else {
+        return Err(Failure::Usage(format!("the path {} is not UTF-8", checkpoint.display())));
+    };
+    // The earlier job may have had a warm start of its own.
+    let best = "warm_start.best=false".to_owned();
+    Ok(vec![format!("warm_start.checkpoint={path}"), "warm_start.continue=true".to_owned(), best])
 }

@@ -168,9 +168,20 @@ impl Job {
     /// The keys because of which `self` and `other` have different [fingerprints](Job::fingerprint), with the values of
     /// `self` and of `other`, in alphabetical order.
     pub fn differences(&self, other: &Self) -> Vec<String> {
+        self.differences_of(other, is_fingerprinted)
+    }
+
+    /// The keys that give ids and numbers of rows their meaning and that have other values in `other`; formatted as by
+    /// [`Job::differences`]. A model trained for one job reads the rows of another one as its own if there are none.
+    pub fn differences_of_rows(&self, other: &Self) -> Vec<String> {
+        const MEANING: [&str; 4] = ["features.", "label.", "labels.", "data.missing"];
+        self.differences_of(other, |key| MEANING.iter().any(|start| key.starts_with(start)))
+    }
+
+    fn differences_of(&self, other: &Self, is_compared: impl Fn(&str) -> bool) -> Vec<String> {
         let [ours, theirs] = [self, other].map(|job| document::flat(&job.text));
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
-        let differs = |key: &&String| is_fingerprinted(key) && ours.get(*key) != theirs.get(*key);
+        let differs = |key: &&String| is_compared(key) && ours.get(*key) != theirs.get(*key);
         let value = |values: &BTreeMap<String, String>, key: &str| {
             values.get(key).map_or_else(|| "absent".to_owned(), |value| shortened(value))
         };

@@ -13,6 +13,9 @@ pub struct WarmStartSpec {
     pub checkpoint: PathBuf,
     /// Whether to use the run's best checkpoint instead.
     pub best: bool,
+    /// Whether training goes on: with the optimizer's state, the step count and the statistics of the checkpoint.
+    #[serde(rename = "continue", skip_serializing_if = "std::ops::Not::not")]
+    pub continues: bool,
 }
 
 /// Reads the section, which may be absent.
@@ -24,6 +27,7 @@ pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<WarmStartSpec> 
         section.error_at(at, "a path is empty");
     }
     let best = section.flag("best").unwrap_or(false);
+    let continues = section.flag("continue").unwrap_or(false);
     section.finish();
-    Some(WarmStartSpec { checkpoint: base.join(checkpoint?.text), best })
+    Some(WarmStartSpec { checkpoint: base.join(checkpoint?.text), best, continues })
 }

@@ -17,6 +17,7 @@ use millstream_pipeline::spec::DataSpec;
 use super::descriptors;
 use super::profile::Profiling;
 use super::{Event, Prepared, ProfileRequest, Supervisor};
+use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
 use crate::memory::available;
 use crate::runs;
@@ -150,7 +151,7 @@ impl<'a> Attempt<'a> {
             group: job.evaluation.group.clone(),
             evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
             selection: job.selection(),
-            warm_start: prepared.warm_start.clone(),
+            beginning: prepared.beginning.clone(),
             rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots())),
         }));
         let schema = prepared.schema.clone();
@@ -233,12 +234,20 @@ impl<'a> Attempt<'a> {
                 .recorder
                 .log(Level::WARN, &format!("{damage}; falling back to the checkpoint before it"));
         }
-        let start = match &restored {
-            Some(restored) => format!("resumes from step {}", restored.step),
-            None => "starts from scratch".to_owned(),
+        let continued = self.prepared.continuation.as_ref();
+        let start = match (&restored, continued) {
+            (Some(restored), _) => format!("resumes from step {}", restored.step),
+            (None, Some(Continuation { checkpoint, is_same_data, .. })) => {
+                let place = if *is_same_data { "where it stopped in its data" } else { "on other data" };
+                format!("continues {} {place}", checkpoint.display())
+            }
+            (None, None) => "starts from scratch".to_owned(),
         };
         supervisor.recorder.log(Level::INFO, &format!("worker {} {start}, on {device}", self.worker.pid()));
-        let position = restored.as_ref().map(|restored| restored.position.as_slice());
+        let position = match &restored {
+            Some(restored) => Some(restored.position.as_slice()),
+            None => continued.map(Continuation::position),
+        };
         let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
@@ -248,16 +257,19 @@ impl<'a> Attempt<'a> {
         if !supervisor.checkpoint_requests.is_empty() {
             self.send(&ToWorker::Checkpoint);
         }
-        supervisor.recorder.rewind(restored.as_ref().map_or(0, |restored| restored.step));
+        let steps_before = continued.map_or(0, Continuation::steps_before);
+        let first_step = continued.map_or(0, |continued| continued.step);
+        let step = restored.as_ref().map_or(first_step, |restored| restored.step);
+        supervisor.recorder.rewind(step);
         let DataSpec { epochs, batch_size, drop_last, .. } = self.prepared.job.data;
         let total = self.prepared.rows.map(|rows| (rows.batches(batch_size, drop_last), rows.is_estimate));
         supervisor.recorder.update(|record| {
             record.progress.epochs = epochs;
             if let Some((steps, is_estimate)) = total {
-                record.progress.total_steps = Some(steps * u64::from(epochs));
+                record.progress.total_steps = Some(steps_before + steps * u64::from(epochs));
                 record.progress.total_is_estimate = is_estimate;
             }
-            record.progress.step = restored.as_ref().map_or(0, |restored| restored.step);
+            record.progress.step = step;
             record.checkpoint = restored.map(|restored| restored.path);
             record.device = Some(device);
         });

@@ -14,7 +14,7 @@ use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_trainer::model::ModelPlan;
-use millstream_worker::protocol::WarmStartRole;
+use millstream_worker::protocol::BeginningRole;
 use millstream_worker::survey::HostSurvey;
 use tokio::runtime::Handle;
 use tracing::Level;
@@ -22,6 +22,7 @@ use tracing::Level;
 use super::JobRecorder;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
+use crate::continuation::Continuation;
 use crate::memory::{HostMemory, available};
 use crate::plan::{self, JobPlan, RowCount};
 use crate::{runs, warm_start};
@@ -37,8 +38,10 @@ pub(crate) struct Prepared {
     pub(super) eval_plan: Option<IngestPlan>,
     /// The file of `job`.
     pub(super) job_file: PathBuf,
-    /// The source of the initial weights, for a warm start.
-    pub(super) warm_start: Option<WarmStartRole>,
+    /// What the run starts with, if it does not start from initial weights.
+    pub(super) beginning: Option<BeginningRole>,
+    /// The run that the job continues, if it does.
+    pub(super) continuation: Option<Continuation>,
     /// The automatically chosen batch size.
     pub(super) batch: Option<Choice>,
     pub(super) model: ModelPlan,
@@ -87,10 +90,24 @@ pub(super) fn prepare(
         text += &format!("; {} on GPU {number}", Size(gpu::needed_bytes(&plan.model)));
     }
     recorder.log(Level::INFO, &text);
-    let warm_start = warm_start::decided(&directory, &plan, requester, |start| {
-        let text = format!("warm start from {}: {}", start.checkpoint.display(), start.report);
-        recorder.log(Level::INFO, &text);
-    })?;
+    let beginning = match &plan.continuation {
+        Some(continuation) => {
+            if let Some(analysis) = &plan.analysis
+                && runs::get(&directory, runs::ANALYSIS)?.is_none()
+            {
+                runs::put(&directory, runs::ANALYSIS, analysis.to_json().as_bytes())?;
+            }
+            continuation.record(&directory)?;
+            Some(BeginningRole::Continuation(continuation.role()?))
+        }
+        None => {
+            let warm_start = warm_start::decided(&directory, &plan, requester, |start| {
+                let text = format!("warm start from {}: {}", start.checkpoint.display(), start.report);
+                recorder.log(Level::INFO, &text);
+            })?;
+            warm_start.map(BeginningRole::WarmStart)
+        }
+    };
     let job_file = runs::resolved_job(&directory, job, &plan.job)?;
     let memory = plan.host_memory();
     Ok(Prepared {
@@ -104,7 +121,8 @@ pub(super) fn prepare(
         schema: plan.schema,
         plan: plan.ingest.recorded_by(stores.recorder()),
         eval_plan: plan.eval_ingest.map(|plan| plan.recorded_by(stores.recorder())),
-        warm_start,
+        beginning,
+        continuation: plan.continuation,
     })
 }
 

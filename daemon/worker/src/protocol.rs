@@ -146,10 +146,33 @@ pub struct TrainRole {
     pub evaluation: Option<EvalCadence>,
     /// How evaluations decide on early stopping and on the best checkpoint.
     pub selection: SelectionSpec,
-    /// The source of the initial weights, used while the run has no checkpoint.
-    pub warm_start: Option<WarmStartRole>,
+    /// What the run starts with while it has no checkpoint; `None` for initial weights.
+    pub beginning: Option<BeginningRole>,
     /// The memory rehearsal before the first checkpoint, for an automatically chosen batch size.
     pub rehearsal: Option<RehearsalSpec>,
+}
+
+/// What a run starts with, as the daemon has prepared it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BeginningRole {
+    /// Weights of another job.
+    WarmStart(WarmStartRole),
+    /// The whole state of an earlier job.
+    Continuation(ContinuationRole),
+}
+
+/// The continuation of an earlier job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContinuationRole {
+    /// The directory that contains the checkpoint.
+    pub directory: PathBuf,
+    /// The checkpoint's step.
+    pub step: u64,
+    /// The encoded position in this job's data at which training goes on.
+    pub position: Vec<u8>,
+    /// Whether the data is that of the earlier job, so that its epochs count.
+    pub is_same_data: bool,
 }
 
 /// A warm start that the daemon has prepared.

@@ -16,7 +16,7 @@ use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream
 use millstream_trace::{Category, Phase, Recorder, Work};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
 use millstream_trainer::loss::LossSum;
-use millstream_trainer::session::{EvalCadence, EvalOutcome, Session, SessionError};
+use millstream_trainer::session::{ContinuedData, EvalCadence, EvalOutcome, Session, SessionError};
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
@@ -26,7 +26,8 @@ use crate::link::{CommandReceiver, Link, StopMode};
 use crate::locks::RunLock;
 use crate::profiler::Profiler;
 use crate::protocol::{
-    ANALYSIS_PART, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole, WorkerProgress,
+    ANALYSIS_PART, BeginningRole, ContinuationRole, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole,
+    WorkerProgress,
 };
 use crate::rehearsal;
 use crate::tensorboard::{EventSpec, EventWriter, Meter};
@@ -96,10 +97,24 @@ impl DeviceTask for TrainTask {
         session.select_by(role.selection);
         let mut passed_over = Vec::new();
         let committed = restore(&mut session, &store, &mut passed_over)?;
-        if let (None, Some(source)) = (&committed, &role.warm_start) {
-            apply_warm_start(&mut session, source, (&role.model, schema, training)).with_context(|| {
-                format!("warm start from step {} in {}", source.step, source.directory.display())
-            })?;
+        match &role.beginning {
+            _ if committed.is_some() => {}
+            None => {}
+            Some(BeginningRole::WarmStart(source)) => {
+                apply_warm_start(&mut session, source, (&role.model, schema, training)).with_context(
+                    || format!("warm start from step {} in {}", source.step, source.directory.display()),
+                )?;
+            }
+            Some(BeginningRole::Continuation(ContinuationRole {
+                directory,
+                step,
+                position,
+                is_same_data,
+            })) => {
+                let checkpoint = CheckpointStore::local(directory)?.load(*step, CheckpointScope::Full)?;
+                let data = if *is_same_data { ContinuedData::Same } else { ContinuedData::New };
+                session.continue_from(&checkpoint, position, data)?;
+            }
         }
         let device = session.device();
         link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;

@@ -220,6 +220,26 @@ impl IngestPlan {
         Ok(position)
     }
 
+    /// Where this feed goes on after an earlier feed of the same data, which had `epochs` epochs and has stopped at the
+    /// encoded position `bytes`. At the end of those epochs, the order of the rows may be another one from here on. `None`
+    /// if this feed has no further epoch.
+    ///
+    /// # Errors
+    /// `bytes` is not a position, or a position within an epoch of another order.
+    pub fn continue_from(&self, bytes: &[u8], epochs: u32) -> Result<Option<Position>, PositionError> {
+        let ended = Position::decode(bytes)?;
+        if ended.pass.is_some() {
+            return self.resume(bytes).map(Some);
+        }
+        let next = Pass { stream: Stream::Train, epoch: epochs };
+        let start = || Position::start_of(Some(next), self.order.lanes, self.fingerprint);
+        Ok(self.feed.contains(next).then(|| Position {
+            marked_seen: ended.marked_seen,
+            skipped_before: ended.skipped_before.saturating_add(ended.skipped),
+            ..start()
+        }))
+    }
+
     pub(crate) fn source(&self, stream: Stream) -> Option<&dyn ChunkSource> {
         match stream {
             Stream::Train => self.train.as_deref(),

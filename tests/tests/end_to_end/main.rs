@@ -6,6 +6,7 @@ mod bad_input;
 mod census;
 mod classes;
 mod command_line;
+mod continuation;
 mod cuda;
 mod cuda_memory;
 mod evaluation;

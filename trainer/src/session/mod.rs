@@ -119,6 +119,15 @@ enum Failure {
 /// are not tried.
 const LEAST_LOSS_SCALE: f32 = 1.0 / (1 << 14) as f32;
 
+/// The data on which a session continues another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContinuedData {
+    /// The same rows: epochs are counted on.
+    Same,
+    /// Other rows: epochs start anew.
+    New,
+}
+
 /// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalOutcome {
@@ -442,6 +451,40 @@ where
         let tasks = std::mem::take(&mut self.state.tasks);
         self.state = Snapshot { tasks, ..theirs.clone() };
         if let Some(scale) = theirs.loss_scale {
+            self.scorer.model.set_loss_scale(scale);
+        }
+        self.failure = None;
+        Ok(())
+    }
+
+    /// Continues the training of another job from its `checkpoint`, at the encoded `position` in this job's data. The
+    /// optimizer's state and the step count are kept; evaluations so far are forgotten.
+    ///
+    /// # Errors
+    /// When the checkpoint's batches have other contents, whatever their number of rows, or it lacks a tensor; then
+    /// nothing was changed.
+    pub fn continue_from(
+        &mut self,
+        checkpoint: &Checkpoint,
+        position: &[u8],
+        data: ContinuedData,
+    ) -> Result<(), SessionError> {
+        let theirs = &checkpoint.manifest.snapshot;
+        let schema = BatchSchema { rows: self.state.schema.rows, ..theirs.schema.clone() };
+        if let Some(difference) = difference::first("schema", &schema, &self.state.schema) {
+            return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
+        }
+        self.scorer.load(checkpoint, CheckpointScope::Full)?;
+        let progress = match data {
+            ContinuedData::Same => theirs.progress,
+            ContinuedData::New => {
+                TrainingProgress { examples: theirs.progress.examples, ..TrainingProgress::default() }
+            }
+        };
+        self.state.step = theirs.step;
+        self.state.progress = progress;
+        self.state.position = position.to_vec();
+        if let (Some(scale), Some(_)) = (theirs.loss_scale, self.loss_scale()) {
             self.scorer.model.set_loss_scale(scale);
         }
         self.failure = None;

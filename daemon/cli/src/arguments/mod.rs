@@ -187,8 +187,13 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct JobFile {
     /// The job file
-    #[arg(value_name = "JOB.toml")]
-    pub(crate) path: PathBuf,
+    #[arg(value_name = "JOB.toml", required_unless_present = "continues")]
+    pub(crate) path: Option<PathBuf>,
+    /// Go on training the newest checkpoint of the run directory RUN, or this checkpoint, in a new run: for more
+    /// epochs (--set data.epochs=N) or on other data (--set data.train=...). Optimizer state, step count and
+    /// vocabularies are kept. Without JOB.toml, the job is that of the checkpoint
+    #[arg(long = "continue", value_name = "RUN")]
+    pub(crate) continues: Option<PathBuf>,
     /// Override one key of the job file; repeatable
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
@@ -246,6 +251,8 @@ Examples:
   millstream train job.toml --local
   millstream train job.toml --set data.epochs=3 --set checkpoint.directory=/tmp/run
   millstream train job.toml --resume
+  millstream train --continue checkpoints/census-k3f9q2 --set data.epochs=20
+  millstream train --continue checkpoints/clicks-7aajpd --set 'data.train=[\"day-2.parquet\"]'
   millstream train job.toml --history curves.svg
   millstream train job.toml --json | jq .eval.auc")]
 pub(crate) struct Train {

@@ -62,6 +62,7 @@ struct Report {
     gpu_problem: Option<String>,
     /// Null without a warm start, and while vocabularies are unknown.
     warm_start: Option<WarmStart>,
+    continuation: Option<ContinuationReport>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -185,6 +186,15 @@ struct GpuMemory {
     fits: Option<bool>,
 }
 
+/// What the job continues.
+#[derive(Debug, Serialize)]
+struct ContinuationReport {
+    checkpoint: PathBuf,
+    step: u64,
+    /// Whether the epochs of the earlier run count.
+    is_same_data: bool,
+}
+
 /// The parameters that a warm start carries over.
 #[derive(Debug, Serialize)]
 struct WarmStart {
@@ -277,6 +287,11 @@ impl Report {
             memory,
             host,
             warm_start: beginning.map(Into::into),
+            continuation: plan.continuation.as_ref().map(|continuation| ContinuationReport {
+                checkpoint: continuation.checkpoint.clone(),
+                step: continuation.step,
+                is_same_data: continuation.is_same_data,
+            }),
         }
     }
 
@@ -296,10 +311,19 @@ impl Report {
     }
 
     fn warm_start_table(&self) -> String {
+        let mut table = Table::default();
+        if let Some(ContinuationReport { checkpoint, step, is_same_data }) = &self.continuation {
+            table.row(["continues".to_owned(), checkpoint.display().to_string()]);
+            table.row(["  from step", &figures::count(*step)]);
+            table.row([
+                "  data",
+                if *is_same_data { "the same: its epochs count" } else { "other: from its start" },
+            ]);
+            return format!("\n{}", table.render());
+        }
         let Some(WarmStart { checkpoint, whole, in_part, initialized, unused }) = &self.warm_start else {
             return String::new();
         };
-        let mut table = Table::default();
         table.row(["warm start".to_owned(), checkpoint.display().to_string()]);
         let all = whole.len() + in_part.len() + initialized.len();
         table.row(["  carried over", &format!("{} of {all} parameters", whole.len())]);

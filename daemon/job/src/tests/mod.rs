@@ -207,7 +207,8 @@ fn event_files_go_to_the_configured_directory() {
 fn a_job_may_start_from_the_weights_of_another() {
     assert_eq!(job(SOUND, &[]).warm_start, None);
     let set = ["data.base=/jobs", "warm_start.checkpoint=runs/a-1", "warm_start.best=true"];
-    let wanted = WarmStartSpec { checkpoint: Path::new("/jobs/runs/a-1").to_owned(), best: true };
+    let wanted =
+        WarmStartSpec { checkpoint: Path::new("/jobs/runs/a-1").to_owned(), best: true, continues: false };
     assert_eq!(job(SOUND, &set).warm_start, Some(wanted));
     assert_ne!(job(SOUND, &set).fingerprint(), job(SOUND, &set[..2]).fingerprint());
     let refused =

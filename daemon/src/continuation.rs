@@ -1,0 +1,143 @@
+//! Continuation: a job goes on with the training of an earlier run, for more epochs or on new data.
+//!
+//! It keeps the weights, the optimizer's state, the step count, and the statistics of the earlier data: vocabularies and
+//! moments give the weights their meaning. On the same files, the earlier epochs count, and the result has the bits of one
+//! longer run. On other files, training starts at their beginning.
+//!
+//! Like a warm start, it is decided once, when the job is prepared, and recorded in the run directory.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use millstream_io::storage::Listing;
+use millstream_job::{Job, WarmStartSpec};
+use millstream_pipeline::analysis::Analysis;
+use millstream_pipeline::dataset::Dataset;
+use millstream_pipeline::ingest::IngestPlan;
+use millstream_pipeline::order::PositionError;
+use millstream_pipeline::spec::Purpose;
+use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_worker::protocol::ContinuationRole;
+use serde::{Deserialize, Serialize};
+
+use crate::access::Requester;
+use crate::runs;
+use crate::scoring::{self, Scored};
+
+/// How a job continues an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Continuation {
+    /// The checkpoint.
+    pub checkpoint: PathBuf,
+    /// Its step.
+    pub step: u64,
+    /// Whether the data is that of the earlier job, so that its epochs count.
+    pub is_same_data: bool,
+    /// The encoded position at which training goes on.
+    position: Vec<u8>,
+}
+
+/// The earlier job of a continuation that is not decided yet.
+pub(crate) struct Source(Scored);
+
+impl Source {
+    /// The source of `job`, if it continues another one.
+    ///
+    /// # Errors
+    /// When there is no such checkpoint, or its rows have other contents.
+    pub(crate) fn of(job: &Job, requester: &Requester) -> Result<Option<Self>> {
+        let Some(WarmStartSpec { checkpoint, best, continues: true }) = &job.warm_start else {
+            return Ok(None);
+        };
+        let here = || format!("`warm_start.checkpoint`, {}", checkpoint.display());
+        let source = scoring::find(checkpoint, *best, requester).with_context(here)?;
+        let changes = job.differences_of_rows(&source.job);
+        if !changes.is_empty() {
+            bail!(
+                "the job cannot continue {}, because of {}: restore them, or start with its weights alone, without \
+                 `warm_start.continue`",
+                checkpoint.display(),
+                changes.join(", ")
+            );
+        }
+        Ok(Some(Self(source)))
+    }
+
+    /// The statistics that training keeps using.
+    pub(crate) fn analysis(&self) -> Analysis {
+        self.0.analysis.clone()
+    }
+
+    /// Where `job` goes on in its training data `train`.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be read, or no rows are left.
+    pub(crate) fn continued(&self, job: &Job, train: &Dataset, plan: &IngestPlan) -> Result<Continuation> {
+        let Scored { directory, step, job: earlier, .. } = &self.0;
+        let store = CheckpointStore::local(directory)?;
+        let checkpoint = PathBuf::from(store.path(*step));
+        let listing = runs::get_text(directory, runs::TRAIN_LISTING)?;
+        let is_same_data = listing == Some(Listing::of(train.objects()).to_text())
+            && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training);
+        let position = if is_same_data {
+            let ended = store.manifest(*step)?.snapshot.position;
+            let epochs = earlier.data.epochs;
+            let next = plan.continue_from(&ended, epochs).map_err(|error| match error {
+                PositionError::OtherOrder => anyhow::anyhow!(
+                    "{} is within an epoch, whose order depends on `seed`, `data.lanes`, `data.shuffle_rows` and \
+                     `data.split_bytes`: restore them",
+                    checkpoint.display()
+                ),
+                error => error.into(),
+            })?;
+            let Some(next) = next else {
+                bail!(
+                    "{} has trained for {epochs} epochs of this data, and the job has `data.epochs = {}`: increase it",
+                    checkpoint.display(),
+                    job.data.epochs
+                );
+            };
+            next
+        } else {
+            plan.start()
+        };
+        let mut encoded = Vec::new();
+        position.encode(&mut encoded);
+        Ok(Continuation { checkpoint, step: *step, is_same_data, position: encoded })
+    }
+}
+
+impl Continuation {
+    /// What the run in `directory` has decided, if it has.
+    pub(crate) fn recorded(directory: &Path) -> Result<Option<Self>> {
+        let Some(text) = runs::get_text(directory, runs::CONTINUATION)? else { return Ok(None) };
+        let here = || directory.join(runs::CONTINUATION).display().to_string();
+        serde_json::from_str(&text).map(Some).with_context(here)
+    }
+
+    /// Records the decision in the run directory.
+    pub(crate) fn record(&self, directory: &Path) -> Result<()> {
+        runs::put(directory, runs::CONTINUATION, &serde_json::to_vec(self)?)
+    }
+
+    /// The worker's part of it.
+    pub(crate) fn role(&self) -> Result<ContinuationRole> {
+        let (directory, step) = scoring::locate(&self.checkpoint, false)?;
+        Ok(ContinuationRole {
+            directory,
+            step,
+            position: self.position.clone(),
+            is_same_data: self.is_same_data,
+        })
+    }
+
+    /// The steps before those of this job's epochs.
+    pub(crate) fn steps_before(&self) -> u64 {
+        if self.is_same_data { 0 } else { self.step }
+    }
+
+    /// The encoded position at which training goes on.
+    pub(crate) fn position(&self) -> &[u8] {
+        &self.position
+    }
+}
