@@ -202,6 +202,8 @@ impl Daemon {
         request: SubmitRequest,
         requester: Requester,
     ) -> Result<JobRecord, SubmitError> {
+        // A full queue costs nothing but this answer.
+        self.shared.jobs().check_room()?;
         // A client that leaves gives up its turn. A file that is being read is read to its end, which its size bounds.
         let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
         self.blocking(move |daemon| {
@@ -422,7 +424,7 @@ impl Daemon {
         let path = PathBuf::from(path);
         let (job, warnings) = Job::parse_with(&text, &path, &set, &|file| requester.open(file))?;
         check_files(&job, &requester)?;
-        // Before the run directory exists.
+        // Again, before the run directory exists.
         self.shared.jobs().check_room()?;
         let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
         let source = JobSource { text: job.text.clone(), path, requester };

@@ -7,13 +7,19 @@ use std::thread::Builder;
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 
-/// The niceness of the threads that answer requests. Where clients ask more than there are cores for, such a thread gets
-/// about 3 % of a busy core; of an idle one it gets all.
-const NICENESS: i32 = 15;
+/// How far a thread yields to those of jobs, as its niceness. Where clients ask more than there are cores for, the niceness
+/// determines what each such thread gets of a core that a job keeps busy; of an idle one it gets all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Yields {
+    /// About 7 %: the one thread that accepts connections and reads requests.
+    ToJobs = 12,
+    /// About 2 %: each of the threads that do the work of requests, of which there are several.
+    ToAll = 18,
+}
 
-/// Lets the calling thread, and those that it starts, yield to those of jobs.
-pub(crate) fn yield_to_jobs() {
-    if let Err(error) = setpriority_process(Some(gettid()), NICENESS) {
+/// Lets the calling thread, and those that it starts, yield.
+pub(crate) fn yield_to_jobs(how: Yields) {
+    if let Err(error) = setpriority_process(Some(gettid()), how as i32) {
         tracing::warn!(%error, "requests have the same priority as jobs");
     }
 }

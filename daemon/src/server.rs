@@ -5,6 +5,7 @@
 //! jobs take a checkpoint and stop. After a time limit their workers are killed; they then resume from an
 //! earlier checkpoint.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -18,7 +19,7 @@ use crate::access::Requester;
 use crate::config::ServerConfig;
 use crate::connections::Connections;
 use crate::daemon::Daemon;
-use crate::priority::yield_to_jobs;
+use crate::priority::{Yields, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::service;
 use crate::socket::ControlSocket;
@@ -120,7 +121,14 @@ impl ControlThreads {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("control")
-            .on_thread_start(yield_to_jobs)
+            .on_thread_start({
+                // The first thread is the one that runs tasks, the others are those of blocking work.
+                let started = AtomicBool::new(false);
+                move || {
+                    let is_first = !started.swap(true, Ordering::Relaxed);
+                    yield_to_jobs(if is_first { Yields::ToJobs } else { Yields::ToAll });
+                }
+            })
             .enable_all()
             .build();
         let runtime = runtime.context("starting the threads of the control socket")?;
