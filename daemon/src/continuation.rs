@@ -6,6 +6,7 @@
 //!
 //! Like a warm start, it is decided once, when the job is prepared, and recorded in the run directory.
 
+use millstream_batch::Count;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -92,8 +93,9 @@ impl Source {
             })?;
             let Some(next) = next else {
                 bail!(
-                    "{} has trained for {epochs} epochs of this data, and the job has `data.epochs = {}`: increase it",
+                    "{} has trained for {} of this data, and the job has `data.epochs = {}`: increase it",
                     checkpoint.display(),
+                    Count(epochs.into(), "epoch"),
                     job.data.epochs
                 );
             };

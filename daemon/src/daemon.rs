@@ -5,6 +5,7 @@
 //! and at most `max_jobs` run at a time, each on its own thread ([`crate::supervisor`]). When a job ends, the
 //! daemon drops it from memory; the store keeps its record.
 
+use millstream_batch::Count;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -517,9 +518,9 @@ impl Daemon {
         record.daemon_deaths += u32::from(stage.is_some());
         if let Some(stage) = stage.filter(|_| record.daemon_deaths >= MAX_DAEMON_DEATHS) {
             let reason = format!(
-                "held after the daemon died {} times while {stage} it without a new checkpoint; `millstream resume \
+                "held after the daemon died {} while {stage} it without a new checkpoint; `millstream resume \
                  {id}` tries again, `millstream remove {id}` deletes it",
-                record.daemon_deaths,
+                Count(record.daemon_deaths.into(), "time"),
                 id = record.id
             );
             tracing::error!(job = record.id, "{reason}");

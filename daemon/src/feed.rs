@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use millstream_batch::{BatchSchema, HandOff, Producer, RingError};
+use millstream_batch::{BatchSchema, Count, HandOff, Producer, RingError};
 use millstream_io::storage::{Listing, Object, Stores};
 use millstream_pipeline::Error;
 use millstream_pipeline::cache::{Cache, CachedSource, Specification};
@@ -101,8 +101,8 @@ fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Obje
     if kept.added > 0 {
         tracing::warn!(
             listing = here(),
-            "{} files were added after the job started; the job does not read them",
-            kept.added
+            "{} added after the job started; the job does not read what was added",
+            Count(kept.added as u64, "file")
         );
     }
     Ok(kept.objects)

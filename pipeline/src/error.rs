@@ -6,7 +6,7 @@
 
 use std::io;
 
-use millstream_batch::{RingError, Size};
+use millstream_batch::{Count, RingError, Size};
 
 use crate::order::PositionError;
 
@@ -45,8 +45,9 @@ pub enum Error {
     },
     /// No record of the training data is positive, most likely because `label.positive` is wrong.
     #[error(
-        "label `{column}` is never {} in {records} records{}",
+        "label `{column}` is never {} in {}{}",
         positive_value(positive),
+        Count(*records, "record"),
         seen_values(seen)
     )]
     NeverPositive {

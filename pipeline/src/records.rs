@@ -1,6 +1,7 @@
 //! Reads one TFRecord file of Examples: fetches bytes, decompresses them, splits them into records, and parses these
 //! into chunks.
 
+use millstream_batch::Count;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -345,7 +346,7 @@ impl RecordsReader {
         if !ends || !self.bad.skips() {
             return self.bad.skip_all(error, lost);
         }
-        let note = format!("nothing after it can be read, about {lost} records are lost");
+        let note = format!("nothing after it can be read, a loss of about {}", Count(lost, "record"));
         self.bad.skip_all(error.noting(&note), lost)
     }
 }

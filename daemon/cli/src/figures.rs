@@ -5,6 +5,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use indicatif::HumanCount;
 use millstream_batch::Size;
+use millstream_batch::count::plural;
 use millstream_control::proto::{MetricValue, Metrics};
 
 use crate::table::Table;
@@ -12,6 +13,11 @@ use crate::table::Table;
 /// `1234567` as `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     HumanCount(number).to_string()
+}
+
+/// `1,234 rows`, `1 row`: a number of things, with the singular of their name.
+pub(crate) fn counted(number: u64, name: &str) -> String {
+    format!("{} {name}{}", count(number), plural(number))
 }
 
 /// A rate or other positive number; whole from 100 on.
@@ -54,7 +60,8 @@ pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &[Metrics]) 
         let mut row = |name: &str, value: &str| table.row([format!("{prefix}{label}{name}").as_str(), value]);
         for MetricValue { name, value, error } in measured {
             let groups = groups.filter(|_| name == "group_auc");
-            let groups = groups.map(|groups| format!(" over {} groups", count(groups))).unwrap_or_default();
+            let groups =
+                groups.map(|groups| format!(" over {}", counted(groups, "group"))).unwrap_or_default();
             row(title(name), &(bounded(*value, *error) + &groups));
         }
         row("examples", &count(*examples));

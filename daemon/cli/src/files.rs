@@ -95,11 +95,11 @@ fn status(done: Done, goal: Goal, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let mut parts = Vec::new();
     if let Some(files) = goal.files {
-        parts.push(format!("{}/{} files", figures::count(done.files.min(files)), figures::count(files)));
+        parts.push(format!("{}/{}", figures::count(done.files.min(files)), figures::counted(files, "file")));
     }
     match goal.rows {
-        Some(rows) => parts.push(format!("{}/{} rows", figures::count(done.rows), figures::count(rows))),
-        None if done.rows > 0 => parts.push(format!("{} rows", figures::count(done.rows))),
+        Some(rows) => parts.push(format!("{}/{}", figures::count(done.rows), figures::counted(rows, "row"))),
+        None if done.rows > 0 => parts.push(figures::counted(done.rows, "row")),
         None => {}
     }
     let share = if done.total_bytes > 0 {

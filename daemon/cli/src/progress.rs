@@ -149,7 +149,7 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
     let epoch = epoch.map(|epoch| format!("epoch {}: ", epoch + 1)).unwrap_or_default();
     let of_labels: Vec<String> = eval.iter().map(metrics).collect();
     let examples = eval.first().map_or(0, |metrics| metrics.examples);
-    format!("{epoch}{}  on {} examples", of_labels.join("  |  "), figures::count(examples))
+    format!("{epoch}{}  on {}", of_labels.join("  |  "), figures::counted(examples, "example"))
 }
 
 /// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: the main metrics only.

@@ -5,6 +5,7 @@
 //! exits. When the worker dies, ingest finds the ring's other end closed and stops. So an attempt ends with
 //! the last of the worker's messages; then the outcomes of both are combined.
 
+use millstream_batch::Count;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -433,7 +434,8 @@ impl<'a> Attempt<'a> {
         let skipped = self.feed.as_ref().map(Feed::skipped);
         let truncated = self.feed.as_ref().map_or(0, Feed::truncated);
         if truncated > 0 {
-            let message = format!("{truncated} rows were truncated to a multi-valued feature's `maximum`");
+            let message =
+                format!("{}: truncated to a multi-valued feature's `maximum`", Count(truncated, "row"));
             supervisor.recorder.log(Level::WARN, &message);
         }
         if stopped {
@@ -536,7 +538,7 @@ fn format_metrics(metrics: &Metrics) -> String {
         let name = metric.name().replace('_', " ");
         let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (±{error:.1e})"));
         let groups = metrics.groups.filter(|_| metric == Metric::GroupAuc);
-        let groups = groups.map(|groups| format!(" over {groups} groups")).unwrap_or_default();
+        let groups = groups.map(|groups| format!(" over {}", Count(groups, "group"))).unwrap_or_default();
         match value {
             Some(value) => format!("{name} {value:.6}{}{groups}", bound.unwrap_or_default()),
             None => format!("{name} undefined{groups}"),
@@ -544,7 +546,7 @@ fn format_metrics(metrics: &Metrics) -> String {
     };
     let values: Vec<String> = metrics.values.iter().map(value_text).collect();
     let label = if metrics.label.is_empty() { String::new() } else { format!("{}: ", metrics.label) };
-    format!("{label}{}, over {} examples", values.join(", "), metrics.examples)
+    format!("{label}{}, over {}", values.join(", "), Count(metrics.examples, "example"))
 }
 
 fn set_rates(record: &mut JobRecord, over: &HistoryPoint) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use millstream_batch::{BatchSchema, Size};
+use millstream_batch::{BatchSchema, Count, Size};
 use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
@@ -146,6 +146,6 @@ fn analysis(
     }
     let analysis = plan::learn(job, train, runtime, cancel, &|_| {})?;
     runs::put(directory, runs::ANALYSIS, analysis.to_json().as_bytes())?;
-    recorder.log(Level::INFO, &format!("learned from {} rows", analysis.rows));
+    recorder.log(Level::INFO, &format!("learned from {}", Count(analysis.rows, "row")));
     Ok(analysis)
 }

@@ -9,6 +9,7 @@
 //! When a checkpoint cannot be written, as on a full disk, training continues and tries again after a pause. It ends
 //! once no checkpoint could be written for the job's `retry_minutes`.
 
+use millstream_batch::Count;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -164,7 +165,8 @@ impl Checkpointer {
         if failed_for >= self.cadence.retry_for {
             let minutes = self.cadence.retry_for.as_secs() / 60;
             return Err(error).context(format!(
-                "no checkpoint could be written for {minutes} minutes, the job's `checkpoint.retry_minutes`"
+                "no checkpoint could be written for {}, the job's `checkpoint.retry_minutes`",
+                Count(minutes, "minute")
             ));
         }
         let pause = failed_for.clamp(MIN_PAUSE, MAX_PAUSE);

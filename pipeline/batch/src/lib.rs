@@ -9,6 +9,7 @@
 //! * [`allocator`]: settings of the C library's allocator.
 //! * [`cache_lines`]: prefetching into the processor's caches.
 //! * [`ring`]: slots in a sealed memfd, shared by one producer and one consumer process.
+//! * [`count`]: counts of things, as messages show them.
 //! * [`size`]: sizes in bytes, as messages show them.
 //!
 //! Built with `--cfg loom`, the crate replaces the ring by its model; see `ring/model.rs`.
@@ -16,12 +17,14 @@
 pub mod allocator;
 pub mod batch;
 pub mod cache_lines;
+pub mod count;
 pub mod layout;
 pub mod ring;
 pub mod schema;
 pub mod size;
 
 pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, Stream};
+pub use count::Count;
 pub use layout::{LayoutError, SlotLayout};
 #[cfg(not(loom))]
 pub use ring::{ClaimedSlot, Consumer, HandOff, Interrupter, Lease, Producer, RingError, RingMapping};

@@ -1,5 +1,6 @@
 //! Counts of one split, accumulated chunk by chunk, and their merge.
 
+use millstream_batch::Count;
 use std::collections::BTreeMap;
 
 use millstream_format::{Projection, RawChunk};
@@ -339,7 +340,8 @@ impl NumberCounts {
     fn statistics(&self, column: &str, rows: u64) -> Result<NumberStatistics, Error> {
         if self.plain.count() == 0 {
             return Err(Error::Invalid(format!(
-                "column `{column}`: all values are missing in {rows} records"
+                "column `{column}`: all values are missing in {}",
+                Count(rows, "record")
             )));
         }
         let moments = |of: &Accumulator| Moments { mean: of.mean(), deviation: of.deviation() };

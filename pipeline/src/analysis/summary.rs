@@ -1,5 +1,6 @@
 //! A human-readable summary of an analysis.
 
+use millstream_batch::Count;
 use std::fmt;
 
 use super::{Analysis, LearnedVocabulary, NumberStatistics};
@@ -19,7 +20,7 @@ impl fmt::Display for Summary<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(label) = &self.analysis.label else { return writeln!(formatter, "nothing to learn") };
         let rows = self.analysis.rows;
-        write!(formatter, "{rows} rows")?;
+        write!(formatter, "{}", Count(rows, "row"))?;
         for label in std::iter::once(label).chain(&self.analysis.more_labels) {
             let share = |part: u64| if rows == 0 { 0.0 } else { 100.0 * part as f64 / rows as f64 };
             match (label.classes.iter().min(), label.classes.iter().max()) {

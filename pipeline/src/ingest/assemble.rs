@@ -23,7 +23,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_batch::{BatchHeader, BatchMut, Producer, RingError, Stream};
+use millstream_batch::{BatchHeader, BatchMut, Count, Producer, RingError, Stream};
 use millstream_trace::{Category, SpanStart, Work};
 
 use super::Shared;
@@ -342,8 +342,8 @@ impl Assembler<'_> {
         let BatchHeader { global_rows: rows, .. } = header;
         let batch_rows = self.plan.schema.rows;
         Err(Error::Invalid(format!(
-            "the training data holds {rows} rows, fewer than batch_size = {batch_rows}, and drop_last skips \
-             short batches"
+            "the training data holds {}, fewer than batch_size = {batch_rows}, and drop_last skips short batches",
+            Count((*rows).into(), "row")
         )))
     }
 

@@ -1,5 +1,6 @@
 //! Reads one Parquet row group: its bytes are fetched ahead and decoded on the thread that asks for rows.
 
+use millstream_batch::Count;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,7 +100,7 @@ impl RowGroup {
             Err(error) if error.is_bad_record() && self.bad.skips() => {
                 let rows = self.file.file().groups()[self.group].rows;
                 let lost = rows.saturating_sub(self.passed.max(self.skip)).max(1);
-                let note = format!("the rest of the row group is lost, {lost} rows");
+                let note = format!("the rest of the row group is lost, {}", Count(lost, "row"));
                 self.bad.skip_all(error.noting(&note), lost).map(|()| None)
             }
             Err(error) => Err(error),

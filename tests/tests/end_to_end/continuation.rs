@@ -120,7 +120,7 @@ fn what_cannot_be_continued_is_refused() {
     };
     let no_more = refused(&["--continue", run(&first)], 1);
     assert!(
-        no_more.contains("has trained for 1 epochs of this data") && no_more.contains("increase"),
+        no_more.contains("has trained for 1 epoch of this data") && no_more.contains("increase"),
         "{no_more}"
     );
     let set = ["--set", "features.color_hash.buckets=60", "--set", "data.epochs=2"];

@@ -377,8 +377,8 @@ impl Report {
         let bound = if parameters.bound { "at most " } else { "" };
         let mut table = Table::default();
         let shape = format!(
-            "{} rows: {} dense, {} single-id, {} multi-valued; {}",
-            figures::count(batch.rows.into()),
+            "{}: {} dense, {} single-id, {} multi-valued; {}",
+            figures::counted(batch.rows.into(), "row"),
             batch.dense,
             batch.ids,
             batch.ragged,
@@ -404,9 +404,13 @@ impl Report {
             Some(steps) => {
                 let about = if self.steps_are_estimated { "about " } else { "" };
                 let total = figures::count(steps.saturating_mul(epochs));
-                format!("{about}{total}: {epochs} epochs of {about}{}", figures::count(steps))
+                let epochs = figures::counted(epochs, "epoch");
+                format!("{about}{total}: {epochs} of {about}{}", figures::count(steps))
             }
-            None => format!("{epochs} epochs; the number of rows is unknown until the first has ended"),
+            None => format!(
+                "{}; the number of rows is unknown until the first has ended",
+                figures::counted(epochs, "epoch")
+            ),
         };
         table.row(["steps".to_owned(), steps]);
         let precision = match self.embedding_precision {

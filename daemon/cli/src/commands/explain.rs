@@ -38,8 +38,8 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
         rates.row(["cache", &cache_use(cache)]);
     }
     if explained.truncated_rows > 0 {
-        let rows = figures::count(explained.truncated_rows);
-        rates.row(["truncated", &format!("{rows} rows lost values of a feature to its `maximum`")]);
+        let rows = figures::counted(explained.truncated_rows, "row");
+        rates.row(["truncated", &format!("{rows} lost values of a feature to its `maximum`")]);
     }
 
     let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">WAITING", "FOR"]);

@@ -74,7 +74,7 @@ fn summary(reports: &[Report], totals: &[(String, ColumnSummary)]) -> String {
         *kinds.entry((format_of(report), &report.compression)).or_default() += 1;
     }
     for ((format, compression), files) in kinds {
-        facts.row(["format", &format!("{format}, {compression}: {} files", figures::count(files))]);
+        facts.row(["format", &format!("{format}, {compression}: {}", figures::counted(files, "file"))]);
     }
     // Columns in order of first appearance, which is the order within most files.
     let mut places: BTreeMap<(&str, &str, bool), usize> = BTreeMap::new();

@@ -271,7 +271,7 @@ impl RowGroupReader {
         let batch = batch.map_err(|message| failed(&self.path, self.group, &self.meter, message))?;
         let Some(batch) = batch else {
             let left: u64 = self.rows.iter().map(|range| range.end - range.start).sum();
-            return Err(damage(&self.path, self.group, format!("{left} rows are missing")));
+            return Err(damage(&self.path, self.group, format!("rows are missing: {left}")));
         };
         let next = range.start + batch.num_rows() as u64;
         if next > range.end {

@@ -86,11 +86,11 @@ fn report(choice: &Choice, sample: &Sample, path: &Path, context: &Context) -> R
         "output": path, "label": choice.label.column, "features": choice.features.len(), "left_out": left_out,
     });
     context.answer(&document, || {
-        let features = figures::count(choice.features.len() as u64);
-        let columns = figures::count(sample.columns.len() as u64);
+        let features = figures::counted(choice.features.len() as u64, "feature");
+        let columns = figures::counted(sample.columns.len() as u64, "column");
         let path = path.display();
         format!(
-            "wrote {path}: {features} features from {columns} columns\n\
+            "wrote {path}: {features} from {columns}\n\
              label: {} ({})\n\
              next:  millstream check {path}\n       millstream train {path}",
             choice.label.column, choice.label.why

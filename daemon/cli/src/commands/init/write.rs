@@ -81,11 +81,11 @@ fn body(
     let Choice { label, features, left_out, missing } = choice;
     let scale = Scale::of(sample.estimated_rows);
     let path = path.map_or("job.toml".to_owned(), |path| path.display().to_string());
-    let sampled = figures::count(sample.rows);
+    let sampled = figures::counted(sample.rows, "row");
     let of_all = if sample.is_whole { "all " } else { "" };
     writeln!(
         out,
-        "# Predicts {}. Written by `millstream init` from {of_all}{sampled} rows. Change what you know better;\n\
+        "# Predicts {}. Written by `millstream init` from {of_all}{sampled}. Change what you know better;\n\
          # examples/job-reference.toml in Millstream's repository explains every key.",
         comment(&label.column)
     )?;
@@ -111,9 +111,9 @@ fn body(
         writeln!(out, "# Some rows have no label.")?;
         writeln!(out, "filter = [{{ column = {}, op = \"is_not_null\" }}]", text(&label.column))?;
     }
-    let rows = figures::count(sample.estimated_rows);
+    let rows = figures::counted(sample.estimated_rows, "row");
     let about = if sample.is_whole { "" } else { "about " };
-    writeln!(out, "# For {about}{rows} rows.\nbatch_size = {}", scale.batch_size)?;
+    writeln!(out, "# For {about}{rows}.\nbatch_size = {}", scale.batch_size)?;
     writeln!(out, "epochs = {}\n", scale.epochs)?;
     if files.eval.is_empty() {
         writeln!(
