@@ -174,6 +174,9 @@ fn describe_kind(
             }
             ("numeric", properties)
         }
+        FeatureKind::Vector { size, missing } => {
+            ("vector", vec![("size", json!(size)), ("missing", json!(missing))])
+        }
         FeatureKind::Bucketized { boundaries } => ("bucketized", vec![("boundaries", json!(boundaries))]),
         FeatureKind::Vocabulary { .. } => ("vocabulary", Vec::new()),
         FeatureKind::Hashed { buckets } => ("hashed", vec![("buckets", json!(buckets))]),

@@ -116,8 +116,11 @@ impl JobPlan {
         let never = AtomicBool::new(false);
         let stores = Stores::default().for_job(&job.storage);
         Self::with((job, &Requester::Trusted), &stores, None, runtime, host, |train, _| {
-            let reads = DataPlan::of(train).bytes <= learning.most_bytes;
-            reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()
+            if DataPlan::of(train).bytes <= learning.most_bytes {
+                return learn(job, train, runtime, &never, learning.progress).map(Some);
+            }
+            try_first_rows(job, train, runtime)?;
+            Ok(None)
         })
     }
 
@@ -430,6 +433,36 @@ pub(crate) fn learn(
         progress,
     };
     Ok(pass.run()?)
+}
+
+/// Reads the first rows as training would. What is wrong with a column is often wrong with all of its values.
+fn try_first_rows(job: &Job, train: &Dataset, runtime: &Handle) -> Result<()> {
+    const MOST_ROWS: usize = 4_096;
+    // A filter may exclude the rows of any number of splits.
+    const MOST_SPLITS: usize = 4;
+    let tolerant = |spec: FeatureSpec| match spec.kind {
+        FeatureKind::Numeric { normalize, missing: MissingNumber::Error } => {
+            let missing = job.features.iter().find(|written| written.name == spec.name);
+            let missing = missing.and_then(|written| match written.kind {
+                FeatureKind::Numeric { missing: MissingNumber::Error, .. } => None,
+                _ => Some(MissingNumber::Value(0.0)),
+            });
+            let missing = missing.unwrap_or(MissingNumber::Error);
+            FeatureSpec { kind: FeatureKind::Numeric { normalize, missing }, ..spec }
+        }
+        _ => spec,
+    };
+    let features: Vec<_> = unlearned(&job.features, 1).into_iter().map(tolerant).collect();
+    let transform = Transform::resolve(&features, &job.label, &job.data.missing, &Analysis::default())?;
+    let bad = BadRecords::new(job.data.on_bad_record);
+    for split in 0..train.splits().len().min(MOST_SPLITS) {
+        let mut reader = train.read(split, transform.projection(), &bad, runtime)?;
+        if let Some(rows) = reader.next_chunk(MOST_ROWS)? {
+            transform.apply(&rows, &bad).map_err(|error| with_key(job, error))?;
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Names the keys of the job that use the column of an error.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use millstream_batch::BatchSchema;
 use millstream_format::FormatName;
 use millstream_format::filter::{Condition, RowFilter, Share, Side};
 use serde::{Deserialize, Serialize};
@@ -274,9 +275,16 @@ pub struct FeatureSpec {
     pub weights: Option<String>,
 }
 
+impl FeatureSpec {
+    /// Whether `name` is reserved for a component of a vector.
+    pub fn is_name_of_component(name: &str) -> bool {
+        BatchSchema::feature_of(name) != name
+    }
+}
+
 /// How a feature's columns are encoded.
 ///
-/// Every kind except `Numeric` yields ids. Missing values get a separate id, the last one, so ids of present values do
+/// Every kind except `Numeric` and `Vector` yields ids. Missing values get a separate id, the last one, so ids of present values do
 /// not depend on whether values are missing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -286,6 +294,13 @@ pub enum FeatureKind {
         /// How it is scaled.
         normalize: Normalize,
         /// The replacement for an absent value, before scaling.
+        missing: MissingNumber,
+    },
+    /// A list of numbers of the same length in every row, stored as `size` dense columns as it is.
+    Vector {
+        /// The length.
+        size: u32,
+        /// The replacement for absent numbers, and for those of an absent list: none or a constant.
         missing: MissingNumber,
     },
     /// The interval that contains a number. `n` boundaries yield ids `0..=n`: the id is the number of boundaries at or

@@ -31,7 +31,7 @@ from safetensors import safe_open
 
 from support import MILLSTREAM, WithoutDaemon, millstream
 
-TRAIN_ROWS, ROWS, BATCH, MAX_TAGS = 4096, 1500, 64, 5
+TRAIN_ROWS, ROWS, BATCH, MAX_TAGS, IMAGE = 4096, 1500, 64, 5, 3
 TOLERANCE = 1e-6
 COLOURS = ["red", "green", "blue", "ünï", "black"]
 ZONES = [0, 10, 20]
@@ -42,6 +42,7 @@ income = {{ kind = "numeric", normalize = "log1p_zscore", missing = 0 }}
 at = {{ kind = "numeric", normalize = "minmax" }}
 flat = {{ kind = "numeric", normalize = "zscore" }}
 plain = {{ kind = "numeric" }}
+image = {{ kind = "vector", size = {IMAGE}, missing = 0.5 }}
 colour = {{ kind = "vocabulary", terms = {json.dumps(COLOURS[:4])} }}
 seen = {{ kind = "vocabulary", column = "colour" }}
 place = {{ kind = "identity", buckets = 50 }}
@@ -52,7 +53,7 @@ tags = {{ kind = "identity", buckets = 30, multi = true, maximum = {MAX_TAGS} }}
 main = {{ kind = "identity", buckets = 30 }}
 marks = {{ kind = "identity", buckets = 30, column = "tags", multi = true, maximum = {MAX_TAGS - 1}, weights = "tag_weights" }}
 """
-NUMBERS = ["age", "income", "at", "flat", "plain"]
+NUMBERS = ["age", "income", "image", "at", "flat", "plain"]
 IDS = ["colour", "seen", "place", "zone", "tags"]
 HASHED = ["by_hash", "both"]
 # Shares its ids with the tags.
@@ -196,6 +197,7 @@ def table(rows: int, seed: int) -> pa.Table:
             "at": at,
             "flat": np.full(rows, 3.5),
             "plain": draw.normal(0, 1, rows).astype(np.float32),
+            "image": pa.array(draw.normal(0, 1, (rows, IMAGE)).tolist(), pa.list_(pa.float32(), IMAGE), mask=absent()),
             "colour": pa.array([COLOURS[place] for place in colour], mask=absent()),
             "place": pa.array(place, mask=absent()),
             "tags": tags,
@@ -244,6 +246,8 @@ def input_of(feature: dict, data: pa.Table) -> np.ndarray:
     (values,) = columns
     if feature["kind"] == "numeric":
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)[:, None]
+    if feature["kind"] == "vector":
+        return np.array([[np.nan] * feature["size"] if value is None else value for value in values], dtype=np.float64)
     if feature["maximum"] is None:
         return np.array([id_of(feature, value) for value in values], dtype=np.int64)[:, None]
     values = [row[: feature["maximum"]] for row in values]

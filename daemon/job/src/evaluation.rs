@@ -95,7 +95,9 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
     if !names.contains(&text) {
         let hint = error::suggestion(text, names.iter().copied());
         section.error_at(at, format!("`{text}` is not in [features]{hint}"));
-    } else if spec.is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. })) {
+    } else if spec
+        .is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. } | FeatureKind::Vector { .. }))
+    {
         section.error_at(at, format!("`{text}` is numeric, but groups are ids: use another kind of feature"));
     } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
         section.error_at(at, format!("`{text}` is multi-valued, but a row belongs to one group"));

@@ -71,8 +71,9 @@ impl<'a> TermFiles<'a> {
 /// Reads the keys of one kind of feature.
 type ReadKind = fn(&mut Section<'_>, files: &TermFiles<'_>) -> FeatureKind;
 
-const KINDS: [(&str, ReadKind); 6] = [
+const KINDS: [(&str, ReadKind); 7] = [
     ("numeric", |table, _| read_numeric(table)),
+    ("vector", |table, _| read_vector(table)),
     ("bucketized", |table, _| FeatureKind::Bucketized { boundaries: read_boundaries(table) }),
     ("vocabulary", read_vocabulary),
     ("hashed", |table, _| FeatureKind::Hashed { buckets: read_buckets(table, HASHED) }),
@@ -107,6 +108,10 @@ pub(super) fn read(section: Section<'_>, files: &TermFiles<'_>) -> Vec<Feature> 
             break;
         }
         let Some(table) = section.as_section(node, format!("feature `{name}`")) else { continue };
+        if FeatureSpec::is_name_of_component(name) {
+            section
+                .error_at(at, "a name with a number in brackets at its end is that of a vector's component");
+        }
         let Some((spec, parts)) = read_feature(table, name, files) else { continue };
         let names = parts.iter().map(|part| part.text.to_owned()).collect();
         crosses.push(parts);
@@ -150,7 +155,7 @@ fn read_feature<'a>(
         _ => (vec![table.text("column").map_or(name, |column| column.text).to_owned()], Vec::new()),
     };
     let (maximum, weights) = match kind {
-        FeatureKind::Numeric { .. } => (None, None),
+        FeatureKind::Numeric { .. } | FeatureKind::Vector { .. } => (None, None),
         _ => (read_maximum(&mut table), read_weights(&mut table, &kind)),
     };
     table.finish();
@@ -161,6 +166,21 @@ fn read_numeric(table: &mut Section<'_>) -> FeatureKind {
     let normalize = table.choice("normalize", &NORMALIZE).unwrap_or(Normalize::None);
     let missing = table.node("missing").map_or(MissingNumber::Error, |node| read_missing(table, node));
     FeatureKind::Numeric { normalize, missing }
+}
+
+/// The maximum length of a vector: each number is a dense column of every batch.
+const MAX_VECTOR: u32 = 4_096;
+
+fn read_vector(table: &mut Section<'_>) -> FeatureKind {
+    let size = match table.required("size", "the number of values of each row") {
+        Some(_) => table.whole_u32("size", 1..=MAX_VECTOR).unwrap_or(1),
+        None => 1,
+    };
+    let missing = table.node("missing").map_or(MissingNumber::Error, |node| read_missing(table, node));
+    if missing == MissingNumber::Mean {
+        table.error("missing", "a vector has no mean: use a number or \"error\"");
+    }
+    FeatureKind::Vector { size, missing }
 }
 
 fn read_missing(table: &Section<'_>, node: &Node) -> MissingNumber {
@@ -362,7 +382,7 @@ fn crossed_column(
     };
     let refusal = match &feature.spec.kind {
         FeatureKind::Crossed { .. } => "is a cross itself; name its columns instead",
-        FeatureKind::Numeric { .. } => {
+        FeatureKind::Numeric { .. } | FeatureKind::Vector { .. } => {
             "is numeric; cross a bucketized, vocabulary or hashed feature, or a column"
         }
         _ if feature.spec.maximum.is_some() && !multi => {

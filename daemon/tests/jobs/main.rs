@@ -14,7 +14,9 @@ use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_daemon::access::Requester;
 use millstream_daemon::config::StateLocation;
 use millstream_daemon::daemon::SubmitError;
+use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
+use millstream_job::Job;
 use millstream_trainer::metrics::Metric;
 use support::{
     EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches,
@@ -271,4 +273,23 @@ async fn queued_jobs_can_be_cancelled() {
     assert_eq!(first.state, JobState::Cancelled);
     assert!(daemon.show("tiny").is_err(), "the prefix is ambiguous");
     tokio::time::timeout(Duration::from_secs(10), daemon.shutdown()).await.unwrap();
+}
+
+#[test]
+fn a_plan_without_statistics_reads_the_first_rows() {
+    let workspace = Workspace::new();
+    let (job, _) = Job::parse(JOB, &workspace.path("job.toml"), &[]).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let plan = || {
+        let learning = Learning { most_bytes: 0, progress: &|_| {} };
+        let host = || unreachable!("a CPU job does not survey GPUs");
+        JobPlan::new(&job, &host, learning, runtime.handle())
+    };
+    assert_eq!(plan().unwrap().analysis, None);
+    workspace.spoil(0, 3);
+    let error = format!("{:#}", plan().err().unwrap());
+    assert!(
+        error.contains("train-0.parquet") && error.contains("record 3") && error.contains("NaN"),
+        "{error}"
+    );
 }

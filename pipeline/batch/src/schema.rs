@@ -17,7 +17,7 @@ pub struct BatchSchema {
     pub labels: Vec<String>,
     /// Whether each row has a weight.
     pub weighted: bool,
-    /// Names of the dense columns (`D`).
+    /// Names of the dense columns (`D`): of numeric features, and of the components of vectors.
     pub dense: Vec<String>,
     /// Features with exactly one id per row (`F`).
     pub ids: Vec<IdFeature>,
@@ -31,6 +31,18 @@ impl BatchSchema {
     /// Number of labels per row (`L`), at least one.
     pub fn label_count(&self) -> usize {
         self.labels.len().max(1)
+    }
+
+    /// The name of the dense column of number `place` of a vector.
+    pub fn component(vector: &str, place: usize) -> String {
+        format!("{vector}[{place}]")
+    }
+
+    /// The feature of a dense column: the vector of which it is a component, or the number of this name.
+    pub fn feature_of(dense: &str) -> &str {
+        let vector = dense.strip_suffix(']').and_then(|rest| rest.rsplit_once('['));
+        let is_place = |place: &str| !place.is_empty() && place.bytes().all(|byte| byte.is_ascii_digit());
+        vector.filter(|(_, place)| is_place(place)).map_or(dense, |(vector, _)| vector)
     }
 
     /// The name of each label; empty for a single unnamed label.

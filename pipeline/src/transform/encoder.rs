@@ -10,12 +10,14 @@ use super::fault::Problem;
 use super::hashed::Hashed;
 use super::identity::Identity;
 use super::numeric::Scaling;
+use super::vector::Vector;
 use super::vocabulary::Vocabulary;
 
 /// A feature's kind, with its learned statistics.
 #[derive(Clone, Debug)]
 pub(super) enum Encoder {
     Numeric(Scaling),
+    Vector(Vector),
     Bucketized(Bucketized),
     Vocabulary(Vocabulary),
     Hashed(Hashed),
@@ -32,14 +34,14 @@ impl Encoder {
             Self::Vocabulary(vocabulary) => vocabulary.codes(leaf, missing),
             Self::Hashed(hashed) => hashed.codes(leaf, missing, spare),
             Self::Identity(identity) => identity.codes(leaf, missing, spare),
-            Self::Numeric(_) | Self::Crossed(_) => None,
+            Self::Numeric(_) | Self::Vector(_) | Self::Crossed(_) => None,
         }
     }
 
     /// The accepted column contents, for error messages.
     pub(super) fn expected(&self) -> &'static str {
         match self {
-            Self::Numeric(_) | Self::Bucketized(_) | Self::Identity(_) => NUMBERS,
+            Self::Numeric(_) | Self::Vector(_) | Self::Bucketized(_) | Self::Identity(_) => NUMBERS,
             Self::Vocabulary(_) | Self::Hashed(_) | Self::Crossed(_) => TEXTS,
         }
     }

@@ -35,6 +35,13 @@ pub(crate) enum Problem {
     AbsentNumber,
     /// The row has this many values instead of one.
     Several(usize),
+    /// A vector has another length.
+    Length {
+        /// The feature's `size`.
+        expected: usize,
+        /// The number of values of the row.
+        found: usize,
+    },
     /// The numbers of values and of weights differ.
     Weights {
         /// The column that holds the values.
@@ -108,6 +115,9 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
         }
         Problem::Several(count) => {
             format!("expected one value, found {count}; set `multi = true` in the feature, with `maximum`").into()
+        }
+        Problem::Length { expected, found } => {
+            format!("expected {expected} numbers, the feature's `size`, found {found}").into()
         }
         Problem::SeveralTargets(count) => format!("expected one value, found {count}").into(),
         Problem::Weights { column, values, weights } => {

@@ -29,7 +29,7 @@ pub type LearnedFeature<'a> = (&'a FeatureSpec, &'a Analysis);
 /// # Errors
 /// An analysis lacks the feature's statistics.
 pub fn map_ids(source: LearnedFeature<'_>, target: LearnedFeature<'_>) -> Result<IdMapping, Error> {
-    use FeatureKind::{Bucketized, Crossed, Hashed, Identity, Numeric, Vocabulary};
+    use FeatureKind::{Bucketized, Crossed, Hashed, Identity, Numeric, Vector, Vocabulary};
     let same = |is_same: bool, what: &str| {
         Ok(if is_same {
             IdMapping::Unchanged
@@ -38,7 +38,7 @@ pub fn map_ids(source: LearnedFeature<'_>, target: LearnedFeature<'_>) -> Result
         })
     };
     match (&source.0.kind, &target.0.kind) {
-        (Numeric { .. }, Numeric { .. }) => Ok(IdMapping::Unchanged),
+        (Numeric { .. }, Numeric { .. }) | (Vector { .. }, Vector { .. }) => Ok(IdMapping::Unchanged),
         (Bucketized { boundaries: source }, Bucketized { boundaries: target }) => {
             same(source == target, "boundaries")
         }

@@ -46,6 +46,7 @@ pub mod temporal;
 #[cfg(test)]
 mod tests;
 mod text;
+mod vector;
 mod vocabulary;
 
 use arrow_array::Array;
@@ -157,11 +158,12 @@ impl Transform {
         4 * (self.dense.len() + self.ids.len()) as u64 * chunk_rows as u64
     }
 
-    /// The numeric features with their scaling, in the order of the dense columns.
+    /// The dense columns with their scaling, in order.
     pub fn scalings(&self) -> impl Iterator<Item = (&str, Scaling)> {
-        let scalings = self.features.iter().filter_map(|feature| match &feature.encoder {
-            Encoder::Numeric(scaling) => Some(*scaling),
-            _ => None,
+        let scalings = self.features.iter().flat_map(|feature| match &feature.encoder {
+            Encoder::Numeric(scaling) => std::iter::repeat_n(*scaling, 1),
+            Encoder::Vector(vector) => std::iter::repeat_n(vector.scaling, vector.size),
+            _ => std::iter::repeat_n(Scaling::IDENTITY, 0),
         });
         self.dense.iter().map(String::as_str).zip(scalings)
     }
@@ -171,7 +173,7 @@ impl Transform {
         &self.projection
     }
 
-    /// The schema of the packed batches: numeric features are dense columns, features with one value per
+    /// The schema of the packed batches: numbers and components of vectors are dense columns, features with one value per
     /// row are ids, and multi-valued features are ragged, each in the job's order.
     pub fn schema(&self, rows: u32, position_bytes: u32) -> BatchSchema {
         BatchSchema {
@@ -212,6 +214,9 @@ impl Transform {
                 Encoder::Numeric(scaling) => {
                     let spare = scratch.dense.pop().unwrap_or_default();
                     self.dense(scaling, feature.columns[0], &mut memo.scaled, spare, &mut builder)?;
+                }
+                Encoder::Vector(vector) => {
+                    vector.fill(feature.columns[0], &self.missing, &mut scratch.dense, &mut builder)?;
                 }
                 Encoder::Crossed(crossed) => self.cross(feature, crossed, &mut builder)?,
                 encoder => {

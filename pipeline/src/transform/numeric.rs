@@ -36,6 +36,9 @@ pub(crate) enum ScaleError {
 }
 
 impl Scaling {
+    /// Copies numbers; an absent one is an error.
+    pub(crate) const IDENTITY: Self = Self { logarithm: false, shift: 0.0, divisor: 1.0, absent: None };
+
     /// Resolves the statistics of `column` from `analysis` where `normalize` or `missing` needs them.
     pub(crate) fn resolve(
         column: &str,

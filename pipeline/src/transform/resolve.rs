@@ -10,6 +10,7 @@ use super::hashed::Hashed;
 use super::identity::Identity;
 use super::label::Label;
 use super::numeric::Scaling;
+use super::vector::Vector;
 use super::vocabulary::Vocabulary;
 use super::{Encoder, Feature, Place, Transform};
 use crate::Error;
@@ -59,6 +60,10 @@ impl Transform {
                 self.dense.push(spec.name.clone());
                 Place::Dense
             }
+            (Encoder::Vector(vector), _) => {
+                self.dense.extend(vector.columns(&spec.name));
+                Place::Dense
+            }
             (encoder, None) => {
                 self.ids
                     .push(IdFeature { name: spec.name.clone(), cardinality: cardinality(spec, encoder)? });
@@ -71,7 +76,7 @@ impl Transform {
                 Place::Ragged(self.ragged.len() - 1)
             }
         };
-        let multi = spec.maximum.is_some();
+        let multi = spec.maximum.is_some() || matches!(spec.kind, FeatureKind::Vector { .. });
         let columns = spec.columns.iter().map(|name| project(&mut self.projection, name, multi)).collect();
         let weights = spec.weights.as_ref().map(|name| project(&mut self.projection, name, true));
         self.features.push(Feature { columns, weights, encoder, place });
@@ -113,6 +118,10 @@ fn check(spec: &FeatureSpec) -> Result<(), Error> {
         FeatureKind::Numeric { .. } if spec.maximum.is_some() => {
             refuse("a numeric feature has one value per row and cannot have `maximum`")
         }
+        FeatureKind::Vector { .. } if spec.maximum.is_some() => {
+            refuse("a vector has a fixed `size` and cannot have `maximum`")
+        }
+        FeatureKind::Vector { size: 0, .. } => refuse("`size` must be at least 1"),
         FeatureKind::Hashed { buckets: 0 }
         | FeatureKind::Identity { buckets: 0, .. }
         | FeatureKind::Crossed { buckets: 0, .. } => refuse("`buckets` must be at least 1"),
@@ -137,6 +146,9 @@ fn encoder(spec: &FeatureSpec, analysis: &Analysis) -> Result<Encoder, Error> {
     Ok(match &spec.kind {
         FeatureKind::Numeric { normalize, missing } => {
             Encoder::Numeric(Scaling::resolve(&spec.columns[0], *normalize, *missing, analysis)?)
+        }
+        FeatureKind::Vector { size, missing } => {
+            Encoder::Vector(Vector::resolve(&spec.columns[0], *size, *missing)?)
         }
         FeatureKind::Bucketized { boundaries } => Encoder::Bucketized(Bucketized::new(boundaries)),
         FeatureKind::Hashed { buckets } => Encoder::Hashed(Hashed::new(*buckets)),
@@ -171,7 +183,7 @@ pub(super) fn vocabulary(
 
 fn cardinality(spec: &FeatureSpec, encoder: &Encoder) -> Result<u32, Error> {
     let cardinality = match encoder {
-        Encoder::Numeric(_) => 0,
+        Encoder::Numeric(_) | Encoder::Vector(_) => 0,
         Encoder::Bucketized(bucketized) => bucketized.cardinality(),
         Encoder::Vocabulary(vocabulary) => vocabulary.cardinality(),
         Encoder::Hashed(hashed) => hashed.cardinality(),

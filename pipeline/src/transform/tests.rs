@@ -4,6 +4,7 @@
 
 mod labels;
 mod reference;
+mod vectors;
 mod weighted;
 
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use arrow_array::builder::{
     BinaryViewBuilder, GenericListBuilder, LargeBinaryBuilder, ListBuilder, StringBuilder,
     StringDictionaryBuilder,
 };
-use arrow_array::types::{ArrowPrimitiveType, Float16Type, Int8Type, Int32Type};
+use arrow_array::types::{ArrowPrimitiveType, Float16Type, Float32Type, Int8Type, Int32Type};
 use arrow_array::{
     ArrayRef, BooleanArray, Date32Array, Decimal128Array, DurationSecondArray, Float16Array, Float32Array,
     Float64Array, Int8Array, Int64Array, LargeStringArray, ListArray, NullArray, RecordBatch, StringArray,

@@ -13,7 +13,7 @@ const LIKENESS: f64 = 0.6;
 pub(crate) struct Features {
     /// The id features, in the list's order.
     pub(crate) ids: Vec<IdFeatureColumn>,
-    /// Dense columns, in the list's order.
+    /// Dense columns, in the list's order; those of a vector in its order.
     pub(crate) dense: Vec<usize>,
 }
 
@@ -38,9 +38,14 @@ impl Features {
                 column,
                 cardinality: cardinality as usize,
             };
-            if let Some(column) = schema.dense.iter().position(|column| column == name) {
-                features.dense.push(column);
-            } else if let Some(place) = schema.ids.iter().position(|feature| feature.name == *name) {
+            let numbers = schema.dense.iter().enumerate();
+            let numbers = numbers.filter(|(_, column)| BatchSchema::feature_of(column) == name);
+            let known = features.dense.len();
+            features.dense.extend(numbers.map(|(place, _)| place));
+            if features.dense.len() > known {
+                continue;
+            }
+            if let Some(place) = schema.ids.iter().position(|feature| feature.name == *name) {
                 features.ids.push(id(IdColumn::Single(place), schema.ids[place].cardinality));
             } else if let Some(place) = schema.ragged.iter().position(|feature| feature.name == *name) {
                 features.ids.push(id(IdColumn::Ragged(place), schema.ragged[place].cardinality));

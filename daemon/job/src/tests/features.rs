@@ -203,3 +203,27 @@ fn a_share_of_the_training_data_may_be_held_out() {
     let error = parse(SOUND, &["data.validation={ fraction = 0.1 }"]).unwrap_err().to_string();
     assert!(error.contains("either `eval`, or the `validation` share"), "{error}");
 }
+
+#[test]
+fn a_vector_has_a_size() {
+    let set =
+        |vector: &str| ["features.image=".to_owned() + vector, "model.deep.features=[\"image\"]".to_owned()];
+    let parse = |vector: &str| Job::parse(SOUND, Path::new("job.toml"), &set(vector));
+    let (written, _) = parse("{ kind = \"vector\", size = 4, missing = 0, column = \"pixels\" }").unwrap();
+    let image = written.features.iter().find(|feature| feature.name == "image").unwrap();
+    assert_eq!(image.kind, FeatureKind::Vector { size: 4, missing: MissingNumber::Value(0.0) });
+    assert_eq!(image.columns, ["pixels"]);
+    for (vector, expected) in [
+        ("{ kind = \"vector\" }", "needs `size`: the number of values of each row"),
+        ("{ kind = \"vector\", size = 0 }", "from 1 to 4096, found 0"),
+        ("{ kind = \"vector\", size = 4, missing = \"mean\" }", "a vector has no mean"),
+        ("{ kind = \"vector\", size = 4, normalize = \"zscore\" }", "unknown key `normalize`"),
+        ("{ kind = \"vector\", size = 4, multi = true }", "unknown key `multi`"),
+    ] {
+        let error = parse(vector).unwrap_err().to_string();
+        assert!(error.contains(expected), "{vector}: {error}");
+    }
+    let bracket = "features={ \"a[0]\" = { kind = \"numeric\" } }".to_owned();
+    let error = Job::parse(SOUND, Path::new("job.toml"), &[bracket]).unwrap_err().to_string();
+    assert!(error.contains("a vector's component"), "{error}");
+}

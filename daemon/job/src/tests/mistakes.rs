@@ -86,7 +86,7 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "\"vocabulary\"",
             "\"vocab\"",
-            "15:22: error: expected \"numeric\", \"bucketized\", \"vocabulary\", \"hashed\", \"identity\" or \
+            "15:22: error: expected \"numeric\", \"vector\", \"bucketized\", \"vocabulary\", \"hashed\", \"identity\" or \
              \"crossed\", found \"vocab\"; did you mean `vocabulary`?",
         ),
         (

@@ -36,6 +36,7 @@ fn encode(spec: &FeatureSpec, row: &Row, analysis: &Analysis) -> Encoded {
                 }
             } as f32)
         }
+        FeatureKind::Vector { .. } => unreachable!("vectors have tests of their own"),
         FeatureKind::Bucketized { boundaries } => ids(boundaries.len() as u32 + 1, &|text| {
             let x: f64 = text.parse().unwrap();
             boundaries.iter().filter(|&&boundary| boundary <= x).count() as u32

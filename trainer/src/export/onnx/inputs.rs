@@ -79,15 +79,35 @@ impl Inputs {
     ) -> Result<Self, ExportError> {
         let mut raw = Vec::new();
         let mut columns = BTreeMap::new();
-        let read = schema.dense.iter().enumerate().filter(|(_, name)| is_read(name));
-        for (column, name) in read {
-            let Some(&scale) = scales.get(name) else {
-                return Err(ExportError::NotScaled { feature: name.clone() });
+        let read: Vec<_> = schema.dense.iter().enumerate().collect();
+        let mut width = 0;
+        for of_feature in read.chunk_by(|(_, a), (_, b)| {
+            BatchSchema::feature_of(a) == BatchSchema::feature_of(b)
+                && BatchSchema::feature_of(a) != a.as_str()
+        }) {
+            let Some(feature) = of_feature.first().map(|(_, name)| BatchSchema::feature_of(name)) else {
+                continue;
             };
-            let absent = if scale.absent.is_some() { "; NaN if absent" } else { "" };
-            let about = format!("The unscaled number{absent}");
-            columns.insert(column, raw.len() as i64);
-            raw.push((graph.input(name, DataType::Double, &[rows(), fixed(1)], about), scale));
+            if !is_read(feature) {
+                continue;
+            }
+            let mut of_columns = Vec::with_capacity(of_feature.len());
+            for &(column, name) in of_feature {
+                let Some(&scale) = scales.get(name) else {
+                    return Err(ExportError::NotScaled { feature: name.clone() });
+                };
+                columns.insert(column, width);
+                width += 1;
+                of_columns.push(scale);
+            }
+            let absent =
+                if of_columns.iter().any(|scale| scale.absent.is_some()) { "; NaN if absent" } else { "" };
+            let about = match of_feature.len() {
+                1 => format!("The unscaled number{absent}"),
+                _ => format!("The numbers of the vector{absent}"),
+            };
+            let shape = [rows(), fixed(of_feature.len() as i64)];
+            raw.push((graph.input(feature, DataType::Double, &shape, about), of_columns));
         }
         let single = schema.ids.iter().filter(|feature| is_read(&feature.name)).map(|feature| {
             let last = feature.cardinality.saturating_sub(1);
@@ -166,9 +186,9 @@ impl SeveralIds {
 }
 
 /// All numbers, concatenated and scaled; `[B, D]`.
-fn scaled(graph: &mut Graph, raw: &[(Value, NumberScale)]) -> Value {
-    let scales = || raw.iter().map(|(_, scale)| scale);
-    let width = [raw.len()];
+fn scaled(graph: &mut Graph, raw: &[(Value, Vec<NumberScale>)]) -> Value {
+    let scales = || raw.iter().flat_map(|(_, scales)| scales);
+    let width = [scales().count()];
     let raw: Vec<&Value> = raw.iter().map(|(value, _)| value).collect();
     let raw = graph.beside(&raw, "numbers/raw");
     let mut value = raw.clone();
