@@ -116,6 +116,13 @@ impl DeviceTask for TrainTask {
                 session.continue_from(&checkpoint, position, data)?;
             }
         }
+        // The writer of the newest checkpoint may have been killed before. Damaged ones are kept until the next commit.
+        if let Some(Restored { step, .. }) = &committed
+            && passed_over.is_empty()
+            && let Err(error) = store.remove_expired(*step, role.keep)
+        {
+            tracing::warn!(%error, "old checkpoints are not removed yet");
+        }
         let device = session.device();
         link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
         let (ring, receiver) = link.receive_ring(schema)?;

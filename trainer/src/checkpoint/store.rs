@@ -177,6 +177,17 @@ impl CheckpointStore {
         Ok(self.path(step))
     }
 
+    /// Removes all checkpoints before that of `step` but the `keep - 1` newest ones and the best ones: what the commit of
+    /// `step` does, if its writer was not killed before. Only the job's single writer may call this.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be read, or storage fails.
+    pub fn remove_expired(&self, step: u64, keep: u32) -> Result<(), CheckpointError> {
+        let snapshot = self.manifest(step)?.snapshot;
+        let best: Vec<u64> = snapshot.standing.best().iter().map(|best| best.step).collect();
+        self.retain(step, keep, &best)
+    }
+
     /// Removes the leftovers of uncommitted attempts. Only the job's single writer may call this.
     ///
     /// # Errors

@@ -79,6 +79,7 @@ fn check_reports_the_plan() {
             "learning_rates",
             "parameters",
             "memory",
+            "continuation",
             "warm_start",
         ],
     );

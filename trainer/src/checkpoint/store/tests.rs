@@ -229,6 +229,17 @@ fn the_newest_are_kept() {
 }
 
 #[test]
+fn what_a_killed_writer_left_is_removed_later() {
+    for (store, _directory) in stores() {
+        (1..=5).for_each(|step| _ = commit(&store, step, 0, 9).unwrap());
+        store.remove_expired(5, 2).unwrap();
+        assert_eq!(store.steps().unwrap(), [4, 5]);
+        assert!(matches!(store.remove_expired(6, 1), Err(CheckpointError::Absent { .. })));
+        assert_eq!(store.steps().unwrap(), [4, 5]);
+    }
+}
+
+#[test]
 fn the_best_are_kept_in_addition_to_the_newest() {
     for (store, _directory) in stores() {
         assert!(store.best().unwrap().is_empty());
