@@ -3,7 +3,7 @@
 //! The file is optional, and so is every key; unknown keys are rejected. Command-line arguments override the file.
 //! This module does not touch the system: the daemon creates directories and takes locks when it starts.
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -27,6 +27,8 @@ pub struct Config {
     pub state: StateLocation,
     /// Number of concurrent jobs; further ones wait.
     pub max_jobs: NonZeroUsize,
+    /// After how many days the record of an ended job is deleted; `None` keeps all.
+    pub keep_jobs_days: Option<NonZeroU32>,
     /// The program of workers, started with `worker` as its first argument.
     pub worker: PathBuf,
     /// Storage settings, which a job may override.
@@ -48,6 +50,7 @@ impl Config {
         Self {
             state: StateLocation::Memory,
             max_jobs: DEFAULT_MAX_JOBS,
+            keep_jobs_days: None,
             worker: PathBuf::from(SELF),
             storage: StorageSpec::default(),
         }
@@ -77,6 +80,8 @@ pub struct ConfigFile {
     pub shared_directories: Option<Vec<PathBuf>>,
     /// Number of concurrent jobs.
     pub max_jobs: Option<NonZeroUsize>,
+    /// After how many days the record of an ended job is deleted.
+    pub keep_jobs_days: Option<NonZeroU32>,
     /// Storage settings, which a job may override; as `[storage]` of a job file.
     pub storage: Option<StorageSpec>,
 }
@@ -114,6 +119,7 @@ impl ConfigFile {
             state_directory: other.state_directory.or(self.state_directory),
             shared_directories: other.shared_directories.or(self.shared_directories),
             max_jobs: other.max_jobs.or(self.max_jobs),
+            keep_jobs_days: other.keep_jobs_days.or(self.keep_jobs_days),
             storage: other.storage.or(self.storage),
         }
     }
@@ -137,6 +143,7 @@ impl ConfigFile {
         let daemon = Config {
             state: StateLocation::Directory(state),
             max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
+            keep_jobs_days: self.keep_jobs_days,
             storage,
             ..Config::embedded()
         };
@@ -208,6 +215,7 @@ mod tests {
             state_directory: Some("/s".into()),
             shared_directories: None,
             max_jobs: NonZeroUsize::new(3),
+            keep_jobs_days: None,
             storage: None,
         };
         assert_eq!(given.resolve(&nowhere).unwrap().daemon.max_jobs.get(), 3);
@@ -215,8 +223,11 @@ mod tests {
 
     #[test]
     fn the_sample_configuration_has_every_key_with_its_default_for_root() {
-        let sample: ConfigFile = toml::from_str(include_str!("../../packaging/millstreamd.toml")).unwrap();
-        let ConfigFile { socket, state_directory, shared_directories, max_jobs, storage } = &sample;
+        let text = include_str!("../../packaging/millstreamd.toml");
+        let sample: ConfigFile = toml::from_str(text).unwrap();
+        let ConfigFile { socket, state_directory, shared_directories, max_jobs, keep_jobs_days, storage } =
+            &sample;
+        assert!(keep_jobs_days.is_none() && text.contains("\n#keep_jobs_days = "));
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
         assert!(max_jobs.is_some() && storage.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };

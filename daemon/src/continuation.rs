@@ -6,10 +6,10 @@
 //!
 //! Like a warm start, it is decided once, when the job is prepared, and recorded in the run directory.
 
-use millstream_batch::Count;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use millstream_batch::Count;
 use millstream_io::storage::Listing;
 use millstream_job::{Job, WarmStartSpec};
 use millstream_pipeline::analysis::Analysis;

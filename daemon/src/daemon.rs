@@ -5,13 +5,13 @@
 //! and at most `max_jobs` run at a time, each on its own thread ([`crate::supervisor`]). When a job ends, the
 //! daemon drops it from memory; the store keeps its record.
 
-use millstream_batch::Count;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use millstream_batch::Count;
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::Stores;
 use millstream_job::{Job, JobError, Warning};
@@ -126,6 +126,7 @@ impl Daemon {
         };
         let daemon = Self { shared: Arc::new(shared) };
         daemon.requeue_unfinished(same_boot)?;
+        daemon.remove_expired_daily();
         Ok(daemon)
     }
 
@@ -607,6 +608,39 @@ impl Daemon {
                 daemon.start_next();
             }
         });
+    }
+
+    /// Deletes the records of jobs that ended longer ago than the configuration keeps them, now and later on.
+    fn remove_expired_daily(&self) {
+        const INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
+        let Some(days) = self.shared.config.keep_jobs_days else { return };
+        let shared = Arc::downgrade(&self.shared);
+        self.shared.runtime.spawn(async move {
+            while let Some(shared) = shared.upgrade() {
+                let kept_ms = u64::from(days.get()) * INTERVAL.as_millis() as u64;
+                let ended_before = now_ms().saturating_sub(kept_ms);
+                let removed = Self { shared }.blocking(move |daemon| daemon.remove_ended(ended_before)).await;
+                match removed {
+                    Ok(0) => {}
+                    Ok(jobs) => tracing::info!("deleted {} older than {days} days", Count(jobs, "job")),
+                    Err(error) => tracing::warn!("old jobs are not deleted yet: {error:#}"),
+                }
+                tokio::time::sleep(INTERVAL).await;
+            }
+        });
+    }
+
+    /// Deletes the records of jobs that ended before this time, in milliseconds since the Unix epoch. Returns their number.
+    fn remove_ended(&self, before_ms: u64) -> Result<u64> {
+        let states = JobState::ALL.into_iter().filter(|state| state.is_final()).collect();
+        let (ended, _) = self.list(&JobFilter { states, limit: None })?;
+        let expired = ended.iter().filter(|job| job.ended_ms.is_some_and(|ended| ended < before_ms));
+        let mut removed = 0;
+        for job in expired {
+            self.remove(&job.id)?;
+            removed += 1;
+        }
+        Ok(removed)
     }
 
     /// Stores the last state of ended jobs once that is possible again.

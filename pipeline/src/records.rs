@@ -1,12 +1,12 @@
 //! Reads one TFRecord file of Examples: fetches bytes, decompresses them, splits them into records, and parses these
 //! into chunks.
 
-use millstream_batch::Count;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
+use millstream_batch::Count;
 use millstream_format::compression::{Compression, Decompressed};
 use millstream_format::example::{ExampleColumns, Fault};
 use millstream_format::tfrecord::{Damage, MAX_RECORD_BYTES, ReadError, RecordReader};

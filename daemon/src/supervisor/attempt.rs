@@ -5,13 +5,13 @@
 //! exits. When the worker dies, ingest finds the ring's other end closed and stops. So an attempt ends with
 //! the last of the worker's messages; then the outcomes of both are combined.
 
-use millstream_batch::Count;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use millstream_backend::Description;
+use millstream_batch::Count;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 use millstream_pipeline::spec::DataSpec;
 

@@ -8,12 +8,12 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_daemon::access::Requester;
-use millstream_daemon::config::StateLocation;
-use millstream_daemon::daemon::SubmitError;
+use millstream_daemon::config::{Config, StateLocation};
+use millstream_daemon::daemon::{Daemon, SubmitError};
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
 use millstream_job::Job;
@@ -134,9 +134,9 @@ async fn a_new_daemon_resumes_the_jobs_of_a_stopped_one() {
     let waiting = workspace.submit(&daemon).await;
     assert_eq!(daemon.show(&waiting.id).unwrap().state, JobState::Queued);
 
-    let second = millstream_daemon::daemon::Daemon::start(millstream_daemon::config::Config {
+    let second = Daemon::start(Config {
         state: StateLocation::Directory(workspace.path("state")),
-        ..millstream_daemon::config::Config::embedded()
+        ..Config::embedded()
     });
     let error = format!("{:#}", second.err().unwrap());
     assert!(error.contains("another daemon uses the state directory"), "{error}");
@@ -248,15 +248,45 @@ async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_st
     assert_eq!(refused, "the queue is full: 10000 jobs are waiting");
     assert_eq!(daemon.list(&JobFilter::default()).unwrap().0.len() as u64, JOBS);
     assert_eq!(fs::read_dir(&runs).unwrap().count(), 1, "a rejected job has no run directory");
-    let huge = SubmitRequest { text: "#".repeat(2 << 20), ..workspace.request() };
-    assert!(daemon.submit(huge).await.unwrap_err().to_string().contains("more than 1048576"));
     tokio::time::timeout(Duration::from_secs(60), daemon.shutdown()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_jobs_are_deleted_when_the_daemon_starts() {
+    let workspace = Workspace::new();
+    fs::create_dir_all(workspace.path("state")).unwrap();
+    let store = Store::open(&workspace.path("state").join("state.sqlite")).unwrap();
+    let source =
+        JobSource { text: JOB.to_owned(), path: workspace.path("job.toml"), requester: Requester::Trusted };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+    let day = 24 * 60 * 60 * 1000;
+    for (id, ended_ms) in [("old", now - 31 * day), ("new", now - 29 * day)] {
+        let record = JobRecord::new(id, "tiny", workspace.path(id));
+        let state = JobState::Failed;
+        store.insert_job(&JobRecord { state, ended_ms: Some(ended_ms), ..record }, &source).unwrap();
+    }
+    drop(store);
+    let config = Config {
+        state: StateLocation::Directory(workspace.path("state")),
+        keep_jobs_days: Some(30.try_into().unwrap()),
+        ..Config::embedded()
+    };
+    let daemon = Daemon::start(config).unwrap();
+    let ids =
+        || daemon.list(&JobFilter::default()).unwrap().0.into_iter().map(|job| job.id).collect::<Vec<_>>();
+    while ids().len() > 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(ids(), ["new"]);
+    daemon.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queued_jobs_can_be_cancelled() {
     let workspace = Workspace::new();
     let daemon = workspace.daemon();
+    let huge = SubmitRequest { text: "#".repeat(2 << 20), ..workspace.request() };
+    assert!(daemon.submit(huge).await.unwrap_err().to_string().contains("more than 1048576"));
     let first = workspace.submit(&daemon).await;
     let second = workspace.submit(&daemon).await;
     assert_eq!(

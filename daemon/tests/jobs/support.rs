@@ -62,6 +62,7 @@ impl Workspace {
         Daemon::start(Config {
             state,
             max_jobs: NonZeroUsize::MIN,
+            keep_jobs_days: None,
             worker: worker.to_owned(),
             storage: Default::default(),
         })

@@ -9,12 +9,12 @@
 //! When a checkpoint cannot be written, as on a full disk, training continues and tries again after a pause. It ends
 //! once no checkpoint could be written for the job's `retry_minutes`.
 
-use millstream_batch::Count;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use millstream_backend::Backend;
+use millstream_batch::Count;
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart};
 use millstream_trainer::session::Session;
 

@@ -1,8 +1,8 @@
 //! Counts of one split, accumulated chunk by chunk, and their merge.
 
-use millstream_batch::Count;
 use std::collections::BTreeMap;
 
+use millstream_batch::Count;
 use millstream_format::{Projection, RawChunk};
 
 use super::counts::TermCounts;

@@ -1,7 +1,8 @@
 //! A human-readable summary of an analysis.
 
-use millstream_batch::Count;
 use std::fmt;
+
+use millstream_batch::Count;
 
 use super::{Analysis, LearnedVocabulary, NumberStatistics};
 

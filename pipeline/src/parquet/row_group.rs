@@ -1,10 +1,10 @@
 //! Reads one Parquet row group: its bytes are fetched ahead and decoded on the thread that asks for rows.
 
-use millstream_batch::Count;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
+use millstream_batch::Count;
 use millstream_format::filter::Condition;
 use millstream_format::parquet::{Plan, WantedRows};
 use millstream_io::ReadContext;
