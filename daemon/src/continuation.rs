@@ -79,7 +79,8 @@ impl Source {
         let checkpoint = PathBuf::from(store.path(*step));
         let listing = runs::get_text(directory, runs::TRAIN_LISTING)?;
         let is_same_data = listing == Some(Listing::of(train.objects()).to_text())
-            && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training);
+            && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training)
+            && earlier.data.negatives == job.data.negatives;
         let position = if is_same_data {
             let ended = store.manifest(*step)?.snapshot.position;
             let epochs = earlier.data.epochs;

@@ -18,7 +18,7 @@ use millstream_pipeline::Error;
 use millstream_pipeline::analysis::{Analysis, AnalysisPass, AnalysisProgress};
 use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
-use millstream_pipeline::dataset::{Absent, Dataset};
+use millstream_pipeline::dataset::{Absent, Dataset, Negatives};
 use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Purpose, Terms,
@@ -153,9 +153,13 @@ impl JobPlan {
             Some(_) => Some(train.clone()),
             None => data.has_eval().then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?,
         };
-        let of = |dataset: &Dataset, purpose| Arc::new(dataset.filtered(&data.rows(purpose)));
-        let eval = eval.map(|eval| of(&eval, Purpose::Evaluation));
-        let train = of(&train, Purpose::Training);
+        let dataset_of = |dataset: &Dataset, purpose| dataset.filtered(&data.rows(purpose));
+        let eval = eval.map(|eval| Arc::new(dataset_of(&eval, Purpose::Evaluation)));
+        let mut train = dataset_of(&train, Purpose::Training);
+        if let Some(fraction) = data.negatives {
+            train = train.sampled(Negatives::new(&job.label.first, &data.missing, fraction));
+        }
+        let train = Arc::new(train);
         let (train_plan, eval_plan) = (DataPlan::of(&train), eval.as_deref().map(DataPlan::of));
 
         let options = CacheOptions::of_budget(data.memory_budget_bytes);

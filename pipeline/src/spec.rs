@@ -35,6 +35,9 @@ pub struct DataSpec {
     /// The share of the training data that is held out instead of `eval`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<ValidationSpec>,
+    /// The fraction of the training rows with the label 0 that are kept; `None` for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub negatives: Option<f64>,
     /// Rows of a global batch.
     pub batch_size: u32,
     /// Passes over the training data.
@@ -78,6 +81,7 @@ impl Default for DataSpec {
             train_filter: Vec::new(),
             eval_filter: Vec::new(),
             validation: None,
+            negatives: None,
             batch_size: 256,
             epochs: 1,
             shuffle_rows: 65_536,

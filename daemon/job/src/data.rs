@@ -56,6 +56,7 @@ pub(super) fn read(
         train_filter: filter::read(&mut data, "train_filter"),
         eval_filter: filter::read(&mut data, "eval_filter"),
         validation,
+        negatives: read_negatives(&mut data),
         batch_size,
         epochs: data.whole_u32("epochs", 1..=u32::MAX).unwrap_or(usual.epochs),
         shuffle_rows: data.whole("shuffle_rows", 0..=u64::MAX).unwrap_or(usual.shuffle_rows),
@@ -105,6 +106,14 @@ fn read_validation(data: &mut Section<'_>) -> Option<ValidationSpec> {
     let seed = validation.whole("seed", 0..=u64::MAX).unwrap_or(0);
     validation.finish();
     Some(ValidationSpec { fraction: fraction?, column: column.map(|column| column.text.to_owned()), seed })
+}
+
+fn read_negatives(data: &mut Section<'_>) -> Option<f64> {
+    let fraction = data.node("negatives").and_then(|node| data.as_number(node))?;
+    if !(fraction > 0.0 && fraction < 1.0) {
+        data.error("negatives", format!("expected a number above 0 and below 1, found {fraction}"));
+    }
+    Some(fraction)
 }
 
 fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {

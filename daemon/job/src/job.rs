@@ -10,7 +10,7 @@ use millstream_io::redact;
 use millstream_io::storage::StorageSpec;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelSpec, Terms};
 use millstream_trainer::session::SelectionSpec;
-use millstream_trainer::spec::{BatchScaling, DeviceSpec, ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{BatchScaling, DeviceSpec, LossSpec, ModelSpec, TrainingSpec};
 use sha2::{Digest, Sha256};
 
 use crate::batch::{self, AutoBatchSpec};
@@ -248,7 +248,10 @@ pub(crate) fn read_job(
     if let (Some(scaling), None) = (batch_scaling, auto_batch) {
         scaling.apply(&mut model, data.batch_size);
     }
-    let training = training::read(section, seed, &model, &labels);
+    let mut training = training::read(section, seed, &model, &labels);
+    if let Some(fraction) = data.negatives {
+        weigh_negatives(fraction, &mut training, &model, table, problems);
+    }
     let label = labels.resolve(&training, &model, model_at, problems);
     let predictions = LabelPredictions::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);
@@ -280,6 +283,27 @@ pub(crate) fn read_job(
         text,
     };
     (job, features)
+}
+
+/// Weighs the sampled rows with the label 0 for those that are left out.
+fn weigh_negatives(
+    fraction: f64,
+    training: &mut TrainingSpec,
+    model: &ModelSpec,
+    table: &Table,
+    problems: &Problems<'_>,
+) {
+    match &mut training.loss {
+        LossSpec::BinaryCrossEntropy { negative_weight, .. }
+            if training.tasks.is_empty() && !model.uses_in_batch_softmax() =>
+        {
+            *negative_weight = (f64::from(*negative_weight) / fraction) as f32;
+        }
+        _ => {
+            let at = Section::new(table, At::Offset(0), "the job file", problems).at_key("data");
+            problems.error(at, "`negatives` in [data] needs a model of one label that is 0 or 1");
+        }
+    }
 }
 
 /// Reads a name that is valid as the prefix of a directory's name.

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{BooleanArray, RecordBatch};
+use arrow_select::filter::filter_record_batch;
+
+use crate::Error;
 
 /// The columns that a job reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,8 +60,24 @@ impl RawChunk {
         &self.path
     }
 
-    pub(crate) fn shared_path(&self) -> Arc<str> {
-        Arc::clone(&self.path)
+    /// These `columns` of the rows for which `keep` is true; `None` if there is no such row.
+    ///
+    /// # Errors
+    /// `keep` has another length, or there is no such column.
+    pub fn retain(&self, keep: &[bool], columns: &[usize]) -> Result<Option<Self>, Error> {
+        let kept = keep.iter().filter(|&&keep| keep).count();
+        if kept == 0 {
+            return Ok(None);
+        }
+        let projected = self.columns.project(columns);
+        let columns = projected.and_then(|columns| match kept == self.rows() {
+            true => Ok(columns),
+            false => filter_record_batch(&columns, &BooleanArray::from(keep.to_vec())),
+        });
+        let columns = columns
+            .map_err(|error| Error::Mismatch { path: self.path().to_owned(), message: error.to_string() })?;
+        let numbers = (0..self.rows()).filter(|&row| keep[row]).map(|row| self.record(row)).collect();
+        Ok(Some(Self::of_records(Arc::clone(&self.path), columns, numbers)))
     }
 
     /// The record number of row `row`, within the file or part that [`RawChunk::path`] names.

@@ -84,6 +84,7 @@ impl Specification {
             train_filter: Vec::new(),
             eval_filter: Vec::new(),
             validation: None,
+            negatives: data.negatives.filter(|_| purpose == Purpose::Training),
             ..data.clone()
         };
         let json = serde_json::to_vec(&(features, label, data, rows));

@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 mod filter_tests;
+mod negatives;
 #[cfg(test)]
 mod parquet_tests;
 #[cfg(test)]
@@ -37,8 +38,9 @@ use crate::parquet::{FooterRoom, ParquetObject};
 use crate::records::{self, Records, RecordsReader, part_label};
 use crate::{parts, splitmix};
 
-use split::Inner;
+pub use negatives::Negatives;
 pub use split::SplitReader;
+use split::{Inner, Selection};
 
 /// The minimum split size. For smaller splits, finding the first record costs more than reading in parallel saves.
 pub const FEWEST_SPLIT_BYTES: u64 = 64 << 10;
@@ -74,6 +76,7 @@ pub struct Dataset {
     /// The maximum length in bytes of a record of TFRecord files.
     most_record_bytes: u64,
     filter: Option<Filtered>,
+    negatives: Option<Negatives>,
 }
 
 /// Lengths of records in bytes.
@@ -226,6 +229,7 @@ impl Dataset {
             record_lengths: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
+            negatives: None,
         })
     }
 
@@ -261,6 +265,7 @@ impl Dataset {
             record_lengths: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
+            negatives: None,
         })
     }
 
@@ -291,9 +296,16 @@ impl Dataset {
         dataset
     }
 
-    /// Whether a filter is set.
+    /// The dataset without most of its negative rows. The row counts of its splits are unknown.
+    #[must_use]
+    pub fn sampled(mut self, negatives: Negatives) -> Self {
+        self.splits.iter_mut().for_each(|split| split.rows = None);
+        Self { negatives: Some(negatives), ..self }
+    }
+
+    /// Whether some records may not be rows of it.
     pub fn is_filtered(&self) -> bool {
-        self.filter.is_some()
+        self.filter.is_some() || self.negatives.is_some()
     }
 
     /// The number of splits that are not read because none of their rows can pass the filter.
@@ -319,6 +331,9 @@ impl Dataset {
     /// An estimate of the number of rows: of uncompressed TFRecord files, by the mean length of the records that
     /// [`Dataset::check`] examined; of a share, by its fraction. `None` for other files and with conditions.
     pub fn estimated_rows(&self) -> Option<u64> {
+        if self.negatives.is_some() {
+            return None;
+        }
         let (all_rows, fraction) = match &self.filter {
             None => (self.rows(), 1.0),
             Some(Filtered { filter: RowFilter { share: Some(share), conditions }, all_rows, .. })
@@ -381,7 +396,7 @@ impl Dataset {
     /// Reading does not check for absent features again, because a whole file may lack a rare feature. For the same
     /// reason, `absent` may allow TFRecord files to lack some.
     pub fn check(&self, projection: &Projection, absent: Absent<'_>, runtime: &Handle) -> Result<(), Error> {
-        let (extended, _) = self.extended(projection);
+        let (extended, _) = self.selection(projection);
         match &self.files {
             Files::Parquet(files) => {
                 let files: Vec<&ParquetFile> = files.iter().map(ParquetObject::file).collect();
@@ -420,7 +435,7 @@ impl Dataset {
     /// The most bytes that a reader of this split usually holds at a time, excluding the chunk that it has returned. It
     /// may use [`ReadLimits::decode_bytes`] more. If reading is elastic, this assumes the minimum of its [`ReadLimits`].
     pub fn reader_bytes(&self, split: usize, projection: &Projection) -> u64 {
-        let (projection, _) = self.extended(projection);
+        let (projection, _) = self.selection(projection);
         let split = &self.splits[split];
         match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
@@ -457,7 +472,7 @@ impl Dataset {
     ) -> Result<SplitReader, Error> {
         let context = &context.into();
         let ruled_out = self.filter.as_ref().is_some_and(|filtered| filtered.ruled_out[split]);
-        let (projection, filter) = self.extended(projection);
+        let (projection, selection) = self.selection(projection);
         let projection = &projection;
         let split = &self.splits[split];
         let object = self.objects[split.object].clone();
@@ -489,18 +504,20 @@ impl Dataset {
                 Inner::Records(Box::new(RecordsReader::of(records, projection, bad.clone())))
             }
         };
-        Ok(SplitReader::new(path, inner, filter.map(|filter| (filter, bad.clone()))))
+        Ok(SplitReader::new(path, inner, selection.map(|selection| (selection, bad.clone()))))
     }
 
-    /// The projection, extended by the columns that the filter needs.
-    fn extended<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<ResolvedFilter>) {
-        match &self.filter {
-            None => (Cow::Borrowed(projection), None),
-            Some(Filtered { filter, .. }) => {
-                let (extended, applied) = ResolvedFilter::new(filter, projection);
-                (Cow::Owned(extended), Some(applied))
-            }
+    /// The projection, extended by the columns that the selection of rows needs, and the selection.
+    fn selection<'a>(&self, projection: &'a Projection) -> (Cow<'a, Projection>, Option<Selection>) {
+        if !self.is_filtered() {
+            return (Cow::Borrowed(projection), None);
         }
+        let none = RowFilter::default();
+        let filter = self.filter.as_ref().map_or(&none, |filtered| &filtered.filter);
+        let (mut extended, filter) = ResolvedFilter::new(filter, projection);
+        let negatives = self.negatives.as_ref();
+        let negatives = negatives.map(|negatives| (negatives.clone(), negatives.project(&mut extended)));
+        (Cow::Owned(extended), Some(Selection { filter, negatives }))
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 
 use super::filter_tests::expanded;
 use super::*;
-use crate::spec::OnBadRecord;
+use crate::spec::{LabelSpec, OnBadRecord};
 
 const ROWS: i64 = 20_000;
 const USERS: i64 = 700;
@@ -194,6 +194,49 @@ fn the_rows_of_a_share_are_estimated() {
     assert_eq!(rows(&share(0.1, Some("user"), Side::Rest)), Some(18_000));
     let condition = Condition { column: "user".to_owned(), test: millstream_format::filter::Test::IsNotNull };
     assert_eq!(rows(&RowFilter { conditions: vec![condition], share: None }), None);
+}
+
+#[test]
+fn negatives_are_sampled_and_positives_are_all_kept() {
+    let runtime = runtime();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let is_positive = |row: i64| row * 7 % 20 == 0;
+    let texts = StringArray::from_iter((0..ROWS).map(|row| match row % 100 {
+        99 => None,
+        _ if is_positive(row) => Some("yes"),
+        _ => Some("no"),
+    }));
+    write(&path("a.parquet"), vec![("row", number(Some)), ("y", Arc::new(texts))], 7_000);
+    let numbers = number(|row| Some(i64::from(is_positive(row))));
+    write(&path("b.parquet"), vec![("row", number(Some)), ("y", numbers)], 900);
+    let sampled = |name: &str, positive: Option<&str>| {
+        let dataset = open(&runtime, directory.path(), name);
+        let label = LabelSpec::of("y", positive).first;
+        let dataset = dataset.filtered(&RowFilter::default()).sampled(Negatives::new(&label, &[], 0.1));
+        assert!(dataset.is_filtered() && dataset.rows().is_none());
+        read(&runtime, &dataset).unwrap()
+    };
+    for rows in [sampled("a.parquet", Some("yes")), sampled("b.parquet", None)] {
+        assert!(rows.is_sorted());
+        let kept =
+            |wanted: bool| rows.iter().filter(|&&row| is_positive(row) == wanted && row % 100 != 99).count();
+        let of_all =
+            |wanted: bool| (0..ROWS).filter(|&row| is_positive(row) == wanted && row % 100 != 99).count();
+        assert_eq!(kept(true), of_all(true));
+        let share = kept(false) as f64 / of_all(false) as f64;
+        assert!((0.08..0.12).contains(&share), "{share} of the negative rows");
+    }
+    let unlabelled = sampled("a.parquet", Some("yes")).into_iter().filter(|row| row % 100 == 99).count();
+    assert_eq!(unlabelled as i64, ROWS / 100, "rows without a label are left to the transform");
+    assert_eq!(sampled("a.parquet", Some("yes")), sampled("a.parquet", Some("yes")));
+
+    // Independent of the rows that are held out.
+    let dataset = open(&runtime, directory.path(), "b.parquet").filtered(&share(0.5, None, Side::Rest));
+    let all = read(&runtime, &dataset).unwrap().len() as f64;
+    let label = LabelSpec::of("y", None).first;
+    let half = read(&runtime, &dataset.sampled(Negatives::new(&label, &[], 0.5))).unwrap().len() as f64;
+    assert!((0.48..0.57).contains(&(half / all)), "{half} of {all} rows");
 }
 
 /// An Example with `row` and `user`.

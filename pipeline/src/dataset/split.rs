@@ -6,6 +6,7 @@ use std::time::Duration;
 use millstream_format::RawChunk;
 use millstream_format::filter::ResolvedFilter;
 
+use super::negatives::Negatives;
 use crate::bad_records::BadRecords;
 use crate::error::Error;
 use crate::parquet::row_group::RowGroup;
@@ -15,7 +16,25 @@ use crate::records::RecordsReader;
 pub struct SplitReader {
     path: Arc<str>,
     inner: Inner,
-    filter: Option<(ResolvedFilter, BadRecords)>,
+    selection: Option<(Selection, BadRecords)>,
+}
+
+/// Which rows of a split belong to the dataset.
+pub(super) struct Selection {
+    pub(super) filter: ResolvedFilter,
+    /// With the position of the label's column.
+    pub(super) negatives: Option<(Negatives, usize)>,
+}
+
+impl Selection {
+    fn apply(&self, chunk: RawChunk, bad: &BadRecords) -> Result<Option<RawChunk>, Error> {
+        let sampled = match &self.negatives {
+            Some((negatives, place)) => negatives.apply(chunk, *place)?,
+            None => Some(chunk),
+        };
+        let Some(chunk) = sampled else { return Ok(None) };
+        self.filter.apply(&chunk, |error| bad.skip(error.into()))
+    }
 }
 
 pub(super) enum Inner {
@@ -26,8 +45,8 @@ pub(super) enum Inner {
 }
 
 impl SplitReader {
-    pub(super) fn new(path: Arc<str>, inner: Inner, filter: Option<(ResolvedFilter, BadRecords)>) -> Self {
-        Self { path, inner, filter }
+    pub(super) fn new(path: Arc<str>, inner: Inner, selection: Option<(Selection, BadRecords)>) -> Self {
+        Self { path, inner, selection }
     }
 
     /// Skips the records before `record` without decoding them. Record numbers are those used in messages and include
@@ -62,9 +81,9 @@ impl SplitReader {
     /// it must not be called in async code. Chunk boundaries carry no meaning.
     pub fn next_chunk(&mut self, max_rows: usize) -> Result<Option<RawChunk>, Error> {
         while let Some(chunk) = self.next_unfiltered(max_rows)? {
-            let passing = match &self.filter {
+            let passing = match &self.selection {
                 None => Some(chunk),
-                Some((filter, bad)) => filter.apply(&chunk, |error| bad.skip(error.into()))?,
+                Some((selection, bad)) => selection.apply(chunk, bad)?,
             };
             if passing.is_some() {
                 return Ok(passing);

@@ -40,6 +40,36 @@ impl Label {
     }
 }
 
+/// The values of a label's column, apart from a transform.
+#[derive(Clone, Debug)]
+pub(crate) struct Labels {
+    column: String,
+    kind: LabelKind,
+    missing: Missing,
+}
+
+impl Labels {
+    pub(crate) fn new(label: &LabelColumn, missing: &[String]) -> Self {
+        Self { column: label.column.clone(), kind: LabelKind::of(label), missing: Missing::new(missing) }
+    }
+
+    pub(crate) fn project(&self, projection: &mut Projection) -> usize {
+        project(projection, &self.column, false)
+    }
+
+    /// Whether each row's label, in this column of `raw`, is 0. It is not if it is unusable.
+    pub(crate) fn are_zero(&self, raw: &RawChunk, column: usize) -> Result<Vec<bool>, Error> {
+        let elements = Elements::of(raw.columns().column(column));
+        let targets = self.kind.labels(&elements.leaf, &self.missing);
+        let targets = targets.ok_or_else(|| wrong_type(raw, column, TEXTS))?;
+        let is_zero = |row| match elements.single(row) {
+            Single::One(element) => targets[element] == Target::Value(0.0),
+            Single::Absent | Single::Several(_) => false,
+        };
+        Ok((0..raw.rows()).map(is_zero).collect())
+    }
+}
+
 /// The decoded value of a label or weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Target {

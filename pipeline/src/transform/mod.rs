@@ -65,6 +65,7 @@ use encoder::Encoder;
 use fault::{Problem, reject_faulty_rows, wrong_type};
 pub use id_mapping::{IdMapping, LearnedFeature, map_ids};
 use label::Label;
+pub(crate) use label::Labels;
 use memo::Memo;
 use numeric::ScaleError;
 pub use numeric::Scaling;

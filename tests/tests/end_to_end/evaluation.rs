@@ -90,6 +90,23 @@ fn a_share_of_the_training_data_is_held_out() {
 }
 
 #[test]
+fn sampled_negatives_leave_predictions_calibrated() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let all = train(&shell, &["data.epochs=8"]);
+    let sampled = train(&shell, &["data.epochs=8", "data.negatives=0.25"]);
+    let rows = |outcome: &Value| outcome["examples"].as_u64().unwrap();
+    assert!(rows(&sampled) < rows(&all) * 3 / 4, "{sampled:#}");
+    assert_eq!(sampled["eval"]["examples"], all["eval"]["examples"], "all held-out rows count");
+    let metric = |outcome: &Value, name: &str| outcome["eval"][name].as_f64().unwrap();
+    assert!((0.9..1.1).contains(&metric(&sampled, "calibration")), "{sampled:#}");
+    assert!(metric(&sampled, "auc") > metric(&all, "auc") - 0.01, "{sampled:#}");
+    let refused = ["train", "job.toml", "--set", "data.negatives=0.25", "--set", "training.loss.kind=mse"];
+    let refused = shell.run(&refused).with_code(2).stderr;
+    assert!(refused.contains("needs a model of one label that is 0 or 1"), "{refused}");
+}
+
+#[test]
 fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
     const KILLS: u32 = 4;
     const MAX_DELAY: std::time::Duration = std::time::Duration::from_millis(500);

@@ -1,6 +1,7 @@
 //! Features and filters.
 
 use millstream_pipeline::spec::Purpose;
+use millstream_trainer::spec::LossSpec;
 
 use super::*;
 
@@ -200,6 +201,13 @@ fn a_share_of_the_training_data_may_be_held_out() {
         let error = held_out(validation).unwrap_err().to_string();
         assert!(error.contains(expected), "{validation}: {error}");
     }
+    let sampled = job(SOUND, &["data.negatives=0.25", "training.loss.negative_weight=0.5"]);
+    let LossSpec::BinaryCrossEntropy { negative_weight, .. } = sampled.training.loss else { unreachable!() };
+    assert_eq!((sampled.data.negatives, negative_weight), (Some(0.25), 2.0));
+    let (again, _) = Job::parse(&sampled.text, Path::new("job.toml"), &[]).unwrap();
+    assert_eq!(again.training, sampled.training, "they are weighted once");
+    let error = parse(SOUND, &["data.negatives=1.5"]).unwrap_err().to_string();
+    assert!(error.contains("expected a number above 0 and below 1, found 1.5"), "{error}");
     let error = parse(SOUND, &["data.validation={ fraction = 0.1 }"]).unwrap_err().to_string();
     assert!(error.contains("either `eval`, or the `validation` share"), "{error}");
 }

@@ -15,10 +15,9 @@ mod share;
 
 use std::cmp::Ordering;
 
+use arrow_array::Array;
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, BooleanArray};
 use arrow_schema::DataType;
-use arrow_select::filter::filter_record_batch;
 use serde::{Deserialize, Serialize};
 
 use crate::type_name::TypeName;
@@ -110,20 +109,8 @@ impl ResolvedFilter {
             }
             None => {}
         }
-        let kept = keep.iter().filter(|&&keep| keep).count();
-        if kept == 0 {
-            return Ok(None);
-        }
         let requested: Vec<usize> = (0..self.columns).collect();
-        let columns = raw.columns().project(&requested);
-        let columns = columns.and_then(|columns| match kept == rows {
-            true => Ok(columns),
-            false => filter_record_batch(&columns, &BooleanArray::from(keep.clone())),
-        });
-        let columns = columns
-            .map_err(|error| Error::Mismatch { path: raw.path().to_owned(), message: error.to_string() })?;
-        let numbers = (0..rows).filter(|&row| keep[row]).map(|row| raw.record(row)).collect();
-        Ok(Some(RawChunk::of_records(raw.shared_path(), columns, numbers)))
+        Ok(raw.retain(&keep, &requested)?)
     }
 }
 

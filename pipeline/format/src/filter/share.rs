@@ -49,7 +49,7 @@ impl Share {
     }
 
     /// Whether row `record` of a file is on this side.
-    pub(super) fn holds_record(&self, file: &str, record: u64) -> bool {
+    pub fn holds_record(&self, file: &str, record: u64) -> bool {
         let name = file.rsplit('/').next().unwrap_or(file);
         let of_file = XxHash64::oneshot(self.seed, name.as_bytes());
         self.is_side_of(Some(XxHash64::oneshot(of_file, &record.to_le_bytes())))
