@@ -111,11 +111,16 @@ impl Source {
 }
 
 impl Continuation {
-    /// What the run in `directory` has decided, if it has.
-    pub(crate) fn recorded(directory: &Path) -> Result<Option<Self>> {
+    /// What the run in `directory` has decided, if it has. Its owner may have changed the file, so that `requester` must be
+    /// allowed to read the checkpoint, unless that is gone and the run has one of its own.
+    pub(crate) fn recorded(directory: &Path, requester: &Requester) -> Result<Option<Self>> {
         let Some(text) = runs::get_text(directory, runs::CONTINUATION)? else { return Ok(None) };
         let here = || directory.join(runs::CONTINUATION).display().to_string();
-        serde_json::from_str(&text).map(Some).with_context(here)
+        let recorded: Self = serde_json::from_str(&text).with_context(here)?;
+        if recorded.checkpoint.exists() {
+            requester.check_run(&recorded.checkpoint).with_context(here)?;
+        }
+        Ok(Some(recorded))
     }
 
     /// Records the decision in the run directory.

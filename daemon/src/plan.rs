@@ -187,7 +187,7 @@ impl JobPlan {
         let smallest = unlearned(&job.features, 1);
         let smallest = Transform::resolve(&smallest, &job.label, &data.missing, &Analysis::default())?;
         let smallest = ModelPlan::new(&job.model, &feed::schema(&smallest, data), &job.training)?;
-        let recorded = directory.map(Continuation::recorded).transpose()?.flatten();
+        let recorded = directory.map(|run| Continuation::recorded(run, requester)).transpose()?.flatten();
         let source = match recorded {
             Some(_) => None,
             None => Source::of(job, requester)?,

@@ -91,7 +91,14 @@ pub(crate) fn decided(
     let id_mappings = directory.join(runs::ID_MAPPINGS);
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     let checkpoint = match runs::get(directory, runs::WARM_START)?.map(path) {
-        Some(checkpoint) if runs::get(directory, runs::ID_MAPPINGS)?.is_some() => checkpoint,
+        Some(checkpoint) if runs::get(directory, runs::ID_MAPPINGS)?.is_some() => {
+            // The owner of the run may have changed the file.
+            if checkpoint.exists() {
+                let here = || format!("warm start from {}", checkpoint.display());
+                requester.check_run(&checkpoint).with_context(here)?;
+            }
+            checkpoint
+        }
         // Earlier versions did not record the mappings.
         Some(checkpoint) => {
             let here = || format!("warm start from {}", checkpoint.display());

@@ -346,7 +346,7 @@ impl RecordsReader {
         if !ends || !self.bad.skips() {
             return self.bad.skip_all(error, lost);
         }
-        let note = format!("nothing after it can be read, a loss of about {}", Count(lost, "record"));
+        let note = format!("nothing after it can be read, about {} lost", Count(lost, "record"));
         self.bad.skip_all(error.noting(&note), lost)
     }
 }

@@ -95,9 +95,10 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
     let precision = &profile.precision;
     rates.row(["device", &format!("copies {bytes} GB/s, multiplies {flops} GFLOP/s ({precision})")]);
 
-    let mut phases = Table::with_titles(&["PART OF A STEP", ">MS", ">SHARE"]);
+    let mut phases = Table::with_titles(&["PART OF A STEP", ">MS", ">SHARE", "WHAT IT DOES"]);
     for PhaseSum { phase, seconds, share } in &sums.phases {
-        phases.row([(*phase).to_owned(), milliseconds(*seconds), figures::percent(*share)]);
+        let what = what_it_does(phase);
+        phases.row([*phase, &milliseconds(*seconds), &figures::percent(*share), what]);
     }
 
     let each_step = |calls: u64| {
@@ -148,7 +149,34 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
     }
     let tables: Vec<_> = tables.iter().map(Table::render).collect();
     let tables = tables.join("\n");
-    format!("{tables}\n{}\n{wrote}", ingest(profile.ingest.as_ref().unwrap_or(&Diagnosis::default()), sums))
+    format!(
+        "{tables}{ROOFLINE}\n\n{}\n{wrote}",
+        ingest(profile.ingest.as_ref().unwrap_or(&Diagnosis::default()), sums)
+    )
+}
+
+/// What the last column of operations means.
+const ROOFLINE: &str = "\
+ROOFLINE: the least time that the device's rates allow, as a share of the time
+taken. Above 100 %, operands came from a cache: copies are measured in memory.";
+
+/// What a part of a step does.
+fn what_it_does(phase: &str) -> &'static str {
+    match phase {
+        "wait" => "waits for the next batch of ingest",
+        "upload" => "copies the batch to the device, and checks it",
+        "plan" => "sorts the ids of the batch by table row",
+        "forward" => "computes the predictions",
+        "loss" => "computes the loss and its gradient",
+        "backward" => "computes the gradients of all parameters",
+        "update" => "applies the optimizer",
+        "read" => "reads the loss back from the device",
+        "release" => "gives the batch's memory back to ingest",
+        "evaluation" => "evaluates on held-out rows",
+        "checkpoint" => "copies the model for a checkpoint",
+        "events" => "writes TensorBoard events",
+        _ => "all else, between these parts",
+    }
 }
 
 /// An operation's name and, for a layer, its size.
@@ -297,9 +325,9 @@ time/step   2.000 ms
 examples/s  200,000
 device      copies 12.50 GB/s, multiplies 480 GFLOP/s (fp32)
 
-PART OF A STEP     MS   SHARE
-forward         1.500  75.0 %
-other           0.500  25.0 %
+PART OF A STEP     MS   SHARE  WHAT IT DOES
+forward         1.500  75.0 %  computes the predictions
+other           0.500  25.0 %  all else, between these parts
 
 OPERATION             IN       CALLS     MS   SHARE  GB/S  GFLOP/S  ROOFLINE
 layer_forward 128x64  forward    1.5  1.000  50.0 %  5.00      240    50.0 %
@@ -308,6 +336,8 @@ gather                forward    1.5  0.200  10.0 %  5.00      240    50.0 %
 
 KERNEL   CALLS     MS   SHARE
 product    1.5  0.800  40.0 %
+ROOFLINE: the least time that the device's rates allow, as a share of the time
+taken. Above 100 %, operands came from a cache: copies are measured in memory.
 
 STAGE     BUSY  ROWS/S/THREAD  WAITING  FOR
 decode  12.5 %        500,000        -
@@ -319,5 +349,13 @@ bottleneck  consumer: the ring is full
 wrote a.json; open it at https://ui.perfetto.dev or chrome://tracing";
         let recorded = Recorded::new(profile);
         assert_eq!(describe(&recorded, &sums, Path::new("a.json")), wanted);
+    }
+
+    #[test]
+    fn every_part_of_a_step_is_explained() {
+        let other = what_it_does("other");
+        for phase in millstream_trace::Phase::ALL {
+            assert_ne!(what_it_does(phase.name()), other, "{}", phase.name());
+        }
     }
 }

@@ -194,7 +194,7 @@ fn a_share_of_the_training_data_may_be_held_out() {
         ("{}", "needs `fraction`: the fraction of rows to hold out, such as 0.1"),
         ("{ fraction = 1 }", "expected a number above 0 and below 1, found 1"),
         ("{ fraction = 0.0 }", "expected a number above 0 and below 1, found 0"),
-        ("{ fraction = nan }", "above 0 and below 1"),
+        ("{ fraction = nan }", "expected a finite number"),
         ("{ fraction = 0.1, columm = \"a\" }", "unknown key `columm`"),
         ("0.1", "expected a table"),
     ] {
