@@ -116,11 +116,9 @@ impl JobPlan {
         let never = AtomicBool::new(false);
         let stores = Stores::default().for_job(&job.storage);
         Self::with((job, &Requester::Trusted), &stores, None, runtime, host, |train, _| {
-            if DataPlan::of(train).bytes <= learning.most_bytes {
-                return learn(job, train, runtime, &never, learning.progress).map(Some);
-            }
             try_first_rows(job, train, runtime)?;
-            Ok(None)
+            let reads = DataPlan::of(train).bytes <= learning.most_bytes;
+            reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()
         })
     }
 

@@ -223,7 +223,7 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     runtime.shutdown_background();
     let plan = plan?;
     let beginning = Beginning::of(&plan, &Requester::Trusted)?;
-    if job.warm_start.is_some() && beginning.is_none() {
+    if job.warm_start.is_some() && beginning.is_none() && plan.continuation.is_none() {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
     }
     let report = Report::of(&plan, host, beginning);

@@ -76,6 +76,8 @@ const MAX_NARROW: usize = 200;
 const SKEWED: f64 = 2.0;
 /// Larger whole numbers are ids, whatever the name.
 const MAX_QUANTITY: f64 = 2_147_483_648.0;
+/// The longest vector that a job file allows.
+const MAX_VECTOR: usize = 4_096;
 /// The most values of a row that a feature keeps.
 const MAX_VALUES: usize = 50;
 
@@ -123,6 +125,7 @@ pub(super) struct Feature {
 /// The kind of a feature.
 pub(super) enum Kind {
     Numeric { normalize: &'static str, has_absent: bool },
+    Vector { size: usize, has_absent: bool },
     Bucketized(Vec<f64>),
     Vocabulary,
     Hashed(u64),
@@ -282,6 +285,12 @@ impl<'a> Column<'a> {
         let identifies =
             distinct as f64 >= most_share * self.present as f64 && self.present >= MIN_UNIQUE_ROWS;
         match &self.numbers {
+            Some(_) if is_list && self.vector_size().is_some() => {
+                let (size, has_absent) = (self.sampled.most_values, self.absent > 0);
+                let absent = if has_absent { ", absent in some" } else { "" };
+                let why = format!("{size} numbers per row{absent}");
+                Ok(vec![Feature { why, maximum: None, ..self.feature(Kind::Vector { size, has_absent }) }])
+            }
             Some(numbers) if is_list && !self.sampled.is_whole() => {
                 let first = numbers.len();
                 Err(format!("a list of numbers ({first} in the sample), of which there is no feature"))
@@ -324,6 +333,13 @@ impl<'a> Column<'a> {
             features.push(Feature { name, why: String::new(), ..self.feature(Kind::Bucketized(boundaries)) });
         }
         features
+    }
+
+    /// The length of lists of numbers that are all equally long. Whole numbers are ids.
+    fn vector_size(&self) -> Option<usize> {
+        let SampledColumn { filled, most_values, values, not_finite, .. } = *self.sampled;
+        let is_full = values == filled * most_values as u64 && not_finite == 0;
+        (is_full && !self.sampled.is_whole() && most_values <= MAX_VECTOR).then_some(most_values)
     }
 
     fn feature(&self, kind: Kind) -> Feature {

@@ -164,3 +164,21 @@ fn numbers_are_rounded_for_people() {
     let boundaries = quantiles(&mostly_zero);
     assert_eq!((boundaries[0], boundaries.len()), (1.0, INTERVALS));
 }
+
+#[test]
+fn lists_of_numbers_of_one_length_are_vectors() {
+    let vector = |name: &str, of_last: usize| {
+        let mut column = texts(name, |row| format!("{}.5", row % 7));
+        column.most_values = 4;
+        (column.values, column.filled) = (4 * (ROWS - 2) + of_last as u64, ROWS - 1);
+        column
+    };
+    let label = || texts("clicked", |row| (row % 2).to_string());
+    let choice = choose(vec![label(), vector("image", 4)], &NONE).unwrap();
+    let [image] = &choice.features[..] else { panic!("{:?}", choice.features.len()) };
+    assert!(matches!(image.kind, Kind::Vector { size: 4, has_absent: true }) && image.maximum.is_none());
+    assert_eq!(image.why, "4 numbers per row, absent in some");
+    let uneven =
+        choose(vec![label(), vector("image", 3), texts("a", |row| format!("v{}", row % 9))], &NONE).unwrap();
+    assert!(uneven.features.iter().all(|feature| feature.name != "image"));
+}

@@ -167,6 +167,11 @@ fn write_feature(out: &mut String, feature: &Feature) -> std::fmt::Result {
             keys.extend(has_absent.then(|| "missing = \"mean\"".to_owned()));
             "numeric"
         }
+        Kind::Vector { size, has_absent } => {
+            keys.push(format!("size = {size}"));
+            keys.extend(has_absent.then(|| "missing = 0".to_owned()));
+            "vector"
+        }
         Kind::Bucketized(boundaries) => {
             let boundaries: Vec<_> = boundaries.iter().map(|&boundary| real(boundary)).collect();
             keys.push(format!("boundaries = [{}]", boundaries.join(", ")));
@@ -195,7 +200,7 @@ fn write_model(out: &mut String, features: &[Feature], scale: &Scale) -> std::fm
             .map(|feature| feature.name.clone())
             .collect::<Vec<_>>()
     };
-    let wide = names(&|kind| !matches!(kind, Kind::Numeric { .. }));
+    let wide = names(&|kind| !matches!(kind, Kind::Numeric { .. } | Kind::Vector { .. }));
     let deep = names(&|_| true);
     writeln!(
         out,
