@@ -434,7 +434,7 @@ pub(crate) fn learn(
         cancel,
         progress,
     };
-    Ok(pass.run()?)
+    Ok(Analysis { stored_types: train.stored_types(), ..pass.run()? })
 }
 
 /// Reads the first rows as training would. What is wrong with a column is often wrong with all of its values.

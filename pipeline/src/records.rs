@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
 use millstream_batch::Count;
 use millstream_format::compression::{Compression, Decompressed};
 use millstream_format::example::{ExampleColumns, Fault};
@@ -364,6 +365,8 @@ pub(crate) struct Examined {
     pub(crate) absent: Vec<usize>,
     /// The names of the features in the records.
     pub(crate) names: Vec<String>,
+    /// The columns with the types of their values; null if no record has any.
+    pub(crate) schema: SchemaRef,
 }
 
 /// Examines the first records of all files until each column of `projection` has occurred, and at most `limit` records.
@@ -413,5 +416,7 @@ pub(crate) fn examine(
     }
     let absent = if examined > 0 { absent(&columns) } else { Vec::new() };
     let mean = total / u64::max(whole, 1);
-    Ok(Examined { longest, mean, absent, names: columns.names_seen().map(str::to_owned).collect() })
+    let schema = columns.finish().schema();
+    let names = columns.names_seen().map(str::to_owned).collect();
+    Ok(Examined { longest, mean, absent, names, schema })
 }

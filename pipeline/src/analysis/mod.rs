@@ -10,6 +10,7 @@ mod counts;
 mod moments;
 mod partial;
 mod pass;
+mod stored;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use crate::Error;
 use crate::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, Terms};
 
 pub use pass::{AnalysisPass, AnalysisProgress};
+pub use stored::{StoredType, StoredUnit};
 pub use summary::Summary;
 
 /// The statistics learned from the training data.
@@ -39,6 +41,10 @@ pub struct Analysis {
     pub numbers: BTreeMap<String, NumberStatistics>,
     /// By feature.
     pub vocabularies: BTreeMap<String, LearnedVocabulary>,
+    /// The types in which the training data stores the columns that the job reads. A column that files store
+    /// differently is absent, and so are all columns if an earlier version made the analysis.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stored_types: BTreeMap<String, StoredType>,
 }
 
 /// Statistics of a label in the training data.

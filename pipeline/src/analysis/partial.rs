@@ -230,7 +230,8 @@ impl Plan {
         }
         let mut labels = total.labels.iter().map(LabelCounts::statistics);
         let (label, more_labels) = (labels.next(), labels.collect());
-        Ok(Analysis { rows: total.rows, label, more_labels, numbers, vocabularies })
+        let stored_types = BTreeMap::new();
+        Ok(Analysis { rows: total.rows, label, more_labels, numbers, vocabularies, stored_types })
     }
 }
 

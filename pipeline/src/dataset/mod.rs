@@ -4,6 +4,7 @@
 //! or fail. Reading a split is synchronous for the caller: fetches run ahead of it on a tokio runtime, within a bound,
 //! and the thread that asks for the next chunk decodes it.
 
+mod columns;
 #[cfg(test)]
 mod filter_tests;
 mod negatives;
@@ -16,6 +17,7 @@ mod split;
 mod tests;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -23,14 +25,13 @@ use std::sync::{Arc, OnceLock};
 use futures::{StreamExt, TryStreamExt};
 use millstream_format::compression::Compression;
 use millstream_format::filter::{Condition, ResolvedFilter, RowFilter};
-use millstream_format::parquet::ParquetFile;
 use millstream_format::tfrecord::MAX_RECORD_BYTES;
 use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
 use millstream_io::ReadContext;
 use millstream_io::limits::ReadLimits;
 use millstream_io::storage::{self, Object};
-use tokio::runtime::Handle;
 
+use crate::analysis::StoredType;
 use crate::bad_records::BadRecords;
 use crate::error::Error;
 use crate::parquet::row_group::RowGroup;
@@ -55,9 +56,6 @@ const SNIFFED_BYTES: u64 = 512;
 /// The maximum number of files opened concurrently when a dataset is opened. With a storage latency of 20 ms, ten
 /// thousand footers are read within two seconds.
 const OPEN_CONCURRENCY: usize = 128;
-/// The number of records in which a feature must occur at least once; otherwise it counts as missing from the data.
-const CHECKED_RECORDS: usize = 65_536;
-
 /// The memory that a record of TFRecord files can need, relative to its length: the record, its values, which are up to
 /// eight times as long if they are small integers, and the unused half of their buffer.
 const HELD_PER_RECORD_BYTE: u64 = 16;
@@ -73,6 +71,8 @@ pub struct Dataset {
     limits: Arc<ReadLimits>,
     /// The lengths of the records seen by [`Dataset::check`].
     record_lengths: OnceLock<RecordLengths>,
+    /// The columns seen by [`Dataset::check`].
+    stored_types: OnceLock<BTreeMap<String, StoredType>>,
     /// The maximum length in bytes of a record of TFRecord files.
     most_record_bytes: u64,
     filter: Option<Filtered>,
@@ -227,6 +227,7 @@ impl Dataset {
             files: Files::TfRecord,
             limits: Arc::default(),
             record_lengths: OnceLock::new(),
+            stored_types: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
             negatives: None,
@@ -263,6 +264,7 @@ impl Dataset {
             files: Files::Parquet(files.into()),
             limits: Arc::default(),
             record_lengths: OnceLock::new(),
+            stored_types: OnceLock::new(),
             most_record_bytes: MAX_RECORD_BYTES,
             filter: None,
             negatives: None,
@@ -386,49 +388,6 @@ impl Dataset {
         match &self.files {
             Files::TfRecord => 0,
             Files::Parquet(files) => files.iter().map(|file| file.file().metadata_bytes()).sum(),
-        }
-    }
-
-    /// Rejects a projection that the data cannot serve, before any work starts: a Parquet column that a file lacks or
-    /// that has an unusable type, or a feature that occurs in none of the first 65,536 records. Blocks; call it once
-    /// after opening, outside async code.
-    ///
-    /// Reading does not check for absent features again, because a whole file may lack a rare feature. For the same
-    /// reason, `absent` may allow TFRecord files to lack some.
-    pub fn check(&self, projection: &Projection, absent: Absent<'_>, runtime: &Handle) -> Result<(), Error> {
-        let (extended, _) = self.selection(projection);
-        match &self.files {
-            Files::Parquet(files) => {
-                let files: Vec<&ParquetFile> = files.iter().map(ParquetObject::file).collect();
-                if let Some(Filtered { filter, .. }) = &self.filter {
-                    files.iter().try_for_each(|file| file.check_filter(filter))?;
-                }
-                Ok(ParquetFile::check(&files, &extended)?)
-            }
-            Files::TfRecord => {
-                let most_bytes = self.most_record_bytes;
-                let examined =
-                    records::examine(&self.objects, &extended, CHECKED_RECORDS, most_bytes, runtime)?;
-                let lengths = RecordLengths { longest: examined.longest, mean: examined.mean };
-                _ = self.record_lengths.set(lengths);
-                let column = |&column: &usize| extended.columns[column].name.as_str();
-                let mut missing = examined.absent.iter().map(column);
-                let rejected = match absent {
-                    Absent::Rejected => missing.next(),
-                    // Of other data, no column is known.
-                    Absent::AllowedExcept(_) if examined.absent.len() == extended.columns.len() => {
-                        missing.next()
-                    }
-                    Absent::AllowedExcept(needed) => missing.find(|name| needed.contains(name)),
-                };
-                match (rejected, self.objects.first()) {
-                    (Some(wanted), Some(object)) => {
-                        let names = examined.names.iter().map(String::as_str);
-                        Err(FormatError::missing_column(object.path(), wanted, names).into())
-                    }
-                    _ => Ok(()),
-                }
-            }
         }
     }
 

@@ -76,6 +76,7 @@ fn analysis() -> Analysis {
     let vocabulary =
         LearnedVocabulary { values: 9, missing: 0, distinct: 3, undercount: 0, terms: terms.into() };
     Analysis {
+        stored_types: BTreeMap::new(),
         rows: 11,
         label: None,
         more_labels: Vec::new(),
