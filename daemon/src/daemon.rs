@@ -33,7 +33,7 @@ use crate::state::{
 use crate::supervisor::{Control, JobRecorder, PendingProfile, StopReason, Supervisor};
 use crate::turns::{Answers, Turns};
 
-pub use crate::scoring::Predictions;
+pub use crate::scoring::{Predicted, Predictions};
 
 /// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
 const MAX_DAEMON_DEATHS: u32 = 2;

@@ -82,11 +82,33 @@ pub(crate) fn open(
     frozen: Option<(&Path, &str)>,
     runtime: &Handle,
 ) -> Result<Dataset> {
-    let mut objects = runtime.block_on(stores.list(patterns, &data.base))?;
-    requester.check_data(objects.iter().map(|object| &**object.path()), &data.base)?;
+    let mut objects = list(patterns, data, (stores, requester), runtime)?;
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }
+    Ok(of_objects(objects, data, runtime)?)
+}
+
+/// The files that `patterns` match, which `requester` may read.
+///
+/// # Errors
+/// When a pattern matches nothing, or files that the requester may not read.
+pub(crate) fn list(
+    patterns: &[String],
+    data: &DataSpec,
+    (stores, requester): (&Stores, &Requester),
+    runtime: &Handle,
+) -> Result<Vec<Object>> {
+    let objects = runtime.block_on(stores.list(patterns, &data.base))?;
+    requester.check_data(objects.iter().map(|object| &**object.path()), &data.base)?;
+    Ok(objects)
+}
+
+/// The dataset of listed files, cut and limited as the data section says.
+///
+/// # Errors
+/// When they are no Parquet or TFRecord.
+pub(crate) fn of_objects(objects: Vec<Object>, data: &DataSpec, runtime: &Handle) -> Result<Dataset, Error> {
     let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
     Ok(dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes))
 }

@@ -3,6 +3,8 @@
 //! Like an attempt at a job, a run has a worker, a ring and an ingest, but it is not stored and ends with its caller.
 //! It needs only the checkpoint, which contains the job and the statistics learned from its data.
 
+mod source;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +13,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::ScoreRequest;
+use millstream_format::rows;
 use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
-use millstream_pipeline::dataset::Absent;
-use millstream_pipeline::ingest::IngestPlan;
-use millstream_pipeline::spec::{DataSpec, Purpose};
+use millstream_pipeline::ingest::{IngestPlan, KeptRows};
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::checkpoint::store::parse_directory_name;
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
@@ -28,8 +29,10 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::access::Requester;
 use crate::feed::{self, Feed};
 use crate::priority::Launcher;
+use crate::runs;
 use crate::worker::WorkerProcess;
-use crate::{plan, runs};
+
+use source::{Opening, Rows};
 
 /// Concurrent runs; further ones wait.
 const RUNS: u32 = 2;
@@ -37,8 +40,8 @@ const RUNS: u32 = 2;
 /// Capacity of the queues of worker messages and of results.
 const QUEUE: usize = 4;
 
-/// What stands for a secret in the addresses of a checkpoint's job.
-const REDACTED: &str = "***";
+/// The maximum bytes of kept columns in a message, unless a single row has more.
+const MOST_KEPT_BYTES: usize = 16 << 20;
 
 /// Interval between checks of whether the caller still waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -61,9 +64,24 @@ pub struct Predictions {
     pub labels: Vec<String>,
     /// The classes, if the label is one of several classes.
     pub classes: Vec<String>,
-    /// The scores of the next rows, column-major: a score per row for the first label or class, then for the next.
-    /// Dropping the receiver ends the run.
-    pub scores: mpsc::Receiver<Result<Vec<f32>>>,
+    /// What arrives, in the order of the data. Dropping the receiver ends the run.
+    pub rows: mpsc::Receiver<Result<Predicted>>,
+}
+
+/// A part of a prediction.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Predicted {
+    /// The names of the columns to keep; the first part, once the data is open.
+    Columns(Vec<String>),
+    /// The next rows.
+    Rows {
+        /// Column-major: a score per row for the first label or class, then for the next.
+        scores: Vec<f32>,
+        /// The kept columns, as a stream of Arrow IPC; empty without any.
+        kept: Vec<u8>,
+    },
+    /// The number of skipped rows; the last part.
+    Skipped(u64),
 }
 
 /// Runs scoring workers.
@@ -83,10 +101,40 @@ struct Run {
     scored: Scored,
     request: ScoreRequest,
     requester: Requester,
+    /// Receives the columns to keep.
+    kept: Arc<KeptRows>,
 }
 
-/// Selects the results that a caller needs among a worker's messages.
-type Select<T> = fn(FromWorker) -> Option<T>;
+/// What a run returns.
+trait Output: Send + 'static {
+    /// What the worker computes.
+    const KIND: ScoreOutput;
+    type Item: Send + 'static;
+
+    /// Returns the names of the columns to keep, before any row is scored.
+    fn start(&mut self, _columns: Vec<String>) -> Option<Self::Item> {
+        None
+    }
+
+    /// The results in a message of the worker.
+    fn of(&mut self, message: FromWorker) -> Result<Vec<Self::Item>>;
+
+    /// Returns the number of skipped rows, after all results.
+    fn end(&mut self, _skipped_rows: u64) -> Option<Self::Item> {
+        None
+    }
+}
+
+/// The metrics of all rows.
+struct Evaluating;
+
+/// The scores of each row.
+struct Predicting {
+    /// Labels or classes.
+    columns: usize,
+    /// The kept columns, if there are any.
+    kept: Option<Arc<KeptRows>>,
+}
 
 /// Locates a checkpoint and returns its parent directory and step. `directory` is a checkpoint's directory,
 /// or a run's; for a run, this selects its newest checkpoint, or its best one.
@@ -163,11 +211,7 @@ impl Scorer {
         request: ScoreRequest,
         requester: Requester,
     ) -> Result<Vec<Metrics>> {
-        let select: Select<_> = |message| match message {
-            FromWorker::Evaluated { metrics, .. } => Some(metrics),
-            _ => None,
-        };
-        let mut results = self.start(scored, (request, requester), ScoreOutput::Metrics, select).await?;
+        let mut results = self.start(scored, (request, requester), Evaluating, Arc::default()).await?;
         let mut metrics = None;
         // The channel closes when the run has ended.
         while let Some(result) = results.recv().await {
@@ -183,13 +227,12 @@ impl Scorer {
         request: ScoreRequest,
         requester: Requester,
     ) -> Result<Predictions> {
-        let select: Select<_> = |message| match message {
-            FromWorker::Scores { scores } => Some(scores),
-            _ => None,
-        };
         let (labels, classes) = (scored.job.label.names(), scored.job.label.first.classes.clone());
-        let scores = self.start(scored, (request, requester), ScoreOutput::Scores, select).await?;
-        Ok(Predictions { labels, classes, scores })
+        let columns = labels.len().max(classes.len()).max(1);
+        let kept: Arc<KeptRows> = Arc::default();
+        let output = Predicting { columns, kept: (!request.keep.is_empty()).then(|| Arc::clone(&kept)) };
+        let rows = self.start(scored, (request, requester), output, kept).await?;
+        Ok(Predictions { labels, classes, rows })
     }
 
     /// Ends all runs and refuses further ones.
@@ -200,21 +243,21 @@ impl Scorer {
     }
 
     /// Starts a run. Its error, if any, is the last result; dropping the receiver ends it.
-    async fn start<T: Send + 'static>(
+    async fn start<O: Output>(
         &self,
         scored: Scored,
         (request, requester): (ScoreRequest, Requester),
-        output: ScoreOutput,
-        select: Select<T>,
-    ) -> Result<mpsc::Receiver<Result<T>>> {
+        output: O,
+        kept: Arc<KeptRows>,
+    ) -> Result<mpsc::Receiver<Result<O::Item>>> {
         let permit = Arc::clone(&self.permits).acquire_owned().await?;
         if self.closing.load(Ordering::Acquire) {
             bail!("the daemon is stopping");
         }
-        let run = Run { scorer: self.clone(), scored, request, requester };
+        let run = Run { scorer: self.clone(), scored, request, requester, kept };
         let (sender, results) = mpsc::channel(QUEUE);
         let work = move || {
-            let ended = run.score(output, select, &sender);
+            let ended = run.score(output, &sender);
             drop(permit);
             if let Err(error) = ended {
                 // The caller may be gone.
@@ -226,35 +269,78 @@ impl Scorer {
     }
 }
 
+impl Output for Evaluating {
+    const KIND: ScoreOutput = ScoreOutput::Metrics;
+    type Item = Vec<Metrics>;
+
+    fn of(&mut self, message: FromWorker) -> Result<Vec<Self::Item>> {
+        Ok(match message {
+            FromWorker::Evaluated { metrics, .. } => vec![metrics],
+            _ => Vec::new(),
+        })
+    }
+}
+
+impl Output for Predicting {
+    const KIND: ScoreOutput = ScoreOutput::Scores;
+    type Item = Predicted;
+
+    fn start(&mut self, columns: Vec<String>) -> Option<Predicted> {
+        Some(Predicted::Columns(columns))
+    }
+
+    fn of(&mut self, message: FromWorker) -> Result<Vec<Predicted>> {
+        let FromWorker::Scores { scores } = message else { return Ok(Vec::new()) };
+        let Some(kept) = &self.kept else { return Ok(vec![Predicted::Rows { scores, kept: Vec::new() }]) };
+        let rows = scores.len() / self.columns;
+        let mut pieces = Vec::new();
+        for batch in kept.take(rows)? {
+            pieces.extend(rows::encode(&batch, MOST_KEPT_BYTES).context("the kept columns cannot be sent")?);
+        }
+        let mut first = 0;
+        let piece = |(count, kept)| {
+            let range = first..first + count;
+            first += count;
+            let scores = scores.chunks_exact(rows.max(1)).flat_map(|column| &column[range.clone()]);
+            Predicted::Rows { scores: scores.copied().collect(), kept }
+        };
+        Ok(pieces.into_iter().map(piece).collect())
+    }
+
+    fn end(&mut self, skipped_rows: u64) -> Option<Predicted> {
+        Some(Predicted::Skipped(skipped_rows))
+    }
+}
+
 impl Run {
-    fn score<T>(
-        &self,
-        output: ScoreOutput,
-        select: Select<T>,
-        results: &mpsc::Sender<Result<T>>,
-    ) -> Result<()> {
+    fn score<O: Output>(&self, mut output: O, results: &mpsc::Sender<Result<O::Item>>) -> Result<()> {
         let Scored { directory, step, job, analysis } = &self.scored;
         let Scorer { runtime, stores, closing, .. } = &self.scorer;
-        let data = self.data(&job.data)?;
+        let data = source::data(&job.data, &self.request, &self.requester)?;
         let mut transform = Transform::resolve(&job.features, &job.label, &data.missing, analysis)?;
-        if output == ScoreOutput::Scores {
+        if O::KIND == ScoreOutput::Scores {
             transform = transform.without_label();
         }
         let schema = feed::schema(&transform, &data);
-        let who = (&stores.for_job(&job.storage), &self.requester);
-        let dataset = feed::open(data.eval_files(), &data, who, None, runtime)?;
-        let purpose = if self.request.data.is_empty() { Purpose::Evaluation } else { Purpose::Scoring };
-        let dataset = Arc::new(dataset.filtered(&data.rows(purpose)));
-        let (transform, needed) = (Arc::new(transform), job.label.columns());
-        let source = feed::source(dataset, &transform, &data, Absent::AllowedExcept(&needed), runtime)
-            .map_err(|error| plan::with_key(job, error))?;
+        let opening = Opening {
+            scored: &self.scored,
+            request: &self.request,
+            requester: &self.requester,
+            stores: &stores.for_job(&job.storage),
+            runtime,
+            kept: &self.kept,
+        };
+        let Rows { source, kept } = opening.open(&data, Arc::new(transform))?;
+        // A closed channel ends the run below.
+        let send = |item: O::Item| drop(results.blocking_send(Ok(item)));
+        output.start(kept).into_iter().for_each(send);
         let plan = IngestPlan::scoring(&data, schema.clone(), source)?;
 
         let (mut worker, messages) = self.spawn()?;
         let role = Role::Score(ScoreRole {
             directory: directory.clone(),
             step: *step,
-            output,
+            output: O::KIND,
             device: job.training.device,
             threads: job.training.threads,
             group: job.evaluation.group.clone(),
@@ -274,17 +360,18 @@ impl Run {
                     feed = Some(started);
                     worker.send_ring(ring)?;
                 }
-                Ok(FromWorker::Done { .. }) => return Ok(()),
+                Ok(FromWorker::Done { .. }) => {
+                    let skipped = feed.as_ref().map_or(0, Feed::skipped);
+                    output.end(skipped).into_iter().for_each(send);
+                    return Ok(());
+                }
                 Ok(FromWorker::Failed { message } | FromWorker::DeviceFailed { message, .. }) => {
                     bail!(message)
                 }
                 Ok(FromWorker::InputLost | FromWorker::Stopped) | Err(RecvTimeoutError::Disconnected) => {
                     break;
                 }
-                Ok(message) => {
-                    // A closed channel ends the run above.
-                    let _ = select(message).map(|result| results.blocking_send(Ok(result)));
-                }
+                Ok(message) => output.of(message)?.into_iter().for_each(send),
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
@@ -292,34 +379,6 @@ impl Run {
             Some(Err(error)) if !feed::is_echo(&error) => Err(error.into()),
             _ => Err(anyhow!("{}", worker.wait(EXIT_LIMIT)?)),
         }
-    }
-
-    /// The data section for scoring, in which the data to score is the held-out data.
-    fn data(&self, of_job: &DataSpec) -> Result<DataSpec> {
-        let mut data = of_job.clone();
-        let ScoreRequest { data: given, base, .. } = &self.request;
-        if !given.is_empty() {
-            data.eval.clone_from(given);
-            data.validation = None;
-            data.base = PathBuf::from(base);
-        }
-        for given in given {
-            let directory = data.base.join(given);
-            if is_run(&directory) && self.requester.check_read(&directory).is_ok() {
-                bail!(
-                    "{given} is a run or a checkpoint, not data: the first argument is the model, the others are data"
-                );
-            }
-        }
-        if !data.has_eval() {
-            bail!("the job has no held-out data: give the data to score");
-        }
-        if given.is_empty() && data.eval_files().iter().any(|pattern| pattern.contains(REDACTED)) {
-            bail!(
-                "checkpoints do not keep the passwords and signatures of the job's data: give the data to score"
-            );
-        }
-        Ok(data)
     }
 
     fn spawn(&self) -> Result<(WorkerProcess, Receiver<FromWorker>)> {

@@ -25,7 +25,7 @@ use tonic::{Request, Response, Status};
 
 use crate::access::Requester;
 use crate::connections::Peer;
-use crate::daemon::{Daemon, LOG_PAGE, Predictions, SubmitError};
+use crate::daemon::{Daemon, LOG_PAGE, Predicted, Predictions, SubmitError};
 use crate::state::{History, HistoryPoint, JobFilter, JobRecord, LogRecord, StoreError};
 use crate::turns::Answers;
 use millstream_trainer::metrics::{MetricValue, Metrics};
@@ -221,13 +221,18 @@ impl Control for Service {
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
         let requester = self.requester(&request)?;
         let scores = self.daemon.predict_as(request.into_inner(), requester).await;
-        let Predictions { labels, classes, scores } = scores.map_err(error_status)?;
-        let first = tokio_stream::once(Ok(Scores { scores: Vec::new(), labels, classes }));
-        let messages = ReceiverStream::new(scores).map(|scores| match scores {
-            Ok(scores) => Ok(Scores { scores, ..Scores::default() }),
-            Err(error) => Err(error_status(error)),
-        });
+        let Predictions { labels, classes, rows } = scores.map_err(error_status)?;
+        let first = tokio_stream::once(Ok(Scores { labels, classes, ..Scores::default() }));
+        let messages = ReceiverStream::new(rows).map(|part| part.map(scores_message).map_err(error_status));
         Ok(Response::new(first.chain(messages).boxed()))
+    }
+}
+
+fn scores_message(part: Predicted) -> Scores {
+    match part {
+        Predicted::Columns(columns) => Scores { columns, ..Scores::default() },
+        Predicted::Rows { scores, kept: rows } => Scores { scores, rows, ..Scores::default() },
+        Predicted::Skipped(skipped_rows) => Scores { skipped_rows, ..Scores::default() },
     }
 }
 
@@ -449,7 +454,8 @@ mod tests {
         assert!(unknown(
             client.logs(LogsRequest { id: "nope".to_owned(), ..LogsRequest::default() }).await.unwrap_err()
         ));
-        let nothing = ScoreRequest { target: "nope".into(), data: vec![], base: "/".into(), best: false };
+        let nothing =
+            ScoreRequest { target: "nope".into(), data: vec![], base: "/".into(), ..ScoreRequest::default() };
         let error = client.evaluate(nothing).await.unwrap_err();
         assert!(error.to_string().contains("neither a job nor a checkpoint"), "{error}");
     }

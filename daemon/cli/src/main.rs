@@ -16,6 +16,7 @@ mod printable;
 mod profile;
 mod progress;
 mod screen;
+mod standard_input;
 mod statistics;
 mod table;
 mod unfinished;

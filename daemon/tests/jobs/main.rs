@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_daemon::access::Requester;
 use millstream_daemon::config::{Config, StateLocation};
-use millstream_daemon::daemon::{Daemon, SubmitError};
+use millstream_daemon::daemon::{Daemon, Predicted, SubmitError};
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
 use millstream_job::Job;
@@ -59,9 +59,11 @@ async fn a_job_trains_evaluates_and_is_scored() {
     let mut scores = Vec::new();
     let predictions = daemon.predict(workspace.score(&job.id, &["train-1.parquet"])).await.unwrap();
     assert!(predictions.labels.is_empty());
-    let mut receiver = predictions.scores;
-    while let Some(batch) = receiver.recv().await {
-        scores.extend(batch.unwrap());
+    let mut receiver = predictions.rows;
+    while let Some(part) = receiver.recv().await {
+        if let Predicted::Rows { scores: next, .. } = part.unwrap() {
+            scores.extend(next);
+        }
     }
     assert_eq!(scores.len(), TRAIN_ROWS / 4);
     assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)));

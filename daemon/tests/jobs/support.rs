@@ -84,7 +84,7 @@ impl Workspace {
     pub(crate) fn score(&self, target: &str, data: &[&str]) -> ScoreRequest {
         let base = self.path("").to_str().unwrap().to_owned();
         let data = data.iter().map(|&pattern| pattern.to_owned()).collect();
-        ScoreRequest { target: target.to_owned(), data, base, best: false }
+        ScoreRequest { target: target.to_owned(), data, base, ..ScoreRequest::default() }
     }
 
     pub(crate) async fn submit(&self, daemon: &Daemon) -> JobRecord {

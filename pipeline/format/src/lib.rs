@@ -9,6 +9,7 @@
 //! | compressed streams | [`compression`], [`inflate`], [`zstandard`] |
 //! | conditions that rows must meet | [`filter`] |
 //! | columns as few types | [`cells`], [`integers`] |
+//! | rows of columns in messages | [`rows`] |
 //! | names of column types in messages | [`type_name`] |
 
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@ pub mod inflate;
 pub mod integers;
 pub mod parquet;
 mod raw;
+pub mod rows;
 pub mod tfrecord;
 pub mod type_name;
 pub mod zstandard;

@@ -30,19 +30,26 @@ pub struct RawChunk {
     columns: RecordBatch,
     first_record: u64,
     numbers: Option<Vec<u64>>,
+    lines: Option<Vec<u64>>,
 }
 
 impl RawChunk {
     /// Consecutive records of the file `path`, starting at `first_record`.
     pub fn new(path: Arc<str>, columns: RecordBatch, first_record: u64) -> Self {
-        Self { path, columns, first_record, numbers: None }
+        Self { path, columns, first_record, numbers: None, lines: None }
     }
 
     /// The records with these `numbers`, one per row, ascending.
     pub fn of_records(path: Arc<str>, columns: RecordBatch, numbers: Vec<u64>) -> Self {
         let first_record = numbers.first().copied().unwrap_or(0);
         let consecutive = numbers.last().is_none_or(|last| last - first_record + 1 == numbers.len() as u64);
-        Self { path, columns, first_record, numbers: (!consecutive).then_some(numbers) }
+        Self { path, columns, first_record, numbers: (!consecutive).then_some(numbers), lines: None }
+    }
+
+    /// The same rows, which begin at these lines of a text file, for messages.
+    #[must_use]
+    pub fn at_lines(self, lines: Vec<u64>) -> Self {
+        Self { lines: Some(lines), ..self }
     }
 
     /// The number of rows.
@@ -76,12 +83,35 @@ impl RawChunk {
         });
         let columns = columns
             .map_err(|error| Error::Mismatch { path: self.path().to_owned(), message: error.to_string() })?;
-        let numbers = (0..self.rows()).filter(|&row| keep[row]).map(|row| self.record(row)).collect();
-        Ok(Some(Self::of_records(Arc::clone(&self.path), columns, numbers)))
+        let passing = || (0..self.rows()).filter(|&row| keep[row]);
+        let numbers = passing().map(|row| self.record(row)).collect();
+        let lines: Option<Vec<u64>> = passing().map(|row| self.line(row)).collect();
+        let chunk = Self::of_records(Arc::clone(&self.path), columns, numbers);
+        Ok(Some(match lines {
+            Some(lines) => chunk.at_lines(lines),
+            None => chunk,
+        }))
     }
 
     /// The record number of row `row`, within the file or part that [`RawChunk::path`] names.
     pub fn record(&self, row: usize) -> u64 {
         self.numbers.as_ref().map_or(self.first_record + row as u64, |numbers| numbers[row])
+    }
+    /// The line at which row `row` begins, of a text file.
+    pub(crate) fn line(&self, row: usize) -> Option<u64> {
+        self.lines.as_ref().and_then(|lines| lines.get(row).copied())
+    }
+
+    /// The error of an unusable value in row `row`.
+    pub fn bad_value(&self, row: usize, column: &str, message: &str) -> Error {
+        Error::BadValue {
+            path: self.path.to_string(),
+            record: self.record(row),
+            column: column.to_owned(),
+            message: match self.line(row) {
+                Some(line) => format!("line {line}: {message}"),
+                None => message.to_owned(),
+            },
+        }
     }
 }

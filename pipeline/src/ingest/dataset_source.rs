@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_format::Projection;
 use millstream_io::ReadContext;
 use millstream_io::limits::ReadLimits;
 use millstream_io::permits::Permit;
 use millstream_trace::{Category, Work};
 use tokio::runtime::Handle;
 
+use super::kept::{KeptColumns, KeptRows};
 use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
 use super::stats::{Counters, Stopwatch};
 use crate::bad_records::BadRecords;
@@ -16,7 +18,7 @@ use crate::chunk::Chunk;
 use crate::dataset::{Dataset, SplitReader};
 use crate::error::Error;
 use crate::spec::OnBadRecord;
-use crate::transform::{Scratch, Transform};
+use crate::transform::{Scratch, Transform, project};
 
 /// The maximum number of splits of a lane that are opened early. Small splits benefit, because reading them is mostly
 /// latency.
@@ -28,6 +30,8 @@ pub struct DatasetSource {
     transform: Arc<Transform>,
     on_bad_record: OnBadRecord,
     runtime: Handle,
+    projection: Projection,
+    kept: Option<KeptColumns>,
 }
 
 struct Reader {
@@ -40,6 +44,8 @@ struct Reader {
     waited: Duration,
     bytes: u64,
     truncated_rows: u64,
+    /// The columns to keep, and the number of the split.
+    kept: Option<(KeptColumns, u32)>,
 }
 
 impl DatasetSource {
@@ -50,7 +56,23 @@ impl DatasetSource {
         on_bad_record: OnBadRecord,
         runtime: Handle,
     ) -> Self {
-        Self { dataset, transform, on_bad_record, runtime }
+        let projection = transform.projection().clone();
+        Self { dataset, transform, on_bad_record, runtime, projection, kept: None }
+    }
+
+    /// Also reads the columns `names`, for `rows`.
+    #[must_use]
+    pub fn keeping(mut self, names: &[String], rows: Arc<KeptRows>) -> Self {
+        // A Parquet column has lists or single values by its type; a record may have several values of any feature.
+        let multi = !self.dataset.is_columnar();
+        let place = |name: &String| (project(&mut self.projection, name, multi), name.clone());
+        let columns = names.iter().map(place).collect();
+        Self { kept: Some(KeptColumns { rows, columns, are_lists: multi }), ..self }
+    }
+
+    /// The columns that it reads.
+    pub fn projection(&self) -> &Projection {
+        &self.projection
     }
 }
 
@@ -72,7 +94,7 @@ impl ChunkSource for DatasetSource {
     /// dictionaries, since the reader also holds their texts.
     fn lane_bytes(&self, chunk_rows: usize) -> u64 {
         let splits = 0..self.dataset.splits().len();
-        let most = splits.map(|split| self.dataset.reader_bytes(split, self.transform.projection())).max();
+        let most = splits.map(|split| self.dataset.reader_bytes(split, &self.projection)).max();
         let most = most.unwrap_or(0);
         let reading = match self.dataset.elastic_bytes() {
             Some(largest) => most + ReadLimits::MIN_OBJECT_BYTES.min(largest),
@@ -116,7 +138,7 @@ impl ChunkSource for DatasetSource {
         let bad = BadRecords::new(self.on_bad_record);
         let place = split as usize;
         let context = ReadContext { runtime: self.runtime.clone(), permit: permit.clone() };
-        let mut reader = self.dataset.read(place, self.transform.projection(), &bad, context)?;
+        let mut reader = self.dataset.read(place, &self.projection, &bad, context)?;
         let passed = if bad.skips() || self.dataset.is_filtered() { 0 } else { from };
         if passed > 0 {
             reader.skip_to(self.dataset.splits()[place].first_record + passed);
@@ -130,6 +152,7 @@ impl ChunkSource for DatasetSource {
             waited: Duration::ZERO,
             bytes: 0,
             truncated_rows: 0,
+            kept: self.kept.clone().map(|kept| (kept, split)),
         };
         Ok(Opened { reader: Box::new(reader), passed })
     }
@@ -141,7 +164,12 @@ impl ChunkReader for Reader {
             let (decoding, start) = (Stopwatch::start(), self.counters.recorder.start());
             let raw = self.split.next_chunk(max_rows);
             let bytes = self.count_decoding(&decoding);
-            let Some(raw) = raw? else { return Ok(None) };
+            let Some(raw) = raw? else {
+                if let Some((kept, split)) = &self.kept {
+                    kept.end(*split);
+                }
+                return Ok(None);
+            };
             let work = |bytes| Work { rows: raw.rows() as u64, bytes, flops: 0 };
             self.counters.recorder.add(start, Category::Ingest, "decode", || work(bytes));
             let Self { transform, scratch, bad, counters, .. } = self;
@@ -150,6 +178,9 @@ impl ChunkReader for Reader {
             counters.recorder.add(start, Category::Ingest, "transform", || work(0));
             self.counters.truncated_rows.add(transformed.truncated_rows);
             self.truncated_rows += transformed.truncated_rows;
+            if let Some((kept, split)) = &self.kept {
+                kept.add(*split, &raw, transformed.usable.as_deref())?;
+            }
             if transformed.chunk.rows() > 0 {
                 return Ok(Some(transformed.chunk));
             }

@@ -33,6 +33,7 @@ mod assemble;
 mod dataset_source;
 mod explain;
 mod handover;
+mod kept;
 mod lane;
 mod measure;
 mod peers;
@@ -69,6 +70,7 @@ use crate::order::{LanePosition, Position, Share};
 
 pub use self::dataset_source::DatasetSource;
 pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
+pub use self::kept::{KeptColumns, KeptRows};
 pub use self::measure::{IngestMeasurement, measure};
 pub use self::peers::{MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate};
 pub use self::plan::{IngestPlan, MemoryNeed};

@@ -135,10 +135,6 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             format!("expected {expected}, found {found}{advice}").into()
         }
     };
-    Error::Format(FormatError::BadValue {
-        path: raw.path().to_owned(),
-        record: raw.record(fault.row),
-        column: raw.columns().schema().field(fault.column).name().clone(),
-        message: message.into_owned(),
-    })
+    let schema = raw.columns().schema();
+    Error::Format(raw.bad_value(fault.row, schema.field(fault.column).name(), &message))
 }

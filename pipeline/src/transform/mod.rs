@@ -104,6 +104,8 @@ pub struct Transform {
 pub struct Transformed {
     /// The usable rows, in input order.
     pub chunk: Chunk,
+    /// Which rows of the input are usable; `None` if all are.
+    pub usable: Option<Vec<bool>>,
     /// Rows truncated to a multi-valued feature's maximum, counted once per feature.
     pub truncated_rows: u64,
 }
@@ -155,7 +157,7 @@ impl Transform {
 
     /// The maximum bytes of column buffers in a [`Scratch`] for chunks of `chunk_rows` rows. Excludes
     /// converted dictionaries.
-    pub(crate) fn column_bytes(&self, chunk_rows: usize) -> u64 {
+    pub fn column_bytes(&self, chunk_rows: usize) -> u64 {
         4 * (self.dense.len() + self.ids.len()) as u64 * chunk_rows as u64
     }
 
@@ -230,10 +232,11 @@ impl Transform {
         let blocks = (rows::interleave(&dense, rows), rows::interleave(&ids, rows));
         let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged };
         (scratch.dense, scratch.ids) = (dense, ids);
-        if let Some(keep) = reject_faulty_rows(raw, faults, bad)? {
-            chunk.retain_rows(&keep);
+        let usable = reject_faulty_rows(raw, faults, bad)?;
+        if let Some(usable) = &usable {
+            chunk.retain_rows(usable);
         }
-        Ok(Transformed { chunk, truncated_rows })
+        Ok(Transformed { chunk, usable, truncated_rows })
     }
 
     fn labels(&self, builder: &mut ChunkBuilder<'_>) -> Result<(), Error> {

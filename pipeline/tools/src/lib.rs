@@ -1,4 +1,4 @@
-//! Operations on files outside of jobs: inspection, conversion, generation.
+//! Operations on files outside of jobs: inspection, conversion, generation, text to score.
 //!
 //! | content | module |
 //! |---|---|
@@ -6,15 +6,17 @@
 //! | statistics of columns over a sample | [`sample`] |
 //! | formats and separators, detected | [`detect`] |
 //! | CSV and JSON lines: rows, types, columns | [`text`], [`json_lines`], [`typed`] |
+//! | CSV and JSON lines as rows to score | [`text_source`] |
 //! | statistics of columns | [`stats`] |
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
-//! | values of any type as JSON and as text | [`values`], [`written`] |
+//! | values of any type as JSON, as text, and in another type | [`values`], [`written`], [`conform`] |
 //! | progress and cancellation | [`progress`] |
 
 #![forbid(unsafe_code)]
 
+mod conform;
 pub mod convert;
 mod detect;
 pub mod generate;
@@ -26,6 +28,7 @@ pub mod sample;
 pub mod stats;
 mod survey;
 pub mod text;
+pub mod text_source;
 pub mod typed;
 mod values;
 mod written;

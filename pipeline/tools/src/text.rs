@@ -50,10 +50,10 @@ enum Contents {
 }
 
 /// The rows of a file.
-pub(crate) struct TextRows<'a> {
+pub(crate) struct TextRows {
     contents: Contents,
-    rules: &'a TextRules,
-    csv: &'a CsvOptions,
+    rules: TextRules,
+    csv: CsvOptions,
     path: Arc<str>,
     compression: String,
     /// The columns that have kinds, by their place, as far as known.
@@ -63,17 +63,28 @@ pub(crate) struct TextRows<'a> {
     skipped: Skipped,
 }
 
-impl<'a> TextRows<'a> {
+impl TextRows {
     /// Opens a file; reads the header of CSV.
     pub(crate) fn open(
         object: &Object,
         format: FileFormat,
-        csv: &'a CsvOptions,
-        rules: &'a TextRules,
+        csv: &CsvOptions,
+        rules: &TextRules,
         runtime: &Handle,
     ) -> Result<Self, Error> {
-        let path: Arc<str> = object.path().clone();
         let bytes = FetchedBytes::start(object.clone(), &Arc::default(), &runtime.into());
+        Self::of(object, bytes, format, csv, rules)
+    }
+
+    /// Opens a file whose bytes are fetched already; reads the header of CSV.
+    pub(crate) fn of(
+        object: &Object,
+        bytes: FetchedBytes,
+        format: FileFormat,
+        csv: &CsvOptions,
+        rules: &TextRules,
+    ) -> Result<Self, Error> {
+        let path: Arc<str> = object.path().clone();
         let (stream, compression) = Decompressed::new(bytes).map_err(|error| {
             let path = path.to_string();
             match SourceError::unmark(error) {
@@ -87,8 +98,8 @@ impl<'a> TextRows<'a> {
         };
         Ok(Self {
             contents,
-            rules,
-            csv,
+            rules: rules.clone(),
+            csv: csv.clone(),
             path,
             compression: format!("{compression:?}").to_lowercase(),
             checks: Vec::new(),
@@ -107,6 +118,10 @@ impl<'a> TextRows<'a> {
             Contents::Csv(rows) => rows.columns(),
             Contents::Json(rows) => rows.columns(),
         }
+    }
+
+    pub(crate) fn is_json(&self) -> bool {
+        matches!(self.contents, Contents::Json(_))
     }
 
     /// The bytes that remain to be read.
@@ -156,7 +171,8 @@ impl<'a> TextRows<'a> {
         }
     }
 
-    fn can_continue(&self) -> bool {
+    /// Whether the row after one with an error can be read.
+    pub(crate) fn can_continue(&self) -> bool {
         match &self.contents {
             Contents::Csv(rows) => rows.can_continue(),
             Contents::Json(rows) => rows.can_continue(),
@@ -199,29 +215,31 @@ impl<'a> TextRows<'a> {
 
     /// Calls `each` for the values of the current row, with their columns. Of JSON, absent values may be missing.
     pub(crate) fn each<'b>(&'b self, mut each: impl FnMut(usize, Option<Raw<'b>>)) {
+        self.each_written(|column, raw| each(column, Some(raw).filter(|&raw| self.is_present(raw))));
+    }
+
+    /// As [`TextRows::each`], with values that mean "missing" as they are written.
+    pub(crate) fn each_written<'b>(&'b self, mut each: impl FnMut(usize, Raw<'b>)) {
         match &self.contents {
             Contents::Csv(rows) => {
-                for (column, field) in rows.fields().iter().enumerate() {
-                    each(column, is_present(field, self.csv).then_some(Raw::Text(field)));
-                }
+                let fields = rows.fields().iter().enumerate();
+                fields.for_each(|(column, field)| each(column, Raw::Text(field)));
             }
             Contents::Json(rows) => {
-                for (column, value) in rows.values() {
-                    let is_absent = matches!(value, Value::String(text) if !is_wanted(text, self.csv));
-                    each(*column, (!is_absent).then_some(Raw::Json(value)));
-                }
+                rows.values().iter().for_each(|(column, value)| each(*column, Raw::Json(value)));
             }
         }
     }
-}
 
-/// Whether a CSV field has a value.
-fn is_present(field: &[u8], options: &CsvOptions) -> bool {
-    !field.is_empty() && !options.missing.iter().any(|missing| missing.as_bytes() == field)
-}
-
-fn is_wanted(text: &str, options: &CsvOptions) -> bool {
-    !options.missing.iter().any(|missing| missing == text)
+    /// Whether a value does not mean "missing". An empty field of CSV does, an empty text of JSON does not.
+    pub(crate) fn is_present(&self, raw: Raw<'_>) -> bool {
+        let is_listed = |bytes: &[u8]| self.csv.missing.iter().any(|missing| missing.as_bytes() == bytes);
+        match raw {
+            Raw::Text(field) => !field.is_empty() && !is_listed(field),
+            Raw::Json(Value::String(text)) => !is_listed(text.as_bytes()),
+            Raw::Json(_) => true,
+        }
+    }
 }
 
 /// The type that holds all values of a column so far.

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use arrow_array::builder::{
     ArrayBuilder, BooleanBuilder, Date32Builder, Float32Builder, Float64Builder, Int64Builder, ListBuilder,
-    NullBuilder, StringBuilder, TimestampMicrosecondBuilder, make_builder,
+    NullBuilder, StringBuilder, TimestampMicrosecondBuilder, TimestampMillisecondBuilder,
+    TimestampNanosecondBuilder, TimestampSecondBuilder, UInt64Builder, make_builder,
 };
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::{DataType, Field, TimeUnit};
-use chrono::{DateTime, NaiveDate, NaiveDateTime};
+use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
 use serde_json::Value;
 
 /// The layouts of timestamps besides RFC 3339, and of dates.
@@ -144,19 +145,22 @@ impl Reading {
             DataType::Int64 => {
                 Scalar::Integer(text.parse().or_else(|_| whole(&text)).map_err(|()| wrong("an integer"))?)
             }
-            DataType::Float64 | DataType::Float32 => {
-                Scalar::Number(text.parse().map_err(|_| wrong("a number"))?)
-            }
+            DataType::UInt64 => Scalar::Unsigned(
+                text.parse().or_else(|_| unsigned(&text)).map_err(|()| wrong("an integer of at least 0"))?,
+            ),
+            DataType::Float64 => Scalar::Number(text.parse().map_err(|_| wrong("a number"))?),
+            // Rounded once, to the nearest f32.
+            DataType::Float32 => Scalar::Number(text.parse::<f32>().map_err(|_| wrong("a number"))?.into()),
             DataType::Boolean => Scalar::Flag(flag(&text).ok_or_else(|| wrong("true or false"))?),
             DataType::Date32 => {
                 let date = self.date(&text).ok_or_else(|| wrong(&self.expected("a date", "2026-11-21")))?;
                 // Dates of chrono fit into 32 bits.
                 Scalar::Integer(date.signed_duration_since(NaiveDate::default()).num_days())
             }
-            DataType::Timestamp(..) => {
-                let moment = self.moment(&text);
+            DataType::Timestamp(unit, _) => {
+                let ticks = self.moment(&text).and_then(|moment| ticks(moment, *unit));
                 let wrong = || wrong(&self.expected("a timestamp", "2026-11-21T12:38:00Z"));
-                Scalar::Integer(moment.ok_or_else(wrong)?)
+                Scalar::Integer(ticks.ok_or_else(wrong)?)
             }
             _ => Scalar::Text(text),
         })
@@ -175,45 +179,49 @@ impl Reading {
             None => DATES
                 .iter()
                 .find_map(|layout| NaiveDate::parse_from_str(text, layout).ok())
-                .or_else(|| Some(DateTime::from_timestamp_micros(self.moment(text)?)?.date_naive())),
+                .or_else(|| Some(self.moment(text)?.date_naive())),
         }
     }
 
-    /// Microseconds since the Unix epoch. A timestamp without an offset is in UTC; an integer counts seconds.
-    fn moment(&self, text: &str) -> Option<i64> {
+    /// A timestamp without an offset is in UTC; an integer counts seconds since the Unix epoch.
+    fn moment(&self, text: &str) -> Option<DateTime<Utc>> {
+        let midnight = |date: NaiveDate| Some(date.and_hms_opt(0, 0, 0)?.and_utc());
         if let Some(pattern) = &self.pattern {
-            let with_offset = DateTime::parse_from_str(text, pattern).map(|moment| moment.timestamp_micros());
-            let without =
-                || Some(NaiveDateTime::parse_from_str(text, pattern).ok()?.and_utc().timestamp_micros());
-            let date = || {
-                Some(
-                    NaiveDate::parse_from_str(text, pattern)
-                        .ok()?
-                        .and_hms_opt(0, 0, 0)?
-                        .and_utc()
-                        .timestamp_micros(),
-                )
+            if let Ok(moment) = DateTime::parse_from_str(text, pattern) {
+                return Some(moment.to_utc());
+            }
+            return match NaiveDateTime::parse_from_str(text, pattern) {
+                Ok(moment) => Some(moment.and_utc()),
+                Err(_) => midnight(NaiveDate::parse_from_str(text, pattern).ok()?),
             };
-            return with_offset.ok().or_else(without).or_else(date);
         }
         if let Ok(moment) = DateTime::parse_from_rfc3339(text) {
-            return Some(moment.timestamp_micros());
+            return Some(moment.to_utc());
         }
         if let Ok(seconds) = text.parse::<i64>() {
-            return seconds.checked_mul(1_000_000);
+            return DateTime::from_timestamp(seconds, 0);
         }
-        let moment = MOMENTS.iter().find_map(|layout| NaiveDateTime::parse_from_str(text, layout).ok());
-        let date = || {
-            let date = DATES.iter().find_map(|layout| NaiveDate::parse_from_str(text, layout).ok());
-            date?.and_hms_opt(0, 0, 0)
-        };
-        Some(moment.or_else(date)?.and_utc().timestamp_micros())
+        match MOMENTS.iter().find_map(|layout| NaiveDateTime::parse_from_str(text, layout).ok()) {
+            Some(moment) => Some(moment.and_utc()),
+            None => midnight(DATES.iter().find_map(|layout| NaiveDate::parse_from_str(text, layout).ok())?),
+        }
+    }
+}
+
+/// The time since the Unix epoch, rounded down; `None` if it does not fit.
+fn ticks(moment: DateTime<Utc>, unit: TimeUnit) -> Option<i64> {
+    match unit {
+        TimeUnit::Second => Some(moment.timestamp()),
+        TimeUnit::Millisecond => Some(moment.timestamp_millis()),
+        TimeUnit::Microsecond => Some(moment.timestamp_micros()),
+        TimeUnit::Nanosecond => moment.timestamp_nanos_opt(),
     }
 }
 
 enum Scalar<'a> {
     Absent,
     Integer(i64),
+    Unsigned(u64),
     Number(f64),
     Flag(bool),
     Text(Cow<'a, str>),
@@ -234,6 +242,11 @@ fn whole(text: &str) -> Result<i64, ()> {
     let number: f64 = text.parse().map_err(drop)?;
     let exact = number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0;
     if exact { Ok(number as i64) } else { Err(()) }
+}
+
+/// As [`whole`], for numbers of at least 0.
+fn unsigned(text: &str) -> Result<u64, ()> {
+    u64::try_from(whole(text)?).map_err(drop)
 }
 
 fn flag(text: &str) -> Option<bool> {
@@ -305,8 +318,21 @@ fn put(builder: &mut dyn ArrayBuilder, data_type: &DataType, scalar: Scalar<'_>)
             let days = integer(&scalar).and_then(|days| i32::try_from(days).ok());
             of::<Date32Builder>(builder, data_type)?.append_option(days);
         }
-        DataType::Timestamp(..) => {
+        DataType::UInt64 => {
+            let value = if let Scalar::Unsigned(value) = scalar { Some(value) } else { None };
+            of::<UInt64Builder>(builder, data_type)?.append_option(value);
+        }
+        DataType::Timestamp(TimeUnit::Second, _) => {
+            of::<TimestampSecondBuilder>(builder, data_type)?.append_option(integer(&scalar));
+        }
+        DataType::Timestamp(TimeUnit::Millisecond, _) => {
+            of::<TimestampMillisecondBuilder>(builder, data_type)?.append_option(integer(&scalar));
+        }
+        DataType::Timestamp(TimeUnit::Microsecond, _) => {
             of::<TimestampMicrosecondBuilder>(builder, data_type)?.append_option(integer(&scalar));
+        }
+        DataType::Timestamp(TimeUnit::Nanosecond, _) => {
+            of::<TimestampNanosecondBuilder>(builder, data_type)?.append_option(integer(&scalar));
         }
         DataType::Float64 => of::<Float64Builder>(builder, data_type)?.append_option(number(&scalar)),
         DataType::Float32 => {

@@ -22,5 +22,6 @@ mod labels;
 mod priority;
 mod profile;
 mod retrieval;
+mod scored_text;
 mod warm_start;
 mod weighted;

@@ -58,7 +58,7 @@ pub(crate) struct Csv {
     pub(crate) missing: Vec<String>,
 }
 
-fn parse_delimiter(text: &str) -> Result<u8, String> {
+pub(super) fn parse_delimiter(text: &str) -> Result<u8, String> {
     if text == "tab" || text == "\\t" { Ok(b'\t') } else { parse_byte(text) }
 }
 
@@ -260,7 +260,7 @@ fn parse_kind(text: &str) -> Result<(String, Kind), String> {
     Ok((name, kind.parse()?))
 }
 
-fn parse_list(text: &str) -> Result<(String, String), String> {
+pub(super) fn parse_list(text: &str) -> Result<(String, String), String> {
     let (name, separator) = parse_pair(text)?;
     Ok((name, if separator == "tab" { "\t".to_owned() } else { separator }))
 }

@@ -1,6 +1,7 @@
-//! Commands, flags and their help texts: of jobs here, of data files in [`data`].
+//! Commands, flags and their help texts: of jobs here, of data files in [`data`], of rows to score in [`scoring`].
 
 mod data;
+mod scoring;
 
 use std::path::PathBuf;
 
@@ -11,6 +12,7 @@ use millstream_control::proto::JobState;
 pub(crate) use data::{
     ColumnChoice, Convert, Csv, DataCompression, DataFormat, Generate, IdForm, Init, Inspect, Written,
 };
+pub(crate) use scoring::{Layout, Predict, ScoreFormat, Scored};
 
 /// Train recommender and ranking models straight from TFRecord and Parquet files.
 #[derive(Debug, Parser)]
@@ -166,7 +168,8 @@ with several labels, --json groups them by label.
 Examples:
   millstream eval census-2f9c
   millstream eval census-2f9c --best
-  millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'")]
+  millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'
+  millstream eval census-2f9c test.csv")]
     Eval(Scored),
     /// Write the score of each row of data
     Predict(Predict),
@@ -401,62 +404,6 @@ pub(crate) struct JobHistory {
     /// Write an SVG file instead of plotting in the terminal
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-}
-
-/// The model and the data to score.
-#[derive(Debug, Args)]
-pub(crate) struct Scored {
-    /// A job's id, or the directory of a job or a checkpoint
-    #[arg(value_name = "JOB_ID|CHECKPOINT")]
-    pub(crate) target: String,
-    /// Files and globs to score [default: the job's own held-out data]
-    #[arg(value_name = "DATA")]
-    pub(crate) data: Vec<String>,
-    /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
-    #[arg(long)]
-    pub(crate) best: bool,
-    #[command(flatten)]
-    pub(crate) place: Place,
-}
-
-/// `predict`
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Writes one score per row, in the order of the data: files sorted by path, each once, rows in file
-order. Rows that the job's `filter` or `on_bad_record` skips have no score. The data needs no label.
-
-A score is the probability of the positive class; with the loss \"mse\" it is the predicted number. A
-two-tower model's score is the dot product of its two vectors divided by the temperature. A label with
-`classes` has the probability of each class and the most probable class.
-
-The column is `score`, a 32-bit float in Parquet. A job with several labels has `score_LABEL` for each
-label; a label with classes has `score_CLASS` for each class and `class`, the predicted one, as text.
-An output name that ends in .gz or .zst compresses CSV and JSON lines.
-
-Examples:
-  millstream predict census-2f9c 'new/*.parquet' > scores.csv
-  millstream predict census-2f9c 'new/*.parquet' --format jsonl | head
-  millstream predict checkpoints/census-2f9c new.parquet --output scores.parquet")]
-pub(crate) struct Predict {
-    #[command(flatten)]
-    pub(crate) scored: Scored,
-    /// Write to this file instead of standard output; it appears only when complete
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-    /// Format of the scores [default: by the output's extension, otherwise csv]
-    #[arg(long, value_enum)]
-    pub(crate) format: Option<ScoreFormat>,
-}
-
-/// A format of scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ScoreFormat {
-    /// A header line `score`, then one score per line
-    Csv,
-    /// `{"score": 0.5}`, one per line
-    Jsonl,
-    /// A Parquet file
-    Parquet,
 }
 
 /// `export`

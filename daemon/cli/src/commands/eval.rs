@@ -1,19 +1,21 @@
 //! `millstream eval`: evaluates a trained model on held-out data.
 
-use millstream_control::proto::ScoreRequest;
+use millstream_control::proto::{ScoreRequest, TextLayout};
 
-use crate::arguments::Scored;
+use crate::arguments::{Layout, Scored};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::interrupt::unless_interrupted;
+use crate::standard_input::StandardInput;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: Scored, context: &Context) -> Result<(), Failure> {
     let place = arguments.place;
-    let request = request(arguments)?;
+    let mut request = request(arguments)?;
     let evaluated = unless_interrupted(async {
+        let _input = StandardInput::spooled(&mut request, None).await?;
         let mut connection = Connection::at(place, context).await?;
         let evaluated = connection.client.evaluate(request).await;
         connection.close().await;
@@ -33,6 +35,21 @@ pub(super) fn request(scored: Scored) -> Result<ScoreRequest, Failure> {
     let Some(base) = base.to_str() else {
         return Err(Failure::Usage(format!("the working directory {} is not UTF-8", base.display())));
     };
-    let Scored { target, data, best, place: _ } = scored;
-    Ok(ScoreRequest { target, data, base: base.to_owned(), best })
+    let Scored { target, data, best, place: _, layout } = scored;
+    let Layout { delimiter, columns, missing, separators, skip_bad_lines } = layout;
+    let text = TextLayout {
+        delimiter: delimiter.map(char::from).map(String::from).unwrap_or_default(),
+        columns: columns.unwrap_or_default(),
+        missing,
+        separators: separators.into_iter().collect(),
+    };
+    Ok(ScoreRequest {
+        target,
+        data,
+        base: base.to_owned(),
+        best,
+        text: Some(text),
+        keep: Vec::new(),
+        skip_bad_rows: skip_bad_lines,
+    })
 }

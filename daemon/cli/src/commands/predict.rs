@@ -3,45 +3,58 @@
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
+use anyhow::Context as _;
 use millstream_control::proto::{ScoreRequest, Scores};
 use millstream_format::compression::Compression;
-use millstream_tools::output::{CellKind, Cells, TableFormat, TableWriter};
+use millstream_format::rows;
+use millstream_tools::output::{CellKind, Cells, PassedColumn, TableFormat, TableWriter};
 use serde_json::json;
 
 use crate::arguments::{Predict, ScoreFormat};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::figures;
 use crate::interrupt::unless_interrupted;
+use crate::standard_input::StandardInput;
 use crate::unfinished::Unfinished;
 
 /// The column of the predicted class.
 const CLASS: &str = "class";
 
 pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Failure> {
-    let Predict { scored, output, format } = arguments;
+    let Predict { scored, output, keep, format } = arguments;
     let name = output.as_deref().and_then(Path::to_str);
     let format = format_of(format.map(Into::into), name)?;
     let compression = name.and_then(Compression::from_name).unwrap_or(Compression::None);
     check_output(output.as_deref(), format, compression, context)?;
     let place = scored.place;
-    let request = super::eval::request(scored)?;
-    let rows = unless_interrupted(async {
+    let mut request = super::eval::request(scored)?;
+    request.keep = keep;
+    let written = unless_interrupted(async {
+        let _input = StandardInput::spooled(&mut request, output.as_deref()).await?;
         let mut connection = Connection::at(place, context).await?;
         let result = match &output {
             Some(path) => write(&mut connection, request, path, format, compression).await,
             None => {
                 let mut out = BufWriter::new(io::stdout());
-                let rows = score(&mut connection, request, format, compression, &mut out).await;
-                rows.and_then(|rows| Ok(out.flush().map(|()| rows)?))
+                let written = score(&mut connection, request, format, compression, &mut out).await;
+                written.and_then(|written| Ok(out.flush().map(|()| written)?))
             }
         };
         connection.close().await;
         result
     })
     .await?;
+    let Written { rows, skipped_rows } = written;
+    if skipped_rows > 0 {
+        let (noun, were) = if skipped_rows == 1 { ("row", "was") } else { ("rows", "were") };
+        context.screen.warning(&format!("{} bad {noun} {were} skipped", figures::count(skipped_rows)));
+    }
     match &output {
-        Some(path) if context.json => context.document(&json!({ "output": path, "rows": rows })),
+        Some(path) if context.json => {
+            context.document(&json!({ "output": path, "rows": rows, "skipped_rows": skipped_rows }))
+        }
         _ => Ok(()),
     }
 }
@@ -80,17 +93,23 @@ fn check_output(
     Err(Failure::Usage(message.to_owned()))
 }
 
-/// Writes all scores to `path`, which appears only when complete. Returns the number of rows.
+/// Numbers of rows.
+struct Written {
+    rows: u64,
+    skipped_rows: u64,
+}
+
+/// Writes all scores to `path`, which appears only when complete.
 async fn write(
     connection: &mut Connection,
     request: ScoreRequest,
     path: &Path,
     format: TableFormat,
     compression: Compression,
-) -> Result<u64, Failure> {
+) -> Result<Written, Failure> {
     let mut file = Unfinished::create(path)?;
-    let rows = score(connection, request, format, compression, &mut file.writer).await;
-    let written = rows.and_then(|rows| file.keep().map(|()| rows));
+    let written = score(connection, request, format, compression, &mut file.writer).await;
+    let written = written.and_then(|written| file.keep().map(|()| written));
     written.map_err(|failure| match failure {
         Failure::Failed(error) if error.is::<io::Error>() => {
             Failure::Failed(error.context(format!("writing {}", path.display())))
@@ -99,35 +118,62 @@ async fn write(
     })
 }
 
-/// Writes all scores to `out`. Returns the number of rows.
+/// Writes the kept columns and all scores to `out`.
 async fn score(
     connection: &mut Connection,
     request: ScoreRequest,
     format: TableFormat,
     compression: Compression,
     out: &mut (impl Write + Send),
-) -> Result<u64, Failure> {
+) -> Result<Written, Failure> {
+    let is_keeping = !request.keep.is_empty();
     let mut replies = connection.client.predict(request).await?;
-    // The first reply has the labels and classes, but no scores.
+    // The first reply has the labels and classes. The second has the names of the kept columns; it arrives once the
+    // data is open, so that nothing is written if that fails.
     let Scores { labels, classes, .. } = replies.next().await?.unwrap_or_default();
+    let kept = replies.next().await?.unwrap_or_default().columns;
     let names = columns(if classes.is_empty() { &labels } else { &classes });
-    let mut columns: Vec<_> = names.iter().map(|name| (name.as_str(), CellKind::Numbers)).collect();
+    let mut columns: Vec<_> = kept.iter().map(|name| (name.as_str(), CellKind::Passed)).collect();
+    columns.extend(names.iter().map(|name| (name.as_str(), CellKind::Numbers)));
     columns.extend((!classes.is_empty()).then_some((CLASS, CellKind::Texts)));
+    check_names(&kept, &columns[kept.len()..])?;
     let mut table = TableWriter::new(out, format, compression, &columns)?;
-    let mut rows = 0;
+    let mut written = Written { rows: 0, skipped_rows: 0 };
     while let Some(reply) = replies.next().await? {
+        written.skipped_rows += reply.skipped_rows;
         let of_name = reply.scores.len() / names.len();
-        rows += of_name as u64;
-        if of_name > 0 {
-            let scores: Vec<&[f32]> = reply.scores.chunks(of_name).collect();
-            let predicted = predicted(&scores, &classes);
-            let mut cells: Vec<_> = scores.into_iter().map(Cells::Numbers).collect();
-            cells.extend((!classes.is_empty()).then_some(Cells::Texts(&predicted)));
-            table.write(&cells)?;
+        written.rows += of_name as u64;
+        if of_name == 0 {
+            continue;
         }
+        let scores: Vec<&[f32]> = reply.scores.chunks(of_name).collect();
+        let predicted = predicted(&scores, &classes);
+        let passed = if is_keeping { passed(&reply.rows)? } else { Vec::new() };
+        let mut cells: Vec<_> = passed.iter().map(Cells::Passed).collect();
+        cells.extend(scores.into_iter().map(Cells::Numbers));
+        cells.extend((!classes.is_empty()).then_some(Cells::Texts(&predicted)));
+        table.write(&cells)?;
     }
     table.finish()?;
-    Ok(rows)
+    Ok(written)
+}
+
+/// Checks that no kept column has the name of a column of scores.
+fn check_names(kept: &[String], scores: &[(&str, CellKind)]) -> Result<(), Failure> {
+    match kept.iter().find(|name| scores.iter().any(|(score, _)| score == name)) {
+        None => Ok(()),
+        Some(name) => Err(Failure::Usage(format!(
+            "--keep: the column `{name}` of the data has the name of a column of scores; keep other columns"
+        ))),
+    }
+}
+
+/// The kept columns of a reply.
+fn passed(rows: &[u8]) -> Result<Vec<PassedColumn>, Failure> {
+    let rows = rows::decode(rows).context("the daemon sent damaged rows")?;
+    let schema = rows.schema();
+    let columns = schema.fields().iter().zip(rows.columns());
+    Ok(columns.map(|(field, array)| PassedColumn::of(field, array)).collect())
 }
 
 /// The most probable class of each row, the first of equals. Empty without classes.

@@ -136,12 +136,7 @@ fn reject<E: From<Error>>(
 ) -> Result<(), E> {
     for (row, count) in unusable {
         keep[row] = false;
-        skip(Error::BadValue {
-            path: raw.path().to_owned(),
-            record: raw.record(row),
-            column: column.to_owned(),
-            message: format!("{count} values; the filter expects one"),
-        })?;
+        skip(raw.bad_value(row, column, &format!("{count} values; the filter expects one")))?;
     }
     Ok(())
 }

@@ -114,7 +114,7 @@ fn reference(features: &[FeatureSpec], rows: &[Row], analysis: &Analysis) -> Tra
             }
         }
     }
-    Transformed { chunk, truncated_rows }
+    Transformed { chunk, usable: None, truncated_rows }
 }
 
 /// A column with one value per row, in one of the types that can hold it.

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StringArray, new_null_array};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_schema::{DataType, Field, Schema};
 use millstream_format::csv::CsvOptions;
 use millstream_format::parquet::WantedRows;
@@ -21,6 +20,7 @@ use tokio::runtime::Handle;
 use super::schema::OutputColumn;
 use super::weight;
 use crate::EXTRA_DECODE_BYTES;
+use crate::conform::conform;
 use crate::output::Block;
 use crate::progress::{Progress, Reading};
 use crate::text::{TextRows, TextRules};
@@ -141,13 +141,13 @@ fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
 struct InputRows<'a> {
     object: &'a Object,
     inputs: Inputs<'a>,
-    source: Contents<'a>,
+    source: Contents,
     /// The record number of the next row.
     next: u64,
 }
 
-enum Contents<'a> {
-    Text(Box<TextRows<'a>>),
+enum Contents {
+    Text(Box<TextRows>),
     Records(Box<RecordsReader>),
     Parquet(Box<Groups>),
 }
@@ -344,25 +344,4 @@ impl Groups {
 fn projection(columns: &[OutputColumn]) -> Projection {
     let column = |column: &OutputColumn| ProjectedColumn { name: column.source.clone(), multi: column.multi };
     Projection { columns: columns.iter().map(column).collect() }
-}
-
-/// Converts an array to the common type; `None` if that type cannot hold its values.
-fn conform(array: &ArrayRef, wanted: &DataType) -> Option<ArrayRef> {
-    match (array.data_type(), wanted) {
-        (found, wanted) if found == wanted => Some(array.clone()),
-        (DataType::Null, wanted) => Some(new_null_array(wanted, array.len())),
-        (DataType::Binary, DataType::Utf8) => {
-            Some(Arc::new(StringArray::try_from_binary(array.as_binary::<i32>().clone()).ok()?))
-        }
-        (DataType::Utf8, DataType::Binary) => {
-            Some(Arc::new(arrow_array::BinaryArray::from(array.as_string::<i32>().clone())))
-        }
-        (DataType::List(_), DataType::List(item)) => {
-            let lists = array.as_list::<i32>();
-            let values = conform(lists.values(), item.data_type())?;
-            let nulls = lists.nulls().cloned();
-            Some(Arc::new(ListArray::try_new(item.clone(), lists.offsets().clone(), values, nulls).ok()?))
-        }
-        _ => None,
-    }
 }

@@ -15,6 +15,7 @@ mod deflate;
 mod encode;
 mod names;
 mod narrow;
+mod passed;
 mod staged;
 mod table;
 
@@ -30,6 +31,7 @@ use millstream_pipeline::Error;
 use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
 use encode::{Encoder, Piece, ShardFile};
+pub use passed::PassedColumn;
 pub use staged::Destination;
 pub(crate) use staged::Staged;
 pub use table::{CellKind, Cells, TableFormat, TableWriter};

@@ -1,4 +1,4 @@
-//! Writes a table of floats and text columns row by row, to a file or a pipe: the scores of a model.
+//! Writes a table row by row, to a file or a pipe: the scores of a model, and columns of the data beside them.
 //!
 //! The number of rows is not known in advance, and rows arrive more slowly than one thread can write them, so
 //! there are no blocks, shards or threads here. Text formats buffer one write buffer, Parquet one row group.
@@ -13,8 +13,11 @@ use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression as ParquetCompression;
 use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
+use parquet::schema::types::ColumnPath;
 
 use millstream_format::compression::{Compression, Compressor};
+
+use super::passed::PassedColumn;
 
 /// Rows per Parquet row group: about one MiB per column.
 const GROUP_ROWS: usize = 1 << 18;
@@ -26,7 +29,7 @@ pub enum TableFormat {
     Csv,
     /// One JSON object per row, one per line.
     JsonLines,
-    /// Non-null columns of f32 or text, compressed with Snappy.
+    /// Non-null columns of f32 or text and columns of the data, compressed with Snappy.
     Parquet,
 }
 
@@ -37,32 +40,44 @@ pub enum CellKind {
     Numbers,
     /// Text.
     Texts,
+    /// A column of the data. In Parquet, the first rows determine its type.
+    Passed,
 }
 
 /// Consecutive cells of a column.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum Cells<'a> {
     /// Must be finite for JSON.
     Numbers(&'a [f32]),
     /// Any text.
     Texts(&'a [&'a str]),
+    /// Values of the data.
+    Passed(&'a PassedColumn),
 }
 
 /// A table under construction; complete only after [`TableWriter::finish`].
 pub struct TableWriter<W: Write + Send>(Encoding<W>);
 
 enum Encoding<W: Write + Send> {
-    /// The text before each cell of a line, the end of a line, and the function that quotes text.
-    Lines {
-        out: Box<Compressor<W>>,
-        before: Vec<String>,
-        end: &'static str,
-        quoted: fn(&str) -> Cow<'_, str>,
-    },
-    Parquet {
-        out: Box<ArrowWriter<W>>,
-        schema: Arc<Schema>,
-    },
+    Lines(Lines<W>),
+    Parquet(Parquet<W>),
+}
+
+struct Lines<W: Write + Send> {
+    out: Box<Compressor<W>>,
+    /// The text before each cell of a line, and the end of a line.
+    before: Vec<String>,
+    end: &'static str,
+    is_json: bool,
+}
+
+/// A Parquet file.
+enum Parquet<W: Write + Send> {
+    /// Before the first rows, which determine the types.
+    New(W, Vec<(String, CellKind)>),
+    Open(Box<ArrowWriter<W>>, Arc<Schema>),
+    /// After an error.
+    Failed,
 }
 
 impl TableFormat {
@@ -93,40 +108,25 @@ impl<W: Write + Send> TableWriter<W> {
         compression: Compression,
         columns: &[(&str, CellKind)],
     ) -> io::Result<Self> {
-        Ok(Self(match format {
-            TableFormat::Csv => {
-                let mut out = Box::new(Compressor::new(out, compression)?);
-                let names: Vec<_> = columns.iter().map(|(name, _)| quoted_in_csv(name)).collect();
-                writeln!(out, "{}", names.join(","))?;
-                let before = columns.iter().enumerate().map(|(place, _)| if place == 0 { "" } else { "," });
-                let before = before.map(str::to_owned).collect();
-                Encoding::Lines { out, before, end: "\n", quoted: quoted_in_csv }
-            }
-            TableFormat::JsonLines => {
-                let key = |(place, (name, _)): (usize, &(&str, CellKind))| {
-                    let open = if place == 0 { "{" } else { ", " };
-                    format!("{open}{}: ", quoted_in_json(name))
-                };
-                let before = columns.iter().enumerate().map(key).collect();
-                let out = Box::new(Compressor::new(out, compression)?);
-                Encoding::Lines { out, before, end: "}\n", quoted: quoted_in_json }
-            }
-            TableFormat::Parquet => {
-                let field = |&(name, kind): &(&str, CellKind)| match kind {
-                    CellKind::Numbers => Field::new(name, DataType::Float32, false),
-                    CellKind::Texts => Field::new(name, DataType::Utf8, false),
-                };
-                let schema = Arc::new(Schema::new(columns.iter().map(field).collect::<Vec<_>>()));
-                // Scores are almost all distinct.
-                let properties = WriterProperties::builder()
-                    .set_compression(ParquetCompression::SNAPPY)
-                    .set_dictionary_enabled(false)
-                    .set_max_row_group_row_count(Some(GROUP_ROWS))
-                    .build();
-                let writer = ArrowWriter::try_new(out, schema.clone(), Some(properties)).map_err(io_error)?;
-                Encoding::Parquet { out: Box::new(writer), schema }
-            }
-        }))
+        if format == TableFormat::Parquet {
+            let columns = columns.iter().map(|&(name, kind)| (name.to_owned(), kind)).collect();
+            return Ok(Self(Encoding::Parquet(Parquet::New(out, columns))));
+        }
+        let mut out = Box::new(Compressor::new(out, compression)?);
+        let is_json = format == TableFormat::JsonLines;
+        let before = |(place, (name, _)): (usize, &(&str, CellKind))| match (is_json, place) {
+            (true, 0) => format!("{{{}: ", quoted_in_json(name)),
+            (true, _) => format!(", {}: ", quoted_in_json(name)),
+            (false, 0) => String::new(),
+            (false, _) => ",".to_owned(),
+        };
+        let before = columns.iter().enumerate().map(before).collect();
+        if !is_json {
+            let names: Vec<_> = columns.iter().map(|(name, _)| quoted_in_csv(name)).collect();
+            writeln!(out, "{}", names.join(","))?;
+        }
+        let end = if is_json { "}\n" } else { "\n" };
+        Ok(Self(Encoding::Lines(Lines { out, before, end, is_json })))
     }
 
     /// Appends rows, given as the cells of each column.
@@ -140,27 +140,8 @@ impl<W: Write + Send> TableWriter<W> {
         let rows = columns.first().map_or(0, |column| column.len());
         assert!(columns.iter().all(|column| column.len() == rows), "columns differ in length");
         match &mut self.0 {
-            Encoding::Lines { out, before, end, quoted } => {
-                assert_eq!(before.len(), columns.len(), "number of columns");
-                for row in 0..rows {
-                    for (before, column) in before.iter().zip(columns) {
-                        match column {
-                            Cells::Numbers(numbers) => write!(out, "{before}{}", numbers[row])?,
-                            Cells::Texts(texts) => write!(out, "{before}{}", quoted(texts[row]))?,
-                        }
-                    }
-                    out.write_all(end.as_bytes())?;
-                }
-                Ok(())
-            }
-            Encoding::Parquet { out, schema } => {
-                let column = |cells: &Cells<'_>| match cells {
-                    Cells::Numbers(numbers) => Arc::new(Float32Array::from(numbers.to_vec())) as ArrayRef,
-                    Cells::Texts(texts) => Arc::new(StringArray::from(texts.to_vec())),
-                };
-                let batch = RecordBatch::try_new(schema.clone(), columns.iter().map(column).collect());
-                out.write(&batch.expect("columns match the table")).map_err(io_error)
-            }
+            Encoding::Lines(lines) => (0..rows).try_for_each(|row| lines.write(columns, row)),
+            Encoding::Parquet(parquet) => parquet.write(columns),
         }
     }
 
@@ -170,9 +151,77 @@ impl<W: Write + Send> TableWriter<W> {
     /// Writing the end of the table fails.
     pub fn finish(self) -> io::Result<W> {
         match self.0 {
-            Encoding::Lines { out, .. } => out.finish(),
-            Encoding::Parquet { out, .. } => out.into_inner().map_err(io_error),
+            Encoding::Lines(lines) => lines.out.finish(),
+            Encoding::Parquet(parquet) => parquet.finish(),
         }
+    }
+}
+
+impl<W: Write + Send> Lines<W> {
+    fn write(&mut self, columns: &[Cells<'_>], row: usize) -> io::Result<()> {
+        let Self { out, before, end, is_json } = self;
+        assert_eq!(before.len(), columns.len(), "number of columns");
+        for (before, column) in before.iter().zip(columns) {
+            match column {
+                Cells::Numbers(numbers) => write!(out, "{before}{}", numbers[row])?,
+                Cells::Texts(texts) if *is_json => write!(out, "{before}{}", quoted_in_json(texts[row]))?,
+                Cells::Texts(texts) => write!(out, "{before}{}", quoted_in_csv(texts[row]))?,
+                Cells::Passed(values) if *is_json => write!(out, "{before}{}", values.json(row))?,
+                Cells::Passed(values) => {
+                    let text = values.text(row).unwrap_or_default();
+                    write!(out, "{before}{}", quoted_in_csv(&text))?;
+                }
+            }
+        }
+        out.write_all(end.as_bytes())
+    }
+}
+
+impl<W: Write + Send> Parquet<W> {
+    fn write(&mut self, columns: &[Cells<'_>]) -> io::Result<()> {
+        let (mut out, schema) = std::mem::replace(self, Self::Failed).open(columns)?;
+        let column = |(cells, field): (&Cells<'_>, &Arc<Field>)| -> io::Result<ArrayRef> {
+            Ok(match cells {
+                Cells::Numbers(numbers) => Arc::new(Float32Array::from(numbers.to_vec())),
+                Cells::Texts(texts) => Arc::new(StringArray::from(texts.to_vec())),
+                Cells::Passed(values) => values.array(field.data_type())?,
+            })
+        };
+        let arrays = columns.iter().zip(schema.fields()).map(column).collect::<io::Result<_>>()?;
+        let batch = RecordBatch::try_new(schema.clone(), arrays);
+        out.write(&batch.expect("columns match the table")).map_err(io_error)?;
+        *self = Self::Open(Box::new(out), schema);
+        Ok(())
+    }
+
+    /// The writer, whose types are those of `first` if it is new.
+    fn open(self, first: &[Cells<'_>]) -> io::Result<(ArrowWriter<W>, Arc<Schema>)> {
+        let (out, columns) = match self {
+            Self::Open(out, schema) => return Ok((*out, schema)),
+            Self::New(out, columns) => (out, columns),
+            Self::Failed => return Err(io::Error::other("an earlier write failed")),
+        };
+        let field = |(place, (name, kind)): (usize, &(String, CellKind))| match (kind, first.get(place)) {
+            (CellKind::Numbers, _) => Field::new(name, DataType::Float32, false),
+            (CellKind::Texts, _) => Field::new(name, DataType::Utf8, false),
+            (CellKind::Passed, Some(Cells::Passed(values))) => Field::new(name, values.data_type(), true),
+            (CellKind::Passed, _) => Field::new(name, DataType::Utf8, true),
+        };
+        let schema = Arc::new(Schema::new(columns.iter().enumerate().map(field).collect::<Vec<_>>()));
+        // Scores are almost all distinct.
+        let scores = columns.iter().filter(|(_, kind)| *kind == CellKind::Numbers);
+        let properties = WriterProperties::builder()
+            .set_compression(ParquetCompression::SNAPPY)
+            .set_max_row_group_row_count(Some(GROUP_ROWS));
+        let properties = scores.fold(properties, |properties, (name, _)| {
+            properties.set_column_dictionary_enabled(ColumnPath::new(vec![name.clone()]), false)
+        });
+        let writer = ArrowWriter::try_new(out, schema.clone(), Some(properties.build())).map_err(io_error)?;
+        Ok((writer, schema))
+    }
+
+    fn finish(self) -> io::Result<W> {
+        self.open(&[])?.0.into_inner().map_err(io_error)
     }
 }
 
@@ -181,6 +230,7 @@ impl Cells<'_> {
         match self {
             Self::Numbers(numbers) => numbers.len(),
             Self::Texts(texts) => texts.len(),
+            Self::Passed(values) => values.len(),
         }
     }
 }

@@ -40,6 +40,7 @@ const NONE: Wishes<'static> = Wishes { label: None, positive: None };
 
 fn kinds(choice: &Choice) -> Vec<(&str, String)> {
     let kind = |feature: &Feature| match &feature.kind {
+        Kind::Vector { size, .. } => format!("vector {size}"),
         Kind::Numeric { normalize, has_absent } => format!("{normalize} {has_absent}"),
         Kind::Bucketized(boundaries) => format!("bucketized {}", boundaries.len()),
         Kind::Vocabulary => "vocabulary".to_owned(),
