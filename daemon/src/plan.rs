@@ -442,19 +442,7 @@ fn try_first_rows(job: &Job, train: &Dataset, runtime: &Handle) -> Result<()> {
     const MOST_ROWS: usize = 4_096;
     // A filter may exclude the rows of any number of splits.
     const MOST_SPLITS: usize = 4;
-    let tolerant = |spec: FeatureSpec| match spec.kind {
-        FeatureKind::Numeric { normalize, missing: MissingNumber::Error } => {
-            let missing = job.features.iter().find(|written| written.name == spec.name);
-            let missing = missing.and_then(|written| match written.kind {
-                FeatureKind::Numeric { missing: MissingNumber::Error, .. } => None,
-                _ => Some(MissingNumber::Value(0.0)),
-            });
-            let missing = missing.unwrap_or(MissingNumber::Error);
-            FeatureSpec { kind: FeatureKind::Numeric { normalize, missing }, ..spec }
-        }
-        _ => spec,
-    };
-    let features: Vec<_> = unlearned(&job.features, 1).into_iter().map(tolerant).collect();
+    let features = unlearned(&job.features, 1);
     let transform = Transform::resolve(&features, &job.label, &job.data.missing, &Analysis::default())?;
     let bad = BadRecords::new(job.data.on_bad_record);
     for split in 0..train.splits().len().min(MOST_SPLITS) {
@@ -482,8 +470,12 @@ pub(crate) fn with_key(job: &Job, error: Error) -> anyhow::Error {
 /// Features with the same columns and shapes that need no statistics, with at most `most_terms` terms in each vocabulary.
 fn unlearned(features: &[FeatureSpec], most_terms: u32) -> Vec<FeatureSpec> {
     let kind = |kind: &FeatureKind| match kind {
-        FeatureKind::Numeric { .. } => {
-            FeatureKind::Numeric { normalize: Normalize::None, missing: MissingNumber::Error }
+        FeatureKind::Numeric { missing, .. } => {
+            let missing = match missing {
+                MissingNumber::Mean => MissingNumber::Value(0.0),
+                MissingNumber::Error | MissingNumber::Value(_) => *missing,
+            };
+            FeatureKind::Numeric { normalize: Normalize::None, missing }
         }
         FeatureKind::Vocabulary { terms: Terms::Learned { max_terms, .. }, oov_buckets } => {
             FeatureKind::Hashed { buckets: most_terms.min(*max_terms).saturating_add(*oov_buckets) }

@@ -7,19 +7,19 @@ use std::thread::Builder;
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 
-/// How far a thread yields to those of jobs, as its niceness. Where clients ask more than there are cores for, the niceness
-/// determines what each such thread gets of a core that a job keeps busy; of an idle one it gets all.
+/// The niceness of a thread. Its weight, relative to that of a job's thread, is its share of a core on which both compute
+/// (`sched_prio_to_weight` in Linux); of an idle core it gets all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Yields {
-    /// About 7 %: the one thread that accepts connections and reads requests.
-    ToJobs = 12,
-    /// About 2 %: each of the threads that do the work of requests, of which there are several.
-    ToAll = 18,
+pub(crate) enum Niceness {
+    /// Weight 70 of 1024: a thread of which there is one, such as the one that reads requests.
+    OfOne = 12,
+    /// Weight 18 of 1024: each of several threads that do the work of requests.
+    OfSeveral = 18,
 }
 
-/// Lets the calling thread, and those that it starts, yield.
-pub(crate) fn yield_to_jobs(how: Yields) {
-    if let Err(error) = setpriority_process(Some(gettid()), how as i32) {
+/// Lowers the priority of the calling thread, and of those that it starts, below that of jobs.
+pub(crate) fn yield_to_jobs(niceness: Niceness) {
+    if let Err(error) = setpriority_process(Some(gettid()), niceness as i32) {
         tracing::warn!(%error, "requests have the same priority as jobs");
     }
 }

@@ -19,7 +19,7 @@ use crate::access::Requester;
 use crate::config::ServerConfig;
 use crate::connections::Connections;
 use crate::daemon::Daemon;
-use crate::priority::{Yields, yield_to_jobs};
+use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::service;
 use crate::socket::ControlSocket;
@@ -126,7 +126,7 @@ impl ControlThreads {
                 let started = AtomicBool::new(false);
                 move || {
                     let is_first = !started.swap(true, Ordering::Relaxed);
-                    yield_to_jobs(if is_first { Yields::ToJobs } else { Yields::ToAll });
+                    yield_to_jobs(if is_first { Niceness::OfOne } else { Niceness::OfSeveral });
                 }
             })
             .enable_all()

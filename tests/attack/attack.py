@@ -5,7 +5,7 @@
 
 First, N damaged files (10000) are each inspected and trained on by a daemon. Nothing may crash, hang or exceed its memory,
 the daemon must survive, and a job on intact files must have the same bits throughout. Then each flood of the control
-socket lasts S seconds (20) beside a running job: 99 % of `list` must take less than 100 ms, and training must keep 95 % of
+socket lasts S seconds (20) in total beside a running job, in several turns: 99 % of `list` must take less than 100 ms, and training must keep 95 % of
 its speed; with --busy, on a machine with other work, both are only printed.
 
 Needs the built programs and pyarrow: run tests/run first, then use target/python/bin/python. A file that breaks something

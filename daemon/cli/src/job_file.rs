@@ -98,7 +98,7 @@ fn continuation(checkpoint: &Path) -> Result<Vec<String>, Failure> {
     let Some(path) = checkpoint.to_str() else {
         return Err(Failure::Usage(format!("the path {} is not UTF-8", checkpoint.display())));
     };
-    // The earlier job may have had a warm start of its own.
+    // The job file of the checkpoint can have a [warm_start], too.
     let best = "warm_start.best=false".to_owned();
     Ok(vec![format!("warm_start.checkpoint={path}"), "warm_start.continue=true".to_owned(), best])
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use tracing::Level;
 
-use crate::priority::{Yields, yield_to_jobs};
+use crate::priority::{Niceness, yield_to_jobs};
 
 use super::database::{Database, StoreError};
 use super::{History, JobFilter, JobRecord, JobSource, LogRecord};
@@ -90,7 +90,7 @@ impl Store {
         let thread = std::thread::Builder::new().name("state".into());
         let thread = thread
             .spawn(move || {
-                yield_to_jobs(Yields::ToJobs);
+                yield_to_jobs(Niceness::OfOne);
                 operations.run(&database);
             })
             .map_err(StoreError::Thread)?;

@@ -67,19 +67,15 @@ impl RawChunk {
         &self.path
     }
 
-    /// These `columns` of the rows for which `keep` is true; `None` if there is no such row.
+    /// These `columns` of the rows for which `keep` is true, which may be none.
     ///
     /// # Errors
     /// `keep` has another length, or there is no such column.
-    pub fn retain(&self, keep: &[bool], columns: &[usize]) -> Result<Option<Self>, Error> {
-        let kept = keep.iter().filter(|&&keep| keep).count();
-        if kept == 0 {
-            return Ok(None);
-        }
+    pub fn retain(&self, keep: &[bool], columns: &[usize]) -> Result<Self, Error> {
         let projected = self.columns.project(columns);
-        let columns = projected.and_then(|columns| match kept == self.rows() {
-            true => Ok(columns),
-            false => filter_record_batch(&columns, &BooleanArray::from(keep.to_vec())),
+        let columns = projected.and_then(|columns| match keep.contains(&false) {
+            false => Ok(columns),
+            true => filter_record_batch(&columns, &BooleanArray::from(keep.to_vec())),
         });
         let columns = columns
             .map_err(|error| Error::Mismatch { path: self.path().to_owned(), message: error.to_string() })?;
@@ -87,10 +83,10 @@ impl RawChunk {
         let numbers = passing().map(|row| self.record(row)).collect();
         let lines: Option<Vec<u64>> = passing().map(|row| self.line(row)).collect();
         let chunk = Self::of_records(Arc::clone(&self.path), columns, numbers);
-        Ok(Some(match lines {
+        Ok(match lines {
             Some(lines) => chunk.at_lines(lines),
             None => chunk,
-        }))
+        })
     }
 
     /// The record number of row `row`, within the file or part that [`RawChunk::path`] names.

@@ -35,16 +35,16 @@ impl Negatives {
         self.labels.project(projection)
     }
 
-    /// The rows of `raw` that are kept, whose column `place` is the label; `None` if there are none. A row without a usable
-    /// label is kept, for the transform to report it.
-    pub(super) fn apply(&self, raw: RawChunk, place: usize) -> Result<Option<RawChunk>, Error> {
+    /// The rows of `raw` that are kept, whose column `place` is the label. A row without a usable label is kept, for the
+    /// transform to report it.
+    pub(super) fn apply(&self, raw: RawChunk, place: usize) -> Result<RawChunk, Error> {
         let negative = self.labels.are_zero(&raw, place)?;
         let is_kept = |(row, &negative): (usize, &bool)| {
             !negative || self.share.holds_record(raw.path(), raw.record(row))
         };
         let keep: Vec<bool> = negative.iter().enumerate().map(is_kept).collect();
-        if keep.iter().all(|&keep| keep) {
-            return Ok(Some(raw));
+        if !keep.contains(&false) {
+            return Ok(raw);
         }
         let columns: Vec<usize> = (0..raw.columns().num_columns()).collect();
         Ok(raw.retain(&keep, &columns)?)

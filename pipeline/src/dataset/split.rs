@@ -28,11 +28,10 @@ pub(super) struct Selection {
 
 impl Selection {
     fn apply(&self, chunk: RawChunk, bad: &BadRecords) -> Result<Option<RawChunk>, Error> {
-        let sampled = match &self.negatives {
+        let chunk = match &self.negatives {
             Some((negatives, place)) => negatives.apply(chunk, *place)?,
-            None => Some(chunk),
+            None => chunk,
         };
-        let Some(chunk) = sampled else { return Ok(None) };
         self.filter.apply(&chunk, |error| bad.skip(error.into()))
     }
 }

@@ -22,12 +22,17 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-fn look(dir: &Path, name: &str) -> Report {
+/// Inspects the files that `pattern` matches, and returns their objects, too.
+fn inspected(dir: &Path, pattern: &str, statistics: bool, progress: &Progress) -> (Inspected, Vec<Object>) {
     let runtime = runtime();
-    let objects = runtime.block_on(storage::list(&[name.to_owned()], dir)).unwrap();
-    let options = InspectOptions { rows: 2, statistics: true, csv: CsvOptions::default(), threads: 3 };
+    let objects = runtime.block_on(storage::list(&[pattern.to_owned()], dir)).unwrap();
+    let options = InspectOptions { rows: 2, statistics, csv: CsvOptions::default(), threads: 3 };
+    (inspect(&objects, &options, runtime.handle(), progress).unwrap(), objects)
+}
+
+fn look(dir: &Path, name: &str) -> Report {
     let progress = Progress::default();
-    let mut reports = inspect(&objects, &options, runtime.handle(), &progress).unwrap().reports;
+    let (Inspected { mut reports, .. }, objects) = inspected(dir, name, true, &progress);
     let done = progress.done();
     assert_eq!((reports.len(), done.files, done.total_bytes), (1, 1, objects[0].size()));
     assert!(done.bytes <= done.total_bytes);
@@ -187,10 +192,7 @@ fn a_file_with_a_bad_header_does_not_end_the_report_of_others() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.csv"), "a,a\n1,2\n").unwrap();
     std::fs::write(dir.path().join("b.csv"), "a,b\n1,2\n").unwrap();
-    let runtime = runtime();
-    let objects = runtime.block_on(storage::list(&["*.csv".to_owned()], dir.path())).unwrap();
-    let options = InspectOptions { rows: 2, statistics: false, csv: CsvOptions::default(), threads: 1 };
-    let reports = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap().reports;
+    let reports = inspected(dir.path(), "*.csv", false, &Progress::default()).0.reports;
     let errors: Vec<bool> = reports.iter().map(|report| report.error.is_some()).collect();
     assert_eq!(errors, [true, false]);
 }
@@ -272,10 +274,7 @@ fn statistics_of_several_files_are_merged() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.csv"), "n\n1\n2\n").unwrap();
     std::fs::write(dir.path().join("b.jsonl"), "{\"n\": 2}\n{\"m\": \"x\"}\n").unwrap();
-    let runtime = runtime();
-    let objects = runtime.block_on(storage::list(&["*".to_owned()], dir.path())).unwrap();
-    let options = InspectOptions { rows: 2, statistics: true, csv: CsvOptions::default(), threads: 2 };
-    let totals = inspect(&objects, &options, runtime.handle(), &Progress::default()).unwrap().totals;
+    let totals = inspected(dir.path(), "*", true, &Progress::default()).0.totals;
     let names: Vec<&str> = totals.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["n", "m"]);
     let n = &totals[0].1;

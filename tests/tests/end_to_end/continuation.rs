@@ -73,7 +73,7 @@ fn a_killed_continuation_has_the_same_bits() {
     let short = daemon.succeeded(&submit(&job_file, "data.epochs=2"));
     let whole = daemon.succeeded(&submit(&job_file, "data.epochs=8"));
     let continued = submit(&["--continue", run(&short)], "data.epochs=8");
-    // Before the first checkpoint of its own, and after it.
+    // Before and after its own first checkpoint.
     for step in [2 * EPOCH + 50, 2 * EPOCH + 1_500] {
         wait_until("the continuation is under way", || {
             let job = daemon.show(&continued);

@@ -1,4 +1,5 @@
-//! Threads of jobs have the priority of the daemon, whoever asked for the job; answers to requests yield to them.
+//! Threads of jobs have the priority of the daemon, also if a request started the job; threads that answer requests have a
+//! lower one.
 
 #![allow(clippy::unwrap_used)]
 

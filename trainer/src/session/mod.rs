@@ -124,7 +124,7 @@ const LEAST_LOSS_SCALE: f32 = 1.0 / (1 << 14) as f32;
 pub enum ContinuedData {
     /// The same rows: epochs are counted on.
     Same,
-    /// Other rows: epochs start anew.
+    /// Other rows: epochs are counted from 0.
     New,
 }
 

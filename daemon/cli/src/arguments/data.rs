@@ -37,16 +37,23 @@ pub(crate) struct Init {
     pub(crate) force: bool,
 }
 
-/// How CSV files are laid out.
+/// The fields of CSV files that are read.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "CSV")]
-pub(crate) struct Csv {
+pub(crate) struct Fields {
     /// Field separator of the input: one character, or `tab` [default: detected]
     #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
     pub(crate) delimiter: Option<u8>,
     /// Column names, if the first line does not contain them
     #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',')]
     pub(crate) columns: Option<Vec<String>>,
+}
+
+/// How CSV files are laid out.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "CSV")]
+pub(crate) struct Csv {
+    #[command(flatten)]
+    pub(crate) fields: Fields,
     /// Skip lines that start with this character
     #[arg(long, value_name = "CHAR", value_parser = parse_byte)]
     pub(crate) comment: Option<u8>,
@@ -58,7 +65,7 @@ pub(crate) struct Csv {
     pub(crate) missing: Vec<String>,
 }
 
-pub(super) fn parse_delimiter(text: &str) -> Result<u8, String> {
+fn parse_delimiter(text: &str) -> Result<u8, String> {
     if text == "tab" || text == "\\t" { Ok(b'\t') } else { parse_byte(text) }
 }
 

@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use millstream_control::proto::JobState;
 
 pub(crate) use data::{
-    ColumnChoice, Convert, Csv, DataCompression, DataFormat, Generate, IdForm, Init, Inspect, Written,
+    ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Generate, IdForm, Init, Inspect, Written,
 };
 pub(crate) use scoring::{Layout, Predict, ScoreFormat, Scored};
 

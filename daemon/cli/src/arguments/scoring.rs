@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::Place;
-use super::data::{parse_delimiter, parse_list};
+use super::data::{Fields, parse_list};
 
 /// The model and the data to score.
 #[derive(Debug, Args)]
@@ -29,12 +29,8 @@ pub(crate) struct Scored {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Reading CSV and JSON lines")]
 pub(crate) struct Layout {
-    /// Field separator: one character, or `tab` [default: detected]
-    #[arg(long, value_name = "CHAR", value_parser = parse_delimiter)]
-    pub(crate) delimiter: Option<u8>,
-    /// Column names, if the first line does not contain them
-    #[arg(long, value_name = "NAME,NAME...", value_delimiter = ',')]
-    pub(crate) columns: Option<Vec<String>>,
+    #[command(flatten)]
+    pub(crate) fields: Fields,
     /// A value that means "missing", in addition to the empty field and the job's; repeatable
     #[arg(long, value_name = "VALUE")]
     pub(crate) missing: Vec<String>,

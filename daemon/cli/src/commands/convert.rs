@@ -7,7 +7,7 @@ use millstream_tools::output::{OutputCompression, OutputOptions};
 use millstream_tools::text::TextRules;
 use serde_json::json;
 
-use crate::arguments::{ColumnChoice, Convert, Csv, DataCompression, DataFormat, Written};
+use crate::arguments::{ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Written};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
@@ -70,7 +70,8 @@ impl From<Written> for OutputOptions {
 }
 
 impl From<Csv> for CsvOptions {
-    fn from(Csv { delimiter, columns, comment, strip_suffix, missing }: Csv) -> Self {
+    fn from(csv: Csv) -> Self {
+        let Csv { fields: Fields { delimiter, columns }, comment, strip_suffix, missing } = csv;
         Self { delimiter, columns, comment, strip_suffix, missing }
     }
 }

@@ -2,7 +2,7 @@
 
 use millstream_control::proto::{ScoreRequest, TextLayout};
 
-use crate::arguments::{Layout, Scored};
+use crate::arguments::{Fields, Layout, Scored};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -36,7 +36,7 @@ pub(super) fn request(scored: Scored) -> Result<ScoreRequest, Failure> {
         return Err(Failure::Usage(format!("the working directory {} is not UTF-8", base.display())));
     };
     let Scored { target, data, best, place: _, layout } = scored;
-    let Layout { delimiter, columns, missing, separators, skip_bad_lines } = layout;
+    let Layout { fields: Fields { delimiter, columns }, missing, separators, skip_bad_lines } = layout;
     let text = TextLayout {
         delimiter: delimiter.map(char::from).map(String::from).unwrap_or_default(),
         columns: columns.unwrap_or_default(),

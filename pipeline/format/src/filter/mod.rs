@@ -109,8 +109,11 @@ impl ResolvedFilter {
             }
             None => {}
         }
+        if !keep.contains(&true) {
+            return Ok(None);
+        }
         let requested: Vec<usize> = (0..self.columns).collect();
-        Ok(raw.retain(&keep, &requested)?)
+        Ok(Some(raw.retain(&keep, &requested)?))
     }
 }
 
@@ -126,7 +129,7 @@ fn mistyped(raw: &RawChunk, column: &str, array: &dyn Array, Mismatch(expected):
     }
 }
 
-/// Clears `keep` for rows with several values, which `skip` is told of.
+/// Clears `keep` for rows with several values, and passes an error for each to `skip`.
 fn reject<E: From<Error>>(
     unusable: Vec<Unusable>,
     keep: &mut [bool],

@@ -7,8 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow_array::builder::{ArrayBuilder, StringBuilder};
-use arrow_array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
-use arrow_select::filter::filter_record_batch;
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use millstream_format::{Error as FormatError, RawChunk};
 use millstream_io::limits::ReadLimits;
 use millstream_io::permits::Permit;
@@ -153,17 +152,10 @@ impl Reader {
         let arrays = builders.iter_mut().map(Builder::finish).collect();
         let options = RecordBatchOptions::new().with_row_count(Some(lines.len()));
         let schema = Arc::clone(&shared.schema);
-        let mut columns = RecordBatch::try_new_with_options(schema, arrays, &options).map_err(invalid)?;
-        if is_good.contains(&false) {
-            let retain = |values: &mut Vec<u64>| {
-                let mut good = is_good.iter();
-                values.retain(|_| good.next().copied().unwrap_or(false));
-            };
-            retain(&mut numbers);
-            retain(&mut lines);
-            columns = filter_record_batch(&columns, &BooleanArray::from(is_good)).map_err(invalid)?;
-        }
-        Ok(Some(RawChunk::of_records(path, columns, numbers).at_lines(lines)))
+        let columns = RecordBatch::try_new_with_options(schema, arrays, &options).map_err(invalid)?;
+        let all: Vec<usize> = (0..columns.num_columns()).collect();
+        let rows = RawChunk::of_records(path, columns, numbers).at_lines(lines);
+        Ok(Some(if is_good.contains(&false) { rows.retain(&is_good, &all)? } else { rows }))
     }
 
     fn open(&self) -> Result<OpenFile, Error> {
