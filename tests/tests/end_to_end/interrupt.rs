@@ -96,14 +96,17 @@ fn a_second_ctrl_c_quits_immediately() {
 fn a_stopped_daemon_saves_its_job_for_the_next_one() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
-    let wanted = Contents::of(checkpoint(&shell.run(&TRAIN).with_code(0)));
-    let submit = ["submit", "job.toml", "--set", "data.epochs=6"];
+    // The first job is still running when the third has been queued.
+    let long = ["job.toml", "--set", "data.epochs=60"];
+    let wanted = shell.run(&[&["train", "--json"], &long[..]].concat()).with_code(0);
+    let wanted = Contents::of(checkpoint(&wanted));
+    let submit = [&["submit"], &long[..]].concat();
 
     let daemon = Daemon::start(job.directory());
     let first = shell.run(&submit).with_code(0).stdout.trim().to_owned();
     let second = shell.run(&submit).with_code(0).stdout.trim().to_owned();
     wait_until("the first job trains", || daemon.show(&first)["progress"]["step"].as_u64() > Some(300));
-    let follower = shell.start(&["train", "job.toml", "--set", "data.epochs=6"]);
+    let follower = shell.start(&[&["train"], &long[..]].concat());
     wait_until("the third job is queued", || daemon.json(&["list"])["jobs"].as_array().unwrap().len() == 3);
     let workers = children(daemon.pid());
     assert_eq!(workers.len(), 1);

@@ -294,6 +294,9 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
 
     // If the job is cancelled or ends, the steps so far are written.
     let profile = bench.start_recording(&running);
+    let step = || bench.daemon.show(&running)["progress"]["step"].as_u64();
+    let before = step();
+    wait_until("a step is recorded", || step() > before.map(|step| step + 1));
     bench.daemon.json(&["cancel", &running]);
     let ended = profile.wait().with_code(0);
     assert!(ended.stderr.contains("of 1,000,000,000 steps: the job ended"), "{}", ended.stderr);
