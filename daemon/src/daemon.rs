@@ -24,7 +24,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::access::Requester;
 use crate::config::{Config, StateLocation};
-use crate::priority::Launcher;
+use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs};
 use crate::scoring::{self, Scorer};
 use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Store, StoreError};
@@ -41,6 +41,11 @@ pub(crate) const LOG_PAGE: usize = 250;
 
 /// The number of job files that are read at a time: each may need a few hundred MB.
 const MAX_SUBMISSIONS: usize = 2;
+
+/// After a submission, its turn rests for this many times the processor time that it took, within the limit: submissions
+/// one after another use a tenth of a core, however many there are.
+const SUBMISSION_REST_FACTOR: u32 = 19;
+const MAX_SUBMISSION_REST: Duration = Duration::from_secs(2);
 
 /// Time limit for running jobs to take a last checkpoint at shutdown.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
@@ -183,8 +188,14 @@ impl Daemon {
         // A client that leaves gives up its turn. A file that is being read is read to its end, which its size bounds.
         let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
         self.blocking(move |daemon| {
-            let _turn = turn;
-            daemon.submit_now(request, requester)
+            let began = thread_time();
+            let submitted = daemon.submit_now(request, requester);
+            let rest = thread_time().saturating_sub(began).saturating_mul(SUBMISSION_REST_FACTOR);
+            Handle::current().spawn(async move {
+                tokio::time::sleep(rest.min(MAX_SUBMISSION_REST)).await;
+                drop(turn);
+            });
+            submitted
         })
         .await
     }

@@ -3,16 +3,18 @@
 use std::io;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::thread::Builder;
+use std::time::Duration;
 
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The niceness of a thread. Its weight, relative to that of a job's thread, is its share of a core on which both compute
 /// (`sched_prio_to_weight` in Linux); of an idle core it gets all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Niceness {
-    /// Weight 70 of 1024: a thread of which there is one, such as the one that reads requests.
-    OfOne = 12,
+    /// Weight 36 of 1024: a thread of which there is one, such as the one that reads requests.
+    OfOne = 15,
     /// Weight 18 of 1024: each of several threads that do the work of requests.
     OfSeveral = 18,
 }
@@ -22,6 +24,12 @@ pub(crate) fn yield_to_jobs(niceness: Niceness) {
     if let Err(error) = setpriority_process(Some(gettid()), niceness as i32) {
         tracing::warn!(%error, "requests have the same priority as jobs");
     }
+}
+
+/// The processor time that the calling thread has used.
+pub(crate) fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 /// Starts threads with the priority of the thread that created it.

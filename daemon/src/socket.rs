@@ -14,8 +14,10 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use tokio::net::unix::UCred;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
 use crate::access::supplementary_groups;
 
@@ -24,6 +26,10 @@ const DIRECTORY_MODE: u32 = 0o750;
 
 /// Maximum length of a socket's path: `sun_path` without its final zero byte.
 const MAX_PATH_BYTES: usize = 107;
+
+/// The number of connections that may wait to be accepted: a new one waits behind all of them, so a flood must not fill a
+/// long queue. At the limit, clients try again.
+const BACKLOG: u32 = 64;
 
 /// The suffix of the temporary name.
 const TEMPORARY_SUFFIX: &str = ".new";
@@ -58,7 +64,9 @@ impl ControlSocket {
         ensure_unused(path)?;
         ensure_unused(&temporary)?;
         remove(&temporary)?;
-        let listener = UnixListener::bind(&temporary)?;
+        let socket = UnixSocket::new_stream()?;
+        socket.bind(&temporary)?;
+        let listener = socket.listen(BACKLOG)?;
         std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(SOCKET_MODE))?;
         let group = std::fs::metadata(&temporary)?.gid();
         std::fs::rename(&temporary, path)?;
@@ -120,9 +128,17 @@ fn ensure_unused(path: &Path) -> Result<()> {
         Ok(found) if !found.file_type().is_socket() => bail!("a file that is not a socket is in the way"),
         Ok(_) => {}
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Ok(_) => bail!("another daemon is listening here"),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+    let address = SocketAddrUnix::new(path)?;
+    let client = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
+        None,
+    )?;
+    match connect(&client, &address) {
+        // `AGAIN`: many connections wait to be accepted.
+        Ok(()) | Err(Errno::AGAIN) => bail!("another daemon is listening here"),
+        Err(Errno::CONNREFUSED) => Ok(()),
         Err(error) => Err(error).context("cannot tell whether another daemon is listening here"),
     }
 }
@@ -136,7 +152,6 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// Whether `accept` failed transiently.
 fn is_transient(error: &io::Error) -> bool {
-    use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
     let transient =
         [Errno::CONNABORTED, Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::INTR];
@@ -174,6 +189,24 @@ mod tests {
         let second = ControlSocket::bind(&path).unwrap();
         assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
         drop(second);
+    }
+
+    #[tokio::test]
+    async fn few_connections_wait_and_a_full_queue_is_no_free_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("d.sock");
+        let _socket = ControlSocket::bind(&path).unwrap();
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match UnixStream::connect(&path).await {
+                Ok(client) => waiting.push(client),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        assert!((64..=66).contains(&waiting.len()), "{}", waiting.len());
+        let error = format!("{:#}", ControlSocket::bind(&path).err().unwrap());
+        assert!(error.contains("another daemon is listening"), "{error}");
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use tokio::io::DuplexStream;
@@ -17,6 +18,10 @@ use crate::proto::{
     CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest, ListReply, ListRequest, LogLine,
     LogsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
+
+/// How long to try to connect to a daemon for which many other connections wait, and how often.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A connection to a daemon.
 #[derive(Clone, Debug)]
@@ -82,7 +87,7 @@ impl Client {
     /// `NoDaemon` when no process listens there, `Denied` when this user may not open the socket.
     pub async fn connect(socket: &Path) -> Result<Self, ClientError> {
         // Connect here rather than inside tonic, which would hide the system's error.
-        let stream = UnixStream::connect(socket).await.map_err(|error| connect_error(socket, &error))?;
+        let stream = connect_patiently(socket).await.map_err(|error| connect_error(socket, &error))?;
         let unreachable = |message: String| ClientError::Unreachable { socket: socket.to_owned(), message };
         Self::over(stream).await.map_err(|error| unreachable(error.to_string()))
     }
@@ -245,11 +250,27 @@ fn job_request(id: &str) -> JobRequest {
     JobRequest { id: id.to_owned() }
 }
 
+/// Connects, as soon as the daemon has accepted some of the connections that wait for it.
+async fn connect_patiently(socket: &Path) -> io::Result<UnixStream> {
+    let began = Instant::now();
+    loop {
+        match UnixStream::connect(socket).await {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < CONNECT_TIMEOUT => {
+                tokio::time::sleep(CONNECT_INTERVAL).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
 fn connect_error(socket: &Path, error: &io::Error) -> ClientError {
     let socket = socket.to_owned();
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NoDaemon { socket },
         io::ErrorKind::PermissionDenied => ClientError::Denied { socket },
+        io::ErrorKind::WouldBlock => {
+            ClientError::Unreachable { socket, message: "too many connections wait for it".into() }
+        }
         _ => ClientError::Unreachable { socket, message: error.to_string() },
     }
 }
@@ -278,6 +299,26 @@ mod tests {
         let error = Client::connect(&directory.join("x".repeat(200))).await.unwrap_err();
         assert!(matches!(error, ClientError::Unreachable { .. }), "{error}");
         std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_client_waits_until_the_daemon_accepts_more_connections() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("d.sock");
+        let socket = tokio::net::UnixSocket::new_stream().unwrap();
+        socket.bind(&path).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = UnixStream::connect(&path).await {
+            waiting.push(stream);
+        }
+        let accepting = tokio::spawn(async move {
+            tokio::time::sleep(10 * CONNECT_INTERVAL).await;
+            listener.accept().await.unwrap();
+            listener
+        });
+        assert!(connect_patiently(&path).await.is_ok());
+        drop(accepting.await.unwrap());
     }
 
     #[tokio::test]

@@ -2,9 +2,10 @@
 //!
 //! A recording begins and ends between two steps, after all other work there: each recorded step includes the
 //! wait for its batch, and any checkpoint or evaluation that follows it. The device's peak rates are measured
-//! afterwards, so that the measurement disturbs no recorded step.
+//! afterwards, so that the measurement disturbs no recorded step, and seldom, since training waits for it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use millstream_backend::{Backend, Floors};
@@ -15,10 +16,15 @@ use millstream_trainer::spec::Precision;
 use crate::link::{Link, PendingCommands};
 use crate::protocol::{FromWorker, SPANS_PER_MESSAGE, WorkerProfile};
 
+/// The device's peak rates are measured again after this time: other work may have slowed a measurement down.
+const PEAK_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Records steps on the daemon's request.
 pub(crate) struct Profiler {
     recorder: Arc<Recorder>,
     precision: Precision,
+    /// The highest rates measured so far, and when they were last measured.
+    peak: Option<(Floors, Instant)>,
     running: Option<Running>,
 }
 
@@ -33,7 +39,7 @@ struct Running {
 impl Profiler {
     /// A profiler for a session with arithmetic `precision`, whose backend records into `recorder`.
     pub(crate) fn new(recorder: Arc<Recorder>, precision: Precision) -> Self {
-        Self { recorder, precision, running: None }
+        Self { recorder, precision, peak: None, running: None }
     }
 
     /// The recorder of the session and its backend.
@@ -90,8 +96,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Ends the recording, if one is in progress, and sends it. Measures the device's peak rates if it
-    /// `is_wanted`.
+    /// Ends the recording, if one is in progress, and sends it, with the device's peak rates if it `is_wanted`.
     pub(crate) fn end<B: Backend<Scalar = f32>>(
         &mut self,
         session: &Session<B>,
@@ -111,7 +116,7 @@ impl Profiler {
             }
         }
         let floors = match is_wanted {
-            true => session.backend().floors(self.precision.activations(), 1),
+            true => self.peak(session.backend()),
             false => Floors::default(),
         };
         link.send(&FromWorker::Profiled(WorkerProfile {
@@ -125,6 +130,21 @@ impl Profiler {
             precision: self.precision,
         }))?;
         Ok(())
+    }
+}
+
+impl Profiler {
+    /// The device's peak rates.
+    fn peak<B: Backend<Scalar = f32>>(&mut self, backend: &B) -> Floors {
+        let floors = match self.peak {
+            Some((floors, measured)) if measured.elapsed() < PEAK_INTERVAL => return floors,
+            before => {
+                let floors = backend.floors(self.precision.activations(), 1);
+                before.map_or(floors, |(highest, _)| highest.max(floors))
+            }
+        };
+        self.peak = Some((floors, Instant::now()));
+        floors
     }
 }
 

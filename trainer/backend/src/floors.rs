@@ -73,6 +73,15 @@ impl Floors {
         let flops = 2 * multiplied_rows * SIDE * SIDE;
         Self { bytes_per_second: bytes as f64 / copy, flops_per_second: flops as f64 / multiply }
     }
+
+    /// The higher of each rate.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            bytes_per_second: self.bytes_per_second.max(other.bytes_per_second),
+            flops_per_second: self.flops_per_second.max(other.flops_per_second),
+        }
+    }
 }
 
 /// The shortest time of `work` in seconds.
