@@ -40,6 +40,7 @@ impl LossSpec {
                 }
             }
             Self::SquaredError => Loss::SquaredError,
+            Self::Huber { delta } => Loss::Huber { delta: (*delta).into() },
             Self::CrossEntropy { classes, label_smoothing, class_weights } => Loss::CrossEntropy {
                 smoothing: (*label_smoothing).into(),
                 class_weights: match class_weights.as_slice() {
@@ -70,5 +71,92 @@ impl LossSum {
                 Self { loss: mean * weight, weight }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use millstream_backend::{Backend, Cpu, Reference, Scalar, ops};
+    use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
+    use serde::Deserialize;
+
+    use super::*;
+
+    /// Losses as `golden/losses.py` computes them with Keras and TensorFlow in float64.
+    #[derive(Deserialize)]
+    struct Case {
+        loss: LossSpec,
+        labels: Vec<f32>,
+        logits: Vec<f64>,
+        losses: Vec<f64>,
+        gradient: Vec<f64>,
+    }
+
+    fn cases() -> Vec<Case> {
+        serde_json::from_str(include_str!("../tests/golden/losses.json")).unwrap()
+    }
+
+    fn schema(rows: u32) -> BatchSchema {
+        let (labels, dense, ids, ragged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        BatchSchema { rows, labels, weighted: false, dense, ids, ragged, position_bytes: 0 }
+    }
+
+    fn batch(labels: &[f32]) -> BatchBuffer {
+        let rows = labels.len() as u32;
+        let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema(rows)).unwrap()));
+        let (stream, epoch, batch, last) = (Stream::Train, 0, 0, false);
+        buffer.as_mut().set_header(&BatchHeader { stream, epoch, batch, rows, global_rows: rows, last });
+        buffer.as_mut().sections().labels.copy_from_slice(labels);
+        buffer
+    }
+
+    /// Compares each row with the golden file, relative to the row's numbers.
+    fn agree<B: Backend>(backend: &B, tolerance: f64) {
+        for Case { loss, labels, logits, losses, gradient } in cases() {
+            let (rows, buffer) = (labels.len(), batch(&labels));
+            let mut batch = backend.batch(&schema(rows as u32));
+            backend.upload(buffer.as_ref(), &mut batch).unwrap();
+            let close = |found: f64, expected: f64, at: usize, what: &str| {
+                let size = 1.0 + expected.abs() + f64::from(labels[at]).abs();
+                let place = (&loss, labels[at], logits[at]);
+                assert!(
+                    (found - expected).abs() <= tolerance * size,
+                    "{what} of {place:?}: {found}, {expected}"
+                );
+            };
+            for row in 0..rows {
+                let mut logit = backend.matrix(1, 1);
+                backend.write_matrix(&mut logit, &[B::Scalar::from_f64(logits[row])]);
+                let (mut logits_grad, mut sums) = (backend.matrix(1, 1), backend.matrix(1, 2));
+                backend.run(ops::TaskLoss {
+                    task: &loss.as_loss().into(),
+                    batch: &batch,
+                    rows: row..row + 1,
+                    logits: &logit,
+                    logits_grad: &mut logits_grad,
+                    sums: &mut sums,
+                });
+                let read = |matrix, numbers: usize| {
+                    let mut found = vec![B::Scalar::default(); numbers];
+                    backend.read_matrix(matrix, &mut found);
+                    found[0].to_f64()
+                };
+                close(read(&sums, 2), losses[row], row, "loss");
+                close(read(&logits_grad, 1) * rows as f64, gradient[row], row, "gradient");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_have_the_losses_of_keras_and_tensorflow() {
+        let kinds: BTreeSet<&str> = cases().iter().map(|case| case.loss.kind()).collect();
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["huber"]);
+        agree(&Reference, 1e-12);
+        agree(&Cpu::new(Some(1)).unwrap(), 1e-6);
     }
 }

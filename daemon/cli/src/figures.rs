@@ -76,6 +76,7 @@ fn title(metric: &str) -> &str {
         "group_auc" => "group AUC",
         "log_loss" => "log loss",
         "normalized_entropy" => "normalized entropy",
+        "huber_loss" => "Huber loss",
         "rmse" => "RMSE",
         "mae" => "MAE",
         "r2" => "R²",

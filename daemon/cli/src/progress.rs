@@ -154,8 +154,17 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
 
 /// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: the main metrics only.
 fn metrics(metrics: &Metrics) -> String {
-    const MAIN: [&str; 8] =
-        ["auc", "group_auc", "log_loss", "mae", "r2", "calibration", "accuracy", "top5_accuracy"];
+    const MAIN: [&str; 9] = [
+        "auc",
+        "group_auc",
+        "log_loss",
+        "huber_loss",
+        "mae",
+        "r2",
+        "calibration",
+        "accuracy",
+        "top5_accuracy",
+    ];
     let is_number = figures::find(metrics, "mae").is_some();
     let names = is_number.then_some("rmse").into_iter().chain(MAIN);
     let found = names.filter_map(|name| Some((name, figures::find(metrics, name)?)));

@@ -132,14 +132,19 @@ pub(super) fn read_metric(
     }
     if let Some(metric) = metric.filter(|metric| !metric.applies_to(prediction)) {
         let whose = if name.is_empty() { "the label".to_owned() } else { format!("`{name}`") };
-        let (of, how) = match prediction {
-            _ if metric == Metric::Top5Accuracy => ("more than 5 classes", "otherwise"),
-            Prediction::Classes(_) => ("labels without classes", "as one of its classes"),
-            Prediction::Probability => ("numbers", "as a probability"),
-            Prediction::Number => ("probabilities", "as a number"),
-            Prediction::Rank => ("probabilities and numbers", "by a score for ranking only"),
+        let (of, how) = match (metric, prediction) {
+            (Metric::Top5Accuracy, _) => ("more than 5 classes", "is predicted otherwise"),
+            (_, Prediction::Classes(_)) => ("labels without classes", "is predicted as one of its classes"),
+            (Metric::HuberLoss, _) => ("the loss \"huber\"", "has another loss"),
+            (_, Prediction::Probability) => ("numbers", "is predicted as a probability"),
+            (_, Prediction::Number | Prediction::RobustNumber { .. }) => {
+                ("probabilities", "is predicted as a number")
+            }
+            (_, Prediction::Rank) => {
+                ("probabilities and numbers", "is predicted by a score for ranking only")
+            }
         };
-        section.error(key, format!("\"{}\" applies to {of}, but {whose} is predicted {how}", metric.name()));
+        section.error(key, format!("\"{}\" applies to {of}, but {whose} {how}", metric.name()));
     }
     let usual = usual.0.filter(|metric| metric.applies_to(prediction));
     (metric.or(usual).unwrap_or(Metric::default_for(prediction)), label)

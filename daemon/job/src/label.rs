@@ -194,14 +194,17 @@ impl Labels {
         let tasks = training.tasks(self.all.len());
         let mut columns = self.all.into_iter().zip(tasks).map(|(label, task)| {
             let Label { name, column, positive, at, classes } = label;
-            let numbers = match model.prediction(&task.loss) {
+            let prediction = model.prediction(&task.loss);
+            let numbers = match prediction {
                 Prediction::Probability | Prediction::Rank | Prediction::Classes(_) => {
                     LabelNumbers::Probabilities
                 }
-                Prediction::Number => LabelNumbers::Any,
+                Prediction::Number | Prediction::RobustNumber { .. } => LabelNumbers::Any,
             };
-            if numbers == LabelNumbers::Any && positive.is_some() {
-                let message = "`positive` makes the label binary, but the loss \"mse\" needs a number";
+            if prediction.is_number() && positive.is_some() {
+                let loss = task.loss.kind();
+                let message =
+                    format!("`positive` makes the label binary, but the loss \"{loss}\" needs a number");
                 problems.error(at, message);
             }
             LabelColumn { name, column, positive, numbers, classes }

@@ -20,6 +20,7 @@ mod features;
 mod filter;
 mod job;
 mod label;
+mod loss;
 mod model;
 mod section;
 mod storage;

@@ -1,12 +1,11 @@
 //! The `[training]` of a job file.
 
 use millstream_trainer::spec::{
-    ClipSpec, DecaySpec, DeviceSpec, LossScaleSpec, LossSpec, ModelSpec, Precision, ScheduleSpec, TaskSpec,
-    TrainingSpec,
+    ClipSpec, DecaySpec, DeviceSpec, LossScaleSpec, ModelSpec, Precision, ScheduleSpec, TrainingSpec,
 };
 
-use super::error::suggestion;
 use super::label::Labels;
+use super::loss;
 use super::section::{ReadKind, Section};
 
 const DECAYS: [(&str, ReadKind<DecaySpec>); 5] = [
@@ -33,7 +32,7 @@ const DECAYS: [(&str, ReadKind<DecaySpec>); 5] = [
 /// Reads the section for this `model` and these `labels`; `seed` is the job's.
 pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
     if model.uses_in_batch_softmax() {
-        refuse_label_losses(&training);
+        loss::refuse(&training);
     }
     let named = |it: Precision| (it.name(), it);
     let precision = training.choice("precision", &Precision::ALL.map(named)).unwrap_or_default();
@@ -43,8 +42,8 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
     let device = read_device(&mut training);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
-    let loss = read_loss(training.section("loss", "[training.loss]"), labels);
-    let tasks = read_losses(&mut training, &loss, labels);
+    let loss = loss::read(training.section("loss", "[training.loss]"), labels);
+    let tasks = loss::read_of_labels(&mut training, &loss, labels);
     let norm = training.constant("clip_norm", true);
     let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
     let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
@@ -94,121 +93,6 @@ fn read_loss_scale(training: &mut Section<'_>, precision: Precision) -> LossScal
     let interval = scale.whole_u32("growth_interval", 1..=1 << 24);
     scale.finish();
     LossScaleSpec { initial, growth, growth_interval: interval.unwrap_or(usual.growth_interval), backoff }
-}
-
-/// Rejects the settings of label losses in a two-tower model, whose loss spans whole batches.
-fn refuse_label_losses(training: &Section<'_>) {
-    let loss = training.entries().find(|(key, ..)| *key == "loss");
-    let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
-    for (key, at, _) in loss.iter().flat_map(Section::entries) {
-        let message =
-            format!("`{key}` applies to losses of labels; a two-tower model's loss is in-batch softmax");
-        training.error_at(at, message);
-    }
-    if training.has("micro_batch_size") {
-        training
-            .error("micro_batch_size", "a two-tower model needs whole batches: remove `micro_batch_size`");
-    }
-}
-
-fn read_loss(mut loss: Section<'_>, labels: &Labels) -> LossSpec {
-    let spec = read_kind(&mut loss, labels.classes());
-    loss.finish();
-    spec
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    BinaryCrossEntropy,
-    SquaredError,
-    CrossEntropy,
-}
-
-const KINDS: [(&str, Kind); 3] =
-    [("bce", Kind::BinaryCrossEntropy), ("mse", Kind::SquaredError), ("cross_entropy", Kind::CrossEntropy)];
-
-/// The keys of losses, each with the losses that have it.
-const KEYS: [(&str, &[Kind]); 4] = [
-    ("label_smoothing", &[Kind::BinaryCrossEntropy, Kind::CrossEntropy]),
-    ("positive_weight", &[Kind::BinaryCrossEntropy]),
-    ("negative_weight", &[Kind::BinaryCrossEntropy]),
-    ("class_weights", &[Kind::CrossEntropy]),
-];
-
-/// Reads the loss of a label with these `classes`, if any.
-fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
-    let usual = if classes.is_some() { Kind::CrossEntropy } else { Kind::BinaryCrossEntropy };
-    let kind = loss.choice("kind", &KINDS).unwrap_or(usual);
-    if kind != Kind::CrossEntropy && classes.is_some() {
-        loss.error("kind", "a label of `classes` has the loss \"cross_entropy\"");
-    }
-    for (key, kinds) in KEYS.iter().filter(|(_, kinds)| !kinds.contains(&kind)) {
-        if loss.node(key).is_some() {
-            let names = KINDS.iter().filter(|(_, kind)| kinds.contains(kind));
-            let names: Vec<_> = names.map(|(name, _)| format!("\"{name}\"")).collect();
-            let losses = if names.len() > 1 { "losses" } else { "loss" };
-            loss.error(key, format!("`{key}` is for the {losses} {}", names.join(" and ")));
-        }
-    }
-    match kind {
-        Kind::BinaryCrossEntropy => LossSpec::BinaryCrossEntropy {
-            label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
-            positive_weight: loss.constant("positive_weight", true).unwrap_or(1.0),
-            negative_weight: loss.constant("negative_weight", true).unwrap_or(1.0),
-        },
-        Kind::SquaredError => LossSpec::SquaredError,
-        Kind::CrossEntropy => {
-            let Some(classes) = classes else {
-                let message = "the loss \"cross_entropy\" needs the `classes` of one [label]";
-                loss.error("kind", message);
-                // The remaining keys depend on the loss, so they are not reported as unknown.
-                let _ = KEYS.map(|(key, _)| loss.node(key).is_some());
-                return LossSpec::default();
-            };
-            LossSpec::CrossEntropy {
-                classes,
-                label_smoothing: loss.fraction("label_smoothing").unwrap_or(0.0),
-                class_weights: read_class_weights(loss, classes),
-            }
-        }
-    }
-}
-
-/// Reads the weight of each class's rows; empty for equal weights.
-fn read_class_weights(loss: &mut Section<'_>, classes: u32) -> Vec<f32> {
-    let Some(node) = loss.node("class_weights") else { return Vec::new() };
-    let Some(items) = loss.as_list(node, "numbers") else { return Vec::new() };
-    if items.len() != classes as usize {
-        let message = format!("expected a weight for each of {classes} classes, found {}", items.len());
-        loss.error_at(node.at, message);
-    }
-    items.iter().filter_map(|item| loss.as_constant(item, true)).collect()
-}
-
-/// Reads the losses of several labels, with `usual` as the default; empty for one unnamed label.
-fn read_losses(training: &mut Section<'_>, usual: &LossSpec, labels: &Labels) -> Vec<TaskSpec> {
-    if !labels.are_named {
-        if training.node("losses").is_some() {
-            training
-                .error("losses", "`losses` is for several [labels]; for one [label], use [training.loss]");
-        }
-        return Vec::new();
-    }
-    let names = labels.names();
-    let mut tasks: Vec<TaskSpec> = names.iter().map(|_| usual.clone().into()).collect();
-    let losses = training.section("losses", "[training.losses]");
-    for (name, at, node) in losses.entries() {
-        let Some(place) = names.iter().position(|label| *label == name) else {
-            let hint = suggestion(name, names.iter().copied());
-            losses.error_at(at, format!("[labels] has no label `{name}`{hint}"));
-            continue;
-        };
-        let Some(mut loss) = losses.as_section(node, format!("[training.losses.{name}]")) else { continue };
-        let weight = loss.constant("weight", true).unwrap_or(1.0);
-        tasks[place] = TaskSpec { loss: read_kind(&mut loss, None), weight };
-        loss.finish();
-    }
-    tasks
 }
 
 fn read_schedule(mut schedule: Section<'_>) -> ScheduleSpec {

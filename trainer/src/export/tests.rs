@@ -126,7 +126,7 @@ fn every_kind_of_model_has_its_features_as_inputs_and_its_scores_as_outputs() {
         let wanted = labels.iter().zip(&model.tasks).flat_map(|(label, task)| {
             let score = (named(label, "score".to_owned()), "float");
             let logit = (named(label, "logit".to_owned()), "float");
-            let has_no_logit = task.loss == LossSpec::SquaredError || trained.kind() == "two_tower";
+            let has_no_logit = model.spec.prediction(&task.loss).is_number() || trained.kind() == "two_tower";
             if has_no_logit { vec![score] } else { vec![score, logit] }
         });
         if let [TaskSpec { loss: LossSpec::CrossEntropy { classes, .. }, .. }] = model.tasks[..] {

@@ -49,7 +49,9 @@ impl Accumulator {
             Prediction::Rank => {
                 Self::of(label, Sums::Ranked { ranking: Ranking::new(EXACT_BYTES), groups: None, sums: None })
             }
-            Prediction::Number => Self::of(label, Sums::Numbers(numbers::Sums::default())),
+            Prediction::Number | Prediction::RobustNumber { .. } => {
+                Self::of(label, Sums::Numbers(numbers::Sums::new(prediction)))
+            }
             Prediction::Classes(classes) => Self::of(label, Sums::Classes(classes::Sums::new(classes))),
         }
     }
@@ -117,7 +119,7 @@ impl Accumulator {
     pub fn clear(&mut self) {
         (self.examples, self.weight) = (0, 0.0);
         match &mut self.sums {
-            Sums::Numbers(sums) => *sums = numbers::Sums::default(),
+            Sums::Numbers(sums) => sums.clear(),
             Sums::Classes(sums) => sums.clear(),
             Sums::Ranked { ranking, groups, sums } => {
                 ranking.clear();

@@ -26,6 +26,8 @@ pub enum Metric {
     /// share of the rows; below 1 is better than that. He et al., "Practical Lessons from Predicting Clicks
     /// on Ads at Facebook", 2014. Undefined if all rows have one class. Lower is better.
     NormalizedEntropy,
+    /// The mean Huber loss, with the delta of training. Lower is better.
+    HuberLoss,
     /// Root of the mean squared difference between score and label; for labels 0 and 1, the root of the Brier
     /// score. Lower is better.
     Rmse,
@@ -49,12 +51,13 @@ pub enum Metric {
 
 impl Metric {
     /// All metrics, with their names.
-    pub const ALL: [(&'static str, Self); 11] = [
+    pub const ALL: [(&'static str, Self); 12] = [
         ("auc", Self::Auc),
         ("pr_auc", Self::PrAuc),
         ("group_auc", Self::GroupAuc),
         ("log_loss", Self::LogLoss),
         ("normalized_entropy", Self::NormalizedEntropy),
+        ("huber_loss", Self::HuberLoss),
         ("rmse", Self::Rmse),
         ("mae", Self::Mae),
         ("r2", Self::R2),
@@ -71,8 +74,19 @@ impl Metric {
     /// Whether the metric is defined for this kind of prediction.
     pub fn applies_to(self, prediction: Prediction) -> bool {
         match prediction {
-            Prediction::Probability => !matches!(self, Self::Mae | Self::R2 | Self::Top5Accuracy),
+            Prediction::Probability => matches!(
+                self,
+                Self::Auc
+                    | Self::PrAuc
+                    | Self::GroupAuc
+                    | Self::LogLoss
+                    | Self::NormalizedEntropy
+                    | Self::Rmse
+                    | Self::Calibration
+                    | Self::Accuracy
+            ),
             Prediction::Number => matches!(self, Self::Calibration | Self::Rmse | Self::Mae | Self::R2),
+            Prediction::RobustNumber { .. } => self == Self::HuberLoss || self.applies_to(Prediction::Number),
             Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc | Self::GroupAuc),
             Prediction::Classes(classes) => match self {
                 Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
@@ -87,6 +101,7 @@ impl Metric {
         match prediction {
             Prediction::Probability | Prediction::Rank => Self::Auc,
             Prediction::Number => Self::Rmse,
+            Prediction::RobustNumber { .. } => Self::HuberLoss,
             Prediction::Classes(_) => Self::LogLoss,
         }
     }
@@ -102,7 +117,9 @@ impl Metric {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
                 value - than
             }
-            Self::LogLoss | Self::NormalizedEntropy | Self::Rmse | Self::Mae => than - value,
+            Self::LogLoss | Self::NormalizedEntropy | Self::HuberLoss | Self::Rmse | Self::Mae => {
+                than - value
+            }
             Self::Calibration => (than - 1.0).abs() - (value - 1.0).abs(),
         }
     }
@@ -113,7 +130,7 @@ impl Metric {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
                 "risen"
             }
-            Self::LogLoss | Self::NormalizedEntropy | Self::Rmse | Self::Mae => "fallen",
+            Self::LogLoss | Self::NormalizedEntropy | Self::HuberLoss | Self::Rmse | Self::Mae => "fallen",
             Self::Calibration => "come closer to 1",
         }
     }

@@ -5,10 +5,14 @@
 //! precision.
 
 use super::{Metric, MetricsError};
+use crate::spec::Prediction;
 
 /// The sums.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {
+    prediction: Prediction,
+    /// The loss in which such numbers are best.
+    loss: f64,
     weight: f64,
     score: f64,
     squares: f64,
@@ -19,6 +23,17 @@ pub(super) struct Sums {
 }
 
 impl Sums {
+    /// Sums for this kind of number.
+    pub(super) fn new(prediction: Prediction) -> Self {
+        let (weight, loss, score, squares, absolutes, mean, spread) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
+        Self { prediction, weight, loss, score, squares, absolutes, mean, spread }
+    }
+
+    /// Removes all rows.
+    pub(super) fn clear(&mut self) {
+        *self = Self::new(self.prediction);
+    }
+
     /// Adds row number `row` with a valid weight.
     pub(super) fn add(&mut self, row: u64, score: f32, label: f32, weight: f32) -> Result<(), MetricsError> {
         let expected = "a finite number";
@@ -30,6 +45,7 @@ impl Sums {
         }
         let (score, label, weight) = (f64::from(score), f64::from(label), f64::from(weight));
         let difference = score - label;
+        self.loss += weight * loss(self.prediction, difference);
         self.score += weight * score;
         self.squares += weight * (difference * difference);
         self.absolutes += weight * difference.abs();
@@ -45,11 +61,24 @@ impl Sums {
     /// The metrics. R2 is the explained share of the labels' variance, undefined if that is 0; calibration is the mean
     /// score divided by the mean label, undefined if the latter is 0.
     pub(super) fn values(&self) -> Vec<(Metric, Option<f64>)> {
-        vec![
+        let all = [
+            (Metric::HuberLoss, Some(self.loss / self.weight)),
             (Metric::Rmse, Some((self.squares / self.weight).sqrt())),
             (Metric::Mae, Some(self.absolutes / self.weight)),
             (Metric::R2, (self.spread > 0.0).then(|| 1.0 - self.squares / self.spread)),
             (Metric::Calibration, (self.mean != 0.0).then(|| self.score / self.weight / self.mean)),
-        ]
+        ];
+        all.into_iter().filter(|(metric, _)| metric.applies_to(self.prediction)).collect()
+    }
+}
+
+/// The loss of a score above its label by `difference`; 0 for numbers whose best loss is the squared error.
+fn loss(prediction: Prediction, difference: f64) -> f64 {
+    match prediction {
+        Prediction::RobustNumber { delta } => {
+            let (distance, delta) = (difference.abs(), f64::from(delta));
+            if distance <= delta { distance * distance / 2.0 } else { delta * (distance - delta / 2.0) }
+        }
+        _ => 0.0,
     }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde::Deserialize;
 
-use super::{Accumulator, Metric, Metrics, MetricsError, ScoredBatch};
+use super::{Accumulator, Metric, MetricValue, Metrics, MetricsError, ScoredBatch};
 use crate::spec::Prediction;
 
 /// Compares every pair of rows.
@@ -385,6 +385,30 @@ fn numbers_worked_by_hand() {
         Err(MetricsError::Label { row, label, expected })
     );
     assert!(of_numbers(&[1.0, f32::NAN], &[0.0, 0.0], None).is_err());
+}
+
+/// The metrics of rows of labels and scores.
+fn of_rows(prediction: Prediction, rows: &[(f32, f32)]) -> Metrics {
+    let (labels, scores): (Vec<f32>, Vec<f32>) = rows.iter().copied().unzip();
+    let mut accumulator = Accumulator::new("", prediction);
+    accumulator.add(scored(&scores, &labels, None)).unwrap();
+    let metrics = accumulator.finish().unwrap();
+    for MetricValue { metric, .. } in &metrics.values {
+        assert!(metric.applies_to(prediction), "{metric:?}");
+    }
+    assert!(metrics.values.iter().any(|value| value.metric == Metric::default_for(prediction)));
+    metrics
+}
+
+#[test]
+fn the_huber_loss_is_quadratic_up_to_delta_and_linear_beyond() {
+    let prediction = Prediction::RobustNumber { delta: 2.0 };
+    // Differences of 1, 2, 10 and -6.
+    let found = of_rows(prediction, &[(0.0, 1.0), (3.0, 5.0), (-10.0, 0.0), (6.0, 0.0)]);
+    let expected = (0.5 + 2.0 + 2.0 * 9.0 + 2.0 * 5.0) / 4.0;
+    assert_eq!(found.value(Metric::HuberLoss), Some(expected));
+    let names: Vec<&str> = found.values.iter().map(|value| value.metric.name()).collect();
+    assert_eq!(names, ["huber_loss", "rmse", "mae", "r2", "calibration"]);
 }
 
 #[derive(Debug, PartialEq, Deserialize, serde::Serialize)]

@@ -33,6 +33,16 @@ pub enum ModelError {
         /// Number of weights.
         weights: usize,
     },
+    /// A constant of a loss is out of range.
+    #[error("training.loss.{key}: expected {expected}, found {value}")]
+    LossConstant {
+        /// The key of the loss.
+        key: &'static str,
+        /// Its value.
+        value: f32,
+        /// What is expected.
+        expected: &'static str,
+    },
     /// The number of losses differs from the number of labels.
     #[error("training: {losses} losses for {labels} labels")]
     Losses {

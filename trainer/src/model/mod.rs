@@ -139,7 +139,7 @@ impl<D: Device> Parts<D> {
         let labels = schema.label_count();
         let tasks = training.tasks(labels);
         let losses = tasks.len();
-        check_classes(spec, &tasks)?;
+        check_losses(spec, &tasks)?;
         if labels > 1 && !spec.supports_multiple_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
@@ -175,9 +175,12 @@ impl<D: Device> Parts<D> {
     }
 }
 
-/// Classes need a model that predicts them, and one label.
-fn check_classes(spec: &ModelSpec, tasks: &[TaskSpec]) -> Result<(), ModelError> {
+/// Constants are in range. Classes need a model that predicts them, and one label.
+fn check_losses(spec: &ModelSpec, tasks: &[TaskSpec]) -> Result<(), ModelError> {
     for task in tasks {
+        if let Some((key, value, expected)) = task.loss.invalid_constant() {
+            return Err(ModelError::LossConstant { key, value, expected });
+        }
         let LossSpec::CrossEntropy { classes, class_weights, .. } = &task.loss else { continue };
         if tasks.len() > 1 || !spec.supports_classes() {
             return Err(ModelError::Classes { kind: spec.kind() });

@@ -19,6 +19,12 @@ pub enum LossSpec {
     /// The squared difference between label and prediction.
     #[serde(rename = "mse")]
     SquaredError,
+    /// Half of the squared difference, or, for a difference above `delta`, a linear function of it, so that outliers
+    /// have a bounded gradient: Huber, "Robust Estimation of a Location Parameter", 1964.
+    Huber {
+        /// The difference from which the loss grows linearly.
+        delta: f32,
+    },
     /// Softmax cross-entropy over several classes; a label is the index of its class.
     CrossEntropy {
         /// Number of classes.
@@ -31,12 +37,17 @@ pub enum LossSpec {
 }
 
 /// The meaning of a model's score for a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Prediction {
     /// The probability that the label is 1.
     Probability,
-    /// The label itself, which may be any number.
+    /// The label itself, which may be any number: its mean for such a row.
     Number,
+    /// The label itself, as [`LossSpec::Huber`] estimates it: outliers among the labels move it less than a mean.
+    RobustNumber {
+        /// As of the loss.
+        delta: f32,
+    },
     /// A number for ranking rows: the larger, the likelier the label is 1.
     Rank,
     /// The probability of each of this number of classes.
@@ -58,16 +69,46 @@ impl LossSpec {
         match self {
             Self::BinaryCrossEntropy { .. } => Prediction::Probability,
             Self::SquaredError => Prediction::Number,
+            Self::Huber { delta } => Prediction::RobustNumber { delta: *delta },
             Self::CrossEntropy { classes, .. } => Prediction::Classes(*classes),
+        }
+    }
+
+    /// Its kind, as in job files.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::BinaryCrossEntropy { .. } => "bce",
+            Self::SquaredError => "mse",
+            Self::Huber { .. } => "huber",
+            Self::CrossEntropy { .. } => "cross_entropy",
+        }
+    }
+
+    /// The first constant that is out of range, if any: its key, its value, and the expected range. Smoothing and weights
+    /// only scale a loss.
+    pub(crate) fn invalid_constant(&self) -> Option<(&'static str, f32, &'static str)> {
+        match *self {
+            Self::Huber { delta } => {
+                let is_valid = delta > 0.0 && delta.is_finite();
+                (!is_valid).then_some(("delta", delta, "a number above 0"))
+            }
+            _ => None,
         }
     }
 
     /// Number of logits per row.
     pub fn outputs(&self) -> usize {
         match self {
-            Self::BinaryCrossEntropy { .. } | Self::SquaredError => 1,
             Self::CrossEntropy { classes, .. } => *classes as usize,
+            _ => 1,
         }
+    }
+}
+
+impl Prediction {
+    /// Whether it is a number as large as the label, rather than a probability or a rank.
+    pub fn is_number(self) -> bool {
+        matches!(self, Self::Number | Self::RobustNumber { .. })
     }
 }
 

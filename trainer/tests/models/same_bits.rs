@@ -148,3 +148,29 @@ fn classes_need_models_that_predict_them() {
     assert_eq!(planned(case, 1, Vec::new()), Err(ModelError::ClassWeights { classes: 1, weights: 0 }));
     assert_eq!(planned(case, 3, vec![1.0]), Err(ModelError::ClassWeights { classes: 3, weights: 1 }));
 }
+
+#[test]
+fn constants_of_losses_are_checked() {
+    let golden = golden();
+    let case = golden
+        .cases
+        .iter()
+        .find(|case| golden.schema(case).label_count() == 1)
+        .expect("a model of one label");
+    let planned = |loss: LossSpec| {
+        let training = TrainingSpec { loss, ..TrainingSpec::default() };
+        ModelPlan::new(&case.spec(), &golden.schema(case), &training).map(|_| ())
+    };
+    for (loss, key, is_valid) in [
+        (LossSpec::Huber { delta: 0.5 }, "delta", true),
+        (LossSpec::Huber { delta: 0.0 }, "delta", false),
+        (LossSpec::Huber { delta: f32::NAN }, "delta", false),
+    ] {
+        let error = planned(loss.clone()).err();
+        let found = error.map(|error| match error {
+            ModelError::LossConstant { key, .. } => key,
+            other => panic!("{other}"),
+        });
+        assert_eq!(found, (!is_valid).then_some(key), "{loss:?}");
+    }
+}

@@ -108,8 +108,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     file.keep()
 }
 
-/// The evaluation metric of the same kind as the training loss of binary labels and classes.
-const LOSS_METRIC: &str = "log_loss";
+/// The evaluation metrics that are the training loss of some kind. A label has at most one.
+const LOSS_METRICS: [&str; 2] = ["log_loss", "huber_loss"];
 
 /// A curve of the training loss, with the held-out loss as marks, and one of each other evaluation metric. Only those that
 /// `chosen` names, if any; the loss is `loss`.
@@ -120,12 +120,11 @@ fn plot_of(history: &History, chosen: &[String]) -> Plot {
     for evaluation in &history.evaluations {
         for metric in &evaluation.metrics {
             let point = (evaluation.step, metric.value);
-            if metric.name == LOSS_METRIC {
-                let name = "held-out log loss".to_owned();
+            let name = format!("held-out {}", metric.name.replace('_', " "));
+            if LOSS_METRICS.contains(&metric.name.as_str()) {
                 curves[0].marks.get_or_insert(Marks { name, points: Vec::new() }).points.push(point);
                 continue;
             }
-            let name = format!("held-out {}", metric.name.replace('_', " "));
             match curves.iter_mut().find(|curve| curve.name == name) {
                 _ if !is_chosen(&metric.name) => {}
                 Some(curve) => curve.points.push(point),
@@ -133,7 +132,7 @@ fn plot_of(history: &History, chosen: &[String]) -> Plot {
             }
         }
     }
-    if !is_chosen("loss") && !is_chosen(LOSS_METRIC) {
+    if !is_chosen("loss") && !LOSS_METRICS.into_iter().any(is_chosen) {
         curves.remove(0);
     }
     Plot::new(title(&history.job.clone().unwrap_or_default()), curves)

@@ -37,6 +37,15 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
             });
             by_row(cpu, operation, weight, loss);
         }
+        Loss::Huber { delta } => {
+            let delta = delta as f32;
+            let loss = of_column(column, float, move |logit, label| {
+                let difference = logit - label;
+                let gradient = difference.clamp(-delta, delta);
+                (gradient * (difference - 0.5 * gradient), gradient)
+            });
+            by_row(cpu, operation, |_| 1.0, loss);
+        }
         Loss::CrossEntropy { smoothing, ref class_weights } => {
             let classes = class_weights.len();
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / classes as f64) as f32);

@@ -339,7 +339,7 @@ program! {
         logits: MatrixView, gradient: MatrixView, weight: Address, partials: Address,
         kind: u32, first_row: u32, rows: u32, column: u32,
         smoothing: f32, positive_weight: f32, negative_weight: f32, task_weight: f32,
-        classes: u32, unused: u32,
+        classes: u32, parameter: f32,
     }
     struct Sums { partials: Address, first: Address, second: Address, count: u32, adds: u32 }
     struct Scores { logits: MatrixView, out: MatrixView, rows: u32, unused: u32 }

@@ -22,6 +22,7 @@ pub(super) mod kind {
     pub(super) const SQUARED_ERROR: u32 = 1;
     pub(super) const CROSS_ENTROPY: u32 = 2;
     pub(in crate::cuda) const RETRIEVAL: u32 = 3;
+    pub(super) const HUBER: u32 = 4;
 }
 
 /// The kernel that computes a loss, and its workspace.
@@ -104,6 +105,7 @@ impl Cuda {
                 ..of(kind::BINARY_CROSS_ENTROPY)
             },
             Loss::SquaredError => of(kind::SQUARED_ERROR),
+            Loss::Huber { delta } => LossOf { parameter: *delta as f32, ..of(kind::HUBER) },
             Loss::CrossEntropy { smoothing, class_weights } => {
                 let weights: Vec<f32> = class_weights.iter().map(|&weight| weight as f32).collect();
                 LossOf {

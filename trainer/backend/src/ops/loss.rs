@@ -24,6 +24,12 @@ pub enum Loss {
     },
     /// `(x - y)^2`
     SquaredError,
+    /// With `d = |x - y|`: `d^2 / 2` up to `delta`, and `delta (d - delta / 2)` beyond: Huber, "Robust Estimation of a
+    /// Location Parameter", 1964, with the constants of Keras and PyTorch.
+    Huber {
+        /// The distance from which the loss grows linearly.
+        delta: f64,
+    },
     /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y`
     /// is the index of a class.
     CrossEntropy {
@@ -89,7 +95,7 @@ impl<D: Shapes> TaskLoss<'_, D> {
                 checks.equal("task", self.task.label, 0);
                 check.columns(class_weights.len())
             }
-            Loss::BinaryCrossEntropy { .. } | Loss::SquaredError => {
+            Loss::BinaryCrossEntropy { .. } | Loss::SquaredError | Loss::Huber { .. } => {
                 check.columns_at_least(self.task.label + 1)
             }
         };

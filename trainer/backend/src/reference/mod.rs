@@ -3,8 +3,8 @@
 //! [`crate::Cpu`] and every other device are tested against it, and finite differences and the fp64 golden
 //! trajectory run on it. It shares nothing with them except the validated batch.
 
-mod classes;
 mod interaction;
+mod losses;
 mod mixture;
 mod normalize;
 mod retrieval;
@@ -25,9 +25,9 @@ use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
 use crate::ops::{
     Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
-    GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, Loss, Multiply, Operation,
-    PlanRows, ReadMatrix, ReadTable, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss,
-    Unscale, WriteMatrix, WriteTable,
+    GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, Multiply, Operation, PlanRows,
+    ReadMatrix, ReadTable, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss, Unscale,
+    WriteMatrix, WriteTable,
 };
 use crate::philox::philox;
 pub use table::ReferenceTable;
@@ -423,33 +423,12 @@ impl Reference {
         let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
         let (of_label, labels) = (task.label, batch.labels(task.label));
         let weight = |row: usize| {
-            let label = f64::from(labels[row]);
-            let of_class = match &task.loss {
-                Loss::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
-                    label * positive_weight + (1.0 - label) * negative_weight
-                }
-                Loss::SquaredError => 1.0,
-                Loss::CrossEntropy { class_weights, .. } => class_weights[labels[row] as usize],
-            };
-            of_class * f64::from(batch.weights()[row])
+            losses::weight_factor(&task.loss, f64::from(labels[row])) * f64::from(batch.weights()[row])
         };
         let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
         for (place, row) in rows.clone().enumerate() {
-            let (logit, label) = (logits.at(place, of_label), f64::from(labels[row]));
-            let (of_row, logits_grad) = match &task.loss {
-                Loss::BinaryCrossEntropy { smoothing, .. } => {
-                    let label = label * (1.0 - smoothing) + smoothing / 2.0;
-                    let softplus = logit.max(0.0) + (-logit.abs()).exp().ln_1p();
-                    (softplus - logit * label, vec![sigmoid(logit) - label])
-                }
-                Loss::SquaredError => ((logit - label).powi(2), vec![2.0 * (logit - label)]),
-                Loss::CrossEntropy { smoothing, class_weights } => classes::cross_entropy(
-                    logits.row(place),
-                    labels[row] as usize,
-                    *smoothing,
-                    class_weights.len(),
-                ),
-            };
+            let (of_row, logits_grad) =
+                losses::of_row(&task.loss, &logits.row(place)[of_label..], f64::from(labels[row]));
             *sums.at_mut(of_label, 0) += weight(row) * of_row;
             *sums.at_mut(of_label, 1) += weight(row);
             for (column, by_logit) in (of_label..).zip(logits_grad) {
@@ -472,13 +451,13 @@ impl Reference {
 
     fn sigmoid(&self, operation: Sigmoid<'_, Self>) {
         let Sigmoid { rows, logits, out } = operation;
-        out.set(rows, |row, column| sigmoid(logits.at(row, column)));
+        out.set(rows, |row, column| losses::sigmoid(logits.at(row, column)));
     }
 
     fn softmax(&self, operation: Softmax<'_, Self>) {
         let Softmax { rows, logits, out } = operation;
         for row in 0..rows {
-            for (column, probability) in classes::softmax(logits.row(row)).into_iter().enumerate() {
+            for (column, probability) in losses::softmax(logits.row(row)).into_iter().enumerate() {
                 *out.at_mut(row, column) = probability;
             }
         }
@@ -546,8 +525,4 @@ impl Reference {
 /// `max(x, 0)`; propagates NaN.
 fn relu(x: f64) -> f64 {
     if x < 0.0 { 0.0 } else { x }
-}
-
-fn sigmoid(x: f64) -> f64 {
-    1.0 / (1.0 + (-x).exp())
 }

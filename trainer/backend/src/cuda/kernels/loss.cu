@@ -1,7 +1,7 @@
 // Per-row losses and their gradients, and scores from logits.
 #include "reduce.cuh"
 
-enum Kind : u32 { BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3 };
+enum Kind : u32 { BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3, HUBER = 4 };
 
 struct Loss {
     const float* labels;
@@ -16,7 +16,9 @@ struct Loss {
     Pair* partials;
     u32 kind, first_row, rows, column;
     float smoothing, positive_weight, negative_weight, task_weight;
-    u32 classes, unused;
+    u32 classes;
+    // The delta of HUBER.
+    float parameter;
 };
 
 // Nothing has validated labels: another process wrote them.
@@ -58,25 +60,34 @@ __device__ __forceinline__ float gradient_factor(const Loss& args, float weight)
     return all > 0.0f ? args.task_weight * weight / all : 0.0f;
 }
 
+// The loss of a row with one logit, and its gradient with respect to the logit.
+__device__ __forceinline__ Pair loss_and_gradient(const Loss& args, float x, float y) {
+    switch (args.kind) {
+        case BINARY_CROSS_ENTROPY: {
+            y = y * (1.0f - args.smoothing) + args.smoothing / 2.0f;
+            float softplus = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
+            return {softplus - x * y, 1.0f / (1.0f + expf(-x)) - y};
+        }
+        case HUBER: {
+            float difference = x - y, gradient = fminf(fmaxf(difference, -args.parameter), args.parameter);
+            return {gradient * (difference - 0.5f * gradient), gradient};
+        }
+        default: return {(x - y) * (x - y), 2.0f * (x - y)};
+    }
+}
+
 // One thread per row.
 ENTRY(loss, Loss) {
     u32 place = blockIdx.x * blockDim.x + threadIdx.x, row = args.first_row + place;
     Pair sums = {0.0f, 0.0f};
     if (place < args.rows) {
-        float x = load(args.logits, place, args.column), y = args.labels[row], weight = weight_of(args, row), value, g;
-        if (args.kind == BINARY_CROSS_ENTROPY) {
-            y = y * (1.0f - args.smoothing) + args.smoothing / 2.0f;
-            // Softplus.
-            value = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))) - x * y;
-            g = 1.0f / (1.0f + expf(-x)) - y;
-            if (x != x) value = x;
-        } else {
-            value = (x - y) * (x - y);
-            g = 2.0f * (x - y);
-        }
+        float x = load(args.logits, place, args.column), y = args.labels[row], weight = weight_of(args, row);
+        Pair of_row = loss_and_gradient(args, x, y);
+        // `fmaxf` and `fminf` drop a NaN.
+        if (x != x || y != y) of_row = {x + y, x + y};
         float factor = gradient_factor(args, weight);
-        store(args.gradient, place, args.column, factor != 0.0f ? factor * g : 0.0f);
-        sums = {weight * value, weight};
+        store(args.gradient, place, args.column, factor != 0.0f ? factor * of_row.second : 0.0f);
+        sums = {weight * of_row.first, weight};
     }
     put_partials(args, sums);
 }

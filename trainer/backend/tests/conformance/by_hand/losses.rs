@@ -8,6 +8,7 @@ use crate::case::Bench;
 
 test_on_each!(
     the_loss_is_a_weighted_mean,
+    losses_of_numbers_have_their_values,
     the_loss_of_classes_is_a_weighted_mean,
     a_query_chooses_among_the_items_of_its_batch,
     a_batch_of_no_weight_has_no_gradient,
@@ -61,6 +62,31 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let mut probabilities = backend.matrix(3, 1);
     backend.run(ops::Sigmoid { rows: 3, logits: &logits, out: &mut probabilities });
     close(&bench.read(&probabilities, 3), &[0.5, 0.75, 0.2]);
+}
+
+/// Labels 1, 0 and 1, with weights 1, 2 and 1.
+fn losses_of_numbers_have_their_values<B: Backend>(backend: &B) {
+    let bench = Bench(backend);
+    let batch = uploaded(backend);
+    let cases = [
+        // Within delta, beyond it, and at it.
+        (Loss::Huber { delta: 2.0 }, [1.5, -5.0, 3.0], [0.125, 8.0, 2.0], [0.5, -2.0, 2.0]),
+    ];
+    for (loss, logits, losses, slopes) in cases {
+        let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
+        backend.run(ops::TaskLoss {
+            task: &loss.into(),
+            batch: &batch,
+            rows: 0..3,
+            logits: &bench.matrix(3, 1, &logits),
+            logits_grad: &mut gradient,
+            sums: &mut sums,
+        });
+        let weights = [1.0, 2.0, 1.0];
+        close(&bench.read(&sums, 2), &[weights.iter().zip(losses).map(|(w, loss)| w * loss).sum(), 4.0]);
+        let slopes: Vec<f64> = weights.iter().zip(slopes).map(|(w, slope)| w * slope / 4.0).collect();
+        close(&bench.read(&gradient, 3), &slopes);
+    }
 }
 
 fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {

@@ -1,0 +1,65 @@
+//! The loss of a row with its gradient, and the scores of logits.
+
+use crate::ops::Loss;
+
+/// The factor of the weight of a row with this label.
+pub(super) fn weight_factor(loss: &Loss, label: f64) -> f64 {
+    match loss {
+        Loss::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
+            label * positive_weight + (1.0 - label) * negative_weight
+        }
+        Loss::SquaredError | Loss::Huber { .. } => 1.0,
+        Loss::CrossEntropy { class_weights, .. } => class_weights[label as usize],
+    }
+}
+
+/// The loss of a row, and its gradient with respect to each of the task's logits, with which `logits` begin.
+pub(super) fn of_row(loss: &Loss, logits: &[f64], label: f64) -> (f64, Vec<f64>) {
+    let logit = logits[0];
+    let (value, slope) = match loss {
+        Loss::BinaryCrossEntropy { smoothing, .. } => {
+            let label = label * (1.0 - smoothing) + smoothing / 2.0;
+            (softplus(logit) - logit * label, sigmoid(logit) - label)
+        }
+        Loss::SquaredError => ((logit - label).powi(2), 2.0 * (logit - label)),
+        Loss::Huber { delta } => {
+            let distance = (logit - label).abs();
+            match distance <= *delta {
+                true => (distance.powi(2) / 2.0, logit - label),
+                false => (delta * (distance - delta / 2.0), delta * (logit - label).signum()),
+            }
+        }
+        Loss::CrossEntropy { smoothing, class_weights } => {
+            return cross_entropy(logits, label as usize, *smoothing, class_weights.len());
+        }
+    };
+    (value, vec![slope])
+}
+
+/// `1 / (1 + e^-x)`
+pub(super) fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `log(1 + e^x)`
+fn softplus(x: f64) -> f64 {
+    x.max(0.0) + (-x.abs()).exp().ln_1p()
+}
+
+/// The softmax, with the maximum subtracted first.
+pub(super) fn softmax(logits: &[f64]) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+    logits.iter().map(|x| (x - largest).exp() / sum).collect()
+}
+
+/// The loss of a row of class `class` among `classes`, and its gradient with respect to each logit.
+fn cross_entropy(logits: &[f64], class: usize, smoothing: f64, classes: usize) -> (f64, Vec<f64>) {
+    assert_eq!(logits.len(), classes, "one logit per class");
+    let target = |c: usize| smoothing / classes as f64 + if c == class { 1.0 - smoothing } else { 0.0 };
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let log_of_sum = largest + logits.iter().map(|x| (x - largest).exp()).sum::<f64>().ln();
+    let loss = (0..classes).map(|c| target(c) * (log_of_sum - logits[c])).sum();
+    let logits_grad = softmax(logits).into_iter().enumerate().map(|(c, probability)| probability - target(c));
+    (loss, logits_grad.collect())
+}

@@ -1,0 +1,46 @@
+"""Writes losses.json: losses of rows, and their gradients with respect to the logits, as Keras and TensorFlow compute them
+in float64.
+
+    python losses.py            # needs tensorflow
+"""
+
+import json
+import pathlib
+
+import tensorflow as tf
+
+# Constants of losses are exact in float32, as the jobs' are float32 numbers.
+LOGITS = [-30.0, -3.5, -1.0, -0.25, 0.0, 0.125, 0.75, 2.0, 5.0, 30.0]
+NUMBERS = [-4.0, -1.0, 0.0, 0.5, 2.25, 7.0]
+
+
+def huber(delta):
+    return lambda labels, x: tf.keras.losses.Huber(delta=delta, reduction="none")(labels[:, None], x[:, None])
+
+
+CASES = [
+    (dict(kind="huber", delta=1.0), huber(1.0), NUMBERS),
+    (dict(kind="huber", delta=0.375), huber(0.375), NUMBERS),
+]
+
+
+def case(loss, function, labels):
+    rows = [(label, logit) for label in labels for logit in LOGITS]
+    y, x = (tf.constant(column, tf.float64) for column in zip(*rows))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        losses = function(y, x)
+    gradient = tape.gradient(losses, x)
+    assert losses.dtype == tf.float64 and losses.shape == y.shape, losses
+    columns = dict(labels=y, logits=x, losses=losses, gradient=gradient)
+    return dict(loss=loss, **{name: column.numpy().tolist() for name, column in columns.items()})
+
+
+def main():
+    tf.keras.backend.set_floatx("float64")
+    cases = ",\n".join(json.dumps(case(*given)) for given in CASES)
+    pathlib.Path(__file__).with_name("losses.json").write_text(f"[\n{cases}\n]\n")
+
+
+if __name__ == "__main__":
+    main()
