@@ -418,8 +418,13 @@ fn loss() {
         positive_weight,
         negative_weight: 1.0,
     };
-    let losses =
-        [cross_entropy(0.0, 1.0), cross_entropy(0.25, 3.0), Loss::SquaredError, Loss::Huber { delta: 1.25 }];
+    let losses = [
+        cross_entropy(0.0, 1.0),
+        cross_entropy(0.25, 3.0),
+        Loss::SquaredError,
+        Loss::Huber { delta: 1.25 },
+        Loss::Quantile { quantile: 0.25 },
+    ];
     for loss in losses {
         let value = |logits: &[f64]| loss_at(&loss, &batch, logits);
         let (_, gradient) = value(&at);

@@ -77,6 +77,7 @@ fn title(metric: &str) -> &str {
         "log_loss" => "log loss",
         "normalized_entropy" => "normalized entropy",
         "huber_loss" => "Huber loss",
+        "pinball_loss" => "pinball loss",
         "rmse" => "RMSE",
         "mae" => "MAE",
         "r2" => "R²",

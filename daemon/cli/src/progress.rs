@@ -154,11 +154,13 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
 
 /// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: the main metrics only.
 fn metrics(metrics: &Metrics) -> String {
-    const MAIN: [&str; 9] = [
+    const MAIN: [&str; 11] = [
         "auc",
         "group_auc",
         "log_loss",
         "huber_loss",
+        "pinball_loss",
+        "coverage",
         "mae",
         "r2",
         "calibration",

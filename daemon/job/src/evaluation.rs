@@ -130,12 +130,19 @@ pub(super) fn read_metric(
     if metric == Some(Metric::GroupAuc) && group.is_none() {
         section.error(key, "\"group_auc\" needs groups: `group` in [evaluation]");
     }
-    if let Some(metric) = metric.filter(|metric| !metric.applies_to(prediction)) {
+    if metric.is_some_and(|metric| !metric.compares()) {
+        section.error(
+            key,
+            "\"coverage\" compares no evaluations: it is best at the quantile; use \"pinball_loss\"",
+        );
+    } else if let Some(metric) = metric.filter(|metric| !metric.applies_to(prediction)) {
         let whose = if name.is_empty() { "the label".to_owned() } else { format!("`{name}`") };
         let (of, how) = match (metric, prediction) {
             (Metric::Top5Accuracy, _) => ("more than 5 classes", "is predicted otherwise"),
             (_, Prediction::Classes(_)) => ("labels without classes", "is predicted as one of its classes"),
             (Metric::HuberLoss, _) => ("the loss \"huber\"", "has another loss"),
+            (Metric::PinballLoss | Metric::Coverage, _) => ("the loss \"quantile\"", "has another loss"),
+            (_, Prediction::Quantile { .. }) => ("other predictions", "is predicted as a quantile"),
             (_, Prediction::Probability) => ("numbers", "is predicted as a probability"),
             (_, Prediction::Number | Prediction::RobustNumber { .. }) => {
                 ("probabilities", "is predicted as a number")

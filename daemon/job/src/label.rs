@@ -199,7 +199,9 @@ impl Labels {
                 Prediction::Probability | Prediction::Rank | Prediction::Classes(_) => {
                     LabelNumbers::Probabilities
                 }
-                Prediction::Number | Prediction::RobustNumber { .. } => LabelNumbers::Any,
+                Prediction::Number | Prediction::RobustNumber { .. } | Prediction::Quantile { .. } => {
+                    LabelNumbers::Any
+                }
             };
             if prediction.is_number() && positive.is_some() {
                 let loss = task.loss.kind();

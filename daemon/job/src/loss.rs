@@ -33,23 +33,26 @@ enum Kind {
     BinaryCrossEntropy,
     SquaredError,
     Huber,
+    Quantile,
     CrossEntropy,
 }
 
-const KINDS: [(&str, Kind); 4] = [
+const KINDS: [(&str, Kind); 5] = [
     ("bce", Kind::BinaryCrossEntropy),
     ("mse", Kind::SquaredError),
     ("huber", Kind::Huber),
+    ("quantile", Kind::Quantile),
     ("cross_entropy", Kind::CrossEntropy),
 ];
 
 /// The keys of losses, each with the losses that have it.
-const KEYS: [(&str, &[Kind]); 5] = [
+const KEYS: [(&str, &[Kind]); 6] = [
     ("label_smoothing", &[Kind::BinaryCrossEntropy, Kind::CrossEntropy]),
     ("positive_weight", &[Kind::BinaryCrossEntropy]),
     ("negative_weight", &[Kind::BinaryCrossEntropy]),
     ("class_weights", &[Kind::CrossEntropy]),
     ("delta", &[Kind::Huber]),
+    ("quantile", &[Kind::Quantile]),
 ];
 
 /// Reads the loss of a label with these `classes`, if any.
@@ -75,6 +78,7 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
         },
         Kind::SquaredError => LossSpec::SquaredError,
         Kind::Huber => LossSpec::Huber { delta: loss.constant("delta", true).unwrap_or(1.0) },
+        Kind::Quantile => LossSpec::Quantile { quantile: read_quantile(loss) },
         Kind::CrossEntropy => {
             let Some(classes) = classes else {
                 let message = "the loss \"cross_entropy\" needs the `classes` of one [label]";
@@ -90,6 +94,15 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
             }
         }
     }
+}
+
+fn read_quantile(loss: &mut Section<'_>) -> f32 {
+    loss.required("quantile", "the share of labels below the prediction, such as 0.9");
+    let quantile = loss.constant("quantile", true).unwrap_or(0.5);
+    if quantile >= 1.0 {
+        loss.error("quantile", format!("expected a number above 0 and below 1, found {quantile}"));
+    }
+    quantile
 }
 
 /// Reads the weight of each class's rows; empty for equal weights.
@@ -160,6 +173,12 @@ mod tests {
                 LabelNumbers::Any,
                 Metric::HuberLoss,
             ),
+            (
+                "kind = \"quantile\", quantile = 0.875",
+                LossSpec::Quantile { quantile: 0.875 },
+                LabelNumbers::Any,
+                Metric::PinballLoss,
+            ),
         ];
         for (text, loss, numbers, metric) in cases {
             let job = job(text, "checkpoint.keep_best = true").unwrap();
@@ -188,6 +207,26 @@ mod tests {
                 "kind = \"huber\"",
                 best("auc"),
                 "\"auc\" applies to probabilities, but the label is predicted as a number",
+            ),
+            (
+                "kind = \"quantile\"",
+                String::new(),
+                "[training.loss] needs `quantile`: the share of labels below the prediction, such as 0.9",
+            ),
+            (
+                "kind = \"quantile\", quantile = 1",
+                String::new(),
+                "expected a number above 0 and below 1, found 1",
+            ),
+            (
+                "kind = \"quantile\", quantile = 0.5",
+                best("coverage"),
+                "\"coverage\" compares no evaluations: it is best at the quantile; use \"pinball_loss\"",
+            ),
+            (
+                "kind = \"quantile\", quantile = 0.5",
+                best("rmse"),
+                "\"rmse\" applies to other predictions, but the label is predicted as a quantile",
             ),
         ];
         for (loss, more, expected) in cases {

@@ -28,6 +28,11 @@ pub enum Metric {
     NormalizedEntropy,
     /// The mean Huber loss, with the delta of training. Lower is better.
     HuberLoss,
+    /// The mean pinball loss, with the quantile of training. Lower is better.
+    PinballLoss,
+    /// The share of labels that are at most the score. Best if it equals the quantile of training, so it compares no
+    /// evaluations.
+    Coverage,
     /// Root of the mean squared difference between score and label; for labels 0 and 1, the root of the Brier
     /// score. Lower is better.
     Rmse,
@@ -51,13 +56,15 @@ pub enum Metric {
 
 impl Metric {
     /// All metrics, with their names.
-    pub const ALL: [(&'static str, Self); 12] = [
+    pub const ALL: [(&'static str, Self); 14] = [
         ("auc", Self::Auc),
         ("pr_auc", Self::PrAuc),
         ("group_auc", Self::GroupAuc),
         ("log_loss", Self::LogLoss),
         ("normalized_entropy", Self::NormalizedEntropy),
         ("huber_loss", Self::HuberLoss),
+        ("pinball_loss", Self::PinballLoss),
+        ("coverage", Self::Coverage),
         ("rmse", Self::Rmse),
         ("mae", Self::Mae),
         ("r2", Self::R2),
@@ -87,6 +94,7 @@ impl Metric {
             ),
             Prediction::Number => matches!(self, Self::Calibration | Self::Rmse | Self::Mae | Self::R2),
             Prediction::RobustNumber { .. } => self == Self::HuberLoss || self.applies_to(Prediction::Number),
+            Prediction::Quantile { .. } => matches!(self, Self::PinballLoss | Self::Coverage | Self::Mae),
             Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc | Self::GroupAuc),
             Prediction::Classes(classes) => match self {
                 Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
@@ -102,6 +110,7 @@ impl Metric {
             Prediction::Probability | Prediction::Rank => Self::Auc,
             Prediction::Number => Self::Rmse,
             Prediction::RobustNumber { .. } => Self::HuberLoss,
+            Prediction::Quantile { .. } => Self::PinballLoss,
             Prediction::Classes(_) => Self::LogLoss,
         }
     }
@@ -111,15 +120,24 @@ impl Metric {
         matches!(self, Self::Auc | Self::PrAuc)
     }
 
-    /// By how much `value` is better than `than`; negative if it is worse.
+    /// Whether its value alone shows which of two evaluations is better.
+    pub fn compares(self) -> bool {
+        self != Self::Coverage
+    }
+
+    /// By how much `value` is better than `than`; negative if it is worse, and 0 for a metric that does not compare.
     pub fn gain(self, value: f64, than: f64) -> f64 {
         match self {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
                 value - than
             }
-            Self::LogLoss | Self::NormalizedEntropy | Self::HuberLoss | Self::Rmse | Self::Mae => {
-                than - value
-            }
+            Self::LogLoss
+            | Self::NormalizedEntropy
+            | Self::HuberLoss
+            | Self::PinballLoss
+            | Self::Rmse
+            | Self::Mae => than - value,
+            Self::Coverage => 0.0,
             Self::Calibration => (than - 1.0).abs() - (value - 1.0).abs(),
         }
     }
@@ -130,7 +148,13 @@ impl Metric {
             Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
                 "risen"
             }
-            Self::LogLoss | Self::NormalizedEntropy | Self::HuberLoss | Self::Rmse | Self::Mae => "fallen",
+            Self::LogLoss
+            | Self::NormalizedEntropy
+            | Self::HuberLoss
+            | Self::PinballLoss
+            | Self::Rmse
+            | Self::Mae => "fallen",
+            Self::Coverage => "come closer to the quantile",
             Self::Calibration => "come closer to 1",
         }
     }
@@ -150,7 +174,7 @@ mod tests {
 
     #[test]
     fn gains_have_the_expected_sign() {
-        for (name, metric) in Metric::ALL {
+        for (name, metric) in Metric::ALL.into_iter().filter(|(_, metric)| metric.compares()) {
             let rises = matches!(
                 name,
                 "auc" | "pr_auc" | "group_auc" | "accuracy" | "top5_accuracy" | "calibration" | "r2"

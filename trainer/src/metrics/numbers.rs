@@ -17,6 +17,8 @@ pub(super) struct Sums {
     score: f64,
     squares: f64,
     absolutes: f64,
+    /// The weight of rows whose label is at most the score.
+    covered: f64,
     /// The mean label, and the weighted sum of squared distances from it.
     mean: f64,
     spread: f64,
@@ -25,8 +27,17 @@ pub(super) struct Sums {
 impl Sums {
     /// Sums for this kind of number.
     pub(super) fn new(prediction: Prediction) -> Self {
-        let (weight, loss, score, squares, absolutes, mean, spread) = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0);
-        Self { prediction, weight, loss, score, squares, absolutes, mean, spread }
+        Self {
+            prediction,
+            loss: 0.0,
+            weight: 0.0,
+            score: 0.0,
+            squares: 0.0,
+            absolutes: 0.0,
+            covered: 0.0,
+            mean: 0.0,
+            spread: 0.0,
+        }
     }
 
     /// Removes all rows.
@@ -49,6 +60,7 @@ impl Sums {
         self.score += weight * score;
         self.squares += weight * (difference * difference);
         self.absolutes += weight * difference.abs();
+        self.covered += if label <= score { weight } else { 0.0 };
         self.weight += weight;
         if weight > 0.0 {
             let before = label - self.mean;
@@ -63,6 +75,8 @@ impl Sums {
     pub(super) fn values(&self) -> Vec<(Metric, Option<f64>)> {
         let all = [
             (Metric::HuberLoss, Some(self.loss / self.weight)),
+            (Metric::PinballLoss, Some(self.loss / self.weight)),
+            (Metric::Coverage, Some(self.covered / self.weight)),
             (Metric::Rmse, Some((self.squares / self.weight).sqrt())),
             (Metric::Mae, Some(self.absolutes / self.weight)),
             (Metric::R2, (self.spread > 0.0).then(|| 1.0 - self.squares / self.spread)),
@@ -78,6 +92,10 @@ fn loss(prediction: Prediction, difference: f64) -> f64 {
         Prediction::RobustNumber { delta } => {
             let (distance, delta) = (difference.abs(), f64::from(delta));
             if distance <= delta { distance * distance / 2.0 } else { delta * (distance - delta / 2.0) }
+        }
+        Prediction::Quantile { quantile } => {
+            let quantile = f64::from(quantile);
+            if difference < 0.0 { -quantile * difference } else { (1.0 - quantile) * difference }
         }
         _ => 0.0,
     }

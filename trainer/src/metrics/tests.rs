@@ -411,6 +411,17 @@ fn the_huber_loss_is_quadratic_up_to_delta_and_linear_beyond() {
     assert_eq!(names, ["huber_loss", "rmse", "mae", "r2", "calibration"]);
 }
 
+#[test]
+fn the_pinball_loss_weights_labels_above_and_below_and_coverage_counts_them() {
+    let prediction = Prediction::Quantile { quantile: 0.75 };
+    // Labels 4 above, 2 below, at the score, and 8 below.
+    let found = of_rows(prediction, &[(5.0, 1.0), (-2.0, 0.0), (3.0, 3.0), (-8.0, 0.0)]);
+    assert_eq!(found.value(Metric::PinballLoss), Some((0.75 * 4.0 + 0.25 * 2.0 + 0.25 * 8.0) / 4.0));
+    assert_eq!(found.value(Metric::Coverage), Some(0.75));
+    assert_eq!(found.values.len(), 3);
+    assert_eq!(found.value(Metric::Mae), Some(3.5));
+}
+
 #[derive(Debug, PartialEq, Deserialize, serde::Serialize)]
 struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
 

@@ -25,6 +25,12 @@ pub enum LossSpec {
         /// The difference from which the loss grows linearly.
         delta: f32,
     },
+    /// The pinball loss, whose best score is a quantile of the label: Koenker and Bassett, "Regression Quantiles", 1978,
+    /// section 3.
+    Quantile {
+        /// The share of labels below it, above 0 and below 1.
+        quantile: f32,
+    },
     /// Softmax cross-entropy over several classes; a label is the index of its class.
     CrossEntropy {
         /// Number of classes.
@@ -48,6 +54,11 @@ pub enum Prediction {
         /// As of the loss.
         delta: f32,
     },
+    /// A number that this share of the labels is below.
+    Quantile {
+        /// The share.
+        quantile: f32,
+    },
     /// A number for ranking rows: the larger, the likelier the label is 1.
     Rank,
     /// The probability of each of this number of classes.
@@ -70,6 +81,7 @@ impl LossSpec {
             Self::BinaryCrossEntropy { .. } => Prediction::Probability,
             Self::SquaredError => Prediction::Number,
             Self::Huber { delta } => Prediction::RobustNumber { delta: *delta },
+            Self::Quantile { quantile } => Prediction::Quantile { quantile: *quantile },
             Self::CrossEntropy { classes, .. } => Prediction::Classes(*classes),
         }
     }
@@ -80,6 +92,7 @@ impl LossSpec {
             Self::BinaryCrossEntropy { .. } => "bce",
             Self::SquaredError => "mse",
             Self::Huber { .. } => "huber",
+            Self::Quantile { .. } => "quantile",
             Self::CrossEntropy { .. } => "cross_entropy",
         }
     }
@@ -91,6 +104,10 @@ impl LossSpec {
             Self::Huber { delta } => {
                 let is_valid = delta > 0.0 && delta.is_finite();
                 (!is_valid).then_some(("delta", delta, "a number above 0"))
+            }
+            Self::Quantile { quantile } => {
+                let is_valid = quantile > 0.0 && quantile < 1.0;
+                (!is_valid).then_some(("quantile", quantile, "a number above 0 and below 1"))
             }
             _ => None,
         }
@@ -108,7 +125,7 @@ impl LossSpec {
 impl Prediction {
     /// Whether it is a number as large as the label, rather than a probability or a rank.
     pub fn is_number(self) -> bool {
-        matches!(self, Self::Number | Self::RobustNumber { .. })
+        matches!(self, Self::Number | Self::RobustNumber { .. } | Self::Quantile { .. })
     }
 }
 

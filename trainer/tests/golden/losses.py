@@ -18,9 +18,17 @@ def huber(delta):
     return lambda labels, x: tf.keras.losses.Huber(delta=delta, reduction="none")(labels[:, None], x[:, None])
 
 
+def pinball(quantile):
+    return lambda labels, x: tf.maximum(quantile * (labels - x), (quantile - 1) * (labels - x))
+
+
+# Without a label equal to a logit, where the pinball loss has no derivative.
+APART = [number + 0.0625 for number in NUMBERS]
 CASES = [
     (dict(kind="huber", delta=1.0), huber(1.0), NUMBERS),
     (dict(kind="huber", delta=0.375), huber(0.375), NUMBERS),
+    (dict(kind="quantile", quantile=0.5), pinball(0.5), APART),
+    (dict(kind="quantile", quantile=0.9375), pinball(0.9375), APART),
 ]
 
 

@@ -165,6 +165,9 @@ fn constants_of_losses_are_checked() {
         (LossSpec::Huber { delta: 0.5 }, "delta", true),
         (LossSpec::Huber { delta: 0.0 }, "delta", false),
         (LossSpec::Huber { delta: f32::NAN }, "delta", false),
+        (LossSpec::Quantile { quantile: 0.5 }, "quantile", true),
+        (LossSpec::Quantile { quantile: 0.0 }, "quantile", false),
+        (LossSpec::Quantile { quantile: 1.0 }, "quantile", false),
     ] {
         let error = planned(loss.clone()).err();
         let found = error.map(|error| match error {

@@ -46,6 +46,22 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
             });
             by_row(cpu, operation, |_| 1.0, loss);
         }
+        Loss::Quantile { quantile } => {
+            let (rising, falling) = ((1.0 - quantile) as f32, -quantile as f32);
+            let loss = of_column(column, float, move |logit, label| {
+                let above = label - logit;
+                let gradient = if above > 0.0 {
+                    falling
+                } else if above < 0.0 {
+                    rising
+                } else {
+                    // 0 or NaN.
+                    above
+                };
+                (-gradient * above, gradient)
+            });
+            by_row(cpu, operation, |_| 1.0, loss);
+        }
         Loss::CrossEntropy { smoothing, ref class_weights } => {
             let classes = class_weights.len();
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / classes as f64) as f32);

@@ -23,6 +23,7 @@ pub(super) mod kind {
     pub(super) const CROSS_ENTROPY: u32 = 2;
     pub(in crate::cuda) const RETRIEVAL: u32 = 3;
     pub(super) const HUBER: u32 = 4;
+    pub(super) const QUANTILE: u32 = 5;
 }
 
 /// The kernel that computes a loss, and its workspace.
@@ -106,6 +107,7 @@ impl Cuda {
             },
             Loss::SquaredError => of(kind::SQUARED_ERROR),
             Loss::Huber { delta } => LossOf { parameter: *delta as f32, ..of(kind::HUBER) },
+            Loss::Quantile { quantile } => LossOf { parameter: *quantile as f32, ..of(kind::QUANTILE) },
             Loss::CrossEntropy { smoothing, class_weights } => {
                 let weights: Vec<f32> = class_weights.iter().map(|&weight| weight as f32).collect();
                 LossOf {

@@ -30,6 +30,12 @@ pub enum Loss {
         /// The distance from which the loss grows linearly.
         delta: f64,
     },
+    /// With `d = y - x`: `quantile d` where the label is above, else `(quantile - 1) d`: Koenker and Bassett,
+    /// "Regression Quantiles", 1978, section 3. At 0, where it has no derivative, its gradient is 0.
+    Quantile {
+        /// The share of labels below the optimal `x`.
+        quantile: f64,
+    },
     /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y`
     /// is the index of a class.
     CrossEntropy {
@@ -95,9 +101,7 @@ impl<D: Shapes> TaskLoss<'_, D> {
                 checks.equal("task", self.task.label, 0);
                 check.columns(class_weights.len())
             }
-            Loss::BinaryCrossEntropy { .. } | Loss::SquaredError | Loss::Huber { .. } => {
-                check.columns_at_least(self.task.label + 1)
-            }
+            _ => check.columns_at_least(self.task.label + 1),
         };
         checks.alike::<D>(rows, &[("logits", self.logits), ("logits_grad", self.logits_grad)]);
         checks.matrix::<D>("sums", self.sums).rows_at_least(self.task.label + 1).columns(2);

@@ -8,8 +8,8 @@ pub(super) fn weight_factor(loss: &Loss, label: f64) -> f64 {
         Loss::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
             label * positive_weight + (1.0 - label) * negative_weight
         }
-        Loss::SquaredError | Loss::Huber { .. } => 1.0,
         Loss::CrossEntropy { class_weights, .. } => class_weights[label as usize],
+        _ => 1.0,
     }
 }
 
@@ -28,6 +28,15 @@ pub(super) fn of_row(loss: &Loss, logits: &[f64], label: f64) -> (f64, Vec<f64>)
                 true => (distance.powi(2) / 2.0, logit - label),
                 false => (delta * (distance - delta / 2.0), delta * (logit - label).signum()),
             }
+        }
+        Loss::Quantile { quantile } => {
+            let above = label - logit;
+            let slope = match above {
+                0.0 => 0.0,
+                _ if above > 0.0 => -quantile,
+                _ => 1.0 - quantile,
+            };
+            (-slope * above, slope)
         }
         Loss::CrossEntropy { smoothing, class_weights } => {
             return cross_entropy(logits, label as usize, *smoothing, class_weights.len());

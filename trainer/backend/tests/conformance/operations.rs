@@ -14,11 +14,12 @@ use crate::normalization::normalization;
 use crate::retrieval::retrieval;
 
 /// Losses with one logit.
-const LOSSES: [Loss; 4] = [
+const LOSSES: [Loss; 5] = [
     Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 },
     Loss::BinaryCrossEntropy { smoothing: 0.125, positive_weight: 3.0, negative_weight: 0.5 },
     Loss::SquaredError,
     Loss::Huber { delta: 1.5 },
+    Loss::Quantile { quantile: 0.875 },
 ];
 
 /// Runs every operation on random values of these shapes.

@@ -220,6 +220,7 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     let shape = [rows()];
     let about = match prediction {
         Prediction::Number | Prediction::RobustNumber { .. } => format!("The predicted value of {whose}"),
+        Prediction::Quantile { quantile } => format!("The predicted {quantile} quantile of {whose}"),
         Prediction::Classes(classes) => return scores_of_classes(graph, logits, (&named, &whose), classes),
         Prediction::Rank => "The dot product of both vectors, divided by the temperature".to_owned(),
         Prediction::Probability => {

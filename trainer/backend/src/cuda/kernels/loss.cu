@@ -1,7 +1,9 @@
 // Per-row losses and their gradients, and scores from logits.
 #include "reduce.cuh"
 
-enum Kind : u32 { BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3, HUBER = 4 };
+enum Kind : u32 {
+    BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3, HUBER = 4, QUANTILE = 5
+};
 
 struct Loss {
     const float* labels;
@@ -17,7 +19,7 @@ struct Loss {
     u32 kind, first_row, rows, column;
     float smoothing, positive_weight, negative_weight, task_weight;
     u32 classes;
-    // The delta of HUBER.
+    // The delta of HUBER, the quantile of QUANTILE.
     float parameter;
 };
 
@@ -71,6 +73,11 @@ __device__ __forceinline__ Pair loss_and_gradient(const Loss& args, float x, flo
         case HUBER: {
             float difference = x - y, gradient = fminf(fmaxf(difference, -args.parameter), args.parameter);
             return {gradient * (difference - 0.5f * gradient), gradient};
+        }
+        case QUANTILE: {
+            float above = y - x;
+            float gradient = above > 0.0f ? -args.parameter : above < 0.0f ? 1.0f - args.parameter : 0.0f;
+            return {-gradient * above, gradient};
         }
         default: return {(x - y) * (x - y), 2.0f * (x - y)};
     }
