@@ -224,6 +224,8 @@ pub enum LabelNumbers {
     Probabilities,
     /// Any finite number.
     Any,
+    /// A finite number of at least 0, such as a count.
+    NotNegative,
 }
 
 impl LabelColumn {

@@ -105,6 +105,7 @@ MODELS = {
     "dlrm_of_a_shared_table": deep("dlrm", *SHARED, 'interaction = "dot"', features=SHARING + NUMBERS + IDS),
     "dlrm_cross": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "cross"', *CROSS, "cross_rank = 4"),
     "mlp_of_a_number": deep("mlp", HIDDEN),
+    "mlp_of_a_rate": deep("mlp", HIDDEN),
     "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
     "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }
@@ -128,6 +129,7 @@ MODELS["deepfm_weighted"] = deep(
 CLICKED = '[label]\ncolumn = "clicked"'
 LABELS = {
     "mlp_of_a_number": '[label]\ncolumn = "spent"\n[training.loss]\nkind = "mse"',
+    "mlp_of_a_rate": '[label]\ncolumn = "visits"\n[training.loss]\nkind = "poisson"',
     "mmoe": """[labels]
 clicked = { column = "clicked" }
 red = { column = "colour_seen", positive = "red" }
@@ -136,7 +138,7 @@ spent = { column = "spent" }
 spent = { kind = "mse", weight = 0.1 }""",
 }
 NAMES = {"mmoe": ["clicked", "red", "spent"]}
-SPENT = {"mlp_of_a_number": "score", "mmoe": "score_spent"}
+SPENT = {"mlp_of_a_number": "score", "mlp_of_a_rate": "score", "mmoe": "score_spent"}
 
 
 # The features of each tower.
@@ -204,6 +206,7 @@ def table(rows: int, seed: int) -> pa.Table:
             "tag_weights": pa.array(weights, pa.list_(pa.float64())),
             "colour_seen": [COLOURS[place] for place in colour],
             "spent": odds * 2,
+            "visits": np.floor(np.exp(np.minimum(odds / 2, 4))),
             "level": [CLASSES[place] for place in np.digitize(odds, [-1, 2])],
             "main": pa.array(place % 30, mask=place % 7 == 3),
             "clicked": (draw.random(rows) < 1 / (1 + np.exp(-odds))).astype(np.int64),
@@ -304,7 +307,7 @@ class Export(WithoutDaemon):
         return session, inputs_of(session, features, self.data), report
 
     def test_onnxruntime_matches_predict(self):
-        self.assertEqual(len(MODELS), 28)
+        self.assertEqual(len(MODELS), 29)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, report = self.exported(name)

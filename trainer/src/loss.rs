@@ -42,6 +42,7 @@ impl LossSpec {
             Self::SquaredError => Loss::SquaredError,
             Self::Huber { delta } => Loss::Huber { delta: (*delta).into() },
             Self::Quantile { quantile } => Loss::Quantile { quantile: (*quantile).into() },
+            Self::Poisson => Loss::Poisson,
             Self::CrossEntropy { classes, label_smoothing, class_weights } => Loss::CrossEntropy {
                 smoothing: (*label_smoothing).into(),
                 class_weights: match class_weights.as_slice() {
@@ -51,6 +52,11 @@ impl LossSpec {
             },
         }
     }
+}
+
+/// The mean of a Poisson distribution from its logarithm.
+pub(crate) fn rate(logit: f64) -> f64 {
+    logit.min(Loss::MAX_LOG_RATE).exp()
 }
 
 impl TaskSpec {
@@ -156,7 +162,7 @@ mod tests {
     #[test]
     fn rows_have_the_losses_of_keras_and_tensorflow() {
         let kinds: BTreeSet<&str> = cases().iter().map(|case| case.loss.kind()).collect();
-        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["huber", "quantile"]);
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["huber", "poisson", "quantile"]);
         agree(&Reference, 1e-12);
         agree(&Cpu::new(Some(1)).unwrap(), 1e-6);
     }

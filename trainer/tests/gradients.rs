@@ -424,6 +424,7 @@ fn loss() {
         Loss::SquaredError,
         Loss::Huber { delta: 1.25 },
         Loss::Quantile { quantile: 0.25 },
+        Loss::Poisson,
     ];
     for loss in losses {
         let value = |logits: &[f64]| loss_at(&loss, &batch, logits);

@@ -78,6 +78,7 @@ fn title(metric: &str) -> &str {
         "normalized_entropy" => "normalized entropy",
         "huber_loss" => "Huber loss",
         "pinball_loss" => "pinball loss",
+        "poisson_deviance" => "Poisson deviance",
         "rmse" => "RMSE",
         "mae" => "MAE",
         "r2" => "R²",

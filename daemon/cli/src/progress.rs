@@ -154,13 +154,14 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
 
 /// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: the main metrics only.
 fn metrics(metrics: &Metrics) -> String {
-    const MAIN: [&str; 11] = [
+    const MAIN: [&str; 12] = [
         "auc",
         "group_auc",
         "log_loss",
         "huber_loss",
         "pinball_loss",
         "coverage",
+        "poisson_deviance",
         "mae",
         "r2",
         "calibration",

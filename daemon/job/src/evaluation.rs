@@ -141,10 +141,11 @@ pub(super) fn read_metric(
             (Metric::Top5Accuracy, _) => ("more than 5 classes", "is predicted otherwise"),
             (_, Prediction::Classes(_)) => ("labels without classes", "is predicted as one of its classes"),
             (Metric::HuberLoss, _) => ("the loss \"huber\"", "has another loss"),
+            (Metric::PoissonDeviance, _) => ("the loss \"poisson\"", "has another loss"),
             (Metric::PinballLoss | Metric::Coverage, _) => ("the loss \"quantile\"", "has another loss"),
             (_, Prediction::Quantile { .. }) => ("other predictions", "is predicted as a quantile"),
             (_, Prediction::Probability) => ("numbers", "is predicted as a probability"),
-            (_, Prediction::Number | Prediction::RobustNumber { .. }) => {
+            (_, Prediction::Number | Prediction::RobustNumber { .. } | Prediction::Rate) => {
                 ("probabilities", "is predicted as a number")
             }
             (_, Prediction::Rank) => {

@@ -34,14 +34,16 @@ enum Kind {
     SquaredError,
     Huber,
     Quantile,
+    Poisson,
     CrossEntropy,
 }
 
-const KINDS: [(&str, Kind); 5] = [
+const KINDS: [(&str, Kind); 6] = [
     ("bce", Kind::BinaryCrossEntropy),
     ("mse", Kind::SquaredError),
     ("huber", Kind::Huber),
     ("quantile", Kind::Quantile),
+    ("poisson", Kind::Poisson),
     ("cross_entropy", Kind::CrossEntropy),
 ];
 
@@ -78,6 +80,7 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
         },
         Kind::SquaredError => LossSpec::SquaredError,
         Kind::Huber => LossSpec::Huber { delta: loss.constant("delta", true).unwrap_or(1.0) },
+        Kind::Poisson => LossSpec::Poisson,
         Kind::Quantile => LossSpec::Quantile { quantile: read_quantile(loss) },
         Kind::CrossEntropy => {
             let Some(classes) = classes else {
@@ -179,6 +182,7 @@ mod tests {
                 LabelNumbers::Any,
                 Metric::PinballLoss,
             ),
+            ("kind = \"poisson\"", LossSpec::Poisson, LabelNumbers::NotNegative, Metric::PoissonDeviance),
         ];
         for (text, loss, numbers, metric) in cases {
             let job = job(text, "checkpoint.keep_best = true").unwrap();
@@ -227,6 +231,11 @@ mod tests {
                 "kind = \"quantile\", quantile = 0.5",
                 best("rmse"),
                 "\"rmse\" applies to other predictions, but the label is predicted as a quantile",
+            ),
+            (
+                "kind = \"mse\"",
+                best("poisson_deviance"),
+                "\"poisson_deviance\" applies to the loss \"poisson\", but the label has another loss",
             ),
         ];
         for (loss, more, expected) in cases {

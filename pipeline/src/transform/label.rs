@@ -159,6 +159,8 @@ pub(crate) enum LabelKind {
     Probabilities,
     /// Any finite number.
     Numbers,
+    /// Finite numbers of at least 0.
+    NotNegative,
     /// Class names.
     Classes(Classes),
 }
@@ -172,6 +174,7 @@ impl LabelKind {
             (Some(value), _) => Self::Positive(Positive::new(value)),
             (None, LabelNumbers::Probabilities) => Self::Probabilities,
             (None, LabelNumbers::Any) => Self::Numbers,
+            (None, LabelNumbers::NotNegative) => Self::NotNegative,
         }
     }
 
@@ -181,6 +184,7 @@ impl LabelKind {
             Self::Positive(positive) => positive.labels(leaf, missing),
             Self::Probabilities => targets(leaf, missing, |value| (0.0..=1.0).contains(&value)),
             Self::Numbers => targets(leaf, missing, |value| (value as f32).is_finite()),
+            Self::NotNegative => targets(leaf, missing, is_finite_and_not_negative),
             Self::Classes(classes) => classes.labels(leaf, missing),
         }
     }
@@ -191,6 +195,7 @@ impl LabelKind {
             Self::Positive(_) => "a label",
             Self::Probabilities => "a label from 0 to 1",
             Self::Numbers => "a finite number",
+            Self::NotNegative => "a finite number of at least 0",
             Self::Classes(_) => "one of the label's classes",
         }
     }
@@ -202,7 +207,7 @@ impl LabelKind {
 
     /// Whether labels distinguish positive from negative rows.
     pub(crate) fn has_positives(&self) -> bool {
-        !matches!(self, Self::Numbers | Self::Classes(_))
+        matches!(self, Self::Positive(_) | Self::Probabilities)
     }
 }
 
@@ -213,8 +218,7 @@ pub(crate) fn weights(
     missing: &Missing,
     faults: &mut Vec<Fault>,
 ) -> Result<Vec<f32>, Error> {
-    let usable = |value| value >= 0.0 && (value as f32).is_finite();
-    let weights = |leaf: &dyn Array| targets(leaf, missing, usable);
+    let weights = |leaf: &dyn Array| targets(leaf, missing, is_finite_and_not_negative);
     one_per_row(raw, column, weights, (NUMBERS, "a finite weight of at least 0"), faults)
 }
 
@@ -256,6 +260,10 @@ fn targets(leaf: &dyn Array, missing: &Missing, usable: impl Fn(f64) -> bool) ->
         _ => Target::Invalid,
     };
     numbers(leaf, missing, target)
+}
+
+fn is_finite_and_not_negative(value: f64) -> bool {
+    value >= 0.0 && (value as f32).is_finite()
 }
 
 fn is_number(data_type: &DataType) -> bool {

@@ -49,9 +49,10 @@ impl Accumulator {
             Prediction::Rank => {
                 Self::of(label, Sums::Ranked { ranking: Ranking::new(EXACT_BYTES), groups: None, sums: None })
             }
-            Prediction::Number | Prediction::RobustNumber { .. } | Prediction::Quantile { .. } => {
-                Self::of(label, Sums::Numbers(numbers::Sums::new(prediction)))
-            }
+            Prediction::Number
+            | Prediction::RobustNumber { .. }
+            | Prediction::Quantile { .. }
+            | Prediction::Rate => Self::of(label, Sums::Numbers(numbers::Sums::new(prediction))),
             Prediction::Classes(classes) => Self::of(label, Sums::Classes(classes::Sums::new(classes))),
         }
     }

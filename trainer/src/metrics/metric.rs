@@ -33,6 +33,9 @@ pub enum Metric {
     /// The share of labels that are at most the score. Best if it equals the quantile of training, so it compares no
     /// evaluations.
     Coverage,
+    /// The mean deviance of Poisson distributions: `2 (y log(y / s) - y + s)` of label `y` and score `s`. Lower is
+    /// better.
+    PoissonDeviance,
     /// Root of the mean squared difference between score and label; for labels 0 and 1, the root of the Brier
     /// score. Lower is better.
     Rmse,
@@ -56,7 +59,7 @@ pub enum Metric {
 
 impl Metric {
     /// All metrics, with their names.
-    pub const ALL: [(&'static str, Self); 14] = [
+    pub const ALL: [(&'static str, Self); 15] = [
         ("auc", Self::Auc),
         ("pr_auc", Self::PrAuc),
         ("group_auc", Self::GroupAuc),
@@ -65,6 +68,7 @@ impl Metric {
         ("huber_loss", Self::HuberLoss),
         ("pinball_loss", Self::PinballLoss),
         ("coverage", Self::Coverage),
+        ("poisson_deviance", Self::PoissonDeviance),
         ("rmse", Self::Rmse),
         ("mae", Self::Mae),
         ("r2", Self::R2),
@@ -95,6 +99,7 @@ impl Metric {
             Prediction::Number => matches!(self, Self::Calibration | Self::Rmse | Self::Mae | Self::R2),
             Prediction::RobustNumber { .. } => self == Self::HuberLoss || self.applies_to(Prediction::Number),
             Prediction::Quantile { .. } => matches!(self, Self::PinballLoss | Self::Coverage | Self::Mae),
+            Prediction::Rate => self == Self::PoissonDeviance || self.applies_to(Prediction::Number),
             Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc | Self::GroupAuc),
             Prediction::Classes(classes) => match self {
                 Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
@@ -111,6 +116,7 @@ impl Metric {
             Prediction::Number => Self::Rmse,
             Prediction::RobustNumber { .. } => Self::HuberLoss,
             Prediction::Quantile { .. } => Self::PinballLoss,
+            Prediction::Rate => Self::PoissonDeviance,
             Prediction::Classes(_) => Self::LogLoss,
         }
     }
@@ -135,6 +141,7 @@ impl Metric {
             | Self::NormalizedEntropy
             | Self::HuberLoss
             | Self::PinballLoss
+            | Self::PoissonDeviance
             | Self::Rmse
             | Self::Mae => than - value,
             Self::Coverage => 0.0,
@@ -152,6 +159,7 @@ impl Metric {
             | Self::NormalizedEntropy
             | Self::HuberLoss
             | Self::PinballLoss
+            | Self::PoissonDeviance
             | Self::Rmse
             | Self::Mae => "fallen",
             Self::Coverage => "come closer to the quantile",

@@ -54,9 +54,15 @@ impl Sums {
         if !label.is_finite() {
             return Err(MetricsError::Label { row, label, expected });
         }
+        if self.prediction == Prediction::Rate && score < 0.0 {
+            return Err(MetricsError::Score { row, score, expected: "a number of at least 0" });
+        }
+        if self.prediction == Prediction::Rate && label < 0.0 {
+            return Err(MetricsError::Label { row, label, expected: "a number of at least 0" });
+        }
         let (score, label, weight) = (f64::from(score), f64::from(label), f64::from(weight));
         let difference = score - label;
-        self.loss += weight * loss(self.prediction, difference);
+        self.loss += weight * loss(self.prediction, score, label);
         self.score += weight * score;
         self.squares += weight * (difference * difference);
         self.absolutes += weight * difference.abs();
@@ -77,6 +83,7 @@ impl Sums {
             (Metric::HuberLoss, Some(self.loss / self.weight)),
             (Metric::PinballLoss, Some(self.loss / self.weight)),
             (Metric::Coverage, Some(self.covered / self.weight)),
+            (Metric::PoissonDeviance, Some(self.loss / self.weight)),
             (Metric::Rmse, Some((self.squares / self.weight).sqrt())),
             (Metric::Mae, Some(self.absolutes / self.weight)),
             (Metric::R2, (self.spread > 0.0).then(|| 1.0 - self.squares / self.spread)),
@@ -86,8 +93,9 @@ impl Sums {
     }
 }
 
-/// The loss of a score above its label by `difference`; 0 for numbers whose best loss is the squared error.
-fn loss(prediction: Prediction, difference: f64) -> f64 {
+/// The loss of a score; 0 for numbers whose loss is the squared error.
+fn loss(prediction: Prediction, score: f64, label: f64) -> f64 {
+    let difference = score - label;
     match prediction {
         Prediction::RobustNumber { delta } => {
             let (distance, delta) = (difference.abs(), f64::from(delta));
@@ -96,6 +104,12 @@ fn loss(prediction: Prediction, difference: f64) -> f64 {
         Prediction::Quantile { quantile } => {
             let quantile = f64::from(quantile);
             if difference < 0.0 { -quantile * difference } else { (1.0 - quantile) * difference }
+        }
+        Prediction::Rate => {
+            // A score of 0 has underflowed.
+            let score = score.max(f64::from(f32::MIN_POSITIVE));
+            let relative = if label > 0.0 { label * (label / score).ln() } else { 0.0 };
+            2.0 * (relative - label + score)
         }
         _ => 0.0,
     }

@@ -422,6 +422,20 @@ fn the_pinball_loss_weights_labels_above_and_below_and_coverage_counts_them() {
     assert_eq!(found.value(Metric::Mae), Some(3.5));
 }
 
+#[test]
+fn the_poisson_deviance_compares_rates_with_counts() {
+    let found = of_rows(Prediction::Rate, &[(0.0, 0.5), (3.0, 3.0), (2.0, 1.0), (4.0, 0.0)]);
+    // As scikit-learn's `mean_poisson_deviance`; the last rate has underflowed.
+    let of_zero = 2.0 * (4.0 * (4.0 / f64::from(f32::MIN_POSITIVE)).ln() - 4.0);
+    let expected = (1.0 + 0.0 + 2.0 * (2.0 * 2.0_f64.ln() - 1.0) + of_zero) / 4.0;
+    assert!(close(found.value(Metric::PoissonDeviance), Some(expected), 1e-12));
+    assert_eq!(found.value(Metric::Calibration), Some(4.5 / 9.0));
+    let mut accumulator = Accumulator::new("", Prediction::Rate);
+    let (row, label, expected) = (0, -1.0, "a number of at least 0");
+    let error = accumulator.add(scored(&[1.0], &[label], None));
+    assert_eq!(error, Err(MetricsError::Label { row, label, expected }));
+}
+
 #[derive(Debug, PartialEq, Deserialize, serde::Serialize)]
 struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
 

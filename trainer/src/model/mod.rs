@@ -30,7 +30,7 @@ use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Phase;
 
 use crate::gradients::{ApplyUpdates, SumSquares};
-use crate::loss::LossSum;
+use crate::loss::{LossSum, rate};
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::parameter::{Parameter, ParameterSpec};
 use crate::pass::{Pass, Purpose, rounding_key};
@@ -63,8 +63,9 @@ pub struct Model<B: Backend> {
 
 /// How logits become scores.
 enum Scoring {
-    /// By a sigmoid for each label, except for these labels, whose scores are their logits.
-    Labels { numbers: Vec<usize> },
+    /// By a sigmoid for each label, except for `numbers`, whose scores are their logits, and for those of them in
+    /// `rates`, whose logits are the logarithms of their scores.
+    Labels { numbers: Vec<usize>, rates: Vec<usize> },
     /// By a softmax over the classes of the one label.
     Classes,
 }
@@ -199,8 +200,13 @@ impl Scoring {
         if let [Prediction::Classes(_)] = predicted[..] {
             return Self::Classes;
         }
-        let is_logit = |label: &usize| predicted[*label] != Prediction::Probability;
-        Self::Labels { numbers: (0..predicted.len()).filter(is_logit).collect() }
+        let labels_where = |is: &dyn Fn(Prediction) -> bool| {
+            (0..predicted.len()).filter(|&label| is(predicted[label])).collect()
+        };
+        Self::Labels {
+            numbers: labels_where(&|it| it != Prediction::Probability),
+            rates: labels_where(&|it| it == Prediction::Rate),
+        }
     }
 }
 
@@ -349,7 +355,7 @@ impl<B: Backend> Model<B> {
     }
 
     /// The scores of each row, label by label: `scores` starts with the first label's, `[rows]`. A score is the
-    /// probability of a 1, or the predicted number; for a two-tower model it is the dot product divided by the
+    /// probability of a 1, or the predicted number, or the rate of a Poisson distribution; for a two-tower model it is the dot product divided by the
     /// temperature, of any size. A label with classes has scores for each class instead.
     ///
     /// # Errors
@@ -368,7 +374,7 @@ impl<B: Backend> Model<B> {
             let (logits, out) = (network.logits(), &mut parts.scores);
             match scoring {
                 Scoring::Classes => backend.run(ops::Softmax { rows: pass.len(), logits, out }),
-                Scoring::Labels { numbers } => {
+                Scoring::Labels { numbers, .. } => {
                     backend.run(ops::Sigmoid { rows: pass.len(), logits, out });
                     for &label in &*numbers {
                         backend.run(ops::CopyColumns {
@@ -383,9 +389,10 @@ impl<B: Backend> Model<B> {
             backend.read_matrix(out, &mut host[..pass.len() * outputs]);
             backend.check(&parts.batch)?;
             for (output, scores) in scores.chunks_exact_mut(rows).take(outputs).enumerate() {
-                let of_output = host.iter().skip(output).step_by(outputs);
+                let is_rate = matches!(scoring, Scoring::Labels { rates, .. } if rates.contains(&output));
+                let of_output = host.iter().skip(output).step_by(outputs).map(|score| score.to_f64());
                 for (out, score) in scores[pass.rows.clone()].iter_mut().zip(of_output) {
-                    *out = score.to_f64() as f32;
+                    *out = if is_rate { rate(score) as f32 } else { score as f32 };
                 }
             }
         }

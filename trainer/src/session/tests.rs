@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod background;
+mod losses;
 mod precision;
 
 use std::collections::BTreeMap;

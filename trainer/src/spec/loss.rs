@@ -31,6 +31,9 @@ pub enum LossSpec {
         /// The share of labels below it, above 0 and below 1.
         quantile: f32,
     },
+    /// The deviance of a Poisson distribution, for counts and other numbers of at least 0; a logit is the logarithm of the
+    /// mean. McCullagh and Nelder, "Generalized Linear Models", 2nd edition, 1989, section 2.3.
+    Poisson,
     /// Softmax cross-entropy over several classes; a label is the index of its class.
     CrossEntropy {
         /// Number of classes.
@@ -59,6 +62,8 @@ pub enum Prediction {
         /// The share.
         quantile: f32,
     },
+    /// The mean of a label of at least 0, such as a count.
+    Rate,
     /// A number for ranking rows: the larger, the likelier the label is 1.
     Rank,
     /// The probability of each of this number of classes.
@@ -82,6 +87,7 @@ impl LossSpec {
             Self::SquaredError => Prediction::Number,
             Self::Huber { delta } => Prediction::RobustNumber { delta: *delta },
             Self::Quantile { quantile } => Prediction::Quantile { quantile: *quantile },
+            Self::Poisson => Prediction::Rate,
             Self::CrossEntropy { classes, .. } => Prediction::Classes(*classes),
         }
     }
@@ -93,6 +99,7 @@ impl LossSpec {
             Self::SquaredError => "mse",
             Self::Huber { .. } => "huber",
             Self::Quantile { .. } => "quantile",
+            Self::Poisson => "poisson",
             Self::CrossEntropy { .. } => "cross_entropy",
         }
     }
@@ -125,7 +132,7 @@ impl LossSpec {
 impl Prediction {
     /// Whether it is a number as large as the label, rather than a probability or a rank.
     pub fn is_number(self) -> bool {
-        matches!(self, Self::Number | Self::RobustNumber { .. } | Self::Quantile { .. })
+        matches!(self, Self::Number | Self::RobustNumber { .. } | Self::Quantile { .. } | Self::Rate)
     }
 }
 

@@ -22,6 +22,10 @@ def pinball(quantile):
     return lambda labels, x: tf.maximum(quantile * (labels - x), (quantile - 1) * (labels - x))
 
 
+def poisson(labels, x):
+    return 2 * (tf.nn.log_poisson_loss(labels, x) + tf.math.xlogy(labels, labels) - labels)
+
+
 # Without a label equal to a logit, where the pinball loss has no derivative.
 APART = [number + 0.0625 for number in NUMBERS]
 CASES = [
@@ -29,6 +33,7 @@ CASES = [
     (dict(kind="huber", delta=0.375), huber(0.375), NUMBERS),
     (dict(kind="quantile", quantile=0.5), pinball(0.5), APART),
     (dict(kind="quantile", quantile=0.9375), pinball(0.9375), APART),
+    (dict(kind="poisson"), poisson, [0.0, 0.25, 1.0, 3.0, 250.0]),
 ]
 
 

@@ -109,7 +109,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// The evaluation metrics that are the training loss of some kind. A label has at most one.
-const LOSS_METRICS: [&str; 3] = ["log_loss", "huber_loss", "pinball_loss"];
+const LOSS_METRICS: [&str; 4] = ["log_loss", "huber_loss", "pinball_loss", "poisson_deviance"];
 
 /// A curve of the training loss, with the held-out loss as marks, and one of each other evaluation metric. Only those that
 /// `chosen` names, if any; the loss is `loss`.

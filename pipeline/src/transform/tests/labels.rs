@@ -78,6 +78,20 @@ fn several_labels_are_each_decoded_by_their_own_rule() {
 }
 
 #[test]
+fn a_label_of_counts_refuses_a_negative_number() {
+    let first =
+        LabelColumn { column: "n".into(), numbers: LabelNumbers::NotNegative, ..LabelColumn::default() };
+    let spec = LabelSpec { first, ..LabelSpec::of("n", None) };
+    let transform = Transform::resolve(&[], &spec, &[], &Analysis::default()).unwrap();
+    let column = |values: [f64; 2]| raw(&[("n", Arc::new(Float64Array::from(values.to_vec())) as ArrayRef)]);
+    let chunk = transform.apply(&column([0.0, 12.5]), &strict()).unwrap().chunk;
+    assert_eq!(chunk.labels, [[0.0, 12.5]]);
+    let (error, _) = apply_with_bad_record(&transform, &column([3.0, -1.0]));
+    let expected = "data/part-0: record 101, column `n`: expected a finite number of at least 0, found `-1`";
+    assert!(error.starts_with(expected), "{error}");
+}
+
+#[test]
 fn a_class_label_is_the_number_of_its_class() {
     let spec = |classes: &[&str]| {
         let classes = classes.iter().map(|&class| class.to_owned()).collect();

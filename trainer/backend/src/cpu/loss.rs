@@ -62,6 +62,7 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
             });
             by_row(cpu, operation, |_| 1.0, loss);
         }
+        Loss::Poisson => by_row(cpu, operation, |_| 1.0, of_column(column, float, poisson)),
         Loss::CrossEntropy { smoothing, ref class_weights } => {
             let classes = class_weights.len();
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / classes as f64) as f32);
@@ -98,6 +99,24 @@ fn of_column(
         gradients[column] = float.round(scale * gradient);
         loss
     }
+}
+
+/// The Poisson deviance, and its gradient.
+fn poisson(logit: f32, label: f32) -> (f32, f32) {
+    const MOST: f32 = Loss::MAX_LOG_RATE as f32;
+    let bounded = if logit > MOST { MOST } else { logit };
+    let rate = bounded.exp();
+    let ratio = bounded - label.ln();
+    let half = if label == 0.0 {
+        rate
+    } else if ratio.abs() < 1.0 {
+        // Without the cancellation of numbers near the label.
+        label * (ratio.exp_m1() - ratio)
+    } else {
+        rate - label - label * ratio
+    };
+    let slope = rate - label;
+    (2.0 * (half + (logit - bounded) * slope), 2.0 * slope)
 }
 
 /// Computes a loss row by row. `weight_of` maps a label to a factor of the row's weight. `loss_of` maps logits and

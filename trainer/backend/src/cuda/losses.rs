@@ -24,6 +24,7 @@ pub(super) mod kind {
     pub(in crate::cuda) const RETRIEVAL: u32 = 3;
     pub(super) const HUBER: u32 = 4;
     pub(super) const QUANTILE: u32 = 5;
+    pub(super) const POISSON: u32 = 6;
 }
 
 /// The kernel that computes a loss, and its workspace.
@@ -108,6 +109,7 @@ impl Cuda {
             Loss::SquaredError => of(kind::SQUARED_ERROR),
             Loss::Huber { delta } => LossOf { parameter: *delta as f32, ..of(kind::HUBER) },
             Loss::Quantile { quantile } => LossOf { parameter: *quantile as f32, ..of(kind::QUANTILE) },
+            Loss::Poisson => LossOf { parameter: Loss::MAX_LOG_RATE as f32, ..of(kind::POISSON) },
             Loss::CrossEntropy { smoothing, class_weights } => {
                 let weights: Vec<f32> = class_weights.iter().map(|&weight| weight as f32).collect();
                 LossOf {

@@ -36,6 +36,10 @@ pub enum Loss {
         /// The share of labels below the optimal `x`.
         quantile: f64,
     },
+    /// `2 (y log(y / e^x) - y + e^x)`, the deviance of a Poisson distribution with the mean `e^x`: McCullagh and Nelder,
+    /// "Generalized Linear Models", 2nd edition, 1989, section 2.3. Above [`Self::MAX_LOG_RATE`] it continues linearly, so
+    /// that it does not overflow.
+    Poisson,
     /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y`
     /// is the index of a class.
     CrossEntropy {
@@ -46,6 +50,11 @@ pub enum Loss {
         /// whole loss, as in Keras; PyTorch weights the smoothed part by the class that receives it.
         class_weights: Vec<f64>,
     },
+}
+
+impl Loss {
+    /// The largest logarithm of a mean of [`Self::Poisson`]; a larger one counts as this one.
+    pub const MAX_LOG_RATE: f64 = 40.0;
 }
 
 /// A label to learn.

@@ -38,6 +38,13 @@ pub(super) fn of_row(loss: &Loss, logits: &[f64], label: f64) -> (f64, Vec<f64>)
             };
             (-slope * above, slope)
         }
+        Loss::Poisson => {
+            let bounded = logit.min(Loss::MAX_LOG_RATE);
+            let (rate, beyond) = (bounded.exp(), logit - bounded);
+            let log_of_label = if label > 0.0 { label.ln() } else { 0.0 };
+            let value = label * (log_of_label - logit) - label + rate * (1.0 + beyond);
+            (2.0 * value, 2.0 * (rate - label))
+        }
         Loss::CrossEntropy { smoothing, class_weights } => {
             return cross_entropy(logits, label as usize, *smoothing, class_weights.len());
         }

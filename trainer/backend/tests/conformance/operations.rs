@@ -14,12 +14,13 @@ use crate::normalization::normalization;
 use crate::retrieval::retrieval;
 
 /// Losses with one logit.
-const LOSSES: [Loss; 5] = [
+const LOSSES: [Loss; 6] = [
     Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 },
     Loss::BinaryCrossEntropy { smoothing: 0.125, positive_weight: 3.0, negative_weight: 0.5 },
     Loss::SquaredError,
     Loss::Huber { delta: 1.5 },
     Loss::Quantile { quantile: 0.875 },
+    Loss::Poisson,
 ];
 
 /// Runs every operation on random values of these shapes.

@@ -33,6 +33,7 @@ mod proto;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use millstream_backend::Loss;
 use prost::Message;
 
 use super::{ExportError, TrainedModel};
@@ -222,6 +223,7 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
         Prediction::Number | Prediction::RobustNumber { .. } => format!("The predicted value of {whose}"),
         Prediction::Quantile { quantile } => format!("The predicted {quantile} quantile of {whose}"),
         Prediction::Classes(classes) => return scores_of_classes(graph, logits, (&named, &whose), classes),
+        Prediction::Rate => return score_of_rate(graph, logits, (&named, &whose)),
         Prediction::Rank => "The dot product of both vectors, divided by the temperature".to_owned(),
         Prediction::Probability => {
             let logit = graph.along("Squeeze", logits, 1, &format!("logit{named}"));
@@ -232,6 +234,15 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
     };
     let score = graph.along("Squeeze", logits, 1, &format!("score{named}"));
     graph.output(&score, &shape, about);
+}
+
+/// The same for the mean of a label of at least 0, whose logit is its logarithm.
+fn score_of_rate(graph: &mut Graph, logits: &Value, (named, whose): (&str, &str)) {
+    let logit = graph.along("Squeeze", logits, 1, &format!("log_rate{named}"));
+    let most = graph.number(&format!("log_rate{named}.most"), Loss::MAX_LOG_RATE as f32);
+    let bounded = graph.node("Min", &[&logit, &most], &format!("log_rate{named}.bounded"));
+    let score = graph.node("Exp", &[&bounded], &format!("score{named}"));
+    graph.output(&score, &[rows()], format!("The predicted mean of {whose}"));
 }
 
 /// The same for a label with classes. `named` is the suffix of the outputs' names, and `whose` describes the

@@ -2,7 +2,8 @@
 #include "reduce.cuh"
 
 enum Kind : u32 {
-    BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3, HUBER = 4, QUANTILE = 5
+    BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3, HUBER = 4, QUANTILE = 5,
+    POISSON = 6
 };
 
 struct Loss {
@@ -19,7 +20,7 @@ struct Loss {
     u32 kind, first_row, rows, column;
     float smoothing, positive_weight, negative_weight, task_weight;
     u32 classes;
-    // The delta of HUBER, the quantile of QUANTILE.
+    // The delta of HUBER, the quantile of QUANTILE, the largest logarithm of a rate of POISSON.
     float parameter;
 };
 
@@ -78,6 +79,14 @@ __device__ __forceinline__ Pair loss_and_gradient(const Loss& args, float x, flo
             float above = y - x;
             float gradient = above > 0.0f ? -args.parameter : above < 0.0f ? 1.0f - args.parameter : 0.0f;
             return {-gradient * above, gradient};
+        }
+        case POISSON: {
+            float bounded = fminf(x, args.parameter), rate = expf(bounded), slope = rate - y;
+            // Near the label, without cancellation.
+            float ratio = bounded - logf(y);
+            float half = fabsf(ratio) < 1.0f ? y * (expm1f(ratio) - ratio) : slope - y * ratio;
+            if (y == 0.0f) half = rate;
+            return {2.0f * (half + (x - bounded) * slope), 2.0f * slope};
         }
         default: return {(x - y) * (x - y), 2.0f * (x - y)};
     }

@@ -73,6 +73,13 @@ fn losses_of_numbers_have_their_values<B: Backend>(backend: &B) {
         (Loss::Huber { delta: 2.0 }, [1.5, -5.0, 3.0], [0.125, 8.0, 2.0], [0.5, -2.0, 2.0]),
         // Above the label, below it, and equal to it.
         (Loss::Quantile { quantile: 0.25 }, [3.0, -4.0, 1.0], [1.5, 1.0, 0.0], [0.75, -0.25, 0.0]),
+        // Rates of e and 1 for the label 1, and one that would overflow for the label 0.
+        (
+            Loss::Poisson,
+            [1.0, 50.0, 0.0],
+            [2.0 * (1.0_f64.exp() - 2.0), 22.0 * 40.0_f64.exp(), 0.0],
+            [2.0 * (1.0_f64.exp() - 1.0), 2.0 * 40.0_f64.exp(), 0.0],
+        ),
     ];
     for (loss, logits, losses, slopes) in cases {
         let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
