@@ -39,6 +39,13 @@ impl LossSpec {
                     negative_weight: (*negative_weight).into(),
                 }
             }
+            Self::Focal { gamma, alpha } => {
+                let (positive, negative) = alpha.map_or((1.0, 1.0), |alpha| {
+                    let alpha = f64::from(alpha);
+                    (alpha, 1.0 - alpha)
+                });
+                Loss::Focal { gamma: (*gamma).into(), positive, negative }
+            }
             Self::SquaredError => Loss::SquaredError,
             Self::Huber { delta } => Loss::Huber { delta: (*delta).into() },
             Self::Quantile { quantile } => Loss::Quantile { quantile: (*quantile).into() },
@@ -162,7 +169,7 @@ mod tests {
     #[test]
     fn rows_have_the_losses_of_keras_and_tensorflow() {
         let kinds: BTreeSet<&str> = cases().iter().map(|case| case.loss.kind()).collect();
-        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["huber", "poisson", "quantile"]);
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["focal", "huber", "poisson", "quantile"]);
         agree(&Reference, 1e-12);
         agree(&Cpu::new(Some(1)).unwrap(), 1e-6);
     }

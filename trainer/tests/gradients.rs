@@ -425,6 +425,7 @@ fn loss() {
         Loss::Huber { delta: 1.25 },
         Loss::Quantile { quantile: 0.25 },
         Loss::Poisson,
+        Loss::Focal { gamma: 1.5, positive: 0.75, negative: 0.25 },
     ];
     for loss in losses {
         let value = |logits: &[f64]| loss_at(&loss, &batch, logits);

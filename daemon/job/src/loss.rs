@@ -31,6 +31,7 @@ pub(super) fn read(mut loss: Section<'_>, labels: &Labels) -> LossSpec {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     BinaryCrossEntropy,
+    Focal,
     SquaredError,
     Huber,
     Quantile,
@@ -38,8 +39,9 @@ enum Kind {
     CrossEntropy,
 }
 
-const KINDS: [(&str, Kind); 6] = [
+const KINDS: [(&str, Kind); 7] = [
     ("bce", Kind::BinaryCrossEntropy),
+    ("focal", Kind::Focal),
     ("mse", Kind::SquaredError),
     ("huber", Kind::Huber),
     ("quantile", Kind::Quantile),
@@ -48,11 +50,13 @@ const KINDS: [(&str, Kind); 6] = [
 ];
 
 /// The keys of losses, each with the losses that have it.
-const KEYS: [(&str, &[Kind]); 6] = [
+const KEYS: [(&str, &[Kind]); 8] = [
     ("label_smoothing", &[Kind::BinaryCrossEntropy, Kind::CrossEntropy]),
     ("positive_weight", &[Kind::BinaryCrossEntropy]),
     ("negative_weight", &[Kind::BinaryCrossEntropy]),
     ("class_weights", &[Kind::CrossEntropy]),
+    ("gamma", &[Kind::Focal]),
+    ("alpha", &[Kind::Focal]),
     ("delta", &[Kind::Huber]),
     ("quantile", &[Kind::Quantile]),
 ];
@@ -78,10 +82,17 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
             positive_weight: loss.constant("positive_weight", true).unwrap_or(1.0),
             negative_weight: loss.constant("negative_weight", true).unwrap_or(1.0),
         },
+        Kind::Focal => LossSpec::Focal {
+            gamma: loss.constant("gamma", false).unwrap_or(2.0),
+            alpha: loss.node("alpha").is_some().then(|| read_share(loss, "alpha")),
+        },
         Kind::SquaredError => LossSpec::SquaredError,
         Kind::Huber => LossSpec::Huber { delta: loss.constant("delta", true).unwrap_or(1.0) },
         Kind::Poisson => LossSpec::Poisson,
-        Kind::Quantile => LossSpec::Quantile { quantile: read_quantile(loss) },
+        Kind::Quantile => {
+            loss.required("quantile", "the share of labels below the prediction, such as 0.9");
+            LossSpec::Quantile { quantile: read_share(loss, "quantile") }
+        }
         Kind::CrossEntropy => {
             let Some(classes) = classes else {
                 let message = "the loss \"cross_entropy\" needs the `classes` of one [label]";
@@ -99,13 +110,13 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
     }
 }
 
-fn read_quantile(loss: &mut Section<'_>) -> f32 {
-    loss.required("quantile", "the share of labels below the prediction, such as 0.9");
-    let quantile = loss.constant("quantile", true).unwrap_or(0.5);
-    if quantile >= 1.0 {
-        loss.error("quantile", format!("expected a number above 0 and below 1, found {quantile}"));
+/// A number above 0 and below 1.
+fn read_share(loss: &mut Section<'_>, key: &'static str) -> f32 {
+    let share = loss.constant(key, true).unwrap_or(0.5);
+    if share >= 1.0 {
+        loss.error(key, format!("expected a number above 0 and below 1, found {share}"));
     }
-    quantile
+    share
 }
 
 /// Reads the weight of each class's rows; empty for equal weights.
@@ -183,6 +194,18 @@ mod tests {
                 Metric::PinballLoss,
             ),
             ("kind = \"poisson\"", LossSpec::Poisson, LabelNumbers::NotNegative, Metric::PoissonDeviance),
+            (
+                "kind = \"focal\"",
+                LossSpec::Focal { gamma: 2.0, alpha: None },
+                LabelNumbers::Probabilities,
+                Metric::Auc,
+            ),
+            (
+                "kind = \"focal\", gamma = 0.5, alpha = 0.25",
+                LossSpec::Focal { gamma: 0.5, alpha: Some(0.25) },
+                LabelNumbers::Probabilities,
+                Metric::Auc,
+            ),
         ];
         for (text, loss, numbers, metric) in cases {
             let job = job(text, "checkpoint.keep_best = true").unwrap();
@@ -236,6 +259,17 @@ mod tests {
                 "kind = \"mse\"",
                 best("poisson_deviance"),
                 "\"poisson_deviance\" applies to the loss \"poisson\", but the label has another loss",
+            ),
+            ("kind = \"focal\", gamma = -1", String::new(), "expected a number of at least 0, found -1"),
+            (
+                "kind = \"focal\", alpha = 1.5",
+                String::new(),
+                "expected a number above 0 and below 1, found 1.5",
+            ),
+            (
+                "kind = \"focal\", positive_weight = 2",
+                String::new(),
+                "`positive_weight` is for the loss \"bce\"",
             ),
         ];
         for (loss, more, expected) in cases {

@@ -16,6 +16,14 @@ pub enum LossSpec {
         /// The weight factor of rows with label 0.
         negative_weight: f32,
     },
+    /// The cross-entropy of each row times `(1 - p)^gamma`, where `p` is the probability of its label, so that easy rows
+    /// count less: Lin et al., "Focal Loss for Dense Object Detection", 2017, section 3.
+    Focal {
+        /// The focus on hard rows; 0 is the cross-entropy.
+        gamma: f32,
+        /// The factor of rows with label 1, and 1 minus that of rows with label 0; `None` for equal factors of 1.
+        alpha: Option<f32>,
+    },
     /// The squared difference between label and prediction.
     #[serde(rename = "mse")]
     SquaredError,
@@ -83,7 +91,7 @@ impl LossSpec {
     /// What a model with this loss predicts; see [`ModelSpec::prediction`](super::ModelSpec::prediction).
     pub fn prediction(&self) -> Prediction {
         match self {
-            Self::BinaryCrossEntropy { .. } => Prediction::Probability,
+            Self::BinaryCrossEntropy { .. } | Self::Focal { .. } => Prediction::Probability,
             Self::SquaredError => Prediction::Number,
             Self::Huber { delta } => Prediction::RobustNumber { delta: *delta },
             Self::Quantile { quantile } => Prediction::Quantile { quantile: *quantile },
@@ -96,6 +104,7 @@ impl LossSpec {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::BinaryCrossEntropy { .. } => "bce",
+            Self::Focal { .. } => "focal",
             Self::SquaredError => "mse",
             Self::Huber { .. } => "huber",
             Self::Quantile { .. } => "quantile",
@@ -111,6 +120,13 @@ impl LossSpec {
             Self::Huber { delta } => {
                 let is_valid = delta > 0.0 && delta.is_finite();
                 (!is_valid).then_some(("delta", delta, "a number above 0"))
+            }
+            Self::Focal { gamma, .. } if !(0.0..=f32::MAX).contains(&gamma) => {
+                Some(("gamma", gamma, "a number of at least 0"))
+            }
+            Self::Focal { alpha: Some(alpha), .. } => {
+                let is_valid = alpha > 0.0 && alpha < 1.0;
+                (!is_valid).then_some(("alpha", alpha, "a number above 0 and below 1"))
             }
             Self::Quantile { quantile } => {
                 let is_valid = quantile > 0.0 && quantile < 1.0;

@@ -7,6 +7,7 @@ in float64.
 import json
 import pathlib
 
+import keras
 import tensorflow as tf
 
 # Constants of losses are exact in float32, as the jobs' are float32 numbers.
@@ -15,7 +16,7 @@ NUMBERS = [-4.0, -1.0, 0.0, 0.5, 2.25, 7.0]
 
 
 def huber(delta):
-    return lambda labels, x: tf.keras.losses.Huber(delta=delta, reduction="none")(labels[:, None], x[:, None])
+    return lambda labels, x: keras.losses.Huber(delta=delta, reduction="none")(labels[:, None], x[:, None])
 
 
 def pinball(quantile):
@@ -26,9 +27,24 @@ def poisson(labels, x):
     return 2 * (tf.nn.log_poisson_loss(labels, x) + tf.math.xlogy(labels, labels) - labels)
 
 
+def focal(gamma, alpha):
+    def of_rows(labels, x):
+        # Keras clips probabilities, and computes logits from them.
+        keras.config.set_epsilon(1e-40)
+        balanced = dict(alpha=alpha, apply_class_balancing=True) if alpha else {}
+        loss = keras.losses.BinaryFocalCrossentropy(gamma=gamma, reduction="none", **balanced)
+        return loss(labels[:, None], tf.sigmoid(x)[:, None])
+
+    return of_rows
+
+
 # Without a label equal to a logit, where the pinball loss has no derivative.
 APART = [number + 0.0625 for number in NUMBERS]
+# Probabilities whose distances to 0 and 1 are exact enough in float64.
+MODERATE = [logit for logit in LOGITS if abs(logit) < 6]
 CASES = [
+    (dict(kind="focal", gamma=2.0, alpha=None), focal(2.0, None), [0.0, 1.0], MODERATE),
+    (dict(kind="focal", gamma=0.75, alpha=0.25), focal(0.75, 0.25), [0.0, 1.0], MODERATE),
     (dict(kind="huber", delta=1.0), huber(1.0), NUMBERS),
     (dict(kind="huber", delta=0.375), huber(0.375), NUMBERS),
     (dict(kind="quantile", quantile=0.5), pinball(0.5), APART),
@@ -37,8 +53,8 @@ CASES = [
 ]
 
 
-def case(loss, function, labels):
-    rows = [(label, logit) for label in labels for logit in LOGITS]
+def case(loss, function, labels, logits=LOGITS):
+    rows = [(label, logit) for label in labels for logit in logits]
     y, x = (tf.constant(column, tf.float64) for column in zip(*rows))
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -50,7 +66,7 @@ def case(loss, function, labels):
 
 
 def main():
-    tf.keras.backend.set_floatx("float64")
+    keras.config.set_floatx("float64")
     cases = ",\n".join(json.dumps(case(*given)) for given in CASES)
     pathlib.Path(__file__).with_name("losses.json").write_text(f"[\n{cases}\n]\n")
 

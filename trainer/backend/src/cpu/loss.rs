@@ -29,6 +29,16 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
             });
             by_row(cpu, operation, weight, loss);
         }
+        Loss::Focal { gamma, positive, negative } => {
+            let (gamma, positive, negative) = (gamma as f32, positive as f32, negative as f32);
+            let loss = of_column(column, float, move |logit, label| {
+                let (of_one, slope_of_one) = focal(gamma, logit);
+                let (of_zero, slope_of_zero) = focal(gamma, -logit);
+                let (ones, zeros) = (label * positive, (1.0 - label) * negative);
+                (ones * of_one + zeros * of_zero, ones * slope_of_one - zeros * slope_of_zero)
+            });
+            by_row(cpu, operation, |_| 1.0, loss);
+        }
         Loss::SquaredError => {
             let weight = |_: f32| 1.0;
             let loss = of_column(column, float, |logit, label| {
@@ -99,6 +109,19 @@ fn of_column(
         gradients[column] = float.round(scale * gradient);
         loss
     }
+}
+
+/// The focal loss of a row whose label has this logit, and its derivative with respect to it.
+fn focal(gamma: f32, logit: f32) -> (f32, f32) {
+    // As in the cross-entropy, nothing overflows.
+    let e = (-logit.abs()).exp();
+    let (small, large) = (e / (1.0 + e), 1.0 / (1.0 + e));
+    let (of_label, of_other) = if logit >= 0.0 { (large, small) } else { (small, large) };
+    let log = e.ln_1p();
+    let cross_entropy = (-logit).max(0.0) + log;
+    // The other label's probability to the power of gamma.
+    let focus = (-gamma * (logit.max(0.0) + log)).exp();
+    (focus * cross_entropy, -focus * (gamma * of_label * cross_entropy + of_other))
 }
 
 /// The Poisson deviance, and its gradient.

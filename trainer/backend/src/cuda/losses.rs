@@ -25,6 +25,7 @@ pub(super) mod kind {
     pub(super) const HUBER: u32 = 4;
     pub(super) const QUANTILE: u32 = 5;
     pub(super) const POISSON: u32 = 6;
+    pub(super) const FOCAL: u32 = 7;
 }
 
 /// The kernel that computes a loss, and its workspace.
@@ -105,6 +106,12 @@ impl Cuda {
                 positive_weight: *positive_weight as f32,
                 negative_weight: *negative_weight as f32,
                 ..of(kind::BINARY_CROSS_ENTROPY)
+            },
+            Loss::Focal { gamma, positive, negative } => LossOf {
+                parameter: *gamma as f32,
+                positive_weight: *positive as f32,
+                negative_weight: *negative as f32,
+                ..of(kind::FOCAL)
             },
             Loss::SquaredError => of(kind::SQUARED_ERROR),
             Loss::Huber { delta } => LossOf { parameter: *delta as f32, ..of(kind::HUBER) },

@@ -22,6 +22,17 @@ pub enum Loss {
         /// See `positive_weight`.
         negative_weight: f64,
     },
+    /// `-(1 - p)^gamma log p` of the probability `p` that a logit gives the row's label, the cross-entropy with less weight
+    /// for easy rows: Lin et al., "Focal Loss for Dense Object Detection", 2017, section 3. A label between 0 and 1 is a
+    /// positive and a negative row that share the weight.
+    Focal {
+        /// At 0 every row counts as in the cross-entropy.
+        gamma: f64,
+        /// The factor of a positive row, the paper's alpha. It is no weight: the mean's denominator ignores it.
+        positive: f64,
+        /// The factor of a negative row.
+        negative: f64,
+    },
     /// `(x - y)^2`
     SquaredError,
     /// With `d = |x - y|`: `d^2 / 2` up to `delta`, and `delta (d - delta / 2)` beyond: Huber, "Robust Estimation of a

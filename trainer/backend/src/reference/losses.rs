@@ -21,6 +21,12 @@ pub(super) fn of_row(loss: &Loss, logits: &[f64], label: f64) -> (f64, Vec<f64>)
             let label = label * (1.0 - smoothing) + smoothing / 2.0;
             (softplus(logit) - logit * label, sigmoid(logit) - label)
         }
+        Loss::Focal { gamma, positive, negative } => {
+            let (of_one, slope_of_one) = focal(*gamma, logit);
+            let (of_zero, slope_of_zero) = focal(*gamma, -logit);
+            let (ones, zeros) = (label * positive, (1.0 - label) * negative);
+            (ones * of_one + zeros * of_zero, ones * slope_of_one - zeros * slope_of_zero)
+        }
         Loss::SquaredError => ((logit - label).powi(2), 2.0 * (logit - label)),
         Loss::Huber { delta } => {
             let distance = (logit - label).abs();
@@ -50,6 +56,13 @@ pub(super) fn of_row(loss: &Loss, logits: &[f64], label: f64) -> (f64, Vec<f64>)
         }
     };
     (value, vec![slope])
+}
+
+/// The focal loss of a row whose label has this logit, and its derivative with respect to it.
+fn focal(gamma: f64, logit: f64) -> (f64, f64) {
+    let (of_label, of_other) = (sigmoid(logit), sigmoid(-logit));
+    let (cross_entropy, focus) = (softplus(-logit), of_other.powf(gamma));
+    (focus * cross_entropy, -focus * (gamma * of_label * cross_entropy + of_other))
 }
 
 /// `1 / (1 + e^-x)`

@@ -14,9 +14,11 @@ use crate::normalization::normalization;
 use crate::retrieval::retrieval;
 
 /// Losses with one logit.
-const LOSSES: [Loss; 6] = [
+const LOSSES: [Loss; 8] = [
     Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 },
     Loss::BinaryCrossEntropy { smoothing: 0.125, positive_weight: 3.0, negative_weight: 0.5 },
+    Loss::Focal { gamma: 2.0, positive: 0.25, negative: 0.75 },
+    Loss::Focal { gamma: 0.0, positive: 1.0, negative: 1.0 },
     Loss::SquaredError,
     Loss::Huber { delta: 1.5 },
     Loss::Quantile { quantile: 0.875 },

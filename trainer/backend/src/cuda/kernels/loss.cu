@@ -3,7 +3,7 @@
 
 enum Kind : u32 {
     BINARY_CROSS_ENTROPY = 0, SQUARED_ERROR = 1, CROSS_ENTROPY = 2, RETRIEVAL = 3, HUBER = 4, QUANTILE = 5,
-    POISSON = 6
+    POISSON = 6, FOCAL = 7
 };
 
 struct Loss {
@@ -20,7 +20,7 @@ struct Loss {
     u32 kind, first_row, rows, column;
     float smoothing, positive_weight, negative_weight, task_weight;
     u32 classes;
-    // The delta of HUBER, the quantile of QUANTILE, the largest logarithm of a rate of POISSON.
+    // The delta of HUBER, the quantile of QUANTILE, the largest logarithm of a rate of POISSON, the gamma of FOCAL.
     float parameter;
 };
 
@@ -63,6 +63,16 @@ __device__ __forceinline__ float gradient_factor(const Loss& args, float weight)
     return all > 0.0f ? args.task_weight * weight / all : 0.0f;
 }
 
+// The focal loss of a row whose label has this logit, and its derivative with respect to it.
+__device__ __forceinline__ Pair focal(float gamma, float x) {
+    float e = expf(-fabsf(x)), small = e / (1.0f + e), large = 1.0f / (1.0f + e), log = log1pf(e);
+    float of_label = x >= 0.0f ? large : small, of_other = x >= 0.0f ? small : large;
+    float cross_entropy = fmaxf(-x, 0.0f) + log;
+    // The other label's probability to the power of gamma.
+    float focus = expf(-gamma * (fmaxf(x, 0.0f) + log));
+    return {focus * cross_entropy, -focus * (gamma * of_label * cross_entropy + of_other)};
+}
+
 // The loss of a row with one logit, and its gradient with respect to the logit.
 __device__ __forceinline__ Pair loss_and_gradient(const Loss& args, float x, float y) {
     switch (args.kind) {
@@ -70,6 +80,11 @@ __device__ __forceinline__ Pair loss_and_gradient(const Loss& args, float x, flo
             y = y * (1.0f - args.smoothing) + args.smoothing / 2.0f;
             float softplus = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
             return {softplus - x * y, 1.0f / (1.0f + expf(-x)) - y};
+        }
+        case FOCAL: {
+            Pair of_one = focal(args.parameter, x), of_zero = focal(args.parameter, -x);
+            float ones = y * args.positive_weight, zeros = (1.0f - y) * args.negative_weight;
+            return {ones * of_one.first + zeros * of_zero.first, ones * of_one.second - zeros * of_zero.second};
         }
         case HUBER: {
             float difference = x - y, gradient = fminf(fmaxf(difference, -args.parameter), args.parameter);

@@ -8,7 +8,7 @@ use crate::case::Bench;
 
 test_on_each!(
     the_loss_is_a_weighted_mean,
-    losses_of_numbers_have_their_values,
+    losses_of_one_logit_have_their_values,
     the_loss_of_classes_is_a_weighted_mean,
     a_query_chooses_among_the_items_of_its_batch,
     a_batch_of_no_weight_has_no_gradient,
@@ -65,10 +65,21 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
 }
 
 /// Labels 1, 0 and 1, with weights 1, 2 and 1.
-fn losses_of_numbers_have_their_values<B: Backend>(backend: &B) {
+fn losses_of_one_logit_have_their_values<B: Backend>(backend: &B) {
     let bench = Bench(backend);
     let batch = uploaded(backend);
     let cases = [
+        // Probabilities of the labels of 3/4, 1/5 and 1/2.
+        (
+            Loss::Focal { gamma: 2.0, positive: 0.25, negative: 0.75 },
+            [3.0_f64.ln() as f32, 4.0_f64.ln() as f32, 0.0],
+            [0.25 / 16.0 * (4.0_f64 / 3.0).ln(), 0.75 * 0.64 * 5.0_f64.ln(), 0.25 / 4.0 * 2.0_f64.ln()],
+            [
+                -0.25 / 16.0 * (1.5 * (4.0_f64 / 3.0).ln() + 0.25),
+                0.75 * 0.64 * (0.4 * 5.0_f64.ln() + 0.8),
+                -0.25 / 4.0 * (2.0_f64.ln() + 0.5),
+            ],
+        ),
         // Within delta, beyond it, and at it.
         (Loss::Huber { delta: 2.0 }, [1.5, -5.0, 3.0], [0.125, 8.0, 2.0], [0.5, -2.0, 2.0]),
         // Above the label, below it, and equal to it.
