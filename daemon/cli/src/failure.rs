@@ -31,10 +31,8 @@ impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         match error.downcast::<ClientError>() {
             Ok(error) => error.into(),
-            Err(error) => match error.downcast::<io::Error>() {
-                Ok(error) => error.into(),
-                Err(error) => Self::Failed(error),
-            },
+            Err(error) if error.downcast_ref().is_some_and(is_closed_pipe) => Self::OutputClosed,
+            Err(error) => Self::Failed(error),
         }
     }
 }
@@ -74,12 +72,12 @@ impl From<JobError> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            Self::OutputClosed
-        } else {
-            Self::Failed(error.into())
-        }
+        if is_closed_pipe(&error) { Self::OutputClosed } else { Self::Failed(error.into()) }
     }
+}
+
+fn is_closed_pipe(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
 }
 
 impl fmt::Display for Failure {

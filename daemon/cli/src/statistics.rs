@@ -1,10 +1,14 @@
-//! Tables of column statistics: `inspect --stats`.
+//! Statistics of columns, for `inspect --stats`: tables of text, and a page of HTML.
+
+mod page;
 
 use millstream_tools::stats::{ColumnSummary, NumberSummary};
 use serde_json::Value;
 
 use crate::figures;
 use crate::table::Table;
+
+pub(crate) use page::render as render_page;
 
 /// Widths in characters: of a line, a column's name, a date or timestamp, and a histogram.
 const LINE_WIDTH: usize = 80;
@@ -41,12 +45,7 @@ pub(crate) fn render(columns: &[(&str, &ColumnSummary)]) -> String {
                 values.row([short, distinct, cut(&frequent(column), left)]);
             }
         }
-        if let Some(reason) = column.text_because.as_ref().filter(|reason| reason.numbers >= reason.texts) {
-            let (texts, all) = (figures::count(reason.texts), figures::count(reason.texts + reason.numbers));
-            let (value, line) = (cut(&reason.value, 20), reason.line);
-            let why = format!("because of `{value}` in line {line}: {texts} of {all} values are not numbers");
-            notes.push(format!("`{name}` is text {why}\n"));
-        }
+        notes.extend(text_reason(column).map(|why| format!("`{name}` is text {why}\n")));
     }
     let tables = [numbers, moments, values].into_iter().zip(used).filter(|(_, used)| *used);
     let mut parts: Vec<String> = tables.map(|(table, _)| table.render()).collect();
@@ -54,6 +53,14 @@ pub(crate) fn render(columns: &[(&str, &ColumnSummary)]) -> String {
         parts.push(notes.concat());
     }
     parts.join("\n")
+}
+
+/// Why a column of mostly numbers is text, if it is.
+fn text_reason(column: &ColumnSummary) -> Option<String> {
+    let reason = column.text_because.as_ref().filter(|reason| reason.numbers >= reason.texts)?;
+    let (texts, all) = (figures::count(reason.texts), figures::count(reason.texts + reason.numbers));
+    let (value, line) = (cut(&reason.value, 20), reason.line);
+    Some(format!("because of `{value}` in line {line}: {texts} of {all} values are not numbers"))
 }
 
 fn distinct(column: &ColumnSummary) -> String {

@@ -36,6 +36,13 @@ impl Unfinished {
     }
 }
 
+/// Writes a file of these bytes.
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let mut file = Unfinished::create(path)?;
+    file.writer.write_all(bytes)?;
+    file.keep()
+}
+
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.kept {

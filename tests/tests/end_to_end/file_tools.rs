@@ -100,3 +100,25 @@ fn files_do_not_depend_on_the_number_of_threads() {
     assert_eq!(one.len(), 3 + 4 + 2);
     assert!(one == contents("2") && one == contents("5"));
 }
+
+#[test]
+fn a_schema_file_sets_types_and_a_page_shows_the_statistics() {
+    let place = tempfile::tempdir().unwrap();
+    let shell = Shell::new(place.path());
+    fs::write(place.path().join("a.csv"), "zip,tags,n\n01234,a|b,1\n98765,c,2\n00001,,3\n").unwrap();
+    fs::write(
+        place.path().join("types.toml"),
+        "zip = \"text\"\ntags = { list = \"|\", rename = \"labels\" }\n",
+    )
+    .unwrap();
+    let _ = shell.run(&["convert", "a.csv", "a.parquet", "--schema", "types.toml"]).with_code(0);
+    let report = shell.run(&["inspect", "a.parquet", "--html", "a.html", "--json"]).with_code(0).json();
+    assert_eq!(report[0]["rows"][0]["zip"], "01234", "{report:#}");
+    assert_eq!(report[0]["rows"][0]["labels"], serde_json::json!(["a", "b"]), "{report:#}");
+    let page = fs::read_to_string(place.path().join("a.html")).unwrap();
+    assert!(page.contains("<h2>labels</h2>") && page.contains("aria-label=\"histogram\""), "{page}");
+
+    fs::write(place.path().join("types.toml"), "zip = \"text\"\nn = \"colour\"\n").unwrap();
+    let refused = shell.run(&["convert", "a.csv", "b.parquet", "--schema", "types.toml"]).with_code(2);
+    assert!(refused.stderr.contains("types.toml") && refused.stderr.contains("line 2"), "{}", refused.stderr);
+}

@@ -101,6 +101,9 @@ pub(crate) struct Inspect {
     /// each column, and the value that makes a column of CSV text
     #[arg(long)]
     pub(crate) stats: bool,
+    /// Write these statistics over all files to FILE, as a page of HTML with pictures
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) threads: Threads,
     #[command(flatten)]
@@ -245,6 +248,9 @@ pub(crate) struct ColumnChoice {
     /// Type of a column, instead of the inferred one; repeatable
     #[arg(long = "type", value_name = "COLUMN=KIND", value_parser = parse_kind)]
     pub(crate) kinds: Vec<(String, Kind)>,
+    /// TOML file of types (`day = "date"`), lists and names (`tags = { list = "|", rename = "labels" }`) of columns
+    #[arg(long, value_name = "FILE")]
+    pub(crate) schema: Option<PathBuf>,
     /// Separator of the elements of a list in a text, both of input and of CSV output; repeatable
     #[arg(long = "list", value_name = "COLUMN=TEXT", value_parser = parse_list)]
     pub(crate) separators: Vec<(String, String)>,

@@ -1,5 +1,7 @@
 //! `millstream convert`: converts between CSV, JSON lines, Parquet and TFRecord.
 
+mod schema;
+
 use millstream_format::FileFormat;
 use millstream_format::csv::CsvOptions;
 use millstream_tools::convert::{self, ConvertOptions};
@@ -16,12 +18,15 @@ use crate::files::{FileWork, Goal};
 /// Default memory per thread for rows in flight: two full row groups.
 const BYTES_PER_THREAD: usize = 256 << 20;
 
-pub(crate) fn run(arguments: Convert, context: &Context) -> Result<(), Failure> {
+pub(crate) fn run(mut arguments: Convert, context: &Context) -> Result<(), Failure> {
     let (inputs, output) = match arguments.paths.as_slice() {
         [inputs @ .., output] if !inputs.is_empty() => (inputs, output),
         _ => return Err(Failure::Usage("expected an input and an output".to_owned())),
     };
-    let ColumnChoice { select, rename, kinds, separators, skip_bad_lines } = arguments.columns;
+    if let Some(path) = arguments.columns.schema.take() {
+        schema::add(&path, &mut arguments.columns)?;
+    }
+    let ColumnChoice { select, rename, schema: _, kinds, separators, skip_bad_lines } = arguments.columns;
     let options = ConvertOptions {
         csv: arguments.csv.into(),
         input_format: arguments.input_format.map(Into::into),

@@ -1,6 +1,5 @@
 //! `millstream history`: plots a job's loss and metrics over its steps.
 
-use std::io::Write;
 use std::path::Path;
 
 use millstream_control::proto::{Evaluation, History, HistoryPoint, Job};
@@ -13,7 +12,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::plot::{self, Curve, Marks, Plot};
 use crate::screen::output_width;
-use crate::unfinished::Unfinished;
+use crate::unfinished;
 
 /// Width of a plot without a terminal.
 const DEFAULT_WIDTH: usize = 100;
@@ -26,7 +25,7 @@ pub(crate) async fn run(arguments: JobHistory, context: &Context) -> Result<(), 
         if plot.curves.is_empty() {
             return Err(Failure::Failed(anyhow::anyhow!("{}", no_history(&history))));
         }
-        write(path, plot::svg(&plot).as_bytes())?;
+        unfinished::write(path, plot::svg(&plot).as_bytes())?;
         context.screen.note(&format!("wrote {}", path.display()));
         if !context.json {
             return Ok(());
@@ -92,7 +91,7 @@ impl HistoryFormat {
             Self::Svg => plot::svg(&plot_of(history, &[])).into_bytes(),
             Self::Json => document(&HistoryJson::from(history))?,
         };
-        write(path, &bytes)
+        unfinished::write(path, &bytes)
     }
 }
 
@@ -100,12 +99,6 @@ fn document(document: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let mut bytes = serde_json::to_vec_pretty(document).map_err(anyhow::Error::from)?;
     bytes.push(b'\n');
     Ok(bytes)
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let mut file = Unfinished::create(path)?;
-    file.writer.write_all(bytes)?;
-    file.keep()
 }
 
 /// The evaluation metrics that are the training loss of some kind. A label has at most one.

@@ -14,6 +14,7 @@ use crate::figures;
 use crate::files::{FileWork, Goal};
 use crate::statistics::{self, cut};
 use crate::table::Table;
+use crate::unfinished;
 
 /// Width of a line, and least width of the first values of a column, in characters.
 const LINE_WIDTH: usize = 80;
@@ -28,7 +29,7 @@ const MAX_NAMED_DAMAGED: usize = 20;
 pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> {
     let options = InspectOptions {
         rows: arguments.rows,
-        statistics: arguments.stats,
+        statistics: arguments.stats || arguments.html.is_some(),
         csv: arguments.csv.into(),
         threads: arguments.threads.count(),
     };
@@ -39,6 +40,10 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
         work.run(goal, |storage, progress| inspect::inspect(&objects, &options, &storage.runtime, progress))?;
     let notes = reports.iter().filter_map(|report| report.note.as_ref());
     notes.take(1).for_each(|note| context.screen.note(note));
+    if let Some(path) = &arguments.html {
+        unfinished::write(path, page(&reports, &totals).as_bytes())?;
+        context.screen.note(&format!("wrote {}", path.display()));
+    }
     let each = arguments.all || reports.len() <= MAX_SINGLE_REPORTS;
     context.answer(&reports, || {
         if each {
@@ -58,6 +63,24 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
         context.screen.error(&format!("and {more} more damaged files; --all names each"));
     }
     Err(Failure::AlreadyReported)
+}
+
+/// The statistics of all files, as HTML.
+fn page(reports: &[Report], totals: &[(String, ColumnSummary)]) -> String {
+    let title = match reports {
+        [only] => only.path.clone(),
+        several => figures::counted(several.len() as u64, "file"),
+    };
+    let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
+    let facts = [
+        ("size", figures::bytes(sum(|report| report.bytes))),
+        ("records", figures::count(sum(|report| report.records))),
+    ];
+    statistics::render_page(&title, &facts, &by_name(totals))
+}
+
+fn by_name(totals: &[(String, ColumnSummary)]) -> Vec<(&str, &ColumnSummary)> {
+    totals.iter().map(|(name, statistics)| (name.as_str(), statistics)).collect()
 }
 
 /// A summary of many files: counts by format, and all columns.
@@ -91,8 +114,7 @@ fn summary(reports: &[Report], totals: &[(String, ColumnSummary)]) -> String {
     for (column, files, absent) in columns {
         table.row([column.name.clone(), type_of(column), figures::count(files), figures::count(absent)]);
     }
-    let totals: Vec<_> = totals.iter().map(|(name, statistics)| (name.as_str(), statistics)).collect();
-    with_statistics(format!("{}\n{}", facts.render(), table.render()), &totals)
+    with_statistics(format!("{}\n{}", facts.render(), table.render()), &by_name(totals))
 }
 
 fn format_of(report: &Report) -> &'static str {
