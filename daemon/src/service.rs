@@ -339,6 +339,7 @@ fn metrics_message(metrics: &Metrics) -> proto::Metrics {
         label: metrics.label.clone(),
         measured: metrics.values.iter().map(value).collect(),
         groups: metrics.groups,
+        top_k: metrics.top_k,
         examples: metrics.examples,
     }
 }

@@ -55,17 +55,32 @@ fn bounded(number: Option<f64>, error: Option<f64>) -> String {
 
 /// Adds a row for each metric. Titles begin with `prefix` and, if there are several labels, the label.
 pub(crate) fn metric_rows(table: &mut Table, prefix: &str, metrics: &[Metrics]) {
-    for Metrics { label, measured, groups, examples } in metrics {
+    for of_label @ Metrics { label, measured, examples, .. } in metrics {
         let label = if label.is_empty() { String::new() } else { format!("{label} ") };
         let mut row = |name: &str, value: &str| table.row([format!("{prefix}{label}{name}").as_str(), value]);
         for MetricValue { name, value, error } in measured {
-            let groups = groups.filter(|_| name == "group_auc");
+            let groups = groups_of(of_label, name);
             let groups =
                 groups.map(|groups| format!(" over {}", counted(groups, "group"))).unwrap_or_default();
-            row(title(name), &(bounded(*value, *error) + &groups));
+            row(
+                &(title(name).to_owned() + &first_ranks(of_label, name)),
+                &(bounded(*value, *error) + &groups),
+            );
         }
         row("examples", &count(*examples));
     }
+}
+
+/// The number of groups in the mean of a metric, where it is shown.
+fn groups_of(metrics: &Metrics, name: &str) -> Option<u64> {
+    let counted = ["group_auc", "ndcg"].into_iter().find(|name| find(metrics, name).is_some());
+    metrics.groups.filter(|_| counted == Some(name))
+}
+
+/// `@10` for a metric of the first ten ranks of a group, else nothing.
+pub(crate) fn first_ranks(metrics: &Metrics, name: &str) -> String {
+    let top_k = metrics.top_k.filter(|_| matches!(name, "ndcg" | "recall"));
+    top_k.map(|top_k| format!("@{top_k}")).unwrap_or_default()
 }
 
 /// The display name of a metric.
@@ -74,6 +89,8 @@ fn title(metric: &str) -> &str {
         "auc" => "AUC",
         "pr_auc" => "PR-AUC",
         "group_auc" => "group AUC",
+        "ndcg" => "NDCG",
+        "mrr" => "MRR",
         "log_loss" => "log loss",
         "normalized_entropy" => "normalized entropy",
         "huber_loss" => "Huber loss",
@@ -144,8 +161,9 @@ mod tests {
             measured("group_auc", None, None),
         ];
         let one = Metrics { measured: one, groups: Some(1_000), ..Metrics::default() };
-        let other = vec![measured("r2", Some(-1.0), None)];
-        let other = Metrics { label: "price".into(), measured: other, examples: 12, ..Metrics::default() };
+        let other = vec![measured("ndcg", Some(0.5), None), measured("r2", Some(-1.0), None)];
+        let (label, groups, top_k) = ("price".into(), Some(7), Some(5));
+        let other = Metrics { label, measured: other, groups, top_k, examples: 12 };
         let mut table = Table::default();
         metric_rows(&mut table, "eval ", &[one, other]);
         let text = table.render();
@@ -153,6 +171,7 @@ mod tests {
             "eval AUC 0.5000",
             "eval PR-AUC 0.2500 ± 3.2e-6",
             "eval group AUC - over 1,000 groups",
+            "eval price NDCG@5 0.5000 over 7 groups",
             "eval price R² -1.0000",
             "eval price examples 12",
         ];

@@ -154,9 +154,10 @@ pub(crate) fn evaluation(epoch: Option<u32>, eval: &[Metrics]) -> String {
 
 /// `auc 0.9051  log loss 0.3102  calibration 1.0170  accuracy 0.8551`: the main metrics only.
 fn metrics(metrics: &Metrics) -> String {
-    const MAIN: [&str; 12] = [
+    const MAIN: [&str; 13] = [
         "auc",
         "group_auc",
+        "ndcg",
         "log_loss",
         "huber_loss",
         "pinball_loss",
@@ -171,7 +172,10 @@ fn metrics(metrics: &Metrics) -> String {
     let is_number = figures::find(metrics, "mae").is_some();
     let names = is_number.then_some("rmse").into_iter().chain(MAIN);
     let found = names.filter_map(|name| Some((name, figures::find(metrics, name)?)));
-    let figures = found.map(|(name, value)| format!("{} {}", name.replace('_', " "), figures::metric(value)));
+    let figures = found.map(|(name, value)| {
+        let (title, ranks) = (name.replace('_', " "), figures::first_ranks(metrics, name));
+        format!("{title}{ranks} {}", figures::metric(value))
+    });
     let label = (!metrics.label.is_empty()).then(|| metrics.label.clone());
     label.into_iter().chain(figures).collect::<Vec<_>>().join("  ")
 }
@@ -290,7 +294,7 @@ mod tests {
             let measured =
                 measured.iter().map(|&(name, value)| MetricValue { name: name.into(), value, error: None });
             let measured = measured.collect();
-            Metrics { label: label.into(), measured, examples: 1_000, groups: None }
+            Metrics { label: label.into(), measured, examples: 1_000, groups: None, top_k: Some(5) }
         };
         let known =
             [("auc", Some(0.75)), ("log_loss", Some(0.5)), ("rmse", Some(0.4)), ("accuracy", Some(0.8))];
@@ -298,8 +302,8 @@ mod tests {
         assert_eq!(evaluation(Some(2), &[of("", &known)]), wanted);
         assert_eq!(evaluation(None, &[of("", &known)]), &wanted["epoch 3: ".len()..]);
         let (grouped, number) =
-            ([("auc", None), ("group_auc", Some(0.6))], [("rmse", Some(2.0)), ("mae", Some(1.5))]);
-        let wanted = "bought  auc -  group auc 0.6000  |  price  rmse 2.0000  mae 1.5000  on 1,000 examples";
+            ([("auc", None), ("ndcg", Some(0.6))], [("rmse", Some(2.0)), ("mae", Some(1.5))]);
+        let wanted = "bought  auc -  ndcg@5 0.6000  |  price  rmse 2.0000  mae 1.5000  on 1,000 examples";
         assert_eq!(evaluation(None, &[of("bought", &grouped), of("price", &number)]), wanted);
     }
 

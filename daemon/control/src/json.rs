@@ -29,7 +29,7 @@ pub fn eval<S: Serializer>(eval: &[Metrics], serializer: S) -> Result<S::Ok, S::
 /// A map of the metrics. An undefined metric is null.
 impl Serialize for Metrics {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { measured, groups, examples, .. } = self;
+        let Self { measured, groups, top_k, examples, .. } = self;
         let mut map = serializer.serialize_map(None)?;
         for MetricValue { name, value, error } in measured {
             map.serialize_entry(name, value)?;
@@ -39,6 +39,9 @@ impl Serialize for Metrics {
         }
         if let Some(groups) = groups {
             map.serialize_entry("groups", groups)?;
+        }
+        if let Some(top_k) = top_k {
+            map.serialize_entry("top_k", top_k)?;
         }
         map.serialize_entry("examples", examples)?;
         map.end()
@@ -130,9 +133,10 @@ mod tests {
         let metrics = vec![one.clone()];
         assert_eq!(document(&EvaluateReply { metrics }), wanted);
         let price = vec![measured("rmse", Some(2.0), None)];
-        let price = Metrics { label: "price".into(), measured: price, groups: Some(7), examples: 100 };
+        let (label, groups, top_k) = ("price".into(), Some(7), Some(5));
+        let price = Metrics { label, measured: price, groups, top_k, examples: 100 };
         let job = Job { eval: vec![Metrics { label: "bought".into(), ..one }, price], ..Job::default() };
-        let price = json!({ "rmse": 2.0, "groups": 7, "examples": 100 });
+        let price = json!({ "rmse": 2.0, "groups": 7, "top_k": 5, "examples": 100 });
         assert_eq!(document(&job)["eval"], json!({ "bought": wanted, "price": price }));
     }
 

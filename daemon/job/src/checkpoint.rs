@@ -56,8 +56,8 @@ fn read_best(
     predictions: &LabelPredictions,
 ) -> Option<BestSpec> {
     let usual = evaluation.stopping.map_or((None, 0), |stopping| (Some(stopping.metric), stopping.label));
-    let (keys, group) = (("best_metric", "best_label"), evaluation.group.as_deref());
-    let (metric, label) = read_metric(checkpoint, keys, group, predictions, usual);
+    let (keys, has_groups) = (("best_metric", "best_label"), evaluation.group.is_some());
+    let (metric, label) = read_metric(checkpoint, keys, has_groups, predictions, usual);
     let keep = match checkpoint.node("keep_best").map(|node| &node.value) {
         None | Some(Value::Bool(false)) => None,
         Some(Value::Bool(true)) => Some(1),

@@ -3,7 +3,7 @@
 use millstream_pipeline::spec::{DataSpec, FeatureKind, LabelSpec};
 use millstream_trainer::metrics::Metric;
 use millstream_trainer::session::{EvalCadence, StoppingSpec};
-use millstream_trainer::spec::{ModelSpec, Prediction, TrainingSpec};
+use millstream_trainer::spec::{Gains, GroupSpec, ModelSpec, Prediction, RankingSpec, TrainingSpec};
 
 use super::error;
 use super::features::Feature;
@@ -12,8 +12,8 @@ use super::section::{Section, Text};
 /// How the model is evaluated, and what evaluations decide.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvaluationSpec {
-    /// The single-valued feature whose ids define the groups of the group AUC.
-    pub group: Option<String>,
+    /// The groups of held-out rows, by the ids of a single-valued feature.
+    pub group: Option<GroupSpec>,
     /// When evaluations run.
     pub cadence: EvalCadence,
     /// The rule for early stopping.
@@ -30,6 +30,8 @@ impl LabelPredictions {
         Self(labels.all().map(|label| label.name.clone()).zip(tasks).collect())
     }
 }
+
+const GAINS: [(&str, Gains); 2] = [("exponential", Gains::Exponential), ("linear", Gains::Linear)];
 
 /// After every epoch. Held-out rows are then interleaved with the training rows.
 const USUAL: EvalCadence = EvalCadence { every_steps: None, every_epochs: Some(1) };
@@ -57,8 +59,9 @@ pub(super) fn read(
 ) -> EvaluationSpec {
     let group = read_group(&mut section, names, features);
     let LabelPredictions(labels) = predictions;
-    if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::GroupAuc.applies_to(prediction)) {
-        section.error("group", "groups are used only by the group AUC, which needs binary labels");
+    if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::Ndcg.applies_to(prediction)) {
+        section
+            .error("group", "groups are for metrics of rankings, which a label of `classes` does not have");
     }
     let every_steps = section.whole("every_steps", 1..=u64::MAX);
     let every_epochs = section.whole_u32("every_epochs", 1..=u32::MAX);
@@ -70,7 +73,7 @@ pub(super) fn read(
         let mut stopping = section.section("early_stopping", "[evaluation.early_stopping]");
         let usual = (None, 0);
         let (metric, label) =
-            read_metric(&mut stopping, ("metric", "label"), group.as_deref(), predictions, usual);
+            read_metric(&mut stopping, ("metric", "label"), group.is_some(), predictions, usual);
         stopping.required("patience", "the number of consecutive evaluations without improvement");
         let patience = stopping.whole_u32("patience", 1..=u32::MAX).unwrap_or(1);
         let min_delta = stopping.node("min_delta").and_then(|node| stopping.as_number(node)).unwrap_or(0.0);
@@ -89,8 +92,20 @@ pub(super) fn read(
     EvaluationSpec { group, cadence, stopping }
 }
 
-fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -> Option<String> {
-    let Text { text, at } = section.text("group")?;
+fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -> Option<GroupSpec> {
+    let usual = RankingSpec::default();
+    let ranking = RankingSpec {
+        top_k: section.whole_u32("top_k", 1..=RankingSpec::MAX_TOP_K).unwrap_or(usual.top_k),
+        gains: section.choice("gains", &GAINS).unwrap_or(usual.gains),
+    };
+    let Some(Text { text, at }) = section.text("group") else {
+        for key in ["top_k", "gains"] {
+            if section.has(key) {
+                section.error(key, format!("`{key}` is for rankings within groups: set `group`"));
+            }
+        }
+        return None;
+    };
     let spec = features.iter().map(|feature| &feature.spec).find(|spec| spec.name == text);
     if !names.contains(&text) {
         let hint = error::suggestion(text, names.iter().copied());
@@ -102,15 +117,14 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
     } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
         section.error_at(at, format!("`{text}` is multi-valued, but a row belongs to one group"));
     }
-    Some(text.to_owned())
+    Some(GroupSpec { feature: text.to_owned(), ranking })
 }
 
-/// Reads the metric by which evaluations are compared, and its label, from these two keys. `group` is needed for the
-/// group AUC. `usual` are the defaults.
+/// Reads the metric by which evaluations are compared, and its label, from these two keys. `usual` are the defaults.
 pub(super) fn read_metric(
     section: &mut Section<'_>,
     (key, label_key): (&'static str, &'static str),
-    group: Option<&str>,
+    has_groups: bool,
     LabelPredictions(labels): &LabelPredictions,
     usual: (Option<Metric>, u32),
 ) -> (Metric, u32) {
@@ -127,8 +141,8 @@ pub(super) fn read_metric(
     let (name, prediction) =
         labels.get(label as usize).map_or(("", Prediction::Probability), |(name, how)| (name, *how));
     let metric = section.choice(key, &Metric::ALL);
-    if metric == Some(Metric::GroupAuc) && group.is_none() {
-        section.error(key, "\"group_auc\" needs groups: `group` in [evaluation]");
+    if let Some(metric) = metric.filter(|metric| metric.needs_groups() && !has_groups) {
+        section.error(key, format!("\"{}\" needs groups: `group` in [evaluation]", metric.name()));
     }
     if metric.is_some_and(|metric| !metric.compares()) {
         section.error(
@@ -219,6 +233,40 @@ eval = ["eval.parquet"]
     }
 
     #[test]
+    fn rankings_within_groups_are_read() {
+        let read = |evaluation: &str| {
+            let user = "features = { user = { kind = \"hashed\", buckets = 9 }, age";
+            let job = JOB.replace("features = { age", user);
+            let job = Job::parse(&format!("{job}{evaluation}"), Path::new("job.toml"), &[]);
+            job.map(|(job, _)| job).map_err(|error| error.to_string())
+        };
+        let group =
+            |text: &str| read(&format!("[evaluation]\ngroup = \"user\"\n{text}")).unwrap().evaluation.group;
+        let of = |top_k, gains| {
+            Some(GroupSpec { feature: "user".to_owned(), ranking: RankingSpec { top_k, gains } })
+        };
+        assert_eq!(group(""), of(10, Gains::Exponential));
+        assert_eq!(group("top_k = 3\ngains = \"linear\""), of(3, Gains::Linear));
+        let best = "group = \"user\"\n[checkpoint]\nkeep_best = true\nbest_metric = \"ndcg\"";
+        let best = read(&format!("[evaluation]\n{best}")).unwrap().selection().best;
+        assert_eq!(best, Some(BestSpec { metric: Metric::Ndcg, label: 0, keep: 1 }));
+        let mistakes = [
+            ("top_k = 3", "`top_k` is for rankings within groups: set `group`"),
+            ("gains = \"linear\"", "`gains` is for rankings within groups: set `group`"),
+            ("group = \"user\"\ntop_k = 0", "expected a whole number from 1 to 10000, found 0"),
+            ("group = \"user\"\ngains = \"log\"", "expected \"exponential\" or \"linear\", found \"log\""),
+            (
+                "early_stopping = { patience = 2, metric = \"mrr\" }",
+                "\"mrr\" needs groups: `group` in [evaluation]",
+            ),
+        ];
+        for (text, expected) in mistakes {
+            let error = read(&format!("[evaluation]\n{text}")).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
     fn settings_that_change_the_model_change_the_fingerprint() {
         let fingerprint = |text: &str| parse(text).unwrap().fingerprint();
         let usual = fingerprint("");
@@ -245,8 +293,10 @@ eval = ["eval.parquet"]
             assert!(error.contains(expected), "{text}: {error}");
             assert!(error.starts_with("job.toml:"), "{error}");
         }
-        let error = parse("[evaluation]\ngroup = \"age\"\n[training.loss]\nkind = \"mse\"").unwrap_err();
-        assert!(error.contains("which needs binary labels"), "{error}");
+        let classes = JOB.replace("column = \"clicked\"", "column = \"clicked\", classes = 3");
+        let classes = format!("{classes}[evaluation]\ngroup = \"age\"");
+        let error = Job::parse(&classes, Path::new("job.toml"), &[]).unwrap_err().to_string();
+        assert!(error.contains("which a label of `classes` does not have"), "{error}");
         for text in ["[evaluation]\nevery_steps = 5", "[checkpoint]\nkeep_best = true"] {
             let job = format!("{JOB}{text}").replace("eval = [\"eval.parquet\"]", "eval = []");
             let error = Job::parse(&job, Path::new("job.toml"), &[]).unwrap_err().to_string();

@@ -339,7 +339,7 @@ fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>
 /// Removes unused features, so that ingest does not compute them.
 fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<FeatureSpec> {
     let mut used = model::used(&job.model);
-    used.extend(job.evaluation.group.as_deref());
+    used.extend(job.evaluation.group.as_ref().map(|group| group.feature.as_str()));
     let is_used = |feature: &Feature| used.contains(feature.spec.name.as_str());
     let crossed: HashSet<_> = features
         .iter()

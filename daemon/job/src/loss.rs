@@ -224,7 +224,7 @@ mod tests {
                 String::new(),
                 ":6:43: error: expected a number above 0, found 0",
             ),
-            ("kind = \"mse\", delta = 1", String::new(), ":6:32: error: `delta` is for the loss \"huber\""),
+            ("kind = \"mse\", delta = 1", String::new(), ":6:41: error: `delta` is for the loss \"huber\""),
             (
                 "kind = \"mse\"",
                 best("huber_loss"),

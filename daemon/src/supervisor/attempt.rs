@@ -25,7 +25,7 @@ use crate::runs;
 use crate::state::{HistoryPoint, JobRecord};
 use crate::worker::WorkerProcess;
 use millstream_job::Job;
-use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
+use millstream_trainer::metrics::{MetricValue, Metrics};
 use millstream_worker::protocol::{FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress};
 use millstream_worker::tensorboard::EventSpec;
 use tracing::Level;
@@ -537,7 +537,9 @@ fn format_metrics(metrics: &Metrics) -> String {
     let value_text = |&MetricValue { metric, value, error }: &MetricValue| {
         let name = metric.name().replace('_', " ");
         let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (±{error:.1e})"));
-        let groups = metrics.groups.filter(|_| metric == Metric::GroupAuc);
+        let top = metrics.top_k_of(metric).map(|top_k| format!("@{top_k}")).unwrap_or_default();
+        let name = name + &top;
+        let groups = metrics.groups_of(metric);
         let groups = groups.map(|groups| format!(" over {}", Count(groups, "group"))).unwrap_or_default();
         match value {
             Some(value) => format!("{name} {value:.6}{}{groups}", bound.unwrap_or_default()),

@@ -33,7 +33,7 @@ use millstream_batch::BatchSchema;
 use millstream_trace::Track;
 use millstream_trainer::metrics::Metrics;
 use millstream_trainer::session::{EvalCadence, SelectionSpec};
-use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
+use millstream_trainer::spec::{DeviceSpec, GroupSpec, ModelSpec, Precision, TrainingSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -115,8 +115,8 @@ pub struct ScoreRole {
     pub device: DeviceSpec,
     /// Number of CPU threads; `None` for one per core.
     pub threads: Option<u32>,
-    /// The feature whose ids define the groups of the group AUC.
-    pub group: Option<String>,
+    /// The groups of held-out rows.
+    pub group: Option<GroupSpec>,
 }
 
 /// The assignment of a worker that trains.
@@ -140,8 +140,8 @@ pub struct TrainRole {
     pub model: ModelSpec,
     /// Optimization settings.
     pub training: TrainingSpec,
-    /// The feature whose ids define the groups of the group AUC.
-    pub group: Option<String>,
+    /// The groups of held-out rows.
+    pub group: Option<GroupSpec>,
     /// When the worker requests held-out rows; `None` if they are interleaved with the training rows.
     pub evaluation: Option<EvalCadence>,
     /// How evaluations decide on early stopping and on the best checkpoint.
@@ -433,6 +433,7 @@ mod tests {
                 MetricValue { metric: Metric::Accuracy, value: None, error: None },
             ],
             groups: Some(u64::MAX),
+            top_k: Some(10),
             examples: u64::MAX,
         };
         let second = FromWorker::Evaluated {

@@ -29,8 +29,8 @@ impl DeviceTask for ScoreTask {
         let checkpoint = CheckpointStore::local(&directory)?.load(step, CheckpointScope::Scoring)?;
         let mut scorer = Scorer::open(open(threads, Arc::default())?, &schema, &checkpoint)?;
         drop(checkpoint);
-        if let Some(feature) = &group {
-            scorer.group_by(feature)?;
+        if let Some(groups) = &group {
+            scorer.group_by(groups)?;
         }
         let device = scorer.device();
         link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;

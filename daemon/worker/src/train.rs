@@ -91,8 +91,8 @@ impl DeviceTask for TrainTask {
             rehearsal::run(backend, spec, &role.model, schema, training).context("rehearsing a step")?;
         }
         let mut session = Session::new(open(training.threads)?, &role.model, schema, training)?;
-        if let Some(feature) = &role.group {
-            session.group_by(feature)?;
+        if let Some(groups) = &role.group {
+            session.group_by(groups)?;
         }
         session.select_by(role.selection);
         let mut passed_over = Vec::new();

@@ -88,9 +88,8 @@ fn a_single_label_model_rejects_two_labels() {
     assert!(rejected.stderr.contains(expected), "{}", rejected.stderr);
 }
 
-#[test]
-fn hours_per_week_are_predicted_by_regression() {
-    let scratch = tempfile::tempdir().unwrap();
+/// A job that predicts the hours that people work, in `directory`.
+fn hours(directory: &Path, rest: &str) -> PathBuf {
     let data = |pattern: &str| format!("[\"{}\"]", census("data").join(pattern).display());
     let job = format!(
         r#"name = "hours"
@@ -101,14 +100,59 @@ features.education = {{ kind = "vocabulary" }}
 features.occupation = {{ kind = "vocabulary" }}
 features.sex = {{ kind = "vocabulary" }}
 model = {{ kind = "mlp", features = ["age", "education", "occupation", "sex"], hidden = [16] }}
-training.loss = {{ kind = "mse" }}
-evaluation.early_stopping = {{ patience = 3 }}
+{rest}
 "#,
         data("adult-train-*.parquet"),
         data("adult-test.parquet"),
     );
-    let file = scratch.path().join("hours.toml");
+    let file = directory.join("hours.toml");
     fs::write(&file, job).unwrap();
+    file
+}
+
+#[test]
+fn hours_per_week_have_a_quantile_and_a_rate() {
+    let ranked = "evaluation = { group = \"education\", top_k = 5, gains = \"linear\" }";
+    let common = ["examples", "groups", "mae", "ndcg", "top_k"];
+    let cases: [(&str, &[&str]); 2] = [
+        ("kind = \"quantile\", quantile = 0.9", &["coverage", "pinball_loss"]),
+        ("kind = \"poisson\"", &["calibration", "poisson_deviance", "r2", "rmse"]),
+    ];
+    for (loss, metrics) in cases {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = hours(scratch.path(), &format!("training.loss = {{ {loss} }}\n{ranked}"));
+        let (shell, outcome) = train(scratch.path(), &file, &[]);
+        let eval = &outcome["eval"];
+        assert_eq!(keys(eval), common.iter().chain(metrics).copied().collect(), "{loss}");
+        let number = |name: &str| eval[name].as_f64().unwrap();
+        assert_eq!((number("top_k"), number("groups")), (5.0, 16.0), "{loss}: {eval:#}");
+        assert!((0.0..=1.0).contains(&number("ndcg")), "{loss}: {eval:#}");
+
+        let run = format!("checkpoints/{}", outcome["job"].as_str().unwrap());
+        let table = shell.run(&["eval", &run]).with_code(0).stdout;
+        assert!(table.contains("NDCG@5") && table.contains(" over 16 groups"), "{table}");
+        let scores = shell.run(&["predict", &run]).with_code(0).stdout;
+        let (titles, columns) = read_csv(&scores);
+        let mean = columns[0].iter().sum::<f64>() / ROWS as f64;
+        if loss.contains("poisson") {
+            assert!((0.9..1.1).contains(&number("calibration")), "{eval:#}");
+            assert!((35.0..46.0).contains(&mean) && columns[0].iter().all(|&hours| hours > 0.0), "{mean}");
+        } else {
+            assert!((0.8..1.0).contains(&number("coverage")), "{eval:#}");
+            assert!(mean > 46.0, "nine of ten people work at most {mean} hours");
+        }
+        let exported = shell.run(&["export", &run, "--output", "model.onnx", "--json"]).with_code(0).json();
+        let outputs =
+            exported["outputs"].as_array().unwrap().iter().map(|port| port["name"].as_str().unwrap());
+        assert_eq!((titles, outputs.collect::<Vec<_>>()), (vec!["score"], vec!["score"]));
+    }
+}
+
+#[test]
+fn hours_per_week_are_predicted_by_regression() {
+    let scratch = tempfile::tempdir().unwrap();
+    let rest = "training.loss = { kind = \"mse\" }\nevaluation.early_stopping = { patience = 3 }";
+    let file = hours(scratch.path(), rest);
     let (shell, outcome) = train(scratch.path(), &file, &[]);
     let eval = &outcome["eval"];
     assert_eq!(keys(eval), BTreeSet::from(["calibration", "examples", "mae", "r2", "rmse"]));

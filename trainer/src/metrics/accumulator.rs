@@ -1,9 +1,9 @@
 //! Collects the scored rows of an evaluation.
 
-use super::groups::Groups;
+use super::groups::{Groups, Means};
 use super::ranking::{Ranking, WeightedRow};
 use super::{EXACT_BYTES, Metric, MetricValue, Metrics, MetricsError, classes, numbers, probabilities};
-use crate::spec::Prediction;
+use crate::spec::{Prediction, RankingSpec};
 
 /// Accumulates the rows of an evaluation for one label.
 #[derive(Clone, Debug)]
@@ -24,7 +24,10 @@ enum Sums {
         groups: Option<Groups>,
         sums: Option<probabilities::Sums>,
     },
-    Numbers(numbers::Sums),
+    Numbers {
+        groups: Option<Groups>,
+        sums: numbers::Sums,
+    },
     Classes(classes::Sums),
 }
 
@@ -37,7 +40,7 @@ pub struct ScoredBatch<'a> {
     pub labels: &'a [f32],
     /// `[rows]`, if rows are weighted.
     pub weights: Option<&'a [f32]>,
-    /// The id of each row's group, `[rows]`, if the AUC within groups is needed.
+    /// The id of each row's group, `[rows]`; ignored without [`Accumulator::rank_groups`].
     pub groups: Option<&'a [u32]>,
 }
 
@@ -52,7 +55,9 @@ impl Accumulator {
             Prediction::Number
             | Prediction::RobustNumber { .. }
             | Prediction::Quantile { .. }
-            | Prediction::Rate => Self::of(label, Sums::Numbers(numbers::Sums::new(prediction))),
+            | Prediction::Rate => {
+                Self::of(label, Sums::Numbers { groups: None, sums: numbers::Sums::new(prediction) })
+            }
             Prediction::Classes(classes) => Self::of(label, Sums::Classes(classes::Sums::new(classes))),
         }
     }
@@ -65,6 +70,17 @@ impl Accumulator {
 
     fn of(label: &str, sums: Sums) -> Self {
         Self { label: label.to_owned(), sums, examples: 0, weight: 0.0 }
+    }
+
+    /// Adds the metrics of rankings within groups, for later batches. Classes have none.
+    pub fn rank_groups(&mut self, ranking: RankingSpec) {
+        let bytes = match &self.sums {
+            Sums::Ranked { ranking, .. } => ranking.exact_bytes(),
+            _ => EXACT_BYTES,
+        };
+        if let Sums::Ranked { groups, .. } | Sums::Numbers { groups, .. } = &mut self.sums {
+            *groups = Some(Groups::new(bytes, ranking));
+        }
     }
 
     /// Adds a batch.
@@ -87,22 +103,22 @@ impl Accumulator {
                 return Err(MetricsError::Weight { row: self.examples, weight });
             }
             match &mut self.sums {
-                Sums::Numbers(sums) => sums.add(self.examples, scores[row], label, weight)?,
+                Sums::Numbers { groups: grouped, sums } => {
+                    sums.add(self.examples, scores[row], label, weight)?;
+                    push(grouped, groups, row, WeightedRow::of_any_score(scores[row], label, weight));
+                }
                 Sums::Classes(sums) => {
                     let score = |class| scores[class * labels.len() + row];
                     sums.add(self.examples, score, label, weight)?;
                 }
                 Sums::Ranked { ranking, groups: grouped, sums } => {
                     let score = scores[row];
-                    let score = match sums {
+                    let bounded = match sums {
                         Some(sums) => sums.add(self.examples, score, label, weight).map(|()| score)?,
                         None => between_0_and_1(self.examples, score, label)?,
                     };
-                    let ranked = WeightedRow::new(score, label, weight);
-                    ranking.push(ranked);
-                    if let (Some(grouped), Some(ids)) = (grouped, groups) {
-                        grouped.push(ids[row], ranked);
-                    }
+                    ranking.push(WeightedRow::new(bounded, label, weight));
+                    push(grouped, groups, row, WeightedRow::of_any_score(score, label, weight));
                 }
             }
             self.examples += 1;
@@ -120,7 +136,10 @@ impl Accumulator {
     pub fn clear(&mut self) {
         (self.examples, self.weight) = (0, 0.0);
         match &mut self.sums {
-            Sums::Numbers(sums) => sums.clear(),
+            Sums::Numbers { groups, sums } => {
+                groups.iter_mut().for_each(Groups::clear);
+                sums.clear();
+            }
             Sums::Classes(sums) => sums.clear(),
             Sums::Ranked { ranking, groups, sums } => {
                 ranking.clear();
@@ -147,7 +166,8 @@ impl Accumulator {
     fn metrics(&mut self) -> Metrics {
         let (mut values, groups) = self.sums.values();
         values.sort_by_key(|values| values.metric);
-        Metrics { label: self.label.clone(), values, groups, examples: self.examples }
+        let (label, top_k) = (self.label.clone(), self.sums.groups().map(|groups| groups.ranking().top_k));
+        Metrics { label, values, groups, top_k, examples: self.examples }
     }
 }
 
@@ -155,18 +175,25 @@ impl Sums {
     /// Number of scores per row.
     fn scores(&self) -> usize {
         match self {
-            Self::Ranked { .. } | Self::Numbers(_) => 1,
+            Self::Ranked { .. } | Self::Numbers { .. } => 1,
             Self::Classes(sums) => sums.classes(),
         }
     }
 
     /// Reserves memory for a batch.
     fn reserve(&mut self, batch: &ScoredBatch<'_>) {
-        if let Self::Ranked { ranking, groups, .. } = self {
+        if let Self::Ranked { ranking, .. } = self {
             ranking.reserve(batch.scores.len());
-            if let Some(ids) = batch.groups {
-                groups.get_or_insert_with(|| Groups::new(ranking.exact_bytes())).reserve(ids.len());
-            }
+        }
+        if let Self::Ranked { groups: Some(groups), .. } | Self::Numbers { groups: Some(groups), .. } = self {
+            groups.reserve(batch.groups.map_or(0, <[u32]>::len));
+        }
+    }
+
+    fn groups(&self) -> Option<&Groups> {
+        match self {
+            Self::Ranked { groups, .. } | Self::Numbers { groups, .. } => groups.as_ref(),
+            Self::Classes(_) => None,
         }
     }
 
@@ -174,7 +201,12 @@ impl Sums {
     fn values(&mut self) -> (Vec<MetricValue>, Option<u64>) {
         let exact = |(metric, value)| MetricValue { metric, value, error: None };
         match self {
-            Self::Numbers(sums) => (sums.values().into_iter().map(exact).collect(), None),
+            Self::Numbers { groups, sums } => {
+                let ndcg = groups.as_mut().map(Groups::ndcg);
+                let ranked = ndcg.map(|ndcg| (Metric::Ndcg, ndcg.value()));
+                let values = sums.values().into_iter().chain(ranked).map(exact).collect();
+                (values, ndcg.map(|ndcg| ndcg.groups))
+            }
             Self::Classes(sums) => (sums.values().into_iter().map(exact).collect(), None),
             Self::Ranked { ranking, groups, sums } => {
                 let sweep = ranking.sweep();
@@ -183,13 +215,28 @@ impl Sums {
                     let (value, error) = (area.map(|area| area.value), area.map(|area| area.error));
                     MetricValue { metric, value, error }
                 });
-                let groups = groups.as_mut().map(Groups::auc);
-                let metrics = sums.iter().flat_map(probabilities::Sums::values);
-                let metrics = metrics.chain(groups.map(|groups| (Metric::GroupAuc, groups.auc)));
+                let means = groups.as_mut().map(Groups::means);
+                let ranked = means.iter().flat_map(|means| {
+                    let Means { auc, ndcg, reciprocal_rank, recall } = means;
+                    [
+                        (Metric::GroupAuc, auc.value()),
+                        (Metric::Ndcg, ndcg.value()),
+                        (Metric::Mrr, reciprocal_rank.value()),
+                        (Metric::Recall, recall.value()),
+                    ]
+                });
+                let metrics = sums.iter().flat_map(probabilities::Sums::values).chain(ranked);
                 let values = areas.into_iter().chain(metrics.map(exact)).collect();
-                (values, groups.map(|groups| groups.groups))
+                (values, means.map(|means| means.auc.groups))
             }
         }
+    }
+}
+
+/// Adds a row to its group, if rows have groups.
+fn push(groups: &mut Option<Groups>, ids: Option<&[u32]>, row: usize, ranked: WeightedRow) {
+    if let (Some(groups), Some(ids)) = (groups, ids) {
+        groups.push(ids[row], ranked);
     }
 }
 

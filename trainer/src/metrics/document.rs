@@ -19,6 +19,8 @@ pub(super) struct Document {
     numbers: BTreeMap<String, Option<f64>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     groups: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    top_k: Option<u32>,
     examples: u64,
 }
 
@@ -32,13 +34,14 @@ impl From<Metrics> for Document {
                 numbers.insert(format!("{}{ERROR}", metric.name()), error);
             }
         }
-        Self { label: metrics.label, numbers, groups: metrics.groups, examples: metrics.examples }
+        let Metrics { label, groups, top_k, examples, .. } = metrics;
+        Self { label, numbers, groups, top_k, examples }
     }
 }
 
 impl From<Document> for Metrics {
     fn from(document: Document) -> Self {
-        let Document { label, numbers, groups, examples } = document;
+        let Document { label, numbers, groups, top_k, examples } = document;
         let values = |(name, metric): (&str, Metric)| {
             let value = *numbers.get(name)?;
             let error = numbers.get(&format!("{name}{ERROR}")).copied().flatten();
@@ -46,7 +49,7 @@ impl From<Document> for Metrics {
             let is_there = metric != Metric::GroupAuc || groups.is_some();
             is_there.then_some(MetricValue { metric, value, error })
         };
-        Self { values: Metric::ALL.into_iter().filter_map(values).collect(), label, groups, examples }
+        Self { values: Metric::ALL.into_iter().filter_map(values).collect(), label, groups, top_k, examples }
     }
 }
 

@@ -19,6 +19,17 @@ pub enum Metric {
     /// The mean of the AUCs within groups of rows, weighted by the groups' weights. Undefined if no group has
     /// both classes; absent if rows have no groups. Higher is better.
     GroupAuc,
+    /// The mean of the groups' normalized discounted cumulative gains of the first ranks: the sum of gains, each
+    /// divided by the binary logarithm of 1 plus its rank, divided by that of the ideal order. Undefined if no group
+    /// has a gain, or a label is negative or too large for exponential gains; absent if rows have no groups. Higher is
+    /// better. Järvelin and Kekäläinen, "Cumulated Gain-Based Evaluation of IR Techniques", 2002, section 2.
+    Ndcg,
+    /// Mean reciprocal rank: the mean of the groups' 1 divided by the rank of the first row with a label above 0.
+    /// Undefined if no group has such a row; absent if rows have no groups. Higher is better.
+    Mrr,
+    /// The mean of the groups' shares of rows with a label above 0 that are among the first ranks. Undefined and absent
+    /// as the former. Higher is better.
+    Recall,
     /// Mean binary cross-entropy, natural logarithm, scores clipped to `[2^-23, 1 - 2^-23]`; for classes,
     /// mean cross-entropy. Lower is better.
     LogLoss,
@@ -59,10 +70,13 @@ pub enum Metric {
 
 impl Metric {
     /// All metrics, with their names.
-    pub const ALL: [(&'static str, Self); 15] = [
+    pub const ALL: [(&'static str, Self); 18] = [
         ("auc", Self::Auc),
         ("pr_auc", Self::PrAuc),
         ("group_auc", Self::GroupAuc),
+        ("ndcg", Self::Ndcg),
+        ("mrr", Self::Mrr),
+        ("recall", Self::Recall),
         ("log_loss", Self::LogLoss),
         ("normalized_entropy", Self::NormalizedEntropy),
         ("huber_loss", Self::HuberLoss),
@@ -82,6 +96,11 @@ impl Metric {
         Self::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
     }
 
+    /// Whether it is computed within groups of rows.
+    pub fn needs_groups(self) -> bool {
+        matches!(self, Self::GroupAuc | Self::Ndcg | Self::Mrr | Self::Recall)
+    }
+
     /// Whether the metric is defined for this kind of prediction.
     pub fn applies_to(self, prediction: Prediction) -> bool {
         match prediction {
@@ -90,17 +109,24 @@ impl Metric {
                 Self::Auc
                     | Self::PrAuc
                     | Self::GroupAuc
+                    | Self::Ndcg
+                    | Self::Mrr
+                    | Self::Recall
                     | Self::LogLoss
                     | Self::NormalizedEntropy
                     | Self::Rmse
                     | Self::Calibration
                     | Self::Accuracy
             ),
-            Prediction::Number => matches!(self, Self::Calibration | Self::Rmse | Self::Mae | Self::R2),
+            Prediction::Number => {
+                matches!(self, Self::Ndcg | Self::Calibration | Self::Rmse | Self::Mae | Self::R2)
+            }
             Prediction::RobustNumber { .. } => self == Self::HuberLoss || self.applies_to(Prediction::Number),
-            Prediction::Quantile { .. } => matches!(self, Self::PinballLoss | Self::Coverage | Self::Mae),
+            Prediction::Quantile { .. } => {
+                matches!(self, Self::Ndcg | Self::PinballLoss | Self::Coverage | Self::Mae)
+            }
             Prediction::Rate => self == Self::PoissonDeviance || self.applies_to(Prediction::Number),
-            Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc | Self::GroupAuc),
+            Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc) || self.needs_groups(),
             Prediction::Classes(classes) => match self {
                 Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
                 Self::Top5Accuracy => classes as usize > NEAR,
@@ -134,9 +160,15 @@ impl Metric {
     /// By how much `value` is better than `than`; negative if it is worse, and 0 for a metric that does not compare.
     pub fn gain(self, value: f64, than: f64) -> f64 {
         match self {
-            Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
-                value - than
-            }
+            Self::Auc
+            | Self::PrAuc
+            | Self::GroupAuc
+            | Self::Ndcg
+            | Self::Mrr
+            | Self::Recall
+            | Self::R2
+            | Self::Accuracy
+            | Self::Top5Accuracy => value - than,
             Self::LogLoss
             | Self::NormalizedEntropy
             | Self::HuberLoss
@@ -152,9 +184,15 @@ impl Metric {
     /// The verb for an improvement, after "has not".
     pub(crate) fn improvement_verb(self) -> &'static str {
         match self {
-            Self::Auc | Self::PrAuc | Self::GroupAuc | Self::R2 | Self::Accuracy | Self::Top5Accuracy => {
-                "risen"
-            }
+            Self::Auc
+            | Self::PrAuc
+            | Self::GroupAuc
+            | Self::Ndcg
+            | Self::Mrr
+            | Self::Recall
+            | Self::R2
+            | Self::Accuracy
+            | Self::Top5Accuracy => "risen",
             Self::LogLoss
             | Self::NormalizedEntropy
             | Self::HuberLoss
@@ -185,7 +223,16 @@ mod tests {
         for (name, metric) in Metric::ALL.into_iter().filter(|(_, metric)| metric.compares()) {
             let rises = matches!(
                 name,
-                "auc" | "pr_auc" | "group_auc" | "accuracy" | "top5_accuracy" | "calibration" | "r2"
+                "auc"
+                    | "pr_auc"
+                    | "group_auc"
+                    | "ndcg"
+                    | "mrr"
+                    | "recall"
+                    | "accuracy"
+                    | "top5_accuracy"
+                    | "calibration"
+                    | "r2"
             );
             assert_eq!(metric.gain(0.75, 0.5), if rises { 0.25 } else { -0.25 }, "{name}");
             assert_eq!(metric.improvement_verb() == "fallen", !rises, "{name}");

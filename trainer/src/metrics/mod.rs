@@ -16,7 +16,7 @@
 //! * `probabilities`, `numbers`, `classes`: sums over rows, by kind of prediction.
 //! * `areas`: the areas under the curves, with bounds.
 //! * `ranking`: rows by score; `histogram`: the same in bounded memory.
-//! * `groups`: the AUC within groups of rows.
+//! * `groups`: metrics within groups of rows; `top_ranks`: those of the first ranks of a group.
 
 mod accumulator;
 mod areas;
@@ -28,6 +28,7 @@ mod metric;
 mod numbers;
 mod probabilities;
 mod ranking;
+mod top_ranks;
 
 use document::Document;
 use serde::{Deserialize, Serialize};
@@ -48,8 +49,10 @@ pub struct Metrics {
     pub label: String,
     /// The metrics for this kind of prediction, in the order of [`Metric::ALL`].
     pub values: Vec<MetricValue>,
-    /// The number of groups in the group AUC; `None` if rows have no groups.
+    /// The number of groups in the group AUC, or in NDCG for labels that are numbers; `None` if rows have no groups.
     pub groups: Option<u64>,
+    /// The number of first ranks in NDCG and recall; `None` if rows have no groups.
+    pub top_k: Option<u32>,
     /// Number of rows.
     pub examples: u64,
 }
@@ -76,6 +79,18 @@ impl Metrics {
     /// The maximum error of [`Metrics::value`].
     pub fn error_bound(&self, metric: Metric) -> Option<f64> {
         self.values.iter().find(|values| values.metric == metric).and_then(|values| values.error)
+    }
+
+    /// The number of groups in the mean of a metric, where it is reported.
+    pub fn groups_of(&self, metric: Metric) -> Option<u64> {
+        let counted = self.values.iter().map(|values| values.metric);
+        let counted = counted.filter(|metric| metric.needs_groups()).min();
+        self.groups.filter(|_| counted == Some(metric))
+    }
+
+    /// The number of first ranks that a metric looks at.
+    pub fn top_k_of(&self, metric: Metric) -> Option<u32> {
+        self.top_k.filter(|_| matches!(metric, Metric::Ndcg | Metric::Recall))
     }
 
     /// The defined metrics by name, as used for curves. A named label is the prefix: `LABEL/auc`.

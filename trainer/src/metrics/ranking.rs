@@ -31,6 +31,7 @@ enum Rows {
 /// A row of any weight and label.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WeightedRow {
+    /// Bits that sort like scores.
     pub(super) score_bits: u32,
     pub(super) label: f32,
     pub(super) weight: f32,
@@ -125,6 +126,14 @@ impl WeightedRow {
     pub(super) fn new(score: f32, label: f32, weight: f32) -> Self {
         // Adding zero turns a negative zero, whose bits would sort last, into a positive one.
         Self { score_bits: (score + 0.0).to_bits(), label, weight }
+    }
+
+    /// A row of any finite score and label, for rankings within groups.
+    pub(super) fn of_any_score(score: f32, label: f32, weight: f32) -> Self {
+        let bits = (score + 0.0).to_bits();
+        // Above those of any score that is not negative, or below them in reverse.
+        let is_negative = bits >> 31 == 1;
+        Self { score_bits: if is_negative { !bits } else { bits | 1 << 31 }, label, weight }
     }
 
     /// The weights of its positive and negative part.
@@ -269,6 +278,14 @@ mod tests {
                 prop_assert_eq!(areas(&rows, 0), areas(&reversed, 0));
             }
         }
+    }
+
+    #[test]
+    fn any_scores_sort_by_their_bits() {
+        let scores = [f32::MIN, -2.0, -1e-40, 0.0, 1e-40, 0.5, 0.75, f32::MAX];
+        let bits = scores.map(|score| WeightedRow::of_any_score(score, 0.0, 1.0).score_bits);
+        assert!(bits.is_sorted_by(|a, b| a < b), "{bits:?}");
+        assert_eq!(WeightedRow::of_any_score(-0.0, 0.0, 1.0).score_bits, bits[3]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::{Accumulator, Metric, MetricValue, Metrics, MetricsError, ScoredBatch};
-use crate::spec::Prediction;
+use crate::spec::{Gains, Prediction, RankingSpec};
 
 /// Compares every pair of rows.
 fn auc_by_pairs(scores: &[f32], labels: &[f32], weights: &[f32]) -> Option<f64> {
@@ -151,6 +151,9 @@ fn agrees_with_scikit_learn() {
     for case in golden.cases {
         let mut accumulator = of_probabilities();
         let rows = scored(&case.scores, &case.labels, case.weights.as_deref());
+        if case.groups.is_some() {
+            accumulator.rank_groups(RankingSpec::default());
+        }
         accumulator.add(ScoredBatch { groups: case.groups.as_deref(), ..rows }).unwrap();
         let found = accumulator.finish().unwrap();
         let compared = [
@@ -308,6 +311,7 @@ fn rows_without_metrics_are_reported() {
 fn unbounded_scores_have_ranking_metrics_only() {
     let ranked = |scores: &[f32]| {
         let mut accumulator = Accumulator::new("", Prediction::Rank);
+        accumulator.rank_groups(RankingSpec::default());
         let (labels, groups) = ([1.0, 0.0, 1.0, 0.0], [3, 3, 4, 4]);
         accumulator.add(ScoredBatch { groups: Some(&groups), ..scored(scores, &labels, None) })?;
         accumulator.finish()
@@ -315,7 +319,7 @@ fn unbounded_scores_have_ranking_metrics_only() {
     // Positives are above three of four negatives; within groups, above all.
     let found = ranked(&[40.0, 30.0, -20.0, -25.0]).unwrap();
     let names: Vec<_> = found.values.iter().map(|values| values.metric.name()).collect();
-    assert_eq!(names, ["auc", "pr_auc", "group_auc"]);
+    assert_eq!(names, ["auc", "pr_auc", "group_auc", "ndcg", "mrr", "recall"]);
     assert_eq!((found.value(Metric::Auc), found.value(Metric::GroupAuc)), (Some(0.75), Some(1.0)));
     assert!(
         Metric::ALL.iter().all(|(name, metric)| metric.applies_to(Prediction::Rank) == names.contains(name))
@@ -436,6 +440,35 @@ fn the_poisson_deviance_compares_rates_with_counts() {
     assert_eq!(error, Err(MetricsError::Label { row, label, expected }));
 }
 
+#[test]
+fn graded_labels_have_an_ndcg_with_the_gains_of_choice() {
+    let of = |gains, labels: &[f32]| {
+        let mut accumulator = Accumulator::new("", Prediction::Number);
+        accumulator.rank_groups(RankingSpec { top_k: 2, gains });
+        let rows = scored(&[-1.0, 3.0, -2.0, 9.0], labels, None);
+        accumulator.add(ScoredBatch { groups: Some(&[1, 1, 1, 2]), ..rows }).unwrap();
+        accumulator.finish().unwrap()
+    };
+    // In the order of scores: 0 and 3, where 3 and 1 is ideal. The label of group 2 is 0, so it has no NDCG.
+    let second = 1.0 / 3.0_f64.log2();
+    for (gains, three) in [(Gains::Exponential, 7.0), (Gains::Linear, 3.0)] {
+        let found = of(gains, &[3.0, 0.0, 1.0, 0.0]);
+        assert!(
+            close(found.value(Metric::Ndcg), Some(three * second / (three + second)), 1e-12),
+            "{found:?}"
+        );
+        assert_eq!((found.groups, found.groups_of(Metric::Ndcg)), (Some(1), Some(1)));
+        assert_eq!((found.top_k_of(Metric::Ndcg), found.top_k_of(Metric::Rmse)), (Some(2), None));
+        assert_eq!(found.value(Metric::Mrr), None);
+    }
+    let found = of(Gains::Exponential, &[300.0, 0.0, 1.0, 0.0]);
+    assert_eq!(
+        (found.value(Metric::Ndcg), found.groups),
+        (None, Some(0)),
+        "a label without an exponential gain"
+    );
+}
+
 #[derive(Debug, PartialEq, Deserialize, serde::Serialize)]
 struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
 
@@ -443,9 +476,11 @@ struct Documents(#[serde(with = "super::one_or_several")] Vec<Metrics>);
 fn documents_round_trip() {
     let mut grouped = of_probabilities();
     let rows = scored(&[0.5, 0.1 + 0.2], &[1.0, 0.0], None);
+    grouped.rank_groups(RankingSpec { top_k: 3, ..RankingSpec::default() });
     grouped.add(ScoredBatch { groups: Some(&[3, 4]), ..rows }).unwrap();
     let (grouped, numbers) = (grouped.finish().unwrap(), of_numbers(&[1.0], &[2.0], None).unwrap());
     assert_eq!(grouped.value(Metric::GroupAuc), None, "each group is of one class");
+    assert_eq!((grouped.value(Metric::Mrr), grouped.top_k), (Some(1.0), Some(3)));
     for metrics in [vec![], vec![grouped.clone()], vec![numbers.clone()], vec![grouped, numbers]] {
         let text = serde_json::to_string(&Documents(metrics.clone())).unwrap();
         assert_eq!(serde_json::from_str::<Documents>(&text).unwrap(), Documents(metrics), "{text}");

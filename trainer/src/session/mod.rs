@@ -28,7 +28,7 @@ use crate::checkpoint::{
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
-use crate::spec::{ModelSpec, ScheduleSpec, TrainingSpec};
+use crate::spec::{GroupSpec, ModelSpec, ScheduleSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 pub use cadence::EvalCadence;
 pub use scorer::Scorer;
@@ -203,8 +203,8 @@ where
     ///
     /// # Errors
     /// As there.
-    pub fn group_by(&mut self, feature: &str) -> Result<(), SessionError> {
-        self.scorer.group_by(feature)
+    pub fn group_by(&mut self, groups: &GroupSpec) -> Result<(), SessionError> {
+        self.scorer.group_by(groups)
     }
 
     /// Selects checkpoints and stops early according to `judge`, from the next evaluation on.

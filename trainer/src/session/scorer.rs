@@ -8,7 +8,7 @@ use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{Checkpoint, CheckpointScope, Element, MODEL_PART, OPTIMIZER_PART};
 use crate::metrics::{Accumulator, Metrics, ScoredBatch};
 use crate::model::{Model, NamedTensor, TensorRole};
-use crate::spec::{ModelSpec, TrainingSpec};
+use crate::spec::{GroupSpec, ModelSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 
 /// A model that scores rows.
@@ -19,7 +19,7 @@ pub struct Scorer<B: Backend> {
     outputs: usize,
     /// The metrics of each label.
     metrics: Vec<Accumulator>,
-    /// The feature whose ids define the groups of the group AUC.
+    /// The feature whose ids define groups of rows.
     group: Option<usize>,
     /// The scores of the last batch, `[L, rows]`, or `[K, rows]` for the `K` classes of one label.
     scores: Vec<f32>,
@@ -83,13 +83,15 @@ where
         self.model.pin(pages)
     }
 
-    /// Groups rows by the ids of `feature` for the group AUC, from the next evaluation on.
+    /// Groups rows for metrics of rankings within groups, from the next evaluation on.
     ///
     /// # Errors
     /// When the batches have no feature of that name with one id a row.
-    pub fn group_by(&mut self, feature: &str) -> Result<(), SessionError> {
-        let place = self.schema.ids.iter().position(|id| id.name == feature);
-        self.group = Some(place.ok_or_else(|| SessionError::NoGroups { feature: feature.to_owned() })?);
+    pub fn group_by(&mut self, groups: &GroupSpec) -> Result<(), SessionError> {
+        let GroupSpec { feature, ranking } = groups;
+        let place = self.schema.ids.iter().position(|id| id.name == *feature);
+        self.group = Some(place.ok_or_else(|| SessionError::NoGroups { feature: feature.clone() })?);
+        self.metrics.iter_mut().for_each(|metrics| metrics.rank_groups(*ranking));
         Ok(())
     }
 

@@ -17,8 +17,9 @@ use crate::checkpoint::store::tests::OnDamage;
 use crate::checkpoint::{CheckpointStore, CheckpointWriter, ExtraPart, MANIFEST, MODEL_PART, OPTIMIZER_PART};
 use crate::metrics::{Accumulator, Metric, ScoredBatch};
 use crate::spec::{
-    DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, LinearSpec, LossSpec, MlpSpec,
-    MmoeSpec, OptimizerSpec, Pooling, Precision, Prediction, TaskSpec, WideDeepSpec, WideSpec,
+    DeepSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, GroupSpec, HiddenLayerSpec, LinearSpec, LossSpec,
+    MlpSpec, MmoeSpec, OptimizerSpec, Pooling, Precision, Prediction, RankingSpec, TaskSpec, WideDeepSpec,
+    WideSpec,
 };
 
 const KEEP: u32 = 2;
@@ -371,7 +372,8 @@ fn a_scorer_agrees_with_the_session() {
 fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     let directory = tempfile::tempdir().unwrap();
     let mut session = session(cpu());
-    session.group_by("b").unwrap();
+    let by = |feature: &str| GroupSpec { feature: feature.to_owned(), ranking: RankingSpec::default() };
+    session.group_by(&by("b")).unwrap();
     run(&mut session, 5);
     let grouped = session.last_eval()[0].clone();
     checkpoint(&mut session, directory.path());
@@ -405,9 +407,10 @@ fn an_evaluation_ranks_within_the_groups_of_a_feature() {
     assert!(groups > 1);
     assert_eq!(grouped.groups, Some(groups));
     assert!((grouped.value(Metric::GroupAuc).unwrap() - sum / weight).abs() < 1e-12, "{grouped:?}");
+    assert!(grouped.value(Metric::Ndcg).is_some() && grouped.top_k == Some(10), "{grouped:?}");
 
     for ungrouped in ["x", "c", "d"] {
-        let error = session.group_by(ungrouped).unwrap_err().to_string();
+        let error = session.group_by(&by(ungrouped)).unwrap_err().to_string();
         assert!(error.starts_with(&format!("`{ungrouped}` cannot group rows")), "{error}");
     }
 }

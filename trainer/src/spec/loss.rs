@@ -16,8 +16,8 @@ pub enum LossSpec {
         /// The weight factor of rows with label 0.
         negative_weight: f32,
     },
-    /// The cross-entropy of each row times `(1 - p)^gamma`, where `p` is the probability of its label, so that easy rows
-    /// count less: Lin et al., "Focal Loss for Dense Object Detection", 2017, section 3.
+    /// The cross-entropy of each row times `(1 - p)^gamma`, where `p` is the probability of its label, so that easy
+    /// rows count less: Lin et al., "Focal Loss for Dense Object Detection", 2017, section 3.
     Focal {
         /// The focus on hard rows; 0 is the cross-entropy.
         gamma: f32,
@@ -33,14 +33,14 @@ pub enum LossSpec {
         /// The difference from which the loss grows linearly.
         delta: f32,
     },
-    /// The pinball loss, whose best score is a quantile of the label: Koenker and Bassett, "Regression Quantiles", 1978,
-    /// section 3.
+    /// The pinball loss, whose best score is a quantile of the label: Koenker and Bassett, "Regression Quantiles",
+    /// 1978, section 3.
     Quantile {
         /// The share of labels below it, above 0 and below 1.
         quantile: f32,
     },
-    /// The deviance of a Poisson distribution, for counts and other numbers of at least 0; a logit is the logarithm of the
-    /// mean. McCullagh and Nelder, "Generalized Linear Models", 2nd edition, 1989, section 2.3.
+    /// The deviance of a Poisson distribution, for counts and other numbers of at least 0; a logit is the logarithm of
+    /// the mean. McCullagh and Nelder, "Generalized Linear Models", 2nd edition, 1989, section 2.3.
     Poisson,
     /// Softmax cross-entropy over several classes; a label is the index of its class.
     CrossEntropy {
@@ -113,8 +113,8 @@ impl LossSpec {
         }
     }
 
-    /// The first constant that is out of range, if any: its key, its value, and the expected range. Smoothing and weights
-    /// only scale a loss.
+    /// The first constant that is out of range, if any: its key, its value, and the expected range. Smoothing and
+    /// weights only scale a loss.
     pub(crate) fn invalid_constant(&self) -> Option<(&'static str, f32, &'static str)> {
         match *self {
             Self::Huber { delta } => {

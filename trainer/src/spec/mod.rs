@@ -3,6 +3,7 @@
 mod batch_scaling;
 mod device;
 mod embedding;
+mod groups;
 mod loss;
 mod model;
 mod optimizer;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use batch_scaling::{BatchScaling, RateRule};
 pub use device::DeviceSpec;
 pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSpec};
+pub use groups::{Gains, GroupSpec, RankingSpec};
 pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, HiddenLayerSpec,

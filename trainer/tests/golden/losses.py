@@ -1,5 +1,5 @@
-"""Writes losses.json: losses of rows, and their gradients with respect to the logits, as Keras and TensorFlow compute them
-in float64.
+"""Writes losses.json: losses of rows, and their gradients with respect to the logits, as Keras and TensorFlow
+compute them in float64.
 
     python losses.py            # needs tensorflow
 """

@@ -10,7 +10,7 @@ fn a_feature_that_groups_rows_is_kept() {
     let set = ["evaluation.group=user", "features.user.kind=identity", "features.user.buckets=9"];
     let (job, warnings) = parse(SOUND, &set).unwrap();
     assert_eq!(warnings, []);
-    assert_eq!(job.evaluation.group.as_deref(), Some("user"));
+    assert_eq!(job.evaluation.group.map(|group| group.feature).as_deref(), Some("user"));
     assert_eq!(job.features.iter().filter(|feature| feature.name == "user").count(), 1);
     let (plain, warnings) = parse(SOUND, &set[1..]).unwrap();
     assert_eq!((plain.evaluation.group, warnings.len()), (None, 1), "the feature is unused without a group");

@@ -22,9 +22,9 @@ pub enum Loss {
         /// See `positive_weight`.
         negative_weight: f64,
     },
-    /// `-(1 - p)^gamma log p` of the probability `p` that a logit gives the row's label, the cross-entropy with less weight
-    /// for easy rows: Lin et al., "Focal Loss for Dense Object Detection", 2017, section 3. A label between 0 and 1 is a
-    /// positive and a negative row that share the weight.
+    /// `-(1 - p)^gamma log p` of the probability `p` that a logit gives the row's label, the cross-entropy with less
+    /// weight for easy rows: Lin et al., "Focal Loss for Dense Object Detection", 2017, section 3. A label between 0
+    /// and 1 is a positive and a negative row that share the weight.
     Focal {
         /// At 0 every row counts as in the cross-entropy.
         gamma: f64,
@@ -47,9 +47,9 @@ pub enum Loss {
         /// The share of labels below the optimal `x`.
         quantile: f64,
     },
-    /// `2 (y log(y / e^x) - y + e^x)`, the deviance of a Poisson distribution with the mean `e^x`: McCullagh and Nelder,
-    /// "Generalized Linear Models", 2nd edition, 1989, section 2.3. Above [`Self::MAX_LOG_RATE`] it continues linearly, so
-    /// that it does not overflow.
+    /// `2 (y log(y / e^x) - y + e^x)`, the deviance of a Poisson distribution with the mean `e^x`: McCullagh and
+    /// Nelder, "Generalized Linear Models", 2nd edition, 1989, section 2.3. Above [`Self::MAX_LOG_RATE`] it continues
+    /// linearly, so that it does not overflow.
     Poisson,
     /// `log(sum of e^x) - sum of t x`, the cross-entropy of the softmax of a row's logits, one for each class. `y`
     /// is the index of a class.
