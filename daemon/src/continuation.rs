@@ -2,7 +2,7 @@
 //!
 //! It keeps the weights, the optimizer's state, the step count, and the statistics of the earlier data: vocabularies and
 //! moments give the weights their meaning. On the same files, the earlier epochs count, and the result has the bits of one
-//! longer run. On other files, training starts at their beginning.
+//! longer run. On other files or another mix of them, training starts at their beginning.
 //!
 //! Like a warm start, it is decided once, when the job is prepared, and recorded in the run directory.
 
@@ -80,7 +80,8 @@ impl Source {
         let listing = runs::get_text(directory, runs::TRAIN_LISTING)?;
         let is_same_data = listing == Some(Listing::of(train.objects()).to_text())
             && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training)
-            && earlier.data.negatives == job.data.negatives;
+            && earlier.data.negatives == job.data.negatives
+            && earlier.data.weighted_files() == job.data.weighted_files();
         let position = if is_same_data {
             let ended = store.manifest(*step)?.snapshot.position;
             let epochs = earlier.data.epochs;

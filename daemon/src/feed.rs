@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 
 use crate::access::Requester;
 use crate::runs;
+use crate::sources::Sources;
 
 /// A running ingest, cancelled on drop.
 pub(crate) struct Feed {
@@ -82,7 +83,33 @@ pub(crate) fn open(
     frozen: Option<(&Path, &str)>,
     runtime: &Handle,
 ) -> Result<Dataset> {
-    let mut objects = list(patterns, data, (stores, requester), runtime)?;
+    open_listed(list(patterns, data, (stores, requester), runtime)?, data, frozen, runtime)
+}
+
+/// As [`open`], with the files of `data.train` and their weights.
+///
+/// # Errors
+/// As for [`open`].
+pub(crate) fn open_sources(
+    data: &DataSpec,
+    (stores, requester): (&Stores, &Requester),
+    frozen: Option<(&Path, &str)>,
+    runtime: &Handle,
+) -> Result<(Dataset, Sources)> {
+    let matches = runtime.block_on(stores.list_matches(&data.train, &data.base))?;
+    requester.check_data(matches.iter().map(|(object, _)| &**object.path()), &data.base)?;
+    let sources = Sources::of(data, &matches);
+    let mut objects: Vec<Object> = matches.into_iter().map(|(object, _)| object).collect();
+    objects.dedup_by_key(|object| object.address());
+    Ok((open_listed(objects, data, frozen, runtime)?, sources))
+}
+
+fn open_listed(
+    mut objects: Vec<Object>,
+    data: &DataSpec,
+    frozen: Option<(&Path, &str)>,
+    runtime: &Handle,
+) -> Result<Dataset> {
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }

@@ -9,6 +9,7 @@
 //! * `scoring`: evaluation and prediction with a checkpoint.
 //! * [`export`]: exporting a checkpoint's model to other programs.
 //! * [`plan`]: planning a job without running it.
+//! * [`sources`]: the weights of mixed training data.
 //! * [`auto_batch`]: the largest batch size that fits in memory.
 //! * `runs`: run directories.
 //! * [`continuation`]: going on with the training of an earlier run.
@@ -38,6 +39,7 @@ mod scoring;
 pub mod server;
 pub mod service;
 pub mod socket;
+pub mod sources;
 pub mod state;
 mod supervisor;
 pub mod survey;

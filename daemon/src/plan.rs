@@ -20,6 +20,7 @@ use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
 use millstream_pipeline::dataset::{Absent, Dataset, Negatives};
 use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
+use millstream_pipeline::order::Mix;
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Purpose, Terms,
 };
@@ -33,6 +34,7 @@ use crate::access::Requester;
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
 use crate::continuation::{Continuation, Source};
 use crate::memory::{self, HostMemory};
+use crate::sources::SourcePlan;
 use crate::{feed, runs};
 
 /// The plan of a job.
@@ -45,8 +47,12 @@ pub struct JobPlan {
     pub train: DataPlan,
     /// The held-out data, if the job has any.
     pub eval: Option<DataPlan>,
+    /// The sources of the training data, if it is mixed by weight.
+    pub sources: Vec<SourcePlan>,
     /// The number of training rows; `None` if unknown.
     pub rows: Option<RowCount>,
+    /// The number of rows of an epoch, in which weights make rows occur repeatedly or not at all.
+    pub epoch_rows: Option<RowCount>,
     /// The contents of a batch. Without an analysis, learned vocabularies have their maximum cardinality.
     pub schema: BatchSchema,
     /// Bytes of one batch in the ring.
@@ -81,7 +87,7 @@ pub struct DataPlan {
 pub struct RowCount {
     /// The number.
     pub rows: u64,
-    /// Whether it is estimated from the size of the files.
+    /// Whether it is estimated from the size of the files, or varies between epochs.
     pub is_estimate: bool,
 }
 
@@ -137,16 +143,18 @@ impl JobPlan {
         learned: impl FnOnce(&Dataset, &ModelPlan) -> Result<Option<Analysis>>,
     ) -> Result<Self> {
         let data = &job.data;
-        let open = |patterns: &[String], name: &str| {
-            feed::open(
-                patterns,
-                data,
-                (stores, requester),
-                directory.map(|directory| (directory, name)),
-                runtime,
-            )
+        let frozen = |name| directory.map(|directory| (directory, name));
+        let open = |patterns: &[String], name| {
+            feed::open(patterns, data, (stores, requester), frozen(name), runtime)
         };
-        let train = open(&data.train, runs::TRAIN_LISTING)?;
+        let (train, sources) = if data.is_mixed() {
+            let frozen = frozen(runs::TRAIN_LISTING);
+            let (train, sources) = feed::open_sources(data, (stores, requester), frozen, runtime)?;
+            (train, Some(sources))
+        } else {
+            (open(&data.train, runs::TRAIN_LISTING)?, None)
+        };
+        let mix = sources.as_ref().map(|sources| sources.mix(&train)).transpose()?;
         let eval = match data.validation {
             Some(_) => Some(train.clone()),
             None => data.has_eval().then(|| open(&data.eval, runs::EVAL_LISTING)).transpose()?,
@@ -176,7 +184,7 @@ impl JobPlan {
             let train = source(&train, Purpose::Training, Absent::Rejected)?;
             let held_out = |eval| source(eval, Purpose::Evaluation, Absent::AllowedExcept(&labels));
             let eval = eval.as_ref().map(held_out).transpose()?;
-            Ok(Fitted { schema, train, eval })
+            Ok(Fitted { schema, train: (train, mix.clone()), eval })
         };
         // Reports missing columns and batches that do not fit before the pass over the data.
         let shape = fit(&unlearned(&job.features, u32::MAX), &Analysis::default())?;
@@ -205,9 +213,14 @@ impl JobPlan {
         let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
         let estimate = || Some(RowCount { rows: train.estimated_rows()?, is_estimate: true });
         let row_count = rows.map(|rows| RowCount { rows, is_estimate: false }).or_else(estimate);
+        let epoch_rows = match &sources {
+            Some(sources) => row_count.map(|rows| sources.epoch_rows(&train, rows)),
+            None => row_count,
+        };
+        let of_epoch = rows.and(epoch_rows).map(|count| count.rows);
         let (whole, batch) = match &job.auto_batch {
             Some(auto) => {
-                let (whole, choice) = Whole::found(job, auto, &fitted, rows, decided, host)?;
+                let (whole, choice) = Whole::found(job, auto, &fitted, of_epoch, decided, host)?;
                 (whole, Some(choice))
             }
             None => (Whole::new(job, &fitted, data.batch_size, None)?, None),
@@ -220,7 +233,9 @@ impl JobPlan {
             batch,
             train: train_plan,
             eval: eval_plan,
+            sources: sources.map_or_else(Vec::new, |sources| sources.plans(&train)),
             rows: row_count,
+            epoch_rows,
             slot_bytes: SlotLayout::of(&schema)?.slot_bytes() as u64,
             schema,
             ingest,
@@ -236,7 +251,8 @@ impl JobPlan {
 struct Fitted {
     /// The contents of a batch with the minimum number of rows.
     schema: BatchSchema,
-    train: Arc<dyn ChunkSource>,
+    /// With the mix of its splits, if it is mixed.
+    train: (Arc<dyn ChunkSource>, Option<Arc<Mix>>),
     eval: Option<Arc<dyn ChunkSource>>,
 }
 
@@ -329,7 +345,7 @@ impl Whole {
                 let (_, whole, why) =
                     auto_batch::largest(most, |rows| Self::new(job, fitted, rows, Some(limits)))?;
                 let why = why.map(|error| format!("{error:#}")).unwrap_or_else(|| match of_data {
-                    Some(rows) => format!("the training data has {rows} rows"),
+                    Some(rows) => format!("an epoch has {rows} rows"),
                     None => format!("`data.auto_batch.most` is {most}"),
                 });
                 (whole, limit, of_gpu, Some(why))
@@ -361,7 +377,7 @@ const EVAL_SHARE: u64 = 8;
 /// Plans ingest of `job` within the memory budget of `data`, its data section. During a separate evaluation the
 /// training ingest waits and keeps its buffers, so the budget is divided.
 fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Result<Feeds> {
-    let (seed, train, eval) = (job.training.seed, Arc::clone(&fitted.train), fitted.eval.clone());
+    let (seed, train, eval) = (job.training.seed, fitted.train.clone(), fitted.eval.clone());
     let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {
         return Ok((IngestPlan::training(data, seed, &job.label, schema, train, eval)?, None));
     };

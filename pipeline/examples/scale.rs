@@ -230,7 +230,7 @@ fn measure(point: &Point, directory: &Path) -> Value {
     let checked = start.elapsed().as_secs_f64();
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let source = DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone());
-    let plan = match IngestPlan::training(&spec, 1, &label(), schema, Arc::new(source), None) {
+    let plan = match IngestPlan::training(&spec, 1, &label(), schema, (Arc::new(source), None), None) {
         Ok(plan) => plan,
         Err(error) => return json!({"error": error.to_string()}),
     };
@@ -300,7 +300,7 @@ fn measure_engine(point: &Point) -> Value {
         ..Chunk::default()
     });
     let source = Arc::new(Ready { point: point.clone(), chunk });
-    let plan = IngestPlan::training(&spec, 1, &label(), schema, source, None).unwrap();
+    let plan = IngestPlan::training(&spec, 1, &label(), schema, (source, None), None).unwrap();
     drain(plan, Instant::now())
 }
 

@@ -50,9 +50,47 @@ impl Chunk {
             column.retain_rows(keep);
         }
     }
+
+    /// Appends the rows of `more`, which must have the same columns, unless this chunk has no rows.
+    pub fn append(&mut self, more: &Self) {
+        if self.rows() == 0 {
+            self.clone_from(more);
+            return;
+        }
+        let scalars = self.labels.iter_mut().chain(&mut self.weights);
+        for (scalars, more) in scalars.zip(more.labels.iter().chain(&more.weights)) {
+            scalars.extend_from_slice(more);
+        }
+        self.dense.extend_from_slice(&more.dense);
+        self.ids.extend_from_slice(&more.ids);
+        for (column, more) in self.ragged.iter_mut().zip(&more.ragged) {
+            column.append(more);
+        }
+    }
+
+    /// Releases the memory that its rows do not need.
+    pub fn shrink_to_fit(&mut self) {
+        self.labels.iter_mut().chain(&mut self.weights).for_each(Vec::shrink_to_fit);
+        self.dense.shrink_to_fit();
+        self.ids.shrink_to_fit();
+        for RaggedColumn { offsets, values, weights } in &mut self.ragged {
+            offsets.shrink_to_fit();
+            values.shrink_to_fit();
+            weights.iter_mut().for_each(Vec::shrink_to_fit);
+        }
+    }
 }
 
 impl RaggedColumn {
+    fn append(&mut self, more: &Self) {
+        let end = self.values.len() as u32;
+        self.offsets.extend(more.offsets[1..].iter().map(|offset| end + offset));
+        self.values.extend_from_slice(&more.values);
+        if let (Some(weights), Some(more)) = (&mut self.weights, &more.weights) {
+            weights.extend_from_slice(more);
+        }
+    }
+
     fn retain_rows(&mut self, keep: &[bool]) {
         let mut end = 0;
         let mut kept = 0;

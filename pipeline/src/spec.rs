@@ -1,5 +1,6 @@
 //! The resolved data specification of a job: defaults are filled in, and only the data itself is still to be validated.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use millstream_batch::BatchSchema;
@@ -17,6 +18,9 @@ pub struct DataSpec {
     pub base: PathBuf,
     /// Paths and globs of the training data.
     pub train: Vec<String>,
+    /// For each of them, how often a row of its files occurs in an epoch; empty if each occurs once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub train_weights: Vec<f64>,
     /// Paths and globs of the held-out data; may be empty.
     pub eval: Vec<String>,
     /// The format; `None` detects it from the files' names or content.
@@ -74,6 +78,7 @@ impl Default for DataSpec {
         Self {
             base: PathBuf::new(),
             train: Vec::new(),
+            train_weights: Vec::new(),
             eval: Vec::new(),
             format: None,
             missing: Vec::new(),
@@ -130,6 +135,22 @@ impl DataSpec {
     /// The paths and globs of the files that contain the held-out rows.
     pub fn eval_files(&self) -> &[String] {
         if self.validation.is_some() { &self.train } else { &self.eval }
+    }
+
+    /// Whether some rows of the training data do not occur once per epoch.
+    pub fn is_mixed(&self) -> bool {
+        !self.train_weights.is_empty()
+    }
+
+    /// Whether weights draw rows, so that the number of rows varies between epochs.
+    pub fn draws_rows(&self) -> bool {
+        self.train_weights.iter().any(|weight| weight.fract() > 0.0)
+    }
+
+    /// The paths and globs of the training data whose weight is not 1, with their weights, in any order.
+    pub fn weighted_files(&self) -> BTreeMap<&str, f64> {
+        let weighted = self.train.iter().map(String::as_str).zip(self.train_weights.iter().copied());
+        weighted.filter(|&(_, weight)| weight != 1.0).collect()
     }
 
     /// The rows for this purpose in its files.

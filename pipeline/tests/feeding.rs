@@ -118,7 +118,7 @@ fn plan(spec: &DataSpec, pattern: &str, runtime: &Runtime) -> IngestPlan {
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let source =
         Arc::new(DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone()));
-    IngestPlan::training(spec, 3, &label, schema, source.clone(), Some(source)).unwrap()
+    IngestPlan::training(spec, 3, &label, schema, (source.clone(), None), Some(source)).unwrap()
 }
 
 /// A batch: its header, the position after it, and the numbers of its rows.

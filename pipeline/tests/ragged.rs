@@ -146,7 +146,7 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
     let schema = transform.schema(spec.batch_size, Position::encoded_bytes(spec.lanes) as u32);
     let source =
         Arc::new(DatasetSource::new(dataset, transform, spec.on_bad_record, runtime.handle().clone()));
-    IngestPlan::training(&spec, 3, &label, schema, source, None).unwrap()
+    IngestPlan::training(&spec, 3, &label, schema, (source, None), None).unwrap()
 }
 
 /// Feeds the files and checks every row of every batch.

@@ -1,5 +1,6 @@
 //! The `[data]` of a job file, and its `[data.cache]`.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use millstream_format::FormatName;
@@ -8,6 +9,7 @@ use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
 use millstream_pipeline::spec::{CacheSpec, DataSpec, OnBadRecord, ValidationSpec};
 
 use crate::batch::{self, AutoBatchSpec};
+use crate::document::{Node, Value};
 use crate::error::Problems;
 use crate::filter;
 use crate::section::{Section, Text};
@@ -23,11 +25,7 @@ pub(super) fn read(
     if base.to_str().is_none() {
         data.error_at(data.at(), format!("the directory {} is not UTF-8", base.display()));
     }
-    let train = data.required_texts("train", "paths or globs of the training data");
-    if train.as_ref().is_some_and(Vec::is_empty) {
-        data.error("train", "`train` names no data");
-    }
-    let train = train.unwrap_or_default();
+    let (train, train_weights) = read_train(&mut data);
     let eval = data.texts("eval").unwrap_or_default();
     let validation = read_validation(&mut data);
     if validation.is_some() && !eval.is_empty() {
@@ -49,6 +47,7 @@ pub(super) fn read(
     let spec = DataSpec {
         base,
         train: owned(&train),
+        train_weights,
         eval: owned(&eval),
         format: data.choice("format", &FORMATS),
         missing: owned(&data.texts("missing").unwrap_or_default()),
@@ -85,6 +84,51 @@ pub(super) fn read(
     }
     data.finish();
     (spec, auto_batch)
+}
+
+/// The bounds of a weight. An epoch reads all files, however few of their rows it draws.
+const WEIGHTS: RangeInclusive<f64> = 0.001..=100.0;
+
+/// Reads `train`: paths and globs, each as a string, or in a table with its weight. The weights are empty if all are 1.
+fn read_train<'a>(data: &mut Section<'a>) -> (Vec<Text<'a>>, Vec<f64>) {
+    let node = data.required("train", "paths or globs of the training data");
+    let mut sources: Vec<(Text<'a>, f64)> = Vec::new();
+    if let Some(Node { value: Value::Text(text), at }) = node {
+        sources.push((Text { text, at: *at }, 1.0));
+    } else if let Some(entries) = node.and_then(|node| data.as_list(node, "strings")) {
+        if entries.is_empty() {
+            data.error("train", "`train` names no data");
+        }
+        for entry in entries {
+            let (files, weight) = match &entry.value {
+                Value::Table(_) => read_weighted(data, entry),
+                _ => (data.as_text(entry).map(|file| vec![file]), None),
+            };
+            let weight = weight.unwrap_or(1.0);
+            sources.extend(files.into_iter().flatten().map(|file| (file, weight)));
+        }
+    }
+    let (files, mut weights): (Vec<_>, Vec<_>) = sources.into_iter().unzip();
+    if weights.iter().all(|&weight| weight == 1.0) {
+        weights.clear();
+    }
+    (files, weights)
+}
+
+fn read_weighted<'a>(data: &Section<'a>, entry: &'a Node) -> (Option<Vec<Text<'a>>>, Option<f64>) {
+    let Some(mut source) = data.as_section(entry, "an entry of `train`") else { return (None, None) };
+    let files = source.required_texts("files", "paths or globs");
+    if files.as_ref().is_some_and(Vec::is_empty) {
+        source.error("files", "`files` names no data");
+    }
+    let weight = source.required("weight", "how often each row occurs in an epoch, such as 2 or 0.5");
+    let weight = weight.and_then(|node| source.as_number(node));
+    if let Some(found) = weight.filter(|weight| !WEIGHTS.contains(weight)) {
+        let (least, most) = WEIGHTS.into_inner();
+        source.error("weight", format!("expected a number from {least} to {most}, found {found}"));
+    }
+    source.finish();
+    (files, weight)
 }
 
 fn read_validation(data: &mut Section<'_>) -> Option<ValidationSpec> {

@@ -35,7 +35,7 @@ pub(super) struct Node {
 #[serde(untagged)]
 pub(super) enum Value {
     Text(String),
-    Whole(i128),
+    Whole(#[serde(serialize_with = "serialize_whole")] i128),
     Real(f64),
     Bool(bool),
     Date(Datetime),
@@ -243,6 +243,14 @@ fn parse_override(text: &str, at: At, problems: &Problems<'_>) -> Option<Value> 
             None
         }
         Err(_) => Some(Value::Text(text.to_owned())),
+    }
+}
+
+/// The TOML serializer accepts 128 bits in some places only, but not in a table of a list of mixed types.
+fn serialize_whole<S: Serializer>(number: &i128, serializer: S) -> Result<S::Ok, S::Error> {
+    match i64::try_from(*number) {
+        Ok(number) => serializer.serialize_i64(number),
+        Err(_) => serializer.serialize_i128(*number),
     }
 }
 

@@ -263,7 +263,8 @@ impl<'a> Attempt<'a> {
         let step = restored.as_ref().map_or(first_step, |restored| restored.step);
         supervisor.recorder.rewind(step);
         let DataSpec { epochs, batch_size, drop_last, .. } = self.prepared.job.data;
-        let total = self.prepared.rows.map(|rows| (rows.batches(batch_size, drop_last), rows.is_estimate));
+        let rows = self.prepared.epoch_rows;
+        let total = rows.map(|rows| (rows.batches(batch_size, drop_last), rows.is_estimate));
         supervisor.recorder.update(|record| {
             record.progress.epochs = epochs;
             if let Some((steps, is_estimate)) = total {
@@ -371,6 +372,7 @@ impl<'a> Attempt<'a> {
     fn progress(&mut self, progress: WorkerProgress, supervisor: &Supervisor) {
         let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
         let epochs = supervisor.job.data.epochs;
+        let draws_rows = supervisor.job.data.draws_rows();
         let point = HistoryPoint {
             step: progress.step,
             loss: progress.loss,
@@ -387,8 +389,8 @@ impl<'a> Attempt<'a> {
             job.examples = progress.examples;
             job.skipped_records = skipped;
             if let Some(steps) = progress.steps_per_epoch {
-                job.total_steps = Some(steps * u64::from(epochs));
-                job.total_is_estimate = false;
+                job.total_steps = Some(progress.step.max(steps * u64::from(epochs)));
+                job.total_is_estimate = draws_rows;
             }
             if progress.new_examples > 0 {
                 job.loss = progress.loss;

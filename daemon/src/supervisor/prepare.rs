@@ -45,8 +45,8 @@ pub(crate) struct Prepared {
     /// The automatically chosen batch size.
     pub(super) batch: Option<Choice>,
     pub(super) model: ModelPlan,
-    /// The number of training rows, if known.
-    pub(super) rows: Option<RowCount>,
+    /// The number of rows of an epoch, if known.
+    pub(super) epoch_rows: Option<RowCount>,
     /// The least memory of the job.
     pub(super) memory: HostMemory,
 }
@@ -115,7 +115,7 @@ pub(super) fn prepare(
         batch: plan.batch,
         memory,
         model: plan.model,
-        rows: plan.rows,
+        epoch_rows: plan.epoch_rows,
         directory,
         job_file,
         schema: plan.schema,

@@ -297,8 +297,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
 
     fn train(&mut self, leased: Lease) -> Result<()> {
         let header = leased.batch().header();
-        // All epochs have equally many rows. If a short last batch is dropped, only the next epoch's first
-        // batch shows that an epoch has ended.
+        // All epochs have equally many rows, unless weights draw some of them; the mean is then reported. If a short last
+        // batch is dropped, only the next epoch's first batch shows that an epoch has ended.
         let (before, epochs) = (self.session.step(), u64::from(header.epoch));
         if header.batch == 0 && epochs > 0 {
             self.steps_per_epoch = Some(before / epochs);

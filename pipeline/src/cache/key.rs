@@ -66,6 +66,7 @@ impl Specification {
         let data = DataSpec {
             base: PathBuf::new(),
             train: Vec::new(),
+            train_weights: Vec::new(),
             eval: Vec::new(),
             batch_size: 0,
             epochs: 0,

@@ -88,7 +88,7 @@ impl PartWriter {
         if self.buffered.rows() == 0 && !few(chunk) {
             return self.write_rows(chunk);
         }
-        append(&mut self.buffered, chunk);
+        self.buffered.append(chunk);
         if few(&self.buffered) {
             return true;
         }
@@ -148,28 +148,6 @@ impl Drop for PartWriter {
     fn drop(&mut self) {
         if !self.ended && self.messages.send(Message::Abandon { part: self.part }).is_err() {
             self.shared.release_part();
-        }
-    }
-}
-
-/// Appends the rows of `more` to `chunk`, which must have the same columns or no rows.
-fn append(chunk: &mut Chunk, more: &Chunk) {
-    if chunk.rows() == 0 {
-        chunk.clone_from(more);
-        return;
-    }
-    let scalars = chunk.labels.iter_mut().chain(&mut chunk.weights);
-    for (scalars, more) in scalars.zip(more.labels.iter().chain(&more.weights)) {
-        scalars.extend_from_slice(more);
-    }
-    chunk.dense.extend_from_slice(&more.dense);
-    chunk.ids.extend_from_slice(&more.ids);
-    for (column, more) in chunk.ragged.iter_mut().zip(&more.ragged) {
-        let end = column.values.len() as u32;
-        column.offsets.extend(more.offsets[1..].iter().map(|offset| end + offset));
-        column.values.extend_from_slice(&more.values);
-        if let (Some(weights), Some(more)) = (&mut column.weights, &more.weights) {
-            weights.extend_from_slice(more);
         }
     }
 }

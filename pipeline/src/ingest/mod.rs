@@ -36,6 +36,7 @@ mod handover;
 mod kept;
 mod lane;
 mod measure;
+mod mixed;
 mod peers;
 mod plan;
 mod source;
@@ -342,7 +343,9 @@ fn read_lane(
     let mut at = from.lanes[lane as usize];
     while let Some(pass) = next {
         let order = plan.pass_order(pass);
-        if let (LanePosition::At(cursor), Some(source)) = (at, plan.source(pass.stream))
+        let mixed = plan.mixed_source(pass);
+        let mixed = mixed.as_ref().map(|source| source as &dyn ChunkSource);
+        if let (LanePosition::At(cursor), Some(source)) = (at, mixed.or(plan.source(pass.stream)))
             && !order.splits(lane).is_empty()
         {
             let chunk_rows = plan.chunk_rows(pass.stream);

@@ -27,10 +27,11 @@ use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
 use super::explain::Resources;
+use super::mixed::MixedSource;
 use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
-use crate::order::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
+use crate::order::{Cut, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
@@ -67,6 +68,8 @@ pub struct IngestPlan {
     /// The label that must have a positive row in training.
     pub(crate) label: Option<LabelColumn>,
     train: Option<Arc<dyn ChunkSource>>,
+    /// How often the splits of `train` occur in an epoch; `None` for once.
+    mix: Option<Arc<Mix>>,
     eval: Option<Arc<dyn ChunkSource>>,
     fingerprint: u64,
     slots: u32,
@@ -117,22 +120,22 @@ impl MemoryNeed {
 }
 
 impl IngestPlan {
-    /// Plans a job's feed: its epochs over `train`, each followed by a pass over `eval` if it is given.
+    /// Plans a job's feed: its epochs over `train`, mixed as `mix` says, each followed by a pass over `eval` if it is given.
     ///
     /// # Errors
-    /// The memory budget is too small, there is no data, or `schema` and `spec` do not match.
+    /// The memory budget is too small, there is no data, or `schema` and `spec`, or `mix` and `train` do not match.
     pub fn training(
         spec: &DataSpec,
         seed: u64,
         label: &LabelSpec,
         schema: BatchSchema,
-        train: Arc<dyn ChunkSource>,
+        (train, mix): (Arc<dyn ChunkSource>, Option<Arc<Mix>>),
         eval: Option<Arc<dyn ChunkSource>>,
     ) -> Result<Self, Error> {
         let feed = Feed::Train { epochs: spec.epochs, eval: eval.is_some() };
         // Of several labels only the first is checked here; the analysis pass has checked all of them.
         let label = label.first.has_positives().then(|| label.first.clone());
-        Self::new(spec, seed, label, feed, schema, Some(train), eval)
+        Self::new(spec, seed, label, feed, schema, (Some(train), mix), eval)
     }
 
     /// Plans one pass over `data` in its original order, for evaluation or prediction.
@@ -140,7 +143,7 @@ impl IngestPlan {
     /// # Errors
     /// See [`IngestPlan::training`].
     pub fn scoring(spec: &DataSpec, schema: BatchSchema, data: Arc<dyn ChunkSource>) -> Result<Self, Error> {
-        Self::new(spec, 0, None, Feed::Score, schema, None, Some(data))
+        Self::new(spec, 0, None, Feed::Score, schema, (None, None), Some(data))
     }
 
     fn new(
@@ -149,13 +152,23 @@ impl IngestPlan {
         label: Option<LabelColumn>,
         feed: Feed,
         schema: BatchSchema,
-        train: Option<Arc<dyn ChunkSource>>,
+        (train, mix): (Option<Arc<dyn ChunkSource>>, Option<Arc<Mix>>),
         eval: Option<Arc<dyn ChunkSource>>,
     ) -> Result<Self, Error> {
         let order = OrderSpec { seed, lanes: spec.lanes, shuffle_rows: spec.shuffle_rows };
-        let splits = |source: &Option<Arc<dyn ChunkSource>>| {
-            source.as_ref().map_or_else(Cut::default, |s| Cut { splits: s.splits(), cuts: s.cuts() })
-        };
+        let cut = |source: &dyn ChunkSource| Cut { splits: source.splits(), cuts: source.cuts() };
+        let of_train = train.as_deref().map(|source| match mix.as_deref() {
+            Some(mix) => cut(&MixedSource { source, mix, seed, epoch: 0 }),
+            None => cut(source),
+        });
+        let of_train = of_train.unwrap_or_default();
+        let of_eval = eval.as_deref().map(cut).unwrap_or_default();
+        if let (Some(train), Some(mix)) = (&train, &mix)
+            && mix.weights().len() != train.splits() as usize
+        {
+            let message = format!("{} weights for {} splits", mix.weights().len(), train.splits());
+            return Err(Error::Invalid(message));
+        }
         if spec.lanes == 0 || u64::from(schema.position_bytes) < Position::encoded_bytes(spec.lanes) {
             let message = format!("the slot is too small for a position of {} lanes", spec.lanes);
             return Err(Error::Invalid(message));
@@ -167,8 +180,9 @@ impl IngestPlan {
             deterministic: spec.deterministic,
             drop_last: spec.drop_last,
             label,
-            fingerprint: order.fingerprint(feed, splits(&train), splits(&eval)) ^ filter_key(spec)?,
+            fingerprint: order.fingerprint(feed, of_train, of_eval) ^ filter_key(spec)?,
             train,
+            mix,
             eval,
             slots: spec.prefetch,
             memory: MemoryNeed::default(),
@@ -180,7 +194,7 @@ impl IngestPlan {
             schema,
         };
         for stream in [Stream::Train, Stream::Eval] {
-            if plan.source(stream).is_some_and(|source| source.splits() == 0) {
+            if plan.source(stream).is_some() && plan.splits(stream) == 0 {
                 return Err(Error::NoRows { stream: name_of(stream) });
             }
         }
@@ -247,6 +261,13 @@ impl IngestPlan {
         }
     }
 
+    /// The source of the splits of `pass`, if its data is mixed.
+    pub(crate) fn mixed_source(&self, pass: Pass) -> Option<MixedSource<'_>> {
+        let mix = self.mix.as_deref().filter(|_| pass.stream == Stream::Train)?;
+        let source = self.source(pass.stream)?;
+        Some(MixedSource { source, mix, seed: self.order.seed, epoch: pass.epoch })
+    }
+
     /// The order of one pass of the feed.
     pub(crate) fn pass_order(&self, pass: Pass) -> PassOrder {
         PassOrder::new(&self.order, pass, self.splits(pass.stream))
@@ -270,8 +291,12 @@ impl IngestPlan {
         rows.min(self.mixing(stream).max_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
     }
 
+    /// The number of splits in a pass over `stream`.
     fn splits(&self, stream: Stream) -> u32 {
-        self.source(stream).map_or(0, |source| source.splits())
+        match (&self.mix, stream) {
+            (Some(mix), Stream::Train) => mix.splits(),
+            _ => self.source(stream).map_or(0, |source| source.splits()),
+        }
     }
 
     fn mixing(&self, stream: Stream) -> Mixing {
@@ -307,7 +332,7 @@ impl IngestPlan {
         let window_rows = u64::from(self.mixing(stream).max_rows());
         let chunk_rows = self.chunk_rows(stream);
         LaneNeed {
-            lanes: self.order.live_lanes(source.splits()),
+            lanes: self.order.live_lanes(self.splits(stream)),
             pool_bytes: (2 * window_rows).saturating_mul(row_bytes + size_of::<RowRef>() as u64),
             reading_bytes: (3 * chunk_rows as u64)
                 .saturating_mul(row_bytes)

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::chunk::Chunk;
-use crate::order::{Cursor, OrderSpec, Pass, reference};
+use crate::order::{Cursor, Mix, OrderSpec, Pass, PositionError, Weight, reference};
 use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
 
 /// Splits of numbered rows; reading may be slow, faulty, or skip records.
@@ -30,6 +30,8 @@ pub(super) struct Synthetic {
     pub(super) negative: bool,
     /// The only row with a positive label.
     pub(super) only_positive: Option<(u32, u64)>,
+    /// The weight of each split; empty without a mix.
+    pub(super) weights: Vec<f64>,
     pub(super) rows_read: Arc<AtomicU64>,
 }
 
@@ -48,6 +50,36 @@ struct SyntheticReader {
 impl Synthetic {
     pub(super) fn new(lengths: &[u64]) -> Self {
         Self { lengths: lengths.to_vec(), ..Self::default() }
+    }
+
+    /// The same data, whose last split occurs in every epoch: a pass without rows is an error.
+    pub(super) fn with_rows(mut self) -> Self {
+        self.weights.truncate(self.lengths.len());
+        if let Some(last) = self.weights.last_mut() {
+            *last = last.max(1.0);
+        }
+        self
+    }
+
+    fn mix(&self) -> Option<Arc<Mix>> {
+        let weights: Vec<_> = self.weights.iter().map(|&weight| Weight::new(weight)).collect();
+        (!weights.is_empty()).then(|| Arc::new(Mix::new(weights, usize::MAX).unwrap()))
+    }
+
+    /// The rows of each split of an epoch.
+    pub(super) fn splits_of(&self, stream: Stream, epoch: u32) -> Vec<Vec<reference::Row>> {
+        let rows_of = |split: u32| (0..self.lengths[split as usize]).map(move |row| (split, row));
+        match self.mix().filter(|_| stream == Stream::Train) {
+            None => (0..self.lengths.len() as u32).map(|split| rows_of(split).collect()).collect(),
+            Some(mix) => (0..mix.splits())
+                .map(|index| {
+                    let copy = mix.copy(index);
+                    let sample = copy.sample(SEED, epoch);
+                    let is_drawn = |&(_, row): &_| sample.is_none_or(|sample| sample.holds(row));
+                    rows_of(copy.split).filter(is_drawn).collect()
+                })
+                .collect(),
+        }
     }
 }
 
@@ -176,12 +208,12 @@ const SEED: u64 = 11;
 
 fn try_plan(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) -> Result<IngestPlan, Error> {
     let shared = |source: &Synthetic| Arc::new(source.clone()) as Arc<dyn ChunkSource>;
-    training(spec, shared(train), eval.map(shared))
+    training(spec, (shared(train), train.mix()), eval.map(shared))
 }
 
 fn training(
     spec: &DataSpec,
-    train: Arc<dyn ChunkSource>,
+    train: (Arc<dyn ChunkSource>, Option<Arc<Mix>>),
     eval: Option<Arc<dyn ChunkSource>>,
 ) -> Result<IngestPlan, Error> {
     let label = LabelSpec::of("clicked", None);
@@ -243,7 +275,12 @@ pub(super) fn expected(
         for (stream, source) in [(Stream::Train, Some(train)), (Stream::Eval, eval)] {
             let Some(source) = source else { continue };
             let pass = Pass { stream, epoch };
-            let batches = reference::batches(&order(spec), pass, &source.lengths, spec.batch_size as usize);
+            let splits = source.splits_of(stream, epoch);
+            let lengths: Vec<u64> = splits.iter().map(|rows| rows.len() as u64).collect();
+            let batches = reference::batches(&order(spec), pass, &lengths, spec.batch_size as usize);
+            let row = |(split, row): reference::Row| splits[split as usize][row as usize];
+            let batches: Vec<Vec<_>> =
+                batches.into_iter().map(|rows| rows.into_iter().map(row).collect()).collect();
             let count = batches.len() as u64;
             all.extend((0..).zip(batches).map(|(batch, rows)| {
                 let last = batch + 1 == count;
@@ -256,13 +293,19 @@ pub(super) fn expected(
     all
 }
 
+/// Weights for up to 16 splits, or none.
+pub(super) fn weights() -> impl Strategy<Value = Vec<f64>> {
+    let weight = prop_oneof![Just(1.0), Just(2.0), Just(0.5), Just(2.5), 0.001_f64..4.0];
+    prop_oneof![Just(Vec::new()), prop::collection::vec(weight, 17)]
+}
+
 prop_compose! {
     fn synthetic()(
-        lengths in prop::collection::vec(0_u64..60, 0..7), one in 1_u64..60,
+        lengths in prop::collection::vec(0_u64..60, 0..7), one in 1_u64..60, weights in weights(),
         chunk_rows in 0_usize..20, delay_us in prop_oneof![Just(0_u64), Just(150)], passes: bool,
     ) -> Synthetic {
         let lengths = [lengths, vec![one]].concat();
-        Synthetic { lengths, chunk_rows, delay_us, passes, ..Synthetic::default() }
+        Synthetic { lengths, chunk_rows, delay_us, passes, weights, ..Synthetic::default() }.with_rows()
     }
 }
 
@@ -354,6 +397,50 @@ fn the_first_error_in_order_wins() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+
+    #[test]
+    fn weights_of_one_change_neither_rows_nor_positions(
+        train in synthetic(), lanes in 1_u32..6, shuffle_rows in prop_oneof![Just(0_u64), 1_u64..150],
+    ) {
+        let plan_of = |weights| {
+            plan(&spec(lanes, shuffle_rows, 16), &Synthetic { weights, ..train.clone() }, None)
+        };
+        let (unmixed, _) = run_whole(&plan_of(Vec::new()));
+        let (ones, _) = run_whole(&plan_of(vec![1.0; train.lengths.len()]));
+        prop_assert!(!unmixed.is_empty());
+        prop_assert_eq!(ones, unmixed);
+    }
+}
+
+#[test]
+fn a_position_is_of_one_mix() {
+    let spec = spec(3, 30, 16);
+    let plan_of = |weights: &[f64]| {
+        plan(&spec, &Synthetic { weights: weights.to_vec(), ..Synthetic::new(&[30, 30, 30]) }, None)
+    };
+    let mixed = plan_of(&[1.0, 1.5, 2.0]);
+    let (seen, _) = run_whole(&mixed);
+    assert!(mixed.resume(&seen[1].position).is_ok());
+    for weights in [&[][..], &[1.0, 2.0, 1.5], &[1.0, 1.5, 1.5], &[1.0, 1.25, 2.0]] {
+        let resumed = plan_of(weights).resume(&seen[1].position);
+        assert!(matches!(resumed, Err(PositionError::OtherOrder)), "{weights:?}");
+    }
+    let sources = Arc::new(Synthetic::new(&[30, 30]));
+    let mix = Mix::new(vec![Weight::ONE; 3], usize::MAX).map(Arc::new);
+    assert!(matches!(training(&spec, (sources, mix), None), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_bad_record_counts_once_per_epoch_whatever_its_weight() {
+    let spec = DataSpec { on_bad_record: OnBadRecord::Skip { limit: 8 }, ..spec(3, 30, 16) };
+    let weights = vec![3.0, 2.5, 0.5, 1.0];
+    let train = Synthetic { weights, left_out: 2, ..Synthetic::new(&[30, 30, 30, 30]) };
+    let (_, report) = run_whole(&plan(&spec, &train, None));
+    assert_eq!(report.unwrap().stats.skipped_records, 2 * 2 * 4);
+}
+
 #[test]
 fn a_panicking_lane_is_an_error() {
     let train = Synthetic { faults: vec![(1, 3, Fault::Panic)], ..Synthetic::new(&[10, 10]) };
@@ -417,7 +504,7 @@ fn a_position_of_other_data_is_rejected() {
     let spec = spec(2, 8, 4);
     let (seen, _) = run_whole(&plan(&spec, &Synthetic::new(&[10, 10]), None));
     let other = plan(&spec, &Synthetic::new(&[10, 10, 10]), None);
-    assert_eq!(other.resume(&seen[1].position), Err(crate::order::PositionError::OtherOrder));
+    assert_eq!(other.resume(&seen[1].position), Err(PositionError::OtherOrder));
     // The same number of splits, but fewer rows.
     let shrunk = plan(&spec, &Synthetic::new(&[1, 1]), None);
     let (_, report) = run_from(&shrunk, shrunk.resume(&seen[3].position).unwrap());
@@ -478,7 +565,7 @@ fn a_lane_that_is_not_ready_delays_no_other_in_free_order() {
         spec.deterministic = false;
         let gate = Arc::new(AtomicU64::new(0));
         let source = Gated { inner: Synthetic::new(&[100, 100]), split: 1, gate: Arc::clone(&gate) };
-        let plan = training(&spec, Arc::new(source), None).unwrap();
+        let plan = training(&spec, (Arc::new(source), None), None).unwrap();
         let (producer, mut consumer) = open(&plan);
         let ingest = start(plan.clone(), plan.start(), producer).unwrap();
         for _ in 0..19 {

@@ -22,13 +22,14 @@
 //! | `pass.rs` | lanes: the splits of each lane, in order |
 //! | `window.rs`, [`PassOrder::permute`] | the shuffle pool: how far rows are mixed |
 //! | `merge.rs` | interleaving: the lane of the next row of a batch |
+//! | `mix.rs` | weights: how often the rows of each split occur in an epoch |
 //! | `position.rs` | the encoded read position of a job |
 //! | `hosts.rs` | the lanes of each host, if several train together |
 //! | `random.rs` | the random number generator |
 //!
 //! Invariants, each with a property test:
 //!
-//! * Each pass delivers every row of the data exactly once.
+//! * Each pass delivers every row of the data exactly once; with weights, as often as the [`Mix`] says.
 //! * The current windows hold at most `shuffle_rows` rows.
 //! * Resuming from a [`Position`] taken after any batch delivers exactly the batches and positions that follow.
 //!   Resuming reads at most one window per lane again.
@@ -44,6 +45,7 @@
 
 mod hosts;
 mod merge;
+mod mix;
 mod pass;
 mod position;
 mod random;
@@ -57,6 +59,8 @@ mod tests;
 pub use hosts::Share;
 pub use merge::WindowExtent;
 pub(crate) use merge::{Merge, Turn};
+pub(crate) use mix::Sample;
+pub use mix::{Mix, Weight};
 pub use pass::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder};
 pub use position::{Cursor, LanePosition, Position, PositionError};
 pub(crate) use window::Cutter;

@@ -27,6 +27,8 @@ pub(crate) enum Domain {
     Window = 2,
     /// The fingerprint of an order.
     Fingerprint = 3,
+    /// The rows of a split that are drawn in an epoch.
+    Sample = 4,
 }
 
 /// A stream of random numbers.

@@ -138,7 +138,7 @@ fn the_size_respects_the_maximum_and_too_little_memory_is_an_error() {
     assert_eq!(found["limit_of"], "three quarters of the host's available memory");
     let all = plan(&[]);
     assert_eq!(all["batch"]["rows"], 16_384);
-    assert_eq!(all["auto_batch"]["why_not_more"], "the training data has 24000 rows");
+    assert_eq!(all["auto_batch"]["why_not_more"], "an epoch has 24000 rows");
     let linear = plan(&["training.batch_scaling.learning_rate=linear"]);
     assert_eq!(linear["learning_rates"]["factor"], 64.0);
     assert_eq!(linear["learning_rates"]["optimizers"]["wide.optimizer"], 6.4);

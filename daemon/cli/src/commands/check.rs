@@ -9,6 +9,7 @@ use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
 use millstream_daemon::memory;
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning, RowCount};
+use millstream_daemon::sources::SourcePlan;
 use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_daemon::warm_start::Beginning;
 use millstream_job::Job;
@@ -43,9 +44,11 @@ struct Report {
     /// The number of training rows, exact or estimated.
     #[serde(skip)]
     rows: Option<RowCount>,
+    /// The number of rows of an epoch, exact or expected; null if it is unknown.
+    rows_per_epoch: Option<u64>,
     /// Null if the number of rows is unknown.
     steps_per_epoch: Option<u64>,
-    /// Whether it is estimated from the size of the files.
+    /// Whether it is estimated from the size of the files, or varies between epochs.
     steps_are_estimated: bool,
     epochs: u32,
     precision: &'static str,
@@ -65,9 +68,12 @@ struct Report {
     continuation: Option<ContinuationReport>,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Debug, Serialize)]
 struct DataReport {
     train: DataPlan,
+    /// The sources of training data that is mixed by weight.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sources: Vec<SourcePlan>,
     eval: Option<DataPlan>,
 }
 
@@ -263,7 +269,7 @@ impl Report {
         Self {
             name: job.name.clone(),
             seed: job.training.seed,
-            data: DataReport { train: plan.train, eval: plan.eval },
+            data: DataReport { train: plan.train, sources: plan.sources.clone(), eval: plan.eval },
             features: job.features.iter().map(|spec| FeatureReport::of(spec, job, plan)).collect(),
             batch: BatchReport {
                 rows: plan.schema.rows,
@@ -274,8 +280,9 @@ impl Report {
             },
             auto_batch: plan.batch.as_ref().map(Into::into),
             rows: plan.rows,
-            steps_per_epoch: plan.rows.map(batches),
-            steps_are_estimated: plan.rows.is_some_and(|rows| rows.is_estimate),
+            rows_per_epoch: plan.epoch_rows.map(|count| count.rows),
+            steps_per_epoch: plan.epoch_rows.map(batches),
+            steps_are_estimated: plan.epoch_rows.is_some_and(|rows| rows.is_estimate),
             epochs: job.data.epochs,
             precision: job.training.precision.name(),
             embedding_precision: job.training.embedding_precision.name(),
@@ -300,10 +307,11 @@ impl Report {
         let note =
             if bounded { "\n<= upper bound; --learn reads the data for the exact number\n" } else { "" };
         format!(
-            "job {}, seed {}\n\n{}\n{}{note}\n{}{}",
+            "job {}, seed {}\n\n{}{}\n{}{note}\n{}{}",
             self.name,
             self.seed,
             self.data_table(),
+            self.source_table(),
             self.feature_table(),
             self.size_table(),
             self.warm_start_table(),
@@ -338,7 +346,7 @@ impl Report {
 
     fn data_table(&self) -> String {
         let mut table = Table::with_titles(&["DATA", ">FILES", ">SPLITS", ">SIZE", ">ROWS"]);
-        let DataReport { train, eval } = self.data;
+        let DataReport { train, eval, .. } = self.data;
         // Of filtered data, the rows that pass; of records, an estimate unless they were read.
         let learned = self.rows.map(|RowCount { rows, is_estimate }| {
             format!("{}{}", if is_estimate { "~" } else { "" }, figures::count(rows))
@@ -354,6 +362,27 @@ impl Report {
             ]);
         }
         table.render()
+    }
+
+    /// The sources of mixed training data.
+    fn source_table(&self) -> String {
+        if self.data.sources.is_empty() {
+            return String::new();
+        }
+        let mut table =
+            Table::with_titles(&["SOURCE", ">WEIGHT", ">FILES", ">SIZE", ">ROWS", ">OF AN EPOCH"]);
+        for source in &self.data.sources {
+            let about = if source.share_is_estimate { "~" } else { "" };
+            table.row([
+                source.pattern.clone(),
+                source.weight.to_string(),
+                figures::count(source.files as u64),
+                figures::bytes(source.bytes),
+                source.rows.map_or_else(|| "?".to_owned(), figures::count),
+                format!("{about}{}", figures::percent(source.share)),
+            ]);
+        }
+        format!("\n{}", table.render())
     }
 
     fn feature_table(&self) -> String {

@@ -213,6 +213,61 @@ fn a_share_of_the_training_data_may_be_held_out() {
 }
 
 #[test]
+fn training_data_has_weights() {
+    let set = |train: &str| format!("data.train={train}");
+    let parse = |train: &str| parse(SOUND, &[&set(train)]).map(|(job, _)| job);
+    let text = r#"["a", { files = "b", weight = 2.5 }, { weight = 1, files = ["c", "d"] }, { files = ["e", "f"], weight = 3 }]"#;
+    let mixed = parse(text).unwrap();
+    assert_eq!(mixed.data.train, ["a", "b", "c", "d", "e", "f"]);
+    assert_eq!(mixed.data.train_weights, [1.0, 2.5, 1.0, 1.0, 3.0, 3.0]);
+    assert!(mixed.data.is_mixed() && mixed.data.draws_rows());
+    assert_eq!(mixed.data.weighted_files(), [("b", 2.5), ("e", 3.0), ("f", 3.0)].into());
+    let (again, _) = Job::parse(&mixed.text, Path::new("job.toml"), &[]).unwrap();
+    assert_eq!((&again.data, again.fingerprint()), (&mixed.data, mixed.fingerprint()));
+    let in_tables = SOUND.replace("train = [\"train-*.parquet\"]\n", "").replace(
+        "[label]",
+        "[[data.train]]\nfiles = \"a\"\nweight = 0.5\n[[data.train]]\nfiles = [\"b\"]\nweight = 1\n[label]",
+    );
+    let in_tables = job(&in_tables, &[]);
+    assert_eq!(
+        (&in_tables.data.train[..], &in_tables.data.train_weights[..]),
+        (&["a".to_owned(), "b".to_owned()][..], &[0.5, 1.0][..])
+    );
+    let (again, _) = Job::parse(&in_tables.text, Path::new("job.toml"), &[]).unwrap();
+    assert_eq!(again.data, in_tables.data);
+
+    // Weights of 1 are none.
+    let (plain, ones) =
+        (parse("[\"a\", \"b\"]").unwrap(), parse(r#"["a", { files = "b", weight = 1.0 }]"#).unwrap());
+    assert_eq!((&ones.data, ones.fingerprint()), (&plain.data, plain.fingerprint()));
+    let other = parse(r#"["a", { files = "b", weight = 0.5 }]"#).unwrap();
+    assert_ne!(other.fingerprint(), plain.fingerprint());
+    assert!(other.differences(&plain)[0].starts_with("`data.train` ("), "{:?}", other.differences(&plain));
+
+    for (train, expected) in [
+        ("[{ files = \"a\" }]", "an entry of `train` needs `weight`: how often each row occurs in an epoch"),
+        ("[{ weight = 2 }]", "an entry of `train` needs `files`: paths or globs"),
+        ("[{ files = \"a\", weight = 0 }]", "expected a number from 0.001 to 100, found 0"),
+        ("[{ files = \"a\", weight = -1 }]", "expected a number from 0.001 to 100, found -1"),
+        ("[{ files = \"a\", weight = 100.5 }]", "expected a number from 0.001 to 100, found 100.5"),
+        ("[{ files = \"a\", weight = nan }]", "expected a finite number"),
+        ("[{ files = \"a\", weight = \"2\" }]", "expected a number, found a string"),
+        ("[{ files = [], weight = 2 }]", "`files` names no data"),
+        ("[{ files = \"\", weight = 2 }]", "a path is empty"),
+        (
+            "[{ file = \"a\", weight = 2 }]",
+            "unknown key `file` in an entry of `train`; did you mean `files`?",
+        ),
+        ("[7]", "expected a string, found a whole number"),
+        ("{ files = \"a\", weight = 2 }", "expected a list of strings, found a table"),
+        ("[]", "`train` names no data"),
+    ] {
+        let error = parse(train).unwrap_err().to_string();
+        assert!(error.contains(expected), "{train}: {error}");
+    }
+}
+
+#[test]
 fn a_vector_has_a_size() {
     let set =
         |vector: &str| ["features.image=".to_owned() + vector, "model.deep.features=[\"image\"]".to_owned()];

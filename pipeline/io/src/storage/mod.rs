@@ -105,17 +105,32 @@ impl Stores {
     /// # Errors
     /// A pattern matches nothing, storage rejects a request, or a listing fails until the deadline.
     pub async fn list(&self, patterns: &[String], base: &Path) -> Result<Vec<Object>, Error> {
+        let matches = self.list_matches(patterns, base).await?;
+        let mut objects: Vec<Object> = matches.into_iter().map(|(object, _)| object).collect();
+        objects.dedup_by(|a, b| a.is_place_of(b));
+        Ok(objects)
+    }
+
+    /// As [`Stores::list`], with the index of the pattern that matches an object. An object that several patterns match
+    /// occurs once for each.
+    ///
+    /// # Errors
+    /// See [`Stores::list`].
+    pub async fn list_matches(
+        &self,
+        patterns: &[String],
+        base: &Path,
+    ) -> Result<Vec<(Object, usize)>, Error> {
         let base = std::path::absolute(base).map_err(|source| Error::file(base, source))?;
         let mut objects = Vec::new();
-        for pattern in patterns {
+        for (place, pattern) in patterns.iter().enumerate() {
             let found = self.cancel.or(listing::resolve(self, pattern, &base)).await??;
             if objects.len() + found.len() > pages::MAX_OBJECTS {
                 return Err(pages::too_many(pattern));
             }
-            objects.extend(found);
+            objects.extend(found.into_iter().map(|object| (object, place)));
         }
-        objects.sort_by(Object::compare);
-        objects.dedup_by(|a, b| a.is_place_of(b));
+        objects.sort_by(|(a, _), (b, _)| a.compare(b));
         Ok(objects)
     }
 

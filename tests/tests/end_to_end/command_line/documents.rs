@@ -67,6 +67,7 @@ fn check_reports_the_plan() {
             "features",
             "batch",
             "auto_batch",
+            "rows_per_epoch",
             "steps_per_epoch",
             "steps_are_estimated",
             "memory_problem",
