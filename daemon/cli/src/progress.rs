@@ -7,6 +7,7 @@ use millstream_control::proto::{Job, JobProgress, JobState, Metrics};
 
 use crate::figures;
 use crate::screen::Screen;
+use crate::table::folded;
 
 /// Interval between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
@@ -52,7 +53,8 @@ impl ProgressView {
             self.enter(job);
         }
         if !job.eval.is_empty() && (self.eval.0, &self.eval.1) != (job.eval_epoch, &job.eval) {
-            self.screen.line(&format!("  {}", evaluation(job.eval_epoch, &job.eval)));
+            let width = if self.bar.is_some() { self.screen.width() } else { usize::MAX };
+            self.screen.line(&indented(&evaluation(job.eval_epoch, &job.eval), width));
             self.eval = (job.eval_epoch, job.eval.clone());
         }
         if job.state() != JobState::Running {
@@ -142,6 +144,11 @@ impl Drop for Gauge {
             bar.finish_and_clear();
         }
     }
+}
+
+/// `text` in lines of `width` characters; the first is indented less than the others.
+fn indented(text: &str, width: usize) -> String {
+    format!("  {}", folded(text, width.saturating_sub(4)).join("\n    "))
 }
 
 /// The metrics of an evaluation, with its epoch.

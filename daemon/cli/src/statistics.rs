@@ -6,19 +6,25 @@ use millstream_tools::stats::{ColumnSummary, NumberSummary};
 use serde_json::Value;
 
 use crate::figures;
+use crate::screen::output_width;
 use crate::table::Table;
 
 pub(crate) use page::render as render_page;
 
-/// Widths in characters: of a line, a column's name, a date or timestamp, and a histogram.
-const LINE_WIDTH: usize = 80;
+/// Widths in characters: of a line without a terminal, a column's name, a date or timestamp, and a histogram.
+const USUAL_WIDTH: usize = 80;
 const NAME_WIDTH: usize = 14;
 const MOMENT_WIDTH: usize = 19;
 const HISTOGRAM_WIDTH: usize = 10;
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The statistics of columns, by kind: numbers, dates and times, other values. Lines have at most 80 characters.
-pub(crate) fn render(columns: &[(&str, &ColumnSummary)]) -> String {
+/// The width of a line of a report: that of the terminal, within reason.
+pub(crate) fn line_width() -> usize {
+    output_width().unwrap_or(USUAL_WIDTH).clamp(40, 160)
+}
+
+/// The statistics of columns, by kind: numbers, dates and times, other values. Lines have at most `width` characters, or 60.
+pub(crate) fn render(columns: &[(&str, &ColumnSummary)], width: usize) -> String {
     let mut numbers =
         Table::with_titles(&["NUMBERS", ">MIN", ">MEDIAN", ">MEAN", ">MAX", ">DISTINCT", "HISTOGRAM"]);
     let mut moments = Table::with_titles(&["TIMES", "MIN", "MAX", ">DISTINCT", "HISTOGRAM"]);
@@ -41,14 +47,15 @@ pub(crate) fn render(columns: &[(&str, &ColumnSummary)]) -> String {
             }
             None => {
                 used[2] = true;
-                let left = LINE_WIDTH - NAME_WIDTH - 2 - distinct.len().max("DISTINCT".len()) - 2;
+                let left = width.saturating_sub(NAME_WIDTH + 2 + distinct.len().max("DISTINCT".len()) + 2);
                 values.row([short, distinct, cut(&frequent(column), left)]);
             }
         }
         notes.extend(text_reason(column).map(|why| format!("`{name}` is text {why}\n")));
     }
     let tables = [numbers, moments, values].into_iter().zip(used).filter(|(_, used)| *used);
-    let mut parts: Vec<String> = tables.map(|(table, _)| table.render()).collect();
+    let fitted = |table: Table| table.fitted(Some(width), &["HISTOGRAM", "MEDIAN", "DISTINCT"]).render();
+    let mut parts: Vec<String> = tables.map(|(table, _)| fitted(table)).collect();
     if !notes.is_empty() {
         parts.push(notes.concat());
     }
@@ -157,8 +164,12 @@ mod tests {
         let reason = TextReason { value: "N/A".to_owned(), line: 7, texts: 3, numbers: 997 };
         let text = ColumnSummary { text_because: Some(reason), ..summary(None) };
         let name = "a_column_with_a_long_name";
-        let table = render(&[(name, &number), (name, &moment), (name, &text)]);
-        assert!(table.lines().take(8).all(|line| line.chars().count() <= 80), "{table}");
+        let columns = [(name, &number), (name, &moment), (name, &text)];
+        for width in [60, 80, 120] {
+            let table = render(&columns, width);
+            assert!(table.lines().take(8).all(|line| line.chars().count() <= width), "{table}");
+        }
+        let table = render(&columns, 80);
         for shown in [
             "~1,234,567",
             "▁▂▂▃▄▅▆▇██",

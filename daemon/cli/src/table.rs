@@ -1,7 +1,12 @@
 //! Tables of text with aligned columns.
 
+use crate::screen::output_width;
+
 /// The space between columns.
 const GAP: &str = "  ";
+
+/// The least width of a folded last column.
+const MIN_FOLDED: usize = 16;
 
 /// Rows of cells; each column is as wide as its widest cell.
 #[derive(Debug, Default)]
@@ -60,9 +65,15 @@ impl Table {
         (0..columns).map(width).collect()
     }
 
-    /// The table as text; every line ends with a newline.
+    /// The table as text; every line ends with a newline. Cells of the last column are folded at the width of the terminal.
     pub(crate) fn render(&self) -> String {
+        self.render_within(output_width())
+    }
+
+    fn render_within(&self, width: Option<usize>) -> String {
         let widths = self.widths();
+        let before = widths.iter().rev().skip(1).map(|width| width + GAP.len()).sum::<usize>();
+        let left = width.and_then(|width| width.checked_sub(before)).filter(|&left| left >= MIN_FOLDED);
         let mut out = String::new();
         for row in &self.rows {
             let mut line = String::new();
@@ -71,6 +82,9 @@ impl Table {
                 let gap = if column == 0 { "" } else { GAP };
                 if self.right.get(column).copied().unwrap_or(false) {
                     line += &format!("{gap}{cell:>width$}");
+                } else if let Some(left) = left.filter(|_| column + 1 == widths.len()) {
+                    let hanging = format!("\n{:before$}", "");
+                    line += &format!("{gap}{}", folded(cell, left).join(&hanging));
                 } else {
                     line += &format!("{gap}{cell:<width$}");
                 }
@@ -82,9 +96,50 @@ impl Table {
     }
 }
 
+/// `text` in lines of at most `width` characters, broken at spaces. A longer word has a line of its own.
+pub(crate) fn folded(text: &str, width: usize) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let mut rest = text;
+    while rest.chars().count() > width {
+        let end = rest.char_indices().nth(width).map_or(rest.len(), |(end, _)| end);
+        let last = if rest[end..].starts_with(' ') { Some(end) } else { rest[..end].rfind(' ') };
+        let last = last.filter(|&at| !rest[..at].trim().is_empty());
+        let Some(at) = last.or_else(|| Some(end + rest[end..].find(' ')?)) else { break };
+        lines.push(rest[..at].trim_end());
+        rest = rest[at..].trim_start();
+    }
+    lines.push(rest);
+    lines
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Table;
+    use super::{Table, folded};
+
+    #[test]
+    fn texts_are_folded_at_spaces() {
+        assert_eq!(folded("one two  three", 7), ["one two", "three"]);
+        assert_eq!(folded("one two  three", 8), ["one two", "three"]);
+        assert_eq!(folded("a /long/word of it", 4), ["a", "/long/word", "of", "it"]);
+        assert_eq!(folded("/a/long/word", 4), ["/a/long/word"]);
+        assert_eq!(folded("", 4), [""]);
+        assert_eq!(folded("naïve naïve", 5), ["naïve", "naïve"]);
+    }
+
+    #[test]
+    fn the_last_column_is_folded_at_the_width_of_the_terminal() {
+        let mut table = Table::default();
+        table.row(["batch", "256 rows: 5 dense, 15 single-id"]);
+        table.row(["host", "65 MiB"]);
+        let wide = "batch  256 rows: 5 dense, 15 single-id\nhost   65 MiB\n";
+        assert_eq!(table.render_within(None), wide);
+        assert_eq!(table.render_within(Some(38)), wide);
+        assert_eq!(table.render_within(Some(20)), wide, "too narrow to fold");
+        assert_eq!(
+            table.render_within(Some(30)),
+            "batch  256 rows: 5 dense, 15\n       single-id\nhost   65 MiB\n"
+        );
+    }
 
     #[test]
     fn columns_are_aligned_without_trailing_spaces() {

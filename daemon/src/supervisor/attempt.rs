@@ -42,6 +42,9 @@ const PROFILE_PAUSE_FACTOR: u32 = 9;
 const MIN_PROFILE_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PROFILE_PAUSE: Duration = Duration::from_secs(30);
 
+/// A report of no rows over less time says nothing about their rate: it follows another one closely.
+const MIN_IDLE_SECONDS: f64 = 1.0;
+
 /// How an attempt ended.
 pub(super) enum Outcome {
     /// The job is complete; with a reason if it stopped early.
@@ -554,7 +557,8 @@ fn format_metrics(metrics: &Metrics) -> String {
 }
 
 fn set_rates(record: &mut JobRecord, over: &HistoryPoint) {
-    if over.seconds > 0.0 {
+    let has_rate = over.examples > 0 || over.seconds >= MIN_IDLE_SECONDS;
+    if has_rate && over.seconds > 0.0 {
         record.progress.examples_per_second = over.examples as f64 / over.seconds;
         record.progress.input_wait_fraction = over.waited_seconds / over.seconds;
     }

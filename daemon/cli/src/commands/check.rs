@@ -25,6 +25,7 @@ use crate::arguments::Check;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::progress::Gauge;
+use crate::screen::output_width;
 use crate::table::Table;
 use crate::{figures, job_file};
 
@@ -398,7 +399,7 @@ impl Report {
                 feature.used_by.join(", "),
             ]);
         }
-        table.render()
+        table.fitted(output_width(), &["VALUES", "COLUMNS"]).render()
     }
 
     fn size_table(&self) -> String {

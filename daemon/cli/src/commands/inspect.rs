@@ -16,8 +16,7 @@ use crate::statistics::{self, cut};
 use crate::table::Table;
 use crate::unfinished;
 
-/// Width of a line, and least width of the first values of a column, in characters.
-const LINE_WIDTH: usize = 80;
+/// The least width of the first values of a column, in characters.
 const MIN_VALUES_WIDTH: usize = 24;
 /// Width of the type of a column; longer ones are cut.
 const TYPE_WIDTH: usize = 40;
@@ -44,12 +43,13 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
         unfinished::write(path, page(&reports, &totals).as_bytes())?;
         context.screen.note(&format!("wrote {}", path.display()));
     }
+    let width = statistics::line_width();
     let each = arguments.all || reports.len() <= MAX_SINGLE_REPORTS;
     context.answer(&reports, || {
         if each {
-            reports.iter().map(describe).collect::<Vec<_>>().join("\n")
+            reports.iter().map(|report| describe(report, width)).collect::<Vec<_>>().join("\n")
         } else {
-            summary(&reports, &totals)
+            summary(&reports, &totals, width)
         }
     })?;
     let damaged: Vec<_> = reports.iter().filter_map(|report| report.error.as_ref()).collect();
@@ -84,7 +84,7 @@ fn by_name(totals: &[(String, ColumnSummary)]) -> Vec<(&str, &ColumnSummary)> {
 }
 
 /// A summary of many files: counts by format, and all columns.
-fn summary(reports: &[Report], totals: &[(String, ColumnSummary)]) -> String {
+fn summary(reports: &[Report], totals: &[(String, ColumnSummary)], width: usize) -> String {
     let damaged = reports.iter().filter(|report| report.error.is_some()).count() as u64;
     let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
     let mut facts = Table::default();
@@ -114,7 +114,7 @@ fn summary(reports: &[Report], totals: &[(String, ColumnSummary)]) -> String {
     for (column, files, absent) in columns {
         table.row([column.name.clone(), type_of(column), figures::count(files), figures::count(absent)]);
     }
-    with_statistics(format!("{}\n{}", facts.render(), table.render()), &by_name(totals))
+    with_statistics(format!("{}\n{}", facts.render(), table.render()), &by_name(totals), width)
 }
 
 fn format_of(report: &Report) -> &'static str {
@@ -130,7 +130,7 @@ fn type_of(column: &ColumnReport) -> String {
     format!("{}{}", if column.multi { "list of " } else { "" }, column.data_type)
 }
 
-fn describe(report: &Report) -> String {
+fn describe(report: &Report, width: usize) -> String {
     let mut facts = Table::default();
     facts.row(["file", &report.path]);
     facts.row(["format", format_of(report)]);
@@ -148,7 +148,7 @@ fn describe(report: &Report) -> String {
     let widest = |cell: usize| cells.iter().map(|cells| cells[cell].chars().count()).max().unwrap_or(0);
     let used =
         widest(0).max("COLUMN".len()) + widest(1).max("TYPE".len()) + widest(2).max("ABSENT".len()) + 6;
-    let left = LINE_WIDTH.saturating_sub(used).max(MIN_VALUES_WIDTH);
+    let left = width.saturating_sub(used).max(MIN_VALUES_WIDTH);
     for (column, [name, data_type, absent]) in report.columns.iter().zip(cells) {
         let values = report.rows.iter().map(|row| row.get(&column.name).unwrap_or(&Value::Null));
         let values: Vec<_> = values.map(|value| shown(value, column.multi)).collect();
@@ -157,11 +157,15 @@ fn describe(report: &Report) -> String {
     let statistics = report.columns.iter();
     let statistics =
         statistics.filter_map(|column| Some((column.name.as_str(), column.statistics.as_ref()?)));
-    with_statistics(format!("{}\n{}", facts.render(), columns.render()), &statistics.collect::<Vec<_>>())
+    with_statistics(
+        format!("{}\n{}", facts.render(), columns.render()),
+        &statistics.collect::<Vec<_>>(),
+        width,
+    )
 }
 
-fn with_statistics(text: String, statistics: &[(&str, &ColumnSummary)]) -> String {
-    if statistics.is_empty() { text } else { format!("{text}\n{}", statistics::render(statistics)) }
+fn with_statistics(text: String, statistics: &[(&str, &ColumnSummary)], width: usize) -> String {
+    if statistics.is_empty() { text } else { format!("{text}\n{}", statistics::render(statistics, width)) }
 }
 
 fn shown(value: &Value, multi: bool) -> String {
@@ -207,10 +211,10 @@ mod tests {
             note: None,
             error: None,
         };
-        let text = describe(&report);
+        let text = describe(&report, 80);
         assert!(text.contains(r#"{"a":"xxx"#) && text.contains("1,234,567  yyyy"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 20 + 2 + 40 + 2 + 9 + 2 + 24), "{text}");
         let narrow = Report { columns: vec![column("other", "text")], ..report };
-        assert!(describe(&narrow).lines().all(|line| line.chars().count() <= 80));
+        assert!(describe(&narrow, 80).lines().all(|line| line.chars().count() <= 80));
     }
 }
