@@ -419,6 +419,14 @@ A missing number is NaN, a missing id -1. The outputs are `score`, the probabili
 writes, and `logit`, both float [rows]. A two-tower model has no `logit`; one tower has the output
 `vector`, float [rows, dim].
 
+--transforms writes the model's features as source code: from rows of data to these inputs. The code
+contains all vocabularies, boundaries and statistics, and computes ids and numbers exactly as predict
+does from JSON lines; a value that predict refuses is an error. FILE.py is a module of Python 3.9 that
+needs only the standard library.
+  import onnxruntime, features
+  session = onnxruntime.InferenceSession(\"census.onnx\")
+  session.run([\"score\"], features.transform([{\"age\": 31, \"workclass\": \"Private\"}]))
+
 The file's metadata, `millstream.features`, describes how values become ids: terms, buckets,
 boundaries. Hashes are those of tf.strings.to_hash_bucket_fast, crosses those of
 tf.sparse.cross_hashed. A model above 1 GiB stores its parameters in FILE.data.
@@ -428,6 +436,7 @@ same metadata.
 
 Examples:
   millstream export census-2f9c --output census.onnx
+  millstream export census-2f9c --output census.onnx --transforms features.py
   millstream export checkpoints/census-2f9c/step-0000000500 --output census.safetensors
   millstream export films-81d0 --part item --output items.onnx
   millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
@@ -436,11 +445,14 @@ pub(crate) struct Export {
     #[arg(value_name = "JOB_ID|CHECKPOINT")]
     pub(crate) target: String,
     /// File to write; appears only when complete and replaces an existing file
-    #[arg(short, long, value_name = "FILE")]
-    pub(crate) output: PathBuf,
+    #[arg(short, long, value_name = "FILE", required_unless_present = "transforms")]
+    pub(crate) output: Option<PathBuf>,
     /// Format to write [default: by the output's extension]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, requires = "output")]
     pub(crate) format: Option<ModelFormat>,
+    /// Also write code that turns rows of data into the inputs of the ONNX file: FILE.py, in Python
+    #[arg(long, value_name = "FILE")]
+    pub(crate) transforms: Vec<PathBuf>,
     /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest
     #[arg(long)]
     pub(crate) best: bool,
@@ -448,7 +460,7 @@ pub(crate) struct Export {
     #[arg(long, value_enum)]
     pub(crate) part: Option<ModelPart>,
     /// Store the parameters of an ONNX model in FILE.data, whatever its size
-    #[arg(long)]
+    #[arg(long, requires = "output")]
     pub(crate) external_data: bool,
 }
 

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use millstream_control::{Client, ClientError};
 use millstream_daemon::export::Exportable;
+use millstream_daemon::export::transforms::Language;
+use millstream_trainer::export::Tower;
 use millstream_trainer::export::onnx::{OnnxModel, Port};
-use millstream_trainer::export::{ExportError, Tower};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
@@ -25,8 +26,10 @@ use crate::{figures, interrupt};
 /// Bytes written between two checks for Ctrl-C.
 const INTERRUPT_CHECK_BYTES: usize = 8 << 20;
 
-/// The files written and the interface of the model.
+/// The model's file, and the interface of the model.
 struct Written {
+    output: PathBuf,
+    format: ModelFormat,
     /// The file of external data, if any.
     data: Option<PathBuf>,
     inputs: Vec<Port>,
@@ -40,11 +43,12 @@ struct InterruptibleFile {
 }
 
 pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> {
-    let Export { target, output, format, best, part, external_data } = arguments;
-    let format = format.map_or_else(|| by_name(output), Ok)?;
-    if *external_data && format != ModelFormat::Onnx {
+    let Export { target, output, format, transforms, best, part, external_data } = arguments;
+    let format = output.as_ref().map(|output| format.map_or_else(|| by_name(output), Ok)).transpose()?;
+    if *external_data && format != Some(ModelFormat::Onnx) {
         return Err(Failure::Usage("--external-data applies only to ONNX".to_owned()));
     }
+    let languages: Vec<Language> = transforms.iter().map(|path| language(path)).collect::<Result<_, _>>()?;
     let runtime = Runtime::new()?;
     let interrupted = interrupt::listen_on(&runtime)?;
     let directory = runtime.block_on(interrupt::unless(interrupted.clone(), locate(target, context)))?;
@@ -59,25 +63,48 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let create = |path: &Path| {
         Unfinished::create(path).map(|file| InterruptibleFile { file, interrupted: interrupted.clone() })
     };
-    let written = match format {
-        ModelFormat::Safetensors => {
-            let mut file = create(output)?;
-            model.write_safetensors(&mut file).map_err(|error| located(error, output))?;
-            file.file.keep()?;
-            Written { data: None, inputs: Vec::new(), outputs: Vec::new() }
-        }
-        ModelFormat::Onnx => {
-            let onnx = model.onnx().map_err(anyhow::Error::from)?;
-            let data = (*external_data || !onnx.is_embeddable()).then(|| external_data_path(output));
-            write_onnx(&onnx, output, data.as_deref(), create)?;
-            Written { data, inputs: onnx.inputs(), outputs: onnx.outputs() }
-        }
+    let mut sources = Vec::with_capacity(transforms.len());
+    for (path, language) in transforms.iter().zip(languages) {
+        let mut file = create(path)?;
+        model.write_transforms(language, &mut file).map_err(|error| located(error.into(), path))?;
+        sources.push(file);
+    }
+    let written = match output.as_ref().zip(format) {
+        Some((output, format)) => Some(write_model(&model, output, format, *external_data, create)?),
+        None => None,
     };
-    if !model.left_out().is_empty() {
+    sources.into_iter().try_for_each(|source| source.file.keep())?;
+    if written.is_some() && !model.left_out().is_empty() {
         let names = model.left_out().join(", ");
         context.screen.warning(&format!("the file omits vocabularies that are too long: {names}"));
     }
-    context.answer(&document(&model, output, format, &written), || text(&model, output, &written))
+    let document = document(&model, written.as_ref(), transforms);
+    context.answer(&document, || text(&model, written.as_ref(), transforms))
+}
+
+/// Writes the model, with its parameters beside it if `is_external` or if they are too large.
+fn write_model(
+    model: &Exportable,
+    output: &Path,
+    format: ModelFormat,
+    is_external: bool,
+    create: impl Fn(&Path) -> Result<InterruptibleFile, Failure>,
+) -> Result<Written, Failure> {
+    let (data, inputs, outputs) = match format {
+        ModelFormat::Safetensors => {
+            let mut file = create(output)?;
+            model.write_safetensors(&mut file).map_err(|error| located(error.into(), output))?;
+            file.file.keep()?;
+            (None, Vec::new(), Vec::new())
+        }
+        ModelFormat::Onnx => {
+            let onnx = model.onnx().map_err(anyhow::Error::from)?;
+            let data = (is_external || !onnx.is_embeddable()).then(|| external_data_path(output));
+            write_onnx(&onnx, output, data.as_deref(), create)?;
+            (data, onnx.inputs(), onnx.outputs())
+        }
+    };
+    Ok(Written { output: output.to_owned(), format, data, inputs, outputs })
 }
 
 /// Writes the graph, and its parameters to `data` if they are external.
@@ -89,14 +116,14 @@ fn write_onnx(
 ) -> Result<(), Failure> {
     let mut file = create(output)?;
     let Some(data) = data else {
-        onnx.write(&mut file).map_err(|error| located(error, output))?;
+        onnx.write(&mut file).map_err(|error| located(error.into(), output))?;
         return file.file.keep();
     };
     let Some(name) = data.file_name().and_then(|name| name.to_str()) else {
         return Err(Failure::Usage(format!("{}: the name of external data must be UTF-8", data.display())));
     };
     let mut numbers = create(data)?;
-    onnx.write_external(&mut file, name, &mut numbers).map_err(|error| located(error, data))?;
+    onnx.write_external(&mut file, name, &mut numbers).map_err(|error| located(error.into(), data))?;
     // The graph last: if it exists, so do its parameters.
     numbers.file.keep()?;
     file.file.keep()
@@ -137,6 +164,14 @@ fn by_name(output: &Path) -> Result<ModelFormat, Failure> {
     })
 }
 
+/// The language of a file of features.
+fn language(path: &Path) -> Result<Language, Failure> {
+    Language::of(path).ok_or_else(|| {
+        let path = path.display();
+        Failure::Usage(format!("{path}: unknown extension; features are exported as .py"))
+    })
+}
+
 /// The name of the external data of `output`.
 fn external_data_path(output: &Path) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
@@ -144,7 +179,7 @@ fn external_data_path(output: &Path) -> PathBuf {
     name.into()
 }
 
-fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Written) -> Value {
+fn document(model: &Exportable, written: Option<&Written>, transforms: &[PathBuf]) -> Value {
     // A dimension is a number, or a name if it is free.
     let size = |size: &String| size.parse::<u64>().map_or_else(|_| json!(size), |size| json!(size));
     let port = |Port { name, kind, shape, about }: &Port| {
@@ -152,35 +187,41 @@ fn document(model: &Exportable, output: &Path, format: ModelFormat, written: &Wr
         json!({ "name": name, "type": kind, "shape": shape, "description": about })
     };
     let ports = |ports: &[Port]| ports.iter().map(port).collect::<Vec<_>>();
-    let format = format.to_possible_value().map(|format| format.get_name().to_owned());
+    let format = written.and_then(|written| written.format.to_possible_value());
     json!({
-        "output": output,
-        "external_data": written.data,
-        "format": format,
+        "output": written.map(|written| &written.output),
+        "external_data": written.and_then(|written| written.data.as_ref()),
+        "format": format.map(|format| format.get_name().to_owned()),
+        "transforms": transforms,
         "checkpoint": model.checkpoint(),
         "model": model.trained().kind(),
         "part": model.trained().tower().map(Tower::name),
         "step": model.trained().snapshot.step,
         "parameters": model.trained().numbers(),
-        "inputs": ports(&written.inputs),
-        "outputs": ports(&written.outputs),
+        "inputs": written.map_or_else(Vec::new, |written| ports(&written.inputs)),
+        "outputs": written.map_or_else(Vec::new, |written| ports(&written.outputs)),
     })
 }
 
-fn text(model: &Exportable, output: &Path, written: &Written) -> String {
-    let mut lines = format!(
-        "{}: {}{} after step {}, {} parameters\n",
-        output.display(),
+fn text(model: &Exportable, written: Option<&Written>, transforms: &[PathBuf]) -> String {
+    let exported = format!(
+        "{}{} after step {}",
         model.trained().tower().map(|tower| format!("the {} tower of ", tower.name())).unwrap_or_default(),
         model.trained().kind(),
         figures::count(model.trained().snapshot.step),
-        figures::count(model.trained().numbers()),
     );
-    if let Some(data) = &written.data {
+    let mut lines = String::new();
+    for path in transforms {
+        lines += &format!("{}: the features of {exported}\n", path.display());
+    }
+    let Some(Written { output, data, inputs, outputs, .. }) = written else { return lines };
+    let parameters = figures::count(model.trained().numbers());
+    lines += &format!("{}: {exported}, {parameters} parameters\n", output.display());
+    if let Some(data) = data {
         lines += &format!("{}: its parameters; keep both files together\n", data.display());
     }
     let mut table = Table::default();
-    for (label, ports) in [("input", &written.inputs), ("output", &written.outputs)] {
+    for (label, ports) in [("input", inputs), ("output", outputs)] {
         for Port { name, kind, shape, about } in ports {
             table.row([label, name, &format!("{kind} [{}]", shape.join(", ")), about]);
         }
@@ -188,8 +229,7 @@ fn text(model: &Exportable, output: &Path, written: &Written) -> String {
     lines + &table.render()
 }
 
-fn located(error: ExportError, path: &Path) -> Failure {
-    let error = anyhow::Error::from(error);
+fn located(error: anyhow::Error, path: &Path) -> Failure {
     Failure::Failed(error.context(format!("writing {}", path.display())))
 }
 

@@ -11,6 +11,7 @@
 //! | `cardinality` | all but numeric, else null | ids are below it; the last one means an absent value |
 //! | `maximum` | multi-valued, else null | the number of values that count, from the first |
 //! | `weights` | multi-valued, else null | the column of the values' weights, if any |
+//! | `weights_input` | multi-valued, else null | the input of these weights |
 //! | `normalize`, `missing` | numeric | as in the job file |
 //! | `logarithm`, `shift`, `divisor`, `absent` | numeric | the scaling; a null `divisor` gives 0 for all values |
 //! | `boundaries` | bucketized, crossed | the id is the number of boundaries not above the value |
@@ -25,13 +26,18 @@
 //! A hash bucket is that of `tf.strings.to_hash_bucket_fast`: farmhash's Fingerprint64 modulo the number of buckets.
 //! A cross's bucket is that of `tf.sparse.cross_hashed` with its default key, over the values as text, or over the
 //! numbers of their intervals if there are `boundaries`. A term that is not UTF-8 is written as `{"hex": "..."}`.
+//!
+//! Standard operators of ONNX cannot compute these hashes, so the values' way to ids is exported as source code beside the
+//! model ([`transforms`]).
 
-use std::collections::BTreeMap;
-use std::io::Write;
+pub mod transforms;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Result;
-use millstream_batch::BatchSchema;
+use millstream_batch::{BatchSchema, RaggedFeature};
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_pipeline::transform::{Scaling, Transform};
@@ -43,6 +49,7 @@ use serde_json::{Value, json};
 use crate::access::Requester;
 use crate::scoring::{self, Scored};
 use millstream_job::Job;
+use transforms::{Language, Transforms};
 
 /// The maximum size of all vocabularies in the description; readers of safetensors accept 100 MB.
 const TERM_BYTES: usize = 32 << 20;
@@ -50,7 +57,9 @@ const TERM_BYTES: usize = 32 << 20;
 /// A model that can be exported.
 pub struct Exportable {
     trained: TrainedModel,
-    scales: BTreeMap<String, NumberScale>,
+    job: Job,
+    analysis: Analysis,
+    scalings: BTreeMap<String, Scaling>,
     description: Vec<(String, String)>,
     checkpoint: String,
     left_out: Vec<String>,
@@ -70,8 +79,8 @@ impl Exportable {
             trained = trained.select_tower(tower)?;
         }
         let transform = Transform::resolve(&job.features, &job.label, &job.data.missing, &analysis)?;
-        let scalings: BTreeMap<&str, Scaling> = transform.scalings().collect();
-        let (features, left_out) = features(&job, &analysis, &trained, &scalings);
+        let scalings = transform.scalings().map(|(name, scaling)| (name.to_owned(), scaling)).collect();
+        let (features, left_out) = features(&job, &analysis, &trained, &scalings, TERM_BYTES);
         let mut description = vec![
             ("job".to_owned(), job.name.clone()),
             ("features".to_owned(), Value::from(features).to_string()),
@@ -79,11 +88,8 @@ impl Exportable {
         ];
         let classes = &job.label.first.classes;
         description.extend((!classes.is_empty()).then(|| ("classes".to_owned(), json!(classes).to_string())));
-        let scales = scalings.iter().map(|(name, scaling)| {
-            let Scaling { logarithm, shift, divisor, absent } = *scaling;
-            ((*name).to_owned(), NumberScale { logarithm, shift, divisor, absent })
-        });
-        Ok(Self { scales: scales.collect(), checkpoint: store.path(step), trained, description, left_out })
+        let checkpoint = store.path(step);
+        Ok(Self { trained, job, analysis, scalings, description, checkpoint, left_out })
     }
 
     /// The checkpoint.
@@ -106,7 +112,21 @@ impl Exportable {
     /// # Errors
     /// When a part of it cannot be represented.
     pub fn onnx(&self) -> Result<OnnxModel, ExportError> {
-        OnnxModel::new(&self.trained, &self.scales, &self.description)
+        let scales = self.scalings.iter().map(|(name, scaling)| {
+            let Scaling { logarithm, shift, divisor, absent } = *scaling;
+            (name.clone(), NumberScale { logarithm, shift, divisor, absent })
+        });
+        OnnxModel::new(&self.trained, &scales.collect(), &self.description)
+    }
+
+    /// Writes the features that the model reads as source code, which turns rows into the model's inputs.
+    ///
+    /// # Errors
+    /// When writing to `out` fails.
+    pub fn write_transforms(&self, language: Language, out: &mut dyn Write) -> io::Result<()> {
+        let Self { trained, job, analysis, scalings, .. } = self;
+        let transforms = Transforms { trained, job, analysis, scalings };
+        transforms.write(language, out)
     }
 
     /// Writes the parameters as safetensors.
@@ -118,15 +138,17 @@ impl Exportable {
     }
 }
 
-/// The descriptions of the features that the model reads, and the names of features whose terms are too large.
+/// The descriptions of the features that the model reads, with at most `room` bytes of terms, and the names of features
+/// whose terms are too large.
 fn features(
     job: &Job,
     analysis: &Analysis,
     trained: &TrainedModel,
-    scalings: &BTreeMap<&str, Scaling>,
+    scalings: &BTreeMap<String, Scaling>,
+    mut room: usize,
 ) -> (Vec<Value>, Vec<String>) {
     let schema = &trained.snapshot.schema;
-    let mut room = TERM_BYTES;
+    let weights_inputs = weights_inputs(trained);
     let (mut described, mut left_out) = (Vec::new(), Vec::new());
     let read = job.features.iter().filter(|spec| trained.reads_feature(&spec.name));
     for FeatureSpec { name, columns, kind, maximum, weights } in read {
@@ -138,7 +160,7 @@ fn features(
                 }
                 ("vocabulary", vec![("oov_buckets", json!(oov_buckets)), ("terms", json!(terms))])
             }
-            kind => describe_kind(kind, scalings.get(name.as_str())),
+            kind => describe_kind(kind, scalings.get(name)),
         };
         let of_all = [
             ("name", json!(name)),
@@ -147,12 +169,32 @@ fn features(
             ("cardinality", json!(cardinality(schema, name))),
             ("maximum", json!(maximum)),
             ("weights", json!(weights)),
+            ("weights_input", json!(weights_inputs.get(name))),
         ];
         let entries = of_all.into_iter().chain(of_kind);
         let entries = entries.map(|(key, value)| (key.to_owned(), value));
         described.push(Value::Object(entries.collect()));
     }
     (described, left_out)
+}
+
+/// The inputs of the weights of features that the model reads: they have further names if these are taken by features.
+fn weights_inputs(trained: &TrainedModel) -> BTreeMap<String, String> {
+    let schema = &trained.snapshot.schema;
+    let is_read = |name: &str| trained.reads_feature(name);
+    let dense = schema.dense.iter().map(|name| BatchSchema::feature_of(name));
+    let single = schema.ids.iter().map(|ids| ids.name.as_str());
+    let several = schema.ragged.iter().map(|ids| ids.name.as_str());
+    let read = dense.chain(single).chain(several).filter(|name| is_read(name));
+    let mut taken: BTreeSet<String> = read.map(str::to_owned).collect();
+    let weighted = schema.ragged.iter().filter(|ids| ids.weighted && is_read(&ids.name));
+    let input = |ids: &RaggedFeature| {
+        let plain = format!("{}_weights", ids.name);
+        let numbered = (2..).map(|number: u64| format!("{plain}_{number}"));
+        let input = std::iter::once(plain.clone()).chain(numbered).find(|name| taken.insert(name.clone()))?;
+        Some((ids.name.clone(), input))
+    };
+    weighted.filter_map(input).collect()
 }
 
 /// The name of a feature's kind, as in the job file.
@@ -198,13 +240,7 @@ pub fn cardinality(schema: &BatchSchema, feature: &str) -> Option<u32> {
 
 /// A vocabulary's terms in order, if they fit in `room` bytes; reduces `room` by their size.
 fn describe_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut usize) -> Option<Value> {
-    let terms: Vec<&[u8]> = match terms {
-        Terms::Given(terms) => terms.iter().map(String::as_bytes).collect(),
-        Terms::Learned { .. } => {
-            let learned = analysis.vocabularies.get(feature)?;
-            learned.terms.iter().map(|term| term.bytes.as_slice()).collect()
-        }
-    };
+    let terms = terms_of(terms, analysis, feature)?;
     *room = room.checked_sub(terms.iter().map(|term| term.len()).sum())?;
     let describe = |term: &&[u8]| match str::from_utf8(term) {
         Ok(text) => json!(text),
@@ -214,4 +250,15 @@ fn describe_terms(terms: &Terms, analysis: &Analysis, feature: &str, room: &mut 
         }
     };
     Some(terms.iter().map(describe).collect())
+}
+
+/// A vocabulary's terms in the order of their ids.
+fn terms_of<'a>(terms: &'a Terms, analysis: &'a Analysis, feature: &str) -> Option<Vec<&'a [u8]>> {
+    Some(match terms {
+        Terms::Given(terms) => terms.iter().map(String::as_bytes).collect(),
+        Terms::Learned { .. } => {
+            let learned = analysis.vocabularies.get(feature)?;
+            learned.terms.iter().map(|term| term.bytes.as_slice()).collect()
+        }
+    })
 }
