@@ -27,6 +27,8 @@ TRAIN_ROWS, ROWS = 2048, 6000
 TOLERANCE = 1e-6
 MISSING = ["?", " n/a ", "-1", "0.1", "NaN", "true"]
 COLOURS = ["red", "", "007", "ünï", "it's \"quoted\" ??/ \\\\ \n", "4.5", "😀"]
+# Not UTF-8, and longer than a literal of C may be.
+BLOBS = [b"\xff\x00?\xfe", b"\xc3", bytes(range(256)) * 20]
 BOUNDARIES = [-1000.5, 0.1, 0.3, 18, 1e10]
 UTC = datetime.timezone.utc
 
@@ -49,6 +51,7 @@ COLUMNS = {
     "spelled": pa.string(),
     # Without extremes, before which nothing else would change a score.
     "calm": pa.float32(),
+    "flat": pa.float64(),
     "needed": pa.float64(),
     # Two files store it as integers and as floats, so its type is unknown.
     "mixed": pa.int64(),
@@ -61,6 +64,7 @@ FEATURES = f"""
 calm = {{ kind = "numeric", missing = 0.5 }}
 calm_score = {{ kind = "numeric", column = "calm", normalize = "zscore", missing = "mean" }}
 calm_range = {{ kind = "numeric", column = "calm", normalize = "minmax", missing = 0 }}
+flat = {{ kind = "numeric", normalize = "zscore", missing = 3 }}
 small = {{ kind = "numeric", normalize = "log1p", missing = 0.5 }}
 real = {{ kind = "numeric", normalize = "log1p_zscore", missing = "mean" }}
 count_log = {{ kind = "numeric", column = "count", normalize = "log1p", missing = -3 }}
@@ -178,6 +182,8 @@ def value_of(name: str, draw: random.Random):
     """A value that suits a column, of the types of JSON; None for an absent one."""
     if draw.random() < 0.08:
         return None
+    if name == "flat":
+        return 3.5
     if name == "image":
         return draw.gauss(0, 1)
     kind = LISTS.get(name, COLUMNS[name])
@@ -267,7 +273,7 @@ def stored(row: dict, name: str):
     if value is None:
         return None
     if name == "blob":
-        return value.encode()
+        return value if isinstance(value, bytes) else value.encode()
     if name == "day":
         return datetime.date.fromisoformat(value)
     if name in ("moment", "second"):
@@ -296,12 +302,164 @@ def write_lines(path: pathlib.Path, rows: list) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+# Where the names of features and columns are no identifiers, or are taken.
+NAMED = {"größe in cm": "gr_e_in_cm", "größe-in-cm": "gr_e_in_cm_2", "int": "n_int"}
+WEIGHTS = {"marks": "marks_weights_2", "marks_weights": "marks_weights_weights"}
+# Columns of multi-valued features: a cross makes one of a column with one value per row.
+LISTED = {*LISTS, "colour"}
+C_FLAGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
+# Reads rows of tagged values from standard input, and prints the inputs of each, or its error.
+PROGRAM = """
+#include <inttypes.h>
+#include "features.h"
+#include "item.h"
+
+static every_kind_value read_value(char **room) {
+    char kind = 0;
+    uint64_t bits = 0;
+    double real;
+    char *text;
+    if (scanf(" %c", &kind) != 1) exit(3);
+    if (kind == 'x') return every_kind_absent();
+    if (scanf("%" SCNx64, &bits) != 1) exit(3);
+    if (kind == 'b') return every_kind_boolean(bits == 1);
+    if (kind == 'i') return every_kind_integer((int64_t)bits);
+    if (kind == 'n') return every_kind_natural(bits);
+    if (kind == 'r') {
+        memcpy(&real, &bits, sizeof real);
+        return every_kind_real(real);
+    }
+    /* Of this size, so that reading beyond the end is noticed. */
+    text = (char *)malloc(bits);
+    *room = text;
+    for (uint64_t at = 0; at < bits; at++) {
+        unsigned byte = 0;
+        if (scanf("%2x", &byte) != 1) exit(3);
+        text[at] = (char)byte;
+    }
+    return every_kind_text(text, (size_t)bits);
+}
+
+static void print_number(double number) {
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    printf("%016" PRIx64 " ", bits);
+}
+
+int main(void) {
+    size_t rows = 0;
+    if (scanf("%zu", &rows) != 1) return 3;
+    while (rows-- > 0) {
+        every_kind_row row;
+        every_kind_inputs inputs;
+        every_kind_error error;
+        char *texts[COLUMNS][LONGEST] = {{0}};
+        every_kind_value values[COLUMNS][LONGEST];
+        size_t counts[COLUMNS];
+        int64_t ids[FEATURES][LARGEST];
+        float weights[FEATURES][LARGEST];
+        memset(&row, 0, sizeof row);
+        memset(&inputs, 0, sizeof inputs);
+        for (size_t column = 0; column < COLUMNS; column++) {
+            if (scanf("%zu", &counts[column]) != 1) return 3;
+            for (size_t at = 0; at < counts[column]; at++) values[column][at] = read_value(&texts[column][at]);
+        }
+SET
+        if (every_kind_transform(&row, &inputs, &error)) {
+PRINT
+        } else {
+            for (const char *at = error.message; *at != 0; at++) putchar(*at == '\\n' ? ' ' : *at);
+        }
+        putchar('\\n');
+        for (size_t column = 0; column < COLUMNS; column++) {
+            for (size_t at = 0; at < LONGEST; at++) free(texts[column][at]);
+        }
+    }
+    return 0;
+}
+"""
+LONGEST, LARGEST = 16, 100
+
+
+def program() -> str:
+    """The program, with the columns and features of the job."""
+    setting, printing = [], []
+    for place, name in enumerate(COLUMNS):
+        member = f"row.{NAMED.get(name, name)}"
+        if name in LISTED:
+            setting += [f"{member}.values = values[{place}];", f"{member}.count = counts[{place}];"]
+        else:
+            setting.append(f"{member} = values[{place}][0];")
+    for place, line in enumerate(FEATURES.strip().splitlines()):
+        name = NAMED.get(NAMES[place], NAMES[place])
+        if "multi = true" in line:
+            setting.append(f"inputs.{name} = ids[{place}];")
+            loop = f"for (size_t at = 0; at < inputs.{name}_count; at++)"
+            printing.append(f'printf("%zu ", inputs.{name}_count);')
+            printing.append(f'{loop} printf("%" PRId64 " ", inputs.{name}[at]);')
+            if name in WEIGHTS:
+                setting.append(f"inputs.{WEIGHTS[name]} = weights[{place}];")
+                printing.append(f"{loop} print_number((double)inputs.{WEIGHTS[name]}[at]);")
+        elif '"numeric"' in line:
+            printing.append(f"print_number(inputs.{name});")
+        elif '"vector"' in line:
+            printing.append(f"for (size_t at = 0; at < EVERY_KIND_SIZE_OF_{name}; at++) print_number(inputs.{name}[at]);")
+        else:
+            printing.append(f'printf("%" PRId64 " ", inputs.{name});')
+    text = PROGRAM.replace("SET", "\n".join(setting)).replace("PRINT", "\n".join(printing))
+    for name, number in [("LONGEST", LONGEST), ("LARGEST", LARGEST), ("FEATURES", len(NAMES)), ("COLUMNS", len(COLUMNS))]:
+        text = text.replace(f"[{name}]", f"[{number}]").replace(f"< {name}", f"< {number}")
+    return text
+
+
+def bits_of(number: float) -> str:
+    return struct.pack(">d", number).hex()
+
+
+def tagged(value) -> str:
+    """A value as the program reads it."""
+    if value is None:
+        return "x"
+    if isinstance(value, bool):
+        return f"b {value:x}"
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return f"{'i' if value < 2**63 else 'n'} {value % 2**64:x}"
+    if isinstance(value, (int, float)):
+        return f"r {bits_of(float(value))}"
+    text = value if isinstance(value, bytes) else value.encode()
+    return f"t {len(text):x} {text.hex()}"
+
+
+def tagged_row(row: dict) -> str:
+    fields = []
+    for name in COLUMNS:
+        value = row.get(name)
+        is_missing = value is None or (name in LISTED and isinstance(value, str) and value in MISSING)
+        values = value if isinstance(value, list) else ([] if is_missing else [value])
+        if name not in LISTED and not values:
+            values = [None]
+        fields.append(" ".join([str(len(values)), *map(tagged, values)]))
+    return " ".join(fields)
+
+
+def is_for_c(row: dict) -> bool:
+    """Whether the values of a row can be passed to the program as they are in Python."""
+    for name in COLUMNS:
+        value = row.get(name)
+        # One value per row has no list in C, and text that means "missing" is absent in all lists.
+        if isinstance(value, list) and (name not in LISTED and value or any(isinstance(of, str) and of in MISSING for of in value)):
+            return False
+    return True
+
+
 class Transforms(WithoutDaemon):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         draw = random.Random(1)
         rows = [row_of(draw) for _ in range(TRAIN_ROWS)]
+        for row in rows[::10]:
+            row["blob"] = draw.choice(BLOBS)
         for part, mixed in enumerate([pa.int64(), pa.float64()]):
             label = pa.array([draw.randrange(2) for _ in rows[part::2]])
             file = cls.scratch / f"train-{part}.parquet"
@@ -309,7 +467,7 @@ class Transforms(WithoutDaemon):
         (cls.scratch / "job.toml").write_text(JOB)
         cls.checkpoint = millstream("train", cls.scratch / "job.toml")["checkpoint"]
         outputs = ["--output", cls.scratch / "model.onnx"]
-        for name in ["features.py"]:
+        for name in ["features.py", "features.h"]:
             outputs += ["--transforms", cls.scratch / name]
         cls.report = millstream("export", cls.checkpoint, *outputs)
         cls.module = load(cls.scratch / "features.py", "features")
@@ -364,8 +522,89 @@ class Transforms(WithoutDaemon):
         self.assertGreater(len(rows) - len(scores), ROWS // 2)
         self.compare(rows, scores)
 
+    def test_the_header_computes_what_the_module_does(self):
+        self.export_tower("item.h")
+        draw = random.Random(6)
+        rows = [row_of(draw) for _ in range(1000)] + [spoiled(row_of(draw), draw) for _ in range(4000)]
+        rows = [row for row in rows if is_for_c(row)]
+        for row in rows[::10]:
+            row["blob"] = draw.choice([*BLOBS, draw.randbytes(draw.randrange(300))])
+        for row in rows[::7]:
+            row["small"], row["real"] = draw.choice([(math.nan, 1.5), (0.25, math.nan), (math.inf, 1.5), (0.25, -math.inf)])
+        self.assertGreater(len(rows), 3000)
+        refused = 0
+        for line, row in zip(self.of_c(rows), rows, strict=True):
+            try:
+                inputs = self.module.transform_to_lists([row])
+            except self.module.FeatureError as error:
+                refused += 1
+                self.assertIn(f"column `{error.column}`", line, row)
+                continue
+            self.assertEqual(line.split(), self.printed(inputs), row)
+        self.assertGreater(refused, 200)
+
+    def printed(self, inputs: dict) -> list:
+        """The inputs of one row, as the program prints them."""
+        fields = []
+        for name, line in zip(NAMES, FEATURES.strip().splitlines()):
+            (values,) = inputs[name]
+            if '"numeric"' in line or '"vector"' in line:
+                fields += [bits_of(number) if number == number else bits_of(math.nan) for number in values]
+                continue
+            fields += [str(len(values))] if "multi = true" in line else []
+            fields += map(str, values)
+            if "weights = " in line:
+                input = {feature["name"]: feature["weights_input"] for feature in self.described()}[name]
+                fields += map(bits_of, inputs[input][0])
+        return fields
+
     def described(self) -> list:
         return json.loads(self.session.get_modelmeta().custom_metadata_map["millstream.features"])
+
+    def of_c(self, rows: list) -> list:
+        """What the program prints for each row."""
+        (self.scratch / "program.c").write_text(program())
+        sanitized = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+        self.compile("gcc", "-std=c99", *sanitized, "program.c", "-o", "program", "-lm")
+        lines = "\n".join([str(len(rows)), *map(tagged_row, rows)])
+        done = subprocess.run([self.scratch / "program"], input=lines.encode(), capture_output=True)
+        self.assertEqual(done.returncode, 0, done.stderr.decode())
+        return done.stdout.decode(errors="replace").removesuffix("\n").split("\n")
+
+    def compile(self, compiler: str, *arguments: str) -> None:
+        """Fails if the compiler is missing or warns."""
+        done = subprocess.run([compiler, *C_FLAGS, *arguments], cwd=self.scratch, capture_output=True, text=True)
+        self.assertTrue(done.returncode == 0 and not done.stderr, done.stderr)
+
+    def export_tower(self, *names: str) -> None:
+        """Exports the features of a tower, without its model."""
+        job = JOB.split("[model]")[0].replace("every-kind", "two.towers")
+        job += """[model]
+kind = "two_tower"
+query.features = ["small", "colour_hash"]
+item.features = ["tags", "day_hash"]
+dim = 4
+item_id = "day_hash"
+[checkpoint]
+directory = "towers"
+"""
+        (self.scratch / "towers.toml").write_text(job)
+        checkpoint = millstream("train", self.scratch / "towers.toml")["checkpoint"]
+        transforms = [argument for name in names for argument in ["--transforms", self.scratch / name]]
+        report = millstream("export", checkpoint, "--part", "item", *transforms)
+        self.assertEqual((report["output"], report["part"]), (None, "item"))
+
+    def test_the_header_compiles_without_warnings(self):
+        self.export_tower("item.h", "item.py")
+        (self.scratch / "plain.c").write_text('#include "item.h"\nint main(void) { return 0; }\n')
+        (self.scratch / "program.c").write_text(program())
+        for file in ["plain.c", "program.c"]:
+            for optimised in ["-O0", "-O2"]:
+                self.compile("gcc", "-std=c99", optimised, file, "-o", "compiled", "-lm")
+                self.compile("g++", "-std=c++17", optimised, "-x", "c++", file, "-o", "compiled", "-lm")
+        item = load(self.scratch / "item.py", "item")
+        self.assertEqual(item.COLUMNS, ["day", "tags"])
+        self.assertEqual(set(item.transform([{"day": "2026-11-21"}])), {"day_hash", "tags"})
 
     def test_fingerprints_equal_those_of_tensorflow(self):
         golden = json.loads((ROOT / "pipeline" / "tests" / "golden" / "fingerprint64.json").read_text())["single"]
@@ -378,6 +617,9 @@ class Transforms(WithoutDaemon):
         rows = [row_of(draw) for _ in range(ROWS)]
         for row in rows:
             row.pop("mixed", None)
+            row["blob"] = draw.choice([*BLOBS, draw.randbytes(draw.randrange(300)), None, b"?"])
+            # Means "missing".
+            row["small"] = draw.choice([row.get("small"), math.nan])
         parquet = table(rows, pa.int64()).append_column("row", pa.array(range(ROWS)))
         pq.write_table(parquet, self.scratch / "rows.parquet")
         rows = [{name: stored(row, name) for name in COLUMNS} for row in rows]
@@ -437,7 +679,7 @@ class Transforms(WithoutDaemon):
         before = set(self.scratch.rglob("*"))
         for arguments, status, says in [
             ([], 2, "--output"),
-            (["--transforms", self.scratch / "a.rs"], 2, "a.rs: unknown extension; features are exported as .py"),
+            (["--transforms", self.scratch / "a.rs"], 2, "a.rs: unknown extension; features are exported as .py or .h"),
             (["--transforms", self.scratch / "a.py", "--external-data"], 2, "--output"),
             (["--transforms", self.scratch / "no" / "a.py"], 1, "no/a.py: No such file"),
             (["--transforms", self.scratch / "a.py", "--output", self.scratch / "no" / "a.onnx"], 1, "no/a.onnx: No such file"),

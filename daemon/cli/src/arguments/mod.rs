@@ -421,8 +421,8 @@ writes, and `logit`, both float [rows]. A two-tower model has no `logit`; one to
 
 --transforms writes the model's features as source code: from rows of data to these inputs. The code
 contains all vocabularies, boundaries and statistics, and computes ids and numbers exactly as predict
-does from JSON lines; a value that predict refuses is an error. FILE.py is a module of Python 3.9 that
-needs only the standard library.
+does from JSON lines; a value that predict refuses is an error. FILE.py is a module of Python 3.9 and
+needs only the standard library; FILE.h is a header of C99 and C++, and needs only libc and libm.
   import onnxruntime, features
   session = onnxruntime.InferenceSession(\"census.onnx\")
   session.run([\"score\"], features.transform([{\"age\": 31, \"workclass\": \"Private\"}]))
@@ -436,7 +436,7 @@ same metadata.
 
 Examples:
   millstream export census-2f9c --output census.onnx
-  millstream export census-2f9c --output census.onnx --transforms features.py
+  millstream export census-2f9c --output census.onnx --transforms features.py --transforms features.h
   millstream export checkpoints/census-2f9c/step-0000000500 --output census.safetensors
   millstream export films-81d0 --part item --output items.onnx
   millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
@@ -450,7 +450,8 @@ pub(crate) struct Export {
     /// Format to write [default: by the output's extension]
     #[arg(long, value_enum, requires = "output")]
     pub(crate) format: Option<ModelFormat>,
-    /// Also write code that turns rows of data into the inputs of the ONNX file: FILE.py, in Python
+    /// Also write code that turns rows of data into the inputs of the ONNX file: FILE.py in Python, FILE.h in C;
+    /// repeatable
     #[arg(long, value_name = "FILE")]
     pub(crate) transforms: Vec<PathBuf>,
     /// Use the job's best checkpoint (`checkpoint.keep_best`) instead of its newest

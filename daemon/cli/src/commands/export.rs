@@ -168,7 +168,7 @@ fn by_name(output: &Path) -> Result<ModelFormat, Failure> {
 fn language(path: &Path) -> Result<Language, Failure> {
     Language::of(path).ok_or_else(|| {
         let path = path.display();
-        Failure::Usage(format!("{path}: unknown extension; features are exported as .py"))
+        Failure::Usage(format!("{path}: unknown extension; features are exported as .py or .h"))
     })
 }
 

@@ -150,7 +150,7 @@ def _parse_number(text: str) -> Optional[float]:
 def _to_float32(number: float) -> float:
     """The nearest number that 32 bits hold."""
     try:
-        return struct.unpack("<f", struct.pack("<f", number))[0]
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return math.copysign(math.inf, number)
 

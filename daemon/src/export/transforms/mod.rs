@@ -6,6 +6,8 @@
 //! `tests/interop/test_transforms.py` compares them. A template is complete source code, so that it can be read and
 //! checked as such.
 
+mod c;
+mod names;
 mod python;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +25,8 @@ use millstream_trainer::export::TrainedModel;
 pub enum Language {
     /// A module of Python.
     Python,
+    /// A header of C, which is also one of C++.
+    C,
 }
 
 impl Language {
@@ -30,6 +34,7 @@ impl Language {
     pub fn of(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()? {
             "py" => Some(Self::Python),
+            "h" => Some(Self::C),
             _ => None,
         }
     }
@@ -48,6 +53,7 @@ impl Transforms<'_> {
     pub(super) fn write(&self, language: Language, out: &mut dyn Write) -> io::Result<()> {
         match language {
             Language::Python => python::write(self, out),
+            Language::C => c::write(self, out),
         }
     }
 
