@@ -114,7 +114,7 @@ impl Source {
 impl Continuation {
     /// The decision that is recorded in the run in `directory`, if there is one. The owner of the run can change the record, so
     /// `requester` must be allowed to read the checkpoint. A checkpoint that no longer exists is not an error here: the run can
-    /// resume from one of its own.
+    /// resume from its own checkpoint.
     pub(crate) fn recorded(directory: &Path, requester: &Requester) -> Result<Option<Self>> {
         let Some(text) = runs::get_text(directory, runs::CONTINUATION)? else { return Ok(None) };
         let here = || directory.join(runs::CONTINUATION).display().to_string();

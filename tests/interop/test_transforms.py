@@ -2,7 +2,7 @@
 
 Rows are JSON lines, valid ones and ones with a value of any kind in any column. The exported code must accept the rows
 that `predict` accepts, and refuse the others. Scores of onnxruntime with its inputs must equal those of `predict`; each
-id has an embedding of its own, so that another id is another score.
+id has a separate embedding, so that a different id changes the score.
 """
 
 import datetime

@@ -96,7 +96,7 @@ impl Table {
     }
 }
 
-/// `text` in lines of at most `width` characters, broken at spaces. A longer word has a line of its own.
+/// `text` in lines of at most `width` characters, broken at spaces. A longer word is a separate line.
 pub(crate) fn folded(text: &str, width: usize) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;

@@ -206,7 +206,7 @@ fn assert_follows_the_reference(job: &Job, spec: &DataSpec, train: &Synthetic, e
         for part in &batch.parts {
             let mut place = |row: &Row| places.get_mut(row).and_then(Vec::pop).expect("a row of this batch");
             let order: Vec<(&Row, usize)> = part.iter().map(|row| (row, place(row))).collect();
-            // The copies of a row cannot be told apart.
+            // The copies of a row are indistinguishable.
             let order = order.into_iter().filter(|(row, _)| !repeated.contains(row)).map(|(_, place)| place);
             assert!(order.is_sorted(), "{part:?}");
         }

@@ -154,35 +154,30 @@ impl Metric {
 
     /// Whether its value alone shows which of two evaluations is better.
     pub fn compares(self) -> bool {
-        self != Self::Coverage
+        !matches!(self.best(), Best::AtQuantile)
     }
 
     /// By how much `value` is better than `than`; negative if it is worse, and 0 for a metric that does not compare.
     pub fn gain(self, value: f64, than: f64) -> f64 {
-        match self {
-            Self::Auc
-            | Self::PrAuc
-            | Self::GroupAuc
-            | Self::Ndcg
-            | Self::Mrr
-            | Self::Recall
-            | Self::R2
-            | Self::Accuracy
-            | Self::Top5Accuracy => value - than,
-            Self::LogLoss
-            | Self::NormalizedEntropy
-            | Self::HuberLoss
-            | Self::PinballLoss
-            | Self::PoissonDeviance
-            | Self::Rmse
-            | Self::Mae => than - value,
-            Self::Coverage => 0.0,
-            Self::Calibration => (than - 1.0).abs() - (value - 1.0).abs(),
+        match self.best() {
+            Best::High => value - than,
+            Best::Low => than - value,
+            Best::NearOne => (than - 1.0).abs() - (value - 1.0).abs(),
+            Best::AtQuantile => 0.0,
         }
     }
 
     /// The verb for an improvement, after "has not".
     pub(crate) fn improvement_verb(self) -> &'static str {
+        match self.best() {
+            Best::High => "risen",
+            Best::Low => "fallen",
+            Best::NearOne => "come closer to 1",
+            Best::AtQuantile => "come closer to the quantile",
+        }
+    }
+
+    fn best(self) -> Best {
         match self {
             Self::Auc
             | Self::PrAuc
@@ -192,18 +187,27 @@ impl Metric {
             | Self::Recall
             | Self::R2
             | Self::Accuracy
-            | Self::Top5Accuracy => "risen",
+            | Self::Top5Accuracy => Best::High,
             Self::LogLoss
             | Self::NormalizedEntropy
             | Self::HuberLoss
             | Self::PinballLoss
             | Self::PoissonDeviance
             | Self::Rmse
-            | Self::Mae => "fallen",
-            Self::Coverage => "come closer to the quantile",
-            Self::Calibration => "come closer to 1",
+            | Self::Mae => Best::Low,
+            Self::Calibration => Best::NearOne,
+            Self::Coverage => Best::AtQuantile,
         }
     }
+}
+
+/// Which values of a metric are best.
+enum Best {
+    High,
+    Low,
+    NearOne,
+    /// At the quantile of training, which the metric does not know.
+    AtQuantile,
 }
 
 #[cfg(test)]
