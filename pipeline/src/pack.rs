@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use millstream_batch::BatchMut;
 use millstream_batch::batch::Sections;
-use millstream_batch::cache_lines::prefetch;
+use millstream_batch::cache_lines::{prefetch, prefetch_line};
 
 use crate::chunk::{Chunk, RaggedColumn};
 
@@ -43,15 +43,16 @@ impl Packer {
         assert!(at + rows.len() <= capacity, "more rows than the slot holds");
         let mut sections = batch.sections();
         self.tile.resize(BLOCK * ids, 0);
-        scalars(&mut sections, capacity, at, chunks, rows);
         let mut following = rows.chunks(BLOCK).skip(1);
         for (block, rows) in rows.chunks(BLOCK).enumerate() {
             for &RowRef { chunk, row } in following.next().into_iter().flatten() {
                 let (chunk, row) = (&chunks[chunk as usize], row as usize);
                 prefetch(&chunk.dense[row * dense..][..dense]);
                 prefetch(&chunk.ids[row * ids..][..ids]);
+                chunk.labels.iter().chain(&chunk.weights).for_each(|values| prefetch_line(&values[row]));
             }
             let at = at + block * BLOCK;
+            scalars(&mut sections, capacity, at, chunks, rows);
             if dense > 0 {
                 let out = sections.dense[at * dense..].chunks_exact_mut(dense);
                 for (out, &RowRef { chunk, row }) in out.zip(rows) {
@@ -104,7 +105,7 @@ impl Packer {
     }
 }
 
-/// Packs labels and row weights.
+/// Packs the labels and row weights of one block.
 fn scalars(sections: &mut Sections<'_>, capacity: usize, at: usize, chunks: &[Arc<Chunk>], rows: &[RowRef]) {
     for (label, out) in sections.labels.chunks_exact_mut(capacity).enumerate() {
         for (out, &RowRef { chunk, row }) in out[at..].iter_mut().zip(rows) {

@@ -2,7 +2,7 @@
 
 use arrow_array::Array;
 
-use super::column::{Missing, Number, fill_nulls, floats, numbers, round_to_column_type, zeroed};
+use super::column::{Missing, Number, fill_nulls, floats, numbers, resized, round_to_column_type};
 use super::{INVALID, simd};
 
 /// Up to this many boundaries, comparing with all of them is faster than a binary search.
@@ -37,7 +37,7 @@ impl Bucketized {
         if held.len() <= MAX_LINEAR_SCAN
             && let Some(values) = floats(leaf, missing)
         {
-            let mut codes = zeroed(spare, values.len());
+            let mut codes = resized(spare, values.len());
             simd::run(
                 #[inline(always)]
                 || count_below(&held, &values, &mut codes),

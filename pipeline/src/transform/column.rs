@@ -222,9 +222,8 @@ pub(crate) fn floats<'a>(leaf: &'a dyn Array, missing: &Missing) -> Option<Cow<'
     }
 }
 
-/// `length` zeros, in the reused buffer `spare`.
-pub(crate) fn zeroed<T: Copy + Default>(mut spare: Vec<T>, length: usize) -> Vec<T> {
-    spare.clear();
+/// `length` unspecified values, in the reused buffer `spare`.
+pub(crate) fn resized<T: Copy + Default>(mut spare: Vec<T>, length: usize) -> Vec<T> {
     spare.resize(length, T::default());
     spare
 }

@@ -4,7 +4,7 @@
 use arrow_array::Array;
 use millstream_format::integers::integers;
 
-use super::column::{Missing, Number, fill_nulls, numbers, zeroed};
+use super::column::{Missing, Number, fill_nulls, numbers, resized};
 use super::{INVALID, simd};
 use crate::spec::OutOfRange;
 
@@ -40,7 +40,7 @@ impl Identity {
         if !missing.has_numbers()
             && let Some(values) = integers(leaf)
         {
-            let mut codes = zeroed(spare, values.len());
+            let mut codes = resized(spare, values.len());
             simd::run(
                 #[inline(always)]
                 || {

@@ -7,7 +7,7 @@
 //!
 //! Blocks of integers of up to 15 digits take this path; a block with a longer one falls back to text.
 
-use super::column::zeroed;
+use super::column::resized;
 use super::decimal::Decimal;
 use super::simd;
 use crate::fingerprint::{Modulus, fingerprint_of_words, fingerprint64};
@@ -29,7 +29,7 @@ const ZEROS: u64 = 0x3030_3030_3030_3030;
 
 /// Each value's fingerprint, reduced. Reuses the buffer `spare`.
 pub(crate) fn ids(values: &[i64], modulus: Modulus, spare: Vec<u32>) -> Vec<u32> {
-    let mut ids = zeroed(spare, values.len());
+    let mut ids = resized(spare, values.len());
     simd::run(
         #[inline(always)]
         || each(values, &mut ids, |fingerprint| modulus.reduce_in_halves(fingerprint)),

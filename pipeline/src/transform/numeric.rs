@@ -3,7 +3,7 @@
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 
-use super::column::{Missing, Number, fill_nulls, floats, zeroed};
+use super::column::{Missing, Number, fill_nulls, floats, resized};
 use super::logarithm::signed_log1p;
 use super::memo::Memo;
 use super::simd;
@@ -99,7 +99,7 @@ impl Scaling {
     fn values_of(&self, leaf: &dyn Array, missing: &Missing, spare: Vec<f32>) -> Option<Vec<f32>> {
         let absent = if leaf.null_count() > 0 { self.absent? } else { 0.0 };
         let numbers = floats(leaf, missing)?;
-        let mut values = zeroed(spare, numbers.len());
+        let mut values = resized(spare, numbers.len());
         let finite = simd::run(
             #[inline(always)]
             || self.apply_to(&numbers, &mut values),

@@ -7,7 +7,7 @@
 
 use arrow_array::OffsetSizeTrait;
 
-use super::column::zeroed;
+use super::column::resized;
 use super::simd;
 use crate::fingerprint::{Modulus, fingerprint_of_words, fingerprint64};
 
@@ -32,7 +32,7 @@ pub(crate) fn ids<O: OffsetSizeTrait>(
     modulus: Modulus,
     spare: Vec<u32>,
 ) -> Vec<u32> {
-    let mut ids = zeroed(spare, offsets.len().saturating_sub(1));
+    let mut ids = resized(spare, offsets.len().saturating_sub(1));
     simd::run(
         #[inline(always)]
         || each(offsets, bytes, &mut ids, modulus),

@@ -5,7 +5,8 @@
 //!
 //! Source: the Parquet format's `Compression.md`.
 
-use std::io::Read;
+use std::cell::RefCell;
+use std::io::{Cursor, Read};
 
 use parquet::basic::Compression as Codec;
 use parquet::errors::ParquetError;
@@ -19,16 +20,19 @@ const BROTLI_INPUT_BYTES: usize = 4096;
 /// The header of a block of Hadoop's LZ4: its decompressed and its compressed size.
 const HADOOP_HEADER_BYTES: usize = 8;
 
+thread_local! {
+    /// The decoder of this thread, about 100 KiB. Pages are decompressed whole, so that no state outlives a page.
+    static ZSTD: RefCell<Option<Zstd<'static>>> = const { RefCell::new(None) };
+}
+
 /// Decompresses the pages of a column chunk.
 pub(super) struct Decompressor {
     codec: Codec,
-    /// Reused by all pages of the column chunk.
-    zstd: Option<Zstd<'static>>,
 }
 
 impl Decompressor {
     pub(super) fn new(codec: Codec) -> Self {
-        Self { codec, zstd: None }
+        Self { codec }
     }
 
     /// Whether pages are compressed at all.
@@ -41,7 +45,7 @@ impl Decompressor {
     /// # Errors
     /// The input is damaged, or decompresses to another number of bytes.
     pub(super) fn decompress(
-        &mut self,
+        &self,
         input: &[u8],
         bytes: usize,
         out: &mut Vec<u8>,
@@ -50,12 +54,12 @@ impl Decompressor {
         match self.codec {
             Codec::GZIP(_) => read(Inflate::new(input, Compression::Gzip), bytes, out)?,
             Codec::BROTLI(_) => read(brotli::Decompressor::new(input, BROTLI_INPUT_BYTES), bytes, out)?,
+            Codec::ZSTD(_) => zstd(input, bytes, out)?,
             codec => {
                 out.resize(start + bytes, 0);
                 let into = &mut out[start..];
                 let written = match codec {
                     Codec::SNAPPY => snap::raw::Decoder::new().decompress(input, into).map_err(failed)?,
-                    Codec::ZSTD(_) => self.zstd()?.decompress_to_buffer(input, into).map_err(failed)?,
                     Codec::LZ4_RAW => lz4_flex::block::decompress_into(input, into).map_err(failed)?,
                     Codec::LZ4 => lz4(input, into)?,
                     codec => return Err(ParquetError::NYI(format!("compression {codec} is not supported"))),
@@ -70,13 +74,22 @@ impl Decompressor {
             ))),
         }
     }
+}
 
-    fn zstd(&mut self) -> Result<&mut Zstd<'static>, ParquetError> {
-        match &mut self.zstd {
-            Some(zstd) => Ok(zstd),
-            none => Ok(none.insert(Zstd::new().map_err(failed)?)),
-        }
-    }
+/// Appends at most as many bytes as fit after reserving `bytes`. Memory that is not zeroed first is written once
+/// instead of twice.
+fn zstd(input: &[u8], bytes: usize, out: &mut Vec<u8>) -> Result<(), ParquetError> {
+    out.reserve_exact(bytes);
+    let mut into = Cursor::new(out);
+    into.set_position(into.get_ref().len() as u64);
+    ZSTD.with_borrow_mut(|decoder| {
+        let decoder = match decoder {
+            Some(decoder) => decoder,
+            none => none.insert(Zstd::new().map_err(failed)?),
+        };
+        decoder.decompress_to_buffer(input, &mut into).map_err(failed)?;
+        Ok(())
+    })
 }
 
 /// Appends at most `bytes` bytes of `stream`, which must then end.
@@ -168,7 +181,7 @@ mod tests {
     fn exactly_the_stated_bytes_are_decompressed() {
         let content: Vec<u8> = (0..50_000_u32).flat_map(|number| (number / 3).to_le_bytes()).collect();
         for (codec, input) in compressed(&content) {
-            let mut decompressor = Decompressor::new(codec);
+            let decompressor = Decompressor::new(codec);
             for _ in 0..2 {
                 let mut out = vec![1, 2, 3];
                 decompressor.decompress(&input, content.len(), &mut out).unwrap();

@@ -134,8 +134,8 @@ impl Hybrid {
         // Unpack whole groups from the first one touched to the last, then remove the surplus values.
         let first = out.len();
         let groups = (offset + count).div_ceil(GROUP);
-        out.resize(first + groups * GROUP, 0);
-        unpack_groups(self.width, self.data.get(at..).unwrap_or_default(), &mut out[first..]);
+        out.reserve(groups * GROUP);
+        unpack_groups(self.width, self.data.get(at..).unwrap_or_default(), groups, out);
         if offset > 0 {
             out.copy_within(first + offset..first + offset + count, first);
         }
@@ -147,45 +147,45 @@ fn truncated() -> ParquetError {
     ParquetError::EOF("a run of values is truncated".to_owned())
 }
 
-/// Fills `out`, whole groups, from `input`; bytes missing from `input` read as 0.
-fn unpack_groups(width: usize, input: &[u8], out: &mut [u32]) {
+/// Appends `groups` groups from `input` to `out`; bytes missing from `input` read as 0.
+fn unpack_groups(width: usize, input: &[u8], groups: usize, out: &mut Vec<u32>) {
     macro_rules! by_width {
         ($($width:literal)*) => {
             match width {
-                $($width => unpack_of::<$width>(input, out),)*
+                $($width => unpack_of::<$width>(input, groups, out),)*
                 // Width 0: all values are 0.
-                _ => out.fill(0),
+                _ => out.resize(out.len() + groups * GROUP, 0),
             }
         };
     }
     by_width!(1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32);
 }
 
-fn unpack_of<const WIDTH: usize>(input: &[u8], out: &mut [u32]) {
-    let (groups, _) = out.as_chunks_mut::<GROUP>();
+fn unpack_of<const WIDTH: usize>(input: &[u8], groups: usize, out: &mut Vec<u32>) {
     let mut rest = input;
-    for group in groups {
-        match rest.first_chunk::<WINDOW>() {
-            Some(window) => unpack_group::<WIDTH>(window, group),
+    for _ in 0..groups {
+        let group = match rest.first_chunk::<WINDOW>() {
+            Some(window) => unpack_group::<WIDTH>(window),
             None => {
                 let mut window = [0; WINDOW];
                 window[..rest.len()].copy_from_slice(rest);
-                unpack_group::<WIDTH>(&window, group);
+                unpack_group::<WIDTH>(&window)
             }
-        }
+        };
+        out.extend_from_slice(&group);
         rest = rest.get(WIDTH..).unwrap_or_default();
     }
 }
 
 #[inline(always)]
-fn unpack_group<const WIDTH: usize>(window: &[u8; WINDOW], group: &mut [u32; GROUP]) {
+fn unpack_group<const WIDTH: usize>(window: &[u8; WINDOW]) -> [u32; GROUP] {
     let mask = (u64::MAX >> (64 - WIDTH)) as u32;
-    for (place, value) in group.iter_mut().enumerate() {
+    std::array::from_fn(|place| {
         let bit = place * WIDTH;
         let bytes = window[bit / 8..].first_chunk::<8>();
         let word = bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        *value = (word >> (bit % 8)) as u32 & mask;
-    }
+        (word >> (bit % 8)) as u32 & mask
+    })
 }
 
 #[cfg(test)]
