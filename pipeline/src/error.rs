@@ -128,7 +128,7 @@ impl Error {
     pub(crate) fn of_source(path: &str, error: io::Error) -> Self {
         match error.downcast::<millstream_io::Error>() {
             Ok(error) => error.into(),
-            Err(source) => Self::Io(millstream_io::Error::File { path: path.to_owned(), source }),
+            Err(error) => Self::Io(millstream_io::Error::File { path: path.to_owned(), error }),
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`programs`]: the binaries as a user or a service manager runs them.
 //! * [`shell`]: commands as typed into a shell, and the files they leave behind.
+//! * [`small_disk`]: file systems that become full.
 //! * [`table`]: small data sets, valid or corrupted; [`tfrecord`] writes some of them.
 //! * [`tiny_job`]: a job that takes a few seconds, with its data.
 
@@ -9,6 +10,7 @@
 
 pub mod programs;
 pub mod shell;
+pub mod small_disk;
 pub mod table;
 pub mod tfrecord;
 pub mod tiny_job;

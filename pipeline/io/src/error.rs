@@ -1,4 +1,6 @@
 //! Errors of listing, reading and writing objects. Each names the path or pattern concerned, without the secrets in it.
+//!
+//! An error whose text includes that of its cause has no source, because reports append the sources' texts.
 
 use std::fmt;
 use std::io;
@@ -50,12 +52,12 @@ pub enum Error {
         path: String,
     },
     /// The storage service rejected the request or failed.
-    #[error("{}: {source}", redact(path))]
+    #[error("{}: {error}", redact(path))]
     Storage {
         /// The file or pattern.
         path: String,
         /// The error of the service.
-        source: ServiceError,
+        error: ServiceError,
     },
     /// The storage service did not serve a read before the deadline.
     #[error("{}: failed after {tries} attempts in {seconds} s: {}", redact(path), redact(message))]
@@ -101,12 +103,12 @@ pub enum Error {
     #[error("the frozen listing is damaged")]
     DamagedListing,
     /// A local file or directory could not be read or written.
-    #[error("{}: {source}", redact(path))]
+    #[error("{}: {error}", redact(path))]
     File {
         /// The file or directory.
         path: String,
         /// The error of the operating system.
-        source: io::Error,
+        error: io::Error,
     },
     /// A runtime task panicked: a bug, not bad input.
     #[error("a read ended unexpectedly: {0}")]
@@ -122,13 +124,13 @@ impl Error {
         match source {
             // The runtime was shut down.
             object_store::Error::JoinError { source } if source.is_cancelled() => Self::Cancelled,
-            source => Self::Storage { path: path.to_owned(), source: ServiceError(Arc::new(source)) },
+            source => Self::Storage { path: path.to_owned(), error: ServiceError(Arc::new(source)) },
         }
     }
 
     /// An operating system error that concerns a local file or directory.
-    pub fn file(path: &Path, source: io::Error) -> Self {
-        Self::File { path: path.display().to_string(), source }
+    pub fn file(path: &Path, error: io::Error) -> Self {
+        Self::File { path: path.display().to_string(), error }
     }
 }
 
@@ -139,8 +141,23 @@ pub struct ServiceError(pub(crate) Arc<object_store::Error>);
 
 impl fmt::Display for ServiceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&redact(&self.0.to_string()))
+        let text = self.0.to_string();
+        f.write_str(&redact(&text))?;
+        f.write_str(advice(&text))
     }
+}
+
+/// What to do about an error of a storage service whose text does not say it.
+fn advice(text: &str) -> &'static str {
+    const ADVICE: [(&str, &str); 2] = [
+        (
+            "http://169.254.169.254",
+            "; the environment has no credentials, such as AWS_ACCESS_KEY_ID, so the metadata server of the VM was asked \
+             for them",
+        ),
+        ("Account must be specified", "; set AZURE_STORAGE_ACCOUNT_NAME"),
+    ];
+    ADVICE.iter().find(|(sign, _)| text.contains(sign)).map_or("", |(_, advice)| advice)
 }
 
 impl fmt::Debug for ServiceError {
@@ -153,4 +170,21 @@ impl std::error::Error for ServiceError {}
 
 fn relative_to(base: &Option<PathBuf>) -> String {
     base.as_ref().map(|base| format!(" in {}", base.display())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_errors_appear_once_and_say_what_to_do() {
+        let generic = |text: &str| object_store::Error::Generic { store: "S3", source: text.into() };
+        let error = Error::storage("s3://a/b", generic("PUT http://169.254.169.254/latest/api/token: 403"));
+        let text = error.to_string();
+        assert!(text.starts_with("s3://a/b: ") && text.ends_with("was asked for them"), "{text}");
+        // Reports append the texts of sources.
+        assert!(std::error::Error::source(&error).is_none());
+        let plain = Error::storage("s3://a/b", generic("404 Not Found")).to_string();
+        assert!(plain.ends_with("404 Not Found"), "{plain}");
+    }
 }

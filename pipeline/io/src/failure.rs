@@ -23,7 +23,7 @@ impl Failure {
             Self::Changed => Error::Changed { path },
             // The runtime was shut down.
             Self::Storage(source) if is_cancelled(&source) => Error::Cancelled,
-            Self::Storage(source) => Error::Storage { path, source: ServiceError(source) },
+            Self::Storage(source) => Error::Storage { path, error: ServiceError(source) },
             Self::GaveUp { tries, seconds, message } => Error::GaveUp { path, tries, seconds, message },
         }
     }

@@ -18,6 +18,8 @@ use serde_json::Value;
 const MOMENTS: [&str; 4] =
     ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"];
 const DATES: [&str; 2] = ["%Y-%m-%d", "%Y/%m/%d"];
+/// The layout of numbers with a decimal comma.
+const DECIMAL_COMMA: &str = ",";
 /// Bytes of a value that an error shows.
 const SHOWN_BYTES: usize = 200;
 
@@ -48,7 +50,7 @@ impl Raw<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kind {
     data_type: DataType,
-    /// The layout of dates and timestamps, in the notation of strftime.
+    /// The layout of dates and timestamps, in the notation of strftime, or [`DECIMAL_COMMA`] of numbers.
     pattern: Option<String>,
 }
 
@@ -74,8 +76,15 @@ impl FromStr for Kind {
                 ));
             }
         };
-        if pattern.is_some() && !matches!(data_type, DataType::Date32 | DataType::Timestamp(..)) {
-            return Err(format!("`{name}` has no layout: only date and timestamp have one"));
+        let has_layout = match data_type {
+            DataType::Date32 | DataType::Timestamp(..) => true,
+            DataType::Float32 | DataType::Float64 => pattern.as_deref() == Some(DECIMAL_COMMA),
+            _ => false,
+        };
+        if pattern.is_some() && !has_layout {
+            return Err(format!(
+                "`{text}`: a layout is for date and timestamp, and `number:,` and `float:,` have a decimal comma"
+            ));
         }
         Ok(Self { data_type, pattern })
     }
@@ -90,7 +99,7 @@ impl Kind {
 /// How a column is built.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reading {
-    /// The layout of dates and timestamps.
+    /// The layout of dates and timestamps, or [`DECIMAL_COMMA`].
     pub(crate) pattern: Option<String>,
     /// Separates the elements of a list in a text.
     pub(crate) separator: Option<String>,
@@ -148,9 +157,9 @@ impl Reading {
             DataType::UInt64 => Scalar::Unsigned(
                 text.parse().or_else(|_| unsigned(&text)).map_err(|()| wrong("an integer of at least 0"))?,
             ),
-            DataType::Float64 => Scalar::Number(text.parse().map_err(|_| wrong("a number"))?),
+            DataType::Float64 => Scalar::Number(self.number(&text).map_err(wrong)?),
             // Rounded once, to the nearest f32.
-            DataType::Float32 => Scalar::Number(text.parse::<f32>().map_err(|_| wrong("a number"))?.into()),
+            DataType::Float32 => Scalar::Number(self.number::<f32>(&text).map_err(wrong)?.into()),
             DataType::Boolean => Scalar::Flag(flag(&text).ok_or_else(|| wrong("true or false"))?),
             DataType::Date32 => {
                 let date = self.date(&text).ok_or_else(|| wrong(&self.expected("a date", "2026-11-21")))?;
@@ -164,6 +173,15 @@ impl Reading {
             }
             _ => Scalar::Text(text),
         })
+    }
+
+    /// A number, with a decimal comma if that is the layout. The error is what was expected.
+    fn number<T: FromStr>(&self, text: &str) -> Result<T, &'static str> {
+        if self.pattern.as_deref() == Some(DECIMAL_COMMA) {
+            let plain = with_decimal_point(text).and_then(|text| text.parse().ok());
+            return plain.ok_or("a number with a decimal comma, such as 1.234,5");
+        }
+        text.parse().map_err(|_| "a number")
     }
 
     fn expected(&self, kind: &str, example: &str) -> String {
@@ -235,6 +253,19 @@ fn text_of(raw: Raw<'_>) -> Result<Cow<'_, str>, String> {
         Raw::Json(Value::String(text)) => Ok(Cow::Borrowed(text)),
         Raw::Json(value) => Ok(Cow::Owned(value.to_string())),
     }
+}
+
+/// `1.234,5` as `1234.5`: points separate groups of three digits. `None` for other points, which would change the value.
+pub fn with_decimal_point(text: &str) -> Option<String> {
+    let (whole, fraction) = text.split_once(',').map_or((text, None), |(whole, rest)| (whole, Some(rest)));
+    let mut groups = whole.split('.').skip(1);
+    let are_thousands =
+        groups.all(|group| group.len() == 3 && group.bytes().all(|byte| byte.is_ascii_digit()));
+    if !are_thousands || fraction.is_some_and(|fraction| fraction.contains('.')) {
+        return None;
+    }
+    let whole = whole.replace('.', "");
+    Some(fraction.map_or(whole.clone(), |fraction| format!("{whole}.{fraction}")))
 }
 
 /// An integer written as a float, such as `3.0`.
@@ -373,7 +404,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use arrow_array::cast::AsArray;
-    use arrow_array::types::{Date32Type, Int64Type, TimestampMicrosecondType};
+    use arrow_array::types::{Date32Type, Float32Type, Float64Type, Int64Type, TimestampMicrosecondType};
     use serde_json::json;
 
     use super::*;
@@ -409,6 +440,15 @@ mod tests {
     fn numbers_flags_and_lists_are_parsed() {
         assert_eq!(built("integer", &["-3", "4.0"]).unwrap().as_primitive::<Int64Type>().values(), &[-3, 4]);
         assert_eq!(built("integer", &["x"]).unwrap_err(), "`x` is not an integer");
+        let numbers = built("number:,", &["52,35", "-1.234.567,5", "7", "1e3"]).unwrap();
+        let numbers = numbers.as_primitive::<Float64Type>();
+        assert_eq!(numbers.values(), &[52.35, -1_234_567.5, 7.0, 1000.0]);
+        assert_eq!(built("float:,", &["0,1"]).unwrap().as_primitive::<Float32Type>().values(), &[0.1]);
+        for text in ["12.5", "1,234.5", "1,2,3", "1.23,4", ","] {
+            let wanted = format!("`{text}` is not a number with a decimal comma, such as 1.234,5");
+            assert_eq!(built("number:,", &[text]).unwrap_err(), wanted);
+        }
+        assert!("integer:,".parse::<Kind>().is_err() && "number:.".parse::<Kind>().is_err());
         assert!(built("boolean", &["Yes", "0", "true"]).unwrap().as_boolean().value(0));
         let reading = Reading { pattern: None, separator: Some("|".to_owned()) };
         let mut builder = ColumnBuilder::new(&list_of(DataType::Int64), reading.clone());

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -70,5 +70,41 @@ fn files_that_the_user_cannot_open_are_refused() {
     set_mode(&Path::new(&checkpoint).join("job.toml"), 0o600);
     refused(&run_as_nobody(&daemon, &["eval", &checkpoint]), "may not read");
     assert!(daemon.run(&["eval", &checkpoint]).status.success());
+    daemon.stop();
+}
+
+#[test]
+fn a_default_socket_that_is_closed_to_the_user_is_left_for_this_process() {
+    // As above.
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let job = TinyJob::new();
+    let directory = job.directory();
+    set_mode(directory, 0o755);
+    let daemon = Daemon::start(directory);
+    set_mode(daemon.socket(), 0o600);
+    let (runtime, output) = (directory.join("runtime"), directory.join("checkpoints"));
+    fs::create_dir_all(runtime.join("millstream")).unwrap();
+    symlink(daemon.socket(), runtime.join("millstream/millstreamd.sock")).unwrap();
+    fs::create_dir(&output).unwrap();
+    set_mode(&output, 0o777);
+    let train = |place: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.arg(program("millstream")).args(place).arg("train").arg(job.file());
+        command.args(["--set", "data.epochs=1"]).current_dir(directory);
+        let output =
+            command.env("XDG_RUNTIME_DIR", &runtime).env_remove("MILLSTREAM_SOCKET").output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+
+    let (status, messages) = train(&[]);
+    assert_eq!(status, Some(0), "{messages}");
+    assert!(messages.contains("running in this process instead"), "{messages}");
+    // A socket that the user names is the one to use.
+    let (status, messages) = train(&["--socket", daemon.socket().to_str().unwrap()]);
+    assert_eq!(status, Some(1), "{messages}");
+    assert!(!messages.contains("instead"), "{messages}");
     daemon.stop();
 }

@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, SystemTime};
 
 use millstream_tests::programs::{kill, program, wait_until};
+use millstream_tests::small_disk;
 use millstream_tests::tiny_job::{Contents, RandomDelays, TinyJob, kill_count};
 use serde_json::Value;
 
@@ -108,16 +109,9 @@ fn a_full_disk_only_disables_the_cache() {
     let job = TinyJob::new();
     let cache = job.directory().join("cache");
     fs::create_dir(&cache).unwrap();
-    let mount = format!("mount -t tmpfs -o size=64k tmpfs {}", cache.display());
-    let namespace = ["--map-root-user", "--mount", "sh", "-c"];
-    let possible = Command::new("unshare").args(namespace).arg(&mount).output();
-    if !possible.is_ok_and(|output| output.status.success()) {
-        return;
-    }
+    let Some(mut command) = small_disk::shell(&cache, 64 << 10, "exec \"$@\"") else { return };
     let (wanted, _) = succeeded(&train(&job, None).output().unwrap());
-    let output = Command::new("unshare")
-        .args(namespace)
-        .arg(format!("{mount} && exec \"$0\" \"$@\""))
+    let output = command
         .arg(program("millstream"))
         .args(arguments(&job, Some(&cache)))
         .current_dir(job.directory())

@@ -1,13 +1,15 @@
-//! `kill -9` of the worker in each phase of writing a checkpoint: no committed checkpoint is lost, and the job ends with
-//! the same bits as an undisturbed run.
+//! `kill -9` of the worker in each phase of writing a checkpoint, and full disks: no committed checkpoint is lost, and the
+//! job ends with the same bits as an undisturbed run.
 
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, wait_until};
+use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, program, wait_until};
+use millstream_tests::small_disk;
 use millstream_tests::tiny_job::{Contents, TinyJob};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -207,4 +209,47 @@ fn training_continues_while_checkpoints_cannot_be_written() {
     assert_eq!(ended["state"], "failed");
     assert!(reason.contains("for 0 minutes, the job's `checkpoint.retry_minutes`"), "{reason}");
     daemon.stop();
+}
+
+/// The file system of the checkpoints holds one of them, and half of the next, until the first warning. Passes without
+/// checking where the test may not create a namespace.
+#[test]
+fn training_continues_on_a_full_disk() {
+    let job = TinyJob::new();
+    let checkpoints = job.directory().join("disk");
+    fs::create_dir(&checkpoints).unwrap();
+    let place = format!("checkpoint.directory={}", checkpoints.display());
+    let train = |command: &mut Command| {
+        let file = job.file();
+        command.args(["--socket", "nobody.sock", "--json", "train", file.to_str().unwrap()]);
+        let output =
+            command.args(["--set", &place]).args(LARGE).current_dir(job.directory()).output().unwrap();
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{messages}");
+        (serde_json::from_slice::<Value>(&output.stdout).unwrap(), messages)
+    };
+    let (wanted, _) = train(&mut Command::new(program("millstream")));
+    let last = PathBuf::from(wanted["checkpoint"].as_str().unwrap());
+    let bytes: u64 = fs::read_dir(&last).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
+
+    let script = format!(
+        "(for try in $(seq 600); do grep -q 'No space left' messages && break; sleep 0.1; done
+            mount -o remount,size={} disk) &
+        \"$@\" 2> messages
+        status=$?
+        cat messages >&2
+        cp -r disk copy
+        exit $status",
+        16 * bytes
+    );
+    let Some(mut command) = small_disk::shell(&checkpoints, bytes * 3 / 2, &script) else { return };
+    let (outcome, messages) = train(command.arg(program("millstream")));
+    assert!(messages.contains("No space left on device"), "{messages}");
+    assert_eq!(messages.matches("No space left").count(), messages.matches("could not be written").count());
+    let step = Path::new(outcome["checkpoint"].as_str().unwrap());
+    let copy = job.directory().join("copy").join(step.strip_prefix(&checkpoints).unwrap());
+    let contents = |directory: &Path| Contents::of(directory).without_job_description();
+    contents(&copy).assert_same(&contents(&last));
+    let kept = steps(copy.parent().unwrap());
+    assert!(kept.len() <= KEEP, "no remains of checkpoints that failed: {kept:?}");
 }

@@ -135,7 +135,9 @@ fn ctrl_c_cancels_a_job_in_the_daemon_but_does_not_stop_the_daemon() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let daemon = Daemon::start(job.directory());
-    let running = shell.start(&TRAIN);
+    // Long enough that it does not end before the signal.
+    let long = ["--set", "data.epochs=40"];
+    let running = shell.start(&[&TRAIN[..], &long].concat());
     wait_until("the job trains", || {
         let jobs = daemon.json(&["list"]);
         jobs["jobs"][0]["progress"]["step"].as_u64() > Some(0)
@@ -146,7 +148,7 @@ fn ctrl_c_cancels_a_job_in_the_daemon_but_does_not_stop_the_daemon() {
     let shown = daemon.show(outcome["job"].as_str().unwrap());
     assert_eq!((&shown["state"], &shown["checkpoint"]), (&outcome["state"], &outcome["checkpoint"]));
     assert!(children(daemon.pid()).is_empty());
-    let resumed = shell.run(&RESUME).with_code(0).json();
+    let resumed = shell.run(&[&RESUME[..], &long].concat()).with_code(0).json();
     assert_eq!((&resumed["job"], &resumed["state"]), (&outcome["job"], &"succeeded".into()));
     daemon.stop();
 }

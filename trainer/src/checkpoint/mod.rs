@@ -84,11 +84,11 @@ pub enum CheckpointError {
         message: &'static str,
     },
     /// Storage failed.
-    #[error("checkpoint storage, {path}: {source}")]
+    #[error("checkpoint storage, {path}: {error}")]
     Storage {
         /// The object that was read or written.
         path: String,
         /// The error.
-        source: std::io::Error,
+        error: std::io::Error,
     },
 }

@@ -84,7 +84,7 @@ impl CheckpointStore {
     /// # Errors
     /// When `directory` cannot be opened.
     pub fn local(directory: &std::path::Path) -> Result<Self, CheckpointError> {
-        let failed = |source| CheckpointError::Storage { path: directory.display().to_string(), source };
+        let failed = |error| CheckpointError::Storage { path: directory.display().to_string(), error };
         let found = fs::canonicalize(directory).map_err(failed)?;
         let objects = LocalFileSystem::new_with_prefix(&found).map_err(|error| failed(error.into()))?;
         Ok(Self {
@@ -200,7 +200,7 @@ impl CheckpointStore {
         let Some(directory) = &self.directory else { return Ok(()) };
         // A listing shows neither empty directories nor the temporary files of interrupted writes.
         let swept = sweep_directory(directory, |step| found.get(&step).is_some_and(|found| found.committed));
-        swept.map_err(|source| CheckpointError::Storage { path: directory.display().to_string(), source })
+        swept.map_err(|error| CheckpointError::Storage { path: directory.display().to_string(), error })
     }
 
     /// The manifest of the checkpoint of `step`.
@@ -319,7 +319,7 @@ impl CheckpointStore {
         }
         match &self.directory {
             Some(directory) => remove_directory(&directory.join(directory_name(step)))
-                .map_err(|source| CheckpointError::Storage { path: self.path(step), source }),
+                .map_err(|error| CheckpointError::Storage { path: self.path(step), error }),
             None => Ok(()),
         }
     }
@@ -363,12 +363,12 @@ impl CheckpointStore {
         CheckpointError::Damaged { path: self.path(step), part: part.to_owned(), message: message.into() }
     }
 
-    fn failed(&self, path: &Path, source: io::Error) -> CheckpointError {
+    fn failed(&self, path: &Path, error: io::Error) -> CheckpointError {
         let path = match &self.directory {
             Some(directory) => directory.join(path.as_ref()).display().to_string(),
             None => path.to_string(),
         };
-        CheckpointError::Storage { path, source }
+        CheckpointError::Storage { path, error }
     }
 
     fn step_prefix(&self, step: u64) -> Path {

@@ -179,6 +179,6 @@ pub(crate) fn commit<T: Element>(
 }
 
 fn gone() -> CheckpointError {
-    let source = io::Error::other("the thread that writes checkpoints has ended");
-    CheckpointError::Storage { path: "checkpoint".to_owned(), source }
+    let error = io::Error::other("the thread that writes checkpoints has ended");
+    CheckpointError::Storage { path: "checkpoint".to_owned(), error }
 }

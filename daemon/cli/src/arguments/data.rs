@@ -207,7 +207,8 @@ also compressed (.gz, .zz, .zst). A JSON array of objects is read too. Nested ob
 
 KIND is text, integer, number, float (32 bits), boolean, date or timestamp. Dates are read as
 2026-11-21, timestamps as RFC 3339 or seconds since 1970, both in UTC if they have no offset; another
-layout follows a colon: date:%d.%m.%Y.
+layout follows a colon: date:%d.%m.%Y. Numbers with a decimal comma, such as 1.234,50, are number:, or
+float:, with the comma.
 
 CSV holds dates and timestamps as ISO 8601 text and decimals with all digits. TFRecord has integers,
 floats and bytes only: dates are days and timestamps microseconds since 1970-01-01, times of day

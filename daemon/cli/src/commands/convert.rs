@@ -56,7 +56,10 @@ pub(crate) fn run(mut arguments: Convert, context: &Context) -> Result<(), Failu
     context.answer(&document, || {
         let noun = if converted.rows == 1 { "row" } else { "rows" };
         let rows = format!("wrote {} {noun} to", figures::count(converted.rows));
-        std::iter::once(rows).chain(converted.files.iter().cloned()).collect::<Vec<_>>().join("\n")
+        match converted.files.as_slice() {
+            [only] => format!("{rows} {only}"),
+            files => format!("{rows}\n{}", files.join("\n")),
+        }
     })
 }
 

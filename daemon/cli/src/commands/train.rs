@@ -21,6 +21,8 @@ use crate::{figures, interrupt, job_file};
 
 /// How long to wait for the last lines of the log after a job has ended.
 const LOG_TIMEOUT: Duration = Duration::from_secs(1);
+/// No model of real clicks or purchases reaches this.
+const SUSPICIOUS_AUC: f64 = 0.9999;
 
 pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failure> {
     let history_format = arguments.history.as_deref().map(HistoryFormat::of).transpose()?;
@@ -33,7 +35,13 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
         let how = "Ctrl-C saves a checkpoint and stops it; --local trains in this process instead";
         context.screen.note(&format!("job {} runs in the daemon{socket}; {how}", job.id));
     }
-    let outcome = follow(&mut connection.client, &job.id, warnings, interrupted, &context.screen).await;
+    let mut outcome = follow(&mut connection.client, &job.id, warnings, interrupted, &context.screen).await;
+    if let Ok(ended) = &mut outcome
+        && let Ok(shown) = connection.client.show(&ended.id).await
+    {
+        // What a watched job leaves out.
+        ended.best_checkpoint = shown.best_checkpoint;
+    }
     let history = match &outcome {
         Ok(job) if history_format.is_some() => Some(connection.client.history(&job.id).await),
         _ => None,
@@ -43,6 +51,7 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     let answered = if context.json {
         context.document(&OutcomeJson::from(&job))
     } else if job.progress.is_some_and(|progress| progress.step > 0) {
+        doubt(&job).into_iter().for_each(|doubt| context.screen.note(doubt));
         context.print(&summary(&job))
     } else {
         Ok(())
@@ -150,6 +159,7 @@ struct OutcomeJson<'a> {
     #[serde(serialize_with = "json::eval")]
     eval: &'a [Metrics],
     checkpoint: Option<&'a str>,
+    best_checkpoint: Option<&'a str>,
     reason: Option<&'a str>,
 }
 
@@ -166,16 +176,31 @@ impl<'a> From<&'a Job> for OutcomeJson<'a> {
             skipped_records: progress.skipped_records,
             eval: &job.eval,
             checkpoint: job.checkpoint.as_deref(),
+            best_checkpoint: job.best_checkpoint.as_deref(),
             reason: job.reason.as_deref(),
         }
     }
+}
+
+/// A doubt about metrics that are too good.
+fn doubt(job: &Job) -> Option<&'static str> {
+    let aucs = job.eval.iter().flat_map(|eval| &eval.measured).filter(|metric| metric.name == "auc");
+    aucs.filter_map(|auc| auc.value).any(|auc| auc >= SUSPICIOUS_AUC).then_some(
+        "the held-out AUC is nearly 1: check that no feature is derived from the label, such as an amount that is 0 \
+         without it",
+    )
 }
 
 fn summary(job: &Job) -> String {
     let progress = job.progress.unwrap_or_default();
     let mut table = Table::default();
     table.row(["job", &job.id]);
-    table.row(["steps", &figures::count(progress.step)]);
+    if let Some(reason) = &job.reason {
+        table.row(["reason", reason]);
+    }
+    let total = progress.total_steps.filter(|&total| total != progress.step);
+    let total = total.map(|total| format!(" of {}", figures::count(total))).unwrap_or_default();
+    table.row(["steps", &(figures::count(progress.step) + &total)]);
     table.row(["examples", &figures::count(progress.examples)]);
     table.row(["examples/s", &figures::rate(progress.examples_per_second)]);
     table.row(["input wait", &figures::percent(progress.input_wait_fraction)]);
@@ -185,6 +210,9 @@ fn summary(job: &Job) -> String {
     figures::metric_rows(&mut table, "eval ", &job.eval);
     if let Some(checkpoint) = &job.checkpoint {
         table.row(["checkpoint", checkpoint]);
+    }
+    if let Some(best) = job.best_checkpoint.as_ref().filter(|&best| job.checkpoint.as_ref() != Some(best)) {
+        table.row(["best checkpoint", best]);
     }
     table.render()
 }
@@ -213,7 +241,7 @@ mod tests {
             "job": "census-1", "state": "succeeded", "steps": 3, "examples": 700,
             "examples_per_second": 10.5, "input_wait_fraction": 0.25, "skipped_records": 0,
             "eval": { "auc": 0.5, "examples": 100 },
-            "checkpoint": "/c/step-3", "reason": null,
+            "checkpoint": "/c/step-3", "best_checkpoint": null, "reason": null,
         });
         assert_eq!(serde_json::to_value(OutcomeJson::from(&job)).unwrap(), wanted);
     }

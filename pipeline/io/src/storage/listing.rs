@@ -60,8 +60,8 @@ async fn authorized(
 ) -> Result<Vec<Object>, Error> {
     let used = store.clients();
     let listed = remote(stores, Arc::clone(&store), pattern, path).await;
-    if let Err(Error::Storage { source, .. }) = &listed
-        && matches!(*source.0, object_store::Error::Unauthenticated { .. })
+    if let Err(Error::Storage { error, .. }) = &listed
+        && matches!(*error.0, object_store::Error::Unauthenticated { .. })
     {
         // The token may have been revoked.
         store.renew(&used);
@@ -291,7 +291,7 @@ async fn expand_files(
         }
     };
     let listed = match listed {
-        Err(Error::Storage { source, .. }) if matches!(*source.0, object_store::Error::NotFound { .. }) => {
+        Err(Error::Storage { error, .. }) if matches!(*error.0, object_store::Error::NotFound { .. }) => {
             Vec::new()
         }
         listed => listed?,

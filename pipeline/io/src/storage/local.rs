@@ -41,8 +41,8 @@ impl<'a> DescriptorWait<'a> {
     /// has passed.
     pub(crate) async fn after(&mut self, error: Error) -> Result<(), Error> {
         let lacking = match &error {
-            Error::File { source, .. } => lacks_descriptors(source),
-            Error::Storage { source, .. } => lacks_descriptors(&*source.0),
+            Error::File { error, .. } => lacks_descriptors(error),
+            Error::Storage { error, .. } => lacks_descriptors(&*error.0),
             _ => false,
         };
         if !lacking {
@@ -70,7 +70,7 @@ impl OpenFile {
     pub(crate) fn read(&self, object: &Object, range: Range<u64>, buffers: &Buffers) -> Result<Bytes, Error> {
         let failed = |source: std::io::Error| match source.kind() {
             std::io::ErrorKind::NotFound => object.changed(),
-            _ => Error::File { path: object.path().to_string(), source },
+            _ => Error::File { path: object.path().to_string(), error: source },
         };
         let (path, file) = match self.0.get() {
             Some(open) => open,

@@ -107,7 +107,7 @@ impl Staged {
 pub(super) fn failed(address: &str, source: io::Error) -> Error {
     // Storage errors already contain the address.
     let error = source.downcast::<IoError>();
-    error.unwrap_or_else(|source| IoError::File { path: address.to_owned(), source }).into()
+    error.unwrap_or_else(|error| IoError::File { path: address.to_owned(), error }).into()
 }
 
 impl Write for Staged {

@@ -19,7 +19,11 @@ fn the_census_data_trains_well_without_a_change() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/census/data");
     let shell = Shell::new(place.path());
     let init = shell.run(&["init", data.to_str().unwrap(), "--output", "census.toml"]).with_code(0);
-    assert!(init.stdout.contains("label: income") && init.stdout.contains("next:"), "{}", init.stdout);
+    assert!(
+        init.stdout.contains("label: income = >50K (") && init.stdout.contains("next:"),
+        "{}",
+        init.stdout
+    );
     let text = fs::read_to_string(place.path().join("census.toml")).unwrap();
     for part in ["positive = \">50K\"", "missing = [\"?\"]", "adult-test.parquet\"]", "age_bucket"] {
         assert!(text.contains(part), "{part}: {text}");

@@ -36,7 +36,7 @@ impl CheckpointStore {
     /// When `directory` cannot be created.
     pub(crate) fn create_local(directory: &std::path::Path) -> Result<Self, CheckpointError> {
         fs::create_dir_all(directory)
-            .map_err(|source| CheckpointError::Storage { path: directory.display().to_string(), source })?;
+            .map_err(|error| CheckpointError::Storage { path: directory.display().to_string(), error })?;
         Self::local(directory)
     }
 

@@ -131,7 +131,7 @@ mod tests {
             ("a = \"integer\"\nb = \"colour\"", ["line 2", "unknown kind `colour`"]),
             ("a = { type = \"integer\", seperator = \"|\" }", ["line 1", "unknown field `seperator`"]),
             ("a = 7", ["line 1", "a type such as \"integer\""]),
-            ("a = \"integer:%d\"", ["line 1", "`integer` has no layout"]),
+            ("a = \"integer:%d\"", ["line 1", "a layout is for date and timestamp"]),
         ] {
             let error = parse(text).unwrap_err().to_string();
             assert!(expected.iter().all(|part| error.contains(part)), "{text}: {error}");

@@ -8,12 +8,13 @@
 //! | other numbers | `numeric`, scaled, and `bucketized` at their quantiles |
 //! | lists of text or integers | the same kinds with `multi` |
 //!
-//! Columns without values, with one value, with another value in nearly every row, and of types without a feature are
+//! Columns without values, with one value in all rows, with another value in nearly every row, and of types without a feature are
 //! left out.
 
 use std::collections::BTreeSet;
 
 use millstream_tools::sample::{Sample, SampledColumn, ValueKind};
+use millstream_tools::typed::with_decimal_point;
 
 use crate::failure::Failure;
 use crate::figures;
@@ -45,8 +46,9 @@ const LABEL_NAMES: [&str; 22] = [
 ];
 
 /// Values of a label that are probably the positive one.
-const POSITIVE_VALUES: [&str; 10] =
-    ["1", "true", "yes", "y", "t", "positive", "pos", "click", "clicked", "churned"];
+const POSITIVE_VALUES: [&str; 14] = [
+    "1", "true", "yes", "y", "t", "positive", "pos", "click", "clicked", "churned", "ja", "oui", "si", "sim",
+];
 
 /// Text that usually means "missing".
 const MISSING_VALUES: [&str; 12] =
@@ -264,8 +266,9 @@ impl<'a> Column<'a> {
         match self.sampled.kind {
             ValueKind::Nothing => return Err("no values".to_owned()),
             ValueKind::Moments => {
+                let part = if self.sampled.type_name == "date" { "month" } else { "hour" };
                 return Err(format!(
-                    "{}; write its hour or weekday into a column to use it",
+                    "{}; write its {part} or weekday into a column to use it",
                     self.sampled.type_name
                 ));
             }
@@ -273,8 +276,12 @@ impl<'a> Column<'a> {
                 return Err(format!("{}, of which there is no feature", self.sampled.type_name));
             }
             ValueKind::Numbers | ValueKind::Texts if self.distinct == 0 => return Err("no values".to_owned()),
-            ValueKind::Numbers | ValueKind::Texts if self.distinct == 1 => {
+            ValueKind::Numbers | ValueKind::Texts if self.distinct == 1 && self.absent == 0 => {
                 return Err("the same value in every row".to_owned());
+            }
+            // That a row has the value may still tell something.
+            ValueKind::Numbers | ValueKind::Texts if self.distinct == 1 => {
+                return Ok(vec![self.feature(Kind::Vocabulary)]);
             }
             ValueKind::Numbers | ValueKind::Texts => {}
         }
@@ -304,6 +311,10 @@ impl<'a> Column<'a> {
                 }
                 Ok(self.number(numbers))
             }
+            None if self.has_decimal_commas() => Err(format!(
+                "numbers with a decimal comma; `millstream convert --type '{}=number:,'` makes them numbers",
+                self.name()
+            )),
             _ if identifies && !is_list => Err(format!("identifies rows, or free text: {}", self.figures())),
             _ if self.distinct <= MAX_TERMS && !self.sampled.has_more => {
                 Ok(vec![self.feature(Kind::Vocabulary)])
@@ -351,6 +362,14 @@ impl<'a> Column<'a> {
             maximum: (most > 1).then_some(most.min(MAX_VALUES)),
             why: self.figures(),
         }
+    }
+
+    /// Whether all values are numbers if a comma is read as the decimal point, and some have one.
+    fn has_decimal_commas(&self) -> bool {
+        let mut values = self.sampled.counts.keys().filter(|value| !is_missing(value, self.sampled.kind));
+        let is_number =
+            |value: &String| with_decimal_point(value).is_some_and(|value| value.parse::<f64>().is_ok());
+        self.sampled.counts.keys().any(|value| value.contains(',')) && values.all(is_number)
     }
 
     /// Whether whole numbers are ids, not quantities.

@@ -63,6 +63,8 @@ fn kinds_follow_the_values() {
             texts("city", |row| format!("c{}", row % 400)),
             texts("comment", |row| format!("comment {row}")),
             texts("country", |_| "SE".to_owned()),
+            texts("price", |row| format!("{},{:02}", row % 90, row % 100)),
+            column("coupon", std::iter::repeat_n("WELCOME".to_owned(), 20)),
             texts("clicked", |row| (row % 2).to_string()),
         ],
         &NONE,
@@ -76,8 +78,10 @@ fn kinds_follow_the_values() {
     assert_eq!(kind("rooms"), Some("vocabulary"));
     assert_eq!((kind("user_id"), kind("hash")), (Some("vocabulary"), Some("vocabulary")));
     assert_eq!((kind("job_title"), kind("city")), (Some("vocabulary"), Some("vocabulary")));
+    // Most rows lack it, which tells something.
+    assert_eq!(kind("coupon"), Some("vocabulary"));
     let left_out: Vec<_> = choice.left_out.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(left_out, ["row", "comment", "country"]);
+    assert_eq!(left_out, ["row", "comment", "country", "price"]);
     assert_eq!(choice.missing.iter().collect::<Vec<_>>(), ["?"]);
     assert_eq!(choice.label.column, "clicked");
     assert!(matches!(choice.label.task, Task::Binary(None)));

@@ -17,9 +17,10 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::files::{FileWork, Goal};
+use crate::printable::printable;
 use crate::unfinished::Unfinished;
 
-use choose::{Choice, Wishes};
+use choose::{Choice, Task, Wishes};
 use write::{Files, write};
 
 /// Rows that are read to choose features.
@@ -91,11 +92,23 @@ fn report(choice: &Choice, sample: &Sample, path: &Path, context: &Context) -> R
         let path = path.display();
         format!(
             "wrote {path}: {features} from {columns}\n\
-             label: {} ({})\n\
+             label: {}{} ({})\n\
              next:  millstream check {path}\n       millstream train {path}",
-            choice.label.column, choice.label.why
+            printable(&choice.label.column),
+            task(&choice.label.task),
+            choice.label.why
         )
     })
+}
+
+/// What is learned of the label, as an addition to its name.
+fn task(task: &Task) -> String {
+    match task {
+        Task::Binary(Some(positive)) => format!(" = {}", printable(positive)),
+        Task::Binary(None) => String::new(),
+        Task::Classes(classes) => format!(", {} classes", classes.len()),
+        Task::Number => ", a number".to_owned(),
+    }
 }
 
 /// The files to train on, and those whose names say that they are for evaluation.
