@@ -123,7 +123,7 @@ fn rows_that_are_skipped_have_neither_a_score_nor_kept_columns() {
     let skipped = trained.shell.run(&line).with_code(0);
     let kept: Vec<&str> = skipped.stdout.lines().map(|line| line.split(',').next().unwrap()).collect();
     assert_eq!(kept, ["id", "1", "4"]);
-    assert!(skipped.stderr.contains("2 bad rows were skipped"), "{}", skipped.stderr);
+    assert!(skipped.stderr.contains("skipped 2 bad rows"), "{}", skipped.stderr);
 
     for (header, keep, code, says) in [
         ("x,colour", "x", 1, "renamed.csv: no column `color`; did you mean `colour`?"),

@@ -421,8 +421,9 @@ writes, and `logit`, both float [rows]. A two-tower model has no `logit`; one to
 
 --transforms writes the model's features as source code: from rows of data to these inputs. The code
 contains all vocabularies, boundaries and statistics, and computes ids and numbers exactly as predict
-does from JSON lines; a value that predict refuses is an error. FILE.py is a module of Python 3.9 and
-needs only the standard library; FILE.h is a header of C99 and C++, and needs only libc and libm.
+does from JSON lines; a value that predict refuses is an error. Dates and timestamps in text must be
+ISO 8601. FILE.py is a module of Python 3.9 and needs only the standard library; FILE.h is a header of
+C99 and C++, and needs only libc and libm.
   import onnxruntime, features
   session = onnxruntime.InferenceSession(\"census.onnx\")
   session.run([\"score\"], features.transform([{\"age\": 31, \"workclass\": \"Private\"}]))

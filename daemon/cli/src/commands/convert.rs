@@ -4,6 +4,8 @@ mod schema;
 
 use millstream_format::FileFormat;
 use millstream_format::csv::CsvOptions;
+use millstream_io::storage::Object;
+use millstream_pipeline::Error;
 use millstream_tools::convert::{self, ConvertOptions};
 use millstream_tools::output::{OutputCompression, OutputOptions};
 use millstream_tools::text::TextRules;
@@ -44,6 +46,7 @@ pub(crate) fn run(mut arguments: Convert, context: &Context) -> Result<(), Failu
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
     let converted = work.run(goal, |destination, progress| {
         convert::convert(&objects, output, &options, destination, progress)
+            .map_err(|error| with_remedy(error, &options, &objects))
     })?;
     converted.notes.iter().for_each(|note| context.screen.note(note));
     converted.warnings.iter().for_each(|warning| context.screen.warning(warning));
@@ -61,6 +64,16 @@ pub(crate) fn run(mut arguments: Convert, context: &Context) -> Result<(), Failu
             files => format!("{rows}\n{}", files.join("\n")),
         }
     })
+}
+
+/// An error, with what skips the line if one of a text file cannot be read.
+fn with_remedy(error: Error, options: &ConvertOptions, objects: &[Object]) -> Failure {
+    let format = |object: &Object| options.input_format.or_else(|| FileFormat::from_name(object.path()));
+    let is_text = |object: &Object| matches!(format(object), Some(FileFormat::Csv | FileFormat::JsonLines));
+    if error.is_bad_record() && !options.text.skip_bad_lines && objects.iter().all(is_text) {
+        return Failure::Failed(anyhow::anyhow!("{error}; --skip-bad-lines skips and counts such lines"));
+    }
+    error.into()
 }
 
 impl From<Written> for OutputOptions {

@@ -48,8 +48,7 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     .await?;
     let Written { rows, skipped_rows } = written;
     if skipped_rows > 0 {
-        let (noun, were) = if skipped_rows == 1 { ("row", "was") } else { ("rows", "were") };
-        context.screen.warning(&format!("{} bad {noun} {were} skipped", figures::count(skipped_rows)));
+        context.screen.warning(&format!("skipped {}", figures::counted(skipped_rows, "bad row")));
     }
     match &output {
         Some(path) if context.json => {

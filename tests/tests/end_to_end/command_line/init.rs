@@ -72,3 +72,29 @@ fn unusual_columns_are_left_out_and_named() {
     let label = shell.run(&["init", "clicks.parquet", "--label", "click"]).with_code(2).stderr;
     assert!(label.contains("no column `click`; there are `clicked`"), "{label}");
 }
+
+/// A file as spreadsheets write it where the comma is the decimal mark, with a line that is cut off.
+#[test]
+fn each_message_on_the_way_from_a_spreadsheet_leads_to_the_next_command() {
+    let place = tempfile::tempdir().unwrap();
+    let line = |row: usize| {
+        let (price, bought) = (f64::from((row * 7919 % 9000) as u32) / 100.0, ["nein", "ja"][row % 7 / 6]);
+        format!("K{row:05};{};{}\r\n", format!("{price:.2}").replace('.', ","), bought)
+    };
+    let lines: String = (0..ROWS).map(line).collect();
+    fs::write(place.path().join("orders.csv"), format!("order;price;bought\r\n{lines}K9;1,0\r\n")).unwrap();
+    let shell = Shell::new(place.path());
+    let refused = shell.run(&["convert", "orders.csv", "orders.parquet"]).with_code(1).stderr;
+    assert!(refused.contains("line 3002") && refused.contains("--skip-bad-lines skips"), "{refused}");
+    let convert = ["convert", "orders.csv", "orders.parquet", "--skip-bad-lines"];
+    let converted = shell.run(&convert).with_code(0);
+    assert_eq!(converted.stdout, "wrote 3,000 rows to orders.parquet\n");
+    assert!(converted.stderr.contains("1 bad line was skipped"), "{}", converted.stderr);
+    let none = shell.run(&["init", "orders.parquet"]).with_code(1).stderr;
+    assert!(none.contains("millstream convert --type 'price=number:,'"), "{none}");
+    let _ = shell.run(&[&convert[..], &["--type", "price=number:,"]].concat()).with_code(0);
+    let init = shell.run(&["init", "orders.parquet", "-o", "job.toml"]).with_code(0);
+    assert!(init.stdout.contains("label: bought = ja ("), "{}", init.stdout);
+    let text = fs::read_to_string(place.path().join("job.toml")).unwrap();
+    assert!(text.contains("price = { kind = \"numeric\""), "{text}");
+}
