@@ -62,7 +62,7 @@ impl<R: Read> CsvRows<R> {
             .has_headers(options.columns.is_none())
             .trim(Trim::All)
             .flexible(true)
-            .from_reader(Metered { input, left: MAX_RECORD_BYTES });
+            .from_reader(Metered::new(input, MAX_RECORD_BYTES));
         let strip_suffix = options.strip_suffix.clone();
         let mut rows = Self {
             path,
@@ -150,7 +150,16 @@ impl<R: Read> CsvRows<R> {
 
     /// The line at which the last record starts, from 1.
     pub fn line(&self) -> u64 {
-        self.record.position().map_or(1, csv::Position::line)
+        self.start().0
+    }
+
+    /// The line at which the last record starts, from 1, and its byte.
+    fn start(&self) -> (u64, u64) {
+        let (line, byte) =
+            self.record.position().map_or((1, 0), |position| (position.line(), position.byte()));
+        // The `csv` crate ends a record at a carriage return, and counts the line feed after it with the next record.
+        let left = u64::from(byte > 0 && self.reader.get_ref().has_returns == Some(true));
+        (line + left, byte + left)
     }
 
     /// Whether the record after one with an error can be read.
@@ -159,13 +168,13 @@ impl<R: Read> CsvRows<R> {
     }
 
     fn damage(&self, message: String) -> Error {
-        let position = self.record.position().cloned().unwrap_or_else(csv::Position::new);
+        let (line, offset) = self.start();
         Error::Damage {
             path: self.path.to_string(),
-            offset: position.byte(),
+            offset,
             record: self.number,
             // Blank lines and comments before the record count as part of it.
-            message: format!("starting at line {}: {message}", position.line()),
+            message: format!("starting at line {line}: {message}"),
         }
     }
 
@@ -201,10 +210,20 @@ pub fn numbered_columns(start: &[u8], options: &CsvOptions) -> Option<Vec<String
     (!is_header).then(|| (1..=first.len()).map(|number| format!("column_{number}")).collect())
 }
 
-/// Fails once a record has taken more than its limit, before the `csv` crate has collected it.
+/// Fails once a record has taken more than its limit, before the `csv` crate has collected it. Observes how lines end.
 struct Metered<R> {
     input: R,
     left: u64,
+    /// The last byte read.
+    last: u8,
+    /// Whether the first line ends with a carriage return and a line feed, once its end has been read.
+    has_returns: Option<bool>,
+}
+
+impl<R> Metered<R> {
+    fn new(input: R, left: u64) -> Self {
+        Self { input, left, last: 0, has_returns: None }
+    }
 }
 
 impl<R: Read> Read for Metered<R> {
@@ -216,6 +235,13 @@ impl<R: Read> Read for Metered<R> {
         }
         let read = self.input.read(&mut out[..length])?;
         self.left -= read as u64;
+        if self.has_returns.is_none() {
+            let bytes = &out[..read];
+            let end = bytes.iter().position(|&byte| byte == b'\n');
+            self.has_returns =
+                end.map(|end| end.checked_sub(1).map_or(self.last, |before| bytes[before]) == b'\r');
+            self.last = bytes.last().copied().unwrap_or(self.last);
+        }
         Ok(read)
     }
 }
@@ -296,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_record_is_read_up_to_a_limit() {
-        let mut input = Metered { input: io::repeat(b'a'), left: 100 };
+        let mut input = Metered::new(io::repeat(b'a'), 100);
         let mut read = vec![0; 64];
         assert_eq!(input.read(&mut read).unwrap(), 64);
         assert_eq!(input.read(&mut read).unwrap(), 36);
@@ -343,6 +369,11 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "a.csv: damaged at record 1, byte 8: starting at line 3: 1 field, expected 2; the first is `3`"
+        );
+        let error = rows("a,b\r\n1,2\r\n\"3\n\",4\r\n5\r\n", &CsvOptions::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a.csv: damaged at record 2, byte 18: starting at line 5: 1 field, expected 2; the first is `5`"
         );
         assert!(rows("a,a\n1,2\n", &CsvOptions::default()).is_err());
     }

@@ -30,6 +30,7 @@ fn train_reports_its_outcome() {
             "skipped_records",
             "eval",
             "checkpoint",
+            "best_checkpoint",
             "reason",
         ],
     );
