@@ -35,6 +35,15 @@ impl Chunk {
         self.labels.first().map_or(0, Vec::len)
     }
 
+    /// The id of a row of a single-valued feature.
+    ///
+    /// # Panics
+    /// When the chunk has no such row or feature.
+    pub fn id(&self, row: u32, feature: u32) -> u32 {
+        let features = self.ids.len() / self.rows();
+        self.ids[row as usize * features + feature as usize]
+    }
+
     /// Removes the rows for which `keep` is false.
     ///
     /// # Panics

@@ -65,6 +65,10 @@ pub struct DataSpec {
     pub deterministic: bool,
     /// Whether an epoch of training drops a short last batch.
     pub drop_last: bool,
+    /// The feature whose ids group the rows of training: within a shuffle window, the rows of a group stay adjacent.
+    /// `None` if the loss compares no rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// Uncompressed TFRecord files larger than this are cut into parts of at most this size, each a separate split;
     /// part of the order.
     pub split_bytes: u64,
@@ -98,6 +102,7 @@ impl Default for DataSpec {
             on_bad_record: OnBadRecord::Fail,
             deterministic: true,
             drop_last: false,
+            group: None,
             split_bytes: DEFAULT_SPLIT_BYTES,
             cache: None,
         }

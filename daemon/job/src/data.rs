@@ -67,6 +67,8 @@ pub(super) fn read(
         on_bad_record: read_on_bad_record(&mut data),
         cache,
         deterministic: data.flag("deterministic").unwrap_or(usual.deterministic),
+        // That of the loss, which is read later.
+        group: None,
         drop_last: data.flag("drop_last").unwrap_or(usual.drop_last),
         split_bytes: data.bytes("split_bytes").unwrap_or(usual.split_bytes),
     };

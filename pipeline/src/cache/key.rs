@@ -79,6 +79,7 @@ impl Specification {
             on_bad_record: OnBadRecord::Fail,
             deterministic: true,
             drop_last: false,
+            group: None,
             cache: None,
             // What these mean for the rows of this file is `rows`.
             filter: Vec::new(),

@@ -266,19 +266,22 @@ fn every_row_is_delivered_once_in_the_same_global_batches_despite_host_failures(
         1_u32..17,
         shuffle(),
         4_u32..32,
-        prop::collection::vec(stint(), 2..7),
+        (prop::collection::vec(stint(), 2..7), any::<bool>()),
     );
     let schedules = schedule_count();
     let config = ProptestConfig { cases: schedules, failure_persistence: None, ..ProptestConfig::default() };
-    let outcome =
-        TestRunner::new(config).run(&schedule, |(train, eval, lanes, shuffle_rows, batch_size, stints)| {
-            let spec = spec(lanes, shuffle_rows, batch_size);
+    let outcome = TestRunner::new(config).run(
+        &schedule,
+        |(train, eval, lanes, shuffle_rows, batch_size, (stints, grouped))| {
+            let group = grouped.then(|| "group".to_owned());
+            let spec = DataSpec { group, ..spec(lanes, shuffle_rows, batch_size) };
             let stints: Vec<_> = stints.into_iter().map(|stint| Stint { free: false, ..stint }).collect();
             let job = run_schedule(&spec, &train, eval.as_ref(), &stints, &coverage);
             assert_exactly_once(&job, &spec, &train, eval.as_ref());
             assert_follows_the_reference(&job, &spec, &train, eval.as_ref());
             Ok(())
-        });
+        },
+    );
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let schedules = u64::from(schedules);
@@ -298,9 +301,10 @@ proptest! {
     #[test]
     fn every_row_is_delivered_once_in_free_order(
         train in data(), eval in prop::option::of(data()), lanes in 1_u32..13, shuffle_rows in shuffle(),
-        batch_size in 4_u32..40, stints in prop::collection::vec(stint(), 1..5),
+        batch_size in 4_u32..40, stints in prop::collection::vec(stint(), 1..5), grouped in any::<bool>(),
     ) {
-        let spec = spec(lanes, shuffle_rows, batch_size);
+        let group = grouped.then(|| "group".to_owned());
+        let spec = DataSpec { group, ..spec(lanes, shuffle_rows, batch_size) };
         let stints: Vec<_> =
             stints.into_iter().map(|s| if s.free { Stint { hosts: 1, ..s } } else { s }).collect();
         let job = run_schedule(&spec, &train, eval.as_ref(), &stints, &Coverage::default());

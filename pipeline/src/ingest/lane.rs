@@ -125,7 +125,8 @@ impl<'a> LaneReader<'a> {
             })));
         };
         let start = self.counters.recorder.start();
-        self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows));
+        let id_of = |row: RowRef, feature: u32| chunks[row.chunk as usize].id(row.row, feature);
+        self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows, id_of));
         let work = || Work { rows: rows.len() as u64, ..Work::default() };
         self.counters.recorder.add(start, Category::Ingest, "shuffle", work);
         if self.seeks_positive {

@@ -5,7 +5,8 @@
 //! ```text
 //! ring      slots x slot bytes
 //! pool      two windows per live lane: the one being drawn from and the one being filled
-//!           (2 x shuffle_rows x row bytes; in an ordered pass the same, or a small minimum)
+//!           (2 x shuffle_rows x row bytes; in an ordered pass the same, or a small minimum), and the memory to keep
+//!           groups together
 //! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing and the metadata
 //!           of the files
 //! reading   live lanes x (three chunks: two at the edges of those windows, one under construction;
@@ -31,7 +32,7 @@ use super::mixed::MixedSource;
 use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
-use crate::order::{Cut, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
+use crate::order::{Cut, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, groups};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
@@ -155,7 +156,14 @@ impl IngestPlan {
         (train, mix): (Option<Arc<dyn ChunkSource>>, Option<Arc<Mix>>),
         eval: Option<Arc<dyn ChunkSource>>,
     ) -> Result<Self, Error> {
-        let order = OrderSpec { seed, lanes: spec.lanes, shuffle_rows: spec.shuffle_rows };
+        let group = spec.group.as_ref().filter(|_| feed != Feed::Score);
+        let place_of = |name: &String| {
+            let place = schema.ids.iter().position(|feature| feature.name == *name);
+            place
+                .ok_or_else(|| Error::Invalid(format!("no feature `{name}` with one id per row groups rows")))
+        };
+        let group = group.map(place_of).transpose()?.map(|place| place as u32);
+        let order = OrderSpec { seed, lanes: spec.lanes, shuffle_rows: spec.shuffle_rows, group };
         let cut = |source: &dyn ChunkSource| Cut { splits: source.splits(), cuts: source.cuts() };
         let of_train = train.as_deref().map(|source| match mix.as_deref() {
             Some(mix) => cut(&MixedSource { source, mix, seed, epoch: 0 }),
@@ -331,9 +339,13 @@ impl IngestPlan {
         let row_bytes = row_bytes(&self.schema);
         let window_rows = u64::from(self.mixing(stream).max_rows());
         let chunk_rows = self.chunk_rows(stream);
+        let is_grouped = self.order.group.is_some() && !self.mixing(stream).is_ordered();
+        let grouping_bytes = if is_grouped { window_rows * groups::ROW_BYTES } else { 0 };
         LaneNeed {
             lanes: self.order.live_lanes(self.splits(stream)),
-            pool_bytes: (2 * window_rows).saturating_mul(row_bytes + size_of::<RowRef>() as u64),
+            pool_bytes: (2 * window_rows)
+                .saturating_mul(row_bytes + size_of::<RowRef>() as u64)
+                .saturating_add(grouping_bytes),
             reading_bytes: (3 * chunk_rows as u64)
                 .saturating_mul(row_bytes)
                 .saturating_add(source.lane_bytes(chunk_rows)),

@@ -41,6 +41,11 @@ pub(super) enum Fault {
     Panic,
 }
 
+/// The id of a row's group, of a few rows.
+fn group_of((split, row): reference::Row) -> u32 {
+    (row / 4 * 37 % 61) as u32 + split
+}
+
 struct SyntheticReader {
     source: Synthetic,
     split: u32,
@@ -133,7 +138,7 @@ impl ChunkReader for SyntheticReader {
         Ok((!rows.is_empty()).then(|| Chunk {
             labels: vec![rows.clone().map(|row| if positive(row) { 1.0 } else { 0.0 }).collect()],
             dense: rows.clone().map(|row| row as f32).collect(),
-            ids: rows.flat_map(|row| [*split, row as u32]).collect(),
+            ids: rows.flat_map(|row| [*split, row as u32, group_of((*split, row))]).collect(),
             ..Chunk::default()
         }))
     }
@@ -198,7 +203,7 @@ fn schema(spec: &DataSpec) -> BatchSchema {
     BatchSchema {
         rows: spec.batch_size,
         dense: vec!["row".to_owned()],
-        ids: vec![id("split"), id("row")],
+        ids: vec![id("split"), id("row"), id("group")],
         position_bytes: Position::encoded_bytes(spec.lanes) as u32,
         ..BatchSchema::default()
     }
@@ -262,7 +267,12 @@ pub(super) fn run_whole(plan: &IngestPlan) -> (Vec<Seen>, Result<IngestReport, E
 }
 
 fn order(spec: &DataSpec) -> OrderSpec {
-    OrderSpec { seed: SEED, lanes: spec.lanes, shuffle_rows: spec.shuffle_rows }
+    OrderSpec {
+        seed: SEED,
+        lanes: spec.lanes,
+        shuffle_rows: spec.shuffle_rows,
+        group: spec.group.as_ref().map(|_| 2),
+    }
 }
 
 pub(super) fn expected(
@@ -277,8 +287,10 @@ pub(super) fn expected(
             let pass = Pass { stream, epoch };
             let splits = source.splits_of(stream, epoch);
             let lengths: Vec<u64> = splits.iter().map(|rows| rows.len() as u64).collect();
-            let batches = reference::batches(&order(spec), pass, &lengths, spec.batch_size as usize);
             let row = |(split, row): reference::Row| splits[split as usize][row as usize];
+            let group_of = |place| group_of(row(place));
+            let batches =
+                reference::batches(&order(spec), pass, &lengths, spec.batch_size as usize, &group_of);
             let batches: Vec<Vec<_>> =
                 batches.into_iter().map(|rows| rows.into_iter().map(row).collect()).collect();
             let count = batches.len() as u64;
@@ -316,8 +328,10 @@ proptest! {
     fn the_engine_follows_the_plain_reference(
         train in synthetic(), eval in prop::option::of(synthetic()),
         lanes in 1_u32..6, shuffle_rows in prop_oneof![Just(0_u64), 1_u64..150], batch_size in 1_u32..40,
+        groups in any::<bool>(),
     ) {
-        let spec = spec(lanes, shuffle_rows, batch_size);
+        let group = groups.then(|| "group".to_owned());
+        let spec = DataSpec { group, ..spec(lanes, shuffle_rows, batch_size) };
         let (seen, report) = run_whole(&plan(&spec, &train, eval.as_ref()));
         let report = report.unwrap();
         prop_assert_eq!(report.position.pass, None);

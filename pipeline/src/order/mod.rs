@@ -1,4 +1,4 @@
-//! The order of rows, as a pure function of (data, seed, epoch, lanes, shuffle pool, batch size).
+//! The order of rows, as a pure function of (data, seed, epoch, lanes, shuffle pool, groups, batch size).
 //!
 //! No I/O, no threads, no clock: machine, cache and thread count do not affect the rows of a batch. An epoch:
 //!
@@ -21,6 +21,7 @@
 //! |---|---|
 //! | `pass.rs` | lanes: the splits of each lane, in order |
 //! | `window.rs`, [`PassOrder::permute`] | the shuffle pool: how far rows are mixed |
+//! | `groups.rs` | the permutation of a window that keeps groups of rows together |
 //! | `merge.rs` | interleaving: the lane of the next row of a batch |
 //! | `mix.rs` | weights: how often the rows of each split occur in an epoch |
 //! | `position.rs` | the encoded read position of a job |
@@ -30,6 +31,7 @@
 //! Invariants, each with a property test:
 //!
 //! * Each pass delivers every row of the data exactly once; with weights, as often as the [`Mix`] says.
+//! * With a group feature, the rows of a group are adjacent within each window.
 //! * The current windows hold at most `shuffle_rows` rows.
 //! * Resuming from a [`Position`] taken after any batch delivers exactly the batches and positions that follow.
 //!   Resuming reads at most one window per lane again.
@@ -43,6 +45,7 @@
 //! then consist of the rows that are ready (`ingest/assemble.rs`). Resuming still delivers each remaining row exactly
 //! once.
 
+pub(crate) mod groups;
 mod hosts;
 mod merge;
 mod mix;

@@ -15,6 +15,7 @@
 
 use millstream_batch::Stream;
 
+use super::groups;
 use super::random::{Domain, Random};
 
 /// Minimum number of rows that a lane of an ordered pass reads at a time.
@@ -29,6 +30,8 @@ pub struct OrderSpec {
     pub lanes: u32,
     /// Rows of the shuffle pool; 0 keeps the data's order.
     pub shuffle_rows: u64,
+    /// The single-valued feature whose ids group rows: within a window, the rows of a group stay adjacent.
+    pub group: Option<u32>,
 }
 
 /// The division of data into splits.
@@ -126,6 +129,7 @@ pub struct PassOrder {
     pass: Pass,
     seed: u64,
     mixing: Mixing,
+    group: Option<u32>,
     /// Splits of each lane, in reading order.
     lanes: Vec<Vec<u32>>,
 }
@@ -141,7 +145,7 @@ impl PassOrder {
         let lanes = spec.lanes as usize;
         let lanes =
             (0..lanes).map(|lane| sequence.iter().copied().skip(lane).step_by(lanes).collect()).collect();
-        Self { pass, seed: spec.seed, mixing, lanes }
+        Self { pass, seed: spec.seed, mixing, group: spec.group, lanes }
     }
 
     /// The pass.
@@ -181,11 +185,17 @@ impl PassOrder {
         share.clamp(1, u64::from(max)) as u32
     }
 
-    /// Permutes the rows of window `window` of `lane` into the order in which they are drawn.
-    pub fn permute<T>(&self, lane: u32, window: u64, rows: &mut [T]) {
-        if !self.mixing.is_ordered() {
-            let key = [self.seed, u64::from(self.pass.epoch), u64::from(lane), window];
-            Random::keyed(Domain::Window, &key).shuffle(rows);
+    /// Permutes the rows of window `window` of `lane` into the order in which they are drawn. `id_of` returns a row's id
+    /// of a single-valued feature.
+    pub fn permute<T: Copy>(&self, lane: u32, window: u64, rows: &mut [T], id_of: impl Fn(T, u32) -> u32) {
+        if self.mixing.is_ordered() {
+            return;
+        }
+        let key = [self.seed, u64::from(self.pass.epoch), u64::from(lane), window];
+        let mut random = Random::keyed(Domain::Window, &key);
+        match self.group {
+            None => random.shuffle(rows),
+            Some(feature) => groups::permute(random, rows, |row| id_of(row, feature)),
         }
     }
 }
@@ -214,7 +224,7 @@ impl OrderSpec {
             Feed::Train { eval, .. } => 1 + u64::from(eval),
             Feed::Score => 0,
         };
-        let key = [
+        let mut key = vec![
             self.seed,
             u64::from(self.lanes),
             self.shuffle_rows,
@@ -222,6 +232,7 @@ impl OrderSpec {
             u64::from(train.splits) ^ train.cuts,
             u64::from(eval.splits) ^ eval.cuts,
         ];
+        key.extend(self.group.map(u64::from));
         Random::keyed(Domain::Fingerprint, &key).next()
     }
 }

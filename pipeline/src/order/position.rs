@@ -28,7 +28,7 @@
 //!
 //! Invariants: a position covers all lanes, including those of other hosts, and has the same bytes on every
 //! host. It depends on the number of rows drawn, not on how they were read. A job with another seed, lane
-//! count, shuffle pool, feed or division into splits rejects it; the batch size, the number of hosts,
+//! count, shuffle pool, group feature, feed or division into splits rejects it; the batch size, the number of hosts,
 //! `drop_last` and `deterministic` may change between saving and resuming.
 
 use millstream_batch::Stream;

@@ -8,19 +8,25 @@ use millstream_batch::Stream;
 /// A row: its split, and its index within the split.
 pub(crate) type Row = (u32, u64);
 
-/// The batches of `pass` over splits with these lengths.
-pub(crate) fn batches(spec: &OrderSpec, pass: Pass, lengths: &[u64], batch_size: usize) -> Vec<Vec<Row>> {
+/// The batches of `pass` over splits with these lengths. `group_of` returns the id of a row's group.
+pub(crate) fn batches(
+    spec: &OrderSpec,
+    pass: Pass,
+    lengths: &[u64],
+    batch_size: usize,
+    group_of: &dyn Fn(Row) -> u32,
+) -> Vec<Vec<Row>> {
     let rows = if pass.stream == Stream::Eval || spec.shuffle_rows == 0 {
         (0..lengths.len() as u32).flat_map(|split| rows_of(split, lengths)).collect()
     } else {
-        shuffled(spec, u64::from(pass.epoch), lengths)
+        shuffled(spec, u64::from(pass.epoch), lengths, group_of)
     };
     rows.chunks(batch_size).map(<[Row]>::to_vec).collect()
 }
 
-fn shuffled(spec: &OrderSpec, epoch: u64, lengths: &[u64]) -> Vec<Row> {
+fn shuffled(spec: &OrderSpec, epoch: u64, lengths: &[u64], group_of: &dyn Fn(Row) -> u32) -> Vec<Row> {
     let mut splits: Vec<u32> = (0..lengths.len() as u32).collect();
-    permute(&mut splits, Random::keyed(Domain::Splits, &[spec.seed, epoch]));
+    permute(&mut splits, &mut Random::keyed(Domain::Splits, &[spec.seed, epoch]));
     let live = splits.len().min(spec.lanes as usize);
     let mut lanes: Vec<Vec<Row>> = vec![Vec::new(); live];
     for (i, split) in splits.into_iter().enumerate() {
@@ -31,7 +37,16 @@ fn shuffled(spec: &OrderSpec, epoch: u64, lengths: &[u64]) -> Vec<Row> {
         let first = (window * (v + 1) / live).clamp(1, window).min(lane.len());
         let (head, tail) = lane.split_at_mut(first);
         for (number, rows) in std::iter::once(head).chain(tail.chunks_mut(window)).enumerate() {
-            permute(rows, Random::keyed(Domain::Window, &[spec.seed, epoch, v as u64, number as u64]));
+            let mut random = Random::keyed(Domain::Window, &[spec.seed, epoch, v as u64, number as u64]);
+            permute(rows, &mut random);
+            if spec.group.is_some() {
+                let mut groups: Vec<u32> = rows.iter().map(|&row| group_of(row)).collect();
+                groups.sort_unstable();
+                groups.dedup();
+                permute(&mut groups, &mut random);
+                // A stable sort.
+                rows.sort_by_key(|&row| groups.iter().position(|&group| group == group_of(row)));
+            }
         }
     }
     let rounds = lanes.iter().map(Vec::len).max().unwrap_or(0);
@@ -42,7 +57,7 @@ fn rows_of(split: u32, lengths: &[u64]) -> impl Iterator<Item = Row> {
     (0..lengths[split as usize]).map(move |row| (split, row))
 }
 
-fn permute<T: Copy>(items: &mut [T], mut random: Random) {
+fn permute<T: Copy>(items: &mut [T], random: &mut Random) {
     for i in (0..items.len()).rev().take_while(|&i| i > 0) {
         let j = random.below(i as u64 + 1) as usize;
         (items[i], items[j]) = (items[j], items[i]);

@@ -14,6 +14,14 @@ struct Data {
     /// Rows of the chunks of each split, repeated cyclically.
     chunks: Vec<u32>,
     skipped: Vec<u64>,
+    /// Rows of the groups, which are adjacent; they continue from split to split.
+    group_rows: u64,
+}
+
+/// The group of a row.
+fn group_of((split, row): Row, group_rows: u64) -> u32 {
+    // Ids are no function of the data's order.
+    (u64::from(split) * 1000 + row / group_rows * 7919 % 1000) as u32
 }
 
 /// One lane of a pass: reads chunks and forms windows.
@@ -62,7 +70,7 @@ impl<'a> Lane<'a> {
             self.available -= taken.before + taken.kept;
         };
         let Some(extent) = extent else { return Ok(Err(self.cutter.skipped_at_end())) };
-        self.order.permute(self.lane, number, &mut rows);
+        self.order.permute(self.lane, number, &mut rows, |row, _| group_of(row, self.data.group_rows));
         assert_eq!(extent.rows as usize, rows.len());
         Ok(Ok((extent, rows)))
     }
@@ -128,15 +136,19 @@ prop_compose! {
     fn data()(lengths in prop::collection::vec(prop_oneof![2 => 0_u64..40, 1 => Just(0)], 0..9))(
         skipped in prop::collection::vec(0_u64..3, lengths.len()),
         chunks in prop::collection::vec(1_u32..20, 1..4),
+        group_rows in 1_u64..9,
         lengths in Just(lengths),
     ) -> Data {
-        Data { lengths, chunks, skipped }
+        Data { lengths, chunks, skipped, group_rows }
     }
 }
 
 prop_compose! {
-    fn spec()(seed: u64, lanes in 1_u32..7, shuffle_rows in prop_oneof![Just(0_u64), 1_u64..200]) -> OrderSpec {
-        OrderSpec { seed, lanes, shuffle_rows }
+    fn spec()(
+        seed: u64, lanes in 1_u32..7, shuffle_rows in prop_oneof![Just(0_u64), 1_u64..200],
+        group in prop::option::of(0_u32..3),
+    ) -> OrderSpec {
+        OrderSpec { seed, lanes, shuffle_rows, group }
     }
 }
 
@@ -148,7 +160,8 @@ proptest! {
     #[test]
     fn matches_the_reference(spec in spec(), data in data(), stream in stream(), epoch in 0_u32..3, b in 1_usize..30) {
         let batches = run(&spec, &data, b, &start(&spec, stream, epoch)).unwrap();
-        prop_assert_eq!(rows(&batches), reference::batches(&spec, Pass { stream, epoch }, &data.lengths, b));
+        let group_of = |row| group_of(row, data.group_rows);
+        prop_assert_eq!(rows(&batches), reference::batches(&spec, Pass { stream, epoch }, &data.lengths, b, &group_of));
     }
 
     #[test]
@@ -169,6 +182,23 @@ proptest! {
             prop_assert_eq!(bytes.len() as u64, Position::encoded_bytes(spec.lanes));
             let rest = run(&spec, &data, b, &Position::decode(&bytes).unwrap()).unwrap();
             prop_assert_eq!(&rest[..], &batches[done + 1..]);
+        }
+    }
+
+    /// A group is divided only at the borders of its lane's windows; other orders of the rows follow from other seeds.
+    #[test]
+    fn groups_stay_together(spec in spec(), data in data(), epoch in 0_u32..3) {
+        let spec = OrderSpec { group: Some(1), ..spec };
+        prop_assume!(spec.shuffle_rows > 0);
+        let position = start(&spec, Stream::Train, epoch);
+        let order = PassOrder::new(&spec, position.pass.unwrap(), data.lengths.len() as u32);
+        for lane in 0..spec.lanes {
+            let mut lane = Lane::new(&data, &order, lane, Cursor::default());
+            while let Ok((_, rows)) = lane.window().unwrap() {
+                let groups: Vec<u32> = rows.iter().map(|&row| group_of(row, data.group_rows)).collect();
+                let distinct: std::collections::BTreeSet<u32> = groups.iter().copied().collect();
+                prop_assert_eq!(groups.chunk_by(|a, b| a == b).count(), distinct.len(), "{:?}", rows);
+            }
         }
     }
 
@@ -211,8 +241,8 @@ proptest! {
 
 #[test]
 fn flipped_bits_and_truncation_are_rejected() {
-    let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10 };
-    let data = Data { lengths: vec![9, 0, 20, 4], chunks: vec![3], skipped: vec![1, 0, 0, 2] };
+    let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10, group: None };
+    let data = Data { lengths: vec![9, 0, 20, 4], chunks: vec![3], skipped: vec![1, 0, 0, 2], group_rows: 1 };
     let batches = run(&spec, &data, 4, &start(&spec, Stream::Train, 0)).unwrap();
     let mut bytes = Vec::new();
     batches[4].1.encode(&mut bytes);
@@ -229,7 +259,7 @@ fn flipped_bits_and_truncation_are_rejected() {
 
 #[test]
 fn positions_of_another_order_are_rejected() {
-    let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10 };
+    let spec = OrderSpec { seed: 5, lanes: 3, shuffle_rows: 10, group: None };
     let cut = |splits| Cut { splits, cuts: 0 };
     let feed = Feed::Train { epochs: 2, eval: true };
     let fingerprint = spec.fingerprint(feed, cut(4), cut(1));
@@ -244,6 +274,8 @@ fn positions_of_another_order_are_rejected() {
         (OrderSpec { seed: 6, ..spec }, feed, 4),
         (OrderSpec { shuffle_rows: 11, ..spec }, feed, 4),
         (OrderSpec { lanes: 4, ..spec }, feed, 4),
+        (OrderSpec { group: Some(0), ..spec }, feed, 4),
+        (OrderSpec { group: Some(1), ..spec }, feed, 4),
         (spec, feed, 5),
         (spec, Feed::Score, 4),
     ] {
@@ -277,8 +309,8 @@ fn feeds_alternate_training_and_evaluation() {
 /// The order of version 1: later versions must be able to resume its jobs.
 #[test]
 fn order_matches_the_golden_batches() {
-    let spec = OrderSpec { seed: 42, lanes: 3, shuffle_rows: 12 };
-    let data = Data { lengths: vec![5, 3, 7, 4], chunks: vec![2], skipped: vec![0; 4] };
+    let spec = OrderSpec { seed: 42, lanes: 3, shuffle_rows: 12, group: None };
+    let data = Data { lengths: vec![5, 3, 7, 4], chunks: vec![2], skipped: vec![0; 4], group_rows: 1 };
     let batches = run(&spec, &data, 7, &start(&spec, Stream::Train, 1)).unwrap();
     let golden: [&[Row]; 3] = [
         &[(1, 0), (2, 1), (3, 1), (0, 0), (2, 0), (3, 2), (0, 1)],
@@ -288,16 +320,55 @@ fn order_matches_the_golden_batches() {
     assert_eq!(rows(&batches), golden);
 }
 
+/// The order of groups and that of the rows of a group are permuted uniformly.
+#[test]
+fn groups_and_their_rows_are_shuffled() {
+    let mut counts = std::collections::BTreeMap::new();
+    for seed in 0..6000 {
+        let spec = OrderSpec { seed, lanes: 1, shuffle_rows: 6, group: Some(0) };
+        let order = PassOrder::new(&spec, Pass { stream: Stream::Train, epoch: 0 }, 1);
+        let mut rows = [10_u32, 11, 20, 30, 12, 31];
+        order.permute(0, 0, &mut rows, |row, _| row / 10);
+        *counts.entry(rows).or_insert(0_u32) += 1;
+    }
+    // 3! orders of the groups, times 3! and 2! of their rows.
+    assert_eq!(counts.len(), 72);
+    assert!(counts.values().all(|count| (40..140).contains(count)), "{counts:?}");
+}
+
+/// Groups that are adjacent in the data are whole within batches, except at the borders of batches and windows.
+#[test]
+fn adjacent_groups_are_whole_in_most_batches() {
+    let (lanes, batch_size) = (4_u32, 200);
+    let spec = OrderSpec { seed: 3, lanes, shuffle_rows: 2000, group: Some(0) };
+    let data = Data { lengths: vec![1000; 8], chunks: vec![64], skipped: vec![0; 8], group_rows: 10 };
+    let batches = rows(&run(&spec, &data, batch_size, &start(&spec, Stream::Train, 0)).unwrap());
+    let in_batch = |rows: &Vec<Row>| {
+        rows.iter().map(|&row| group_of(row, 10)).collect::<std::collections::BTreeSet<_>>()
+    };
+    let parts: usize = batches.iter().map(|batch| in_batch(batch).len()).sum();
+    let (groups, borders) = (800, (batches.len() - 1) * lanes as usize);
+    // Windows of 500 rows after a first one of another length.
+    let windows = 20;
+    assert!(parts > groups && parts <= groups + borders + windows, "{parts} parts of {groups} groups");
+    // Without groups, nearly every row is apart from the others of its group.
+    let scattered = rows(
+        &run(&OrderSpec { group: None, ..spec }, &data, batch_size, &start(&spec, Stream::Train, 0)).unwrap(),
+    );
+    assert!(scattered.iter().map(|batch| in_batch(batch).len()).sum::<usize>() > 3 * groups);
+}
+
 /// Rows of sorted data move anywhere within the reach of the pool: within one window all places are equally likely, and
 /// over the epochs a row's place is uncorrelated with its origin.
 #[test]
 fn shuffled_rows_are_uncorrelated_with_their_origin() {
-    let spec = OrderSpec { seed: 1, lanes: 4, shuffle_rows: 4000 };
+    let spec = OrderSpec { seed: 1, lanes: 4, shuffle_rows: 4000, group: None };
     let lengths = vec![500; 8];
     let mut correlations = Vec::new();
     for epoch in 0..20 {
         let rows =
-            reference::batches(&spec, Pass { stream: Stream::Train, epoch }, &lengths, usize::MAX).concat();
+            reference::batches(&spec, Pass { stream: Stream::Train, epoch }, &lengths, usize::MAX, &|_| 0)
+                .concat();
         let places: Vec<f64> =
             rows.iter().map(|&(split, row)| f64::from(split) * 500.0 + row as f64).collect();
         correlations.push(correlation(&places));
@@ -309,7 +380,8 @@ fn shuffled_rows_are_uncorrelated_with_their_origin() {
     // One split and one window are a plain permutation.
     let whole = OrderSpec { lanes: 1, ..spec };
     let rows =
-        reference::batches(&whole, Pass { stream: Stream::Train, epoch: 0 }, &[4000], usize::MAX).concat();
+        reference::batches(&whole, Pass { stream: Stream::Train, epoch: 0 }, &[4000], usize::MAX, &|_| 0)
+            .concat();
     let places: Vec<f64> = rows.iter().map(|&(_, row)| row as f64).collect();
     assert!(correlation(&places).abs() < 0.05);
 }
