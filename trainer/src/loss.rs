@@ -1,8 +1,10 @@
 //! The loss of a batch, as sums that can be added over batches.
 
 use millstream_backend::{Loss, Task};
+use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::model::ModelError;
 use crate::spec::{LossSpec, TaskSpec};
 
 /// The weighted loss over some rows.
@@ -29,9 +31,18 @@ impl std::ops::AddAssign for LossSum {
 }
 
 impl LossSpec {
-    /// The loss in the form for kernels.
-    pub(crate) fn as_loss(&self) -> Loss {
-        match self {
+    /// The loss in the form for kernels, for batches of `schema`.
+    ///
+    /// # Errors
+    /// When the batches lack the feature that identifies lists.
+    pub(crate) fn as_loss(&self, schema: &BatchSchema) -> Result<Loss, ModelError> {
+        let place_of = |group: &String| {
+            let place = schema.ids.iter().position(|feature| feature.name == *group);
+            place.ok_or_else(|| ModelError::NoLists { feature: group.clone() })
+        };
+        Ok(match self {
+            Self::Listwise { group } => Loss::Listwise { group: place_of(group)? },
+            Self::Pairwise { group } => Loss::Pairwise { group: place_of(group)? },
             Self::BinaryCrossEntropy { label_smoothing, positive_weight, negative_weight } => {
                 Loss::BinaryCrossEntropy {
                     smoothing: (*label_smoothing).into(),
@@ -57,7 +68,7 @@ impl LossSpec {
                     weights => weights.iter().copied().map(f64::from).collect(),
                 },
             },
-        }
+        })
     }
 }
 
@@ -67,9 +78,12 @@ pub(crate) fn rate(logit: f64) -> f64 {
 }
 
 impl TaskSpec {
-    /// The task of label `label` in the form for kernels.
-    pub(crate) fn as_task(&self, label: usize) -> Task {
-        Task { loss: self.loss.as_loss(), label, weight: self.weight.into() }
+    /// The task of label `label` in the form for kernels, for batches of `schema`.
+    ///
+    /// # Errors
+    /// As of [`LossSpec::as_loss`].
+    pub(crate) fn as_task(&self, label: usize, schema: &BatchSchema) -> Result<Task, ModelError> {
+        Ok(Task { loss: self.loss.as_loss(schema)?, label, weight: self.weight.into() })
     }
 }
 
@@ -96,7 +110,7 @@ mod tests {
     use std::sync::Arc;
 
     use millstream_backend::{Backend, Cpu, Reference, Scalar, ops};
-    use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
+    use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
     use serde::Deserialize;
 
     use super::*;
@@ -148,7 +162,7 @@ mod tests {
                 backend.write_matrix(&mut logit, &[B::Scalar::from_f64(logits[row])]);
                 let (mut logits_grad, mut sums) = (backend.matrix(1, 1), backend.matrix(1, 2));
                 backend.run(ops::TaskLoss {
-                    task: &loss.as_loss().into(),
+                    task: &loss.as_loss(&schema(1)).unwrap().into(),
                     batch: &batch,
                     rows: row..row + 1,
                     logits: &logit,
@@ -164,6 +178,73 @@ mod tests {
                 close(read(&logits_grad, 1) * rows as f64, gradient[row], row, "gradient");
             }
         }
+    }
+
+    /// Losses of lists as `golden/lists.py` computes them with TensorFlow in float64.
+    #[derive(Deserialize)]
+    struct Lists {
+        kind: String,
+        lists: Vec<u32>,
+        labels: Vec<f32>,
+        weights: Vec<f32>,
+        logits: Vec<f64>,
+        sums: Vec<f64>,
+        gradient: Vec<f64>,
+    }
+
+    /// Compares each batch with the golden file.
+    fn lists_agree<B: Backend>(backend: &B, tolerance: f64) {
+        let cases: Vec<Lists> = serde_json::from_str(include_str!("../tests/golden/lists.json")).unwrap();
+        let kinds: BTreeSet<&str> = cases.iter().map(|case| case.kind.as_str()).collect();
+        assert_eq!(kinds.into_iter().collect::<Vec<_>>(), ["listwise", "pairwise"]);
+        for Lists { kind, lists, labels, weights, logits, sums: expected, gradient } in cases {
+            let rows = labels.len();
+            let query = IdFeature { name: "query".to_owned(), cardinality: 8 };
+            let schema = BatchSchema { weighted: true, ids: vec![query], ..schema(rows as u32) };
+            let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema).unwrap()));
+            buffer.as_mut().set_header(&BatchHeader::train(rows as u32));
+            let mut slot = buffer.as_mut();
+            let sections = slot.sections();
+            sections.labels.copy_from_slice(&labels);
+            sections.weights.unwrap().copy_from_slice(&weights);
+            sections.ids.copy_from_slice(&lists);
+            let mut batch = backend.batch(&schema);
+            backend.upload(buffer.as_ref(), &mut batch).unwrap();
+            let group = "query".to_owned();
+            let loss = match kind.as_str() {
+                "listwise" => LossSpec::Listwise { group },
+                _ => LossSpec::Pairwise { group },
+            };
+            let numbers =
+                |numbers: &[f64]| numbers.iter().map(|&x| B::Scalar::from_f64(x)).collect::<Vec<_>>();
+            let mut matrix = backend.matrix(rows, 1);
+            backend.write_matrix(&mut matrix, &numbers(&logits));
+            let (mut logits_grad, mut sums) = (backend.matrix(rows, 1), backend.matrix(1, 2));
+            backend.run(ops::TaskLoss {
+                task: &loss.as_loss(&schema).unwrap().into(),
+                batch: &batch,
+                rows: 0..rows,
+                logits: &matrix,
+                logits_grad: &mut logits_grad,
+                sums: &mut sums,
+            });
+            let close = |matrix: &B::Matrix, expected: &[f64], scale: f64| {
+                let mut found = vec![B::Scalar::default(); expected.len()];
+                backend.read_matrix(matrix, &mut found);
+                for (found, expected) in found.iter().map(|x| scale * x.to_f64()).zip(expected) {
+                    let distance = (found - expected).abs();
+                    assert!(distance <= tolerance * (1.0 + expected.abs()), "{kind}: {found}, {expected}");
+                }
+            };
+            close(&sums, &expected, 1.0);
+            close(&logits_grad, &gradient, expected[1]);
+        }
+    }
+
+    #[test]
+    fn lists_have_the_losses_of_tensorflow() {
+        lists_agree(&Reference, 1e-12);
+        lists_agree(&Cpu::new(Some(1)).unwrap(), 3e-6);
     }
 
     #[test]

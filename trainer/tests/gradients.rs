@@ -427,7 +427,8 @@ fn loss() {
         Loss::Poisson,
         Loss::Focal { gamma: 1.5, positive: 0.75, negative: 0.25 },
     ];
-    for loss in losses {
+    let lists = [0, 1].into_iter().flat_map(|group| [Loss::Listwise { group }, Loss::Pairwise { group }]);
+    for loss in losses.into_iter().chain(lists) {
         let value = |logits: &[f64]| loss_at(&loss, &batch, logits);
         let (_, gradient) = value(&at);
         check("logits", &at, &gradient, |x| value(x).0);

@@ -1,13 +1,13 @@
 //! The `[evaluation]` of a job file: when the model is evaluated, and what that decides.
 
-use millstream_pipeline::spec::{DataSpec, FeatureKind, LabelSpec};
+use millstream_pipeline::spec::{DataSpec, LabelSpec};
 use millstream_trainer::metrics::Metric;
 use millstream_trainer::session::{EvalCadence, StoppingSpec};
 use millstream_trainer::spec::{Gains, GroupSpec, ModelSpec, Prediction, RankingSpec, TrainingSpec};
 
 use super::error;
-use super::features::Feature;
-use super::section::{Section, Text};
+use super::groups::Groups;
+use super::section::Section;
 
 /// How the model is evaluated, and what evaluations decide.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,15 +49,16 @@ impl EvaluationSpec {
     }
 }
 
-/// Reads the section. The job file defines features of these `names`; `features` are those without errors.
+/// Reads the section. `groups` are the features that may group rows, and `lists` is that of the loss, which is the
+/// default.
 pub(super) fn read(
     mut section: Section<'_>,
-    names: &[&str],
-    features: &[Feature],
+    groups: Groups<'_>,
+    lists: Option<&str>,
     data: &DataSpec,
     predictions: &LabelPredictions,
 ) -> EvaluationSpec {
-    let group = read_group(&mut section, names, features);
+    let group = read_group(&mut section, groups, lists);
     let LabelPredictions(labels) = predictions;
     if group.is_some() && !labels.iter().any(|&(_, prediction)| Metric::Ndcg.applies_to(prediction)) {
         section
@@ -92,13 +93,16 @@ pub(super) fn read(
     EvaluationSpec { group, cadence, stopping }
 }
 
-fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -> Option<GroupSpec> {
+fn read_group(section: &mut Section<'_>, groups: Groups<'_>, lists: Option<&str>) -> Option<GroupSpec> {
     let usual = RankingSpec::default();
     let ranking = RankingSpec {
         top_k: section.whole_u32("top_k", 1..=RankingSpec::MAX_TOP_K).unwrap_or(usual.top_k),
         gains: section.choice("gains", &GAINS).unwrap_or(usual.gains),
     };
-    let Some(Text { text, at }) = section.text("group") else {
+    let Some(text) = section.text("group") else {
+        if let Some(lists) = lists {
+            return Some(GroupSpec { feature: lists.to_owned(), ranking });
+        }
         for key in ["top_k", "gains"] {
             if section.has(key) {
                 section.error(key, format!("`{key}` is for rankings within groups: set `group`"));
@@ -106,18 +110,7 @@ fn read_group(section: &mut Section<'_>, names: &[&str], features: &[Feature]) -
         }
         return None;
     };
-    let spec = features.iter().map(|feature| &feature.spec).find(|spec| spec.name == text);
-    if !names.contains(&text) {
-        let hint = error::suggestion(text, names.iter().copied());
-        section.error_at(at, format!("`{text}` is not in [features]{hint}"));
-    } else if spec
-        .is_some_and(|spec| matches!(spec.kind, FeatureKind::Numeric { .. } | FeatureKind::Vector { .. }))
-    {
-        section.error_at(at, format!("`{text}` is numeric, but groups are ids: use another kind of feature"));
-    } else if spec.is_some_and(|spec| spec.maximum.is_some()) {
-        section.error_at(at, format!("`{text}` is multi-valued, but a row belongs to one group"));
-    }
-    Some(GroupSpec { feature: text.to_owned(), ranking })
+    Some(GroupSpec { feature: groups.read(section, text), ranking })
 }
 
 /// Reads the metric by which evaluations are compared, and its label, from these two keys. `usual` are the defaults.
@@ -162,7 +155,7 @@ pub(super) fn read_metric(
             (_, Prediction::Number | Prediction::RobustNumber { .. } | Prediction::Rate) => {
                 ("probabilities", "is predicted as a number")
             }
-            (_, Prediction::Rank) => {
+            (_, Prediction::Rank | Prediction::ListRank) => {
                 ("probabilities and numbers", "is predicted by a score for ranking only")
             }
         };

@@ -19,6 +19,7 @@ use crate::document::{self, Node, Table, Value};
 use crate::error::{At, JobError, Problems, Warning};
 use crate::evaluation::{self, EvaluationSpec, LabelPredictions};
 use crate::features::{self, Feature, OpenTerms, TermFiles, open_regular_file};
+use crate::groups::Groups;
 use crate::section::Section;
 use crate::tensorboard::{self, TensorBoardSpec};
 use crate::warm_start::{self, WarmStartSpec};
@@ -37,7 +38,7 @@ pub struct Job {
     pub batch_scaling: Option<BatchScaling>,
     /// The labels.
     pub label: LabelSpec,
-    /// The features that the model or its evaluation uses, in the file's order.
+    /// The features that the model, its loss or its evaluation uses, in the file's order.
     pub features: Vec<FeatureSpec>,
     /// The model.
     pub model: ModelSpec,
@@ -235,7 +236,7 @@ pub(crate) fn read_job(
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
     let section = top.required_section("data", "[data]", "the data to train on");
-    let (data, auto_batch) = data::read(section, path, problems);
+    let (mut data, auto_batch) = data::read(section, path, problems);
     let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "the inputs of the model");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).take(features::MAX_FEATURES).collect();
@@ -248,15 +249,17 @@ pub(crate) fn read_job(
     if let (Some(scaling), None) = (batch_scaling, auto_batch) {
         scaling.apply(&mut model, data.batch_size);
     }
-    let mut training = training::read(section, seed, &model, &labels);
+    let groups = Groups { names: &names, features: &features };
+    let mut training = training::read(section, seed, &model, &labels, groups);
+    data.group = training.loss.group().map(str::to_owned);
     if let Some(fraction) = data.negatives {
         weigh_negatives(fraction, &mut training, &model, table, problems);
     }
     let label = labels.resolve(&training, &model, model_at, problems);
     let predictions = LabelPredictions::of(&label, &model, &training);
     let warm_start = warm_start::read(&mut top, &data.base);
-    let evaluation =
-        evaluation::read(top.section("evaluation", "[evaluation]"), &names, &features, &data, &predictions);
+    let section = top.section("evaluation", "[evaluation]");
+    let evaluation = evaluation::read(section, groups, training.loss.group(), &data, &predictions);
     let checkpoint =
         checkpoint::read(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
@@ -340,6 +343,7 @@ fn refuse_leaks(features: &[Feature], label: &LabelSpec, problems: &Problems<'_>
 fn prune(features: Vec<Feature>, job: &Job, problems: &Problems<'_>) -> Vec<FeatureSpec> {
     let mut used = model::used(&job.model);
     used.extend(job.evaluation.group.as_ref().map(|group| group.feature.as_str()));
+    used.extend(job.training.loss.group());
     let is_used = |feature: &Feature| used.contains(feature.spec.name.as_str());
     let crossed: HashSet<_> = features
         .iter()

@@ -202,7 +202,7 @@ impl Labels {
                 Prediction::Number | Prediction::RobustNumber { .. } | Prediction::Quantile { .. } => {
                     LabelNumbers::Any
                 }
-                Prediction::Rate => LabelNumbers::NotNegative,
+                Prediction::Rate | Prediction::ListRank => LabelNumbers::NotNegative,
             };
             if prediction.is_number() && positive.is_some() {
                 let loss = task.loss.kind();

@@ -18,6 +18,7 @@ mod error;
 mod evaluation;
 mod features;
 mod filter;
+mod groups;
 mod job;
 mod label;
 mod loss;

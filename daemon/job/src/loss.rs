@@ -3,6 +3,7 @@
 use millstream_trainer::spec::{LossSpec, TaskSpec};
 
 use super::error::suggestion;
+use super::groups::Groups;
 use super::label::Labels;
 use super::section::Section;
 
@@ -22,8 +23,8 @@ pub(super) fn refuse(training: &Section<'_>) {
 }
 
 /// Reads the loss of each label that [`read_of_labels`] finds no other loss of.
-pub(super) fn read(mut loss: Section<'_>, labels: &Labels) -> LossSpec {
-    let spec = read_kind(&mut loss, labels.classes());
+pub(super) fn read(mut loss: Section<'_>, labels: &Labels, groups: Groups<'_>) -> LossSpec {
+    let spec = read_kind(&mut loss, labels, groups);
     loss.finish();
     spec
 }
@@ -37,9 +38,11 @@ enum Kind {
     Quantile,
     Poisson,
     CrossEntropy,
+    Listwise,
+    Pairwise,
 }
 
-const KINDS: [(&str, Kind); 7] = [
+const KINDS: [(&str, Kind); 9] = [
     ("bce", Kind::BinaryCrossEntropy),
     ("focal", Kind::Focal),
     ("mse", Kind::SquaredError),
@@ -47,10 +50,12 @@ const KINDS: [(&str, Kind); 7] = [
     ("quantile", Kind::Quantile),
     ("poisson", Kind::Poisson),
     ("cross_entropy", Kind::CrossEntropy),
+    ("listwise", Kind::Listwise),
+    ("pairwise", Kind::Pairwise),
 ];
 
 /// The keys of losses, each with the losses that have it.
-const KEYS: [(&str, &[Kind]); 8] = [
+const KEYS: [(&str, &[Kind]); 9] = [
     ("label_smoothing", &[Kind::BinaryCrossEntropy, Kind::CrossEntropy]),
     ("positive_weight", &[Kind::BinaryCrossEntropy]),
     ("negative_weight", &[Kind::BinaryCrossEntropy]),
@@ -59,14 +64,19 @@ const KEYS: [(&str, &[Kind]); 8] = [
     ("alpha", &[Kind::Focal]),
     ("delta", &[Kind::Huber]),
     ("quantile", &[Kind::Quantile]),
+    ("group", &[Kind::Listwise, Kind::Pairwise]),
 ];
 
-/// Reads the loss of a label with these `classes`, if any.
-fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
+/// Reads the loss of one of these `labels`.
+fn read_kind(loss: &mut Section<'_>, labels: &Labels, groups: Groups<'_>) -> LossSpec {
+    let classes = labels.classes();
     let usual = if classes.is_some() { Kind::CrossEntropy } else { Kind::BinaryCrossEntropy };
     let kind = loss.choice("kind", &KINDS).unwrap_or(usual);
     if kind != Kind::CrossEntropy && classes.is_some() {
         loss.error("kind", "a label of `classes` has the loss \"cross_entropy\"");
+    }
+    if matches!(kind, Kind::Listwise | Kind::Pairwise) && labels.are_named {
+        loss.error("kind", "a loss that compares the rows of a list is for one [label], not for [labels]");
     }
     for (key, kinds) in KEYS.iter().filter(|(_, kinds)| !kinds.contains(&kind)) {
         if loss.node(key).is_some() {
@@ -93,6 +103,8 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
             loss.required("quantile", "the share of labels below the prediction, such as 0.9");
             LossSpec::Quantile { quantile: read_share(loss, "quantile") }
         }
+        Kind::Listwise => LossSpec::Listwise { group: read_lists(loss, groups) },
+        Kind::Pairwise => LossSpec::Pairwise { group: read_lists(loss, groups) },
         Kind::CrossEntropy => {
             let Some(classes) = classes else {
                 let message = "the loss \"cross_entropy\" needs the `classes` of one [label]";
@@ -108,6 +120,12 @@ fn read_kind(loss: &mut Section<'_>, classes: Option<u32>) -> LossSpec {
             }
         }
     }
+}
+
+/// The feature that identifies lists.
+fn read_lists(loss: &mut Section<'_>, groups: Groups<'_>) -> String {
+    let text = loss.required_text("group", "the feature whose ids identify lists, such as a query");
+    text.map_or_else(String::new, |text| groups.read(loss, text))
 }
 
 /// A number above 0 and below 1.
@@ -131,7 +149,12 @@ fn read_class_weights(loss: &mut Section<'_>, classes: u32) -> Vec<f32> {
 }
 
 /// Reads the losses of several labels, with `usual` as the default; empty for one unnamed label.
-pub(super) fn read_of_labels(training: &mut Section<'_>, usual: &LossSpec, labels: &Labels) -> Vec<TaskSpec> {
+pub(super) fn read_of_labels(
+    training: &mut Section<'_>,
+    usual: &LossSpec,
+    labels: &Labels,
+    groups: Groups<'_>,
+) -> Vec<TaskSpec> {
     if !labels.are_named {
         if training.node("losses").is_some() {
             training
@@ -150,7 +173,7 @@ pub(super) fn read_of_labels(training: &mut Section<'_>, usual: &LossSpec, label
         };
         let Some(mut loss) = losses.as_section(node, format!("[training.losses.{name}]")) else { continue };
         let weight = loss.constant("weight", true).unwrap_or(1.0);
-        tasks[place] = TaskSpec { loss: read_kind(&mut loss, None), weight };
+        tasks[place] = TaskSpec { loss: read_kind(&mut loss, labels, groups), weight };
         loss.finish();
     }
     tasks
@@ -171,7 +194,7 @@ mod tests {
     fn job(loss: &str, more: &str) -> Result<Job, String> {
         let text = format!(
             "name = \"spent\"\ndata = {{ train = [\"t.parquet\"], eval = [\"e.parquet\"] }}\n\
-             features = {{ age = {{ kind = \"numeric\" }} }}\nmodel = {{ kind = \"linear\", features = [\"age\"] }}\n\
+             features.age = {{ kind = \"numeric\" }}\nmodel = {{ kind = \"linear\", features = [\"age\"] }}\n\
              label = {{ column = \"y\" }}\ntraining.loss = {{ {loss} }}\n{more}"
         );
         Job::parse(&text, Path::new("job.toml"), &[]).map(|(job, _)| job).map_err(|error| error.to_string())
@@ -212,6 +235,44 @@ mod tests {
             assert_eq!((&job.training.loss, job.label.first.numbers), (&loss, numbers), "{text}");
             assert_eq!(job.checkpoint.best.map(|best| best.metric), Some(metric), "{text}");
             assert!(text.starts_with(&format!("kind = \"{}\"", loss.kind())));
+        }
+    }
+
+    const QUERY: &str = "features.query = { kind = \"identity\", buckets = 9 }\n";
+
+    #[test]
+    fn losses_of_lists_group_rows_for_the_order_and_the_evaluation() {
+        let of = |group: &str| {
+            let group = group.to_owned();
+            [
+                ("listwise", LossSpec::Listwise { group: group.clone() }),
+                ("pairwise", LossSpec::Pairwise { group }),
+            ]
+        };
+        for (kind, expected) in of("query") {
+            let loss = format!("kind = \"{kind}\", group = \"query\"");
+            let read = job(&loss, &format!("{QUERY}checkpoint.keep_best = true")).unwrap();
+            assert_eq!(
+                (&read.training.loss, read.label.first.numbers),
+                (&expected, LabelNumbers::NotNegative)
+            );
+            assert_eq!((read.training.loss.kind(), read.training.loss.group()), (kind, Some("query")));
+            assert_eq!(read.data.group.as_deref(), Some("query"));
+            assert!(read.features.iter().any(|feature| feature.name == "query"), "the model need not use it");
+            let group = read.evaluation.group.clone().unwrap();
+            assert_eq!((group.feature.as_str(), group.ranking.top_k), ("query", 10));
+            assert_eq!(read.checkpoint.best.map(|best| best.metric), Some(Metric::Ndcg));
+            // Settings of the ranking apply to the default group, and another group may be chosen.
+            let more = format!("{QUERY}evaluation.top_k = 3");
+            assert_eq!(job(&loss, &more).unwrap().evaluation.group.unwrap().ranking.top_k, 3);
+            let user = QUERY.replace("query", "user");
+            let more = format!("{QUERY}{user}evaluation.group = \"user\"");
+            let read = job(&loss, &more).unwrap();
+            assert_eq!(read.evaluation.group.unwrap().feature, "user");
+            assert_eq!(read.data.group.as_deref(), Some("query"));
+            // Neither text nor fingerprint of a job without lists depends on groups.
+            let plain = job("kind = \"mse\"", QUERY).unwrap();
+            assert_eq!((plain.data.group, plain.evaluation.group), (None, None));
         }
     }
 
@@ -261,6 +322,41 @@ mod tests {
                 "\"poisson_deviance\" applies to the loss \"poisson\", but the label has another loss",
             ),
             ("kind = \"focal\", gamma = -1", String::new(), "expected a number of at least 0, found -1"),
+            (
+                "kind = \"listwise\"",
+                String::new(),
+                "[training.loss] needs `group`: the feature whose ids identify lists, such as a query",
+            ),
+            (
+                "kind = \"pairwise\", group = \"qery\"",
+                QUERY.to_owned(),
+                "`qery` is not in [features]; did you mean `query`?",
+            ),
+            (
+                "kind = \"listwise\", group = \"age\"",
+                String::new(),
+                ":6:46: error: `age` is numeric, but groups are ids: use another kind of feature",
+            ),
+            (
+                "kind = \"listwise\", group = \"query\"",
+                QUERY.replace("9 }", "9, multi = true, maximum = 3 }"),
+                "`query` is multi-valued, but a row belongs to one group",
+            ),
+            (
+                "kind = \"mse\", group = \"query\"",
+                QUERY.to_owned(),
+                "`group` is for the losses \"listwise\" and \"pairwise\"",
+            ),
+            (
+                "kind = \"listwise\", group = \"query\"",
+                format!("{QUERY}training.micro_batch_size = 8"),
+                "the loss \"listwise\" needs whole batches: remove `micro_batch_size`",
+            ),
+            (
+                "kind = \"listwise\", group = \"query\"",
+                format!("{QUERY}{}", best("rmse")),
+                "\"rmse\" applies to probabilities and numbers, but the label is predicted by a score for ranking only",
+            ),
             (
                 "kind = \"focal\", alpha = 1.5",
                 String::new(),

@@ -4,6 +4,7 @@ use millstream_trainer::spec::{
     ClipSpec, DecaySpec, DeviceSpec, LossScaleSpec, ModelSpec, Precision, ScheduleSpec, TrainingSpec,
 };
 
+use super::groups::Groups;
 use super::label::Labels;
 use super::loss;
 use super::section::{ReadKind, Section};
@@ -29,8 +30,15 @@ const DECAYS: [(&str, ReadKind<DecaySpec>); 5] = [
     }),
 ];
 
-/// Reads the section for this `model` and these `labels`; `seed` is the job's.
-pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labels: &Labels) -> TrainingSpec {
+/// Reads the section for this `model` and these `labels`; `seed` is the job's, and `groups` are the features that may
+/// group rows.
+pub(super) fn read(
+    mut training: Section<'_>,
+    seed: u64,
+    model: &ModelSpec,
+    labels: &Labels,
+    groups: Groups<'_>,
+) -> TrainingSpec {
     if model.uses_in_batch_softmax() {
         loss::refuse(&training);
     }
@@ -42,11 +50,15 @@ pub(super) fn read(mut training: Section<'_>, seed: u64, model: &ModelSpec, labe
     let device = read_device(&mut training);
     let threads = training.whole_u32("threads", 1..=1_024);
     let schedule = read_schedule(training.section("schedule", "[training.schedule]"));
-    let loss = loss::read(training.section("loss", "[training.loss]"), labels);
-    let tasks = loss::read_of_labels(&mut training, &loss, labels);
+    let loss = loss::read(training.section("loss", "[training.loss]"), labels, groups);
+    let tasks = loss::read_of_labels(&mut training, &loss, labels, groups);
     let norm = training.constant("clip_norm", true);
     let clip = ClipSpec { norm, value: training.constant("clip_value", true) };
     let micro_batch_rows = training.whole_u32("micro_batch_size", 1..=u32::MAX);
+    if loss.group().is_some() && micro_batch_rows.is_some() {
+        let message = format!("the loss \"{}\" needs whole batches: remove `micro_batch_size`", loss.kind());
+        training.error("micro_batch_size", message);
+    }
     training.finish();
     TrainingSpec {
         seed,

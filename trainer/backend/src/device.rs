@@ -294,6 +294,11 @@ pub enum WorkspaceUse<'a> {
         /// Number of classes; 0 for other losses.
         classes: usize,
     },
+    /// A loss that compares the rows of lists.
+    Lists {
+        /// The most rows.
+        rows: usize,
+    },
     /// The squared norm of a gradient.
     Squares,
     /// A transfer of a matrix from or to the host.

@@ -12,7 +12,7 @@ use super::*;
 use crate::checkpoint::TrainingProgress;
 use crate::checkpoint::store::Part;
 use crate::session::SelectionState;
-use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, TrainingSpec};
+use crate::spec::{LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 
 /// Every kind of model by the name of its case in the golden file, and the schema without labels.
 fn models() -> (BatchSchema, Vec<(String, Model)>) {
@@ -126,7 +126,10 @@ fn every_kind_of_model_has_its_features_as_inputs_and_its_scores_as_outputs() {
         let wanted = labels.iter().zip(&model.tasks).flat_map(|(label, task)| {
             let score = (named(label, "score".to_owned()), "float");
             let logit = (named(label, "logit".to_owned()), "float");
-            let has_no_logit = model.spec.prediction(&task.loss).is_number() || trained.kind() == "two_tower";
+            let has_no_logit = match model.spec.prediction(&task.loss) {
+                Prediction::Rank | Prediction::ListRank => true,
+                prediction => prediction.is_number(),
+            };
             if has_no_logit { vec![score] } else { vec![score, logit] }
         });
         if let [TaskSpec { loss: LossSpec::CrossEntropy { classes, .. }, .. }] = model.tasks[..] {

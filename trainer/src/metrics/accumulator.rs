@@ -18,17 +18,24 @@ pub struct Accumulator {
 /// The sums, by kind of prediction.
 #[derive(Clone, Debug)]
 enum Sums {
-    /// `sums` is `None` if scores only rank.
-    Ranked {
-        ranking: Ranking,
-        groups: Option<Groups>,
-        sums: Option<probabilities::Sums>,
-    },
-    Numbers {
-        groups: Option<Groups>,
-        sums: numbers::Sums,
-    },
+    Ranked { ranking: Ranking, groups: Option<Groups>, scores: Scores },
+    Numbers { groups: Option<Groups>, sums: numbers::Sums },
     Classes(classes::Sums),
+}
+
+/// The meaning of scores that rank.
+#[derive(Clone, Debug)]
+enum Scores {
+    /// The probabilities of a label from 0 to 1.
+    Probabilities(probabilities::Sums),
+    /// Any numbers, for a label from 0 to 1.
+    Ranks,
+    /// Any numbers, for a label of at least 0.
+    Grades {
+        /// Whether a label is above 1. Then a row is neither positive nor negative, and only metrics of grades are
+        /// defined.
+        exceed_one: bool,
+    },
 }
 
 /// A batch of scored rows.
@@ -50,7 +57,12 @@ impl Accumulator {
         match prediction {
             Prediction::Probability => Self::with_exact_bytes(label, EXACT_BYTES),
             Prediction::Rank => {
-                Self::of(label, Sums::Ranked { ranking: Ranking::new(EXACT_BYTES), groups: None, sums: None })
+                let ranking = Ranking::new(EXACT_BYTES);
+                Self::of(label, Sums::Ranked { ranking, groups: None, scores: Scores::Ranks })
+            }
+            Prediction::ListRank => {
+                let (ranking, scores) = (Ranking::new(EXACT_BYTES), Scores::Grades { exceed_one: false });
+                Self::of(label, Sums::Ranked { ranking, groups: None, scores })
             }
             Prediction::Number
             | Prediction::RobustNumber { .. }
@@ -64,8 +76,8 @@ impl Accumulator {
 
     /// An accumulator of probabilities with another limit than [`EXACT_BYTES`].
     pub(super) fn with_exact_bytes(label: &str, bytes: usize) -> Self {
-        let (ranking, sums) = (Ranking::new(bytes), Some(probabilities::Sums::default()));
-        Self::of(label, Sums::Ranked { ranking, groups: None, sums })
+        let scores = Scores::Probabilities(probabilities::Sums::default());
+        Self::of(label, Sums::Ranked { ranking: Ranking::new(bytes), groups: None, scores })
     }
 
     fn of(label: &str, sums: Sums) -> Self {
@@ -111,13 +123,24 @@ impl Accumulator {
                     let score = |class| scores[class * labels.len() + row];
                     sums.add(self.examples, score, label, weight)?;
                 }
-                Sums::Ranked { ranking, groups: grouped, sums } => {
+                Sums::Ranked { ranking, groups: grouped, scores: how } => {
                     let score = scores[row];
-                    let bounded = match sums {
-                        Some(sums) => sums.add(self.examples, score, label, weight).map(|()| score)?,
-                        None => between_0_and_1(self.examples, score, label)?,
+                    let bounded = match how {
+                        Scores::Probabilities(sums) => {
+                            sums.add(self.examples, score, label, weight).map(|()| score)?
+                        }
+                        Scores::Ranks => between_0_and_1(self.examples, score, label, 1.0)?,
+                        Scores::Grades { exceed_one } => {
+                            let bounded = between_0_and_1(self.examples, score, label, f32::MAX)?;
+                            *exceed_one |= label > 1.0;
+                            bounded
+                        }
                     };
-                    ranking.push(WeightedRow::new(bounded, label, weight));
+                    if matches!(how, Scores::Grades { exceed_one: true }) {
+                        ranking.clear();
+                    } else {
+                        ranking.push(WeightedRow::new(bounded, label, weight));
+                    }
                     push(grouped, groups, row, WeightedRow::of_any_score(score, label, weight));
                 }
             }
@@ -141,10 +164,14 @@ impl Accumulator {
                 sums.clear();
             }
             Sums::Classes(sums) => sums.clear(),
-            Sums::Ranked { ranking, groups, sums } => {
+            Sums::Ranked { ranking, groups, scores } => {
                 ranking.clear();
                 groups.iter_mut().for_each(Groups::clear);
-                sums.iter_mut().for_each(|sums| *sums = probabilities::Sums::default());
+                match scores {
+                    Scores::Probabilities(sums) => *sums = probabilities::Sums::default(),
+                    Scores::Ranks => {}
+                    Scores::Grades { exceed_one } => *exceed_one = false,
+                }
             }
         }
     }
@@ -208,7 +235,12 @@ impl Sums {
                 (values, ndcg.map(|ndcg| ndcg.groups))
             }
             Self::Classes(sums) => (sums.values().into_iter().map(exact).collect(), None),
-            Self::Ranked { ranking, groups, sums } => {
+            Self::Ranked { groups, scores: Scores::Grades { exceed_one: true }, .. } => {
+                let means = groups.as_mut().map(Groups::means);
+                let values = means.iter().flat_map(first_ranks).map(exact).collect();
+                (values, means.map(|means| means.ndcg.groups))
+            }
+            Self::Ranked { ranking, groups, scores } => {
                 let sweep = ranking.sweep();
                 let areas = [(Metric::Auc, sweep.roc()), (Metric::PrAuc, sweep.precision_recall())];
                 let areas = areas.map(|(metric, area)| {
@@ -216,21 +248,21 @@ impl Sums {
                     MetricValue { metric, value, error }
                 });
                 let means = groups.as_mut().map(Groups::means);
-                let ranked = means.iter().flat_map(|means| {
-                    let Means { auc, ndcg, reciprocal_rank, recall } = means;
-                    [
-                        (Metric::GroupAuc, auc.value()),
-                        (Metric::Ndcg, ndcg.value()),
-                        (Metric::Mrr, reciprocal_rank.value()),
-                        (Metric::Recall, recall.value()),
-                    ]
-                });
-                let metrics = sums.iter().flat_map(probabilities::Sums::values).chain(ranked);
+                let of_auc = means.iter().map(|means| (Metric::GroupAuc, means.auc.value()));
+                let ranked = of_auc.chain(means.iter().flat_map(first_ranks));
+                let sums = if let Scores::Probabilities(sums) = scores { Some(&*sums) } else { None };
+                let metrics = sums.into_iter().flat_map(probabilities::Sums::values).chain(ranked);
                 let values = areas.into_iter().chain(metrics.map(exact)).collect();
                 (values, means.map(|means| means.auc.groups))
             }
         }
     }
+}
+
+/// The metrics of the first ranks of groups.
+fn first_ranks(means: &Means) -> [(Metric, Option<f64>); 3] {
+    let Means { ndcg, reciprocal_rank, recall, .. } = means;
+    [(Metric::Ndcg, ndcg.value()), (Metric::Mrr, reciprocal_rank.value()), (Metric::Recall, recall.value())]
 }
 
 /// Adds a row to its group, if rows have groups.
@@ -240,16 +272,17 @@ fn push(groups: &mut Option<Groups>, ids: Option<&[u32]>, row: usize, ranked: We
     }
 }
 
-/// Maps a score of any size to one from 0 to 1 with the same order. `row` and `label` are for errors.
+/// Maps a score of any size to one from 0 to 1 with the same order. `label` is from 0 to `most`. `row` is for errors.
 ///
 /// A sigmoid would preserve the order too, but is 1 in fp32 from 17 on; dot products divided by a small
 /// temperature reach that.
-fn between_0_and_1(row: u64, score: f32, label: f32) -> Result<f32, MetricsError> {
+fn between_0_and_1(row: u64, score: f32, label: f32, most: f32) -> Result<f32, MetricsError> {
     if !score.is_finite() {
         return Err(MetricsError::Score { row, score, expected: "a finite number" });
     }
-    if !(0.0..=1.0).contains(&label) {
-        return Err(MetricsError::Label { row, label, expected: "a number from 0 to 1" });
+    if !(0.0..=most).contains(&label) {
+        let expected = if most > 1.0 { "a number of at least 0" } else { "a number from 0 to 1" };
+        return Err(MetricsError::Label { row, label, expected });
     }
     Ok(0.5 + 0.5 * (score / (1.0 + score.abs())))
 }

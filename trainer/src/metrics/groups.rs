@@ -41,7 +41,7 @@ impl Mean {
     }
 }
 
-/// The metrics of binary labels.
+/// The metrics of labels of at least 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Means {
     pub(super) auc: Mean,
@@ -94,7 +94,7 @@ impl Groups {
         self.ranking
     }
 
-    /// All metrics, for labels from 0 to 1. Sorts the rows.
+    /// All metrics. The AUC needs labels from 0 to 1. Sorts the rows.
     pub(super) fn means(&mut self) -> Means {
         let mut means = Means { ndcg: self.ndcg(), ..Means::default() };
         let top_k = self.ranking.top_k;

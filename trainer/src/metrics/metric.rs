@@ -126,7 +126,9 @@ impl Metric {
                 matches!(self, Self::Ndcg | Self::PinballLoss | Self::Coverage | Self::Mae)
             }
             Prediction::Rate => self == Self::PoissonDeviance || self.applies_to(Prediction::Number),
-            Prediction::Rank => matches!(self, Self::Auc | Self::PrAuc) || self.needs_groups(),
+            Prediction::Rank | Prediction::ListRank => {
+                matches!(self, Self::Auc | Self::PrAuc) || self.needs_groups()
+            }
             Prediction::Classes(classes) => match self {
                 Self::LogLoss | Self::NormalizedEntropy | Self::Accuracy => true,
                 Self::Top5Accuracy => classes as usize > NEAR,
@@ -139,6 +141,7 @@ impl Metric {
     pub fn default_for(prediction: Prediction) -> Self {
         match prediction {
             Prediction::Probability | Prediction::Rank => Self::Auc,
+            Prediction::ListRank => Self::Ndcg,
             Prediction::Number => Self::Rmse,
             Prediction::RobustNumber { .. } => Self::HuberLoss,
             Prediction::Quantile { .. } => Self::PinballLoss,

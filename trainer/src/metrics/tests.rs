@@ -328,6 +328,34 @@ fn unbounded_scores_have_ranking_metrics_only() {
     assert_eq!(ranked(&[1.0, 2.0, score, 3.0]), Err(MetricsError::Score { row, score, expected }));
 }
 
+#[test]
+fn grades_have_metrics_of_first_ranks_and_binary_grades_also_areas() {
+    let graded = |labels: &[f32]| {
+        let mut accumulator = Accumulator::new("", Prediction::ListRank);
+        accumulator.rank_groups(RankingSpec::default());
+        let (scores, groups) = ([40.0, 30.0, -20.0, -25.0], [3, 3, 4, 4]);
+        accumulator.add(ScoredBatch { groups: Some(&groups), ..scored(&scores, labels, None) })?;
+        accumulator.finish()
+    };
+    let names =
+        |metrics: &Metrics| metrics.values.iter().map(|values| values.metric.name()).collect::<Vec<_>>();
+    let found = graded(&[1.0, 0.0, 1.0, 0.0]).unwrap();
+    assert_eq!(names(&found), ["auc", "pr_auc", "group_auc", "ndcg", "mrr", "recall"]);
+    assert!(names(&found).iter().all(|name| {
+        let metric = Metric::ALL.iter().find(|(other, _)| other == name).unwrap().1;
+        metric.applies_to(Prediction::ListRank)
+    }));
+    assert_eq!((found.value(Metric::Auc), found.groups_of(Metric::GroupAuc)), (Some(0.75), Some(2)));
+    // The gains 1 and 3 in the wrong order.
+    let found = graded(&[1.0, 2.0, 0.0, 0.0]).unwrap();
+    assert_eq!(names(&found), ["ndcg", "mrr", "recall"]);
+    let (discounted, ideal) = (1.0 + 3.0 / 3.0_f64.log2(), 3.0 + 1.0 / 3.0_f64.log2());
+    assert!(close(found.value(Metric::Ndcg), Some(discounted / ideal), 1e-12));
+    assert_eq!((found.value(Metric::Recall), found.groups_of(Metric::Ndcg)), (Some(1.0), Some(1)));
+    let (row, label, expected) = (3, -1.0, "a number of at least 0");
+    assert_eq!(graded(&[1.0, 0.0, 0.0, -1.0]), Err(MetricsError::Label { row, label, expected }));
+}
+
 fn of_numbers(scores: &[f32], labels: &[f32], weights: Option<&[f32]>) -> Result<Metrics, MetricsError> {
     let mut accumulator = Accumulator::new("price", Prediction::Number);
     for start in (0..scores.len()).step_by(7) {

@@ -51,6 +51,26 @@ pub enum ModelError {
         /// Number of labels.
         labels: usize,
     },
+    /// A loss that compares rows, with micro-batches.
+    #[error("the loss \"{loss}\" needs whole batches: remove `training.micro_batch_size`")]
+    PartsOfLists {
+        /// The loss's kind.
+        loss: &'static str,
+    },
+    /// The batches lack the feature that identifies lists.
+    #[error("training.loss.group: the batches have no feature `{feature}` with one id per row")]
+    NoLists {
+        /// The feature.
+        feature: String,
+    },
+    /// A loss that compares rows, for several labels.
+    #[error("the loss \"{loss}\" is for one label, and there are {labels}")]
+    ListsOfLabels {
+        /// The loss's kind.
+        loss: &'static str,
+        /// Number of labels.
+        labels: usize,
+    },
     /// A two-tower model with micro-batches.
     #[error("a two-tower model needs whole batches: remove `training.micro_batch_size`")]
     PartsChoose,

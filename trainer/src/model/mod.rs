@@ -23,8 +23,8 @@ mod two_tower;
 mod wide_deep;
 
 use millstream_backend::{
-    Backend, BatchError, Cpu, Cuda, Device, Layout, PinError, Scalar, Sizes, TablePart, TablePlace, Task,
-    WorkspaceUse, ops,
+    Backend, BatchError, Cpu, Cuda, Device, Layout, Loss, PinError, Scalar, Sizes, TablePart, TablePlace,
+    Task, WorkspaceUse, ops,
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Phase;
@@ -140,7 +140,7 @@ impl<D: Device> Parts<D> {
         let labels = schema.label_count();
         let tasks = training.tasks(labels);
         let losses = tasks.len();
-        check_losses(spec, &tasks)?;
+        check_losses(spec, &tasks, in_parts)?;
         if labels > 1 && !spec.supports_multiple_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
@@ -151,10 +151,14 @@ impl<D: Device> Parts<D> {
         let network = Network::new(&mut builder, spec)?;
         let (rows, outputs) = (builder.buffers().rows, builder.outputs());
         let reported = reported_numbers(labels, training.precision.scales_loss());
-        for task in &tasks {
-            let classes =
-                if let LossSpec::CrossEntropy { classes, .. } = task.loss { classes as usize } else { 0 };
-            device.reserve_workspace(&WorkspaceUse::Loss { rows, classes });
+        for (label, task) in tasks.iter().enumerate() {
+            device.reserve_workspace(&match task.as_task(label, schema)?.loss {
+                Loss::CrossEntropy { class_weights, .. } => {
+                    WorkspaceUse::Loss { rows, classes: class_weights.len() }
+                }
+                Loss::Listwise { .. } | Loss::Pairwise { .. } => WorkspaceUse::Lists { rows },
+                _ => WorkspaceUse::Loss { rows, classes: 0 },
+            });
         }
         if training.clip.norm.is_some() || training.precision.scales_loss() {
             device.reserve_workspace(&WorkspaceUse::Squares);
@@ -176,11 +180,21 @@ impl<D: Device> Parts<D> {
     }
 }
 
-/// Constants are in range. Classes need a model that predicts them, and one label.
-fn check_losses(spec: &ModelSpec, tasks: &[TaskSpec]) -> Result<(), ModelError> {
+/// Constants are in range. Classes need a model that predicts them, and one label; lists need one label and, as batches
+/// are trained in parts if `in_parts`, whole batches.
+fn check_losses(spec: &ModelSpec, tasks: &[TaskSpec], in_parts: bool) -> Result<(), ModelError> {
     for task in tasks {
         if let Some((key, value, expected)) = task.loss.invalid_constant() {
             return Err(ModelError::LossConstant { key, value, expected });
+        }
+        if task.loss.group().is_some() {
+            let (loss, labels) = (task.loss.kind(), tasks.len());
+            if in_parts {
+                return Err(ModelError::PartsOfLists { loss });
+            }
+            if labels > 1 {
+                return Err(ModelError::ListsOfLabels { loss, labels });
+            }
         }
         let LossSpec::CrossEntropy { classes, class_weights, .. } = &task.loss else { continue };
         if tasks.len() > 1 || !spec.supports_classes() {
@@ -228,6 +242,7 @@ impl<B: Backend> Model<B> {
         let tensors = parameters.iter().flat_map(|parameter| parameter.spec.tensors()).collect();
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         let specs = training.tasks(schema.label_count());
+        let tasks = specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label, schema));
         let outputs = training.outputs(schema.label_count());
         if let Some(scaling) = &mut parts.scaling {
             scaling.set(&backend, scaling.known);
@@ -237,7 +252,7 @@ impl<B: Backend> Model<B> {
             steps: Steps::new(specs.len(), &mut parts),
             tensors,
             seed: training.seed,
-            tasks: specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label)).collect(),
+            tasks: tasks.collect::<Result<_, _>>()?,
             scoring: Scoring::of(spec, &specs),
             clip: training.clip,
             backend,
@@ -356,7 +371,7 @@ impl<B: Backend> Model<B> {
 
     /// The scores of each row, label by label: `scores` starts with the first label's, `[rows]`. A score is the
     /// probability of a 1, or the predicted number, or the rate of a Poisson distribution; for a two-tower model it is
-    /// the dot product divided by the temperature, of any size. A label with classes has scores for each class
+    /// the dot product divided by the temperature, and for a loss of lists the logit, both of any size. A label with classes has scores for each class
     /// instead.
     ///
     /// # Errors

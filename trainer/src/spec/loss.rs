@@ -51,6 +51,18 @@ pub enum LossSpec {
         /// The weight factor of the rows of each class; empty for equal weights.
         class_weights: Vec<f32>,
     },
+    /// Softmax cross-entropy over the rows of a list, the rows of a batch with the same id; labels are relevance grades
+    /// of at least 0. Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", 2007, section 5.
+    Listwise {
+        /// The single-valued feature that identifies lists.
+        group: String,
+    },
+    /// Logistic loss of the difference between the scores of two rows of a list with different labels: Burges et al.,
+    /// "Learning to Rank using Gradient Descent", 2005, section 3.
+    Pairwise {
+        /// As of [`Self::Listwise`].
+        group: String,
+    },
 }
 
 /// The meaning of a model's score for a label.
@@ -74,6 +86,8 @@ pub enum Prediction {
     Rate,
     /// A number for ranking rows: the larger, the likelier the label is 1.
     Rank,
+    /// A number for ranking the rows of a list: the larger, the larger the label, which is at least 0.
+    ListRank,
     /// The probability of each of this number of classes.
     Classes(u32),
 }
@@ -97,6 +111,7 @@ impl LossSpec {
             Self::Quantile { quantile } => Prediction::Quantile { quantile: *quantile },
             Self::Poisson => Prediction::Rate,
             Self::CrossEntropy { classes, .. } => Prediction::Classes(*classes),
+            Self::Listwise { .. } | Self::Pairwise { .. } => Prediction::ListRank,
         }
     }
 
@@ -110,6 +125,16 @@ impl LossSpec {
             Self::Quantile { .. } => "quantile",
             Self::Poisson => "poisson",
             Self::CrossEntropy { .. } => "cross_entropy",
+            Self::Listwise { .. } => "listwise",
+            Self::Pairwise { .. } => "pairwise",
+        }
+    }
+
+    /// The feature that identifies lists, if the loss compares rows.
+    pub fn group(&self) -> Option<&str> {
+        match self {
+            Self::Listwise { group } | Self::Pairwise { group } => Some(group),
+            _ => None,
         }
     }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cpu::exp::exp;
 use crate::cpu::parts::{Blocks, Rows};
-use crate::cpu::{Cpu, columns, vectors};
+use crate::cpu::{Cpu, columns, lists, vectors};
 use crate::float::Float;
 use crate::ops::{Loss, Sigmoid, Softmax, TaskLoss};
 
@@ -73,6 +73,7 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>) {
             by_row(cpu, operation, |_| 1.0, loss);
         }
         Loss::Poisson => by_row(cpu, operation, |_| 1.0, of_column(column, float, poisson)),
+        Loss::Listwise { group } | Loss::Pairwise { group } => lists::loss(cpu, operation, group),
         Loss::CrossEntropy { smoothing, ref class_weights } => {
             let classes = class_weights.len();
             let (keep, add) = ((1.0 - smoothing) as f32, (smoothing / classes as f64) as f32);

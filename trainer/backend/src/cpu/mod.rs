@@ -14,6 +14,7 @@
 //! - [`step`], [`step_rows`]: optimizer steps; [`rules`]: their formulas; [`shaping`]: gradient scaling and
 //!   clipping.
 //! - [`squares`]: gradient norms.
+//! - [`lists`]: losses that compare the rows of a list.
 //! - [`loss`]: losses, the sigmoid and the softmax over classes; [`dropout`]: random dropout.
 //!
 //! Each value of a result is computed by one task, which sums its terms in an order that depends on the shape of
@@ -40,6 +41,7 @@ mod interaction;
 mod layer;
 mod linear;
 mod linear_columns;
+mod lists;
 mod loss;
 mod matrix;
 mod memory;
@@ -196,9 +198,12 @@ impl Device for Cpu {
     }
 
     fn reserve_workspace(&self, operation: &WorkspaceUse<'_>) {
-        if let WorkspaceUse::Layer { inputs, outputs, .. } = *operation {
-            drop(self.scratch(layer::work(self.team.threads(), inputs, outputs)));
-        }
+        let numbers = match *operation {
+            WorkspaceUse::Layer { inputs, outputs, .. } => layer::work(self.team.threads(), inputs, outputs),
+            WorkspaceUse::Lists { rows } => lists::numbers(rows),
+            _ => return,
+        };
+        drop(self.scratch(numbers));
     }
 
     fn softmax_numbers(rows: usize, columns: usize) -> usize {
@@ -261,13 +266,14 @@ impl Layout for Cpu {
         HostReport::<f32>::bytes(numbers)
     }
 
-    /// Workspace of layers, plus a quarter of a MiB per thread; the other operations use little.
+    /// Workspace of layers and lists, plus a quarter of a MiB per thread; the other operations use little.
     fn operation_bytes(operation: &WorkspaceUse<'_>) -> OperationBytes {
-        let WorkspaceUse::Layer { inputs, outputs, .. } = *operation else {
-            return OperationBytes::default();
+        let numbers = match *operation {
+            WorkspaceUse::Layer { inputs, outputs, .. } => layer::work(1, inputs, outputs),
+            WorkspaceUse::Lists { rows } => lists::numbers(rows),
+            _ => return OperationBytes::default(),
         };
-        let shared = (layer::work(1, inputs, outputs) * size_of::<f32>()) as u64;
-        OperationBytes { shared, own: 0 }
+        OperationBytes { shared: (numbers * size_of::<f32>()) as u64, own: 0 }
     }
 }
 

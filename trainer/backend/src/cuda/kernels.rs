@@ -35,8 +35,22 @@ pub(super) const QUAD: u32 = 4;
 pub(super) const LOAD_BYTES: usize = 16;
 
 /// Every program.
-pub(super) const PROGRAMS: [Program; 13] =
-    [MATRIX, BATCH, LOOKUP, PLAN, ROWS, LAYER, INTERACTION, DOT, MIXTURE, NORMALIZE, VECTORS, LOSS, UPDATE];
+pub(super) const PROGRAMS: [Program; 14] = [
+    MATRIX,
+    BATCH,
+    LOOKUP,
+    PLAN,
+    ROWS,
+    LAYER,
+    INTERACTION,
+    DOT,
+    MIXTURE,
+    NORMALIZE,
+    VECTORS,
+    LOSS,
+    LISTS,
+    UPDATE,
+];
 
 /// `Matrix` of device.cuh.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes)]
@@ -349,6 +363,18 @@ program! {
     kernel FINISH_SUMS = finish_sums(Sums, SUM_THREADS);
     kernel SIGMOID = sigmoid(Scores, THREADS);
     kernel SOFTMAX = softmax(Scores, THREADS);
+}
+
+program! {
+    LISTS = "lists.cu";
+    struct Lists {
+        logits: MatrixView, gradient: MatrixView, labels: Address, weights: Address, ids: Address,
+        weight: Address, shares: Address, partials: Address,
+        rows: u32, column: u32, task_weight: f32, unused: u32,
+    }
+    kernel LOSS_OF_LISTS = loss_of_lists(Lists, THREADS);
+    kernel SHARE_PAIRS = share_pairs(Lists, THREADS);
+    kernel LOSS_OF_PAIRS = loss_of_pairs(Lists, THREADS);
 }
 
 program! {

@@ -8,7 +8,7 @@ use super::buffers::{CudaTable, Shape, sign_bytes};
 use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
-use super::{Cuda, layers, lookups, losses, normalize, report, rows, updates};
+use super::{Cuda, layers, lists, lookups, losses, normalize, report, rows, updates};
 use crate::device::{IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 use crate::sizes::{Layout, OperationBytes};
@@ -70,6 +70,7 @@ pub(super) fn scratch_bytes(operation: &WorkspaceUse<'_>) -> usize {
         WorkspaceUse::Lookups { schema, lookups, shapes, .. } => rows::scratch_bytes(schema, lookups, shapes),
         WorkspaceUse::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
         WorkspaceUse::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
+        WorkspaceUse::Lists { rows } => lists::scratch_bytes(rows),
         WorkspaceUse::Squares => updates::SCRATCH_BYTES,
         WorkspaceUse::Transfer { numbers } => numbers * size_of::<f32>(),
     }

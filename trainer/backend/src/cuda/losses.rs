@@ -77,6 +77,9 @@ pub(super) fn of_batch(batch: &CudaBatch, label: usize, kind: u32) -> LossOf {
 
 impl Cuda {
     pub(super) fn loss(&self, operation: TaskLoss<'_, Self>) {
+        if let Some(group) = operation.task.loss.group() {
+            return self.loss_of_lists(operation, group);
+        }
         let TaskLoss { task, batch, rows, logits, logits_grad, sums } = operation;
         let mut of_task = self.arguments(task, batch);
         let is_of_classes = of_task.kind == kind::CROSS_ENTROPY;
@@ -117,6 +120,9 @@ impl Cuda {
             Loss::Huber { delta } => LossOf { parameter: *delta as f32, ..of(kind::HUBER) },
             Loss::Quantile { quantile } => LossOf { parameter: *quantile as f32, ..of(kind::QUANTILE) },
             Loss::Poisson => LossOf { parameter: Loss::MAX_LOG_RATE as f32, ..of(kind::POISSON) },
+            Loss::Listwise { .. } | Loss::Pairwise { .. } => {
+                unreachable!("a loss of lists has its own kernels")
+            }
             Loss::CrossEntropy { smoothing, class_weights } => {
                 let weights: Vec<f32> = class_weights.iter().map(|&weight| weight as f32).collect();
                 LossOf {

@@ -35,6 +35,7 @@ mod kernels;
 mod layers;
 mod layout;
 mod library;
+mod lists;
 mod lookups;
 mod losses;
 mod moves;

@@ -9,6 +9,9 @@ use super::cost;
 use crate::device::Shapes;
 
 /// The loss that training minimizes, for each row: a function of its logit `x`, or logits, and label `y`.
+///
+/// The last two compare a row with the others of its list: the rows of the batch with the same id of a single-valued
+/// feature. `w` is a row's weight.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Loss {
     /// `softplus(x) - y x`, the binary cross-entropy of `sigmoid(x)`.
@@ -61,11 +64,33 @@ pub enum Loss {
         /// whole loss, as in Keras; PyTorch weights the smoothed part by the class that receives it.
         class_weights: Vec<f64>,
     },
+    /// `y (log(sum over the list of e^x_j) - x)`, the cross-entropy of the softmax over the row's list: Cao et al.,
+    /// "Learning to Rank: From Pairwise Approach to Listwise Approach", 2007, section 5, with the labels themselves
+    /// as targets, as in TF-Ranking's softmax loss. Labels are at least 0. The mean is over the sum of `w y`.
+    Listwise {
+        /// The single-valued feature that identifies lists.
+        group: usize,
+    },
+    /// The mean of `log(1 + e^(x_j - x))` over the rows `j` of the list with a smaller label: Burges et al., "Learning
+    /// to Rank using Gradient Descent", 2005, section 3. A row without such a row has no loss, and the mean ignores its
+    /// weight.
+    Pairwise {
+        /// As of [`Self::Listwise`].
+        group: usize,
+    },
 }
 
 impl Loss {
     /// The largest logarithm of a mean of [`Self::Poisson`]; a larger one counts as this one.
     pub const MAX_LOG_RATE: f64 = 40.0;
+
+    /// The feature that identifies lists, if the loss compares rows.
+    pub(crate) fn group(&self) -> Option<usize> {
+        match *self {
+            Self::Listwise { group } | Self::Pairwise { group } => Some(group),
+            _ => None,
+        }
+    }
 }
 
 /// A label to learn.
@@ -100,7 +125,7 @@ pub struct TaskLoss<'a, D: Shapes> {
     pub task: &'a Task,
     /// The batch.
     pub batch: &'a D::Batch,
-    /// Rows of the batch; the first is row 0 of `logits`.
+    /// Rows of the batch; the first is row 0 of `logits`. A loss that compares rows needs all of them.
     pub rows: Range<usize>,
     /// `[B, T]`, or `[B, K]` for `K` classes.
     pub logits: &'a D::Matrix,
@@ -115,6 +140,10 @@ impl<D: Shapes> TaskLoss<'_, D> {
         let batch = D::batch_shape(self.batch);
         let rows = checks.rows_of_batch(&self.rows, batch.rows);
         checks.index("task", self.task.label, batch.labels);
+        if let Some(group) = self.task.loss.group() {
+            checks.index("group", group, batch.single_ids);
+            checks.equal("rows", rows, batch.rows);
+        }
         let check = checks.matrix::<D>("logits", self.logits);
         match &self.task.loss {
             Loss::CrossEntropy { class_weights, .. } => {

@@ -1,4 +1,4 @@
-//! The loss of a row with its gradient, and the scores of logits.
+//! The loss of a row with its gradient, the losses of lists, and the scores of logits.
 
 use crate::ops::Loss;
 
@@ -51,11 +51,53 @@ pub(super) fn of_row(loss: &Loss, logits: &[f64], label: f64) -> (f64, Vec<f64>)
             let value = label * (log_of_label - logit) - label + rate * (1.0 + beyond);
             (2.0 * value, 2.0 * (rate - label))
         }
+        Loss::Listwise { .. } | Loss::Pairwise { .. } => panic!("a loss of lists has no loss of one row"),
         Loss::CrossEntropy { smoothing, class_weights } => {
             return cross_entropy(logits, label as usize, *smoothing, class_weights.len());
         }
     };
     (value, vec![slope])
+}
+
+/// A row of a batch, with its list.
+pub(super) struct Listed {
+    pub(super) logit: f64,
+    pub(super) label: f64,
+    pub(super) weight: f64,
+    pub(super) list: u32,
+}
+
+/// The sums of weighted losses and of weights, and the gradient of the first with respect to each logit.
+pub(super) fn of_lists(loss: &Loss, rows: &[Listed]) -> ([f64; 2], Vec<f64>) {
+    let (mut sums, mut gradient) = ([0.0; 2], vec![0.0; rows.len()]);
+    for (i, row) in rows.iter().enumerate() {
+        let list = || (0..rows.len()).filter(|&j| rows[j].list == row.list);
+        if let Loss::Listwise { .. } = loss {
+            let logits: Vec<f64> = list().map(|j| rows[j].logit).collect();
+            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let log_of_sum = largest + logits.iter().map(|x| (x - largest).exp()).sum::<f64>().ln();
+            let target = row.weight * row.label;
+            sums = [sums[0] + target * (log_of_sum - row.logit), sums[1] + target];
+            for (j, probability) in list().zip(softmax(&logits)) {
+                gradient[j] += target * probability;
+            }
+            gradient[i] -= target;
+            continue;
+        }
+        let below: Vec<usize> = list().filter(|&j| rows[j].label < row.label).collect();
+        if below.is_empty() {
+            continue;
+        }
+        let share = row.weight / below.len() as f64;
+        sums[1] += row.weight;
+        for j in below {
+            let distance = rows[j].logit - row.logit;
+            sums[0] += share * softplus(distance);
+            gradient[j] += share * sigmoid(distance);
+            gradient[i] -= share * sigmoid(distance);
+        }
+    }
+    (sums, gradient)
 }
 
 /// The focal loss of a row whose label has this logit, and its derivative with respect to it.

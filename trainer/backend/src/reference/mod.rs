@@ -422,6 +422,25 @@ impl Reference {
     fn loss(&self, operation: TaskLoss<'_, Self>) {
         let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
         let (of_label, labels) = (task.label, batch.labels(task.label));
+        if let Some(group) = task.loss.group() {
+            let row = |row: usize| losses::Listed {
+                logit: logits.at(row, of_label),
+                label: f64::from(labels[row]),
+                weight: f64::from(batch.weights()[row]),
+                list: batch.single_ids(group)[row],
+            };
+            let listed: Vec<_> = rows.clone().map(row).collect();
+            let (of_lists, by_logit) = losses::of_lists(&task.loss, &listed);
+            for (column, sum) in of_lists.into_iter().enumerate() {
+                *sums.at_mut(of_label, column) += sum;
+            }
+            let factor = if of_lists[1] > 0.0 { task.weight / of_lists[1] } else { 0.0 };
+            for (row, by_logit) in by_logit.into_iter().enumerate() {
+                *gradient.at_mut(row, of_label) = factor * by_logit;
+            }
+            gradient.round(rows.len());
+            return;
+        }
         let weight = |row: usize| {
             losses::weight_factor(&task.loss, f64::from(labels[row])) * f64::from(batch.weights()[row])
         };

@@ -10,6 +10,8 @@ mod case;
 
 mod interactions;
 
+mod lists;
+
 mod normalization;
 
 mod operations;

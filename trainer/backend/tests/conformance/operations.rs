@@ -5,6 +5,8 @@ use millstream_backend::{
     Update, ops,
 };
 
+use crate::lists::losses_of_lists;
+
 use crate::case::{Bench, DRAWS, Outcome, Random, SCALE, Shapes, UPDATES, groups, state_parts};
 
 use crate::interactions::interactions;
@@ -41,6 +43,7 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     normalization(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     losses_of_classes(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
+    losses_of_lists(&Bench(backend), shapes, &mut random, &mut outcome);
     retrieval(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     steps(&Bench(backend), &mut random, &mut outcome);
     outcome

@@ -225,6 +225,7 @@ fn score(graph: &mut Graph, logits: &Value, label: &str, prediction: Prediction)
         Prediction::Classes(classes) => return scores_of_classes(graph, logits, (&named, &whose), classes),
         Prediction::Rate => return score_of_rate(graph, logits, (&named, &whose)),
         Prediction::Rank => "The dot product of both vectors, divided by the temperature".to_owned(),
+        Prediction::ListRank => format!("A score for ranking the rows of a list by {whose}"),
         Prediction::Probability => {
             let logit = graph.along("Squeeze", logits, 1, &format!("logit{named}"));
             let score = graph.node("Sigmoid", &[&logit], &format!("score{named}"));

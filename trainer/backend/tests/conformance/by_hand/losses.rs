@@ -10,6 +10,9 @@ test_on_each!(
     the_loss_is_a_weighted_mean,
     losses_of_one_logit_have_their_values,
     the_loss_of_classes_is_a_weighted_mean,
+    a_row_competes_with_those_of_its_list,
+    a_batch_of_no_weight_has_no_gradient_within_lists,
+    logits_far_apart_do_not_overflow_within_lists,
     a_query_chooses_among_the_items_of_its_batch,
     a_batch_of_no_weight_has_no_gradient,
 );
@@ -160,6 +163,73 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let thirds = [1.0 / 3.0; 3];
     let expected = [[0.5, 0.25, 0.25], [1.0 / 7.0, 4.0 / 7.0, 2.0 / 7.0], thirds];
     close(&bench.read(&probabilities, 9), expected.as_flattened());
+}
+
+/// A batch of these labels and weights; rows 0 and 2 form a list.
+fn graded<B: Backend>(backend: &B, labels: [f32; 3], weights: [f32; 3]) -> B::Batch {
+    let mut buffer = three_rows();
+    buffer.as_mut().sections().labels.copy_from_slice(&labels);
+    buffer.as_mut().sections().weights.expect("a weighted schema").copy_from_slice(&weights);
+    let mut batch = backend.batch(&schema());
+    backend.upload(buffer.as_ref(), &mut batch).expect("a batch of the schema");
+    batch
+}
+
+/// The sums and the gradient of a loss of lists.
+fn of_lists<B: Backend>(backend: &B, loss: Loss, batch: &B::Batch, logits: [f32; 3]) -> [Vec<f64>; 2] {
+    let bench = Bench(backend);
+    let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), bench.matrix(1, 2, &[1.0, 1.0]));
+    backend.run(ops::TaskLoss {
+        task: &millstream_backend::Task { weight: 2.0, ..loss.into() },
+        batch,
+        rows: 0..3,
+        logits: &bench.matrix(3, 1, &logits),
+        logits_grad: &mut gradient,
+        sums: &mut sums,
+    });
+    [bench.read(&sums, 2), bench.read(&gradient, 3)]
+}
+
+const LISTWISE: Loss = Loss::Listwise { group: 0 };
+const PAIRWISE: Loss = Loss::Pairwise { group: 0 };
+
+fn a_row_competes_with_those_of_its_list<B: Backend>(backend: &B) {
+    let batch = graded(backend, [3.0, 5.0, 1.0], [2.0, 1.0, 0.5]);
+    let logits = [3.0_f64.ln() as f32, 7.0, 0.0];
+    // Targets 6, 5 and 0.5; probabilities 3/4, 1 and 1/4.
+    let [sums, gradient] = of_lists(backend, LISTWISE, &batch, logits);
+    close(&sums, &[1.0 + 6.0 * (4.0_f64 / 3.0).ln() + 0.5 * 4.0_f64.ln(), 1.0 + 11.5]);
+    let by_first = 2.0 * (0.75 * 6.5 - 6.0) / 11.5;
+    close(&gradient, &[by_first, 0.0, -by_first]);
+    // One pair, with the weight of its first row.
+    let [sums, gradient] = of_lists(backend, PAIRWISE, &batch, logits);
+    close(&sums, &[1.0 + 2.0 * (4.0_f64 / 3.0).ln(), 1.0 + 2.0]);
+    close(&gradient, &[-2.0 * 0.25, 0.0, 2.0 * 0.25]);
+}
+
+fn a_batch_of_no_weight_has_no_gradient_within_lists<B: Backend>(backend: &B) {
+    // Without weights; without targets, and with equal labels.
+    for (labels, weights) in [([3.0, 5.0, 1.0], [0.0; 3]), ([0.0; 3], [1.0; 3])] {
+        let batch = graded(backend, labels, weights);
+        for loss in [LISTWISE, PAIRWISE] {
+            let [sums, gradient] = of_lists(backend, loss, &batch, [1.0, 2.0, 3.0]);
+            close(&sums, &[1.0, 1.0]);
+            close(&gradient, &[0.0; 3]);
+        }
+    }
+}
+
+fn logits_far_apart_do_not_overflow_within_lists<B: Backend>(backend: &B) {
+    let batch = graded(backend, [1.0, 1.0, 0.0], [1.0; 3]);
+    for loss in [LISTWISE, PAIRWISE] {
+        let weight = if loss == LISTWISE { 2.0 } else { 1.0 };
+        let [sums, gradient] = of_lists(backend, loss.clone(), &batch, [-1e30, 0.0, 1e30]);
+        close(&[sums[0] / 2e30, sums[1]], &[1.0, 1.0 + weight]);
+        close(&gradient, &[-2.0 / weight, 0.0, 2.0 / weight]);
+        let [sums, gradient] = of_lists(backend, loss, &batch, [1e30, 0.0, -1e30]);
+        close(&sums, &[1.0, 1.0 + weight]);
+        close(&gradient, &[0.0; 3]);
+    }
 }
 
 /// Rows 0 and 2 have the same item, and row 1 has label 0.

@@ -370,7 +370,9 @@ pub(super) fn clear<B: Backend>(make: &mut Make<'_, B>) {
 
 pub(super) fn loss<B: Backend>(make: &mut Make<'_, B>) {
     let of_classes = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] };
-    for (loss, columns) in [(Loss::SquaredError, 1), (of_classes, 3)] {
+    let lists = [Loss::Listwise { group: make.value("group", 0, 1) }, Loss::Pairwise { group: 0 }];
+    let losses = [Loss::SquaredError].into_iter().chain(lists).map(|loss| (loss, 1));
+    for (loss, columns) in losses.chain([(of_classes, 3)]) {
         let label = make.value("task", 0, 9);
         let task = Task { label, ..loss.into() };
         let rows = 0..make.value("rows", ROWS, ROWS + 1);
