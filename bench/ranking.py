@@ -12,6 +12,7 @@ occupation, genres and year. Each keeps the number of trees or epochs with the b
 * `lightgbm`: LambdaMART over the users' training ratings; users and films are categorical.
 * `lightgbm, means`: also with the number and the mean of each film's training ratings as columns.
 * `millstream mse`, `millstream bce`: DeepFM on the rating, and on whether it is 4 or 5.
+* `millstream listwise`, `millstream pairwise`: the same on the ratings of a user within a batch.
 
 NDCG at 10 and its gains, 2^rating - 1 with ratings from 0, are those of LightGBM. It is computed here from the scores of all
 programs, and compared with what Millstream reports.
@@ -39,6 +40,7 @@ WORK = ROOT / "target" / "bench" / "ranking"
 TOP = 10
 HELD_OUT = 0.2
 IDS = ["user_id", "movie_id"]
+LISTS = ["listwise", "pairwise"]
 
 JOB = """name = "films"
 seed = {seed}
@@ -67,7 +69,7 @@ linear_optimizer = {{ kind = "adagrad", learning_rate = 0.03 }}
 optimizer = {{ kind = "adagrad", learning_rate = 0.03 }}
 embedding_optimizer = {{ kind = "adagrad", learning_rate = 0.03, l2 = 1e-4 }}
 [training]
-loss.kind = "{loss}"
+loss = {loss}
 [evaluation]
 group = "user_id"
 [checkpoint]
@@ -144,7 +146,9 @@ def lambdamart(train: pandas.DataFrame, held_out: pandas.DataFrame, seed: int, w
 def millstream(seed: int, label: str, loss: str, epochs: int) -> tuple[numpy.ndarray, dict]:
     """The scores of the held-out rows, and the metrics that Millstream reports."""
     directory = f"checkpoints-{loss}-{seed}"
-    (WORK / "job.toml").write_text(JOB.format(seed=seed, label=label, loss=loss, epochs=epochs, directory=directory))
+    group = ', group = "user_id"' if loss in LISTS else ""
+    text = JOB.format(seed=seed, label=label, loss=f'{{ kind = "{loss}"{group} }}', epochs=epochs, directory=directory)
+    (WORK / "job.toml").write_text(text)
     run = json.loads(command("train", "--local", "job.toml", "--json"))
     run = f"{directory}/{run['job']}"
     reported = json.loads(command("eval", run, "--best", "--json"))
@@ -173,7 +177,7 @@ def main():
     for seed in options.seeds:
         for name, with_means in (("lightgbm", False), ("lightgbm, means", True)):
             figures.setdefault(name, []).append(ndcg(held_out, lambdamart(train, held_out, seed, with_means)))
-        for label, loss in (("relevance", "mse"), ("liked", "bce")):
+        for label, loss in (("relevance", "mse"), ("liked", "bce"), *(("relevance", loss) for loss in LISTS)):
             scores, reported = millstream(seed, label, loss, options.epochs)
             found = ndcg(held_out, scores)
             if label == "relevance" and not math.isclose(found, reported["ndcg"], abs_tol=1e-5):

@@ -19,6 +19,7 @@ mod faults_worker;
 mod file_tools;
 mod interrupt;
 mod labels;
+mod lists;
 mod mixing;
 mod priority;
 mod profile;
