@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use millstream_backend::{
-    Activation, Backend, Device, Float, IdColumn, Lookup, Loss, Pooling as Pool, Reference, ReferenceMatrix,
-    TablePart, ops,
+    Activation, Backend, Choice, Device, Float, IdColumn, InBatchInput, Lookup, Loss, Pooling as Pool,
+    Reference, ReferenceMatrix, TablePart, ops,
 };
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::gradients::{ApplyUpdates, GradientVisitor};
@@ -432,6 +432,43 @@ fn loss() {
         let value = |logits: &[f64]| loss_at(&loss, &batch, logits);
         let (_, gradient) = value(&at);
         check("logits", &at, &gradient, |x| value(x).0);
+    }
+}
+
+#[test]
+fn losses_of_choices() {
+    const WIDTH: usize = 3;
+    let batch = uploaded();
+    let (queries, items) = (numbers("queries", ROWS * WIDTH), numbers("items", ROWS * WIDTH));
+    let mut work = BACKEND.in_batch_work(ROWS, WIDTH);
+    for choice in [Choice::Softmax, Choice::Pairwise] {
+        for item_id in [None, Some(0)] {
+            let mut value = |queries: &[f64], items: &[f64]| {
+                let [queries, items] = [queries, items].map(|values| filled(ROWS, WIDTH, values));
+                let [mut query_grad, mut item_grad] = [(); 2].map(|()| BACKEND.matrix(ROWS, WIDTH));
+                let mut sums = BACKEND.matrix(1, 2);
+                let temperature = 0.5;
+                BACKEND.run(ops::InBatchLoss {
+                    input: &InBatchInput {
+                        batch: &batch,
+                        queries: &queries,
+                        items: &items,
+                        temperature,
+                        choice,
+                        item_id,
+                    },
+                    work: &mut work,
+                    query_grad: &mut query_grad,
+                    item_grad: &mut item_grad,
+                    sums: &mut sums,
+                });
+                let sums = read(&sums, 2);
+                (sums[0] / sums[1], [query_grad, item_grad].map(|gradient| read(&gradient, ROWS * WIDTH)))
+            };
+            let (_, [query_grad, item_grad]) = value(&queries, &items);
+            check("queries", &queries, &query_grad, |x| value(x, &items).0);
+            check("items", &items, &item_grad, |x| value(&queries, x).0);
+        }
     }
 }
 

@@ -298,7 +298,7 @@ fn weigh_negatives(
 ) {
     match &mut training.loss {
         LossSpec::BinaryCrossEntropy { negative_weight, .. }
-            if training.tasks.is_empty() && !model.uses_in_batch_softmax() =>
+            if training.tasks.is_empty() && !model.uses_in_batch_loss() =>
         {
             *negative_weight = (f64::from(*negative_weight) / fraction) as f32;
         }

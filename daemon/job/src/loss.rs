@@ -13,7 +13,7 @@ pub(super) fn refuse(training: &Section<'_>) {
     let loss = loss.and_then(|(.., node)| training.as_section(node, "[training.loss]"));
     for (key, at, _) in loss.iter().flat_map(Section::entries) {
         let message =
-            format!("`{key}` applies to losses of labels; a two-tower model's loss is in-batch softmax");
+            format!("`{key}` applies to losses of labels; a two-tower model's loss is `loss` in [model]");
         training.error_at(at, message);
     }
     if training.has("micro_batch_size") {

@@ -39,7 +39,7 @@ pub(super) fn read(
     labels: &Labels,
     groups: Groups<'_>,
 ) -> TrainingSpec {
-    if model.uses_in_batch_softmax() {
+    if model.uses_in_batch_loss() {
         loss::refuse(&training);
     }
     let named = |it: Precision| (it.name(), it);

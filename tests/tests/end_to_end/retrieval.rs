@@ -84,21 +84,31 @@ fn planted_loss() -> f64 {
         .sum()
 }
 
-fn trained(directory: &Path, daemon: &Daemon) -> (Value, Value) {
+fn trained(directory: &Path, daemon: &Daemon, loss: &str) -> (Value, Value) {
     choices(24_000, 1, false).write_parquet(&directory.join("train.parquet"));
     choices(4_000, 2, true).write_parquet(&directory.join("eval.parquet"));
     let file = directory.join("job.toml");
     fs::write(&file, JOB).unwrap();
-    let submitted = daemon.json(&["submit", file.to_str().unwrap()]);
+    let submitted = daemon.json(&["submit", file.to_str().unwrap(), "--set", &format!("model.loss={loss}")]);
     let id = submitted["id"].as_str().unwrap();
     (daemon.succeeded(id), daemon.json(&["history", id]))
+}
+
+#[test]
+fn planted_preferences_are_learned_from_pairs() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(scratch.path());
+    let (_, history) = trained(scratch.path(), &daemon, "bpr");
+    let auc = history["evaluations"].as_array().unwrap().last().unwrap()["metrics"]["auc"].as_f64().unwrap();
+    assert!(auc > 0.99, "{auc}");
+    daemon.stop();
 }
 
 #[test]
 fn planted_preferences_are_learned() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(scratch.path());
-    let (job, history) = trained(scratch.path(), &daemon);
+    let (job, history) = trained(scratch.path(), &daemon, "softmax");
     let points = history["points"].as_array().unwrap();
     // The mean loss since the previous point, which in a short run is the first step: initially ln 64, about 4.2.
     let last = points.last().unwrap()["loss"].as_f64().unwrap();

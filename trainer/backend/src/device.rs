@@ -344,13 +344,13 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Allocates a buffer for batches of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
-    /// Allocates the workspace of [`SoftmaxInput`](crate::ops::SoftmaxInput), for up to `rows` rows of `columns`
+    /// Allocates the workspace of [`InBatchInput`](crate::ops::InBatchInput), for up to `rows` rows of `columns`
     /// columns.
-    fn softmax_work(&self, rows: usize, columns: usize) -> Self::Matrix {
-        self.matrix(1, Self::softmax_numbers(rows, columns))
+    fn in_batch_work(&self, rows: usize, columns: usize) -> Self::Matrix {
+        self.matrix(1, Self::in_batch_numbers(rows, columns))
     }
     /// The size of this workspace, in values.
-    fn softmax_numbers(rows: usize, columns: usize) -> usize;
+    fn in_batch_numbers(rows: usize, columns: usize) -> usize;
     /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.

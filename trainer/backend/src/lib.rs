@@ -34,8 +34,8 @@ pub use float::Float;
 pub use floors::Floors;
 pub use host::{HostBatch, HostReport};
 pub use ops::{
-    Activation, GradientColumns, GradientMode, Loss, MixtureShape, Normalization, RowGradients, SavedLayer,
-    SavedNormalization, SoftmaxInput, Task,
+    Activation, Choice, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape, Normalization,
+    RowGradients, SavedLayer, SavedNormalization, Task,
 };
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use sizes::{Layout, OperationBytes, Sizes};

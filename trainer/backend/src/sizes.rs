@@ -103,8 +103,8 @@ impl<L: Layout> Device for Sizes<L> {
         self.add(L::batch_bytes(schema));
     }
 
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        L::softmax_numbers(rows, columns)
+    fn in_batch_numbers(rows: usize, columns: usize) -> usize {
+        L::in_batch_numbers(rows, columns)
     }
 
     fn report(&self, numbers: usize) {

@@ -131,7 +131,7 @@ impl<D: Device> Parts<D> {
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
         let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
-        if in_parts && spec.uses_in_batch_softmax() {
+        if in_parts && spec.uses_in_batch_loss() {
             return Err(ModelError::PartsChoose);
         }
         if in_parts && spec.uses_batch_normalization() {

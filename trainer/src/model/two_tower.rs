@@ -7,15 +7,15 @@
 //! item features ---- embeddings | dense --- ReLU layers --- W, of length 1 -- v
 //! ```
 //!
-//! Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys 2019. A
-//! training row is a query and the item that was chosen. Its loss is the cross-entropy of choosing that item
-//! among the items of all rows of the batch (equations 3 to 5): the other rows are its negatives. So the rows
-//! of a batch depend on each other, and micro-batches are not possible. The towers interact only in the
-//! score, so each is useful alone: item vectors fill a nearest-neighbour index, and query vectors search it.
+//! Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations", RecSys 2019. A training
+//! row is a query and the item that was chosen. Its loss is the cross-entropy of choosing that item among the items of
+//! all rows of the batch (equations 3 to 5), or that of BPR ([`Choice::Pairwise`]): the other rows are its negatives. So
+//! the rows of a batch depend on each other, and micro-batches are not possible. The towers interact only in the score,
+//! so each is useful alone: item vectors fill a nearest-neighbour index, and query vectors search it.
 //!
 //! The towers' outputs and everything after them are fp32.
 
-use millstream_backend::{Backend, Device, IdColumn, SoftmaxInput, Task, ops};
+use millstream_backend::{Backend, Choice, Device, IdColumn, InBatchInput, Task, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
@@ -25,18 +25,20 @@ use crate::model::error::ModelError;
 use crate::model::features::Features;
 use crate::parameter::parameters;
 use crate::pass::Pass;
-use crate::spec::{MlpSpec, TwoTowerSpec};
+use crate::spec::{ChoiceLoss, MlpSpec, TwoTowerSpec};
 
 /// The model. `W` is the width of both towers' vectors.
 pub(super) struct TwoTower<D: Device> {
     query: Tower<D>,
     item: Tower<D>,
     temperature: f64,
+    choice: Choice,
     /// The single-valued id feature that identifies items.
     item_id: Option<usize>,
     /// `[B, 1]`
     logits: D::Matrix,
-    softmax: D::Matrix,
+    /// The workspace of the loss.
+    work: D::Matrix,
 }
 
 /// A tower.
@@ -51,7 +53,7 @@ struct Tower<D: Device> {
 
 impl<D: Device> TwoTower<D> {
     pub(super) fn new(builder: &mut Builder<'_, D>, spec: &TwoTowerSpec) -> Result<Self, ModelError> {
-        let TwoTowerSpec { query, item, dim, normalize, temperature, item_id } = spec;
+        let TwoTowerSpec { query, item, dim, normalize, temperature, loss, item_id } = spec;
         if *dim == 0 {
             let expected = "a vector has at least one component";
             return Err(ModelError::Empty { key: "model.dim".to_owned(), expected });
@@ -65,9 +67,13 @@ impl<D: Device> TwoTower<D> {
             query: Tower::new(builder, "query", query, vectors)?,
             item: Tower::new(builder, "item", item, vectors)?,
             temperature: f64::from(*temperature),
+            choice: match loss {
+                ChoiceLoss::Softmax => Choice::Softmax,
+                ChoiceLoss::Bpr => Choice::Pairwise,
+            },
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
             logits: builder.logits(),
-            softmax: builder.device.softmax_work(builder.buffers().rows, *dim as usize),
+            work: builder.device.in_batch_work(builder.buffers().rows, *dim as usize),
         })
     }
 
@@ -147,7 +153,7 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         &self.logits
     }
 
-    /// The in-batch softmax loss of the towers' vectors; `_tasks` is for models that predict labels.
+    /// The in-batch loss of the towers' vectors; `_tasks` is for models that predict labels.
     fn loss(
         &mut self,
         backend: &B,
@@ -157,12 +163,13 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         _logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
-        let Self { query, item, temperature, item_id, softmax: work, .. } = self;
+        let Self { query, item, temperature, choice, item_id, work, .. } = self;
         let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
         let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
-        let softmax = SoftmaxInput { batch, queries, items, temperature: *temperature, item_id: *item_id };
+        let (temperature, choice, item_id) = (*temperature, *choice, *item_id);
+        let input = InBatchInput { batch, queries, items, temperature, choice, item_id };
         let (query_grad, item_grad) = (&mut query.vectors_grad, &mut item.vectors_grad);
-        backend.run(ops::InBatchSoftmax { input: &softmax, work, query_grad, item_grad, sums });
+        backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad, sums });
     }
 
     fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _logits_grad: &mut B::Matrix) {

@@ -129,6 +129,7 @@ mod tests {
                 dim: 8,
                 normalize: true,
                 temperature,
+                loss: Default::default(),
                 item_id: None,
             });
             BatchScaling { reference: 100, rule: RateRule::Linear }.apply(&mut model, 300);

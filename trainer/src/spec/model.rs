@@ -213,9 +213,25 @@ pub struct TwoTowerSpec {
     pub normalize: bool,
     /// The divisor of dot products.
     pub temperature: f32,
+    /// The loss of choosing the row's item among those of the batch.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub loss: ChoiceLoss,
     /// The feature whose ids identify items, so that rows with the same item are recognized; without it, all
     /// items are assumed to be distinct.
     pub item_id: Option<String>,
+}
+
+/// The loss of choosing a row's item among those of its batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChoiceLoss {
+    /// The cross-entropy of the softmax over the items: Yi et al., "Sampling-Bias-Corrected Neural Modeling for Large
+    /// Corpus Item Recommendations", 2019, equations 3 to 5.
+    #[default]
+    Softmax,
+    /// The mean logistic loss of the differences between the scores of other items and of the row's own: Rendle et al.,
+    /// "BPR: Bayesian Personalized Ranking from Implicit Feedback", 2009, section 4.1.
+    Bpr,
 }
 
 /// A linear model over wide features and an MLP over embedded deep features, trained jointly.
@@ -321,7 +337,7 @@ pub enum Normalization {
 impl ModelSpec {
     /// The meaning of its score for a label with this `loss`.
     pub fn prediction(&self, loss: &LossSpec) -> Prediction {
-        if self.uses_in_batch_softmax() { Prediction::Rank } else { loss.prediction() }
+        if self.uses_in_batch_loss() { Prediction::Rank } else { loss.prediction() }
     }
 
     /// Whether it predicts several labels.
@@ -391,8 +407,8 @@ impl ModelSpec {
         self.hidden_layers().iter().any(|hidden| hidden.normalization == Some(Normalization::Batch))
     }
 
-    /// Whether its loss is an in-batch softmax instead of losses of labels.
-    pub fn uses_in_batch_softmax(&self) -> bool {
+    /// Whether its loss is one of choosing among the items of a batch, instead of losses of labels.
+    pub fn uses_in_batch_loss(&self) -> bool {
         matches!(self, Self::TwoTower(_))
     }
 }

@@ -100,7 +100,7 @@ impl Case {
     /// Whether rows depend on each other, so that micro-batches are not possible.
     pub(crate) fn needs_whole_batches(&self) -> bool {
         let spec = self.spec();
-        spec.uses_batch_normalization() || spec.uses_in_batch_softmax()
+        spec.uses_batch_normalization() || spec.uses_in_batch_loss()
     }
 
     /// The model of this case with SGD of learning rate 1 for each optimizer: a step subtracts the unscaled

@@ -35,7 +35,7 @@ fn gradients_agree<B: Backend>(backend: impl Fn() -> B, rounding: f64) {
             let tolerance = 100.0 * rounding + rounding * of(&before[name]) / of(expected);
             // A constant added to all items of a query has no effect, so the gradient is a sum over the batch
             // of rounding errors.
-            let least = if case.spec().uses_in_batch_softmax() { 1e-2 } else { 1e-3 };
+            let least = if case.spec().uses_in_batch_loss() { 1e-2 } else { 1e-3 };
             close_beside(least, &format!("{}, {name}", case.name), &found[name], expected, tolerance);
         }
     }
@@ -81,7 +81,7 @@ fn trajectories_agree<B: Backend>(backend: impl Fn() -> B, micro_batch_rows: Opt
             let found: Vec<f64> = found.into_iter().map(f64::from).collect();
             // The score of two towers has the errors of two vectors, divided by a temperature of at least one
             // half.
-            let times = if case.spec().uses_in_batch_softmax() { 4.0 } else { 1.0 };
+            let times = if case.spec().uses_in_batch_loss() { 4.0 } else { 1.0 };
             close(&what("scores"), &found, scores, (times * tolerance).max(1e-7));
         }
         assert!(compared > 0, "the golden file holds a whole state");

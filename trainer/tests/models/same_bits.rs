@@ -77,10 +77,10 @@ fn resumes_from_its_tensors<B: Backend>(backend: impl Fn() -> B) {
 fn batches_with_dependent_rows_reject_micro_batches() {
     let golden = golden();
     let cases: Vec<&Case> = golden.cases.iter().filter(|case| case.needs_whole_batches()).collect();
-    let choosing = cases.iter().filter(|case| case.spec().uses_in_batch_softmax()).count();
+    let choosing = cases.iter().filter(|case| case.spec().uses_in_batch_loss()).count();
     assert!(choosing > 0 && choosing < cases.len());
     for case in cases {
-        let chooses = case.spec().uses_in_batch_softmax();
+        let chooses = case.spec().uses_in_batch_loss();
         let planned = |rows| {
             let training = TrainingSpec { micro_batch_rows: Some(rows), ..case.training(7) };
             ModelPlan::new(&case.spec(), &golden.schema(case), &training).map(|plan| plan.parameters)
@@ -108,7 +108,7 @@ fn plans_list_the_tensors_of_models() {
 fn items_are_identified_by_a_single_valued_id_feature() {
     let golden = golden();
     let planned = |item_id: &str| {
-        let case = golden.cases.iter().find(|case| case.spec().uses_in_batch_softmax()).expect("two towers");
+        let case = golden.cases.iter().find(|case| case.spec().uses_in_batch_loss()).expect("two towers");
         let ModelSpec::TwoTower(spec) = case.spec() else { panic!("{}", case.name) };
         let spec = ModelSpec::TwoTower(TwoTowerSpec { item_id: Some(item_id.to_owned()), ..spec });
         ModelPlan::new(&spec, &golden.schema(case), &case.training(7)).map(|plan| plan.parameters)

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use millstream_trainer::spec::{
-    AdamSpec, CrossSpec, DcnStructure, DlrmInteraction, EmbeddingDim, EmbeddingInit, HiddenLayerSpec,
-    LayerInit, ModelSpec, Normalization, OptimizerSpec, Pooling, TableSpec,
+    AdamSpec, ChoiceLoss, CrossSpec, DcnStructure, DlrmInteraction, EmbeddingDim, EmbeddingInit,
+    HiddenLayerSpec, LayerInit, ModelSpec, Normalization, OptimizerSpec, Pooling, TableSpec,
 };
 
 use super::super::Job;
@@ -274,6 +274,8 @@ fn two_towers_are_read() {
     let (usual, used) = spec("");
     assert_eq!((usual.dim, usual.normalize, usual.temperature, usual.item_id), (32, true, 0.05, None));
     assert_eq!((usual.query.hidden, usual.item.optimizer, used), (vec![64], ADAGRAD, 3));
+    assert_eq!(usual.loss, ChoiceLoss::Softmax);
+    assert_eq!(spec("loss = \"bpr\"").0.loss, ChoiceLoss::Bpr);
     let text = "dim = 7\nnormalize = false\nitem_id = \"film\"\nitem.embedding_dim = 3\nquery.hidden = []\n\
                 query.embedding_optimizer = { kind = \"rowwise_adagrad\" }";
     let (spec, used) = spec(text);
@@ -293,7 +295,7 @@ fn invalid_two_tower_settings_are_reported_with_their_position() {
         ("query.dims = 3", "job.toml:16:7: error: unknown key `dims` in [model.query]"),
         (
             "[training.loss]\nlabel_smoothing = 0.1",
-            "job.toml:17:1: error: `label_smoothing` applies to losses of labels; a two-tower model's loss is in-batch",
+            "job.toml:17:1: error: `label_smoothing` applies to losses of labels; a two-tower model's loss is `loss`",
         ),
         ("[training]\nmicro_batch_size = 16", "job.toml:17:20: error: a two-tower model needs whole batches"),
     ] {

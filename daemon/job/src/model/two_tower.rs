@@ -1,6 +1,6 @@
 //! The two-tower model of a job file.
 
-use millstream_trainer::spec::{MlpSpec, TwoTowerSpec};
+use millstream_trainer::spec::{ChoiceLoss, MlpSpec, TwoTowerSpec};
 
 use super::super::error::suggestion;
 use super::super::section::Section;
@@ -8,6 +8,8 @@ use super::{read_features, read_hidden_layer, read_optimizers, read_widths};
 
 /// The default temperature. Dot products of unit vectors are within [-1, 1], and a softmax of such numbers is flat.
 const TEMPERATURE: f32 = 0.05;
+
+const LOSSES: [(&str, ChoiceLoss); 2] = [("softmax", ChoiceLoss::Softmax), ("bpr", ChoiceLoss::Bpr)];
 
 /// Reads the model; its features are among `features`.
 pub(super) fn read(model: &mut Section<'_>, features: &[&str]) -> TwoTowerSpec {
@@ -23,6 +25,7 @@ pub(super) fn read(model: &mut Section<'_>, features: &[&str]) -> TwoTowerSpec {
         dim: model.whole_u32("dim", 1..=65_536).unwrap_or(32),
         normalize,
         temperature: model.constant("temperature", true).unwrap_or(usual),
+        loss: model.choice("loss", &LOSSES).unwrap_or_default(),
         item_id: read_item_id(model, features),
     }
 }

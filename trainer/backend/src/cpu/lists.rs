@@ -10,6 +10,7 @@ use std::ops::Range;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::cpu::exp::exp;
+use crate::cpu::logistic::{FACTORS, Logistic};
 use crate::cpu::memory::LINE;
 use crate::cpu::parts::{Blocks, Rows};
 use crate::cpu::{Cpu, vectors};
@@ -17,8 +18,6 @@ use crate::ops::{Loss, TaskLoss};
 
 /// Rows per task.
 const ROWS: usize = 64;
-/// The most factors in `1..=2` whose product is finite in fp32.
-const FACTORS: usize = 127;
 
 /// The divided workspace. All parts but the first have one value per row.
 struct Work<'a> {
@@ -171,20 +170,14 @@ fn pairs([logits, labels, shares]: [&[f32]; 3], logit: f32, label: f32) -> Pairs
     let (mut below, mut above) = ([0.0_f32; LINE], [0.0_f32; LINE]);
     let each = FACTORS * LINE;
     for ((logits, labels), shares) in logits.chunks(each).zip(labels.chunks(each)).zip(shares.chunks(each)) {
-        // log(1 + e^d) = max(d, 0) + log(1 + e^-|d|), and a sum of logarithms is that of a product.
         let mut products = [1.0_f32; LINE];
         let lines = logits.chunks(LINE).zip(labels.chunks(LINE)).zip(shares.chunks(LINE));
         for ((logits, labels), shares) in lines {
             for lane in 0..logits.len() {
-                let distance = logits[lane] - logit;
-                let e = exp(-distance.abs());
-                let (small, large) = (e / (1.0 + e), 1.0 / (1.0 + e));
-                let (rising, falling) = if distance >= 0.0 { (large, small) } else { (small, large) };
+                let Logistic { hinge, factor, rising, falling } = Logistic::of(logits[lane] - logit);
                 let (is_below, is_above) = (labels[lane] < label, labels[lane] > label);
-                // Not `max`, which drops a NaN.
-                let hinge = if distance < 0.0 { 0.0 } else { distance };
                 hinges[lane] += if is_below { hinge } else { 0.0 };
-                products[lane] *= if is_below { 1.0 + e } else { 1.0 };
+                products[lane] *= if is_below { factor } else { 1.0 };
                 below[lane] += if is_below { rising } else { 0.0 };
                 above[lane] += if is_above { shares[lane] * falling } else { 0.0 };
             }

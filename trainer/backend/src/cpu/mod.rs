@@ -8,7 +8,8 @@
 //! - [`normalize`]: normalization of rows or columns.
 //! - [`interaction`]: feature interactions; [`mixture`]: gates over experts; [`columns`]: copying and adding
 //!   columns.
-//! - [`vectors`]: unit vectors and dot products of rows; [`softmax`]: the in-batch softmax, which uses [`exp`].
+//! - [`vectors`]: unit vectors and dot products of rows; [`in_batch`]: the losses of queries that choose
+//!   among the items of a batch, which use [`exp`] and [`logistic`].
 //! - [`copy`]: copying tables to the host.
 //! - [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
 //! - [`step`], [`step_rows`]: optimizer steps; [`rules`]: their formulas; [`shaping`]: gradient scaling and
@@ -37,11 +38,13 @@ mod gather;
 mod gemm;
 #[cfg(target_arch = "x86_64")]
 mod groups;
+mod in_batch;
 mod interaction;
 mod layer;
 mod linear;
 mod linear_columns;
 mod lists;
+mod logistic;
 mod loss;
 mod matrix;
 mod memory;
@@ -52,7 +55,6 @@ mod rows;
 mod rules;
 mod runs;
 mod shaping;
-mod softmax;
 mod squares;
 mod step;
 mod step_rows;
@@ -206,8 +208,8 @@ impl Device for Cpu {
         drop(self.scratch(numbers));
     }
 
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
-        softmax::Work::of(rows, columns).numbers()
+    fn in_batch_numbers(rows: usize, columns: usize) -> usize {
+        in_batch::Work::of(rows, columns).numbers()
     }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CpuRowPlan {
@@ -325,7 +327,7 @@ impl Backend for Cpu {
             Operation::UnitForward(operation) => vectors::unit_forward(self, operation),
             Operation::UnitBackward(operation) => vectors::unit_backward(self, operation),
             Operation::RowProducts(operation) => vectors::products(self, operation),
-            Operation::InBatchSoftmax(operation) => softmax::softmax(self, operation),
+            Operation::InBatchLoss(operation) => in_batch::loss(self, operation),
             Operation::Blend(operation) => normalize::blend(operation),
             Operation::Add(operation) => columns::add(self, operation),
             Operation::Clear(operation) => columns::clear(self, operation),

@@ -49,7 +49,7 @@ impl Device for Cuda {
         CudaBatch::new(self, schema)
     }
 
-    fn softmax_numbers(rows: usize, columns: usize) -> usize {
+    fn in_batch_numbers(rows: usize, columns: usize) -> usize {
         Work::of(rows, columns).numbers()
     }
 
@@ -158,7 +158,7 @@ impl Backend for Cuda {
             Operation::UnitForward(operation) => self.unit_forward(operation),
             Operation::UnitBackward(operation) => self.unit_backward(operation),
             Operation::RowProducts(operation) => self.row_products(operation),
-            Operation::InBatchSoftmax(operation) => self.in_batch_softmax(operation),
+            Operation::InBatchLoss(operation) => self.in_batch_loss(operation),
             Operation::Blend(operation) => self.blend(operation),
             Operation::Add(operation) => self.add(operation),
             Operation::Clear(operation) => self.clear(operation),

@@ -336,14 +336,15 @@ program! {
 program! {
     VECTORS = "vectors.cu";
     struct Vectors { left: MatrixView, right: MatrixView, out: MatrixView, factor: f32, rows: u32 }
-    struct Softmax {
+    struct InBatch {
         scores: MatrixView, labels: Address, weights: Address, items: Address, weight: Address,
         of_rows: Address, temperature: f32, first_row: u32, rows: u32, all_rows: u32,
     }
     kernel ROW_PRODUCTS = row_products(Vectors, THREADS);
     kernel UNIT_FORWARD = unit_forward(Vectors, THREADS);
     kernel UNIT_BACKWARD = unit_backward(Vectors, THREADS);
-    kernel IN_BATCH_SOFTMAX = in_batch_softmax(Softmax, THREADS);
+    kernel IN_BATCH_SOFTMAX = in_batch_softmax(InBatch, THREADS);
+    kernel IN_BATCH_PAIRS = in_batch_pairs(InBatch, THREADS);
 }
 
 program! {

@@ -1,15 +1,15 @@
-//! The in-batch softmax, computed for a chunk of queries at a time to bound the memory of the scores.
+//! The losses of queries that choose among the items of a batch, computed for a chunk of queries at a time to bound the memory of the scores.
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
 use super::buffers::{Rooms, Shape};
 use super::driver::Address;
-use super::kernels::{IN_BATCH_SOFTMAX, LossOf, MatrixView, Softmax};
+use super::kernels::{IN_BATCH_PAIRS, IN_BATCH_SOFTMAX, InBatch, LossOf, MatrixView};
 use super::layers::PAIR_BYTES;
 use super::losses::{MOST_BLOCKS, kind, of_batch};
 use crate::device::IdColumn;
 use crate::float::Float;
-use crate::ops::{InBatchSoftmax, SoftmaxInput};
+use crate::ops::{Choice, InBatchInput, InBatchLoss};
 
 /// The most scores in memory at once; at least those of one query.
 const MOST_SCORES: usize = 16 << 20;
@@ -58,9 +58,9 @@ impl Work {
 }
 
 impl Cuda {
-    pub(super) fn in_batch_softmax(&self, operation: InBatchSoftmax<'_, Self>) {
-        let InBatchSoftmax { input, work: room, query_grad, item_grad, sums } = operation;
-        let &SoftmaxInput { batch, queries, items, temperature, item_id } = input;
+    pub(super) fn in_batch_loss(&self, operation: InBatchLoss<'_, Self>) {
+        let InBatchLoss { input, work: room, query_grad, item_grad, sums } = operation;
+        let &InBatchInput { batch, queries, items, temperature, choice, item_id } = input;
         let (rows, width) = (batch.rows(), queries.columns());
         let work = Work::of(rows, width);
         let at = |place: Address| room.numbers() + place;
@@ -95,7 +95,7 @@ impl Cuda {
                 epilogue: Epilogue::Plain,
             };
             self.must_multiply(&product);
-            let arguments = Softmax {
+            let arguments = InBatch {
                 scores,
                 labels: batch.labels(0),
                 weights: batch.weights(),
@@ -108,7 +108,11 @@ impl Cuda {
                 rows: count as u32,
                 all_rows: rows as u32,
             };
-            self.launch_blocks(IN_BATCH_SOFTMAX, [count, 1], &arguments);
+            let kernel = match choice {
+                Choice::Softmax => IN_BATCH_SOFTMAX,
+                Choice::Pairwise => IN_BATCH_PAIRS,
+            };
+            self.launch_blocks(kernel, [count, 1], &arguments);
             self.must_multiply(&Product {
                 rows: count,
                 depth: rows,

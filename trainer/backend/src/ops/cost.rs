@@ -117,7 +117,7 @@ pub(crate) fn mixture<const N: usize>(
 }
 
 /// Each query times each item, and each gradient of a product times both.
-pub(crate) fn in_batch_softmax(rows: usize, queries: MatrixShape) -> Work {
+pub(crate) fn in_batch_loss(rows: usize, queries: MatrixShape) -> Work {
     work(rows, 4 * bytes(rows, queries), 6 * rows * rows * queries.columns)
 }
 

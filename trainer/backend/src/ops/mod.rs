@@ -43,7 +43,7 @@ pub use normalization::{
     Blend, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
 };
 pub(crate) use retrieval::MIN_SQUARE;
-pub use retrieval::{InBatchSoftmax, RowProducts, SoftmaxInput, UnitBackward, UnitForward};
+pub use retrieval::{Choice, InBatchInput, InBatchLoss, RowProducts, UnitBackward, UnitForward};
 pub use transfer::{CopyTable, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
 pub use update::{ClipScale, RowSquares, Squares, Step, StepRows, Unscale};
 
@@ -124,7 +124,7 @@ operations! {
     UnitForward = "unit_forward",
     UnitBackward = "unit_backward",
     RowProducts = "row_products",
-    InBatchSoftmax = "in_batch_softmax",
+    InBatchLoss = "in_batch_loss",
     Blend = "blend",
     Add = "add",
     Clear = "clear",

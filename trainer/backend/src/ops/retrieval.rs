@@ -1,4 +1,4 @@
-//! Unit vectors, dot products of rows, and the in-batch softmax.
+//! Unit vectors, dot products of rows, and the losses of queries that choose among the items of a batch.
 
 use millstream_trace::Work;
 
@@ -77,12 +77,21 @@ impl<D: Shapes> RowProducts<'_, D> {
     }
 }
 
+/// The loss of a row `i` that chooses its item among candidates `j`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// `log(sum over j of exp(s_ij)) - s_ii`, the cross-entropy of the softmax over the candidates, with the row's item.
+    Softmax,
+    /// The mean of `log(1 + exp(s_ij - s_ii))` over the other candidates, 0 without any: Rendle et al., "BPR: Bayesian
+    /// Personalized Ranking from Implicit Feedback", UAI 2009, section 4.1, with in-batch negatives.
+    Pairwise,
+}
+
 /// Queries and items of a batch: row `i` of one belongs to row `i` of the other.
 ///
-/// Row `i` chooses its item among those of all rows by the softmax of `s_ij = q_i . v_j / temperature` over `j`.
-/// Its loss, `log(sum over j of exp(s_ij)) - s_ii`, is weighted by the row's weight times its label: a row with
-/// label 0 chooses nothing, but its item is a candidate for other rows.
-pub struct SoftmaxInput<'a, D: Shapes> {
+/// Row `i` chooses its item among those of all rows by the scores `s_ij = q_i . v_j / temperature`. Its loss is weighted
+/// by the row's weight times its label: a row with label 0 chooses nothing, but its item is a candidate for other rows.
+pub struct InBatchInput<'a, D: Shapes> {
     /// The batch: labels, weights and ids.
     pub batch: &'a D::Batch,
     /// `[B, W]`
@@ -91,16 +100,18 @@ pub struct SoftmaxInput<'a, D: Shapes> {
     pub items: &'a D::Matrix,
     /// Divides the products.
     pub temperature: f64,
+    /// The loss of a row.
+    pub choice: Choice,
     /// The single-valued feature that identifies items. Items of other rows with row `i`'s id are not candidates of row
     /// `i`. Without it all items are, so an item that occurs twice competes with itself.
     pub item_id: Option<usize>,
 }
 
-/// The loss of all rows of a batch whose queries choose among its items, and its gradient; see [`SoftmaxInput`].
-pub struct InBatchSoftmax<'a, D: Shapes> {
+/// The loss of all rows of a batch whose queries choose among its items, and its gradient; see [`InBatchInput`].
+pub struct InBatchLoss<'a, D: Shapes> {
     /// Queries and items.
-    pub input: &'a SoftmaxInput<'a, D>,
-    /// The workspace, from [`Device::softmax_work`](crate::Device::softmax_work).
+    pub input: &'a InBatchInput<'a, D>,
+    /// The workspace, from [`Device::in_batch_work`](crate::Device::in_batch_work).
     pub work: &'a mut D::Matrix,
     /// `[B, W]`, written: the gradient of the mean loss, zeros if the batch has no weight.
     pub query_grad: &'a mut D::Matrix,
@@ -110,7 +121,7 @@ pub struct InBatchSoftmax<'a, D: Shapes> {
     pub sums: &'a mut D::Matrix,
 }
 
-impl<D: Shapes> InBatchSoftmax<'_, D> {
+impl<D: Shapes> InBatchLoss<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let (batch, columns) =
             (D::batch_shape(self.input.batch), D::matrix_shape(self.input.queries).columns);
@@ -127,11 +138,11 @@ impl<D: Shapes> InBatchSoftmax<'_, D> {
         }
         checks.index("label", 0, batch.labels);
         let work = checks.matrix::<D>("work", self.work);
-        work.columns_at_least(D::softmax_numbers(rows, columns));
+        work.columns_at_least(D::in_batch_numbers(rows, columns));
         checks.matrix::<D>("sums", self.sums).rows_at_least(1).columns(2);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
-        cost::in_batch_softmax(D::batch_shape(self.input.batch).rows, D::matrix_shape(self.input.queries))
+        cost::in_batch_loss(D::batch_shape(self.input.batch).rows, D::matrix_shape(self.input.queries))
     }
 }

@@ -113,7 +113,7 @@ pub(super) fn sigmoid(x: f64) -> f64 {
 }
 
 /// `log(1 + e^x)`
-fn softplus(x: f64) -> f64 {
+pub(super) fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 

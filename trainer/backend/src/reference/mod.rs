@@ -125,7 +125,7 @@ impl Device for Reference {
         HostReport::new(numbers)
     }
 
-    fn softmax_numbers(_rows: usize, _columns: usize) -> usize {
+    fn in_batch_numbers(_rows: usize, _columns: usize) -> usize {
         0
     }
 
@@ -208,7 +208,7 @@ impl Backend for Reference {
             Operation::UnitForward(operation) => self.unit_forward(operation),
             Operation::UnitBackward(operation) => self.unit_backward(operation),
             Operation::RowProducts(operation) => self.row_products(operation),
-            Operation::InBatchSoftmax(operation) => self.in_batch_softmax(operation),
+            Operation::InBatchLoss(operation) => self.in_batch_loss(operation),
             Operation::Blend(operation) => self.blend(operation),
             Operation::Add(operation) => self.add(operation),
             Operation::Clear(operation) => self.clear(operation),

@@ -1,7 +1,8 @@
-//! Unit vectors, dot products of rows, and the in-batch softmax.
+//! Unit vectors, dot products of rows, and the losses of queries that choose among the items of a batch.
 
+use super::losses::{sigmoid, softplus};
 use super::{Reference, ReferenceMatrix};
-use crate::ops::{InBatchSoftmax, MIN_SQUARE, RowProducts, SoftmaxInput, UnitBackward, UnitForward};
+use crate::ops::{Choice, InBatchInput, InBatchLoss, MIN_SQUARE, RowProducts, UnitBackward, UnitForward};
 
 impl Reference {
     pub(super) fn unit_forward(&self, operation: UnitForward<'_, Self>) {
@@ -31,9 +32,9 @@ impl Reference {
         out.set(rows, |row, _| factor * dot((left, row), (right, row)));
     }
 
-    pub(super) fn in_batch_softmax(&self, operation: InBatchSoftmax<'_, Self>) {
-        let InBatchSoftmax { input, query_grad, item_grad, sums, .. } = operation;
-        let &SoftmaxInput { batch, queries, items, temperature, item_id } = input;
+    pub(super) fn in_batch_loss(&self, operation: InBatchLoss<'_, Self>) {
+        let InBatchLoss { input, query_grad, item_grad, sums, .. } = operation;
+        let &InBatchInput { batch, queries, items, temperature, choice, item_id } = input;
         let (rows, width) = (batch.rows(), queries.columns);
         let id = |row: usize| item_id.map(|feature| batch.single_ids(feature)[row]);
         let is_rival = |i: usize, j: usize| i == j || id(i).is_none() || id(i) != id(j);
@@ -44,16 +45,29 @@ impl Reference {
         for i in (0..rows).filter(|&row| weight(row) != 0.0) {
             let score = |j: usize| dot((queries, i), (items, j)) / temperature;
             let rivals: Vec<usize> = (0..rows).filter(|&j| is_rival(i, j)).collect();
+            let mut add = |j: usize, by_score: f64| {
+                let by_score = by_score * weight(i) / weight_of_all;
+                for k in 0..width {
+                    *query_grad.at_mut(i, k) += by_score / temperature * items.at(j, k);
+                    *item_grad.at_mut(j, k) += by_score / temperature * queries.at(i, k);
+                }
+            };
+            if choice == Choice::Pairwise {
+                let others = (rivals.len() - 1) as f64;
+                for &j in rivals.iter().filter(|&&j| j != i) {
+                    let distance = score(j) - score(i);
+                    *sums.at_mut(0, 0) += weight(i) * softplus(distance) / others;
+                    add(j, sigmoid(distance) / others);
+                    add(i, -sigmoid(distance) / others);
+                }
+                continue;
+            }
             let largest = rivals.iter().fold(f64::NEG_INFINITY, |largest, &j| largest.max(score(j)));
             let total: f64 = rivals.iter().map(|&j| (score(j) - largest).exp()).sum();
             *sums.at_mut(0, 0) += weight(i) * (total.ln() + largest - score(i));
             for &j in &rivals {
                 let probability = (score(j) - largest).exp() / total;
-                let by_score = (probability - f64::from(u8::from(i == j))) * weight(i) / weight_of_all;
-                for k in 0..width {
-                    *query_grad.at_mut(i, k) += by_score / temperature * items.at(j, k);
-                    *item_grad.at_mut(j, k) += by_score / temperature * queries.at(i, k);
-                }
+                add(j, probability - f64::from(u8::from(i == j)));
             }
         }
         *sums.at_mut(0, 1) += weight_of_all;

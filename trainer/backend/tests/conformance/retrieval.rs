@@ -1,6 +1,6 @@
-//! Unit vectors and the in-batch softmax, on random values.
+//! Unit vectors, and the losses of queries that choose among the items of a batch, on random values.
 
-use millstream_backend::{Backend, SoftmaxInput, ops};
+use millstream_backend::{Backend, Choice, InBatchInput, ops};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
 
@@ -15,7 +15,9 @@ pub(crate) fn retrieval<B: Backend>(
     vectors(bench, shapes, random, outcome);
     for (number, width) in [1, 5, 16, 33].into_iter().enumerate() {
         let item_id = number.checked_sub(1).filter(|&feature| feature < shapes.single.len());
-        softmax(bench, shapes, (batch, width, item_id), random, outcome);
+        for choice in [Choice::Softmax, Choice::Pairwise] {
+            choose(bench, shapes, (batch, width, item_id, choice), random, outcome);
+        }
     }
 }
 
@@ -41,10 +43,10 @@ fn vectors<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     outcome.push(("row_products".to_owned(), bench.read(&products, rows)));
 }
 
-fn softmax<B: Backend>(
+fn choose<B: Backend>(
     bench: &Bench<'_, B>,
     shapes: &Shapes,
-    (batch, width, item_id): (&B::Batch, usize, Option<usize>),
+    (batch, width, item_id, choice): (&B::Batch, usize, Option<usize>, Choice),
     random: &mut Random,
     outcome: &mut Outcome,
 ) {
@@ -53,17 +55,17 @@ fn softmax<B: Backend>(
     let mut matrix = || bench.matrix(capacity, width, &random.numbers(capacity * width));
     let (queries, items, mut query_grad, mut item_grad) = (matrix(), matrix(), matrix(), matrix());
     let mut sums = bench.matrix(1, 2, &[2.0, 0.5]);
-    let mut work = backend.softmax_work(capacity, width);
+    let mut work = backend.in_batch_work(capacity, width);
     for temperature in [1.0, 0.0625] {
-        let softmax = SoftmaxInput { batch, queries: &queries, items: &items, temperature, item_id };
-        backend.run(ops::InBatchSoftmax {
-            input: &softmax,
+        let input = InBatchInput { batch, queries: &queries, items: &items, temperature, choice, item_id };
+        backend.run(ops::InBatchLoss {
+            input: &input,
             work: &mut work,
             query_grad: &mut query_grad,
             item_grad: &mut item_grad,
             sums: &mut sums,
         });
-        let name = |what| format!("in-batch softmax of {width}, {item_id:?}, {temperature}: {what}");
+        let name = |what| format!("in-batch {choice:?} of {width}, {item_id:?}, {temperature}: {what}");
         // Gradients are those of a mean; scale them to the size of a row's.
         let share =
             |gradient: Vec<f64>| gradient.into_iter().map(|g| g * rows as f64 * temperature).collect();

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millstream_backend::{
-    Activation, Axis, Backend, Device, Float, Formula, GradientColumns, GradientMode, IdColumn, Lookup, Loss,
-    LossScaling, MixtureShape, Normalization, Pooling, Reference, RowGradients, SavedLayer,
-    SavedNormalization, SoftmaxInput, TablePart, TableShape, Task, Update, ops,
+    Activation, Axis, Backend, Choice, Device, Float, Formula, GradientColumns, GradientMode, IdColumn,
+    InBatchInput, Lookup, Loss, LossScaling, MixtureShape, Normalization, Pooling, Reference, RowGradients,
+    SavedLayer, SavedNormalization, TablePart, TableShape, Task, Update, ops,
 };
 
 use crate::case::{IdsFall, Random, Shapes, cpus, cuda};
@@ -127,7 +127,7 @@ fn cases<B: Backend>() -> Vec<(&'static str, Case<B>)> {
         ("unit_forward", unit_forward),
         ("unit_backward", unit_backward),
         ("row_products", row_products),
-        ("in_batch_softmax", in_batch_softmax),
+        ("in_batch_loss", in_batch_loss),
         ("blend", blend),
         ("add", add),
         ("clear", clear),

@@ -154,7 +154,7 @@ impl Net<'_> {
     /// The vectors of a tower, `[B, W]`.
     pub(super) fn tower(&mut self, spec: &TwoTowerSpec, tower: Tower) -> Result<Value, ExportError> {
         // The temperature and the item ids matter only in training.
-        let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, item_id: _ } = spec;
+        let TwoTowerSpec { query, item, dim: _, normalize, temperature: _, loss: _, item_id: _ } = spec;
         let spec = match tower {
             Tower::Query => query,
             Tower::Item => item,

@@ -1,4 +1,4 @@
-// Unit vectors, dot products of rows, and the in-batch softmax. One warp per row unless stated otherwise.
+// Unit vectors, dot products of rows, and the losses of queries that choose among the items of a batch. One warp per row unless stated otherwise.
 #include "reduce.cuh"
 
 // The least squared length; `LEAST_SQUARE` on the host.
@@ -49,7 +49,7 @@ ENTRY(unit_backward, Vectors) {
     }
 }
 
-struct Softmax {
+struct InBatch {
     // Scores of a chunk of queries with all items, then the gradient with respect to them.
     Matrix scores;
     const float* labels;
@@ -65,20 +65,22 @@ struct Softmax {
     u32 first_row, rows, all_rows;
 };
 
-__device__ __forceinline__ float weight_of(const Softmax& args, u32 row) {
+__device__ __forceinline__ float weight_of(const InBatch& args, u32 row) {
     return args.labels[row] * (args.weights ? args.weights[row] : 1.0f);
 }
 
+// A query without weight, or without candidates.
+__device__ __forceinline__ void choose_nothing(const InBatch& args, u32 place, float weight) {
+    for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) store(args.scores, place, j, 0.0f);
+    if (threadIdx.x == 0) args.of_rows[place] = {0.0f, weight};
+}
+
 // One block per query.
-ENTRY(in_batch_softmax, Softmax) {
+ENTRY(in_batch_softmax, InBatch) {
     __shared__ float largest_of_warps[WARP];
     u32 place = blockIdx.x, row = args.first_row + place;
     float weight = weight_of(args, row), all_weight = *args.weight;
-    if (weight == 0.0f) {
-        for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) store(args.scores, place, j, 0.0f);
-        if (threadIdx.x == 0) args.of_rows[place] = {0.0f, 0.0f};
-        return;
-    }
+    if (weight == 0.0f) return choose_nothing(args, place, weight);
     auto is_rival = [&](u32 j) { return j == row || !args.items || args.items[j] != args.items[row]; };
     float own = load(args.scores, place, row) / args.temperature;
     float largest = own, sum = 0.0f;
@@ -99,4 +101,34 @@ ENTRY(in_batch_softmax, Softmax) {
         store(args.scores, place, j, (probability - (j == row ? 1.0f : 0.0f)) * factor);
     }
     if (threadIdx.x == 0) args.of_rows[place] = {weight * (largest - own + logf(sum)), weight};
+}
+
+// One block per query.
+ENTRY(in_batch_pairs, InBatch) {
+    u32 place = blockIdx.x, row = args.first_row + place;
+    float weight = weight_of(args, row), all_weight = *args.weight;
+    if (weight == 0.0f) return choose_nothing(args, place, weight);
+    auto is_other = [&](u32 j) { return j != row && (!args.items || args.items[j] != args.items[row]); };
+    float others = 0.0f, loss = 0.0f, slopes = 0.0f;
+    for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) others += is_other(j) ? 1.0f : 0.0f;
+    others = block_sum(others);
+    if (others == 0.0f) return choose_nothing(args, place, weight);
+    float own = load(args.scores, place, row) / args.temperature;
+    float factor = weight / all_weight / args.temperature / others;
+    for (u32 j = threadIdx.x; j < args.all_rows; j += blockDim.x) {
+        if (j == row) continue;
+        float slope = 0.0f;
+        if (is_other(j)) {
+            float distance = load(args.scores, place, j) / args.temperature - own, e = expf(-fabsf(distance));
+            loss += fmaxf(distance, 0.0f) + log1pf(e);
+            slope = distance >= 0.0f ? 1.0f / (1.0f + e) : e / (1.0f + e);
+        }
+        slopes += slope;
+        store(args.scores, place, j, factor * slope);
+    }
+    loss = block_sum(loss);
+    slopes = block_sum(slopes);
+    if (threadIdx.x > 0) return;
+    store(args.scores, place, row, -factor * slopes);
+    args.of_rows[place] = {weight * loss / others, weight};
 }

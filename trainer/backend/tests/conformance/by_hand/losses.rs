@@ -1,6 +1,6 @@
 //! Losses and their gradients.
 
-use millstream_backend::{Backend, Loss, SoftmaxInput, ops};
+use millstream_backend::{Backend, Choice, InBatchInput, Loss, ops};
 
 use super::{BCE, close, schema, three_rows, uploaded};
 
@@ -239,14 +239,14 @@ fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
     let items = [3.0_f64.ln() / 2.0, 0.0, 2.0_f64.ln() / 2.0];
     let (queries, items_matrix) =
         (bench.matrix(3, 1, &[1.0, 5.0, 2.0]), bench.matrix(3, 1, &items.map(|item| item as f32)));
-    let mut work = backend.softmax_work(3, 1);
+    let mut work = backend.in_batch_work(3, 1);
     let (mut query_grad, mut item_grad) = (backend.matrix(3, 1), backend.matrix(3, 1));
-    let mut run = |item_id| {
+    let mut run = |choice, item_id| {
         let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
         let (queries, items) = (&queries, &items_matrix);
-        let softmax = SoftmaxInput { batch: &batch, queries, items, temperature: 0.5, item_id };
-        backend.run(ops::InBatchSoftmax {
-            input: &softmax,
+        let input = InBatchInput { batch: &batch, queries, items, temperature: 0.5, choice, item_id };
+        backend.run(ops::InBatchLoss {
+            input: &input,
             work: &mut work,
             query_grad: &mut query_grad,
             item_grad: &mut item_grad,
@@ -255,14 +255,23 @@ fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
         [bench.read(&sums, 2), bench.read(&query_grad, 3), bench.read(&item_grad, 3)]
     };
     // Probabilities 3/4 and 4/5.
-    let [sums, query_grad, item_grad] = run(Some(0));
+    let [sums, query_grad, item_grad] = run(Choice::Softmax, Some(0));
     close(&sums, &[1.0 + (5.0_f64 / 3.0).ln(), 3.0]);
     close(&query_grad, &[-items[0] / 4.0, 0.0, -items[2] / 5.0]);
     close(&item_grad, &[-0.25, 0.25 + 0.4, -0.4]);
     // Each is a negative of the other: probabilities 1/2 and 4/14.
-    let [sums, query_grad, _] = run(None);
+    let [sums, query_grad, _] = run(Choice::Softmax, None);
     close(&sums, &[1.0 + 7.0_f64.ln(), 3.0]);
     close(&query_grad, &[-0.5 * items[0] + items[2] / 3.0, 0.0, (9.0 * items[0] - 10.0 * items[2]) / 14.0]);
+    // The other candidate of rows 0 and 2 is row 1; scores differ by ln 3 and by 2 ln 2.
+    let [sums, query_grad, item_grad] = run(Choice::Pairwise, Some(0));
+    close(&sums, &[1.0 + (4.0_f64 / 3.0).ln() + 1.25_f64.ln(), 3.0]);
+    close(&query_grad, &[-items[0] / 4.0, 0.0, -items[2] / 5.0]);
+    close(&item_grad, &[-0.25, 0.25 + 0.4, -0.4]);
+    // Both are: half of that, and of scores that differ by ln 3 - ln 2 and by 2 ln 3 - 2 ln 2.
+    let [sums, ..] = run(Choice::Pairwise, None);
+    let others = [4.0 / 3.0, 5.0 / 3.0, 1.25, 13.0 / 4.0].map(|x: f64| x.ln());
+    close(&sums, &[1.0 + others.iter().sum::<f64>() / 2.0, 3.0]);
 }
 
 fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {

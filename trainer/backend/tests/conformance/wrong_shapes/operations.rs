@@ -332,17 +332,23 @@ pub(super) fn row_products<B: Backend>(make: &mut Make<'_, B>) {
     make.backend.run(ops::RowProducts { rows: ROWS, factor: 2.0, left, right, out });
 }
 
-pub(super) fn in_batch_softmax<B: Backend>(make: &mut Make<'_, B>) {
+pub(super) fn in_batch_loss<B: Backend>(make: &mut Make<'_, B>) {
     let queries = make.rows("queries", ROWS, 4);
     let items = make.matrix("items", ROWS, 4);
     let item_id = Some(make.value("item_id", 0, 1));
-    let mut work = make.backend.softmax_work(ROWS, 4);
+    let mut work = make.backend.in_batch_work(ROWS, 4);
     let (mut query_grad, mut item_grad) =
         (make.matrix("query_grad", ROWS, 4), make.matrix("item_grad", ROWS, 4));
     let mut sums = make.matrix("sums", 1, 2);
-    let input =
-        SoftmaxInput { batch: make.batch, queries: &queries, items: &items, temperature: 0.5, item_id };
-    make.backend.run(ops::InBatchSoftmax {
+    let input = InBatchInput {
+        batch: make.batch,
+        queries: &queries,
+        items: &items,
+        temperature: 0.5,
+        choice: Choice::Softmax,
+        item_id,
+    };
+    make.backend.run(ops::InBatchLoss {
         input: &input,
         work: &mut work,
         query_grad: &mut query_grad,

@@ -1,9 +1,8 @@
-//! The in-batch softmax: each query's loss over the batch's items, and the gradients with respect to queries and
-//! items, in one pass.
+//! The loss of each query over the batch's items, and the gradients with respect to queries and items, in one pass.
 //!
 //! The matrix of all scores, `[B, B]`, is never materialized. Queries are processed in strips of [`STRIP`] rows. A
-//! strip's scores over all items fill a block that stays in the L2 cache while it is turned into probabilities, and
-//! these into the gradient with respect to the strip's queries and the strip's contribution to the gradient with
+//! strip's scores over all items fill a block that stays in the L2 cache while it is turned into the gradient with
+//! respect to the scores, and this into the gradient with respect to the strip's queries and the strip's contribution to the gradient with
 //! respect to the items. So each score and each exponential is computed once, and the total cost is three products
 //! of `2 B^2 W` floating-point operations. (Blocking over items as well, with running maxima, would compute scores
 //! and exponentials a second time: 8 `B^2 W` instead of 6.)
@@ -17,11 +16,12 @@ use crate::cpu::Cpu;
 use crate::cpu::exp::exp;
 use crate::cpu::gemm::{View, product};
 use crate::cpu::layer::{TILE, transpose};
+use crate::cpu::logistic::{FACTORS, Logistic};
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::memory::LINE;
 use crate::cpu::parts::{Blocks, PerBlock, Rows, Spans, block_of};
 use crate::host::HostBatch;
-use crate::ops::{InBatchSoftmax, SoftmaxInput};
+use crate::ops::{Choice, InBatchInput, InBatchLoss};
 
 /// Queries per strip: a multiple of the 6 rows that an AVX-512 kernel computes at once.
 const STRIP: usize = 48;
@@ -96,15 +96,15 @@ impl Work {
 }
 
 /// The loss, and its gradients with respect to queries and items.
-pub(crate) fn softmax(cpu: &Cpu, operation: InBatchSoftmax<'_, Cpu>) {
-    let InBatchSoftmax { input: softmax, work: memory, query_grad, item_grad, sums } = operation;
-    let SoftmaxInput { batch, queries, .. } = *softmax;
+pub(crate) fn loss(cpu: &Cpu, operation: InBatchLoss<'_, Cpu>) {
+    let InBatchLoss { input, work: memory, query_grad, item_grad, sums } = operation;
+    let InBatchInput { batch, queries, .. } = *input;
     let (rows, columns) = (batch.rows(), queries.columns());
     let work = Work::of(rows, columns);
     let mut divided = work.divide(memory.as_mut_slice());
-    turn(cpu, softmax, work, divided.turned);
+    turn(cpu, input, work, divided.turned);
     let weight = (0..rows).map(|row| f64::from(weight_of(batch, row))).sum::<f64>();
-    sweep(cpu, softmax, work, weight, &mut divided, query_grad);
+    sweep(cpu, input, work, weight, &mut divided, query_grad);
     sum_groups(cpu, work, divided.item_grad, item_grad);
     let loss = divided.losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
     for (sum, of_rows) in sums.as_mut_slice().iter_mut().zip([loss, weight]) {
@@ -118,12 +118,12 @@ fn weight_of(batch: &HostBatch, row: usize) -> f32 {
 }
 
 /// Transposes the items and divides them by the temperature, so that products are scores.
-fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f32]) {
-    let factor = (1.0 / softmax.temperature) as f32;
-    let (columns, stride) = (softmax.items.columns(), work.stride);
+fn turn(cpu: &Cpu, input: &InBatchInput<'_, Cpu>, work: Work, turned: &mut [f32]) {
+    let factor = (1.0 / input.temperature) as f32;
+    let (columns, stride) = (input.items.columns(), work.stride);
     let strips = PerBlock::of(turned, TILE * stride);
     run_blocks!(cpu, Blocks::of(columns, TILE), strips, |columns, strip| {
-        transpose(softmax.items, columns, work.rows, strip, stride);
+        transpose(input.items, columns, work.rows, strip, stride);
         strip.iter_mut().for_each(|x| *x *= factor);
     });
 }
@@ -131,13 +131,13 @@ fn turn(cpu: &Cpu, softmax: &SoftmaxInput<'_, Cpu>, work: Work, turned: &mut [f3
 /// Computes the losses, the query gradient, and each group's item gradient.
 fn sweep(
     cpu: &Cpu,
-    softmax: &SoftmaxInput<'_, Cpu>,
+    input: &InBatchInput<'_, Cpu>,
     work: Work,
     weight: f64,
     divided: &mut Divided<'_>,
     query_grad: &mut CpuMatrix,
 ) {
-    let &SoftmaxInput { batch, queries, items, temperature, item_id } = softmax;
+    let &InBatchInput { batch, queries, items, temperature, choice, item_id } = input;
     let (rows, columns, stride) = (work.rows, queries.columns(), work.stride);
     let ids = item_id.map(|feature| batch.single_ids(feature));
     let by_score = if weight > 0.0 { (1.0 / (weight * temperature)) as f32 } else { 0.0 };
@@ -158,7 +158,13 @@ fn sweep(
             product(of_strip, turned, scores, stride, false);
             for ((row, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
                 let weight = weight_of(batch, row);
-                *loss = weight * choose(&mut scores[..rows], row, ids, weight * by_score);
+                let (scores, factor) = (&mut scores[..rows], weight * by_score);
+                // Not a pointer to a function, which would not be compiled for the machine's vectors.
+                let of_row = match choice {
+                    Choice::Softmax => choose_by_softmax(scores, row, ids, factor),
+                    Choice::Pairwise => choose_by_pairs(scores, row, ids, factor),
+                };
+                *loss = weight * of_row;
             }
             let scores = View::row_major(scores, block.len(), rows, stride);
             product(scores, rows_of(items, 0..rows), query_grad, query_stride, false);
@@ -171,19 +177,14 @@ fn sweep(
 
 /// Returns the loss of query `row` given its `scores`, and replaces them by their gradient times `factor`.
 #[inline(always)]
-fn choose(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f32 {
+fn choose_by_softmax(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f32 {
     if factor == 0.0 {
         scores.fill(0.0);
         return 0.0;
     }
     let score = scores[row];
-    if let Some(ids) = ids {
-        let id = ids[row];
-        for (score, &other) in scores.iter_mut().zip(ids) {
-            *score = if other == id { f32::NEG_INFINITY } else { *score };
-        }
-        scores[row] = score;
-    }
+    exclude(scores, row, ids);
+    scores[row] = score;
     let larger = |largest: f32, score: f32| if score > largest { score } else { largest };
     let largest = by_lanes(scores, f32::NEG_INFINITY, |largest, score| larger(largest, *score));
     let largest = largest.into_iter().fold(f32::NEG_INFINITY, larger);
@@ -196,6 +197,52 @@ fn choose(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f
     scores.iter_mut().for_each(|score| *score *= share);
     scores[row] -= factor;
     total.ln() + largest - score
+}
+
+/// As [`choose_by_softmax`].
+#[inline(always)]
+fn choose_by_pairs(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f32 {
+    let score = scores[row];
+    let others = exclude(scores, row, ids);
+    if factor == 0.0 || others == 0 {
+        scores.fill(0.0);
+        return 0.0;
+    }
+    let share = factor / others as f32;
+    let (mut hinges, mut logs, mut slopes) = ([0.0_f32; LINE], [0.0_f32; LINE], [0.0_f32; LINE]);
+    for scores in scores.chunks_mut(FACTORS * LINE) {
+        let mut products = [1.0_f32; LINE];
+        for scores in scores.chunks_mut(LINE) {
+            for (lane, other) in scores.iter_mut().enumerate() {
+                // All but the factor, which is 1, are 0 for an excluded item.
+                let Logistic { hinge, factor, rising, .. } = Logistic::of(*other - score);
+                hinges[lane] += hinge;
+                products[lane] *= factor;
+                slopes[lane] += rising;
+                *other = share * rising;
+            }
+        }
+        for (log, product) in logs.iter_mut().zip(products) {
+            *log += product.ln();
+        }
+    }
+    let sum = |lanes: [f32; LINE]| lanes.into_iter().sum::<f32>();
+    scores[row] = -share * sum(slopes);
+    (sum(hinges) + sum(logs)) / others as f32
+}
+
+/// Sets the scores of the row's item, and of items with the same id, to the least number. Returns the number of others.
+#[inline(always)]
+fn exclude(scores: &mut [f32], row: usize, ids: Option<&[u32]>) -> usize {
+    scores[row] = f32::NEG_INFINITY;
+    let Some(ids) = ids else { return scores.len() - 1 };
+    let id = ids[row];
+    let mut others = 0;
+    for (score, &other) in scores.iter_mut().zip(ids) {
+        others += u32::from(other != id);
+        *score = if other == id { f32::NEG_INFINITY } else { *score };
+    }
+    others as usize
 }
 
 /// Folds `numbers` from `start`, separately for each lane of a cache line.

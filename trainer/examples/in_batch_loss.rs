@@ -1,7 +1,7 @@
-//! Measures the speed of the in-batch softmax, compared with its matrix products.
+//! Measures the speed of the losses of two-tower models, compared with their matrix products.
 //!
 //! ```text
-//! cargo run --release -p millstream-trainer --example in_batch_softmax -- [--dim 64] [--threads 2] [--runs 30]
+//! cargo run --release -p millstream-trainer --example in_batch_loss -- [--dim 64] [--threads 2] [--runs 30]
 //! ```
 //!
 //! For batches of 1024 and 4096 rows, loss and gradients need `6 B^2 W` floating-point operations in matrix
@@ -14,7 +14,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_backend::{Activation, Backend, Cpu, Device, SoftmaxInput, ops};
+use millstream_backend::{Activation, Backend, Choice, Cpu, Device, InBatchInput, ops};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
 
@@ -48,12 +48,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let Options { dim, threads, runs } = options;
     println!("dimension {dim}, {threads} threads; best of {runs} runs");
     for rows in [1024, 4096] {
-        for item_id in [None, Some(0)] {
-            let seconds = softmax(&backend, rows, dim, item_id, runs)?;
+        let choices = [Choice::Softmax, Choice::Pairwise];
+        for (choice, item_id) in choices.into_iter().flat_map(|choice| [(choice, None), (choice, Some(0))]) {
+            let seconds = loss(&backend, rows, dim, (choice, item_id), runs)?;
             let flops = 6.0 * (rows * rows * dim) as f64;
             let best = 2.0 * (1024 * 1024 * 1024) as f64 / product(&backend, 1024, runs);
             println!(
-                "batch {rows}, {}: {:.2} ms, {:.0} GFLOP/s, {:.0}% of the {:.0} GFLOP/s of a matrix product",
+                "batch {rows}, {choice:?}, {}: {:.2} ms, {:.0} GFLOP/s, {:.0}% of the {:.0} GFLOP/s of a matrix product",
                 if item_id.is_some() { "of ids" } else { "without ids" },
                 1e3 * seconds,
                 flops / seconds / 1e9,
@@ -65,11 +66,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn softmax(
+fn loss(
     backend: &Cpu,
     rows: usize,
     dim: usize,
-    item_id: Option<usize>,
+    (choice, item_id): (Choice, Option<usize>),
     runs: usize,
 ) -> Result<f64, Box<dyn Error>> {
     let schema = BatchSchema {
@@ -91,12 +92,12 @@ fn softmax(
     };
     let (queries, items) = (matrix("queries"), matrix("items"));
     let (mut query_grad, mut item_grad, mut sums) = (matrix("a"), matrix("b"), backend.matrix(1, 2));
-    let mut work = backend.softmax_work(rows, dim);
-    let softmax =
-        SoftmaxInput { batch: &batch, queries: &queries, items: &items, temperature: 0.125, item_id };
+    let mut work = backend.in_batch_work(rows, dim);
+    let input =
+        InBatchInput { batch: &batch, queries: &queries, items: &items, temperature: 0.125, choice, item_id };
     Ok(best_of(runs, || {
-        backend.run(ops::InBatchSoftmax {
-            input: &softmax,
+        backend.run(ops::InBatchLoss {
+            input: &input,
             work: &mut work,
             query_grad: &mut query_grad,
             item_grad: &mut item_grad,
