@@ -124,8 +124,13 @@ fn scores_of_lists_are_logits_and_lists_need_whole_batches() {
     let metrics = outcome["eval"].as_object().unwrap();
     assert!(metrics.contains_key("mrr") && metrics.contains_key("recall"), "{outcome:#}");
     assert!(!metrics.contains_key("auc") && !metrics.contains_key("rmse"), "{outcome:#}");
+    let set: Vec<&str> = SETTINGS.iter().chain(&[LISTWISE]).flat_map(|set| ["--set", *set]).collect();
+    let plan = shell.run(&[&["check", "job.toml", "--json"], &set[..]].concat()).with_code(0).json();
+    let query =
+        plan["features"].as_array().unwrap().iter().find(|feature| feature["name"] == "query").unwrap();
+    assert_eq!(query["used_by"], serde_json::json!(["loss"]));
     let checkpoint = outcome["checkpoint"].as_str().unwrap();
-    shell.run(&["predict", checkpoint, "--output", "scores.csv"]).with_code(0);
+    let _ = shell.run(&["predict", checkpoint, "--output", "scores.csv"]).with_code(0);
     let text = std::fs::read_to_string(job.directory().join("scores.csv")).unwrap();
     let scores: Vec<f64> = text.lines().skip(1).map(|line| line.parse().unwrap()).collect();
     assert_eq!(scores.len(), 6_000);

@@ -91,7 +91,7 @@ struct FeatureReport {
     maximum: Option<u32>,
     /// The column with the weights of the values.
     weights: Option<String>,
-    /// The parts of the model that read it; `model` if it has no parts.
+    /// The parts of the model that read it, `model` if it has no parts; and `loss` if its ids identify lists.
     used_by: Vec<&'static str>,
 }
 
@@ -644,6 +644,7 @@ impl FeatureReport {
             ModelSpec::TwoTower(model) => (model.item_id.as_ref() == Some(&spec.name)).then_some("item_id"),
             _ => None,
         };
+        let loss = (job.training.loss.group() == Some(spec.name.as_str())).then_some("loss");
         Self {
             name: spec.name.clone(),
             kind: export::kind_name(&spec.kind),
@@ -652,7 +653,7 @@ impl FeatureReport {
             bound: plan.analysis.is_none() && is_learned(&spec.kind),
             maximum: spec.maximum,
             weights: spec.weights.clone(),
-            used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(item_id).collect(),
+            used_by: parts.map(|(part, _)| part.unwrap_or("model")).chain(item_id).chain(loss).collect(),
         }
     }
 }
