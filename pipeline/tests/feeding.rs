@@ -2,18 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/files.rs"]
+mod files;
 #[path = "support/hub.rs"]
 mod hub;
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, RecordBatch, StringArray};
 use millstream_batch::{BatchHeader, Producer, Stream};
 use millstream_format::Error as FormatError;
-use millstream_format::tfrecord::RecordWriter;
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
@@ -27,8 +27,6 @@ use millstream_pipeline::spec::{
 };
 use millstream_pipeline::transform::Transform;
 use millstream_trace::{Category, Recorder};
-use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
 use tokio::runtime::Runtime;
 
 const FILES: usize = 3;
@@ -53,35 +51,21 @@ fn write_parquet(directory: &Path) {
             ("clicked", Arc::new(Float32Array::from_iter_values(rows.map(|row| (row % 2) as f32)))),
         ];
         let batch = RecordBatch::try_from_iter(columns).unwrap();
-        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(30)).build();
-        let output = File::create(directory.join(format!("{file}.parquet"))).unwrap();
-        let mut writer = ArrowWriter::try_new(output, batch.schema(), Some(properties)).unwrap();
-        writer.write(&batch).unwrap();
-        writer.close().unwrap();
+        files::write_parquet(&directory.join(format!("{file}.parquet")), &batch, 30);
     }
-}
-
-/// A length-delimited field of a protobuf message.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-    assert!(bytes.len() < 128);
-    [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
 }
 
 fn write_tfrecord(directory: &Path) {
     for file in 0..FILES {
-        let mut writer = RecordWriter::new(File::create(directory.join(format!("{file}.tfrecord"))).unwrap());
-        for row in file * ROWS..(file + 1) * ROWS {
-            let float = |value: f32| field(2, &field(1, &value.to_le_bytes()));
-            let bytes = |value: &str| field(1, &field(1, value.as_bytes()));
-            let feature =
-                |name: &str, value: &[u8]| field(1, &[field(1, name.as_bytes()), field(2, value)].concat());
-            let features = [
-                feature("number", &float(number(row, true))),
-                feature("word", &bytes(&word(row))),
-                feature("clicked", &float((row % 2) as f32)),
-            ];
-            writer.write(&field(1, &features.concat())).unwrap();
-        }
+        let features = |row: usize| {
+            vec![
+                files::floats("number", &[number(row, true)]),
+                files::texts("word", &[word(row)]),
+                files::floats("clicked", &[(row % 2) as f32]),
+            ]
+        };
+        let path = directory.join(format!("{file}.tfrecord"));
+        files::write_tfrecord(&path, (file * ROWS..(file + 1) * ROWS).map(features));
     }
 }
 

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/files.rs"]
+mod files;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,8 +19,6 @@ use millstream_pipeline::spec::{
     FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord, Terms,
 };
 use millstream_pipeline::transform::Transform;
-use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
 use tokio::runtime::Runtime;
 
 const ROWS: usize = 1000;
@@ -35,11 +36,7 @@ fn write(directory: &Path) {
             ("income", Arc::new(StringArray::from_iter_values((0..ROWS).map(income)))),
         ];
         let batch = RecordBatch::try_from_iter(columns).unwrap();
-        let properties = WriterProperties::builder().set_max_row_group_row_count(Some(300)).build();
-        let output = std::fs::File::create(directory.join(format!("part-{file}.parquet"))).unwrap();
-        let mut writer = ArrowWriter::try_new(output, batch.schema(), Some(properties)).unwrap();
-        writer.write(&batch).unwrap();
-        writer.close().unwrap();
+        files::write_parquet(&directory.join(format!("part-{file}.parquet")), &batch, 300);
     }
 }
 

@@ -3,14 +3,15 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/files.rs"]
+mod files;
+
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, RecordBatch};
 use millstream_batch::{BatchHeader, Producer, Stream};
-use millstream_format::tfrecord::RecordWriter;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::cache::{Cache, CacheOptions, CachedSource, Specification};
 use millstream_pipeline::dataset::Dataset;
@@ -20,8 +21,6 @@ use millstream_pipeline::spec::{
     CacheSpec, DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, Purpose,
 };
 use millstream_pipeline::transform::Transform;
-use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
 use tokio::runtime::Runtime;
 
 const ROWS: usize = 2_000;
@@ -45,28 +44,13 @@ fn write_parquet(path: &Path, file: usize) {
     let batch =
         RecordBatch::try_from_iter([("number", column(&|row| row as f32)), ("clicked", column(&label))])
             .unwrap();
-    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(300)).build();
-    let mut writer =
-        ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
-}
-
-/// A length-delimited field of a protobuf message.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-    assert!(bytes.len() < 128);
-    [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
+    files::write_parquet(path, &batch, 300);
 }
 
 fn write_tfrecord(path: &Path, file: usize) {
-    let mut writer = RecordWriter::new(File::create(path).unwrap());
-    for row in rows_of(file) {
-        let float = |value: f32| field(2, &field(1, &value.to_le_bytes()));
-        let feature =
-            |name: &str, value: &[u8]| field(1, &[field(1, name.as_bytes()), field(2, value)].concat());
-        let features = [feature("number", &float(row as f32)), feature("clicked", &float(label(row)))];
-        writer.write(&field(1, &features.concat())).unwrap();
-    }
+    let features =
+        |row: usize| vec![files::floats("number", &[row as f32]), files::floats("clicked", &[label(row)])];
+    files::write_tfrecord(path, rows_of(file).map(features));
 }
 
 fn spec(base: &Path, shuffle_rows: u64, threads: Option<u32>) -> DataSpec {

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs::File;
+#[path = "support/files.rs"]
+mod files;
+
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +13,6 @@ use arrow_array::builder::{ListBuilder, StringBuilder};
 use arrow_array::types::Float64Type;
 use arrow_array::{ArrayRef, Float32Array, ListArray, RecordBatch};
 use millstream_batch::Producer;
-use millstream_format::tfrecord::RecordWriter;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::fingerprint::{bucket, cross64};
@@ -19,8 +20,6 @@ use millstream_pipeline::ingest::{self, DatasetSource, IngestPlan};
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize};
 use millstream_pipeline::transform::Transform;
-use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
 use tokio::runtime::Runtime;
 
 const ROWS: usize = 500;
@@ -76,41 +75,19 @@ fn write_parquet(path: &Path) {
         ("clicked", numbers(&|row| (row % 2) as f32)),
     ])
     .unwrap();
-    let properties = WriterProperties::builder().set_max_row_group_row_count(Some(70)).build();
-    let mut writer =
-        ArrowWriter::try_new(File::create(path).unwrap(), batch.schema(), Some(properties)).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
-}
-
-/// A length-delimited field of a protobuf message.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
-    let length = match bytes.len() {
-        short @ 0..128 => vec![short as u8],
-        long => vec![long as u8 & 0x7f | 0x80, (long >> 7) as u8],
-    };
-    [&[number << 3 | 2], length.as_slice(), bytes].concat()
+    files::write_parquet(path, &batch, 70);
 }
 
 fn write_tfrecord(path: &Path) {
-    let mut writer = RecordWriter::new(File::create(path).unwrap());
-    for row in 0..ROWS {
-        let feature =
-            |name: &str, value: &[u8]| field(1, &[field(1, name.as_bytes()), field(2, value)].concat());
-        let float = |value: f32| field(2, &field(1, &value.to_le_bytes()));
-        let floats = |list: &[f32]| {
-            field(2, &field(1, &list.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()))
-        };
-        let texts = |list: &[String]| {
-            field(1, &list.iter().flat_map(|text| field(1, text.as_bytes())).collect::<Vec<u8>>())
-        };
+    let features = |row: usize| {
         let mut features =
-            vec![feature("number", &float(row as f32)), feature("clicked", &float((row % 2) as f32))];
-        features.extend(tags(row).map(|tags| feature("tags", &texts(&tags))));
-        features.extend(tag_weights(row).map(|weights| feature("tag_weights", &floats(&weights))));
-        features.push(feature("places", &texts(&places(row))));
-        writer.write(&field(1, &features.concat())).unwrap();
-    }
+            vec![files::floats("number", &[row as f32]), files::floats("clicked", &[(row % 2) as f32])];
+        features.extend(tags(row).map(|tags| files::texts("tags", &tags)));
+        features.extend(tag_weights(row).map(|weights| files::floats("tag_weights", &weights)));
+        features.push(files::texts("places", &places(row)));
+        features
+    };
+    files::write_tfrecord(path, (0..ROWS).map(features));
 }
 
 fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
