@@ -56,8 +56,7 @@ pub enum IdColumn {
     Ragged(usize),
 }
 
-/// How the table rows of one batch row are combined into one vector, with the code that CUDA kernels know it by. No ids
-/// give zeros.
+/// How the table rows of one batch row are combined into one vector, if they are. No ids give zeros.
 ///
 /// In a weighted column, each id has a weight `w`. `Sum` computes the sum of `w * row`; `Mean` divides it by the
 /// sum of `w`, and `SqrtN` by the square root of the sum of `w^2`. For the latter two, ids whose weight is not
@@ -66,18 +65,39 @@ pub enum IdColumn {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// Their sum.
-    Sum = 0,
+    Sum,
     /// Their mean.
-    Mean = 1,
+    Mean,
     /// Their sum, divided by the square root of their number.
-    SqrtN = 2,
+    SqrtN,
+    /// Not combined: the rows of up to so many ids, one after the other, then zeros. The column is multi-valued, and this
+    /// is the most ids that it can have in a batch row. Weights are ignored.
+    Unpooled(u32),
 }
 
 impl Pooling {
+    /// The code that CUDA kernels know it by.
+    pub(crate) fn code(self) -> u32 {
+        match self {
+            Self::Sum => 0,
+            Self::Mean => 1,
+            Self::SqrtN => 2,
+            Self::Unpooled(_) => 3,
+        }
+    }
+
+    /// The number of vectors that it makes of a batch row.
+    pub fn vectors(self) -> usize {
+        match self {
+            Self::Sum | Self::Mean | Self::SqrtN => 1,
+            Self::Unpooled(most) => most as usize,
+        }
+    }
+
     /// The factor of each of `ids` ids.
     pub(crate) fn factor(self, ids: usize) -> f64 {
         match self {
-            Self::Sum => 1.0,
+            Self::Sum | Self::Unpooled(_) => 1.0,
             Self::Mean => 1.0 / ids.max(1) as f64,
             Self::SqrtN => 1.0 / (ids.max(1) as f64).sqrt(),
         }
@@ -106,9 +126,14 @@ impl Lookup {
         &all[first..first + count]
     }
 
+    /// The number of columns of its output, given the table's width.
+    pub fn columns(&self, width: usize) -> usize {
+        width.saturating_mul(self.pooling.vectors())
+    }
+
     /// The number of columns of all lookups, given the tables' widths.
     pub(crate) fn widths(all: &[Self], width: impl Fn(usize) -> usize) -> usize {
-        all.iter().map(|lookup| width(lookup.table)).sum()
+        all.iter().map(|lookup| lookup.columns(width(lookup.table))).sum()
     }
 }
 
@@ -125,6 +150,8 @@ pub struct BatchShape {
     pub single_ids: usize,
     /// Ids of each multi-valued feature, over all rows.
     pub ragged_ids: Vec<usize>,
+    /// The most ids of each multi-valued feature in a row.
+    pub maxima: Vec<u32>,
     /// The bound of ids of each single-valued feature, then of each multi-valued one.
     pub cardinalities: Vec<u32>,
 }
@@ -140,6 +167,7 @@ impl BatchShape {
             dense: schema.dense.len(),
             single_ids: schema.ids.len(),
             ragged_ids: vec![0; schema.ragged.len()],
+            maxima: schema.ragged.iter().map(|feature| feature.maximum).collect(),
             cardinalities: cardinalities.collect(),
         }
     }
@@ -158,6 +186,14 @@ impl BatchShape {
         match column {
             IdColumn::Single(_) => rows,
             IdColumn::Ragged(feature) => self.ragged_ids[feature] * rows / self.rows.max(1),
+        }
+    }
+
+    /// The most ids of a multi-valued column in a row; `None` for a single-valued one.
+    pub(crate) fn maximum(&self, column: IdColumn) -> Option<u32> {
+        match column {
+            IdColumn::Single(_) => None,
+            IdColumn::Ragged(feature) => Some(self.maxima[feature]),
         }
     }
 

@@ -66,7 +66,7 @@ impl<'a> Weights<'a> {
     /// The values' shares for a pooling.
     pub(crate) fn shares(self, pooling: Pooling) -> Shares<'a> {
         Shares(match pooling {
-            Pooling::Sum => None,
+            Pooling::Sum | Pooling::Unpooled(_) => None,
             Pooling::Mean => Some(&self.scales.mean),
             Pooling::SqrtN => Some(&self.scales.sqrtn),
         })

@@ -35,7 +35,7 @@ pub use floors::Floors;
 pub use host::{HostBatch, HostReport};
 pub use ops::{
     Activation, Choice, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape, Normalization,
-    RowGradients, SavedLayer, SavedNormalization, Task,
+    RowGradients, SavedLayer, SavedNormalization, Sequence, Task,
 };
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use sizes::{Layout, OperationBytes, Sizes};

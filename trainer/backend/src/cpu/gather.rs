@@ -30,7 +30,17 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
             let width = table.shape().width;
             let out = Out { rows: out, stride, offset: first_column + lookup.first };
             let next = one_row_each(lookups.get(number + 1), batch, &block, tables);
-            match batch.ids(lookup.column) {
+            let ids = batch.ids(lookup.column);
+            if let (
+                Pooling::Unpooled(most),
+                Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _),
+            ) = (lookup.pooling, ids)
+            {
+                let offsets = &offsets[block.start..=block.end];
+                copy_sequences(table, offsets, values, most as usize, out);
+                continue;
+            }
+            match ids {
                 Ids::Single(ids) => {
                     let ids = &ids[block.clone()];
                     match width {
@@ -99,6 +109,20 @@ fn copy_any_rows(table: &CpuTable, ids: &[u32], out: Out<'_>) {
     let (data, stride, width) = (table.as_slice(), table.stride(), table.shape().width);
     for (&id, out_row) in ids.iter().zip(out.rows.chunks_exact_mut(out.stride)) {
         out_row[out.offset..][..width].copy_from_slice(&data[id as usize * stride..][..width]);
+    }
+}
+
+/// Copies each batch row's table rows, one after the other, and fills the room for `most` of them with zeros.
+#[inline(always)]
+fn copy_sequences(table: &CpuTable, offsets: &[u32], values: &[u32], most: usize, out: Out<'_>) {
+    let (data, stride, width) = (table.as_slice(), table.stride(), table.shape().width);
+    for (pair, out_row) in offsets.windows(2).zip(out.rows.chunks_exact_mut(out.stride)) {
+        let ids = &values[pair[0] as usize..pair[1] as usize];
+        let (found, rest) = out_row[out.offset..][..most * width].split_at_mut(ids.len() * width);
+        for (&id, out) in ids.iter().zip(found.chunks_exact_mut(width)) {
+            out.copy_from_slice(&data[id as usize * stride..][..width]);
+        }
+        rest.fill(0.0);
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`gemm`], [`bf16`], [`layer`], [`weights`], [`groups`]: fully connected layers.
 //! - [`gather`], [`linear`]: lookups and the linear model.
 //! - [`normalize`]: normalization of rows or columns.
+//! - [`attention`]: attention over sequences.
 //! - [`interaction`]: feature interactions; [`mixture`]: gates over experts; [`columns`]: copying and adding
 //!   columns.
 //! - [`vectors`]: unit vectors and dot products of rows; [`in_batch`]: the losses of queries that choose
@@ -28,6 +29,7 @@ mod simd;
 #[macro_use]
 mod parts;
 
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod columns;
@@ -316,6 +318,10 @@ impl Backend for Cpu {
             Operation::CrossBackward(operation) => interaction::cross_backward(self, operation),
             Operation::DotForward(operation) => interaction::dot_forward(self, operation),
             Operation::DotBackward(operation) => interaction::dot_backward(self, operation),
+            Operation::PairForward(operation) => attention::pair_forward(self, operation),
+            Operation::PairBackward(operation) => attention::pair_backward(self, operation),
+            Operation::AttendForward(operation) => attention::attend_forward(self, operation),
+            Operation::AttendBackward(operation) => attention::attend_backward(self, operation),
             Operation::MixtureForward(operation) => mixture::forward(self, operation),
             Operation::MixtureBackward(operation) => mixture::backward(self, operation),
             Operation::CopyColumns(operation) => columns::copy(self, operation),

@@ -32,18 +32,20 @@ pub(super) struct Runs<'a> {
     weights: Option<&'a [f32]>,
     /// Bounds of the runs: one more than the number of runs.
     starts: &'a [u32],
-    /// The pooling of the table's lookup, if it has exactly one.
+    /// The pooling of the table's one lookup, if `several` is `None`.
     pooled: Option<(Pooling, &'a [u32])>,
     /// The shares of the table's one lookup, if its column is weighted.
     shares: Option<Shares<'a>>,
     several: Option<Several<'a>>,
+    /// Whether some gradients have a vector for each id of a batch row.
+    has_sequences: bool,
     /// Starts at the first gradient column of the table's one lookup.
     gradient: &'a [f32],
     gradient_stride: usize,
     pub(super) width: usize,
 }
 
-/// The gradients of a table in which several columns are looked up.
+/// The gradients of a table in which several columns are looked up, or one with a vector for each id.
 struct Several<'a> {
     lookups: &'a [Lookup],
     batch: &'a HostBatch,
@@ -52,6 +54,26 @@ struct Several<'a> {
 }
 
 impl Several<'_> {
+    /// Whether some lookup has a vector for each id.
+    fn has_sequences(&self) -> bool {
+        self.lookups.iter().any(|lookup| matches!(lookup.pooling, Pooling::Unpooled(_)))
+    }
+
+    /// The number of the vector of `entry` among those of its batch row: the place of its id in the row, after
+    /// `previous`, the entry before it in the run, if that is of the same row.
+    #[inline(always)]
+    fn vector(&self, entry: &Entry, previous: Option<(u32, usize)>) -> usize {
+        let (lookup, row) = self.lookup(entry);
+        let Pooling::Unpooled(_) = lookup.pooling else { return 0 };
+        // Entries of a run are in the order of the values, so that an id that a row has twice is found twice.
+        let first = match previous {
+            Some((of_row, vector)) if of_row == entry.row => vector + 1,
+            _ => 0,
+        };
+        let ids = &self.batch.ids(lookup.column).row(row)[first..];
+        first + ids.iter().position(|&id| id == entry.id).expect("the id of an entry is in its row")
+    }
+
     /// Where the gradient of `entry` starts, with rows `stride` apart, and its factor.
     #[inline(always)]
     fn place(&self, entry: &Entry, stride: usize) -> (usize, f32) {
@@ -81,7 +103,7 @@ impl Several<'_> {
 /// The pooling and row offsets of a lookup whose ids count by their number in a batch row.
 fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u32])> {
     match (lookup.pooling, batch.ids(lookup.column)) {
-        (Pooling::Sum, _) | (_, Ids::Single(_) | Ids::Weighted(..)) => None,
+        (Pooling::Sum | Pooling::Unpooled(_), _) | (_, Ids::Single(_) | Ids::Weighted(..)) => None,
         (pooling, Ids::Ragged(offsets, _)) => Some((pooling, offsets)),
     }
 }
@@ -90,6 +112,7 @@ fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u3
 fn shares<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<Shares<'a>> {
     match batch.ids(lookup.column) {
         Ids::Single(_) | Ids::Ragged(..) => None,
+        Ids::Weighted(..) if matches!(lookup.pooling, Pooling::Unpooled(_)) => None,
         Ids::Weighted(_, _, weights) => Some(weights.shares(lookup.pooling)),
     }
 }
@@ -115,7 +138,9 @@ impl<'a> Runs<'a> {
         let end = runs.partition_point(|&start| (start as usize) < (task + 1) * ENTRIES);
         let several = Several { lookups, batch, columns, row_bits: sorted.row_bits() };
         let (offset, pooled, shares, several) = match lookups {
-            [lookup] => (columns.first_of(lookup), pooled(batch, lookup), shares(batch, lookup), None),
+            [lookup] if !several.has_sequences() => {
+                (columns.first_of(lookup), pooled(batch, lookup), shares(batch, lookup), None)
+            }
             _ => (0, None, None, Some(several)),
         };
         Self {
@@ -124,6 +149,7 @@ impl<'a> Runs<'a> {
             starts: &bounds[first..=end],
             pooled,
             shares,
+            has_sequences: several.as_ref().is_some_and(Several::has_sequences),
             several,
             gradient: &gradient.as_slice()[offset..],
             gradient_stride: gradient.stride(),
@@ -196,6 +222,20 @@ impl<'a> Runs<'a> {
         let (range, stride) = (self.range(number), self.gradient_stride);
         let entries = &self.entries[range.clone()];
         match (&self.several, self.weights) {
+            (Some(several), weights) if self.has_sequences => {
+                let mut previous = None;
+                for (number, entry) in entries.iter().enumerate() {
+                    let (start, factor) = match weights {
+                        None => several.place(entry, stride),
+                        Some(weights) => {
+                            several.place_by_weight(entry, weights[range.start + number], stride)
+                        }
+                    };
+                    let vector = several.vector(entry, previous);
+                    previous = Some((entry.row, vector));
+                    add((start + vector * self.width, factor));
+                }
+            }
             (None, None) => entries.iter().for_each(|entry| add(self.place(entry))),
             (Some(several), None) => entries.iter().for_each(|entry| add(several.place(entry, stride))),
             (several, Some(weights)) => {

@@ -35,7 +35,7 @@ pub(super) const QUAD: u32 = 4;
 pub(super) const LOAD_BYTES: usize = 16;
 
 /// Every program.
-pub(super) const PROGRAMS: [Program; 14] = [
+pub(super) const PROGRAMS: [Program; 15] = [
     MATRIX,
     BATCH,
     LOOKUP,
@@ -44,6 +44,7 @@ pub(super) const PROGRAMS: [Program; 14] = [
     LAYER,
     INTERACTION,
     DOT,
+    ATTENTION,
     MIXTURE,
     NORMALIZE,
     VECTORS,
@@ -300,6 +301,18 @@ program! {
     kernel DOT_BACKWARD = dot_backward(Dot, 128);
     kernel DOT_FORWARD_TENSOR = dot_forward_tensor(Dot, 128);
     kernel DOT_BACKWARD_TENSOR = dot_backward_tensor(Dot, 128);
+}
+
+program! {
+    ATTENTION = "attention.cu";
+    struct Attention {
+        vectors: MatrixView, pairs: MatrixView, scores: MatrixView, sum: MatrixView, vectors_grad: MatrixView,
+        first: u32, target: u32, values: u32, width: u32, rows: u32, first_column: u32,
+    }
+    kernel PAIR_FORWARD = pair_forward(Attention, THREADS);
+    kernel PAIR_BACKWARD = pair_backward(Attention, THREADS);
+    kernel ATTEND_FORWARD = attend_forward(Attention, THREADS);
+    kernel ATTEND_BACKWARD = attend_backward(Attention, THREADS);
 }
 
 program! {

@@ -20,7 +20,7 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
             column: batch.column(lookup.column),
             width: table.shape().width as u32,
             first: lookup.first as u32,
-            pooling: lookup.pooling as u32,
+            pooling: lookup.pooling.code(),
             format: table.shape().float as u32,
         }
     };

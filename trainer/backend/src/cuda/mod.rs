@@ -21,6 +21,7 @@
 //! panics with a [`DeviceFault`](crate::DeviceFault), which ends the worker process; the daemon resumes from the
 //! last checkpoint.
 
+mod attention;
 mod backend;
 mod batch;
 mod blas;

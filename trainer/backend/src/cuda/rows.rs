@@ -104,7 +104,7 @@ impl Cuda {
                 let source = |lookup: &Lookup| SourceView {
                     column: batch.column(lookup.column),
                     first: columns.first_of(lookup) as u32,
-                    pooling: lookup.pooling as u32,
+                    pooling: lookup.pooling.code(),
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
                 let (sorted, shape) = (plan.sorted(batch, lookups), table.shape());

@@ -6,7 +6,7 @@ use millstream_trace::Work;
 
 use super::check::Checks;
 use super::cost;
-use crate::device::{BatchShape, Lookup, Shapes};
+use crate::device::{BatchShape, Lookup, Pooling, Shapes};
 use crate::float::Float;
 
 /// Whether sums over rows are written or accumulated.
@@ -38,6 +38,8 @@ impl<D: Shapes> PlanRows<'_, D> {
 }
 
 /// `out[b] = pooled rows of every table, then dense columns`, concatenated, for rows `rows` of the batch.
+///
+/// A lookup with [`Pooling::Unpooled`] has a vector for each id of a row, and zeros for the ids that the row lacks.
 pub struct Gather<'a, D: Shapes> {
     /// The batch.
     pub batch: &'a D::Batch,
@@ -49,7 +51,7 @@ pub struct Gather<'a, D: Shapes> {
     pub tables: &'a [D::Table],
     /// Dense columns of the batch.
     pub dense: &'a [usize],
-    /// `[B, first_column + W of each lookup + dense.len()]`
+    /// `[B, first_column + columns of each lookup + dense.len()]`
     pub out: &'a mut D::Matrix,
     /// Columns of `out` before this stay as they are.
     pub first_column: usize,
@@ -60,7 +62,8 @@ impl<D: Shapes> Gather<'_, D> {
         let rows = checks.rows_of_batch(&self.rows, D::batch_shape(self.batch).rows);
         let width = check_lookups::<D>(checks, self.batch, self.lookups, self.tables);
         for lookup in self.lookups {
-            let end = lookup.first.saturating_add(D::table_shape(&self.tables[lookup.table]).width);
+            let columns = lookup.columns(D::table_shape(&self.tables[lookup.table]).width);
+            let end = lookup.first.saturating_add(columns);
             checks.at_most("lookups", end, width);
         }
         check_dense(checks, D::batch_shape(self.batch), self.dense);
@@ -104,6 +107,7 @@ impl<D: Shapes> LinearForward<'_, D> {
         for lookup in self.lookups {
             let shape = D::table_shape(&self.tables[lookup.table]);
             checks.equal("tables", shape.width, out.columns);
+            checks.equal("lookups", lookup.pooling.vectors(), 1);
             assert!(
                 shape.float == Float::F32,
                 "linear_forward: operand `tables` is {:?}, not fp32",
@@ -196,8 +200,10 @@ impl GradientColumns {
 impl<D: Shapes> RowGradients<'_, D> {
     pub(super) fn check(&self, checks: Checks, tables: &[D::Table]) {
         check_lookups::<D>(checks, self.batch, self.lookups, tables);
-        let end =
-            |lookup: &Lookup| self.columns.first_of(lookup) + D::table_shape(&tables[lookup.table]).width;
+        let end = |lookup: &Lookup| {
+            let columns = lookup.columns(D::table_shape(&tables[lookup.table]).width);
+            self.columns.first_of(lookup).saturating_add(columns)
+        };
         if let Some(end) = self.lookups.iter().map(end).max() {
             let gradient = checks.matrix::<D>("gradient", self.gradient);
             gradient.rows_at_least(D::batch_shape(self.batch).rows).columns_at_least(end);
@@ -236,6 +242,9 @@ fn check_lookups<D: Shapes>(
     for lookup in lookups {
         checks.index("tables", lookup.table, tables.len());
         batch.check_column(lookup.column, |index, bound| checks.index("lookups", index, bound));
+        if let Pooling::Unpooled(most) = lookup.pooling {
+            checks.equal("lookups", most as usize, batch.maximum(lookup.column).unwrap_or(0) as usize);
+        }
         let rows = D::table_shape(&tables[lookup.table]).rows;
         checks.at_least("tables", rows, batch.cardinality(lookup.column) as usize);
     }

@@ -10,9 +10,10 @@
 //! one for each device.
 //!
 //! Shape letters, in addition to those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs, `W`
-//! columns of an embedding, `C` rows of a table (its cardinality), `T` tasks, each of which predicts a label, `K`
+//! columns of an embedding, `V` values of a sequence, `C` rows of a table (its cardinality), `T` tasks, each of which predicts a label, `K`
 //! classes of a label, `E` experts.
 
+mod attention;
 mod check;
 pub(crate) mod cost;
 mod elementwise;
@@ -31,6 +32,7 @@ use millstream_trace::{OperationInfo, Work};
 use crate::device::Shapes;
 use check::Checks;
 
+pub use attention::{AttendBackward, AttendForward, PairBackward, PairForward, Sequence};
 pub use elementwise::{Add, Clear, CopyColumns, CopyRows, Dropout, Multiply};
 pub use interaction::{CrossBackward, CrossForward, DotBackward, DotForward, FmBackward, FmForward};
 pub use layer::{Activation, LayerBackward, LayerForward, SavedLayer};
@@ -113,6 +115,10 @@ operations! {
     CrossBackward = "cross_backward",
     DotForward = "dot_forward",
     DotBackward = "dot_backward",
+    PairForward = "pair_forward",
+    PairBackward = "pair_backward",
+    AttendForward = "attend_forward",
+    AttendBackward = "attend_backward",
     MixtureForward = "mixture_forward",
     MixtureBackward = "mixture_backward",
     CopyColumns = "copy_columns",

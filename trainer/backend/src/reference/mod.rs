@@ -3,6 +3,7 @@
 //! [`crate::Cpu`] and every other device are tested against it, and finite differences and the fp64 golden
 //! trajectory run on it. It shares nothing with them except the validated batch.
 
+mod attention;
 mod interaction;
 mod losses;
 mod mixture;
@@ -19,7 +20,7 @@ use millstream_trace::Recorder;
 
 use crate::backend::Backend;
 use crate::description::Description;
-use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Shapes, TableShape};
+use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Pooling, Shapes, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostReport};
@@ -197,6 +198,10 @@ impl Backend for Reference {
             Operation::CrossBackward(operation) => self.cross_backward(operation),
             Operation::DotForward(operation) => self.dot_forward(operation),
             Operation::DotBackward(operation) => self.dot_backward(operation),
+            Operation::PairForward(operation) => self.pair_forward(operation),
+            Operation::PairBackward(operation) => self.pair_backward(operation),
+            Operation::AttendForward(operation) => self.attend_forward(operation),
+            Operation::AttendBackward(operation) => self.attend_backward(operation),
             Operation::MixtureForward(operation) => self.mixture_forward(operation),
             Operation::MixtureBackward(operation) => self.mixture_backward(operation),
             Operation::CopyColumns(operation) => self.copy_columns(operation),
@@ -263,9 +268,17 @@ impl Reference {
             for lookup in lookups {
                 let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
                 let shares = shares(batch, lookup, row);
+                let first = first_column + lookup.first;
                 for column in 0..table.shape.width {
+                    if let Pooling::Unpooled(most) = lookup.pooling {
+                        for place in 0..most as usize {
+                            let value = ids.get(place).map_or(0.0, |&id| table.row(id)[column]);
+                            *out.at_mut(out_row, first + place * table.shape.width + column) = value;
+                        }
+                        continue;
+                    }
                     let products = ids.iter().zip(&shares).map(|(&id, share)| share * table.row(id)[column]);
-                    *out.at_mut(out_row, first_column + lookup.first + column) = products.sum();
+                    *out.at_mut(out_row, first + column) = products.sum();
                 }
             }
             let first_dense = first_column + Lookup::widths(lookups, |table| tables[table].shape.width);

@@ -17,7 +17,7 @@ pub(super) fn shares(batch: &HostBatch, lookup: &Lookup, row: usize) -> Vec<f64>
     let count = ids.row(row).len();
     let weights = ids.weights_of_row(row).map(|weights| weights.iter().map(|&weight| f64::from(weight)));
     match (weights, lookup.pooling) {
-        (None, pooling) => vec![pooling.factor(count); count],
+        (None, pooling) | (_, pooling @ Pooling::Unpooled(_)) => vec![pooling.factor(count); count],
         (Some(weights), Pooling::Sum) => weights.collect(),
         (Some(weights), pooling) => {
             let positive: Vec<f64> = weights.map(|weight| if weight > 0.0 { weight } else { 0.0 }).collect();
@@ -46,7 +46,9 @@ pub(super) fn for_each_touched(
             let combined = |column| {
                 let g = places.iter().map(|&(number, row, place)| {
                     let lookup = &lookups[number];
-                    gradient.at(row, columns.first_of(lookup) + column) * shares(batch, lookup, row)[place]
+                    let vector = if let Pooling::Unpooled(_) = lookup.pooling { place } else { 0 };
+                    let column = columns.first_of(lookup) + vector * width + column;
+                    gradient.at(row, column) * shares(batch, lookup, row)[place]
                 });
                 g.sum::<f64>()
             };

@@ -120,6 +120,7 @@ pub(crate) struct Shapes {
     pub(crate) single: Vec<(u32, usize)>,
     /// Cardinality, width and maximum of each ragged feature's table.
     pub(crate) ragged: Vec<(u32, usize, u32)>,
+    /// Of unpooled features, each has its own maximum.
     pub(crate) pooling: Pooling,
     /// Whether columns share two tables; columns 0, 2, 4, ... use the first one.
     pub(crate) shared: bool,
@@ -216,9 +217,14 @@ impl Shapes {
         let (tables, mut first) = (self.tables(), 0);
         let lookups = single.chain(ragged).enumerate().map(|(number, column)| {
             let table = self.table_of(number);
-            let pooling = if self.shared && number % 3 == 1 { Pooling::Sum } else { self.pooling };
+            let pooling = match (self.pooling, column) {
+                _ if self.shared && number % 3 == 1 => Pooling::Sum,
+                (Pooling::Unpooled(_), IdColumn::Single(_)) => Pooling::Sum,
+                (Pooling::Unpooled(_), IdColumn::Ragged(column)) => Pooling::Unpooled(self.ragged[column].2),
+                (pooling, _) => pooling,
+            };
             let lookup = Lookup { column, pooling, table, first };
-            first += tables[table].1;
+            first += lookup.columns(tables[table].1);
             lookup
         });
         let mut lookups: Vec<Lookup> = lookups.collect();

@@ -4,6 +4,7 @@
 //! reference over random shapes, odd sizes and extremes, and the CPU with itself for different numbers of threads.
 //! [`precision`] does so for matrices of 16-bit formats, and [`tables`] for tables.
 
+mod attention;
 mod by_hand;
 
 mod case;

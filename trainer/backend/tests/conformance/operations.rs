@@ -1,13 +1,15 @@
 //! Runs every operation on random numbers.
 
 use millstream_backend::{
-    Activation, Backend, GradientColumns, GradientMode, Loss, RowGradients, SavedLayer, TablePart, Task,
-    Update, ops,
+    Activation, Backend, GradientColumns, GradientMode, Lookup, Loss, Pooling, RowGradients, SavedLayer,
+    TablePart, Task, Update, ops,
 };
 
 use crate::lists::losses_of_lists;
 
 use crate::case::{Bench, DRAWS, Outcome, Random, SCALE, Shapes, UPDATES, groups, state_parts};
+
+use crate::attention::attention;
 
 use crate::interactions::interactions;
 
@@ -40,6 +42,7 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     }
     layers(&Bench(backend), shapes, &mut random, &mut outcome);
     interactions(&Bench(backend), shapes, &mut random, &mut outcome);
+    attention(&Bench(backend), shapes, &mut random, &mut outcome);
     normalization(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     losses_of_classes(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
@@ -59,7 +62,7 @@ fn lookups<B: Backend>(
     let backend = bench.0;
     let (lookups, sizes) = (shapes.lookups(), shapes.tables());
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
-    let width: usize = lookups.iter().map(|lookup| sizes[lookup.table].1).sum();
+    let width: usize = lookups.iter().map(|lookup| lookup.columns(sizes[lookup.table].1)).sum();
     let dense: Vec<usize> = (0..shapes.dense).rev().step_by(2).collect();
     let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
     let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
@@ -130,7 +133,12 @@ fn linear<B: Backend>(
     outcome: &mut Outcome,
 ) {
     let backend = bench.0;
-    let (lookups, sizes) = (shapes.lookups(), shapes.tables());
+    let sizes = shapes.tables();
+    let pooled = |lookup: Lookup| match lookup.pooling {
+        Pooling::Unpooled(_) => Lookup { pooling: Pooling::Sum, ..lookup },
+        _ => lookup,
+    };
+    let lookups: Vec<Lookup> = shapes.lookups().into_iter().map(pooled).collect();
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
     let dense: Vec<usize> = (0..shapes.dense).collect();
     let dense_weights = bench.matrix(dense.len(), columns, &random.numbers(dense.len() * columns));

@@ -6,6 +6,9 @@ use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, cuda};
 
 use crate::operations::run;
 
+const POOLINGS: [Pooling; 5] =
+    [Pooling::Sum, Pooling::Mean, Pooling::SqrtN, Pooling::Unpooled(0), Pooling::Unpooled(0)];
+
 /// Sizes around the boundaries of blocks, strips and vectors.
 fn shapes() -> Vec<Shapes> {
     let mut random = Random(11);
@@ -29,7 +32,7 @@ fn shapes() -> Vec<Shapes> {
             dense: [1, 0, 13, 2][number % 4],
             single,
             ragged,
-            pooling: [Pooling::Sum, Pooling::Mean, Pooling::SqrtN][number % 3],
+            pooling: POOLINGS[number % 5],
             shared: number % 2 == 1,
             weighted: number % 3 == 0,
             weighted_ids: number % 4 > 1,

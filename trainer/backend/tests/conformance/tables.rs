@@ -32,7 +32,7 @@ fn shapes(pooling: Pooling) -> Shapes {
 
 /// The number of columns of all `lookups`.
 fn width_of(lookups: &[Lookup], sizes: &[(usize, usize)]) -> usize {
-    lookups.iter().map(|lookup| sizes[lookup.table].1).sum()
+    lookups.iter().map(|lookup| lookup.columns(sizes[lookup.table].1)).sum()
 }
 
 /// Random multiples of `unit`, by factors of magnitude at most `bound`.

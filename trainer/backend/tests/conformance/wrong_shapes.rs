@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use millstream_backend::{
     Activation, Axis, Backend, Choice, Device, Float, Formula, GradientColumns, GradientMode, IdColumn,
     InBatchInput, Lookup, Loss, LossScaling, MixtureShape, Normalization, Pooling, Reference, RowGradients,
-    SavedLayer, SavedNormalization, TablePart, TableShape, Task, Update, ops,
+    SavedLayer, SavedNormalization, Sequence, TablePart, TableShape, Task, Update, ops,
 };
 
 use crate::case::{IdsFall, Random, Shapes, cpus, cuda};
@@ -116,6 +116,10 @@ fn cases<B: Backend>() -> Vec<(&'static str, Case<B>)> {
         ("cross_backward", cross_backward),
         ("dot_forward", dot_forward),
         ("dot_backward", dot_backward),
+        ("pair_forward", pair_forward),
+        ("pair_backward", pair_backward),
+        ("attend_forward", attend_forward),
+        ("attend_backward", attend_backward),
         ("mixture_forward", mixture_forward),
         ("mixture_backward", mixture_backward),
         ("copy_columns", copy_columns),

@@ -102,6 +102,18 @@ __device__ __forceinline__ void gather_pieces(const Gather& args, const Lookup& 
         u32 row = group + i * groups;
         if (row >= args.rows) return;
         Values values = values_of(args.batch, lookup.column, args.first_row + row);
+        if (lookup.pooling == UNPOOLED) {
+            for (u32 place = 0; place < lookup.column.maximum; place++) {
+                u32 value = values.first + place, first = to + place * lookup.width;
+                Of weights = {};
+                if (value < values.end) weights = Of::load(lookup, ids[value], column);
+#pragma unroll
+                for (u32 q = 0; q < QUADS; q++) {
+                    store_quad(args.out, row, first + q * QUAD, count, weights.quad(lookup.format, q));
+                }
+            }
+            continue;
+        }
         Quad sums[QUADS] = {};
         for (u32 value = values.first; value < values.end; value++) {
             float share = share_of(args.batch, lookup.column, lookup.pooling, args.first_row + row, value);

@@ -93,8 +93,10 @@ struct Worker {
             row = part<u32>(args.batch, source.column.rows)[value];
             share = share_of(args.batch, source.column, source.pooling, row, value);
         }
-        u32 count = column < table.width ? min(table.width - column, QUAD) : 0;
-        return load_quad(args.gradient, row, source.first + column, count);
+        u32 count = column < table.width ? min(table.width - column, QUAD) : 0, first = source.first + column;
+        // The value's own vector.
+        if (source.pooling == UNPOOLED) first += (value - values_of(args.batch, source.column, row).first) * table.width;
+        return load_quad(args.gradient, row, first, count);
     }
 
     // Updates the columns from `column` on of row `id` with the gradient `sum_of(column)`. For row-wise Adagrad,

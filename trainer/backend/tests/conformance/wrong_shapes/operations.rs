@@ -16,7 +16,9 @@ pub(super) fn lookups<B: Backend>(make: &mut Make<'_, B>) -> [Lookup; 2] {
     let [first, second] = LOOKUPS;
     let column = make.value("lookups", second.column, IdColumn::Ragged(1));
     let table = make.value("tables", second.table, 2);
-    [first, Lookup { column, table, ..second }]
+    // The feature has up to two ids in a row.
+    let pooling = make.value("lookups", second.pooling, Pooling::Unpooled(3));
+    [first, Lookup { column, table, pooling, ..second }]
 }
 
 pub(super) fn write_matrix<B: Backend>(make: &mut Make<'_, B>) {
@@ -207,6 +209,60 @@ pub(super) fn dot_backward<B: Backend>(make: &mut Make<'_, B>) {
         width: 2,
         out_grad: &out_grad,
         vectors_grad: &mut vectors_grad,
+    });
+}
+
+/// The target's two columns follow those of three values.
+const SEQUENCE: Sequence = Sequence { first: 1, target: 7, values: 3, width: 2 };
+
+pub(super) fn pair_forward<B: Backend>(make: &mut Make<'_, B>) {
+    let sequence = make.value("sequence", SEQUENCE, Sequence { target: 0, ..SEQUENCE });
+    let vectors = make.at_least("vectors", ROWS, 9);
+    let mut pairs = make.matrix("pairs", ROWS * 3, 8);
+    make.backend.run(ops::PairForward { rows: ROWS, sequence, vectors: &vectors, pairs: &mut pairs });
+}
+
+pub(super) fn pair_backward<B: Backend>(make: &mut Make<'_, B>) {
+    let sequence = make.value("sequence", SEQUENCE, Sequence { target: 6, ..SEQUENCE });
+    let vectors = make.at_least("vectors", ROWS, 9);
+    let (scores, out_grad) = (make.matrix("scores", ROWS * 3, 1), make.at_least("out_grad", ROWS, 5));
+    let pairs_grad = make.matrix("pairs_grad", ROWS * 3, 8);
+    let mut vectors_grad = make.at_least("vectors_grad", ROWS, 9);
+    make.backend.run(ops::PairBackward {
+        rows: ROWS,
+        sequence,
+        vectors: &vectors,
+        scores: &scores,
+        out_grad: &out_grad,
+        first_column: 3,
+        pairs_grad: &pairs_grad,
+        vectors_grad: &mut vectors_grad,
+    });
+}
+
+pub(super) fn attend_forward<B: Backend>(make: &mut Make<'_, B>) {
+    let (vectors, scores) = (make.at_least("vectors", ROWS, 9), make.matrix("scores", ROWS * 3, 1));
+    let mut out = make.at_least("out", ROWS, 5);
+    make.backend.run(ops::AttendForward {
+        rows: ROWS,
+        sequence: SEQUENCE,
+        vectors: &vectors,
+        scores: &scores,
+        out: &mut out,
+        first_column: 3,
+    });
+}
+
+pub(super) fn attend_backward<B: Backend>(make: &mut Make<'_, B>) {
+    let (vectors, out_grad) = (make.at_least("vectors", ROWS, 9), make.at_least("out_grad", ROWS, 5));
+    let mut scores_grad = make.matrix("scores_grad", ROWS * 3, 1);
+    make.backend.run(ops::AttendBackward {
+        rows: ROWS,
+        sequence: SEQUENCE,
+        vectors: &vectors,
+        out_grad: &out_grad,
+        first_column: 3,
+        scores_grad: &mut scores_grad,
     });
 }
 
