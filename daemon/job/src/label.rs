@@ -179,14 +179,15 @@ impl Labels {
     ) -> LabelSpec {
         if self.all.len() > 1 && !model.supports_multiple_labels() {
             let (kind, labels) = (model.kind(), self.all.len());
-            let message =
-                format!("\"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several");
+            let message = format!(
+                "\"{kind}\" predicts one label, and there are {labels}; \"mmoe\" and \"din\" predict several"
+            );
             problems.error(model_at, message);
         }
         if self.classes().is_some() && !model.supports_classes() {
             let message = format!(
-                "\"{}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\" and \
-                 \"dlrm\" do",
+                "\"{}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\", \
+                 \"din\" and \"dlrm\" do",
                 model.kind()
             );
             problems.error(model_at, message);
@@ -436,7 +437,7 @@ features = { age = { kind = "numeric" } }
             (
                 "linear",
                 TWO.to_owned(),
-                "\"linear\" predicts one label, and there are 2; \"mmoe\" predicts several",
+                "\"linear\" predicts one label, and there are 2; \"mmoe\" and \"din\" predict several",
             ),
             ("mmoe", format!("{one}{TWO}"), "use either [label] or [labels], not both"),
             ("mmoe", "[labels]\n".to_owned(), "[labels] needs a table for each label"),

@@ -84,7 +84,7 @@ fn a_single_label_model_rejects_two_labels() {
     let job = census("two-labels.toml");
     let line = ["check", job.to_str().unwrap(), "--set", "model.kind=\"mlp\""];
     let rejected = Shell::new(scratch.path()).run(&line).with_code(2);
-    let expected = "\"mlp\" predicts one label, and there are 2; \"mmoe\" predicts several";
+    let expected = "\"mlp\" predicts one label, and there are 2; \"mmoe\" and \"din\" predict several";
     assert!(rejected.stderr.contains(expected), "{}", rejected.stderr);
 }
 

@@ -18,8 +18,9 @@ use crate::spec::{LossSpec, ModelSpec, Precision, Prediction, TaskSpec, Training
 fn models() -> (BatchSchema, Vec<(String, Model)>) {
     let golden: Value = serde_json::from_str(include_str!("../../tests/golden/models.json")).unwrap();
     let schema = serde_json::from_value(golden["schema"].clone()).unwrap();
-    let cases =
-        golden["cases"].as_array().unwrap().iter().map(|case| (case["name"].to_string(), Model::of(case)));
+    let of_din: Value = serde_json::from_str(include_str!("../../tests/golden/din.json")).unwrap();
+    let cases = golden["cases"].as_array().unwrap().iter().chain(of_din.as_array().unwrap());
+    let cases = cases.map(|case| (case["name"].to_string(), Model::of(case)));
     (schema, cases.collect())
 }
 
@@ -138,7 +139,7 @@ fn every_kind_of_model_has_its_features_as_inputs_and_its_scores_as_outputs() {
         }
         assert_eq!(outputs, wanted.collect::<Vec<_>>(), "{name}");
     }
-    let all = ["dcn_v2", "deepfm", "dlrm", "linear", "mlp", "mmoe", "two_tower", "wide_deep"];
+    let all = ["dcn_v2", "deepfm", "din", "dlrm", "linear", "mlp", "mmoe", "two_tower", "wide_deep"];
     assert_eq!(kinds.iter().copied().collect::<Vec<_>>(), all);
     assert!(weighted >= 7, "{weighted} models of weighted features");
     assert!(of_classes >= 6, "{of_classes} models of classes");

@@ -7,6 +7,7 @@
 //! Tables have no `backward`: their gradients are summed per row and applied immediately in the optimizer
 //! step.
 
+pub mod attention;
 pub mod cross;
 pub mod dense;
 pub mod embedding;
@@ -15,6 +16,7 @@ pub mod mlp;
 pub mod normalization;
 pub mod tables;
 
+pub use attention::Attention;
 pub use cross::Cross;
 pub use dense::Dense;
 pub use embedding::Embedding;

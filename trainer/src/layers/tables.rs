@@ -1,6 +1,6 @@
 //! Lookup tables for a batch's ids.
 
-use millstream_backend::{Device, Lookup, TableShape};
+use millstream_backend::{Device, Lookup, Sequence, TableShape};
 
 use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
@@ -25,7 +25,17 @@ impl<D: Device> Tables<D> {
 
     /// The total width of all lookups.
     pub fn widths(&self) -> usize {
-        self.lookups.iter().map(|lookup| self.specs[lookup.table].columns).sum()
+        self.lookups.iter().map(|lookup| lookup.columns(self.specs[lookup.table].columns)).sum()
+    }
+
+    /// The sequence of two lookups in one table: of a history, which is not pooled, and of its target.
+    pub fn sequence(&self, history: &Lookup, target: &Lookup) -> Sequence {
+        Sequence {
+            first: history.first,
+            target: target.first,
+            values: history.pooling.vectors(),
+            width: self.specs[history.table].columns,
+        }
     }
 
     /// The shape of each table.

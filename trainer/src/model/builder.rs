@@ -1,18 +1,22 @@
 //! Builds models: resolves features by name, creates layers, and rejects invalid settings.
 
-use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, WorkspaceUse};
+use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, Sequence, WorkspaceUse};
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
-use crate::layers::{Cross, Embedding, Linear, Mlp, Tables, linear_weights};
+use crate::layers::{Attention, Cross, Embedding, Linear, Mlp, Tables, linear_weights};
 use crate::model::batch_gradient::BatchGradient;
+use crate::model::din::SequenceFeatures;
 use crate::model::embeddings::{EmbeddingTable, EmbeddingTables};
 use crate::model::error::ModelError;
 use crate::model::features::{Features, IdFeatureColumn};
 use crate::optimizer::Optimizer;
 use crate::parameter::ParameterSpec;
 use crate::pass::BufferSpec;
-use crate::spec::{CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling, TrainingSpec};
+use crate::spec::{
+    AttentionSpec, CrossSpec, EmbeddingSpec, HiddenLayerSpec, OptimizerSpec, Pooling, SequenceSpec,
+    TrainingSpec,
+};
 
 /// Builds the parts of one model on a device, for batches of a schema.
 pub(super) struct Builder<'a, D: Device> {
@@ -146,6 +150,27 @@ impl<'a, D: Device> Builder<'a, D> {
         spec: &EmbeddingSpec,
         features: Features,
     ) -> Result<Embedding<D>, ModelError> {
+        self.embedding_beside(prefix, spec, features, 0)
+    }
+
+    /// The same with tables named `embedding.TABLE`, where the last `histories` id features have a vector for each value.
+    pub(super) fn embedding_of_sequences(
+        &mut self,
+        spec: &EmbeddingSpec,
+        features: Features,
+        histories: usize,
+    ) -> Result<Embedding<D>, ModelError> {
+        self.embedding_beside("", spec, features, histories)
+    }
+
+    /// Embeddings of pooled id features and of as many `histories` after them.
+    fn embedding_beside(
+        &mut self,
+        prefix: &str,
+        spec: &EmbeddingSpec,
+        features: Features,
+        histories: usize,
+    ) -> Result<Embedding<D>, ModelError> {
         let resolved = EmbeddingTables::resolve(prefix, spec, &features.ids)?;
         resolved.check_sharing(prefix, self.schema.rows)?;
         let EmbeddingTables { tables, lookups } = resolved;
@@ -158,11 +183,15 @@ impl<'a, D: Device> Builder<'a, D> {
             Ok::<_, ModelError>(ParameterSpec { float: self.of_tables, ..spec })
         };
         let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
-        let lookups = features.ids.iter().zip(lookups).map(|(feature, lookup)| {
-            let pooling = match lookup.pooling {
-                Pooling::Sum => millstream_backend::Pooling::Sum,
-                Pooling::Mean => millstream_backend::Pooling::Mean,
-                Pooling::SqrtN => millstream_backend::Pooling::SqrtN,
+        let pooled = features.ids.len() - histories;
+        let lookups = features.ids.iter().zip(lookups).enumerate().map(|(place, (feature, lookup))| {
+            let pooling = match (lookup.pooling, feature.column) {
+                (_, IdColumn::Ragged(column)) if place >= pooled => {
+                    millstream_backend::Pooling::Unpooled(self.schema.ragged[column].maximum)
+                }
+                (Pooling::Sum, _) => millstream_backend::Pooling::Sum,
+                (Pooling::Mean, _) => millstream_backend::Pooling::Mean,
+                (Pooling::SqrtN, _) => millstream_backend::Pooling::SqrtN,
             };
             (feature.column, lookup.table, pooling)
         });
@@ -211,6 +240,35 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Mlp::new(self.device, self.buffers, name, inputs, (hidden, hidden_layer), last, optimizer)?)
     }
 
+    /// The features of a model with `sequences`.
+    pub(super) fn sequences(
+        &self,
+        features: Features,
+        sequences: &[SequenceSpec],
+        embedding: &EmbeddingSpec,
+    ) -> Result<SequenceFeatures, ModelError> {
+        SequenceFeatures::resolve(features, sequences, embedding, self.schema)
+    }
+
+    /// The activation unit of a sequence, whose sum has its first column there. Its layers have the initialization of
+    /// `hidden_layer`, but neither dropout nor normalization.
+    pub(super) fn attention(
+        &self,
+        name: &str,
+        place: (Sequence, usize),
+        spec: &AttentionSpec,
+        hidden_layer: &HiddenLayerSpec,
+        optimizer: Optimizer,
+    ) -> Result<Attention<D>, ModelError> {
+        if spec.hidden.contains(&0) {
+            let expected = "a hidden layer has at least one output";
+            return Err(ModelError::Empty { key: "model.attention.hidden".to_owned(), expected });
+        }
+        let options = HiddenLayerSpec { init: hidden_layer.init, ..HiddenLayerSpec::default() };
+        let hidden = (spec.hidden.as_slice(), &options);
+        Ok(Attention::new(self.device, self.buffers, name, place, hidden, optimizer)?)
+    }
+
     /// Cross layers over `width` columns.
     pub(super) fn cross(
         &self,
@@ -239,7 +297,7 @@ impl<'a, D: Device> Builder<'a, D> {
         let mut first = 0;
         let lookups = lookups.into_iter().map(|(column, table, pooling)| {
             let lookup = Lookup { column, pooling, table, first };
-            first += specs[table].columns;
+            first += lookup.columns(specs[table].columns);
             lookup
         });
         let mut lookups: Vec<Lookup> = lookups.collect();

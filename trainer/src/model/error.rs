@@ -10,7 +10,9 @@ pub enum ModelError {
     #[error("`normalization = \"batch\"` needs whole batches: remove `training.micro_batch_size`")]
     PartsNormalized,
     /// More labels than the model predicts.
-    #[error("model.kind: \"{kind}\" predicts one label, and there are {labels}; \"mmoe\" predicts several")]
+    #[error(
+        "model.kind: \"{kind}\" predicts one label, and there are {labels}; \"mmoe\" and \"din\" predict several"
+    )]
     SeveralLabels {
         /// The model's kind.
         kind: &'static str,
@@ -19,7 +21,7 @@ pub enum ModelError {
     },
     /// Classes, for a model that does not predict classes.
     #[error(
-        "model.kind: \"{kind}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\" and \"dlrm\" do, of one label"
+        "model.kind: \"{kind}\" does not predict one of several classes; \"linear\", \"mlp\", \"wide_deep\", \"dcn_v2\", \"din\" and \"dlrm\" do, of one label"
     )]
     Classes {
         /// The model's kind.
@@ -99,6 +101,16 @@ pub enum ModelError {
         key: String,
         /// Its name.
         feature: String,
+    },
+    /// An invalid pair of a history and its target.
+    #[error("{key}: feature `{feature}` {message}")]
+    Sequence {
+        /// The job's key.
+        key: String,
+        /// The name of the history or target.
+        feature: String,
+        /// What is wrong, and what is expected.
+        message: String,
     },
     /// A list or number that must not be empty.
     #[error("{key}: {expected}")]

@@ -9,6 +9,7 @@ mod compute;
 mod dcn;
 mod deep;
 mod deepfm;
+pub(crate) mod din;
 mod dlrm;
 pub(crate) mod embeddings;
 mod error;

@@ -6,6 +6,7 @@ use crate::model::builder::Builder;
 use crate::model::compute::Compute;
 use crate::model::dcn::Dcn;
 use crate::model::deepfm::DeepFm;
+use crate::model::din::Din;
 use crate::model::dlrm::Dlrm;
 use crate::model::error::ModelError;
 use crate::model::linear::LinearModel;
@@ -23,6 +24,7 @@ pub(super) enum Network<D: Device> {
     WideDeep(WideDeep<D>),
     DeepFm(DeepFm<D>),
     Dcn(Dcn<D>),
+    Din(Din<D>),
     Dlrm(Dlrm<D>),
     Mmoe(Mmoe<D>),
     TwoTower(TwoTower<D>),
@@ -36,6 +38,7 @@ impl<D: Device> Network<D> {
             ModelSpec::WideDeep(spec) => Self::WideDeep(WideDeep::new(builder, spec)?),
             ModelSpec::DeepFm(spec) => Self::DeepFm(DeepFm::new(builder, spec)?),
             ModelSpec::Dcn(spec) => Self::Dcn(Dcn::new(builder, spec)?),
+            ModelSpec::Din(spec) => Self::Din(Din::new(builder, spec)?),
             ModelSpec::Dlrm(spec) => Self::Dlrm(Dlrm::new(builder, spec)?),
             ModelSpec::Mmoe(spec) => Self::Mmoe(Mmoe::new(builder, spec)?),
             ModelSpec::TwoTower(spec) => Self::TwoTower(TwoTower::new(builder, spec)?),
@@ -50,6 +53,7 @@ impl<D: Device> Network<D> {
             Self::WideDeep(model) => model.parameters(),
             Self::DeepFm(model) => model.parameters(),
             Self::Dcn(model) => model.parameters(),
+            Self::Din(model) => model.parameters(),
             Self::Dlrm(model) => model.parameters(),
             Self::Mmoe(model) => model.parameters(),
             Self::TwoTower(model) => model.parameters(),
@@ -65,6 +69,7 @@ impl<B: Backend> Network<B> {
             Self::WideDeep(model) => model,
             Self::DeepFm(model) => model,
             Self::Dcn(model) => model,
+            Self::Din(model) => model,
             Self::Dlrm(model) => model,
             Self::Mmoe(model) => model,
             Self::TwoTower(model) => model,

@@ -18,9 +18,9 @@ pub use embedding::{EmbeddingDim, EmbeddingInit, EmbeddingSpec, Pooling, TableSp
 pub use groups::{Gains, GroupSpec, RankingSpec};
 pub use loss::{LossSpec, Prediction, TaskSpec};
 pub use model::{
-    ChoiceLoss, CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec,
-    HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, TwoTowerSpec,
-    WideDeepSpec, WideSpec,
+    AttentionSpec, ChoiceLoss, CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DinSpec,
+    DlrmInteraction, DlrmSpec, HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec,
+    Normalization, SequenceSpec, TwoTowerSpec, WideDeepSpec, WideSpec,
 };
 pub use optimizer::{AdamSpec, OptimizerSpec};
 pub use precision::{LossScaleSpec, Precision};

@@ -23,6 +23,8 @@ pub enum ModelSpec {
     /// Wang et al., "DCN V2: Improved Deep & Cross Network", 2021.
     #[serde(rename = "dcn_v2")]
     Dcn(DcnSpec),
+    /// Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", 2018.
+    Din(DinSpec),
     /// Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems", 2019.
     Dlrm(DlrmSpec),
     /// Ma et al., "Modeling Task Relationships in Multi-task Learning with Multi-gate Mixture-of-Experts", 2018.
@@ -40,6 +42,7 @@ impl ModelSpec {
             Self::WideDeep(_) => "wide_deep",
             Self::DeepFm(_) => "deepfm",
             Self::Dcn(_) => "dcn_v2",
+            Self::Din(_) => "din",
             Self::Dlrm(_) => "dlrm",
             Self::Mmoe(_) => "mmoe",
             Self::TwoTower(_) => "two_tower",
@@ -56,6 +59,7 @@ impl ModelSpec {
             }
             Self::DeepFm(spec) => vec![(None, &spec.features)],
             Self::Dcn(spec) => vec![(None, &spec.features)],
+            Self::Din(spec) => vec![(None, &spec.features)],
             Self::Dlrm(spec) => vec![(None, &spec.features)],
             Self::Mmoe(spec) => vec![(None, &spec.features)],
             Self::TwoTower(spec) => {
@@ -147,6 +151,42 @@ pub enum DcnStructure {
     Stacked,
     /// Both read the input; the logit is linear in their concatenated outputs.
     Parallel,
+}
+
+/// Attention over histories, then an MLP over its results, the other embeddings and the dense columns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DinSpec {
+    /// Names of its features, with the histories and targets of its sequences.
+    pub features: Vec<String>,
+    /// Histories with their targets; at least one.
+    pub sequences: Vec<SequenceSpec>,
+    /// The activation units, one for each sequence.
+    pub attention: AttentionSpec,
+    /// The embeddings of its id features. A history and its target share a table.
+    pub embedding: EmbeddingSpec,
+    /// Widths of the MLP's hidden layers.
+    pub hidden: Vec<u32>,
+    /// The options of the MLP's hidden layers; those of activation units have their initialization only.
+    #[serde(default)]
+    pub hidden_layer: HiddenLayerSpec,
+    /// The optimizer of activation units and MLP.
+    pub optimizer: OptimizerSpec,
+}
+
+/// A history with its target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SequenceSpec {
+    /// The name of a multi-valued id feature.
+    pub history: String,
+    /// The name of a single-valued one with the same ids.
+    pub target: String,
+}
+
+/// The MLP that scores a value of a history.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttentionSpec {
+    /// Widths of its hidden layers.
+    pub hidden: Vec<u32>,
 }
 
 /// An MLP over dense columns, whose output interacts with the embeddings, and an MLP over the result.
@@ -342,7 +382,7 @@ impl ModelSpec {
 
     /// Whether it predicts several labels.
     pub fn supports_multiple_labels(&self) -> bool {
-        matches!(self, Self::Mmoe(_))
+        matches!(self, Self::Mmoe(_) | Self::Din(_))
     }
 
     /// Whether it predicts one of several classes.
@@ -358,6 +398,7 @@ impl ModelSpec {
             Self::WideDeep(spec) => spec.deep.embeddings.iter().collect(),
             Self::DeepFm(spec) => spec.embedding.tables.iter().collect(),
             Self::Dcn(spec) => spec.embedding.tables.iter().collect(),
+            Self::Din(spec) => spec.embedding.tables.iter().collect(),
             Self::Dlrm(spec) => spec.embedding.tables.iter().collect(),
             Self::TwoTower(TwoTowerSpec { query, item, .. }) => {
                 query.embedding.tables.iter().chain(&item.embedding.tables).collect()
@@ -379,6 +420,7 @@ impl ModelSpec {
                 vec![&mut spec.embedding.optimizer, &mut spec.linear_optimizer, &mut spec.optimizer]
             }
             Self::Dcn(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
+            Self::Din(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
             Self::Dlrm(spec) => vec![&mut spec.embedding.optimizer, &mut spec.optimizer],
             Self::TwoTower(TwoTowerSpec { query, item, .. }) => {
                 let towers = [query, item].into_iter();
@@ -396,6 +438,7 @@ impl ModelSpec {
             Self::WideDeep(spec) => vec![&spec.deep.hidden_layer],
             Self::DeepFm(spec) => vec![&spec.hidden_layer],
             Self::Dcn(spec) => vec![&spec.hidden_layer],
+            Self::Din(spec) => vec![&spec.hidden_layer],
             Self::Dlrm(spec) => vec![&spec.hidden_layer],
             Self::TwoTower(spec) => vec![&spec.query.hidden_layer, &spec.item.hidden_layer],
             Self::Mmoe(spec) => vec![&spec.hidden_layer],

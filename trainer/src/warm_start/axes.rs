@@ -9,9 +9,10 @@ use std::rc::Rc;
 use millstream_batch::BatchSchema;
 
 use crate::model::ModelError;
+use crate::model::din::SequenceFeatures;
 use crate::model::embeddings::EmbeddingTables;
 use crate::model::features::Features;
-use crate::spec::{CrossSpec, DcnStructure, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec};
+use crate::spec::{CrossSpec, DcnStructure, DinSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, ModelSpec};
 
 /// The meaning of an axis's indices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub(super) enum Input {
     Number(String),
     /// A column of a feature's embedding.
     Embedded(String, usize),
+    /// A column of the attention's sum over this history by this target.
+    Attended(String, String, usize),
     /// A column of the output of DLRM's bottom layers.
     Bottom(usize),
     /// The dot product of two of DLRM's vectors, named in order; the vector of the bottom layers has no name.
@@ -75,6 +78,7 @@ impl Axes {
                     axes.rows("cross.output.weight", inputs);
                 }
             }
+            ModelSpec::Din(spec) => axes.din(spec, taken(&spec.features)?, schema)?,
             ModelSpec::Dlrm(spec) => axes.dlrm(spec, taken(&spec.features)?)?,
             ModelSpec::Mmoe(spec) => {
                 let taken = taken(&spec.features)?;
@@ -147,6 +151,27 @@ impl Axes {
         let inputs = Axis::Inputs(inputs.into());
         self.rows(format!("{layers}.layer.0.weight"), inputs.clone());
         Ok(inputs)
+    }
+
+    fn din(
+        &mut self,
+        spec: &DinSpec,
+        Taken { features, numbers }: Taken,
+        schema: &BatchSchema,
+    ) -> Result<(), ModelError> {
+        let resolved = SequenceFeatures::resolve(features, &spec.sequences, &spec.embedding, schema)?;
+        let histories = spec.sequences.iter().map(|sequence| (&sequence.history, &sequence.target));
+        let histories: HashMap<&String, &String> = histories.collect();
+        let mut inputs = self.embedding("", &spec.embedding, &resolved.features)?;
+        for input in &mut inputs {
+            let Input::Embedded(history, column) = &*input else { continue };
+            if let Some(&target) = histories.get(history) {
+                *input = Input::Attended(history.clone(), target.clone(), *column);
+            }
+        }
+        inputs.extend(numbers);
+        self.rows("deep.layer.0.weight", Axis::Inputs(inputs.into()));
+        Ok(())
     }
 
     fn dlrm(&mut self, spec: &DlrmSpec, Taken { features, numbers }: Taken) -> Result<(), ModelError> {

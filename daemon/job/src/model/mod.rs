@@ -1,5 +1,6 @@
 //! The `[model]` of a job file.
 
+pub(super) mod din;
 pub(super) mod embedding;
 mod optimizer;
 mod two_tower;
@@ -20,12 +21,13 @@ use optimizer::{ADAGRAD, FTRL, Trains};
 /// Reads the keys of one kind of model. `features` are the names that its parts may use.
 type ReadModel = fn(&mut Section<'_>, features: &[&str]) -> ModelSpec;
 
-const KINDS: [(&str, ReadModel); 8] = [
+const KINDS: [(&str, ReadModel); 9] = [
     ("linear", |model, features| ModelSpec::Linear(read_linear(model, features))),
     ("mlp", |model, features| ModelSpec::Mlp(read_mlp(model, features))),
     ("wide_deep", |model, features| ModelSpec::WideDeep(read_wide_deep(model, features))),
     ("deepfm", |model, features| ModelSpec::DeepFm(read_deepfm(model, features))),
     ("dcn_v2", |model, features| ModelSpec::Dcn(read_dcn(model, features))),
+    ("din", |model, features| ModelSpec::Din(din::read(model, features))),
     ("dlrm", |model, features| ModelSpec::Dlrm(read_dlrm(model, features))),
     ("mmoe", |model, features| ModelSpec::Mmoe(read_mmoe(model, features))),
     ("two_tower", |model, features| ModelSpec::TwoTower(two_tower::read(model, features))),

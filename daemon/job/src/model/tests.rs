@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use millstream_trainer::spec::{
-    AdamSpec, ChoiceLoss, CrossSpec, DcnStructure, DlrmInteraction, EmbeddingDim, EmbeddingInit,
+    AdamSpec, ChoiceLoss, CrossSpec, DcnStructure, DinSpec, DlrmInteraction, EmbeddingDim, EmbeddingInit,
     HiddenLayerSpec, LayerInit, ModelSpec, Normalization, OptimizerSpec, Pooling, TableSpec,
 };
 
@@ -216,8 +216,8 @@ fn mistakes_are_reported_with_their_position() {
     let cases = [
         (
             "kind = \"deep_fm\"",
-            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"dlrm\", \
-             \"mmoe\" or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
+            "job.toml:12:8: error: expected \"linear\", \"mlp\", \"wide_deep\", \"deepfm\", \"dcn_v2\", \"din\", \
+             \"dlrm\", \"mmoe\" or \"two_tower\", found \"deep_fm\"; did you mean `deepfm`?",
         ),
         ("kind = \"mlp\"\ncross_layers = 2", "job.toml:13:1: error: unknown key `cross_layers` in [model]"),
         (
@@ -302,5 +302,89 @@ fn invalid_two_tower_settings_are_reported_with_their_position() {
         let error =
             Job::parse(&format!("{TOWERS}{text}"), Path::new("job.toml"), &[]).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
+    }
+}
+
+const CLICKS: &str = r#"name = "clicks"
+[data]
+train = ["train.parquet"]
+eval = ["eval.parquet"]
+[label]
+column = "clicked"
+[features]
+item = { kind = "hashed", buckets = 100 }
+shop = { kind = "hashed", buckets = 10 }
+seen = { kind = "hashed", buckets = 100, multi = true, maximum = 20 }
+shops = { kind = "hashed", buckets = 10, multi = true, maximum = 20, weights = "times" }
+age = { kind = "numeric" }
+[model]
+kind = "din"
+features = ["item", "seen", "shop", "shops", "age"]
+"#;
+
+fn din(text: &str) -> Result<DinSpec, String> {
+    match Job::parse(&format!("{CLICKS}{text}"), Path::new("job.toml"), &[]) {
+        Ok((Job { model: ModelSpec::Din(spec), .. }, _)) => Ok(spec),
+        Ok((job, _)) => panic!("{:?}", job.model),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn a_history_shares_the_table_of_its_target() {
+    let pair = "sequences = [{ history = \"seen\", target = \"item\" }]\n";
+    let tables = |more: &str| {
+        let tables = din(&format!("{pair}{more}")).unwrap().embedding.tables;
+        tables.into_iter().map(|table| (table.name, table.features, table.dim)).collect::<Vec<_>>()
+    };
+    let both = |name: &str, dim: Option<u32>| {
+        let features = ["item", "seen"].map(str::to_owned).to_vec();
+        (name.to_owned(), features, dim.map(EmbeddingDim::Columns))
+    };
+    assert_eq!(tables(""), [both("item", None)]);
+    assert_eq!(tables("embeddings.item.dim = 5"), [both("item", Some(5))]);
+    assert_eq!(tables("embeddings.all = { features = [\"item\"] }"), [both("all", None)]);
+    assert_eq!(tables("embeddings.all = { features = [\"item\", \"seen\"] }"), [both("all", None)]);
+    let spec = din(&format!("{pair}attention.hidden = [5, 4]\nhidden = [7]")).unwrap();
+    assert_eq!((spec.attention.hidden, spec.hidden), (vec![5, 4], vec![7]));
+    assert_eq!(din(pair).unwrap().attention.hidden, [36]);
+}
+
+#[test]
+fn invalid_sequences_are_reported_with_their_position() {
+    let pair = |history: &str, target: &str| {
+        format!("sequences = [{{ history = \"{history}\", target = \"{target}\" }}]")
+    };
+    let twice =
+        "sequences = [{ history = \"seen\", target = \"item\" }, { history = \"seen\", target = \"item\" }]";
+    let elsewhere = format!("{}\nembeddings.seen.dim = 3", pair("seen", "item"));
+    for (text, expected) in [
+        ("", "job.toml:13:1: error: [model] needs `sequences`"),
+        ("sequences = []", "job.toml:16:13: error: at least one pair of a history and its target is needed"),
+        (
+            "sequences = [{ history = \"seen\" }]",
+            "job.toml:16:14: error: a table of `sequences` needs `target`",
+        ),
+        (
+            &pair("sen", "item"),
+            "job.toml:16:26: error: `sen` is not a feature of the model; did you mean `seen`?",
+        ),
+        (twice, "job.toml:16:65: error: `seen` is the history of two sequences"),
+        (
+            &elsewhere,
+            "job.toml:16:26: error: the history `seen` is in table `seen`, and its target `item` is not; they share \
+             one: list both in `embeddings.seen.features`, or neither",
+        ),
+        (&pair("seen", "shop"), "job.toml:10:1: error: feature `seen` shares table `shop` with `shop`"),
+        (&pair("item", "shop"), "job.toml:8:1: error: feature `item` has one id per row; a history needs"),
+        (
+            &pair("shops", "shop"),
+            "job.toml:11:1: error: feature `shops` has `weights`, which attention does not",
+        ),
+        (&pair("seen", "shops"), "job.toml:11:1: error: feature `shops` has several ids per row; the target"),
+        (&pair("seen", "age"), "job.toml:12:1: error: feature `age` has numbers; a target has ids"),
+    ] {
+        let error = din(text).unwrap_err();
+        assert!(error.contains(expected), "{error}");
     }
 }

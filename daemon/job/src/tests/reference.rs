@@ -28,7 +28,9 @@ fn other_models() -> Vec<(String, String)> {
     let lines: String = lines.flat_map(|line| [line, "\n"]).collect();
     let models = lines.split("[model]\n").skip(1).map(|model| {
         let job = |model: &str| format!("{before}\n[model]\n{model}\n[training]\n{after}");
-        let needed = model.lines().filter(|line| line.starts_with("kind = ") || line.contains("features = "));
+        let needed = model.lines().filter(|line| {
+            line.starts_with("kind = ") || line.contains("features = ") || line.starts_with("sequences = ")
+        });
         let bare: String = needed.flat_map(|line| [line, "\n"]).collect();
         // A two-tower model, whose loss spans whole batches.
         let allowed = |job: String| match model.contains("\"two_tower\"") {
@@ -43,7 +45,7 @@ fn other_models() -> Vec<(String, String)> {
 #[test]
 fn every_model_of_the_reference_parses_and_states_the_defaults() {
     let models = other_models();
-    assert_eq!(models.len(), 7);
+    assert_eq!(models.len(), 8);
     for (text, bare) in models {
         let (job, _) = parse(&text, &[]).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let (bare, _) = parse(&bare, &[]).unwrap();

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use millstream_backend::{Activation, IdColumn};
+use millstream_batch::BatchSchema;
 
 use super::graph::{Graph, Value, float, int, ints};
 use super::inputs::{Ids, Inputs, NumberScale, SeveralIds};
@@ -45,6 +46,11 @@ impl<'a> Net<'a> {
             Some(&name) => Err(ExportError::Unplaced { name: name.to_owned() }),
             None => Ok(self.graph),
         }
+    }
+
+    /// The schema of the training batches.
+    pub(super) fn schema(&self) -> &'a BatchSchema {
+        &self.trained.snapshot.schema
     }
 
     /// The name of each label; empty for an unnamed label.
@@ -95,6 +101,71 @@ impl<'a> Net<'a> {
             self.look_up(&tables[lookup.table], feature, lookup.pooling, &name)
         };
         features.ids.iter().zip(lookups).map(one).collect()
+    }
+
+    /// The same for tables without a prefix, where features after the first `pooled` have a vector for each id: returns
+    /// the embeddings of the former, and the vectors of the latter, `[B, L, W]`, zeros where a row has no id.
+    pub(super) fn embeddings_beside(
+        &mut self,
+        features: &Features,
+        spec: &EmbeddingSpec,
+        pooled: usize,
+    ) -> Result<(Vec<Value>, Vec<Value>), ExportError> {
+        let EmbeddingTables { tables, lookups } = EmbeddingTables::resolve("", spec, &features.ids)?;
+        let table = |table: &EmbeddingTable| self.parameter(&format!("embedding.{}", table.name));
+        let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
+        let (mut embeddings, mut histories) = (Vec::new(), Vec::new());
+        for (place, (feature, lookup)) in features.ids.iter().zip(lookups).enumerate() {
+            let (table, name) = (&tables[lookup.table], format!("embedding/{}", feature.name));
+            if place < pooled {
+                embeddings.push(self.look_up(table, feature, lookup.pooling, &name)?);
+            } else {
+                let Some(Ids::Several(SeveralIds { ids, present, .. })) = self.inputs.ids(&feature.name)
+                else {
+                    return Err(ExportError::NoParameter { name });
+                };
+                let looked_up = self.graph.node("Gather", &[table, &ids], &format!("{name}/looked_up"));
+                histories.push(self.graph.node("Mul", &[&looked_up, &present], &name));
+            }
+        }
+        Ok((embeddings, histories))
+    }
+
+    /// The sum of `history`, `[B, L, W]`, weighted by the scores of an MLP over each of its vectors and `target`, `[B,
+    /// W]`; `[B, W]`. See [`crate::layers::Attention`].
+    pub(super) fn attend(
+        &mut self,
+        name: &str,
+        history: &Value,
+        target: &Value,
+        hidden: (&[u32], &HiddenLayerSpec),
+    ) -> Result<Value, ExportError> {
+        let graph = &mut self.graph;
+        let shape = graph.node("Shape", &[history], &format!("{name}/shape"));
+        let target = graph.along("Unsqueeze", target, 1, &format!("{name}/target_of_row"));
+        let target = graph.node("Expand", &[&target, &shape], &format!("{name}/target"));
+        let difference = graph.node("Sub", &[history, &target], &format!("{name}/difference"));
+        let product = graph.node("Mul", &[history, &target], &format!("{name}/product"));
+        let parts = [history, &target, &difference, &product];
+        let pairs = graph.node_with("Concat", &parts, &[int("axis", 2)], &format!("{name}/pairs"));
+        // One row per value for the layers.
+        let of_pairs = graph.node("Shape", &[&pairs], &format!("{name}/shape_of_pairs"));
+        let last = graph.list(&format!("{name}/last"), &[2]);
+        let columns = graph.node("Gather", &[&of_pairs, &last], &format!("{name}/columns"));
+        let any = graph.list(&format!("{name}/any"), &[-1]);
+        let of_values =
+            graph.node_with("Concat", &[&any, &columns], &[int("axis", 0)], &format!("{name}/rows"));
+        let rows = graph.node("Reshape", &[&pairs, &of_values], &format!("{name}/pairs_of_values"));
+        let scores = self.mlp(name, &rows, hidden, Activation::Identity)?;
+        let graph = &mut self.graph;
+        let first = graph.list(&format!("{name}/first"), &[0, 1]);
+        let first = graph.node("Gather", &[&shape, &first], &format!("{name}/rows_and_values"));
+        let one = graph.list(&format!("{name}/one"), &[1]);
+        let parts = [&first, &one];
+        let shape = graph.node_with("Concat", &parts, &[int("axis", 0)], &format!("{name}/shape_of_scores"));
+        let scores = graph.node("Reshape", &[&scores, &shape], &format!("{name}/scores"));
+        let weighted = graph.node("Mul", &[history, &scores], &format!("{name}/weighted"));
+        Ok(graph.sum(&weighted, false, name))
     }
 
     /// As many hidden layers as `hidden`, named `NAME.layer.0` and so on, then an output layer with

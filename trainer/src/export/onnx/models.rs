@@ -8,11 +8,13 @@ use millstream_backend::Activation;
 use super::graph::{Value, int};
 use super::layers::Net;
 use crate::export::{ExportError, Tower};
+use crate::model::din::SequenceFeatures;
 use crate::model::features::Features;
 use crate::model::mmoe::tower_name;
 use crate::spec::{
-    DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec, LinearSpec,
-    MlpSpec, MmoeSpec, ModelSpec, TwoTowerSpec, WideDeepSpec, WideSpec,
+    AttentionSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DinSpec, DlrmInteraction, DlrmSpec,
+    EmbeddingSpec, HiddenLayerSpec, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, TwoTowerSpec, WideDeepSpec,
+    WideSpec,
 };
 
 const FEATURES: &str = "model.features";
@@ -28,6 +30,7 @@ impl Net<'_> {
             ModelSpec::Dcn(spec) => self.dcn(spec),
             ModelSpec::Dlrm(spec) => self.dlrm(spec),
             ModelSpec::TwoTower(spec) => self.two_tower(spec),
+            ModelSpec::Din(spec) => return self.din(spec),
             ModelSpec::Mmoe(spec) => return self.mmoe(spec),
         };
         Ok(vec![of_one_label?])
@@ -91,6 +94,33 @@ impl Net<'_> {
                 Ok(self.graph.node("Add", &[&deep, &crossed], "cross_and_deep"))
             }
         }
+    }
+
+    fn din(&mut self, spec: &DinSpec) -> Result<Vec<Value>, ExportError> {
+        let DinSpec { features, sequences, attention, embedding, hidden, hidden_layer, optimizer: _ } = spec;
+        let features = self.features(FEATURES, features)?;
+        let resolved = SequenceFeatures::resolve(features, sequences, embedding, self.schema())?;
+        let others = resolved.others();
+        let SequenceFeatures { features, targets } = resolved;
+        let (mut embeddings, histories) = self.embeddings_beside(&features, embedding, others)?;
+        let AttentionSpec { hidden: of_attention } = attention;
+        let options = HiddenLayerSpec { init: hidden_layer.init, ..HiddenLayerSpec::default() };
+        for ((history, target), feature) in histories.iter().zip(targets).zip(&features.ids[others..]) {
+            let (name, target) = (format!("attention.{}", feature.name), embeddings[target].clone());
+            embeddings.push(self.attend(&name, history, &target, (of_attention, &options))?);
+        }
+        let input = self.beside_numbers(&embeddings, &features);
+        let logits = self.mlp("deep", &input, (hidden, hidden_layer), Activation::Identity)?;
+        let labels = self.labels().len() as i64;
+        if labels == 1 {
+            return Ok(vec![logits]);
+        }
+        let of_label = |label: i64| {
+            let place = self.graph.list(&format!("deep/label.{label}/place"), &[label]);
+            let gather = [int("axis", 1)];
+            self.graph.node_with("Gather", &[&logits, &place], &gather, &format!("deep/label.{label}"))
+        };
+        Ok((0..labels).map(of_label).collect())
     }
 
     fn dlrm(&mut self, spec: &DlrmSpec) -> Result<Value, ExportError> {
