@@ -75,6 +75,7 @@ HIDDEN = "hidden = [16, 8]"
 CROSS = ["cross_layers = 2"]
 WIDTHS = ['embeddings.place.dim = "auto"', "embeddings.zone.dim = 3"]
 SHARED = ['embeddings.marks = { features = ["main", "tags"], pooling = "sqrtn", init = "uniform_by_rows" }']
+INTERESTS = 'sequences = [{ history = "tags", target = "main" }]'
 MODELS = {
     "linear": f'kind = "linear"\nfeatures = {listed(NUMBERS + IDS)}',
     "linear_of_ids": f'kind = "linear"\nfeatures = {listed(["tags", "place"])}',
@@ -106,6 +107,8 @@ MODELS = {
     "dlrm_cross": deep("dlrm", "bottom = [16]", "top = [16]", 'interaction = "cross"', *CROSS, "cross_rank = 4"),
     "mlp_of_a_number": deep("mlp", HIDDEN),
     "mlp_of_a_rate": deep("mlp", HIDDEN),
+    "din": deep("din", HIDDEN, INTERESTS, 'normalization = "layer"', features=NUMBERS + IDS + SHARING),
+    "din_of_linear_attention": deep("din", HIDDEN, INTERESTS, "attention.hidden = []", features=["main", "tags"]),
     "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
     "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }

@@ -17,6 +17,7 @@ mod faults_rows;
 mod faults_train;
 mod faults_worker;
 mod file_tools;
+mod histories;
 mod interrupt;
 mod labels;
 mod lists;

@@ -10,6 +10,7 @@ use millstream_trainer::spec::{DeviceSpec, Precision};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     WideDeep,
+    Din,
     Dlrm,
     /// DLRM-DCNv2 of MLPerf Training.
     Mlperf,
@@ -162,6 +163,7 @@ impl Default for Options {
 fn kind(name: &str) -> Result<Kind, String> {
     match name {
         "wide_deep" => Ok(Kind::WideDeep),
+        "din" => Ok(Kind::Din),
         "dlrm" => Ok(Kind::Dlrm),
         "mlperf" => Ok(Kind::Mlperf),
         _ => Err(format!("`--model` is `{name}`; expected `wide_deep`, `dlrm` or `mlperf`")),

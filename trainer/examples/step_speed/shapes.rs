@@ -3,8 +3,8 @@
 use millstream_batch::{BatchHeader, BatchMut, BatchSchema, IdFeature, RaggedFeature, Stream};
 use millstream_trainer::init::Init;
 use millstream_trainer::spec::{
-    CrossSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec, HiddenLayerSpec, ModelSpec,
-    OptimizerSpec, Pooling, WideDeepSpec, WideSpec,
+    AttentionSpec, CrossSpec, DeepSpec, DinSpec, DlrmInteraction, DlrmSpec, EmbeddingInit, EmbeddingSpec,
+    HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, SequenceSpec, TableSpec, WideDeepSpec, WideSpec,
 };
 
 use crate::options::{Kind, Options};
@@ -48,16 +48,21 @@ const MLPERF: [(u32, u32); CATEGORICAL] = [
 /// Its cross layers.
 pub(crate) const MLPERF_CROSS: CrossSpec = CrossSpec { layers: 3, rank: Some(512) };
 
-/// The rows of each table, and its ids per row of a batch.
-fn tables(options: &Options) -> [(u32, u32); CATEGORICAL] {
+/// The values of a history of DIN, and the hidden layer of its attention.
+pub(crate) const DIN_VALUES: u32 = 50;
+pub(crate) const DIN_ATTENTION: u32 = 36;
+
+/// The rows of each feature's table, and its ids per row of a batch.
+fn tables(options: &Options) -> Vec<(u32, u32)> {
     match options.kind {
-        Kind::WideDeep | Kind::Dlrm => [(options.ids, 1); CATEGORICAL],
-        Kind::Mlperf => MLPERF.map(|(rows, ids)| (rows.div_ceil(options.part), ids)),
+        Kind::WideDeep | Kind::Dlrm => vec![(options.ids, 1); CATEGORICAL],
+        Kind::Din => vec![(options.ids, 1), (options.ids, DIN_VALUES)],
+        Kind::Mlperf => MLPERF.map(|(rows, ids)| (rows.div_ceil(options.part), ids)).to_vec(),
     }
 }
 
 pub(crate) fn spec(options: &Options) -> ModelSpec {
-    let categorical = || (0..CATEGORICAL).map(|number| format!("c{number}"));
+    let categorical = || (0..tables(options).len()).map(|number| format!("c{number}"));
     let features: Vec<String> = categorical().chain((0..DENSE).map(|number| format!("d{number}"))).collect();
     let interaction = match options.kind {
         Kind::WideDeep => {
@@ -76,6 +81,7 @@ pub(crate) fn spec(options: &Options) -> ModelSpec {
                 },
             });
         }
+        Kind::Din => return din(options, features),
         Kind::Dlrm => DlrmInteraction::Dot,
         Kind::Mlperf => DlrmInteraction::Cross(MLPERF_CROSS),
     };
@@ -91,6 +97,28 @@ pub(crate) fn spec(options: &Options) -> ModelSpec {
         bottom: options.bottom.clone(),
         interaction,
         top: options.hidden.clone(),
+        hidden_layer: HiddenLayerSpec::default(),
+        optimizer: ADAGRAD,
+    })
+}
+
+/// The history `c1` by the target `c0`, in one table.
+fn din(options: &Options, features: Vec<String>) -> ModelSpec {
+    let (target, history) = ("c0".to_owned(), "c1".to_owned());
+    let shared = vec![target.clone(), history.clone()];
+    let (name, dim, pooling, init) = (target.clone(), None, None, None);
+    ModelSpec::Din(DinSpec {
+        features,
+        sequences: vec![SequenceSpec { history, target }],
+        attention: AttentionSpec { hidden: vec![DIN_ATTENTION] },
+        embedding: EmbeddingSpec {
+            dim: options.dim.into(),
+            pooling: Pooling::Mean,
+            init: EmbeddingInit::default(),
+            tables: vec![TableSpec { name, features: shared, dim, pooling, init }],
+            optimizer: ADAGRAD,
+        },
+        hidden: options.hidden.clone(),
         hidden_layer: HiddenLayerSpec::default(),
         optimizer: ADAGRAD,
     })

@@ -7,7 +7,7 @@ use millstream_backend::{Activation, Backend, Cpu, Device, ops};
 use millstream_batch::{BatchSchema, Lease};
 
 use crate::options::{Kind, Options};
-use crate::shapes::{CATEGORICAL, DENSE, MLPERF_CROSS, schema};
+use crate::shapes::{CATEGORICAL, DENSE, DIN_ATTENTION, DIN_VALUES, MLPERF_CROSS, schema};
 
 /// The minimum work of an example, on average.
 pub(crate) struct Work {
@@ -32,6 +32,11 @@ impl Work {
             Kind::WideDeep => {
                 let masked = 2.0 * DENSE as f64 * f64::from(top[0]);
                 (layers_flops(width + DENSE as f64, &top) - masked, 1.0)
+            }
+            Kind::Din => {
+                let attention = f64::from(DIN_VALUES) * layers_flops(4.0 * dim, &[DIN_ATTENTION, 1]);
+                let masked = 2.0 * DENSE as f64 * f64::from(top[0]);
+                (attention + layers_flops(2.0 * dim + DENSE as f64, &top) - masked, 0.0)
             }
             Kind::Dlrm => {
                 let pairs = vectors * (vectors - 1.0) / 2.0;
