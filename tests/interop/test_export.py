@@ -108,7 +108,7 @@ MODELS = {
     "mlp_of_a_number": deep("mlp", HIDDEN),
     "mlp_of_a_rate": deep("mlp", HIDDEN),
     "din": deep("din", HIDDEN, INTERESTS, 'normalization = "layer"', features=NUMBERS + IDS + SHARING),
-    "din_of_linear_attention": deep("din", HIDDEN, INTERESTS, "attention.hidden = []", features=["main", "tags"]),
+    "din_of_linear_attention": deep("din", HIDDEN, INTERESTS, "attention.hidden = []", features=IDS + SHARING),
     "mmoe": deep("mmoe", "experts = 3", "expert = [16, 8]", "tower = [4]", 'normalization = "layer"'),
     "mmoe_of_one_label": deep("mmoe", "experts = 2", "expert = [8]", "tower = []"),
 }
@@ -310,7 +310,7 @@ class Export(WithoutDaemon):
         return session, inputs_of(session, features, self.data), report
 
     def test_onnxruntime_matches_predict(self):
-        self.assertEqual(len(MODELS), 29)
+        self.assertEqual(len(MODELS), 31)
         for name in MODELS:
             with self.subTest(name):
                 session, inputs, report = self.exported(name)

@@ -235,6 +235,7 @@ fn shape(options: &Options) -> String {
     let Options { kind, ids, part, dim, batch, precision, tables: stored, .. } = options;
     let tables = match kind {
         options::Kind::Mlperf => format!("MLPerf's tables over {part}"),
+        options::Kind::Din => format!("a target of {ids} ids and its history"),
         _ => format!("26 x {ids} ids"),
     };
     format!("{kind:?} in {precision:?}, {tables} in {stored:?}, dimension {dim}, batch {batch},")

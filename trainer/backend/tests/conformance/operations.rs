@@ -42,7 +42,7 @@ pub(crate) fn run<B: Backend>(backend: &B, shapes: &Shapes, seed: u64) -> Outcom
     }
     layers(&Bench(backend), shapes, &mut random, &mut outcome);
     interactions(&Bench(backend), shapes, &mut random, &mut outcome);
-    attention(&Bench(backend), shapes, &mut random, &mut outcome);
+    attention(&Bench(backend), shapes, &mut Random(!seed), &mut outcome);
     normalization(&Bench(backend), shapes, &mut random, &mut outcome);
     losses(&Bench(backend), shapes, &batch, &mut random, &mut outcome);
     losses_of_classes(&Bench(backend), shapes, &batch, &mut random, &mut outcome);

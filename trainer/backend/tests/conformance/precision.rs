@@ -6,7 +6,7 @@
 
 use millstream_backend::{
     Activation, Axis, Backend, Cpu, Device, Float, GradientMode, IdColumn, Lookup, Loss, LossScaling,
-    MixtureShape, Normalization, Pooling, Reference, SavedLayer, SavedNormalization, ops,
+    MixtureShape, Normalization, Pooling, Reference, SavedLayer, SavedNormalization, Sequence, ops,
 };
 
 use crate::case::{Bench, IdsFall, Random, Shapes, cpus, cuda, cuda_of_plain_products};
@@ -218,6 +218,48 @@ impl<B: Backend> Rounded<'_, B> {
         self.give_low("cross gradient of first", &first_grad, rows * columns);
     }
 
+    /// Attention over three values of five columns; scores are fp32.
+    fn attention(&mut self, rows: usize) {
+        let backend = self.bench.0;
+        let sequence = Sequence { first: 7, target: 1, values: 3, width: 5 };
+        let vectors = self.low(rows, 23);
+        let (scores, mut pairs) = (self.whole(rows * 3, 1), self.low(rows * 3, 20));
+        backend.run(ops::PairForward { rows, sequence, vectors: &vectors, pairs: &mut pairs });
+        self.give_low("pairs", &pairs, rows * 3 * 20);
+        let (mut out, out_grad) = (self.low(rows, 8), self.low(rows, 8));
+        backend.run(ops::AttendForward {
+            rows,
+            sequence,
+            vectors: &vectors,
+            scores: &scores,
+            out: &mut out,
+            first_column: 2,
+        });
+        self.give_low("attended", &out, rows * 8);
+        let mut scores_grad = self.whole(rows * 3, 1);
+        backend.run(ops::AttendBackward {
+            rows,
+            sequence,
+            vectors: &vectors,
+            out_grad: &out_grad,
+            first_column: 2,
+            scores_grad: &mut scores_grad,
+        });
+        self.give("gradient of scores", Float::F32, &scores_grad, rows * 3);
+        let (pairs_grad, mut vectors_grad) = (self.low(rows * 3, 20), self.low(rows, 23));
+        backend.run(ops::PairBackward {
+            rows,
+            sequence,
+            vectors: &vectors,
+            scores: &scores,
+            out_grad: &out_grad,
+            first_column: 2,
+            pairs_grad: &pairs_grad,
+            vectors_grad: &mut vectors_grad,
+        });
+        self.give_low("attention gradient of vectors", &vectors_grad, rows * 23);
+    }
+
     fn mixtures(&mut self, rows: usize, shape: MixtureShape) {
         let (backend, MixtureShape { tasks, experts, width }) = (self.bench.0, shape);
         let (of_gates, of_experts, outputs) = (tasks * experts, experts * width, tasks * width);
@@ -409,6 +451,7 @@ fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
     for (rows, vectors) in [(3, (2, 1)), (70, (5, 16)), (64, (3, 17))] {
         rounded.pairs(rows, vectors);
         rounded.cross(rows, vectors.0 * vectors.1);
+        rounded.attention(rows);
         rounded.columns(rows, vectors.1);
         rounded.normalization(rows, vectors.1);
         rounded.vectors(rows, vectors.0 * vectors.1);
