@@ -226,6 +226,7 @@ program! {
     }
     kernel GATHER = gather(Gather, THREADS);
     kernel GATHER_PACKED = gather_packed(Gather, THREADS);
+    kernel GATHER_SEQUENCES = gather_sequences(Gather, THREADS);
     kernel GATHER_DENSE = gather_dense(GatherDense, THREADS);
     kernel LINEAR = linear(Linear, THREADS);
     kernel LINEAR_BACKWARD = linear_backward(LinearBackward, COLUMN_THREADS);

@@ -5,11 +5,11 @@ use super::batch::CudaBatch;
 use super::buffers::{CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
-    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_PACKED, Gather, GatherDense, LINEAR,
-    LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, QUAD, ROWS_AT_ONCE,
+    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_PACKED, GATHER_SEQUENCES, Gather,
+    GatherDense, LINEAR, LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, QUAD, ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
-use crate::device::{Lookup, TablePart, TableShape};
+use crate::device::{Lookup, Pooling, TablePart, TableShape};
 use crate::ops::{self, GradientMode, LinearForward};
 
 fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<LookupView> {
@@ -27,9 +27,16 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
     lookups.iter().map(view).collect()
 }
 
+/// The lookups that combine the ids of a row, and those that do not.
+fn apart(lookups: &[Lookup]) -> (Vec<Lookup>, Vec<Lookup>) {
+    lookups.iter().partition(|lookup| !matches!(lookup.pooling, Pooling::Unpooled(_)))
+}
+
 /// GPU memory for the kernels' lists of lookups and dense columns, in bytes.
 pub(super) fn constant_bytes(lookups: &[Lookup], dense: usize) -> u64 {
-    Memory::taken(lookups.len() * size_of::<LookupView>()) + Memory::taken(dense * size_of::<u32>())
+    let (pooled, sequences) = apart(lookups);
+    let of = |lookups: Vec<Lookup>| Memory::taken(lookups.len() * size_of::<LookupView>());
+    of(pooled) + of(sequences) + Memory::taken(dense * size_of::<u32>())
 }
 
 /// Workspace of a linear model over `dense` dense columns, in bytes.
@@ -58,21 +65,28 @@ impl Cuda {
         let ops::Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
         let width = |table: usize| tables[table].shape().width;
         let first_dense = first_column + Lookup::widths(lookups, width);
-        if !lookups.is_empty() {
-            let gather = Gather {
-                batch: batch.address(),
-                lookups: self.constants(&views(batch, lookups, tables)),
-                out: out.view(),
-                first_row: rows.start as u32,
-                rows: rows.len() as u32,
-                first_column: first_column as u32,
-                unused: 0,
-            };
-            let shapes = lookups.iter().map(|lookup| tables[lookup.table].shape());
+        let (pooled, sequences) = apart(lookups);
+        let gather = |lookups: &[Lookup]| Gather {
+            batch: batch.address(),
+            lookups: self.constants(&views(batch, lookups, tables)),
+            out: out.view(),
+            first_row: rows.start as u32,
+            rows: rows.len() as u32,
+            first_column: first_column as u32,
+            unused: 0,
+        };
+        if !pooled.is_empty() {
+            let shapes = pooled.iter().map(|lookup| tables[lookup.table].shape());
             let loads = shapes.clone().map(loads_of_row).max();
             let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * loads.unwrap_or(0);
             let entry = if shapes.clone().any(is_packed) { GATHER_PACKED } else { GATHER };
-            self.launch(entry, [threads, lookups.len()], &gather);
+            self.launch(entry, [threads, pooled.len()], &gather(&pooled));
+        }
+        if !sequences.is_empty() {
+            let quads =
+                |lookup: &Lookup| width(lookup.table).div_ceil(QUAD as usize) * lookup.pooling.vectors();
+            let threads = rows.len() * sequences.iter().map(quads).max().unwrap_or(0);
+            self.launch(GATHER_SEQUENCES, [threads, sequences.len()], &gather(&sequences));
         }
         if !dense.is_empty() {
             let gather = GatherDense {

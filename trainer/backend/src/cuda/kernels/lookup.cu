@@ -102,18 +102,6 @@ __device__ __forceinline__ void gather_pieces(const Gather& args, const Lookup& 
         u32 row = group + i * groups;
         if (row >= args.rows) return;
         Values values = values_of(args.batch, lookup.column, args.first_row + row);
-        if (lookup.pooling == UNPOOLED) {
-            for (u32 place = 0; place < lookup.column.maximum; place++) {
-                u32 value = values.first + place, first = to + place * lookup.width;
-                Of weights = {};
-                if (value < values.end) weights = Of::load(lookup, ids[value], column);
-#pragma unroll
-                for (u32 q = 0; q < QUADS; q++) {
-                    store_quad(args.out, row, first + q * QUAD, count, weights.quad(lookup.format, q));
-                }
-            }
-            continue;
-        }
         Quad sums[QUADS] = {};
         for (u32 value = values.first; value < values.end; value++) {
             float share = share_of(args.batch, lookup.column, lookup.pooling, args.first_row + row, value);
@@ -143,6 +131,23 @@ ENTRY(gather_packed, Gather) {
     } else {
         gather_pieces<false>(args, lookup);
     }
+}
+
+// Unpooled lookups, one grid row each: a thread per quad of a value's vector, zeros for values that the row lacks.
+ENTRY(gather_sequences, Gather) {
+    const Lookup& lookup = args.lookups[blockIdx.y];
+    u32 quads = (lookup.width + QUAD - 1) / QUAD, number = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 column = number % quads * QUAD, place = number / quads % lookup.column.maximum;
+    u32 row = number / quads / lookup.column.maximum;
+    if (row >= args.rows) return;
+    Values values = values_of(args.batch, lookup.column, args.first_row + row);
+    u32 value = values.first + place, first = args.first_column + lookup.first + place * lookup.width;
+    Piece<false> weights = {};
+    if (value < values.end) {
+        weights = Piece<false>::load(lookup, part<u32>(args.batch, lookup.column.ids)[value], column);
+    }
+    u32 count = min(lookup.width - column, QUAD);
+    store_quad(args.out, row, first + column, count, weights.quad(lookup.format, 0));
 }
 
 // Dense columns of a batch, `[B, D]`.
