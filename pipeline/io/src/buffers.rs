@@ -1,12 +1,13 @@
 //! Reusable memory for reads.
 //!
 //! A megabyte from the allocator is new pages from the kernel each time, which cost more than the copy from the page
-//! cache. So buffers return to a free list when their last slice is dropped.
+//! cache. So buffers return to a free list when their last slice is dropped, and large ones are of huge pages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use millstream_disk::prefer_huge_pages;
 use parking_lot::Mutex;
 
 /// Remote objects are fetched in blocks that start at multiples of this size, or of a smaller power of two if memory is
@@ -48,7 +49,9 @@ impl Buffers {
         let waiting = self.0.lock().take(length);
         let memory = waiting.unwrap_or_else(|| {
             let usual = SIZES.into_iter().find(|&size| serves(size, length));
-            vec![0; usual.unwrap_or(length)]
+            let mut memory = vec![0; usual.unwrap_or(length)];
+            prefer_huge_pages(&mut memory);
+            memory
         });
         Buffer { memory, length, home: self.clone() }
     }

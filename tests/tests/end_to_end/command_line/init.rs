@@ -95,6 +95,7 @@ fn each_message_on_the_way_from_a_spreadsheet_leads_to_the_next_command() {
     let _ = shell.run(&[&convert[..], &["--type", "price=number:,"]].concat()).with_code(0);
     let init = shell.run(&["init", "orders.parquet", "-o", "job.toml"]).with_code(0);
     assert!(init.stdout.contains("label: bought = ja ("), "{}", init.stdout);
+    assert!(init.stdout.contains("\nleft out: order (the file says why)\n"), "{}", init.stdout);
     let text = fs::read_to_string(place.path().join("job.toml")).unwrap();
     assert!(text.contains("price = { kind = \"numeric\""), "{text}");
 }

@@ -29,6 +29,9 @@ const SAMPLED_ROWS: u64 = 100_000;
 /// Words in the names of files that hold data to evaluate on.
 const EVAL_WORDS: [&str; 8] = ["test", "eval", "valid", "validation", "val", "holdout", "heldout", "dev"];
 
+/// More columns that are left out are only counted.
+const MAX_NAMED_COLUMNS: usize = 8;
+
 /// More files are not named one by one.
 const MAX_NAMED_FILES: usize = 200;
 
@@ -92,13 +95,25 @@ fn report(choice: &Choice, sample: &Sample, path: &Path, context: &Context) -> R
         let path = path.display();
         format!(
             "wrote {path}: {features} from {columns}\n\
-             label: {}{} ({})\n\
+             label: {}{} ({})\n{}\
              next:  millstream check {path}\n       millstream train {path}",
             printable(&choice.label.column),
             task(&choice.label.task),
-            choice.label.why
+            choice.label.why,
+            left_out_line(&left_out),
         )
     })
+}
+
+/// Names columns that are not used.
+fn left_out_line(columns: &[&str]) -> String {
+    let mut names: Vec<_> = columns.iter().take(MAX_NAMED_COLUMNS).map(|name| printable(name)).collect();
+    match columns.len() - names.len() {
+        0 if names.is_empty() => return String::new(),
+        0 => {}
+        more => names.push(format!("{more} more").into()),
+    }
+    format!("left out: {} (the file says why)\n", names.join(", "))
 }
 
 /// What is learned of the label, as an addition to its name.
