@@ -18,7 +18,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
     ("millstream-control", &[]),
-    ("millstream-io", &["millstream-trace"]),
+    ("millstream-io", &["millstream-disk", "millstream-trace"]),
     ("millstream-format", &[]),
     (
         "millstream-pipeline",
