@@ -129,6 +129,18 @@ impl Daemon {
         job
     }
 
+    /// Kills a job's worker each time when training has reached one of `steps`, or the job has ended.
+    pub fn kill_worker_after(&self, id: &str, steps: &[u64]) {
+        for &step in steps {
+            wait_until("the job is under way", || {
+                let job = self.show(id);
+                has_ended(&job) || job["progress"]["step"].as_u64().is_some_and(|now| now >= step)
+            });
+            // A worker that has just exited by itself cannot be killed.
+            children(self.pid()).into_iter().for_each(|worker| _ = kill(worker));
+        }
+    }
+
     /// The daemon's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// The start of a command that runs in a namespace of its own, in which it is root and may mount file systems.
+/// Runs the command that follows as root of its own user and mount namespaces, where it may mount file systems.
 const NAMESPACE: [&str; 3] = ["unshare", "--map-root-user", "--mount"];
 
 /// A shell that runs `script` where `directory` is an empty file system of `bytes` bytes, which nothing outside sees.

@@ -1,7 +1,6 @@
 //! Writes small files of both formats.
 
-// Each test includes this file, and not every test writes both formats.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test includes this file, and not every test writes both formats")]
 
 use std::fs::File;
 use std::path::Path;

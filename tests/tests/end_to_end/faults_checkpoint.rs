@@ -1,5 +1,5 @@
-//! `kill -9` of the worker in each phase of writing a checkpoint, and full disks: no committed checkpoint is lost, and the
-//! job ends with the same bits as an undisturbed run.
+//! `kill -9` of the worker in each phase of writing a checkpoint, and full disks: no committed checkpoint is lost, and
+//! the job ends with the same bits as an undisturbed run.
 
 #![allow(clippy::unwrap_used)]
 

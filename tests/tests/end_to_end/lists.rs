@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float64Array, Int64Array, StringArray};
-use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
+use millstream_tests::programs::Daemon;
 use millstream_tests::shell::Shell;
 use millstream_tests::table::Table;
 use millstream_tests::tiny_job::{Contents, TinyJob, draw};
@@ -43,7 +43,7 @@ fn rows(file: u64) -> Vec<(i64, i64, f64)> {
     rows
 }
 
-/// A job with these data instead of its own.
+/// The tiny job, with lists as its data.
 fn job() -> TinyJob {
     let job = TinyJob::new();
     for (file, name) in ["train-0", "train-1", "train-2", "train-3", "eval"].into_iter().enumerate() {
@@ -92,13 +92,7 @@ fn a_killed_job_of_lists_has_the_bits_of_an_undisturbed_one_and_ranks() {
     for loss in [LISTWISE, PAIRWISE] {
         let undisturbed = daemon.succeeded(&submit(&[loss]));
         let id = submit(&[loss]);
-        for step in [30, 400, 1_000] {
-            wait_until("the job is under way", || {
-                let job = daemon.show(&id);
-                has_ended(&job) || job["progress"]["step"].as_u64().is_some_and(|now| now >= step)
-            });
-            children(daemon.pid()).into_iter().for_each(|worker| _ = kill(worker));
-        }
+        daemon.kill_worker_after(&id, &[30, 400, 1_000]);
         let killed = daemon.succeeded(&id);
         assert!(killed["attempts"].as_u64().unwrap() > 1, "{killed:#}");
         contents(&killed).assert_same(&contents(&undisturbed));

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
+use millstream_tests::programs::Daemon;
 use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::{Contents, TinyJob};
 use serde_json::Value;
@@ -36,13 +36,7 @@ fn a_killed_job_over_mixed_data_has_the_bits_of_an_undisturbed_one() {
     assert_eq!(examples, 8 * (6_000 + 15_000 + 6_000));
 
     let id = submit(&[]);
-    for step in [150, 1_000, 2_900] {
-        wait_until("the job is under way", || {
-            let job = daemon.show(&id);
-            has_ended(&job) || job["progress"]["step"].as_u64().is_some_and(|now| now >= step)
-        });
-        children(daemon.pid()).into_iter().for_each(|worker| _ = kill(worker));
-    }
+    daemon.kill_worker_after(&id, &[150, 1_000, 2_900]);
     let killed = daemon.succeeded(&id);
     assert!(killed["attempts"].as_u64().unwrap() > 1, "{killed:#}");
     contents(&killed).assert_same(&wanted);

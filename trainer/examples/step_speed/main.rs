@@ -22,8 +22,8 @@
 //! `--model mlperf` is DLRM-DCNv2 of MLPerf Training: the reference's tables with every `--part`th of their
 //! rows, its ids per row and its cross layers; layers and dimension as given.
 //!
-//! `--model din` has one feature of `ids` ids and a history of 50 values with the same ids, next to the dense columns. Its
-//! floor counts the products of the attention layers, and reads each distinct id of a feature once.
+//! `--model din` has one feature of `ids` ids and a history of 50 values with the same ids, next to the dense columns.
+//! Its floor counts the products of the attention layers, and reads each distinct id of a feature once.
 //!
 //! `--device cuda` trains on a GPU, to which each batch is copied from the ring as in training. CUDA
 //! libraries are those of the host, or of the directory `--libraries`. Compiled kernels are cached in the

@@ -49,7 +49,8 @@ pub struct Metrics {
     pub label: String,
     /// The metrics for this kind of prediction, in the order of [`Metric::ALL`].
     pub values: Vec<MetricValue>,
-    /// The number of groups in the group AUC, or in NDCG where it is the first of these metrics; `None` if rows have no groups.
+    /// The number of groups in the group AUC, or in NDCG where it is the first of these metrics; `None` if rows have no
+    /// groups.
     pub groups: Option<u64>,
     /// The number of first ranks in NDCG and recall; `None` if rows have no groups.
     pub top_k: Option<u32>,

@@ -372,8 +372,8 @@ impl<B: Backend> Model<B> {
 
     /// The scores of each row, label by label: `scores` starts with the first label's, `[rows]`. A score is the
     /// probability of a 1, or the predicted number, or the rate of a Poisson distribution; for a two-tower model it is
-    /// the dot product divided by the temperature, and for a loss of lists the logit, both of any size. A label with classes has scores for each class
-    /// instead.
+    /// the dot product divided by the temperature, and for a loss of lists the logit, both of any size. A label with
+    /// classes has scores for each class instead.
     ///
     /// # Errors
     /// When the batch does not have the model's schema, or an id is out of range.

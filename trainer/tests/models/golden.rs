@@ -1,5 +1,5 @@
-//! Compares with PyTorch, or NumPy for one kind of model, in float64: gradients, losses, and all parameters and optimizer state after 30
-//! steps.
+//! Compares with PyTorch, or NumPy for one kind of model, in float64: gradients, losses, and all parameters and
+//! optimizer state after 30 steps.
 
 use millstream_backend::{Backend, Cpu, Reference};
 

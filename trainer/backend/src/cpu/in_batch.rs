@@ -2,10 +2,10 @@
 //!
 //! The matrix of all scores, `[B, B]`, is never materialized. Queries are processed in strips of [`STRIP`] rows. A
 //! strip's scores over all items fill a block that stays in the L2 cache while it is turned into the gradient with
-//! respect to the scores, and this into the gradient with respect to the strip's queries and the strip's contribution to the gradient with
-//! respect to the items. So each score and each exponential is computed once, and the total cost is three products
-//! of `2 B^2 W` floating-point operations. (Blocking over items as well, with running maxima, would compute scores
-//! and exponentials a second time: 8 `B^2 W` instead of 6.)
+//! respect to the scores, and this into the gradient with respect to the strip's queries and the strip's contribution
+//! to the gradient with respect to the items. So each score and each exponential is computed once, and the total cost
+//! is three products of `2 B^2 W` floating-point operations. (Blocking over items as well, with running maxima, would
+//! compute scores and exponentials a second time: 8 `B^2 W` instead of 6.)
 //!
 //! The strips' contributions to the item gradient are summed in a few groups of strips, one copy per group, and
 //! then over the groups. Groups depend on the number of rows alone, so sums do not depend on the number of threads.

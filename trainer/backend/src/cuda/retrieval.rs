@@ -1,4 +1,5 @@
-//! The losses of queries that choose among the items of a batch, computed for a chunk of queries at a time to bound the memory of the scores.
+//! The losses of queries that choose among the items of a batch, computed for a chunk of queries at a time to bound the
+//! memory of the scores.
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};

@@ -10,8 +10,8 @@
 //! one for each device.
 //!
 //! Shape letters, in addition to those of `millstream_batch::schema`: `N` inputs of a layer, `M` its outputs, `W`
-//! columns of an embedding, `V` values of a sequence, `C` rows of a table (its cardinality), `T` tasks, each of which predicts a label, `K`
-//! classes of a label, `E` experts.
+//! columns of an embedding, `V` values of a sequence, `C` rows of a table (its cardinality), `T` tasks, each of which
+//! predicts a label, `K` classes of a label, `E` experts.
 
 mod attention;
 mod check;

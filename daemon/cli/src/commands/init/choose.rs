@@ -8,8 +8,8 @@
 //! | other numbers | `numeric`, scaled, and `bucketized` at their quantiles |
 //! | lists of text or integers | the same kinds with `multi` |
 //!
-//! Columns without values, with one value in all rows, with another value in nearly every row, and of types without a feature are
-//! left out.
+//! Columns without values, with one value in all rows, with another value in nearly every row, and of types without a
+//! feature are left out.
 
 use std::collections::BTreeSet;
 
@@ -279,7 +279,7 @@ impl<'a> Column<'a> {
             ValueKind::Numbers | ValueKind::Texts if self.distinct == 1 && self.absent == 0 => {
                 return Err("the same value in every row".to_owned());
             }
-            // That a row has the value may still tell something.
+            // Whether a row has the value is itself information.
             ValueKind::Numbers | ValueKind::Texts if self.distinct == 1 => {
                 return Ok(vec![self.feature(Kind::Vocabulary)]);
             }

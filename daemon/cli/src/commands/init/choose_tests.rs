@@ -78,7 +78,7 @@ fn kinds_follow_the_values() {
     assert_eq!(kind("rooms"), Some("vocabulary"));
     assert_eq!((kind("user_id"), kind("hash")), (Some("vocabulary"), Some("vocabulary")));
     assert_eq!((kind("job_title"), kind("city")), (Some("vocabulary"), Some("vocabulary")));
-    // Most rows lack it, which tells something.
+    // Most rows lack it: whether a row has it is itself information.
     assert_eq!(kind("coupon"), Some("vocabulary"));
     let left_out: Vec<_> = choice.left_out.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(left_out, ["row", "comment", "country", "price"]);

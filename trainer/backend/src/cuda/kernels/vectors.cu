@@ -1,4 +1,5 @@
-// Unit vectors, dot products of rows, and the losses of queries that choose among the items of a batch. One warp per row unless stated otherwise.
+// Unit vectors, dot products of rows, and the losses of queries that choose among the items of a batch. One warp per
+// row unless stated otherwise.
 #include "reduce.cuh"
 
 // The least squared length; `LEAST_SQUARE` on the host.
