@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use millstream_backend::Cpu;
-use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
+use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout};
 use millstream_trainer::init::Init;
 use millstream_trainer::model::{Model, ModelPlan};
 use millstream_trainer::schedule::Step;
@@ -42,14 +42,7 @@ fn batch(seed: u64) -> BatchBuffer {
     let mut below = |bound: u32| (numbers.next().unwrap() * f64::from(bound)) as u32;
     let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema()).unwrap()));
     let mut slot = buffer.as_mut();
-    slot.set_header(&BatchHeader {
-        stream: Stream::Train,
-        epoch: 0,
-        batch: 0,
-        rows: ROWS,
-        global_rows: ROWS,
-        last: false,
-    });
+    slot.set_header(&BatchHeader::train(ROWS));
     let mut sections = slot.sections();
     let mut values = 0;
     for row in 0..ROWS as usize {
