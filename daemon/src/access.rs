@@ -22,7 +22,7 @@ use anyhow::{Context, Result};
 use rustix::fs::{CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use tokio::net::unix::UCred;
+use tokio::net::UnixStream;
 
 /// The maximum number of symbolic links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -51,14 +51,45 @@ pub struct User {
     shared: Vec<PathBuf>,
 }
 
+/// The credentials of the process at the other end of a connection when it connected.
+#[derive(Clone, Debug)]
+pub(crate) struct Credentials {
+    pub(crate) uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    /// The process, for messages only: its number may belong to another one by now.
+    pub(crate) pid: Option<i32>,
+}
+
+impl Credentials {
+    /// Those of the other end of `stream`.
+    ///
+    /// # Errors
+    /// When the kernel does not have them.
+    pub(crate) fn of_peer(stream: &UnixStream) -> io::Result<Self> {
+        let peer = stream.peer_cred()?;
+        let groups = millstream_credentials::peer_groups(stream)?;
+        Ok(Self { uid: peer.uid(), gid: peer.gid(), groups, pid: peer.pid() })
+    }
+
+    /// Whether the process is one of root or of the daemon's own user.
+    pub(crate) fn are_trusted(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+
+    /// Whether the process is in `group`.
+    pub(crate) fn are_in(&self, group: u32) -> bool {
+        self.gid == group || self.groups.contains(&group)
+    }
+}
+
 impl Requester {
     /// The user at the other end of a connection, who may use runs in the directories `shared`.
-    pub(crate) fn of_peer(peer: &UCred, shared: &[PathBuf]) -> Self {
-        let (uid, gid) = (peer.uid(), peer.gid());
-        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+    pub(crate) fn of_peer(peer: &Credentials, shared: &[PathBuf]) -> Self {
+        if peer.are_trusted() {
             return Self::Trusted;
         }
-        let groups = peer.pid().map_or_else(Vec::new, |pid| supplementary_groups(pid, uid));
+        let Credentials { uid, gid, groups, .. } = peer.clone();
         Self::User(User { uid, gid, groups, shared: shared.to_vec() })
     }
 
@@ -246,21 +277,6 @@ fn denied(message: String) -> io::Error {
     io::Error::new(ErrorKind::PermissionDenied, message)
 }
 
-/// The supplementary groups of process `pid`, which the credentials of a connection do not contain. None if the process
-/// is no longer one of user `uid`: then the kernel may have given its number to another.
-pub(crate) fn supplementary_groups(pid: i32, uid: u32) -> Vec<u32> {
-    groups_in(&std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(), uid)
-}
-
-/// The groups in `status`, the file of a process of user `uid` only: its real, effective, saved and file-system user.
-fn groups_in(status: &str, uid: u32) -> Vec<u32> {
-    let numbers = |key: &str| -> Vec<u32> {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
-        line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect()
-    };
-    if numbers("Uid:") == [uid; 4] { numbers("Groups:") } else { Vec::new() }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -377,14 +393,5 @@ mod tests {
             let error = requester.open(Path::new("/dev/zero")).unwrap_err().to_string();
             assert!(error.contains("not a regular file"), "{error}");
         }
-    }
-
-    #[test]
-    fn groups_count_only_while_the_process_is_one_of_the_user() {
-        let status = |uids: &str| format!("Name:\tx\nUid:\t{uids}\nGid:\t5\t5\t5\t5\nGroups:\t5 27 1000 \n");
-        assert_eq!(groups_in(&status("7\t7\t7\t7"), 7), [5, 27, 1000]);
-        assert!(groups_in(&status("7\t0\t0\t0"), 7).is_empty(), "a program that changes its user");
-        assert!(groups_in(&status("8\t8\t8\t8"), 7).is_empty());
-        assert!(groups_in("", 7).is_empty());
     }
 }

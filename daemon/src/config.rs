@@ -5,6 +5,7 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
@@ -13,6 +14,13 @@ use serde::Deserialize;
 /// The default number of concurrent jobs. A job uses all cores and its whole memory budget, so a second one would
 /// slow both down more than waiting does.
 const DEFAULT_MAX_JOBS: NonZeroUsize = NonZeroUsize::MIN;
+
+/// The default time in which jobs take a last checkpoint when the daemon stops. A spot VM is taken away 30 seconds after
+/// its notice.
+const DEFAULT_STOP: Duration = Duration::from_secs(25);
+
+/// The same for an embedded daemon, which no service manager kills.
+const EMBEDDED_STOP: Duration = Duration::from_secs(75);
 
 /// The default directory of runs for every user of the socket, below the state directory.
 const DEFAULT_SHARED_DIRECTORY: &str = "checkpoints";
@@ -25,14 +33,26 @@ const SELF: &str = "/proc/self/exe";
 pub struct Config {
     /// Where jobs and their history are kept.
     pub state: StateLocation,
-    /// Number of concurrent jobs; further ones wait.
-    pub max_jobs: NonZeroUsize,
-    /// After how many days the record of an ended job is deleted; `None` keeps all.
-    pub keep_jobs_days: Option<NonZeroU32>,
+    /// What can change while it runs.
+    pub settings: Settings,
     /// The program of workers, started with `worker` as its first argument.
     pub worker: PathBuf,
     /// Storage settings, which a job may override.
     pub storage: StorageSpec,
+}
+
+/// What can change while a daemon runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Number of concurrent jobs; further ones wait.
+    pub max_jobs: NonZeroUsize,
+    /// After how many days the record of an ended job is deleted; `None` keeps all.
+    pub keep_jobs_days: Option<NonZeroU32>,
+    /// Time limit for running jobs to take a last checkpoint when the daemon stops.
+    pub stop_limit: Duration,
+    /// Directories in which every user of the socket may read and write runs with the daemon's rights. The first has the
+    /// runs of jobs that name no directory, if the daemon may not write beside the job file.
+    pub shared_directories: Vec<PathBuf>,
 }
 
 /// Where jobs and their history are kept.
@@ -49,8 +69,12 @@ impl Config {
     pub fn embedded() -> Self {
         Self {
             state: StateLocation::Memory,
-            max_jobs: DEFAULT_MAX_JOBS,
-            keep_jobs_days: None,
+            settings: Settings {
+                max_jobs: DEFAULT_MAX_JOBS,
+                keep_jobs_days: None,
+                stop_limit: EMBEDDED_STOP,
+                shared_directories: Vec::new(),
+            },
             worker: PathBuf::from(SELF),
             storage: StorageSpec::default(),
         }
@@ -62,10 +86,20 @@ impl Config {
 pub struct ServerConfig {
     /// The control socket.
     pub socket: PathBuf,
-    /// Directories in which every user of the socket may read and write runs with the daemon's rights.
-    pub shared_directories: Vec<PathBuf>,
     /// The daemon behind it.
     pub daemon: Config,
+}
+
+impl ServerConfig {
+    /// The keys whose values differ from those of `running`, but that a running daemon cannot change.
+    pub(crate) fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
+        let keys = [
+            ("socket", self.socket == running.socket),
+            ("state_directory", self.daemon.state == running.daemon.state),
+            ("storage", self.daemon.storage == running.daemon.storage),
+        ];
+        keys.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
+    }
 }
 
 /// The keys of a configuration file.
@@ -82,6 +116,8 @@ pub struct ConfigFile {
     pub max_jobs: Option<NonZeroUsize>,
     /// After how many days the record of an ended job is deleted.
     pub keep_jobs_days: Option<NonZeroU32>,
+    /// Seconds for jobs to take a last checkpoint when the daemon stops.
+    pub stop_seconds: Option<NonZeroU32>,
     /// Storage settings, which a job may override; as `[storage]` of a job file.
     pub storage: Option<StorageSpec>,
 }
@@ -120,6 +156,7 @@ impl ConfigFile {
             shared_directories: other.shared_directories.or(self.shared_directories),
             max_jobs: other.max_jobs.or(self.max_jobs),
             keep_jobs_days: other.keep_jobs_days.or(self.keep_jobs_days),
+            stop_seconds: other.stop_seconds.or(self.stop_seconds),
             storage: other.storage.or(self.storage),
         }
     }
@@ -142,12 +179,18 @@ impl ConfigFile {
         }
         let daemon = Config {
             state: StateLocation::Directory(state),
-            max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
-            keep_jobs_days: self.keep_jobs_days,
+            settings: Settings {
+                max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
+                keep_jobs_days: self.keep_jobs_days,
+                stop_limit: self
+                    .stop_seconds
+                    .map_or(DEFAULT_STOP, |seconds| Duration::from_secs(seconds.get().into())),
+                shared_directories,
+            },
             storage,
             ..Config::embedded()
         };
-        Ok(ServerConfig { socket, shared_directories, daemon })
+        Ok(ServerConfig { socket, daemon })
     }
 }
 
@@ -216,20 +259,28 @@ mod tests {
             shared_directories: None,
             max_jobs: NonZeroUsize::new(3),
             keep_jobs_days: None,
+            stop_seconds: None,
             storage: None,
         };
-        assert_eq!(given.resolve(&nowhere).unwrap().daemon.max_jobs.get(), 3);
+        assert_eq!(given.resolve(&nowhere).unwrap().daemon.settings.max_jobs.get(), 3);
     }
 
     #[test]
     fn the_sample_configuration_has_every_key_with_its_default_for_root() {
         let text = include_str!("../../packaging/millstreamd.toml");
         let sample: ConfigFile = toml::from_str(text).unwrap();
-        let ConfigFile { socket, state_directory, shared_directories, max_jobs, keep_jobs_days, storage } =
-            &sample;
+        let ConfigFile {
+            socket,
+            state_directory,
+            shared_directories,
+            max_jobs,
+            keep_jobs_days,
+            stop_seconds,
+            storage,
+        } = &sample;
         assert!(keep_jobs_days.is_none() && text.contains("\n#keep_jobs_days = "));
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
-        assert!(max_jobs.is_some() && storage.is_some());
+        assert!(max_jobs.is_some() && stop_seconds.is_some() && storage.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);
@@ -240,7 +291,7 @@ mod tests {
         let file: ConfigFile = toml::from_str("socket = '/file.sock'\nmax_jobs = 2").unwrap();
         let line = ConfigFile { socket: Some("/line.sock".into()), ..ConfigFile::default() };
         let both = file.overridden_by(line).resolve(&user()).unwrap();
-        assert_eq!((both.socket.to_str().unwrap(), both.daemon.max_jobs.get()), ("/line.sock", 2));
+        assert_eq!((both.socket.to_str().unwrap(), both.daemon.settings.max_jobs.get()), ("/line.sock", 2));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use tonic::transport::server::Connected;
 
 use crate::access::Requester;
+use crate::actor::Actor;
 use crate::turns::Answers;
 
 /// The maximum number of connections.
@@ -50,6 +51,7 @@ type LastUse = AtomicU64;
 /// An accepted connection, open until it is dropped or replaced.
 pub(crate) struct Connection {
     stream: UnixStream,
+    actor: Actor,
     requester: Requester,
     id: u64,
     use_: Arc<LastUse>,
@@ -86,7 +88,15 @@ impl Connections {
             let _ = replaced.close.send(());
         }
         open.push(Entry { id, uid, use_: Arc::clone(&use_), close });
-        Connection { stream, requester, id, use_, replaced, connections: Arc::clone(self) }
+        Connection {
+            stream,
+            actor: Actor { uid },
+            requester,
+            id,
+            use_,
+            replaced,
+            connections: Arc::clone(self),
+        }
     }
 
     fn now(&self) -> u64 {
@@ -123,6 +133,7 @@ impl Drop for Connection {
 /// Who sends the requests of a connection.
 #[derive(Clone)]
 pub(crate) struct Peer {
+    pub(crate) actor: Actor,
     pub(crate) requester: Requester,
     pub(crate) answers: Answers,
 }
@@ -131,7 +142,7 @@ impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        Peer { requester: self.requester.clone(), answers: Answers::default() }
+        Peer { actor: self.actor, requester: self.requester.clone(), answers: Answers::default() }
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod admission;
 mod removal;
+mod status;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,13 +22,15 @@ use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
+use tracing::Level;
 
 use crate::access::Requester;
-use crate::config::{Config, StateLocation};
+use crate::actor::{Action, Actor};
+use crate::config::{Config, Settings, StateLocation};
 use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs};
 use crate::scoring::{self, Scorer};
-use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Store, StoreError};
+use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Store, StoreError, now_ms};
 use crate::supervisor::{PendingProfile, StopReason};
 use crate::turns::{Answers, Turns};
 
@@ -47,9 +50,6 @@ const MAX_SUBMISSIONS: usize = 2;
 const SUBMISSION_REST_FACTOR: u32 = 19;
 const MAX_SUBMISSION_REST: Duration = Duration::from_secs(2);
 
-/// Time limit for running jobs to take a last checkpoint at shutdown.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(75);
-
 /// A running daemon.
 #[derive(Clone)]
 pub struct Daemon {
@@ -68,7 +68,9 @@ pub enum SubmitError {
 }
 
 struct Shared {
-    config: Config,
+    /// The program of workers.
+    worker: PathBuf,
+    settings: watch::Sender<Settings>,
     store: Arc<Store>,
     runtime: Handle,
     /// Starts the threads of jobs.
@@ -105,7 +107,8 @@ impl Daemon {
         let launcher = Launcher::start().context("starting the daemon's threads")?;
         let scorer = Scorer::new(config.worker.clone(), launcher.clone(), runtime.clone(), stores.clone());
         let shared = Shared {
-            config,
+            worker: config.worker,
+            settings: watch::Sender::new(config.settings),
             store: Arc::new(store),
             runtime,
             launcher,
@@ -132,31 +135,50 @@ impl Daemon {
         Self::start(Config::embedded())
     }
 
+    /// Its settings.
+    pub(crate) fn settings(&self) -> Settings {
+        self.shared.settings.borrow().clone()
+    }
+
+    /// Changes its settings. Running jobs continue, even if they are more than may start now.
+    pub(crate) fn configure(&self, settings: Settings) {
+        self.shared.settings.send_replace(settings);
+        self.start_next();
+    }
+
     /// Starts no further job, asks running ones to take a checkpoint and stop, and waits for them within a
     /// time limit. Unfinished jobs stay unfinished in the store, and the next daemon resumes them.
     pub async fn shutdown(&self) {
-        {
+        let limit = self.settings().stop_limit;
+        let stopped = {
             let mut jobs = self.shared.jobs();
             jobs.draining = true;
             jobs.queued.clear();
             for active in &jobs.running {
                 active.control.stop(StopReason::Drain);
             }
-        }
+            jobs.running.clone()
+        };
         let mut running = self.shared.running.subscribe();
         let drained = async {
             self.shared.scorer.close().await;
             // Cannot fail: the sender lives as long as `self`.
             let _ = running.wait_for(|&running| running == 0).await;
-            let flushed = self.blocking(|daemon| {
-                daemon.shared.store.flush(DRAIN_TIMEOUT);
+            let flushed = self.blocking(move |daemon| {
+                daemon.shared.store.flush(limit);
                 Ok::<_, anyhow::Error>(())
             });
             // It reports its failure itself.
             let _ = flushed.await;
         };
-        if tokio::time::timeout(DRAIN_TIMEOUT, drained).await.is_err() {
-            tracing::warn!("jobs did not stop in time; they will resume from an earlier checkpoint");
+        let in_time = tokio::time::timeout(limit, drained).await.is_ok();
+        for active in stopped {
+            let JobRecord { id, state, progress, checkpoint, .. } = active.recorder.record();
+            let checkpoint = checkpoint.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
+            tracing::info!(job = id, step = progress.step, checkpoint, "stopped: {state}");
+        }
+        if !in_time {
+            tracing::warn!("jobs did not stop within {limit:?}; they will resume from an earlier checkpoint");
         }
     }
 
@@ -228,6 +250,18 @@ impl Daemon {
     /// As for [`Daemon::show`].
     pub fn logs(&self, id: &str, after: u64) -> Result<Vec<LogRecord>, StoreError> {
         self.shared.store.logs(&self.shared.store.find(id)?, after, LOG_PAGE)
+    }
+
+    /// Records in the log of a job, and in the daemon's, who does something to it.
+    ///
+    /// # Errors
+    /// When there is no such job, or the store cannot be written.
+    pub(crate) fn record_action(&self, id: &str, action: Action, actor: Actor) -> Result<()> {
+        let id = self.shared.store.find(id)?;
+        let text = format!("{action} {actor}");
+        tracing::info!(job = id, uid = actor.uid, "{text}");
+        self.shared.store.append_log(&id, now_ms(), Level::INFO, &text)?;
+        Ok(())
     }
 
     /// The position in the log of the job `id` (its full id) before its `last` lines (0 for all) from `since_ms` on.

@@ -22,6 +22,8 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+mod actor;
+pub mod arguments;
 pub mod auto_batch;
 pub mod config;
 mod connections;
@@ -29,7 +31,9 @@ pub mod continuation;
 pub mod daemon;
 pub mod export;
 mod feed;
+pub mod journal;
 pub mod memory;
+mod own_access;
 pub mod plan;
 mod priority;
 mod queue;
@@ -38,6 +42,7 @@ mod runs;
 mod scoring;
 pub mod server;
 pub mod service;
+mod service_manager;
 pub mod socket;
 pub mod sources;
 pub mod state;

@@ -4,41 +4,17 @@
 
 use std::ffi::OsStr;
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use millstream_daemon::arguments::{Arguments, LogFormat};
 use millstream_daemon::config::{ConfigFile, Surroundings};
-use millstream_daemon::server;
-use tracing_subscriber::EnvFilter;
-
-/// Runs training jobs and feeds them; driven by `millstream` over its control socket.
-#[derive(Parser)]
-#[command(name = "millstreamd", version)]
-struct Arguments {
-    /// Configuration file
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Control socket to listen on [default: /run/millstream/millstreamd.sock for root, else below
-    /// $XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "PATH")]
-    socket: Option<PathBuf>,
-    /// Directory of the job database [default: /var/lib/millstream for root, else below $XDG_STATE_HOME]
-    #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
-    /// Format of log lines on standard error
-    #[arg(long, value_enum, default_value = "text")]
-    log_format: LogFormat,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum LogFormat {
-    /// Plain text
-    Text,
-    /// One JSON object per line
-    Json,
-}
+use millstream_daemon::journal::Journal;
+use millstream_daemon::{server, socket};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).as_deref() == Some(OsStr::new(millstream_worker::ARGUMENT)) {
@@ -56,28 +32,33 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> Result<()> {
-    log_to_stderr(arguments.log_format);
-    let file = arguments.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    log(arguments.log_format);
     let line =
         ConfigFile { socket: arguments.socket, state_directory: arguments.state, ..ConfigFile::default() };
-    let config = file.overridden_by(line).resolve(&Surroundings::of_process())?;
+    let configuration = || {
+        let file = arguments.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+        file.overridden_by(line.clone()).resolve(&Surroundings::of_process())
+    };
+    let config = configuration()?;
+    let inherited = socket::inherited()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .context("starting the daemon's threads")?;
-    let served = runtime.block_on(server::serve(&config));
+    let served = runtime.block_on(server::serve(config, inherited, configuration));
     // No job waits for the remaining blocking reads.
     runtime.shutdown_background();
     served
 }
 
-fn log_to_stderr(format: LogFormat) {
+fn log(format: LogFormat) {
     let filter = EnvFilter::try_from_env("MILLSTREAM_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     // A closed log must not stop the daemon, and reporting the error would fail the same way.
-    let lines = tracing_subscriber::fmt().log_internal_errors(false);
-    let lines = lines.with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).init(),
-        LogFormat::Json => lines.json().flatten_event(true).init(),
-    }
+    let lines = fmt::layer().log_internal_errors(false).with_writer(std::io::stderr);
+    let lines = match (format, Journal::of_stderr()) {
+        (LogFormat::Text, Some(journal)) => journal.boxed(),
+        (LogFormat::Text, None) => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        (LogFormat::Json, _) => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry().with(filter).with(lines).init();
 }

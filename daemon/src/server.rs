@@ -5,11 +5,12 @@
 //! jobs take a checkpoint and stop. After a time limit their workers are killed; they then resume from an
 //! earlier checkpoint.
 
+use std::convert::Infallible;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use sd_notify::NotifyState;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -21,8 +22,8 @@ use crate::connections::Connections;
 use crate::daemon::Daemon;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
-use crate::service;
 use crate::socket::ControlSocket;
+use crate::{service, service_manager};
 
 /// Capacity of the queue of accepted connections.
 const ACCEPT_QUEUE: usize = 16;
@@ -37,33 +38,42 @@ const MAX_CALLS_PER_CONNECTION: u32 = 64;
 /// Time limit for requests in flight at shutdown.
 const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs the daemon until it receives a stop signal.
+/// Runs the daemon until it receives a stop signal, on the socket `inherited` from the service manager or on its own. On
+/// SIGHUP, `configuration` returns what to change.
 ///
 /// # Errors
 /// When it cannot start, or its socket fails.
-pub async fn serve(config: &ServerConfig) -> Result<()> {
+pub async fn serve(
+    config: ServerConfig,
+    inherited: Option<UnixListener>,
+    configuration: impl Fn() -> Result<ServerConfig>,
+) -> Result<()> {
     let mut stop = StopSignals::new()?;
+    let hangups = signal(SignalKind::hangup()).context("listening for signals")?;
     let control = ControlThreads::start()?;
     let socket = {
         // Its events belong to these threads, too.
         let _entered = control.handle.enter();
-        ControlSocket::bind(&config.socket)?
+        match inherited {
+            Some(listener) => ControlSocket::of_inherited(listener)?,
+            None => ControlSocket::bind(&config.socket)?,
+        }
     };
     let daemon = Daemon::start(config.daemon.clone())?;
-    tracing::info!(socket = %config.socket.display(), "listening");
+    tracing::info!(socket = %socket.path().display(), "listening");
 
     let connections = Connections::new();
-    let shared = config.shared_directories.clone();
     let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
     let (closing, closed) = oneshot::channel::<()>();
+    let admitting = daemon.clone();
     let accepting = async move {
         // Dropped after the socket.
         let (_closing, socket) = (closing, socket);
         loop {
             let (stream, peer) = socket.accept().await?;
-            let requester = Requester::of_peer(&peer, &shared);
+            let requester = Requester::of_peer(&peer, &admitting.settings().shared_directories);
             if accepted
-                .send(Ok::<_, std::io::Error>(connections.add(stream, peer.uid(), requester)))
+                .send(Ok::<_, std::io::Error>(connections.add(stream, peer.uid, requester)))
                 .await
                 .is_err()
             {
@@ -84,19 +94,21 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
     let accepting = control.handle.spawn(accepting);
     let stop_accepting = accepting.abort_handle();
 
-    notify(&[NotifyState::Ready]);
+    service_manager::ready(&daemon);
     let result = tokio::select! {
         result = accepting => match result {
             Ok(ended) => ended.context("accepting connections"),
             Err(error) => Err(error).context("accepting connections"),
         },
         () = stop.recv() => Ok(()),
-        () = watchdog() => Ok(()),
+        never = reload_on_hangup(hangups, &config, &daemon, configuration) => match never {},
+        never = service_manager::report_status(&daemon) => match never {},
+        never = service_manager::answer_watchdog(&daemon, &control.handle) => match never {},
     };
     stop_accepting.abort();
     // The task has ended, and the socket is gone, once its end of the channel is dropped.
     let _ = closed.await;
-    notify(&[NotifyState::Stopping]);
+    service_manager::stopping(daemon.settings().stop_limit);
     tracing::info!("stopping; a second signal stops immediately");
     tokio::select! {
         () = daemon.shutdown() => {}
@@ -107,6 +119,33 @@ pub async fn serve(config: &ServerConfig) -> Result<()> {
         tracing::warn!("requests were still in flight at shutdown");
     }
     result
+}
+
+/// On SIGHUP, applies the configuration's changes that can take effect at once, and logs which cannot. An invalid
+/// configuration changes nothing.
+async fn reload_on_hangup(
+    mut hangups: Signal,
+    first: &ServerConfig,
+    daemon: &Daemon,
+    configuration: impl Fn() -> Result<ServerConfig>,
+) -> Infallible {
+    loop {
+        hangups.recv().await;
+        service_manager::reloading();
+        match configuration() {
+            Ok(config) => {
+                for key in config.needs_restart(first) {
+                    tracing::warn!(
+                        "`{key}` changed in the configuration; it takes effect when the daemon restarts"
+                    );
+                }
+                tracing::info!(settings = ?config.daemon.settings, "reloaded the configuration");
+                daemon.configure(config.daemon.settings);
+            }
+            Err(error) => tracing::error!("the configuration is not reloaded: {error:#}"),
+        }
+        service_manager::ready(daemon);
+    }
 }
 
 /// The threads that answer requests, apart from those of jobs.
@@ -161,21 +200,5 @@ impl StopSignals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-    }
-}
-
-/// Sends watchdog notifications to the service manager, if it has enabled them. Never returns.
-async fn watchdog() {
-    let Some(period) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
-    let mut ticks = tokio::time::interval(period / 2);
-    loop {
-        ticks.tick().await;
-        notify(&[NotifyState::Watchdog]);
-    }
-}
-
-fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!(%error, "cannot notify the service manager");
     }
 }

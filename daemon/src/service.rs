@@ -24,6 +24,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use crate::access::Requester;
+use crate::actor::{Action, Actor};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, Predicted, Predictions, SubmitError};
 use crate::state::{History, HistoryPoint, JobFilter, JobRecord, LogRecord, StoreError};
@@ -78,6 +79,20 @@ impl Service {
         peer.ok_or_else(|| Status::internal("the connection has no credentials"))
     }
 
+    /// Who sends the request; `None` for the program that hosts the daemon.
+    fn actor<T>(&self, request: &Request<T>) -> Option<Actor> {
+        request.extensions().get::<Peer>().map(|peer| peer.actor).filter(|_| !self.is_in_process)
+    }
+
+    /// Records in a job's log who is about to change it.
+    async fn record(&self, request: &Request<JobRequest>, action: Action) {
+        let Some(actor) = self.actor(request) else { return };
+        let id = request.get_ref().id.clone();
+        // The action itself reports that there is no such job.
+        let record = move |daemon: &Daemon| daemon.record_action(&id, action, actor);
+        let _ = self.daemon.in_turn(&answers(request), record).await;
+    }
+
     /// The answer to a request about one job, which may wait for the state database.
     async fn ask<T: Send + 'static, E: 'static>(
         &self,
@@ -104,12 +119,18 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 #[tonic::async_trait]
 impl Control for Service {
     async fn submit(&self, request: Request<SubmitRequest>) -> Reply<proto::Job> {
-        let requester = self.requester(&request)?;
+        let (requester, actor) = (self.requester(&request)?, self.actor(&request));
         let submitted = self.daemon.submit_as(request.into_inner(), requester).await;
         let record = submitted.map_err(|error| match error {
             SubmitError::Invalid(error) => Status::invalid_argument(error.to_string()),
             SubmitError::Other(error) => error_status(error),
         })?;
+        if let Some(actor) = actor {
+            let id = record.id.clone();
+            let recorded =
+                self.daemon.blocking(move |daemon| daemon.record_action(&id, Action::Submit, actor));
+            recorded.await.map_err(error_status)?;
+        }
         Ok(Response::new(job_message(&record)))
     }
 
@@ -190,21 +211,25 @@ impl Control for Service {
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        self.record(&request, Action::Cancel).await;
         let record = self.daemon.cancel(&request.into_inner().id).await.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn resume(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        self.record(&request, Action::Resume).await;
         let record = self.daemon.resume(&request.into_inner().id).await.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn remove(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        self.record(&request, Action::Remove).await;
         let record = self.ask(request, |daemon, id| daemon.remove(id)).await?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
+        self.record(&request, Action::Checkpoint).await;
         let taken = self.daemon.checkpoint(&request.into_inner().id).await;
         let (path, step) = taken.map_err(error_status)?;
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))

@@ -4,9 +4,10 @@
 //! group. In addition, the credentials of each accepted connection are checked against the same three, so a
 //! socket whose mode was loosened, or that was passed on, admits no one else.
 //!
-//! The socket is created under a temporary name, given its mode, then renamed into place. It never exists
-//! with a wrong mode, and the stale socket file of a killed daemon is replaced atomically. A socket that
-//! still answers is left alone.
+//! A service manager can pass the listening socket (socket activation): connections then wait while the daemon restarts.
+//! Otherwise the daemon creates it under a temporary name, gives it its mode, then renames it into place. It never exists
+//! with a wrong mode, and the stale socket file of a killed daemon is replaced atomically. A socket that still answers is
+//! left alone.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -14,12 +15,12 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use rustix::io::Errno;
+use listenfd::ListenFd;
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
-use crate::access::supplementary_groups;
+use crate::access::Credentials;
 
 const SOCKET_MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o750;
@@ -34,14 +35,51 @@ const BACKLOG: u32 = 64;
 /// The suffix of the temporary name.
 const TEMPORARY_SUFFIX: &str = ".new";
 
-/// The listening socket. Dropping it removes its file.
+/// The listening socket. Dropping it removes its file, unless the service manager owns it.
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
     group: u32,
+    is_inherited: bool,
+}
+
+/// The listening socket that the service manager has passed to this process, if any. Must be called before the process has
+/// threads, and before it starts another process: it removes the variables that announce the socket.
+///
+/// # Errors
+/// When what was passed is not exactly one listening Unix socket.
+pub fn inherited() -> Result<Option<std::os::unix::net::UnixListener>> {
+    let mut passed = ListenFd::from_env();
+    if passed.len() > 1 {
+        bail!("the service manager passed {} sockets; millstreamd has one", passed.len());
+    }
+    let listener = passed.take_unix_listener(0).context("the socket that the service manager passed")?;
+    if let Some(listener) = &listener {
+        // Workers must not keep it open.
+        fcntl_setfd(listener, FdFlags::CLOEXEC)?;
+    }
+    Ok(listener)
 }
 
 impl ControlSocket {
+    /// Listens on a socket that the service manager created.
+    ///
+    /// # Errors
+    /// When it has no path.
+    pub fn of_inherited(listener: std::os::unix::net::UnixListener) -> Result<Self> {
+        let address = listener.local_addr()?;
+        let path = address.as_pathname().context("the socket that the service manager passed has no path")?;
+        let path = path.to_owned();
+        let group = std::fs::metadata(&path).with_context(|| path.display().to_string())?.gid();
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, path, group, is_inherited: true })
+    }
+
+    /// Where clients connect.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Listens at `path`, creating its directory (mode 0750) if it does not exist.
     ///
     /// # Errors
@@ -70,14 +108,14 @@ impl ControlSocket {
         std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(SOCKET_MODE))?;
         let group = std::fs::metadata(&temporary)?.gid();
         std::fs::rename(&temporary, path)?;
-        Ok(Self { listener, path: path.to_owned(), group })
+        Ok(Self { listener, path: path.to_owned(), group, is_inherited: false })
     }
 
     /// Waits for the next connection from an admitted user; returns it and the user's credentials.
     ///
     /// # Errors
     /// When the listening socket itself fails.
-    pub async fn accept(&self) -> io::Result<(UnixStream, UCred)> {
+    pub(crate) async fn accept(&self) -> io::Result<(UnixStream, Credentials)> {
         loop {
             let (stream, _) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
@@ -89,24 +127,24 @@ impl ControlSocket {
                 }
                 Err(error) => return Err(error),
             };
-            match stream.peer_cred() {
+            match Credentials::of_peer(&stream) {
                 Ok(peer) if self.admits(&peer) => return Ok((stream, peer)),
-                Ok(peer) => tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused a connection"),
+                Ok(peer) => tracing::warn!(uid = peer.uid, pid = peer.pid, "refused a connection"),
                 Err(error) => tracing::warn!(%error, "refused a connection without credentials"),
             }
         }
     }
 
-    fn admits(&self, peer: &UCred) -> bool {
-        peer.uid() == 0
-            || peer.uid() == rustix::process::geteuid().as_raw()
-            || peer.gid() == self.group
-            || peer.pid().is_some_and(|pid| supplementary_groups(pid, peer.uid()).contains(&self.group))
+    fn admits(&self, peer: &Credentials) -> bool {
+        peer.are_trusted() || peer.are_in(self.group)
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
+        if self.is_inherited {
+            return;
+        }
         if let Err(error) = remove(&self.path) {
             tracing::warn!(%error, path = %self.path.display(), "cannot remove the control socket");
         }
@@ -219,6 +257,19 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "keep me");
         let long = directory.path().join("x".repeat(MAX_PATH_BYTES));
         assert!(format!("{:#}", ControlSocket::bind(&long).err().unwrap()).contains("longer"));
+    }
+
+    #[tokio::test]
+    async fn an_inherited_socket_answers_and_keeps_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("d.sock");
+        let socket =
+            ControlSocket::of_inherited(std::os::unix::net::UnixListener::bind(&path).unwrap()).unwrap();
+        assert_eq!(socket.path(), path);
+        let (accepted, connected) = tokio::join!(socket.accept(), UnixStream::connect(&path));
+        assert!(accepted.is_ok() && connected.is_ok());
+        drop(socket);
+        assert!(path.exists());
     }
 
     #[tokio::test]

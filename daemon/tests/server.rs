@@ -47,7 +47,7 @@ fn it_notifies_readiness_and_liveness_and_shuts_down_cleanly() {
     let child = command.env("WATCHDOG_USEC", "200000").spawn().unwrap();
     let socket = directory.path().join("run/d.sock");
 
-    assert_eq!(notification(&manager), "READY=1");
+    assert_eq!(notification(&manager), "READY=1\nSTATUS=idle");
     assert!(UnixStream::connect(&socket).is_ok());
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o660);
     for _ in 0..3 {
@@ -55,7 +55,7 @@ fn it_notifies_readiness_and_liveness_and_shuts_down_cleanly() {
     }
     let pid = Pid::from_raw(child.id() as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
-    while notification(&manager) != "STOPPING=1" {}
+    while !notification(&manager).starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC=35000000\n") {}
     let (code, stderr) = exit_of(child);
     assert_eq!(code, Some(0), "{stderr}");
     assert_eq!(fs::read_dir(directory.path().join("run")).unwrap().count(), 0, "the socket is gone");
@@ -66,7 +66,7 @@ fn a_second_daemon_on_the_same_socket_or_state_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&directory);
     let mut first = millstreamd(directory.path()).spawn().unwrap();
-    assert_eq!(notification(&manager), "READY=1");
+    assert!(notification(&manager).starts_with("READY=1\n"));
 
     let (code, stderr) = exit_of(millstreamd(directory.path()).env_remove("NOTIFY_SOCKET").spawn().unwrap());
     assert_eq!(code, Some(1));
@@ -85,6 +85,60 @@ fn a_second_daemon_on_the_same_socket_or_state_is_refused() {
 
     first.kill().unwrap();
     first.wait().unwrap();
+}
+
+#[test]
+fn a_reload_applies_what_it_can_and_an_invalid_configuration_changes_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&directory);
+    let config = directory.path().join("millstreamd.toml");
+    fs::write(&config, "stop_seconds = 40\n").unwrap();
+    let child = millstreamd(directory.path()).arg("--config").arg(&config).spawn().unwrap();
+    assert!(notification(&manager).starts_with("READY=1\n"));
+    let pid = Pid::from_raw(child.id() as i32).unwrap();
+    for text in ["stop_seconds = 50\nmax_jobs = 4\n[storage.s3]\nregion = \"eu-west-1\"\n", "max_job = 1\n"] {
+        fs::write(&config, text).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        assert!(notification(&manager).starts_with("RELOADING=1\nMONOTONIC_USEC="));
+        assert!(notification(&manager).starts_with("READY=1\n"));
+    }
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(notification(&manager).contains("EXTEND_TIMEOUT_USEC=60000000"));
+    let (code, stderr) = exit_of(child);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("`storage` changed") && !stderr.contains("`socket` changed"), "{stderr}");
+    assert!(
+        stderr.contains("max_jobs: 4") && stderr.contains("not reloaded") && stderr.contains("max_job"),
+        "{stderr}"
+    );
+}
+
+/// As systemd does it: the socket is descriptor 3, and the daemon's process number is in `LISTEN_PID`.
+#[test]
+fn a_socket_passed_by_the_service_manager_is_used_and_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&directory);
+    let path = directory.path().join("passed.sock");
+    let listen = "import os, socket, sys\n\
+        listener = socket.socket(socket.AF_UNIX)\n\
+        listener.bind(sys.argv[1])\n\
+        listener.listen()\n\
+        os.dup2(listener.fileno(), 3)\n\
+        os.set_inheritable(3, True)\n\
+        os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))\n\
+        os.execv(sys.argv[2], sys.argv[2:])";
+    let daemon = millstreamd(directory.path());
+    let mut command = Command::new("python3");
+    command.args(["-c", listen]).arg(&path).arg(daemon.get_program()).args(daemon.get_args());
+    let child =
+        command.env("NOTIFY_SOCKET", directory.path().join("notify")).stderr(Stdio::piped()).spawn().unwrap();
+    assert!(notification(&manager).starts_with("READY=1\n"));
+    assert!(UnixStream::connect(&path).is_ok());
+    assert!(!directory.path().join("run").exists(), "a socket beside the one that was passed");
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
+    let (code, stderr) = exit_of(child);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(path.exists(), "the service manager owns the socket");
 }
 
 #[test]

@@ -13,11 +13,12 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the workspace crates that it may depend on, in its code, its tests and
 /// its build script.
-const ALLOWED: [(&str, &[&str]); 19] = [
+const ALLOWED: [(&str, &[&str]); 20] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
     ("millstream-control", &[]),
+    ("millstream-credentials", &[]),
     ("millstream-io", &["millstream-disk", "millstream-trace"]),
     ("millstream-format", &[]),
     (
@@ -42,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "millstream-backend",
             "millstream-batch",
             "millstream-control",
+            "millstream-credentials",
             "millstream-format",
             "millstream-io",
             "millstream-job",
@@ -116,8 +118,10 @@ const SYNCHRONOUS: [&str; 8] = [
     "millstream-worker",
 ];
 
-/// The crates that may contain `unsafe`: memory and the ring; buffers that the kernel fills; compute kernels.
-const UNSAFE: [&str; 3] = ["millstream-batch", "millstream-disk", "millstream-backend"];
+/// The crates that may contain `unsafe`: memory and the ring; buffers that the kernel fills; compute kernels; a call of
+/// the system.
+const UNSAFE: [&str; 4] =
+    ["millstream-batch", "millstream-disk", "millstream-backend", "millstream-credentials"];
 
 fn workspace() -> Metadata {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");

@@ -14,6 +14,8 @@ use crate::section::{Section, Text};
 pub struct CheckpointSpec {
     /// The absolute directory in which each run of the job has a directory, named by the job's id.
     pub directory: PathBuf,
+    /// Whether the job file does not name it: it is `checkpoints` beside the job file.
+    pub is_default: bool,
     /// Steps between checkpoints.
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
@@ -35,9 +37,10 @@ pub(super) fn read(
     if let Some(Text { text: "", at }) = directory {
         checkpoint.error_at(at, "a path is empty");
     }
-    let directory = directory.map_or("checkpoints", |directory| directory.text);
+    let named = directory.map(|directory| directory.text);
     let spec = CheckpointSpec {
-        directory: data.base.join(Path::new(directory)),
+        directory: data.base.join(Path::new(named.unwrap_or("checkpoints"))),
+        is_default: named.is_none(),
         every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
         retry_minutes: checkpoint.whole_u32("retry_minutes", 0..=u32::MAX).unwrap_or(30),

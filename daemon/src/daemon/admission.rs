@@ -1,6 +1,6 @@
 //! How jobs enter the daemon and start: submitted, resumed, or left unfinished by an earlier daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tracing::Level;
 
 use super::{Daemon, SubmitError};
 use crate::access::Requester;
+use crate::own_access;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs;
 use crate::state::{JobRecord, JobSource, now_ms};
@@ -42,7 +43,23 @@ impl Daemon {
         }
         let path = PathBuf::from(path);
         let (job, warnings) = Job::parse_with(&text, &path, &set, &|file| requester.open(file))?;
+        let shared = self.settings().shared_directories;
+        let (job, moved) = match own_access::instead_of_default(&job, &shared) {
+            Some(directory) => {
+                let set: Vec<_> = set.iter().cloned().chain([directory_setting(directory)]).collect();
+                let (job, _) = Job::parse_with(&text, &path, &set, &|file| requester.open(file))?;
+                (
+                    job,
+                    Some(format!(
+                        "the daemon may not write beside the job file; checkpoints are in {}",
+                        directory.display()
+                    )),
+                )
+            }
+            None => (job, None),
+        };
         check_files(&job, &requester)?;
+        own_access::check_data(&job.data)?;
         // Again, before the run directory exists.
         self.shared.jobs().check_room()?;
         let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
@@ -52,7 +69,8 @@ impl Daemon {
             before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
         record.daemon_deaths = 0;
         record.enter(JobState::Queued, "");
-        let accepted = self.accept(job, &record, before.as_ref(), &source, &warnings);
+        let notes: Vec<String> = warnings.iter().map(Warning::to_string).chain(moved).collect();
+        let accepted = self.accept(job, &record, before.as_ref(), &source, &notes);
         if accepted.is_err() && !resume {
             runs::discard(&run.directory)?;
         }
@@ -84,7 +102,7 @@ impl Daemon {
         record: &JobRecord,
         before: Option<&JobRecord>,
         source: &JobSource,
-        warnings: &[Warning],
+        notes: &[String],
     ) -> Result<()> {
         let store = &self.shared.store;
         let _membership = self.shared.membership();
@@ -94,8 +112,8 @@ impl Daemon {
             None => store.insert_job(record, source)?,
         }
         let accepted = (|| {
-            for warning in warnings {
-                store.append_log(&record.id, now_ms(), Level::WARN, &warning.to_string())?;
+            for note in notes {
+                store.append_log(&record.id, now_ms(), Level::WARN, note)?;
             }
             self.enqueue(job, record.clone(), source.requester.clone(), Jobs::check_room)
         })();
@@ -167,7 +185,7 @@ impl Daemon {
         let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
         let supervisor = Supervisor::new(
             (job, requester),
-            self.shared.config.worker.clone(),
+            self.shared.worker.clone(),
             self.shared.runtime.clone(),
             &self.shared.stores,
             recorder,
@@ -188,8 +206,9 @@ impl Daemon {
     /// Starts queued jobs while fewer than `max_jobs` are running.
     pub(super) fn start_next(&self) {
         let mut not_started = Vec::new();
+        let max_jobs = self.settings().max_jobs.get();
         let mut jobs = self.shared.jobs();
-        while jobs.running.len() < self.shared.config.max_jobs.get() && !jobs.draining {
+        while jobs.running.len() < max_jobs && !jobs.draining {
             let Some(QueuedJob { active, supervisor }) = jobs.pop_startable() else { break };
             if active.is_suspect() {
                 self.start_next_once_cleared(&active);
@@ -245,6 +264,11 @@ impl Daemon {
             }
         });
     }
+}
+
+/// The setting of a job's checkpoint directory.
+fn directory_setting(directory: &Path) -> String {
+    format!("checkpoint.directory={}", toml::Value::from(directory.to_string_lossy().as_ref()))
 }
 
 /// Checks that `requester` may write the directories and read the files that `job` names. Its data is checked when it is

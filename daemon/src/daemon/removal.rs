@@ -1,5 +1,6 @@
 //! The removal of ended jobs, on request or because they ended long ago.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,9 @@ use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::state::{JobFilter, JobRecord, now_ms};
+
+/// A day.
+const INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Daemon {
     /// Deletes an ended job's record, log and history. Its run directory, with its checkpoints, stays.
@@ -28,22 +32,32 @@ impl Daemon {
 
     /// Deletes the records of jobs that ended longer ago than the configuration keeps them, now and later on.
     pub(super) fn remove_expired_daily(&self) {
-        const INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-        let Some(days) = self.shared.config.keep_jobs_days else { return };
         let shared = Arc::downgrade(&self.shared);
+        let mut settings = self.shared.settings.subscribe();
         self.shared.runtime.spawn(async move {
-            while let Some(shared) = shared.upgrade() {
-                let kept_ms = u64::from(days.get()) * INTERVAL.as_millis() as u64;
-                let ended_before = now_ms().saturating_sub(kept_ms);
-                let removed = Self { shared }.blocking(move |daemon| daemon.remove_ended(ended_before)).await;
-                match removed {
-                    Ok(0) => {}
-                    Ok(jobs) => tracing::info!("deleted {} older than {days} days", Count(jobs, "job")),
-                    Err(error) => tracing::warn!("old jobs are not deleted yet: {error:#}"),
+            loop {
+                let days = settings.borrow_and_update().keep_jobs_days;
+                if let Some(days) = days {
+                    let Some(shared) = shared.upgrade() else { return };
+                    Self { shared }.remove_older(days).await;
                 }
-                tokio::time::sleep(INTERVAL).await;
+                tokio::select! {
+                    () = tokio::time::sleep(INTERVAL) => {}
+                    // An error means that the daemon has ended.
+                    changed = settings.changed() => if changed.is_err() { return },
+                }
             }
         });
+    }
+
+    async fn remove_older(&self, days: NonZeroU32) {
+        let kept_ms = u64::from(days.get()) * INTERVAL.as_millis() as u64;
+        let ended_before = now_ms().saturating_sub(kept_ms);
+        match self.blocking(move |daemon| daemon.remove_ended(ended_before)).await {
+            Ok(0) => {}
+            Ok(jobs) => tracing::info!("deleted {} older than {days} days", Count(jobs, "job")),
+            Err(error) => tracing::warn!("old jobs are not deleted yet: {error:#}"),
+        }
     }
 
     /// Deletes the records of jobs that ended before this time, in milliseconds since the Unix epoch. Returns their number.

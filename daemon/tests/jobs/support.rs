@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,14 +58,7 @@ impl Workspace {
     }
 
     pub(crate) fn daemon_with(&self, state: StateLocation, worker: &Path) -> Daemon {
-        Daemon::start(Config {
-            state,
-            max_jobs: NonZeroUsize::MIN,
-            keep_jobs_days: None,
-            worker: worker.to_owned(),
-            storage: Default::default(),
-        })
-        .unwrap()
+        Daemon::start(Config { state, worker: worker.to_owned(), ..Config::embedded() }).unwrap()
     }
 
     /// A daemon with persistent state.

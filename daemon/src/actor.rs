@@ -1,0 +1,65 @@
+//! Who changes a job: recorded in the job's log and in the daemon's.
+
+use std::fmt;
+
+/// The user at the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Actor {
+    pub(crate) uid: u32,
+}
+
+/// What an actor does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Submit,
+    Cancel,
+    Resume,
+    Remove,
+    Checkpoint,
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Users of a directory service have no entry; then the number must do.
+        let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+        match name_in(&users, self.uid) {
+            Some(name) => write!(f, "{name} (uid {})", self.uid),
+            None => write!(f, "uid {}", self.uid),
+        }
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Submit => "submitted by",
+            Self::Cancel => "cancellation requested by",
+            Self::Resume => "resumed by",
+            Self::Remove => "removed by",
+            Self::Checkpoint => "checkpoint requested by",
+        })
+    }
+}
+
+/// The name of user `uid` in `users`, the text of passwd(5).
+fn name_in(users: &str, uid: u32) -> Option<&str> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, _password, number) = (fields.next()?, fields.next()?, fields.next()?);
+        (number.parse() == Ok(uid)).then_some(name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_names_where_the_system_knows_them() {
+        let users = "root:x:0:0:root:/root:/bin/bash\nbroken\nann:x:1001:1001::/home/ann:/bin/sh\n";
+        assert_eq!(name_in(users, 1001), Some("ann"));
+        assert_eq!(name_in(users, 7), None);
+        assert_eq!(Actor { uid: 0 }.to_string(), "root (uid 0)");
+        assert_eq!(Actor { uid: 4_000_000_007 }.to_string(), "uid 4000000007");
+    }
+}
