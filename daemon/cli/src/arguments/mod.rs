@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 use millstream_control::proto::JobState;
 
 pub(crate) use data::{
@@ -184,6 +185,30 @@ Examples:
     /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),
+    /// Print completions for a shell
+    #[command(after_help = "\
+Packages install them. Without a package:
+  millstream completions bash > ~/.local/share/bash-completion/completions/millstream
+  millstream completions zsh > ~/.zfunc/_millstream
+  millstream completions fish > ~/.config/fish/completions/millstream.fish")]
+    Completions(Completions),
+    /// Write manual pages
+    #[command(hide = true)]
+    ManPages(ManPages),
+}
+
+/// `completions`
+#[derive(Debug, Args)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+/// `man-pages`
+#[derive(Debug, Args)]
+pub(crate) struct ManPages {
+    /// The directory to write
+    pub(crate) directory: PathBuf,
 }
 
 /// A job file and overrides of single keys.

@@ -5,6 +5,7 @@ mod cancel;
 mod check;
 mod checkpoint;
 mod convert;
+mod documents;
 mod eval;
 mod explain;
 mod export;
@@ -59,6 +60,8 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Generate(arguments) => generate::run(arguments, context),
         Command::Bench(Bench::Ingest(arguments)) => bench::ingest(&arguments, context),
         Command::Predict(arguments) => on_runtime(predict::run(arguments, context)),
+        Command::Completions(arguments) => documents::completions(&arguments),
+        Command::ManPages(arguments) => documents::man_pages(&arguments),
     }
 }
 
@@ -69,7 +72,7 @@ fn cleans_up(command: &Command) -> bool {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Check(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
-        C::Explain(_) | C::History(_) => false,
+        C::Explain(_) | C::History(_) | C::Completions(_) | C::ManPages(_) => false,
         C::Logs(_) | C::Cancel(_) | C::Resume(_) | C::Remove(_) | C::Checkpoint(_) | C::Bench(_) => false,
     }
 }
