@@ -20,7 +20,7 @@ const SETTINGS: [&str; 6] = [
     "label.column=relevance",
     "features.query={ kind = \"identity\", buckets = 10000 }",
     "data.batch_size=256",
-    "data.epochs=12",
+    "data.epochs=40",
     "evaluation.top_k=3",
     "checkpoint.every_steps=20",
 ];
