@@ -91,6 +91,7 @@ MODELS = {
         ]
     ),
     "mlp": deep("mlp", HIDDEN, pooling="sum"),
+    "mlp_of_maxima": deep("mlp", HIDDEN, pooling="max"),
     "mlp_of_normalized_layers": deep("mlp", HIDDEN, 'normalization = "layer"', "dropout = 0.1"),
     "mlp_of_normalized_batches": deep("mlp", HIDDEN, 'normalization = "batch"'),
     "mlp_of_hashes": f'kind = "mlp"\nfeatures = {listed(HASHED)}\nembedding_dim = 4\n{HIDDEN}',
@@ -123,6 +124,10 @@ OF_CLASSES = {
 
 for pooling in ["sum", "mean", "sqrtn"]:
     MODELS[f"mlp_weighted_{pooling}"] = deep("mlp", HIDDEN, pooling=pooling, features=MARKS + NUMBERS + IDS)
+# Weighted marks are pooled by another rule.
+MODELS["deepfm_of_maxima"] = deep(
+    "deepfm", HIDDEN, 'embeddings.marks.pooling = "sum"', pooling="max", features=MARKS + NUMBERS + IDS
+)
 MODELS["linear_weighted"] = f'kind = "linear"\nfeatures = {listed(["plain", "marks"])}'
 MODELS["deepfm_weighted"] = deep(
     "deepfm", HIDDEN, 'embeddings.marks = { features = ["main", "marks", "tags"] }', features=SHARING + MARKS + NUMBERS + IDS
@@ -156,6 +161,7 @@ MODELS["two_tower"] = "\n".join(
         'item.normalization = "batch"',
     ]
 )
+MODELS["two_tower_of_maxima"] = MODELS["two_tower"] + '\nquery.pooling = "max"'
 CLASSES = ["low", "in, between", "high"]
 LABELS |= {name: f'[label]\ncolumn = "level"\nclasses = {json.dumps(CLASSES)}' for name in OF_CLASSES}
 NAMES |= {name: CLASSES for name in OF_CLASSES}

@@ -57,7 +57,8 @@ impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
         if !tables.is_empty() {
             let (batch, plan) = self.touched;
-            let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
+            let (lookups, maxima) = (&tables.lookups, tables.maxima.as_ref());
+            let gradients = RowGradients { batch, plan, lookups, gradient, columns, maxima };
             self.backend.run(ops::RowSquares {
                 gradients: &gradients,
                 tables: &tables.tables,
@@ -80,7 +81,8 @@ impl<B: Backend> GradientVisitor<B> for ApplyUpdates<'_, B> {
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
         if !tables.is_empty() {
             let (batch, plan) = self.touched;
-            let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns };
+            let (lookups, maxima) = (&tables.lookups, tables.maxima.as_ref());
+            let gradients = RowGradients { batch, plan, lookups, gradient, columns, maxima };
             let update = tables.optimizer.update(self.step, self.clip);
             self.backend.run(ops::StepRows {
                 update: &update,

@@ -150,7 +150,7 @@ fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
     let lookup =
         |(table, &column): (usize, &IdColumn)| Lookup { column, pooling, table, first: table * width };
     let lookups = COLUMNS.iter().enumerate().map(lookup).collect();
-    let mut tables = Tables::new(BACKEND, lookups, specs, sgd());
+    let mut tables = Tables::new(BACKEND, ROWS, lookups, specs, sgd());
     scatter(&mut tables);
     tables
 }
@@ -267,20 +267,22 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
 
 #[test]
 fn embedding() {
-    for pooling in [Pool::Sum, Pool::Mean, Pool::SqrtN] {
+    for pooling in [Pool::Sum, Pool::Mean, Pool::SqrtN, Pool::Max] {
         let width = 2;
         let columns = width * COLUMNS.len();
         let new = || Embedding { tables: tables(width, pooling), dense: vec![1] };
         let batch = uploaded();
         let weights = numbers("output gradient", ROWS * columns);
-        let value = |embedding: &Embedding<Reference>| {
+        let value = |embedding: &mut Embedding<Reference>| {
             let mut output = BACKEND.matrix(ROWS, columns + 1);
             embedding.forward(BACKEND, &batch, &PASS, &mut output, 0);
             let all = read(&output, ROWS * (columns + 1));
             let rows = all.chunks(columns + 1).zip(weights.chunks(columns));
             rows.flat_map(|(y, w)| y.iter().zip(w)).map(|(y, w)| y * w).sum::<f64>()
         };
+        // Records the maxima.
         let mut stepped = new();
+        value(&mut stepped);
         let gradient = filled(ROWS, columns, &weights);
         descend(|visitor| stepped.visit_gradients(&gradient, 0, visitor));
         let at = values_of(&mut new());
@@ -290,7 +292,7 @@ fn embedding() {
             let mut moved = new();
             check("table", at, &gradient, |x| {
                 write(&mut moved, table, x);
-                value(&moved)
+                value(&mut moved)
             });
         }
     }

@@ -269,6 +269,7 @@ pub(crate) fn read_job(
     refuse_leaks(&features, &label, problems);
     model::din::refuse_other_sequences(&model, &features, problems);
     model::embedding::refuse_other_ids(&model, &features, problems);
+    model::embedding::refuse_weighted_maxima(&model, &features, problems);
     let (none, text) = (Vec::new(), String::new());
     let job = Job {
         name,

@@ -21,6 +21,7 @@ mod histories;
 mod interrupt;
 mod labels;
 mod lists;
+mod maxima;
 mod mixing;
 mod priority;
 mod profile;

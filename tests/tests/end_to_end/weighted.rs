@@ -134,6 +134,16 @@ fn weights_are_used_by_every_pooling() {
 }
 
 #[test]
+fn maxima_of_weighted_values_are_refused() {
+    let place = place();
+    let refused =
+        Shell::new(place.path()).run(&["check", "job.toml", "--set", "model.deep.pooling=max"]).with_code(2);
+    let expected =
+        "job.toml:15:1: error: feature `tags` has `weights`, which `pooling = \"max\"` does not use";
+    assert!(refused.stderr.contains(expected), "{}", refused.stderr);
+}
+
+#[test]
 fn both_formats_and_the_cache_give_the_same_model() {
     let place = place();
     let (plain, scores) = train(place.path(), &[]);

@@ -70,6 +70,9 @@ pub enum Pooling {
     Mean,
     /// Their sum, divided by the square root of their number.
     SqrtN,
+    /// Their maximum in each column, of a multi-valued column's ids; weights are ignored. The gradient of an output column
+    /// goes to the first id of the batch row that holds its maximum there: see [`Device::Maxima`].
+    Max,
     /// Not combined: the rows of up to so many ids, one after the other, then zeros. The column is multi-valued, and this
     /// is the most ids that it can have in a batch row. Weights are ignored.
     Unpooled(u32),
@@ -83,13 +86,14 @@ impl Pooling {
             Self::Mean => 1,
             Self::SqrtN => 2,
             Self::Unpooled(_) => 3,
+            Self::Max => 4,
         }
     }
 
     /// The number of vectors that it makes of a batch row.
     pub fn vectors(self) -> usize {
         match self {
-            Self::Sum | Self::Mean | Self::SqrtN => 1,
+            Self::Sum | Self::Mean | Self::SqrtN | Self::Max => 1,
             Self::Unpooled(most) => most as usize,
         }
     }
@@ -97,7 +101,7 @@ impl Pooling {
     /// The factor of each of `ids` ids.
     pub(crate) fn factor(self, ids: usize) -> f64 {
         match self {
-            Self::Sum | Self::Unpooled(_) => 1.0,
+            Self::Sum | Self::Max | Self::Unpooled(_) => 1.0,
             Self::Mean => 1.0 / ids.max(1) as f64,
             Self::SqrtN => 1.0 / (ids.max(1) as f64).sqrt(),
         }
@@ -134,6 +138,21 @@ impl Lookup {
     /// The number of columns of all lookups, given the tables' widths.
     pub(crate) fn widths(all: &[Self], width: impl Fn(usize) -> usize) -> usize {
         all.iter().map(|lookup| lookup.columns(width(lookup.table))).sum()
+    }
+
+    /// Whether it takes maxima over several ids.
+    pub(crate) fn has_maxima(&self) -> bool {
+        self.pooling == Pooling::Max && matches!(self.column, IdColumn::Ragged(_))
+    }
+
+    /// The number of its columns in [`Device::Maxima`], given the table's width.
+    pub(crate) fn maxima(&self, width: usize) -> usize {
+        if self.has_maxima() { width } else { 0 }
+    }
+
+    /// The number of columns of all lookups in [`Device::Maxima`], given the tables' widths.
+    pub fn all_maxima(all: &[Self], width: impl Fn(usize) -> usize) -> usize {
+        all.iter().map(|lookup| lookup.maxima(width(lookup.table))).sum()
     }
 }
 
@@ -359,6 +378,10 @@ pub trait Device {
     type Batch: Send + 'static;
     /// The rows of each table that a batch touches, and the places that touch them.
     type RowPlan: Send + 'static;
+    /// The ids that hold the maxima of a batch's lookups, `[B, columns of each lookup with Pooling::Max]`, in the order of
+    /// the lookups. [`Gather`](crate::ops::Gather) records them, because the tables may have changed, and a table's
+    /// rows are being stepped in parallel, when their gradients are summed.
+    type Maxima: Send + 'static;
     /// Values on their way to the host: see [`Backend::send`](crate::Backend::send).
     type Report: Send + 'static;
 
@@ -387,6 +410,8 @@ pub trait Device {
     }
     /// The size of this workspace, in values.
     fn in_batch_numbers(rows: usize, columns: usize) -> usize;
+    /// Allocates a record of maxima for batches of up to `rows` rows.
+    fn maxima(&self, rows: usize, columns: usize) -> Self::Maxima;
     /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.
@@ -400,6 +425,8 @@ pub trait Device {
 pub trait Shapes: Device {
     /// The size of a matrix.
     fn matrix_shape(matrix: &Self::Matrix) -> MatrixShape;
+    /// The size of a record of maxima.
+    fn maxima_shape(maxima: &Self::Maxima) -> MatrixShape;
     /// The size of a table.
     fn table_shape(table: &Self::Table) -> TableShape;
     /// The size of a batch.

@@ -2,7 +2,7 @@
 
 use millstream_batch::{BatchRef, BatchSchema, RaggedFeature};
 
-use crate::device::{BatchShape, IdColumn, Pooling, Scalar};
+use crate::device::{BatchShape, IdColumn, MatrixShape, Pooling, Scalar};
 use crate::error::BatchError;
 
 /// A copy of a batch whose ids are in range and whose offsets are valid.
@@ -66,7 +66,7 @@ impl<'a> Weights<'a> {
     /// The values' shares for a pooling.
     pub(crate) fn shares(self, pooling: Pooling) -> Shares<'a> {
         Shares(match pooling {
-            Pooling::Sum | Pooling::Unpooled(_) => None,
+            Pooling::Sum | Pooling::Max | Pooling::Unpooled(_) => None,
             Pooling::Mean => Some(&self.scales.mean),
             Pooling::SqrtN => Some(&self.scales.sqrtn),
         })
@@ -260,6 +260,44 @@ impl ValueWeights {
             self.scales.mean[row] = over(sum);
             self.scales.sqrtn[row] = over(squares.sqrt());
         }
+    }
+}
+
+/// The holders of the maxima of a batch's lookups, on a host backend.
+pub struct HostMaxima {
+    rows: usize,
+    columns: usize,
+    /// `[B, columns]`: the holder's id on the CPU, and its place among the row's ids on the reference. Rows without ids
+    /// keep what they have.
+    holders: Vec<u32>,
+}
+
+impl HostMaxima {
+    pub(crate) fn new(rows: usize, columns: usize) -> Self {
+        Self { rows, columns, holders: vec![0; rows * columns] }
+    }
+
+    /// Size of a record of maxima, in bytes.
+    pub(crate) fn bytes(rows: usize, columns: usize) -> u64 {
+        (rows as u64).saturating_mul((columns * size_of::<u32>()) as u64)
+    }
+
+    pub(crate) fn shape(&self) -> MatrixShape {
+        MatrixShape { rows: self.rows, columns: self.columns, number_bytes: size_of::<u32>() }
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u32] {
+        &self.holders
+    }
+
+    /// The rows from `first` on.
+    pub(crate) fn rows_from(&mut self, first: usize) -> &mut [u32] {
+        &mut self.holders[first * self.columns..]
+    }
+
+    /// The holders of the maxima of batch row `row`.
+    pub(crate) fn row(&self, row: usize) -> &[u32] {
+        &self.holders[row * self.columns..][..self.columns]
     }
 }
 

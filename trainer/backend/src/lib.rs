@@ -19,9 +19,9 @@ mod update;
 pub use backend::Backend;
 pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaPinned, CudaReport, CudaRowPlan, CudaTable,
-    DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, OutOfMemory, ProgramError,
-    Resources, Survey,
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaPinned, CudaReport, CudaRowPlan,
+    CudaTable, DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, OutOfMemory,
+    ProgramError, Resources, Survey,
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
@@ -32,7 +32,7 @@ pub use error::{BackendError, BatchError, PinError};
 pub use fault::DeviceFault;
 pub use float::Float;
 pub use floors::Floors;
-pub use host::{HostBatch, HostReport};
+pub use host::{HostBatch, HostMaxima, HostReport};
 pub use ops::{
     Activation, Choice, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape, Normalization,
     RowGradients, SavedLayer, SavedNormalization, Sequence, Task,

@@ -32,6 +32,8 @@ pub trait Layout: Backend<Scalar = f32> {
     fn staging_bytes(_schema: &BatchSchema) -> u64 {
         0
     }
+    /// A record of maxima.
+    fn maxima_bytes(rows: usize, columns: usize) -> u64;
     /// A row plan.
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
     /// A report of `numbers` values.
@@ -83,6 +85,7 @@ impl<L: Layout> Device for Sizes<L> {
     type Table = ();
     type Batch = ();
     type RowPlan = ();
+    type Maxima = ();
     type Report = ();
 
     const STEPS_AHEAD: usize = L::STEPS_AHEAD;
@@ -105,6 +108,10 @@ impl<L: Layout> Device for Sizes<L> {
 
     fn in_batch_numbers(rows: usize, columns: usize) -> usize {
         L::in_batch_numbers(rows, columns)
+    }
+
+    fn maxima(&self, rows: usize, columns: usize) {
+        self.add(L::maxima_bytes(rows, columns));
     }
 
     fn report(&self, numbers: usize) {

@@ -129,6 +129,7 @@ fn check(weighted: bool) {
             dense: &[0],
             out: &mut input,
             first_column: 0,
+            maxima: None,
         });
         cpu.run(ops::LinearForward {
             batch: &uploaded,
@@ -166,13 +167,23 @@ fn check(weighted: bool) {
             dense: &[0],
             out: &mut input,
             first_column: 0,
+            maxima: None,
         });
         let (apart, alike) = (GradientColumns::Apart { first: 0 }, GradientColumns::Shared);
         let (batch, plan, lookups) = (&uploaded, &plan, lookups.as_slice());
-        let of_deep = RowGradients::<Cpu> { batch, plan, lookups, gradient: &input_grad, columns: apart };
-        let of_wide = RowGradients::<Cpu> { batch, plan, lookups, gradient: &logits_grad, columns: alike };
+        let of_deep =
+            RowGradients::<Cpu> { batch, plan, lookups, gradient: &input_grad, columns: apart, maxima: None };
+        let of_wide = RowGradients::<Cpu> {
+            batch,
+            plan,
+            lookups,
+            gradient: &logits_grad,
+            columns: alike,
+            maxima: None,
+        };
         let lookups = shared.as_slice();
-        let of_one = RowGradients::<Cpu> { batch, plan, lookups, gradient: &input_grad, columns: apart };
+        let of_one =
+            RowGradients::<Cpu> { batch, plan, lookups, gradient: &input_grad, columns: apart, maxima: None };
         cpu.run(ops::Clear { rows: 1, matrix: &mut squares });
         cpu.run(ops::RowSquares { gradients: &of_deep, tables: &embeddings, sum: &mut squares });
         cpu.run(ops::Squares { grad: &bias_grad, sum: &mut squares });

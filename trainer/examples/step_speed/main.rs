@@ -3,15 +3,17 @@
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example step_speed -- [--model wide_deep] [--ids 100000] [--dim 16]
-//!     [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait] [--losses 0] [--rates]
-//!     [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--tables fp32] [--without-tiles] [--device cpu]
-//!     [--record no] [--part 8] [--examples 98304] [--operations] [--roof 1] [--libraries FOLDER] [--cache FOLDER]
+//!     [--values 1] [--pooling sum] [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait]
+//!     [--losses 0] [--rates] [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--tables fp32]
+//!     [--without-tiles] [--device cpu] [--record no] [--part 8] [--examples 98304] [--operations] [--roof 1]
+//!     [--libraries FOLDER] [--cache FOLDER]
 //! ```
 //!
 //! The data has 26 features with `ids` ids each, drawn from a Zipf distribution, and 13 dense columns. The
 //! model has embeddings of width `dim` and layers of `hidden` and 1 (DLRM: its top layers, after bottom
-//! layers of `bottom` and `dim`), trained with Adagrad. Batches stay in the slots of a ring and are reused,
-//! so only the step is measured. A run takes whole passes over the batches until its time is over.
+//! layers of `bottom` and `dim`), trained with Adagrad. With `--values`, each feature has so many ids in a row,
+//! pooled by `--pooling`. Batches stay in the slots of a ring and are reused, so only the step is measured. A
+//! run takes whole passes over the batches until its time is over.
 //!
 //! The floor is the matrix products' FLOPs at the rate of the fp32 GEMM library (the `gemm` crate) on all
 //! threads, plus the bytes of embeddings at memory bandwidth, assuming that every distinct row of a batch is

@@ -5,7 +5,7 @@ use std::io::{BufRead, stdin};
 use std::num::ParseIntError;
 use std::path::PathBuf;
 
-use millstream_trainer::spec::{DeviceSpec, Precision};
+use millstream_trainer::spec::{DeviceSpec, Pooling, Precision};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
@@ -32,6 +32,10 @@ pub(crate) struct Options {
     /// The divisor of the rows of MLPerf's tables.
     pub(crate) part: u32,
     pub(crate) dim: u32,
+    /// Values per row of each feature of Wide & Deep and DLRM.
+    pub(crate) values: u32,
+    /// How embeddings of several values are pooled; attention does not pool.
+    pub(crate) pooling: Pooling,
     /// Widths of the layers except the last.
     pub(crate) hidden: Vec<u32>,
     /// Widths of DLRM's bottom layers.
@@ -71,6 +75,8 @@ impl Options {
                 "--ids" => options.ids = value()?.parse()?,
                 "--part" => options.part = value()?.parse()?,
                 "--dim" => options.dim = value()?.parse()?,
+                "--values" => options.values = value()?.parse()?,
+                "--pooling" => options.pooling = pooling(&value()?)?,
                 "--hidden" => options.hidden = layers(&value()?)?,
                 "--bottom" => options.bottom = layers(&value()?)?,
                 "--batch" => options.batch = value()?.parse()?,
@@ -94,10 +100,11 @@ impl Options {
                 _ => return Err(format!("unknown argument `{key}`").into()),
             }
         }
-        let counts = [options.batch, options.examples, options.ids, options.part];
+        let counts = [options.batch, options.examples, options.ids, options.part, options.values];
         if counts.contains(&0) || options.runs == 0 || options.roof == 0 {
             return Err(
-                "`--batch`, `--examples`, `--ids`, `--part`, `--runs` and `--roof` must be at least 1".into(),
+                "`--batch`, `--examples`, `--ids`, `--part`, `--values`, `--runs` and `--roof` must be at least 1"
+                    .into(),
             );
         }
         Ok(options)
@@ -136,6 +143,8 @@ impl Default for Options {
             ids: 100_000,
             part: 8,
             dim: 16,
+            values: 1,
+            pooling: Pooling::Sum,
             hidden: vec![256, 128, 64],
             bottom: vec![64],
             batch: 4096,
@@ -167,6 +176,16 @@ fn kind(name: &str) -> Result<Kind, String> {
         "dlrm" => Ok(Kind::Dlrm),
         "mlperf" => Ok(Kind::Mlperf),
         _ => Err(format!("`--model` is `{name}`; expected `wide_deep`, `dlrm` or `mlperf`")),
+    }
+}
+
+fn pooling(name: &str) -> Result<Pooling, String> {
+    match name {
+        "sum" => Ok(Pooling::Sum),
+        "mean" => Ok(Pooling::Mean),
+        "sqrtn" => Ok(Pooling::SqrtN),
+        "max" => Ok(Pooling::Max),
+        _ => Err(format!("`--pooling` is `{name}`; expected `sum`, `mean`, `sqrtn` or `max`")),
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) const DIN_ATTENTION: u32 = 36;
 /// The rows of each feature's table, and its ids per row of a batch.
 fn tables(options: &Options) -> Vec<(u32, u32)> {
     match options.kind {
-        Kind::WideDeep | Kind::Dlrm => vec![(options.ids, 1); CATEGORICAL],
+        Kind::WideDeep | Kind::Dlrm => vec![(options.ids, options.values); CATEGORICAL],
         Kind::Din => vec![(options.ids, 1), (options.ids, DIN_VALUES)],
         Kind::Mlperf => MLPERF.map(|(rows, ids)| (rows.div_ceil(options.part), ids)).to_vec(),
     }
@@ -76,7 +76,7 @@ pub(crate) fn spec(options: &Options) -> ModelSpec {
                     embedding_optimizer: None,
                     hidden: options.hidden.clone(),
                     hidden_layer: HiddenLayerSpec::default(),
-                    pooling: Pooling::Mean,
+                    pooling: options.pooling,
                     optimizer: ADAGRAD,
                 },
             });
@@ -89,7 +89,7 @@ pub(crate) fn spec(options: &Options) -> ModelSpec {
         features,
         embedding: EmbeddingSpec {
             dim: options.dim.into(),
-            pooling: Pooling::Sum,
+            pooling: options.pooling,
             init: EmbeddingInit::default(),
             tables: Vec::new(),
             optimizer: ADAGRAD,

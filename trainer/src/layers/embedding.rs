@@ -31,14 +31,14 @@ impl<B: Backend> Embedding<B> {
     /// Computes `output` `[B, first_column + E + dense columns]` from column `first_column` on: the
     /// embeddings of the id features, then the dense columns.
     pub fn forward(
-        &self,
+        &mut self,
         backend: &B,
         batch: &B::Batch,
         pass: &Pass,
         output: &mut B::Matrix,
         first_column: usize,
     ) {
-        let Tables { lookups, tables, .. } = &self.tables;
+        let Tables { lookups, tables, maxima, .. } = &mut self.tables;
         backend.run(ops::Gather {
             batch,
             rows: pass.rows.clone(),
@@ -47,6 +47,7 @@ impl<B: Backend> Embedding<B> {
             dense: &self.dense,
             out: output,
             first_column,
+            maxima: maxima.as_mut(),
         });
     }
 

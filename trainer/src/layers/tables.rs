@@ -11,16 +11,26 @@ pub struct Tables<D: Device> {
     pub lookups: Vec<Lookup>,
     /// `[C, W]` each.
     pub tables: Vec<D::Table>,
+    /// The ids that hold the maxima of a batch's lookups, `[B, ..]`; `None` if no lookup has maxima.
+    pub maxima: Option<D::Maxima>,
     /// The optimizer that trains them.
     pub optimizer: Optimizer,
     specs: Vec<ParameterSpec>,
 }
 
 impl<D: Device> Tables<D> {
-    /// Allocates tables `[C, W]` for `lookups`; `optimizer` trains them all.
-    pub fn new(device: &D, lookups: Vec<Lookup>, specs: Vec<ParameterSpec>, optimizer: Optimizer) -> Self {
+    /// Allocates tables `[C, W]` for `lookups` of batches of up to `rows` rows; `optimizer` trains them all.
+    pub fn new(
+        device: &D,
+        rows: usize,
+        lookups: Vec<Lookup>,
+        specs: Vec<ParameterSpec>,
+        optimizer: Optimizer,
+    ) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
-        Self { lookups, tables, specs, optimizer }
+        let maxima = Lookup::all_maxima(&lookups, |table| specs[table].columns);
+        let maxima = (maxima > 0).then(|| device.maxima(rows, maxima));
+        Self { lookups, tables, maxima, specs, optimizer }
     }
 
     /// The total width of all lookups.

@@ -184,6 +184,7 @@ impl<'a, D: Device> Builder<'a, D> {
         };
         let tables = tables.iter().map(table).collect::<Result<Vec<_>, _>>()?;
         let pooled = features.ids.len() - histories;
+        self.refuse_weighted_maxima(prefix, spec, &features.ids[..pooled])?;
         let lookups = features.ids.iter().zip(lookups).enumerate().map(|(place, (feature, lookup))| {
             let pooling = match (lookup.pooling, feature.column) {
                 (_, IdColumn::Ragged(column)) if place >= pooled => {
@@ -192,6 +193,7 @@ impl<'a, D: Device> Builder<'a, D> {
                 (Pooling::Sum, _) => millstream_backend::Pooling::Sum,
                 (Pooling::Mean, _) => millstream_backend::Pooling::Mean,
                 (Pooling::SqrtN, _) => millstream_backend::Pooling::SqrtN,
+                (Pooling::Max, _) => millstream_backend::Pooling::Max,
             };
             (feature.column, lookup.table, pooling)
         });
@@ -200,9 +202,29 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Embedding { tables, dense: features.dense })
     }
 
+    /// Checks that pooled `features` with weights are not pooled by their maximum.
+    fn refuse_weighted_maxima(
+        &self,
+        prefix: &str,
+        spec: &EmbeddingSpec,
+        features: &[IdFeatureColumn],
+    ) -> Result<(), ModelError> {
+        for IdFeatureColumn { name, column, .. } in features {
+            let IdColumn::Ragged(column) = *column else { continue };
+            if let (Pooling::Max, table) = spec.pooling_of(name)
+                && self.schema.ragged[column].weighted
+            {
+                let of_table = table.map(|table| format!("embeddings.{}.", table.name));
+                let key = format!("model.{prefix}{}pooling", of_table.unwrap_or_default());
+                return Err(ModelError::WeightedMaxima { key, feature: name.clone() });
+            }
+        }
+        Ok(())
+    }
+
     /// The numeric features only.
     pub(super) fn numbers(&self, dense: Vec<usize>, optimizer: Optimizer) -> Embedding<D> {
-        let tables = Tables::new(self.device, Vec::new(), Vec::new(), optimizer);
+        let tables = Tables::new(self.device, 0, Vec::new(), Vec::new(), optimizer);
         self.reserve_workspace_lookups(&tables, dense.len());
         Embedding { tables, dense }
     }
@@ -304,6 +326,6 @@ impl<'a, D: Device> Builder<'a, D> {
         lookups.sort_by_key(|lookup| lookup.table);
         let groups = lookups.chunk_by(|one, next| one.table == next.table);
         self.id_columns.extend(groups.map(|group| group.iter().map(|lookup| lookup.column).collect()));
-        Tables::new(self.device, lookups, specs, optimizer)
+        Tables::new(self.device, self.schema.rows as usize, lookups, specs, optimizer)
     }
 }

@@ -69,7 +69,7 @@ impl EmbeddingTables {
                 });
                 all.tables.len() - 1
             });
-            let pooling = special.and_then(|table| table.pooling).unwrap_or(spec.pooling);
+            let (pooling, _) = spec.pooling_of(&feature.name);
             all.lookups.push(TableLookup { table, pooling });
         }
         Ok(all)

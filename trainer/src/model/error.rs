@@ -130,6 +130,16 @@ pub enum ModelError {
         /// What is wrong, and what is expected.
         message: String,
     },
+    /// The maximum of embeddings with weights.
+    #[error(
+        "{key}: \"max\" does not use weights, which feature `{feature}` has: remove `weights`, or pool by \"sum\", \"mean\" or \"sqrtn\""
+    )]
+    WeightedMaxima {
+        /// The job's key.
+        key: String,
+        /// Its name.
+        feature: String,
+    },
     /// Embeddings of different or automatic widths, in a model that needs one width.
     #[error("{key}: {model} needs embeddings of one fixed width")]
     Widths {

@@ -51,6 +51,17 @@ pub enum EmbeddingDim {
     Columns(u32),
 }
 
+impl EmbeddingSpec {
+    /// How the embeddings of `feature` are combined, and the table that sets it, unless the model does.
+    pub fn pooling_of(&self, feature: &str) -> (Pooling, Option<&TableSpec>) {
+        let table = self.tables.iter().find(|table| table.features.iter().any(|name| name == feature));
+        match table.and_then(|table| Some((table.pooling?, Some(table)))) {
+            Some(of_table) => of_table,
+            None => (self.pooling, None),
+        }
+    }
+}
+
 impl EmbeddingDim {
     /// The width for a table of `rows` ids.
     pub fn columns(self, rows: usize) -> usize {
@@ -79,6 +90,8 @@ pub enum Pooling {
     /// Their sum divided by the square root of their number.
     #[serde(rename = "sqrtn")]
     SqrtN,
+    /// Their maximum in each column, for features without weights. The gradient goes to the first id that holds it.
+    Max,
 }
 
 /// The initialization of an embedding.

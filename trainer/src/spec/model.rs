@@ -390,6 +390,23 @@ impl ModelSpec {
         !matches!(self, Self::DeepFm(_) | Self::TwoTower(_) | Self::Mmoe(_))
     }
 
+    /// The features of each of its embeddings, numeric ones included, and their settings.
+    pub fn embeddings(&self) -> Vec<(&[String], EmbeddingSpec)> {
+        match self {
+            Self::Linear(_) => vec![],
+            Self::Mlp(spec) => vec![(&spec.features, spec.embedding.clone())],
+            Self::WideDeep(spec) => vec![(&spec.deep.features, spec.deep.embedding())],
+            Self::DeepFm(spec) => vec![(&spec.features, spec.embedding.clone())],
+            Self::Dcn(spec) => vec![(&spec.features, spec.embedding.clone())],
+            Self::Din(spec) => vec![(&spec.features, spec.embedding.clone())],
+            Self::Dlrm(spec) => vec![(&spec.features, spec.embedding.clone())],
+            Self::TwoTower(TwoTowerSpec { query, item, .. }) => {
+                [query, item].map(|tower| (&*tower.features, tower.embedding.clone())).into()
+            }
+            Self::Mmoe(spec) => vec![(&spec.features, spec.embedding.clone())],
+        }
+    }
+
     /// Embedding tables with different settings, or shared by several features.
     pub fn tables(&self) -> Vec<&TableSpec> {
         match self {

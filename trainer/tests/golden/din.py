@@ -1,4 +1,5 @@
-"""Writes din.json: what NumPy makes of small Deep Interest Networks in float64, over 30 steps each.
+"""Writes din.json: what NumPy makes of small Deep Interest Networks in float64, over 30 steps each. Also MLPs over maxima
+of embeddings, with a table's gradient of a column where the first id that holds the maximum is.
 
 Run beside models.json, whose batches it uses: python3 din.py > din.json
 
@@ -37,6 +38,11 @@ def din(features, attention, hidden, embedding_optimizer, optimizer, tables, seq
     return dict(keys, embedding=embedding, hidden=hidden, optimizer=optimizer)
 
 
+def mlp_of_maxima(features, hidden, embedding_optimizer, optimizer, tables):
+    embedding = dict(dim=3, pooling="max", optimizer=embedding_optimizer, tables=tables)
+    return dict(kind="mlp", features=features, embedding=embedding, hidden=hidden, optimizer=optimizer)
+
+
 # By name: the model, its labels, and how it is trained.
 CASES = {
     "din": (din(["tags", "colour", "first", "hue", "second"], [4], [5], ADAM, ADAGRAD, [HUES]), ["labels"], {}),
@@ -46,6 +52,14 @@ CASES = {
         din(["marks", "hue", "tags", "shape"], [5, 4], [6], ADAGRAD, ADAM, [dict(HUES, features=["hue", "tags", "marks"], dim=4)]),
         ["labels", "other"],
         dict(tasks=[dict(loss=BCE, weight=1.0), dict(loss=BCE, weight=0.5)], clip=dict(norm=0.25, value=None)),
+    ),
+    "mlp of maxima": (mlp_of_maxima(["tags", "colour", "first", "second"], [5], ADAM, ADAGRAD, []), ["labels"], {}),
+    "mlp of maxima and means": (
+        mlp_of_maxima(
+            ["marks", "hue", "tags", "shape"], [6], ADAGRAD, SGD, [dict(HUES, dim=4), dict(name="marks", features=["marks"], pooling="mean")]
+        ),
+        ["labels"],
+        dict(clip=dict(norm=0.25, value=None)),
     ),
 }
 
@@ -77,7 +91,7 @@ def shapes(spec, labels):
         found[name] = ((CARDINALITY[feature], width), spec["embedding"]["optimizer"])
         tables.setdefault(name, []).append(feature)
         inputs += width
-    for sequence in spec["sequences"]:
+    for sequence in spec.get("sequences", []):
         history = sequence["history"]
         layers(f"attention.{history}", [4 * width_of(spec, history), *spec["attention"]["hidden"], 1])
     layers("deep", [inputs, *spec["hidden"], len(labels)])
@@ -100,18 +114,23 @@ def values_of(b, feature, row):
     return b[feature][place], b["mark_weights"][place] if feature == "marks" else np.ones(place.stop - place.start)
 
 
-def pooled(table, ids, weights):
-    """Weighted mean; weights that are not above 0 do not count."""
+def pooled(table, ids, weights, pooling):
+    """The maximum of each column, of the first id that holds it; or the weighted mean, where weights that are not above 0
+    do not count."""
+    if pooling == "max" and len(ids) > 0:
+        return np.take_along_axis(table[ids], table[ids].real.argmax(axis=0)[None], axis=0)[0]
     weights = np.maximum(weights, 0)
     return (weights[:, None] * table[ids]).sum(axis=0) / (weights.sum() if weights.sum() > 0 else 1)
 
 
 def logits(spec, weights, b, row):
     table = lambda feature: weights["embedding." + table_of(spec, feature)["name"]]
-    histories = [sequence["history"] for sequence in spec["sequences"]]
+    pooling = lambda feature: table_of(spec, feature).get("pooling", spec["embedding"]["pooling"])
+    sequences = spec.get("sequences", [])
+    histories = [sequence["history"] for sequence in sequences]
     ids = [feature for feature in spec["features"] if feature not in DENSE and feature not in histories]
-    parts = [pooled(table(feature), *values_of(b, feature, row)) for feature in ids]
-    for sequence in spec["sequences"]:
+    parts = [pooled(table(feature), *values_of(b, feature, row), pooling(feature)) for feature in ids]
+    for sequence in sequences:
         history, target = sequence["history"], table(sequence["target"])[b[sequence["target"]][row]]
         total = np.zeros(len(target), dtype=target.dtype)
         for value in values_of(b, history, row)[0]:

@@ -83,7 +83,7 @@ pub(crate) fn golden() -> Golden {
         serde_json::from_str(include_str!("../golden/models.json")).expect("a golden file");
     let of_din: Vec<Case> = serde_json::from_str(include_str!("../golden/din.json")).expect("a golden file");
     golden.cases.extend(of_din);
-    assert!(golden.cases.len() >= 72, "every kind of model and optimizer");
+    assert!(golden.cases.len() >= 74, "every kind of model and optimizer");
     golden
 }
 

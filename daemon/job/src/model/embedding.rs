@@ -2,7 +2,7 @@
 
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_trainer::spec::{
-    EmbeddingDim, EmbeddingInit, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, TableSpec,
+    DinSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, TableSpec,
 };
 
 use super::super::document::Value;
@@ -10,8 +10,8 @@ use super::super::error::{Problems, suggestion};
 use super::super::features::Feature;
 use super::super::section::{Section, Text};
 
-const POOLING: [(&str, Pooling); 3] =
-    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN)];
+const POOLING: [(&str, Pooling); 4] =
+    [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN), ("max", Pooling::Max)];
 
 /// The initializations, each with its default spread, which is that of Keras.
 const INITS: [(&str, EmbeddingInit); 5] = [
@@ -89,6 +89,28 @@ pub(crate) fn refuse_other_ids(model: &ModelSpec, features: &[Feature], problems
                 table.name
             );
             problems.error(feature.at, message);
+        }
+    }
+}
+
+/// Rejects features with weights that are pooled by their maximum.
+pub(crate) fn refuse_weighted_maxima(model: &ModelSpec, features: &[Feature], problems: &Problems<'_>) {
+    let is_pooled = |name: &String| match model {
+        ModelSpec::Din(DinSpec { sequences, .. }) => sequences.iter().all(|pair| pair.history != *name),
+        _ => true,
+    };
+    for (names, embedding) in model.embeddings() {
+        for name in
+            names.iter().filter(|name| is_pooled(name) && embedding.pooling_of(name).0 == Pooling::Max)
+        {
+            let weighted = |feature: &&Feature| feature.spec.name == *name && feature.spec.weights.is_some();
+            if let Some(feature) = features.iter().find(weighted) {
+                let message = format!(
+                    "feature `{name}` has `weights`, which `pooling = \"max\"` does not use: remove them, or pool the \
+                     feature by \"sum\", \"mean\" or \"sqrtn\""
+                );
+                problems.error(feature.at, message);
+            }
         }
     }
 }

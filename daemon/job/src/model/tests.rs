@@ -305,6 +305,48 @@ fn invalid_two_tower_settings_are_reported_with_their_position() {
     }
 }
 
+/// Maxima of weighted features are refused, in each model and for each key that sets the pooling.
+#[test]
+fn weights_exclude_pooling_by_the_maximum() {
+    let job = |model: &str| {
+        let (head, _) = CLICKS.split_once("[model]").unwrap();
+        let parsed = Job::parse(&format!("{head}[model]\n{model}"), Path::new("job.toml"), &[]);
+        parsed.map(|(job, _)| job).map_err(|error| error.to_string())
+    };
+    let mlp = "kind = \"mlp\"\nfeatures = [\"item\", \"seen\", \"shops\"]\n";
+    let deep = "kind = \"wide_deep\"\nwide.features = [\"shops\"]\ndeep.features = [\"seen\", \"shops\"]\n";
+    let towers = "kind = \"two_tower\"\nquery.features = [\"seen\", \"shops\"]\nitem.features = [\"item\"]\n";
+    let sequence = "kind = \"din\"\nfeatures = [\"item\", \"seen\", \"shops\"]\n\
+                    sequences = [{ history = \"seen\", target = \"item\" }]\n";
+    for (model, prefix) in [(mlp, ""), (deep, "deep."), (towers, "query."), (sequence, "")] {
+        for refused in [
+            format!("{prefix}pooling = \"max\""),
+            format!("{prefix}pooling = \"max\"\n{prefix}embeddings.shops.dim = 3"),
+            format!("{prefix}embeddings.all = {{ features = [\"shops\"], pooling = \"max\" }}"),
+        ] {
+            let error = job(&format!("{model}{refused}")).unwrap_err();
+            let expected = "job.toml:11:1: error: feature `shops` has `weights`, which `pooling = \"max\"` does not \
+                            use: remove them, or pool the feature by \"sum\", \"mean\" or \"sqrtn\"";
+            assert!(error.contains(expected), "{refused}: {error}");
+            assert_eq!(error.matches(": error: ").count(), 1, "{error}");
+        }
+        let by = |pooling: &str| {
+            let keys = format!("{prefix}pooling = \"{pooling}\"\n{prefix}embeddings.shops.pooling = \"sum\"");
+            job(&format!("{model}{keys}")).unwrap()
+        };
+        let allowed = by("max");
+        let pooling = |name: &str| allowed.model.embeddings()[0].1.pooling_of(name).0;
+        assert_eq!((pooling("seen"), pooling("shops")), (Pooling::Max, Pooling::Sum));
+        // A run of one pooling is not resumed by a job of another.
+        assert_ne!(allowed.fingerprint(), by("sum").fingerprint());
+    }
+    // Attention does not pool its history, whatever the pooling.
+    let din = format!("{sequence}pooling = \"max\"").replace(", \"shops\"", "").replace("seen", "shops");
+    let error = job(&din.replace("\"item\"", "\"shop\"")).unwrap_err();
+    assert_eq!(error.matches(": error: ").count(), 1, "{error}");
+    assert!(error.contains("feature `shops` has `weights`, which attention does not use"), "{error}");
+}
+
 const CLICKS: &str = r#"name = "clicks"
 [data]
 train = ["train.parquet"]

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
-use crate::cpu::parts::Blocks;
+use crate::cpu::parts::{Blocks, Rows};
+use crate::cpu::runs::STRIP;
 use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
 use crate::ops::Gather;
@@ -13,17 +14,26 @@ use crate::ops::Gather;
 /// Batch rows per task, and the prefetch distance for table rows: while a task copies these rows from one table, it
 /// prefetches the same rows of the next.
 const ROWS: usize = 64;
+/// Half of a strip: the columns of a table by default.
+const HALF: usize = STRIP / 2;
 
 /// `out[b] = pooled rows of every table, then dense columns`
 pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
-    let Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
-    let widths = Lookup::widths(lookups, |table| tables[table].shape().width);
+    let Gather { batch, rows, lookups, tables, dense, out, first_column, maxima } = operation;
+    let width = |table: usize| tables[table].shape().width;
+    let widths = Lookup::widths(lookups, width);
     let stride = out.stride();
     if stride == 0 {
         return;
     }
     let float = out.float();
-    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), out.by_rows(), |block, out| {
+    let (holders, of_row) = match maxima {
+        Some(maxima) => (maxima.rows_from(rows.start), Lookup::all_maxima(lookups, width)),
+        None => (&mut [][..], 0),
+    };
+    let parts = (out.by_rows(), Rows::of(holders, of_row));
+    run_blocks!(cpu, Blocks::of(rows.len(), ROWS), parts, |block, (out, holders)| {
+        let mut first_holder = 0;
         let block = rows.start + block.start..rows.start + block.end;
         for (number, lookup) in lookups.iter().enumerate() {
             let table = &tables[lookup.table];
@@ -38,6 +48,15 @@ pub(crate) fn gather(cpu: &Cpu, operation: Gather<'_, Cpu>) {
             {
                 let offsets = &offsets[block.start..=block.end];
                 copy_sequences(table, offsets, values, most as usize, out);
+                continue;
+            }
+            if let (true, Ids::Ragged(offsets, values) | Ids::Weighted(offsets, values, _)) =
+                (lookup.has_maxima(), ids)
+            {
+                let offsets = &offsets[block.start..=block.end];
+                let holders = Holders { rows: holders, stride: of_row, offset: first_holder };
+                first_holder += width;
+                take_maxima(table, offsets, values, out, holders);
                 continue;
             }
             match ids {
@@ -124,6 +143,62 @@ fn copy_sequences(table: &CpuTable, offsets: &[u32], values: &[u32], most: usize
         }
         rest.fill(0.0);
     }
+}
+
+/// The destination of a table's holders of maxima: `offset` columns into each of the rows.
+struct Holders<'a> {
+    rows: &'a mut [u32],
+    stride: usize,
+    offset: usize,
+}
+
+/// Takes the maximum of each batch row's table rows in each column, and records the ids that hold it.
+#[inline(always)]
+fn take_maxima(table: &CpuTable, offsets: &[u32], values: &[u32], out: Out<'_>, holders: Holders<'_>) {
+    let width = table.shape().width;
+    let rows = out.rows.chunks_exact_mut(out.stride).zip(holders.rows.chunks_exact_mut(holders.stride));
+    for (pair, (out_row, holders_row)) in offsets.windows(2).zip(rows) {
+        let out_row = &mut out_row[out.offset..][..width];
+        let holders_row = &mut holders_row[holders.offset..][..width];
+        let Some((first, others)) = values[pair[0] as usize..pair[1] as usize].split_first() else {
+            out_row.fill(0.0);
+            continue;
+        };
+        let strips = out_row.chunks_mut(STRIP).zip(holders_row.chunks_mut(STRIP));
+        for (column, (out, holders)) in (0..).step_by(STRIP).zip(strips) {
+            match out.len() {
+                // Compiled for these constant numbers of columns.
+                STRIP => strip_of_maxima(table, (first, others), column, STRIP, out, holders),
+                HALF => strip_of_maxima(table, (first, others), column, HALF, out, holders),
+                columns => strip_of_maxima(table, (first, others), column, columns, out, holders),
+            }
+        }
+    }
+}
+
+/// The maxima of `columns` columns, at most [`STRIP`], of the table rows of some ids, in registers.
+#[inline(always)]
+fn strip_of_maxima(
+    table: &CpuTable,
+    (&first, others): (&u32, &[u32]),
+    column: usize,
+    columns: usize,
+    out: &mut [f32],
+    holders: &mut [u32],
+) {
+    let (data, stride) = (table.as_slice(), table.stride());
+    let (mut largest, mut held) = ([0.0_f32; STRIP], [first; STRIP]);
+    largest[..columns].copy_from_slice(&data[first as usize * stride + column..][..columns]);
+    for &id in others {
+        let values = &data[id as usize * stride + column..][..columns];
+        for ((largest, held), &value) in largest[..columns].iter_mut().zip(&mut held).zip(values) {
+            let is_larger = value > *largest;
+            *largest = if is_larger { value } else { *largest };
+            *held = if is_larger { id } else { *held };
+        }
+    }
+    out[..columns].copy_from_slice(&largest[..columns]);
+    holders[..columns].copy_from_slice(&held[..columns]);
 }
 
 /// Sums each batch row's table rows and applies the pooling's divisor.

@@ -77,7 +77,7 @@ impl Drop for Memory {
 
 /// Prefetches the cache line of `items[index]`, if the item exists.
 #[inline(always)]
-pub(crate) fn prefetch(items: &[f32], index: usize) {
+pub(crate) fn prefetch<T>(items: &[T], index: usize) {
     if index < items.len() {
         prefetch_line(items.as_ptr().wrapping_add(index));
     }

@@ -77,7 +77,7 @@ use crate::device::{
 };
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
-use crate::host::{HostBatch, HostReport};
+use crate::host::{HostBatch, HostMaxima, HostReport};
 use crate::ops::{Checked, CopyTable, Operation, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
 use crate::sizes::{Layout, OperationBytes};
 use memory::Memory;
@@ -181,6 +181,7 @@ impl Device for Cpu {
     type Table = CpuTable;
     type Batch = HostBatch;
     type RowPlan = CpuRowPlan;
+    type Maxima = HostMaxima;
     type Report = HostReport<f32>;
 
     const STEPS_AHEAD: usize = 0;
@@ -195,6 +196,10 @@ impl Device for Cpu {
 
     fn batch(&self, schema: &BatchSchema) -> HostBatch {
         HostBatch::new(schema)
+    }
+
+    fn maxima(&self, rows: usize, columns: usize) -> HostMaxima {
+        HostMaxima::new(rows, columns)
     }
 
     fn report(&self, numbers: usize) -> HostReport<f32> {
@@ -222,6 +227,10 @@ impl Device for Cpu {
 impl Shapes for Cpu {
     fn matrix_shape(matrix: &CpuMatrix) -> MatrixShape {
         MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes: size_of::<f32>() }
+    }
+
+    fn maxima_shape(maxima: &HostMaxima) -> MatrixShape {
+        maxima.shape()
     }
 
     fn table_shape(table: &CpuTable) -> TableShape {
@@ -264,6 +273,10 @@ impl Layout for Cpu {
 
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
         CpuRowPlan::bytes(schema, groups)
+    }
+
+    fn maxima_bytes(rows: usize, columns: usize) -> u64 {
+        HostMaxima::bytes(rows, columns)
     }
 
     fn report_bytes(numbers: usize) -> u64 {

@@ -37,26 +37,60 @@ pub(super) struct Runs<'a> {
     /// The shares of the table's one lookup, if its column is weighted.
     shares: Option<Shares<'a>>,
     several: Option<Several<'a>>,
-    /// Whether some gradients have a vector for each id of a batch row.
-    has_sequences: bool,
+    /// Whether an entry's gradient depends on whether the entry before it is of the same batch row.
+    looks_back: bool,
+    /// The holders of maxima, from the first column of the table's one lookup on; empty if none of its lookups has maxima.
+    holders: &'a [u32],
+    holders_stride: usize,
     /// Starts at the first gradient column of the table's one lookup.
     gradient: &'a [f32],
     gradient_stride: usize,
     pub(super) width: usize,
 }
 
+/// A gradient of a run.
+struct Part {
+    /// Where it starts.
+    start: usize,
+    factor: f32,
+    /// Where the holders of its maxima start: only the columns that the run's id holds go to it.
+    holders: Option<usize>,
+}
+
+impl Part {
+    /// A gradient of which all columns count.
+    #[inline(always)]
+    fn whole((start, factor): (usize, f32)) -> Self {
+        Self { start, factor, holders: None }
+    }
+}
+
 /// The gradients of a table in which several columns are looked up, or one with a vector for each id.
 struct Several<'a> {
     lookups: &'a [Lookup],
+    /// The table's first column among the holders of maxima.
+    first_holder: usize,
+    width: usize,
     batch: &'a HostBatch,
     columns: GradientColumns,
     row_bits: u32,
 }
 
 impl Several<'_> {
-    /// Whether some lookup has a vector for each id.
-    fn has_sequences(&self) -> bool {
-        self.lookups.iter().any(|lookup| matches!(lookup.pooling, Pooling::Unpooled(_)))
+    /// Whether some lookup has a vector for each id, or maxima.
+    fn looks_back(&self) -> bool {
+        let looks_back =
+            |lookup: &Lookup| lookup.has_maxima() || matches!(lookup.pooling, Pooling::Unpooled(_));
+        self.lookups.iter().any(looks_back)
+    }
+
+    /// Where the holders of the maxima of `entry` start, with rows `stride` apart, if its lookup has maxima.
+    #[inline(always)]
+    fn holders(&self, entry: &Entry, stride: usize) -> Option<usize> {
+        let (number, row) = SortedIds::place(self.row_bits, entry);
+        let (before, lookup) = (&self.lookups[..number], &self.lookups[number]);
+        let before = self.first_holder + before.iter().map(|lookup| lookup.maxima(self.width)).sum::<usize>();
+        lookup.has_maxima().then_some(row * stride + before)
     }
 
     /// The number of the vector of `entry` among those of its batch row: the place of its id in the row, after
@@ -103,7 +137,9 @@ impl Several<'_> {
 /// The pooling and row offsets of a lookup whose ids count by their number in a batch row.
 fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u32])> {
     match (lookup.pooling, batch.ids(lookup.column)) {
-        (Pooling::Sum | Pooling::Unpooled(_), _) | (_, Ids::Single(_) | Ids::Weighted(..)) => None,
+        (Pooling::Sum | Pooling::Max | Pooling::Unpooled(_), _) | (_, Ids::Single(_) | Ids::Weighted(..)) => {
+            None
+        }
         (pooling, Ids::Ragged(offsets, _)) => Some((pooling, offsets)),
     }
 }
@@ -112,9 +148,14 @@ fn pooled<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<(Pooling, &'a [u3
 fn shares<'a>(batch: &'a HostBatch, lookup: &Lookup) -> Option<Shares<'a>> {
     match batch.ids(lookup.column) {
         Ids::Single(_) | Ids::Ragged(..) => None,
-        Ids::Weighted(..) if matches!(lookup.pooling, Pooling::Unpooled(_)) => None,
+        Ids::Weighted(..) if matches!(lookup.pooling, Pooling::Max | Pooling::Unpooled(_)) => None,
         Ids::Weighted(_, _, weights) => Some(weights.shares(lookup.pooling)),
     }
+}
+
+/// Whether the table's one `lookup` has maxima, and its column no weights.
+fn has_plain_maxima(lookup: &Lookup, sorted: &SortedIds) -> bool {
+    lookup.has_maxima() && sorted.weights().is_none()
 }
 
 /// The factor of the gradient of an id in batch row `row`.
@@ -127,21 +168,35 @@ fn factor(pooled: Option<(Pooling, &[u32])>, row: usize) -> f32 {
 }
 
 impl<'a> Runs<'a> {
-    /// The runs of table `number`, which has this width, that start among the ids of its task `task`.
-    pub(super) fn new(gradients: &RowGradients<'a, Cpu>, number: usize, task: usize, width: usize) -> Self {
-        let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
-        let lookups = Lookup::of_table(lookups, number);
+    /// The runs of table `number` that start among the ids of its task `task`. `width_of` is the width of each table.
+    pub(super) fn new(
+        gradients: &RowGradients<'a, Cpu>,
+        number: usize,
+        task: usize,
+        width_of: impl Fn(usize) -> usize,
+    ) -> Self {
+        let RowGradients { batch, plan, lookups: all, gradient, columns, maxima } = *gradients;
+        let lookups = Lookup::of_table(all, number);
         let sorted = plan.group(lookups);
         let bounds = sorted.starts();
         let runs = &bounds[..bounds.len() - 1];
         let first = runs.partition_point(|&start| (start as usize) < task * ENTRIES);
         let end = runs.partition_point(|&start| (start as usize) < (task + 1) * ENTRIES);
-        let several = Several { lookups, batch, columns, row_bits: sorted.row_bits() };
+        let before = &all[..all.partition_point(|lookup| lookup.table < number)];
+        let first_holder = Lookup::all_maxima(before, &width_of);
+        let width = width_of(number);
+        let several = Several { lookups, first_holder, width, batch, columns, row_bits: sorted.row_bits() };
         let (offset, pooled, shares, several) = match lookups {
-            [lookup] if !several.has_sequences() => {
+            [lookup] if !several.looks_back() || has_plain_maxima(lookup, sorted) => {
                 (columns.first_of(lookup), pooled(batch, lookup), shares(batch, lookup), None)
             }
             _ => (0, None, None, Some(several)),
+        };
+        let holders = match maxima {
+            Some(maxima) if lookups.iter().any(Lookup::has_maxima) => {
+                &maxima.as_slice()[if several.is_none() { first_holder } else { 0 }..]
+            }
+            _ => &[],
         };
         Self {
             entries: sorted.entries(),
@@ -149,7 +204,9 @@ impl<'a> Runs<'a> {
             starts: &bounds[first..=end],
             pooled,
             shares,
-            has_sequences: several.as_ref().is_some_and(Several::has_sequences),
+            looks_back: several.as_ref().is_some_and(Several::looks_back),
+            holders,
+            holders_stride: maxima.map_or(0, |maxima| maxima.shape().columns),
             several,
             gradient: &gradient.as_slice()[offset..],
             gradient_stride: gradient.stride(),
@@ -190,14 +247,22 @@ impl<'a> Runs<'a> {
     /// The gradient of `columns` columns from `first` on, summed over the ids of run `number`.
     #[inline(always)]
     pub(super) fn sum(&self, number: usize, first: usize, columns: usize) -> [f32; STRIP] {
+        let id = self.id_of(number);
         let mut sum = [0.0_f32; STRIP];
         self.each(
             number,
             #[inline(always)]
-            |(start, factor)| {
+            |Part { start, factor, holders }| {
                 let gradient = &self.gradient[start + first..][..columns];
-                for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
-                    *sum += g * factor;
+                let Some(holders) = holders else {
+                    for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
+                        *sum += g * factor;
+                    }
+                    return;
+                };
+                let holders = &self.holders[holders + first..][..columns];
+                for ((sum, &g), &holder) in sum[..columns].iter_mut().zip(gradient).zip(holders) {
+                    *sum += if holder == id { g } else { 0.0 };
                 }
             },
         );
@@ -207,22 +272,26 @@ impl<'a> Runs<'a> {
     /// The same for a table of one column.
     #[inline(always)]
     pub(super) fn sum_of_one(&self, number: usize) -> f32 {
+        let id = self.id_of(number);
         let mut sum = 0.0;
         self.each(
             number,
             #[inline(always)]
-            |(start, factor)| sum += self.gradient[start] * factor,
+            |Part { start, factor, holders }| {
+                let is_held = holders.is_none_or(|at| self.holders[at] == id);
+                sum += if is_held { self.gradient[start] * factor } else { 0.0 };
+            },
         );
         sum
     }
 
-    /// Calls `add` with the start of each gradient of run `number`, and its factor.
+    /// Calls `add` with each gradient of run `number`. An id that a batch row repeats holds maxima once.
     #[inline(always)]
-    fn each(&self, number: usize, mut add: impl FnMut((usize, f32))) {
+    fn each(&self, number: usize, mut add: impl FnMut(Part)) {
         let (range, stride) = (self.range(number), self.gradient_stride);
         let entries = &self.entries[range.clone()];
         match (&self.several, self.weights) {
-            (Some(several), weights) if self.has_sequences => {
+            (Some(several), weights) if self.looks_back => {
                 let mut previous = None;
                 for (number, entry) in entries.iter().enumerate() {
                     let (start, factor) = match weights {
@@ -231,19 +300,35 @@ impl<'a> Runs<'a> {
                             several.place_by_weight(entry, weights[range.start + number], stride)
                         }
                     };
+                    let is_repeated = previous.is_some_and(|(row, _)| row == entry.row);
                     let vector = several.vector(entry, previous);
                     previous = Some((entry.row, vector));
-                    add((start + vector * self.width, factor));
+                    let holders = several.holders(entry, self.holders_stride);
+                    if holders.is_none() || !is_repeated {
+                        add(Part { start: start + vector * self.width, factor, holders });
+                    }
                 }
             }
-            (None, None) => entries.iter().for_each(|entry| add(self.place(entry))),
-            (Some(several), None) => entries.iter().for_each(|entry| add(several.place(entry, stride))),
+            (None, None) if !self.holders.is_empty() => {
+                let mut previous = None;
+                for entry in entries {
+                    if previous.replace(entry.row) != Some(entry.row) {
+                        let row = entry.row as usize;
+                        let holders = Some(row * self.holders_stride);
+                        add(Part { start: row * stride, factor: 1.0, holders });
+                    }
+                }
+            }
+            (None, None) => entries.iter().for_each(|entry| add(Part::whole(self.place(entry)))),
+            (Some(several), None) => {
+                entries.iter().for_each(|entry| add(Part::whole(several.place(entry, stride))));
+            }
             (several, Some(weights)) => {
                 for (entry, &weight) in entries.iter().zip(&weights[range]) {
-                    add(match several {
+                    add(Part::whole(match several {
                         None => self.place_by_weight(entry, weight),
                         Some(several) => several.place_by_weight(entry, weight, stride),
-                    });
+                    }));
                 }
             }
         }
@@ -274,6 +359,9 @@ impl<'a> Runs<'a> {
                 Some(several) => several.place(entry, self.gradient_stride).0,
             };
             prefetch(self.gradient, start);
+            if self.several.is_none() && !self.holders.is_empty() {
+                prefetch(self.holders, entry.row as usize * self.holders_stride);
+            }
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn row_squares(cpu: &Cpu, operation: RowSquares<'_, Cpu>) {
         tables.len() * each,
         #[inline(always)]
         |task| {
-            let runs = Runs::new(gradients, task / each, task % each, tables[task / each].shape().width);
+            let runs = Runs::new(gradients, task / each, task % each, |table| tables[table].shape().width);
             let mut lanes = [0.0_f32; STRIP];
             for number in 0..runs.len() {
                 runs.fetch_ahead(number);

@@ -40,7 +40,7 @@ impl ByRule for RowsStep<'_> {
         let each = tasks_each(gradients);
         run!(cpu, tables.len() * each, |task| {
             let (number, task) = (task / each, task % each);
-            let runs = Runs::new(gradients, number, task, tables.shape(number).width);
+            let runs = Runs::new(gradients, number, task, |table| tables.shape(table).width);
             let shape = tables.shape(number);
             let rounding = Rounding::new(shape, draws);
             // SAFETY: this operation borrows the tables exclusively. The runs of a plan have different ids, because

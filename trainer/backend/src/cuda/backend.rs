@@ -6,7 +6,7 @@ use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::{OperationInfo, Recorder};
 
 use super::batch::CudaBatch;
-use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes, sign_bytes};
+use super::buffers::{CudaMatrix, CudaMaxima, CudaTable, Shape, number_bytes, sign_bytes};
 use super::fault::must;
 use super::layout::scratch_bytes;
 use super::plan::CudaRowPlan;
@@ -26,6 +26,7 @@ impl Device for Cuda {
     type Table = CudaTable;
     type Batch = CudaBatch;
     type RowPlan = CudaRowPlan;
+    type Maxima = CudaMaxima;
     type Report = CudaReport;
 
     /// One step per slot of the feed.
@@ -53,6 +54,10 @@ impl Device for Cuda {
         Work::of(rows, columns).numbers()
     }
 
+    fn maxima(&self, rows: usize, columns: usize) -> CudaMaxima {
+        CudaMaxima::new(rows, columns, self.zeros(CudaMaxima::bytes(rows, columns)))
+    }
+
     fn report(&self, numbers: usize) -> CudaReport {
         CudaReport::new(self, numbers)
     }
@@ -70,6 +75,10 @@ impl Shapes for Cuda {
     fn matrix_shape(matrix: &CudaMatrix) -> MatrixShape {
         let number_bytes = number_bytes(matrix.float());
         MatrixShape { rows: matrix.rows(), columns: matrix.columns(), number_bytes }
+    }
+
+    fn maxima_shape(maxima: &CudaMaxima) -> MatrixShape {
+        maxima.shape()
     }
 
     fn table_shape(table: &CudaTable) -> TableShape {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::{Address, Memory};
 use super::kernels::MatrixView;
-use crate::device::{TablePart, TableShape};
+use crate::device::{MatrixShape, TablePart, TableShape};
 use crate::float::Float;
 
 /// Alignment, in bytes, of the parts of an allocation.
@@ -166,6 +166,35 @@ impl CudaMatrix {
     pub(super) fn numbers(&self) -> Address {
         assert!(self.shape.float == Float::F32, "an fp32 matrix");
         self.address()
+    }
+}
+
+/// The holders of the maxima of a batch's lookups, `[B, columns]`, in GPU memory: the index of the holder among the values
+/// of its column, u32.
+pub struct CudaMaxima {
+    memory: Memory,
+    rows: usize,
+    columns: usize,
+}
+
+impl CudaMaxima {
+    /// A record in `memory`, which has [`CudaMaxima::bytes`] bytes.
+    pub(super) fn new(rows: usize, columns: usize, memory: Memory) -> Self {
+        Self { memory, rows, columns }
+    }
+
+    /// The GPU memory that a record uses, in bytes.
+    pub(super) fn bytes(rows: usize, columns: usize) -> usize {
+        rows * columns * size_of::<u32>()
+    }
+
+    pub(super) fn shape(&self) -> MatrixShape {
+        MatrixShape { rows: self.rows, columns: self.columns, number_bytes: size_of::<u32>() }
+    }
+
+    /// The address of column `column` of the first row.
+    pub(super) fn column(&self, column: usize) -> Address {
+        self.memory.address() + (column * size_of::<u32>()) as Address
     }
 }
 

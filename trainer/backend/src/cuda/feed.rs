@@ -317,6 +317,7 @@ mod tests {
                 dense: &[0, 1],
                 out,
                 first_column: 0,
+                maxima: None,
             });
             cuda.run(ops::Add { rows: rows as usize, from: out, to: sum });
             for (row, sums) in (0..rows).zip(all.chunks_exact_mut(4)) {

@@ -94,6 +94,7 @@ pub(super) struct LookupView {
     pub(super) first: u32,
     pub(super) pooling: u32,
     pub(super) format: u32,
+    pub(super) holders: Address,
 }
 
 /// `Group` of plan.cu.
@@ -116,6 +117,7 @@ pub(super) struct SourceView {
     pub(super) column: ColumnView,
     pub(super) first: u32,
     pub(super) pooling: u32,
+    pub(super) holders: Address,
 }
 
 /// `Table` of rows.cu.
@@ -209,7 +211,7 @@ program! {
     LOOKUP = "lookup.cu";
     struct Gather {
         batch: Address, lookups: Address, out: MatrixView,
-        first_row: u32, rows: u32, first_column: u32, unused: u32,
+        first_row: u32, rows: u32, first_column: u32, holder_columns: u32,
     }
     struct GatherDense {
         dense: Address, columns: Address, out: MatrixView,
@@ -227,6 +229,7 @@ program! {
     kernel GATHER = gather(Gather, THREADS);
     kernel GATHER_PACKED = gather_packed(Gather, THREADS);
     kernel GATHER_SEQUENCES = gather_sequences(Gather, THREADS);
+    kernel GATHER_MAXIMA = gather_maxima(Gather, THREADS);
     kernel GATHER_DENSE = gather_dense(GatherDense, THREADS);
     kernel LINEAR = linear(Linear, THREADS);
     kernel LINEAR_BACKWARD = linear_backward(LinearBackward, COLUMN_THREADS);
@@ -249,10 +252,11 @@ program! {
     ROWS = "rows.cu";
     struct StepRows {
         update: UpdateView, batch: Address, tables: Address, scale: Address, fault: Address, gradient: MatrixView,
-        key: u64, steps: u32, unused: u32,
+        key: u64, steps: u32, holder_columns: u32,
     }
     struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
     kernel STEP_PIECES = step_pieces(StepRows, THREADS);
+    kernel STEP_PIECES_OF_MAXIMA = step_pieces_of_maxima(StepRows, THREADS);
     kernel STEP_SPANS = step_spans(StepRows, THREADS);
     kernel ADD_ROW_SQUARES = add_row_squares(RowSquares, SUM_THREADS);
 }

@@ -4,7 +4,7 @@ use millstream_batch::BatchSchema;
 
 use super::batch::CudaBatch;
 use super::blas::WORKSPACE_BYTES;
-use super::buffers::{CudaTable, Shape, sign_bytes};
+use super::buffers::{CudaMaxima, CudaTable, Shape, sign_bytes};
 use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
@@ -42,6 +42,10 @@ impl Layout for Cuda {
 
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64 {
         CudaRowPlan::bytes_of(schema, groups)
+    }
+
+    fn maxima_bytes(rows: usize, columns: usize) -> u64 {
+        Memory::taken(CudaMaxima::bytes(rows, columns))
     }
 
     fn report_bytes(numbers: usize) -> u64 {

@@ -2,19 +2,28 @@
 
 use super::Cuda;
 use super::batch::CudaBatch;
-use super::buffers::{CudaTable, number_bytes};
+use super::buffers::{CudaMaxima, CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
-    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_PACKED, GATHER_SEQUENCES, Gather,
-    GatherDense, LINEAR, LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, QUAD, ROWS_AT_ONCE,
+    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_MAXIMA, GATHER_PACKED, GATHER_SEQUENCES,
+    Gather, GatherDense, LINEAR, LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, QUAD,
+    ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::device::{Lookup, Pooling, TablePart, TableShape};
 use crate::ops::{self, GradientMode, LinearForward};
 
-fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<LookupView> {
+fn views(
+    batch: &CudaBatch,
+    lookups: &[Lookup],
+    tables: &[CudaTable],
+    maxima: Option<&CudaMaxima>,
+) -> Vec<LookupView> {
+    let mut first_holder = 0;
     let view = |lookup: &Lookup| {
         let table = &tables[lookup.table];
+        let holders = maxima.filter(|_| lookup.has_maxima()).map_or(0, |maxima| maxima.column(first_holder));
+        first_holder += lookup.maxima(table.shape().width);
         LookupView {
             table: table.part(TablePart::Weights, 0),
             column: batch.column(lookup.column),
@@ -22,21 +31,43 @@ fn views(batch: &CudaBatch, lookups: &[Lookup], tables: &[CudaTable]) -> Vec<Loo
             first: lookup.first as u32,
             pooling: lookup.pooling.code(),
             format: table.shape().float as u32,
+            holders,
         }
     };
     lookups.iter().map(view).collect()
 }
 
-/// The lookups that combine the ids of a row, and those that do not.
-fn apart(lookups: &[Lookup]) -> (Vec<Lookup>, Vec<Lookup>) {
-    lookups.iter().partition(|lookup| !matches!(lookup.pooling, Pooling::Unpooled(_)))
+/// Lookups by the kernel that executes them.
+#[derive(Default)]
+struct Apart {
+    /// The sums of the ids of a row.
+    sums: Vec<Lookup>,
+    /// Their maxima.
+    maxima: Vec<Lookup>,
+    /// A vector for each.
+    sequences: Vec<Lookup>,
+}
+
+impl Apart {
+    fn of(lookups: &[Lookup]) -> Self {
+        let mut apart = Self::default();
+        for &lookup in lookups {
+            let those = match lookup.pooling {
+                Pooling::Unpooled(_) => &mut apart.sequences,
+                _ if lookup.has_maxima() => &mut apart.maxima,
+                _ => &mut apart.sums,
+            };
+            those.push(lookup);
+        }
+        apart
+    }
 }
 
 /// GPU memory for the kernels' lists of lookups and dense columns, in bytes.
 pub(super) fn constant_bytes(lookups: &[Lookup], dense: usize) -> u64 {
-    let (pooled, sequences) = apart(lookups);
+    let Apart { sums, maxima, sequences } = Apart::of(lookups);
     let of = |lookups: Vec<Lookup>| Memory::taken(lookups.len() * size_of::<LookupView>());
-    of(pooled) + of(sequences) + Memory::taken(dense * size_of::<u32>())
+    of(sums) + of(maxima) + of(sequences) + Memory::taken(dense * size_of::<u32>())
 }
 
 /// Workspace of a linear model over `dense` dense columns, in bytes.
@@ -62,31 +93,34 @@ fn numbers(columns: &[usize]) -> Vec<u32> {
 
 impl Cuda {
     pub(super) fn gather(&self, operation: ops::Gather<'_, Self>) {
-        let ops::Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
+        let ops::Gather { batch, rows, lookups, tables, dense, out, first_column, maxima } = operation;
+        let held = maxima.as_deref();
         let width = |table: usize| tables[table].shape().width;
         let first_dense = first_column + Lookup::widths(lookups, width);
-        let (pooled, sequences) = apart(lookups);
+        let Apart { sums, maxima, sequences } = Apart::of(lookups);
         let gather = |lookups: &[Lookup]| Gather {
             batch: batch.address(),
-            lookups: self.constants(&views(batch, lookups, tables)),
+            lookups: self.constants(&views(batch, lookups, tables, held)),
             out: out.view(),
             first_row: rows.start as u32,
             rows: rows.len() as u32,
             first_column: first_column as u32,
-            unused: 0,
+            holder_columns: held.map_or(0, |held| held.shape().columns as u32),
         };
-        if !pooled.is_empty() {
-            let shapes = pooled.iter().map(|lookup| tables[lookup.table].shape());
+        let quads = |lookup: &Lookup| width(lookup.table).div_ceil(QUAD as usize) * lookup.pooling.vectors();
+        let quad_threads =
+            |lookups: &[Lookup]| [rows.len() * lookups.iter().map(quads).max().unwrap_or(0), lookups.len()];
+        if !sums.is_empty() {
+            let shapes = sums.iter().map(|lookup| tables[lookup.table].shape());
             let loads = shapes.clone().map(loads_of_row).max();
             let threads = rows.len().div_ceil(ROWS_AT_ONCE as usize) * loads.unwrap_or(0);
             let entry = if shapes.clone().any(is_packed) { GATHER_PACKED } else { GATHER };
-            self.launch(entry, [threads, pooled.len()], &gather(&pooled));
+            self.launch(entry, [threads, sums.len()], &gather(&sums));
         }
-        if !sequences.is_empty() {
-            let quads =
-                |lookup: &Lookup| width(lookup.table).div_ceil(QUAD as usize) * lookup.pooling.vectors();
-            let threads = rows.len() * sequences.iter().map(quads).max().unwrap_or(0);
-            self.launch(GATHER_SEQUENCES, [threads, sequences.len()], &gather(&sequences));
+        for (entry, lookups) in [(GATHER_MAXIMA, &maxima), (GATHER_SEQUENCES, &sequences)] {
+            if !lookups.is_empty() {
+                self.launch(entry, quad_threads(lookups), &gather(lookups));
+            }
         }
         if !dense.is_empty() {
             let gather = GatherDense {
@@ -108,7 +142,7 @@ impl Cuda {
         let LinearForward { batch, rows, lookups, tables, dense, dense_weights, bias, out } = operation;
         let linear = Linear {
             batch: batch.address(),
-            lookups: self.constants_or_none(&views(batch, lookups, tables)),
+            lookups: self.constants_or_none(&views(batch, lookups, tables, None)),
             dense: batch.dense(),
             columns: self.constants_or_none(&numbers(dense)),
             weights: dense_weights.view(),

@@ -67,7 +67,7 @@ use crate::host;
 pub use batch::CudaBatch;
 pub use blas::OpenBlasError;
 use blas::{Blas, Product};
-pub use buffers::{CudaMatrix, CudaTable};
+pub use buffers::{CudaMatrix, CudaMaxima, CudaTable};
 use commands::Commands;
 use driver::{Address, Context, Driver, Lane, Launch, Memory, Stream};
 pub use driver::{DriverError, Fault, Gpu, OutOfMemory};

@@ -232,7 +232,8 @@ mod tests {
         let update = Update::from(Formula::Sgd { learning_rate: 1.0 });
         let mut step = |batch: &CudaBatch, plan: &CudaRowPlan| {
             let columns = GradientColumns::Shared;
-            let gradients = RowGradients { batch, plan, lookups: &lookups, gradient: &gradient, columns };
+            let gradients =
+                RowGradients { batch, plan, lookups: &lookups, gradient: &gradient, columns, maxima: None };
             let (update, scale, tables) = (&update, &scale, &mut tables);
             let step = || cuda.run(ops::StepRows { update, scale, draws: 0, gradients: &gradients, tables });
             catch_unwind(AssertUnwindSafe(step)).is_ok()

@@ -5,7 +5,8 @@ use millstream_batch::BatchSchema;
 use super::buffers::{CudaTable, Rooms};
 use super::driver::{Address, Memory};
 use super::kernels::{
-    ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_SPANS, SourceView, StepRows, TableView, WARP,
+    ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_PIECES_OF_MAXIMA, STEP_SPANS, SourceView,
+    StepRows, TableView, WARP,
 };
 use super::updates::view;
 use super::{Cuda, host};
@@ -84,16 +85,19 @@ impl Cuda {
             tables: tables.address,
             fault: self.fault(),
             gradient: gradients.gradient.view(),
+            holder_columns: gradients.maxima.map_or(0, |maxima| maxima.shape().columns as u32),
             ..step
         };
         // Later commands read the plan.
         self.join();
-        self.launch(STEP_PIECES, [tables.threads, tables.count], &step);
+        let pieces = if gradients.maxima.is_some() { STEP_PIECES_OF_MAXIMA } else { STEP_PIECES };
+        self.launch(pieces, [tables.threads, tables.count], &step);
         self.launch(STEP_SPANS, [tables.threads, tables.count], &step);
     }
 
     fn tables(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable]) -> Tables {
-        let RowGradients { batch, plan, lookups, columns, .. } = *gradients;
+        let RowGradients { batch, plan, lookups, columns, maxima, .. } = *gradients;
+        let mut first_holder = 0;
         let mut rooms = Rooms::default();
         let mut threads = 0;
         let mut views: Vec<TableView> = tables
@@ -101,13 +105,19 @@ impl Cuda {
             .enumerate()
             .map(|(number, table)| {
                 let lookups = Lookup::of_table(lookups, number);
-                let source = |lookup: &Lookup| SourceView {
-                    column: batch.column(lookup.column),
-                    first: columns.first_of(lookup) as u32,
-                    pooling: lookup.pooling.code(),
+                let (sorted, shape) = (plan.sorted(batch, lookups), table.shape());
+                let source = |lookup: &Lookup| {
+                    let maxima = maxima.filter(|_| lookup.has_maxima());
+                    let holders = maxima.map_or(0, |maxima| maxima.column(first_holder));
+                    first_holder += lookup.maxima(shape.width);
+                    SourceView {
+                        column: batch.column(lookup.column),
+                        first: columns.first_of(lookup) as u32,
+                        pooling: lookup.pooling.code(),
+                        holders,
+                    }
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
-                let (sorted, shape) = (plan.sorted(batch, lookups), table.shape());
                 let pieces = pieces(sorted.capacity);
                 let lanes = lanes(shape.width);
                 let [partials, squares] = rooms_of(&mut rooms, pieces, shape.width);

@@ -27,6 +27,11 @@ impl Checks {
         MatrixCheck { operation: self.operation, operand, shape: D::matrix_shape(matrix) }
     }
 
+    #[inline]
+    pub(super) fn maxima<D: Shapes>(self, operand: &'static str, maxima: &D::Maxima) -> MatrixCheck {
+        MatrixCheck { operation: self.operation, operand, shape: D::maxima_shape(maxima) }
+    }
+
     /// Asserts that all matrices have at least `rows` rows, and as many columns as the first.
     pub(super) fn alike<D: Shapes>(self, rows: usize, matrices: &[(&'static str, &D::Matrix)]) {
         let columns = matrices.first().map_or(0, |(_, first)| D::matrix_shape(first).columns);

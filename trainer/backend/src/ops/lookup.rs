@@ -55,6 +55,9 @@ pub struct Gather<'a, D: Shapes> {
     pub out: &'a mut D::Matrix,
     /// Columns of `out` before this stay as they are.
     pub first_column: usize,
+    /// Where to record the ids that hold the maxima of lookups with [`Pooling::Max`]; a row of the batch is a row of it.
+    /// None if no multi-valued column has this pooling.
+    pub maxima: Option<&'a mut D::Maxima>,
 }
 
 impl<D: Shapes> Gather<'_, D> {
@@ -69,13 +72,15 @@ impl<D: Shapes> Gather<'_, D> {
         check_dense(checks, D::batch_shape(self.batch), self.dense);
         let columns = self.first_column.saturating_add(width + self.dense.len());
         checks.matrix::<D>("out", self.out).rows_at_least(rows).columns(columns);
+        check_maxima::<D>(checks, self.rows.end, self.lookups, self.tables, self.maxima.as_deref());
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
         let (rows, out) = (self.rows.len(), D::matrix_shape(self.out));
+        let recorded = maxima_work::<D>(rows, self.maxima.as_deref());
         let written = cost::columns(rows, out.columns - self.first_column, out.number_bytes);
         let read = lookup_work::<D>(self.batch, rows, self.lookups, self.tables);
-        cost::sum(rows, read.chain([cost::columns(rows, self.dense.len(), 4), written]))
+        cost::sum(rows, read.chain([cost::columns(rows, self.dense.len(), 4), written, recorded]))
     }
 }
 
@@ -108,6 +113,10 @@ impl<D: Shapes> LinearForward<'_, D> {
             let shape = D::table_shape(&self.tables[lookup.table]);
             checks.equal("tables", shape.width, out.columns);
             checks.equal("lookups", lookup.pooling.vectors(), 1);
+            assert!(
+                lookup.pooling != Pooling::Max,
+                "linear_forward: operand `lookups` has a maximum, but its terms are sums"
+            );
             assert!(
                 shape.float == Float::F32,
                 "linear_forward: operand `tables` is {:?}, not fp32",
@@ -173,6 +182,9 @@ pub struct RowGradients<'a, D: Shapes> {
     pub gradient: &'a D::Matrix,
     /// Which of its columns belong to a table.
     pub columns: GradientColumns,
+    /// The record of maxima of the [`Gather`]s that looked up the batch's rows. None if no multi-valued column has
+    /// [`Pooling::Max`].
+    pub maxima: Option<&'a D::Maxima>,
 }
 
 /// Which columns of a gradient belong to a table.
@@ -208,6 +220,7 @@ impl<D: Shapes> RowGradients<'_, D> {
             let gradient = checks.matrix::<D>("gradient", self.gradient);
             gradient.rows_at_least(D::batch_shape(self.batch).rows).columns_at_least(end);
         }
+        check_maxima::<D>(checks, D::batch_shape(self.batch).rows, self.lookups, tables, self.maxima);
     }
 
     /// The work of an operation on the table rows that the batch touches: `of_table` gives that of one table from its
@@ -226,7 +239,8 @@ impl<D: Shapes> RowGradients<'_, D> {
             let touched = backend.touched_rows(self.plan, lookups);
             of_table(ids, touched.unwrap_or(ids.min(shape.rows)), shape)
         });
-        cost::sum(batch.rows, of_tables.chain([gradient]))
+        let maxima = maxima_work::<D>(batch.rows, self.maxima);
+        cost::sum(batch.rows, of_tables.chain([gradient, maxima]))
     }
 }
 
@@ -250,6 +264,29 @@ fn check_lookups<D: Shapes>(
     }
     let width = |table: usize| D::table_shape(&tables[table]).width;
     Lookup::widths(lookups, width)
+}
+
+/// Asserts that `maxima` has rows for the first `rows` rows of a batch, and a column for each maximum of the lookups.
+fn check_maxima<D: Shapes>(
+    checks: Checks,
+    rows: usize,
+    lookups: &[Lookup],
+    tables: &[D::Table],
+    maxima: Option<&D::Maxima>,
+) {
+    let columns = Lookup::all_maxima(lookups, |table| D::table_shape(&tables[table]).width);
+    match maxima {
+        Some(maxima) => {
+            checks.maxima::<D>("maxima", maxima).rows_at_least(rows).columns(columns);
+        }
+        None => checks.equal("maxima", 0, columns),
+    }
+}
+
+/// The work of writing or reading a record of maxima.
+fn maxima_work<D: Shapes>(rows: usize, maxima: Option<&D::Maxima>) -> Work {
+    let shape = maxima.map(D::maxima_shape);
+    shape.map_or(Work::default(), |shape| cost::columns(rows, shape.columns, shape.number_bytes))
 }
 
 /// Asserts the shapes of the weights of `dense` dense columns, and of a bias.

@@ -23,7 +23,7 @@ use crate::description::Description;
 use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Pooling, Shapes, TableShape};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
-use crate::host::{HostBatch, HostReport};
+use crate::host::{HostBatch, HostMaxima, HostReport};
 use crate::ops::{
     Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
     GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, Multiply, Operation, PlanRows,
@@ -106,6 +106,7 @@ impl Device for Reference {
     type Table = ReferenceTable;
     type Batch = HostBatch;
     type RowPlan = ReferencePlan;
+    type Maxima = HostMaxima;
     type Report = HostReport<f64>;
 
     const STEPS_AHEAD: usize = 0;
@@ -120,6 +121,10 @@ impl Device for Reference {
 
     fn batch(&self, schema: &BatchSchema) -> HostBatch {
         HostBatch::new(schema)
+    }
+
+    fn maxima(&self, rows: usize, columns: usize) -> HostMaxima {
+        HostMaxima::new(rows, columns)
     }
 
     fn report(&self, numbers: usize) -> HostReport<f64> {
@@ -138,6 +143,10 @@ impl Device for Reference {
 impl Shapes for Reference {
     fn matrix_shape(matrix: &ReferenceMatrix) -> MatrixShape {
         MatrixShape { rows: matrix.rows(), columns: matrix.columns, number_bytes: size_of::<f64>() }
+    }
+
+    fn maxima_shape(maxima: &HostMaxima) -> MatrixShape {
+        maxima.shape()
     }
 
     fn table_shape(table: &ReferenceTable) -> TableShape {
@@ -263,8 +272,9 @@ impl Reference {
     }
 
     fn gather(&self, operation: Gather<'_, Self>) {
-        let Gather { batch, rows, lookups, tables, dense, out, first_column } = operation;
+        let Gather { batch, rows, lookups, tables, dense, out, first_column, mut maxima } = operation;
         for (out_row, row) in rows.clone().enumerate() {
+            let mut holders = maxima.as_deref_mut().map(|maxima| maxima.rows_from(row).iter_mut());
             for lookup in lookups {
                 let (ids, table) = (batch.ids(lookup.column).row(row), &tables[lookup.table]);
                 let shares = shares(batch, lookup, row);
@@ -275,6 +285,12 @@ impl Reference {
                             let value = ids.get(place).map_or(0.0, |&id| table.row(id)[column]);
                             *out.at_mut(out_row, first + place * table.shape.width + column) = value;
                         }
+                        continue;
+                    }
+                    if lookup.has_maxima() {
+                        let holder = holders.as_mut().and_then(Iterator::next).expect("a holder per maximum");
+                        let values = ids.iter().map(|&id| table.row(id)[column]);
+                        *out.at_mut(out_row, first + column) = first_maximum(values, holder);
                         continue;
                     }
                     let products = ids.iter().zip(&shares).map(|(&id, share)| share * table.row(id)[column]);
@@ -552,6 +568,17 @@ impl Reference {
             table.step_row(&update.formula, draws, id, &g);
         });
     }
+}
+
+/// The largest of `values`, or 0 if there are none; sets `place` to that of the first one that is as large.
+fn first_maximum(values: impl Iterator<Item = f64>, place: &mut u32) -> f64 {
+    let mut largest = None;
+    for (at, value) in (0..).zip(values) {
+        if largest.is_none_or(|largest| value > largest) {
+            (largest, *place) = (Some(value), at);
+        }
+    }
+    largest.unwrap_or(0.0)
 }
 
 /// `max(x, 0)`; propagates NaN.

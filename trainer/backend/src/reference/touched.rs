@@ -17,7 +17,9 @@ pub(super) fn shares(batch: &HostBatch, lookup: &Lookup, row: usize) -> Vec<f64>
     let count = ids.row(row).len();
     let weights = ids.weights_of_row(row).map(|weights| weights.iter().map(|&weight| f64::from(weight)));
     match (weights, lookup.pooling) {
-        (None, pooling) | (_, pooling @ Pooling::Unpooled(_)) => vec![pooling.factor(count); count],
+        (None, pooling) | (_, pooling @ (Pooling::Max | Pooling::Unpooled(_))) => {
+            vec![pooling.factor(count); count]
+        }
         (Some(weights), Pooling::Sum) => weights.collect(),
         (Some(weights), pooling) => {
             let positive: Vec<f64> = weights.map(|weight| if weight > 0.0 { weight } else { 0.0 }).collect();
@@ -36,7 +38,8 @@ pub(super) fn for_each_touched(
     widths: &[usize],
     mut visit: impl FnMut(usize, usize, &[f64]),
 ) {
-    let RowGradients { batch, plan, lookups, gradient, columns } = *gradients;
+    let RowGradients { batch, plan, lookups, gradient, columns, maxima } = *gradients;
+    let all = lookups;
     for (table, &width) in widths.iter().enumerate() {
         let lookups = Lookup::of_table(lookups, table);
         let is_of_all = |columns: &[IdColumn]| columns.iter().eq(lookups.iter().map(|lookup| &lookup.column));
@@ -47,6 +50,13 @@ pub(super) fn for_each_touched(
                 let g = places.iter().map(|&(number, row, place)| {
                     let lookup = &lookups[number];
                     let vector = if let Pooling::Unpooled(_) = lookup.pooling { place } else { 0 };
+                    if let (true, Some(maxima)) = (lookup.has_maxima(), maxima) {
+                        let before = all.iter().take_while(|other| *other != lookup);
+                        let first: usize = before.map(|other| other.maxima(widths[other.table])).sum();
+                        if maxima.row(row)[first + column] as usize != place {
+                            return 0.0;
+                        }
+                    }
                     let column = columns.first_of(lookup) + vector * width + column;
                     gradient.at(row, column) * shares(batch, lookup, row)[place]
                 });

@@ -221,6 +221,9 @@ impl Shapes {
                 _ if self.shared && number % 3 == 1 => Pooling::Sum,
                 (Pooling::Unpooled(_), IdColumn::Single(_)) => Pooling::Sum,
                 (Pooling::Unpooled(_), IdColumn::Ragged(column)) => Pooling::Unpooled(self.ragged[column].2),
+                (Pooling::Max, IdColumn::Ragged(column @ 2..)) if self.shared => {
+                    Pooling::Unpooled(self.ragged[column].2)
+                }
                 (pooling, _) => pooling,
             };
             let lookup = Lookup { column, pooling, table, first };
@@ -303,6 +306,13 @@ impl<B: Backend> Bench<'_, B> {
         let mut matrix = self.0.matrix(rows, columns);
         self.0.write_matrix(&mut matrix, &scalars::<B>(values));
         matrix
+    }
+
+    /// A record of the maxima of these lookups, if any of them has maxima.
+    pub(crate) fn maxima(&self, shapes: &Shapes) -> Option<B::Maxima> {
+        let (lookups, sizes) = (shapes.lookups(), shapes.tables());
+        let columns = Lookup::all_maxima(&lookups, |table| sizes[table].1);
+        (columns > 0).then(|| self.0.maxima(shapes.capacity as usize, columns))
     }
 
     pub(crate) fn read(&self, matrix: &B::Matrix, count: usize) -> Vec<f64> {

@@ -64,7 +64,11 @@ fn lookups<B: Backend>(
     let (rows, capacity) = (shapes.rows as usize, shapes.capacity as usize);
     let width: usize = lookups.iter().map(|lookup| lookup.columns(sizes[lookup.table].1)).sum();
     let dense: Vec<usize> = (0..shapes.dense).rev().step_by(2).collect();
-    let weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
+    let mut weights: Vec<Vec<f32>> = sizes.iter().map(|size| random.numbers(size.0 * size.1)).collect();
+    if shapes.pooling == Pooling::Max {
+        // Few different values, so that ids tie.
+        weights.iter_mut().flatten().for_each(|weight| *weight = (2.0 * *weight).round() / 2.0);
+    }
     let mut plan = backend.row_plan(&shapes.schema(), &groups(&lookups));
     backend.run(ops::PlanRows { batch, plan: &mut plan });
     // The tables' columns follow unrelated columns.
@@ -78,6 +82,7 @@ fn lookups<B: Backend>(
             .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
         let mut out = backend.matrix(capacity, all + dense.len());
+        let mut maxima = bench.maxima(shapes);
         backend.run(ops::Gather {
             batch,
             rows: 0..rows,
@@ -86,6 +91,7 @@ fn lookups<B: Backend>(
             dense: &dense,
             out: &mut out,
             first_column: before,
+            maxima: maxima.as_mut(),
         });
         outcome.push((format!("gather {name}"), bench.read(&out, rows * (all + dense.len()))));
         let last = rows / 3..rows;
@@ -97,10 +103,12 @@ fn lookups<B: Backend>(
             dense: &dense,
             out: &mut out,
             first_column: before,
+            maxima: maxima.as_mut(),
         });
         outcome.push((format!("gather last {name}"), bench.read(&out, last.len() * (all + dense.len()))));
         let columns = GradientColumns::Apart { first: before };
-        let gradients = RowGradients { batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
+        let (plan, lookups, maxima) = (&plan, lookups.as_slice(), maxima.as_ref());
+        let gradients = RowGradients { batch, plan, lookups, gradient: &gradient, columns, maxima };
         for _ in 0..2 {
             backend.run(ops::StepRows {
                 update: &update,
@@ -135,7 +143,7 @@ fn linear<B: Backend>(
     let backend = bench.0;
     let sizes = shapes.tables();
     let pooled = |lookup: Lookup| match lookup.pooling {
-        Pooling::Unpooled(_) => Lookup { pooling: Pooling::Sum, ..lookup },
+        Pooling::Max | Pooling::Unpooled(_) => Lookup { pooling: Pooling::Sum, ..lookup },
         _ => lookup,
     };
     let lookups: Vec<Lookup> = shapes.lookups().into_iter().map(pooled).collect();
@@ -180,7 +188,8 @@ fn linear<B: Backend>(
         });
         outcome.push((format!("linear of {columns} last {name}"), bench.read(&out, rows * columns)));
         let (plan, lookups, shared) = (&plan, lookups.as_slice(), GradientColumns::Shared);
-        let gradients = RowGradients { batch, plan, lookups, gradient: &gradient, columns: shared };
+        let gradients =
+            RowGradients { batch, plan, lookups, gradient: &gradient, columns: shared, maxima: None };
         backend.run(ops::StepRows {
             update: &update,
             scale: &bench.matrix(1, 1, &[SCALE]),

@@ -382,6 +382,7 @@ impl<B: Backend> Rounded<'_, B> {
             dense: &dense,
             out: &mut out,
             first_column: 1,
+            maxima: None,
         });
         self.give_low("gather", &out, rows * columns);
         let single = Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 0 };

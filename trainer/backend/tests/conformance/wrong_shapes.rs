@@ -43,8 +43,20 @@ struct Make<'a, B: Backend> {
 
 impl<B: Backend> Make<'_, B> {
     fn with(&mut self, name: &'static str, rows: usize, columns: usize, refused: &[Deviation]) -> B::Matrix {
+        let (rows, columns) = self.shape(name, rows, columns, refused);
+        self.backend.matrix(rows, columns)
+    }
+
+    /// The shape of an operand, or one that the operation must refuse.
+    fn shape(
+        &mut self,
+        name: &'static str,
+        rows: usize,
+        columns: usize,
+        refused: &[Deviation],
+    ) -> (usize, usize) {
         self.seen.extend(refused.iter().map(|&deviation| (name, deviation)));
-        let (rows, columns) = match self.wrong {
+        match self.wrong {
             Some((wrong, deviation)) if wrong == name => match deviation {
                 Deviation::RowTooFew => (rows - 1, columns),
                 Deviation::ColumnTooFew => (rows, columns - 1),
@@ -52,8 +64,14 @@ impl<B: Backend> Make<'_, B> {
                 Deviation::WrongValue => (rows, columns),
             },
             _ => (rows, columns),
-        };
-        self.backend.matrix(rows, columns)
+        }
+    }
+
+    /// A record of maxima for at least `rows` rows.
+    fn maxima(&mut self, name: &'static str, rows: usize, columns: usize) -> B::Maxima {
+        use Deviation::{ColumnTooFew, ColumnTooMany, RowTooFew};
+        let (rows, columns) = self.shape(name, rows, columns, &[RowTooFew, ColumnTooFew, ColumnTooMany]);
+        self.backend.maxima(rows, columns)
     }
 
     /// A matrix of at least `rows` rows and exactly `columns` columns.
@@ -230,11 +248,60 @@ fn refuses_small_tables<B: Backend>(backend: &B) {
             dense: &[],
             out: &mut backend.matrix(ROWS, 2 * WIDTH),
             first_column: 0,
+            maxima: None,
         });
     };
     let panic = catch_unwind(AssertUnwindSafe(gather)).expect_err("a table that is too small");
     let message = panic.downcast_ref::<String>().expect("a formatted message");
     assert_eq!(message, "gather: operand `tables` is 8, but must be at least 9");
+}
+
+#[test]
+fn maxima_without_a_record_or_in_a_linear_model_are_refused() {
+    refuses_maxima(&Reference);
+    cpus(2).iter().for_each(refuses_maxima);
+    refuses_maxima(&cuda());
+}
+
+fn refuses_maxima<B: Backend>(backend: &B) {
+    let mut batch = backend.batch(&shapes().schema());
+    backend.upload(shapes().batch(&mut Random(5)).as_ref(), &mut batch).expect("a batch of the schema");
+    let shape = TableShape { rows: 9, width: WIDTH, float: Float::F32, key: 0, states: 0, row_states: 0 };
+    let tables = [backend.table(shape), backend.table(shape)];
+    let (gathers, adds): (&dyn Fn(), &dyn Fn()) = (
+        &|| {
+            backend.run(ops::Gather {
+                batch: &batch,
+                rows: 0..ROWS,
+                lookups: &LOOKUPS,
+                tables: &tables,
+                dense: &[],
+                out: &mut backend.matrix(ROWS, 2 * WIDTH),
+                first_column: 0,
+                maxima: None,
+            });
+        },
+        &|| {
+            backend.run(ops::LinearForward {
+                batch: &batch,
+                rows: 0..ROWS,
+                lookups: &LOOKUPS,
+                tables: &tables,
+                dense: &[],
+                dense_weights: &backend.matrix(0, WIDTH),
+                bias: &backend.matrix(1, WIDTH),
+                out: &mut backend.matrix(ROWS, WIDTH),
+            });
+        },
+    );
+    for (operation, expected) in [
+        (gathers, "gather: operand `maxima` is 0, but must be 4"),
+        (adds, "linear_forward: operand `lookups` has a maximum, but its terms are sums"),
+    ] {
+        let panic = catch_unwind(AssertUnwindSafe(operation)).expect_err("maxima");
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        assert_eq!(message.or(panic.downcast_ref::<&str>().copied()), Some(expected));
+    }
 }
 
 #[test]

@@ -326,6 +326,9 @@ impl<'a> Net<'a> {
 
     /// Looks up `ids` in `table` and pools over each row; `[B, W]`.
     fn pool(&mut self, table: &Value, ids: &SeveralIds, pooling: Pooling, name: &str) -> Value {
+        if pooling == Pooling::Max {
+            return self.take_maxima(table, ids, name);
+        }
         let graph = &mut self.graph;
         let SeveralIds { ids, present, count, weights } = ids;
         let looked_up = graph.node("Gather", &[table, ids], &format!("{name}/looked_up"));
@@ -335,13 +338,32 @@ impl<'a> Net<'a> {
         let sum = graph.sum(&kept, false, &format!("{name}/sum"));
         match pooling {
             _ if weights.is_some() => sum,
-            Pooling::Sum => sum,
+            Pooling::Sum | Pooling::Max => sum,
             Pooling::Mean => graph.node("Div", &[&sum, count], name),
             Pooling::SqrtN => {
                 let root = graph.node("Sqrt", &[count], &format!("{name}/root_of_count"));
                 graph.node("Div", &[&sum, &root], name)
             }
         }
+    }
+
+    /// Looks up `ids` in `table` and takes the maximum over each row, in each column; `[B, W]`.
+    fn take_maxima(&mut self, table: &Value, ids: &SeveralIds, name: &str) -> Value {
+        let graph = &mut self.graph;
+        let SeveralIds { ids, present, .. } = ids;
+        let looked_up = graph.node("Gather", &[table, ids], &format!("{name}/looked_up"));
+        let (zero, lowest) =
+            (graph.number(&format!("{name}/zero"), 0.0), graph.number(&format!("{name}/lowest"), f32::MIN));
+        let is_id = graph.cast(present, DataType::Bool, &format!("{name}/is_id"));
+        let kept = graph.node("Where", &[&is_id, &looked_up, &lowest], &format!("{name}/kept"));
+        // A vector more, `[B, 1, W]`: zeros in a row without ids. So the maximum is never over nothing.
+        let ids_of_row = graph.sum(present, true, &format!("{name}/ids_of_row"));
+        let has_ids = graph.cast(&ids_of_row, DataType::Bool, &format!("{name}/has_ids"));
+        let least = graph.node("Where", &[&has_ids, &lowest, &zero], &format!("{name}/least"));
+        let columns = graph.node_with("Shape", &[table], &[int("start", 1)], &format!("{name}/columns"));
+        let least = graph.node("Expand", &[&least, &columns], &format!("{name}/least_of_row"));
+        let all = graph.node_with("Concat", &[&kept, &least], &[int("axis", 1)], &format!("{name}/all"));
+        graph.node_with("ReduceMax", &[&all], &[ints("axes", &[1]), int("keepdims", 0)], name)
     }
 
     /// A parameter in its shape.
@@ -366,7 +388,7 @@ impl<'a> Net<'a> {
 /// [`millstream_backend::Pooling`].
 fn shares(graph: &mut Graph, weights: &Value, pooling: Pooling, name: &str) -> Value {
     let share = match pooling {
-        Pooling::Sum => weights.clone(),
+        Pooling::Sum | Pooling::Max => weights.clone(),
         Pooling::Mean | Pooling::SqrtN => {
             let zero = graph.double(&format!("{name}/zero"), 0.0);
             let positive = graph.node("Max", &[weights, &zero], &format!("{name}/positive_weights"));

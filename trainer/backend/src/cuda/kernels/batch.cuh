@@ -23,7 +23,7 @@ struct IdColumn {
 };
 
 // How the table rows of one batch row are combined, if they are, with the host's codes.
-enum Pooling : u32 { SUM = 0, MEAN = 1, ROOT = 2, UNPOOLED = 3 };
+enum Pooling : u32 { SUM = 0, MEAN = 1, ROOT = 2, UNPOOLED = 3, MAX = 4 };
 
 template <typename T>
 __device__ __forceinline__ const T* part(const char* batch, u64 place) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ Values values_of(const char* batch, const IdColumn& c
 
 // The factor of value `value` of row `row` in its pooled sum.
 __device__ __forceinline__ float share_of(const char* batch, const IdColumn& column, u32 pooling, u32 row, u32 value) {
-    if (column.offsets == 0 || pooling == UNPOOLED) return 1.0f;
+    if (column.offsets == 0 || pooling == UNPOOLED || pooling == MAX) return 1.0f;
     float weight = column.weights == 0 ? 1.0f : part<float>(batch, column.weights)[value];
     if (pooling == SUM) return weight;
     double scale = part<double>(batch, pooling == MEAN ? column.mean_scales : column.root_scales)[row];

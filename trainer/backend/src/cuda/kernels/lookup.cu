@@ -11,13 +11,17 @@ struct Lookup {
     u32 pooling;
     // The format of the table's weights.
     u32 format;
+    // For maxima: which value of the column holds each, a row per batch row.
+    u32* holders;
 };
 
 struct Gather {
     const char* batch;
     const Lookup* lookups;
     Matrix out;
-    u32 first_row, rows, first_column, unused;
+    u32 first_row, rows, first_column;
+    // Columns of a row of holders.
+    u32 holder_columns;
 };
 
 // The size of one vector load of a thread.
@@ -148,6 +152,34 @@ ENTRY(gather_sequences, Gather) {
     }
     u32 count = min(lookup.width - column, QUAD);
     store_quad(args.out, row, first + column, count, weights.quad(lookup.format, 0));
+}
+
+// Maxima over the values of a row, one grid row per lookup: a thread per quad of a row's vector. The first value that is
+// as large as the maximum holds it.
+ENTRY(gather_maxima, Gather) {
+    const Lookup& lookup = args.lookups[blockIdx.y];
+    u32 quads = (lookup.width + QUAD - 1) / QUAD, number = blockIdx.x * blockDim.x + threadIdx.x;
+    u32 column = number % quads * QUAD, row = number / quads, count = min(lookup.width - column, QUAD);
+    if (row >= args.rows) return;
+    Values values = values_of(args.batch, lookup.column, args.first_row + row);
+    const u32* ids = part<u32>(args.batch, lookup.column.ids);
+    Quad largest = {};
+    u32 holders[QUAD] = {};
+    for (u32 value = values.first; value < values.end; value++) {
+        Quad quad = Piece<false>::load(lookup, ids[value], column).quad(lookup.format, 0);
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) {
+            if (value > values.first && !(quad.x[i] > largest.x[i])) continue;
+            largest.x[i] = quad.x[i];
+            holders[i] = value;
+        }
+    }
+    store_quad(args.out, row, args.first_column + lookup.first + column, count, largest);
+    u32* to = lookup.holders + u64(args.first_row + row) * args.holder_columns + column;
+#pragma unroll
+    for (u32 i = 0; i < QUAD; i++) {
+        if (i < count) to[i] = holders[i];
+    }
 }
 
 // Dense columns of a batch, `[B, D]`.

@@ -14,10 +14,12 @@ constexpr u32 PIECE = 64;
 // Gradients loaded ahead.
 constexpr u32 AHEAD = 4;
 
-// A column of a table's ids: the first column of its gradient, and its pooling.
+// A column of a table's ids: the first column of its gradient, its pooling, and its maxima.
 struct Source {
     IdColumn column;
     u32 first, pooling;
+    // Which value of the column holds each maximum, a row per batch row; null if it has none.
+    const u32* holders;
 };
 
 struct Table {
@@ -55,7 +57,9 @@ struct StepRows {
     Matrix gradient;
     u64 key;
     // Whether to update rows; otherwise sums the squares of their gradients.
-    u32 steps, unused;
+    u32 steps;
+    // Columns of a row of holders.
+    u32 holder_columns;
 };
 
 // A worker processes a row in strips of quads, one quad per lane.
@@ -83,6 +87,7 @@ struct Worker {
     }
 
     // The gradient at `place`, for the columns from `column` on.
+    template <bool HAS_MAXIMA>
     __device__ __forceinline__ Quad gradient_at(u32 place, u32 column, float& share) const {
         u32 number = table.source_count - 1;
         while (table.starts[number] > place) number--;
@@ -96,7 +101,15 @@ struct Worker {
         u32 count = column < table.width ? min(table.width - column, QUAD) : 0, first = source.first + column;
         // The value's own vector.
         if (source.pooling == UNPOOLED) first += (value - values_of(args.batch, source.column, row).first) * table.width;
-        return load_quad(args.gradient, row, first, count);
+        Quad quad = load_quad(args.gradient, row, first, count);
+        if (HAS_MAXIMA && source.holders) {
+            const u32* holders = source.holders + u64(row) * args.holder_columns + column;
+#pragma unroll
+            for (u32 i = 0; i < QUAD; i++) {
+                if (i < count && holders[i] != value) quad.x[i] = 0.0f;
+            }
+        }
+        return quad;
     }
 
     // Updates the columns from `column` on of row `id` with the gradient `sum_of(column)`. For row-wise Adagrad,
@@ -173,6 +186,7 @@ __device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& pi
 }
 
 // The sum of the gradients at places `first` to `end`, for the columns from `column` on, in the order of places.
+template <bool HAS_MAXIMA>
 __device__ __forceinline__ Quad sum_of_run(const Worker& worker, u32 first, u32 end, u32 column) {
     Quad sum = {};
     for (u32 at = first; at < end; at += AHEAD) {
@@ -181,7 +195,7 @@ __device__ __forceinline__ Quad sum_of_run(const Worker& worker, u32 first, u32 
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
             shares[i] = 0.0f;
-            if (at + i < end) found[i] = worker.gradient_at(worker.table.places[at + i], column, shares[i]);
+            if (at + i < end) found[i] = worker.gradient_at<HAS_MAXIMA>(worker.table.places[at + i], column, shares[i]);
         }
 #pragma unroll
         for (u32 i = 0; i < AHEAD; i++) {
@@ -193,7 +207,8 @@ __device__ __forceinline__ Quad sum_of_run(const Worker& worker, u32 first, u32 
     return sum;
 }
 
-ENTRY(step_pieces, StepRows) {
+template <bool HAS_MAXIMA>
+__device__ __forceinline__ void step_runs(const StepRows& args) {
     u32 piece;
     Worker worker = worker_of_thread(args, piece);
     const Table& table = worker.table;
@@ -206,12 +221,12 @@ ENTRY(step_pieces, StepRows) {
         bool starts = first > begin || begin == 0 || table.ids[begin - 1] != id;
         bool ends = next < end || end == size || table.ids[end] != id;
         if (starts && ends) {
-            worker.finish(id, [&](u32 column) { return sum_of_run(worker, first, next, column); });
+            worker.finish(id, [&](u32 column) { return sum_of_run<HAS_MAXIMA>(worker, first, next, column); });
             continue;
         }
         float* partial = worker.partial(2 * piece + (first > begin));
         for (u32 column = worker.lane * QUAD; column < table.width; column += worker.strip()) {
-            Quad sum = sum_of_run(worker, first, next, column);
+            Quad sum = sum_of_run<HAS_MAXIMA>(worker, first, next, column);
             for (u32 i = 0; i < QUAD && column + i < table.width; i++) partial[column + i] = sum.x[i];
         }
     }
@@ -219,6 +234,15 @@ ENTRY(step_pieces, StepRows) {
         float squares = worker.sum_of_lanes(worker.squares);
         if (worker.lane == 0) table.squares[2 * piece] = squares;
     }
+}
+
+ENTRY(step_pieces, StepRows) {
+    step_runs<false>(args);
+}
+
+// A variant for gradients of maxima; it uses more registers.
+ENTRY(step_pieces_of_maxima, StepRows) {
+    step_runs<true>(args);
 }
 
 // One worker per run that begins in its piece and continues in the next.

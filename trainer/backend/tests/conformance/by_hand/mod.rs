@@ -47,6 +47,8 @@ mod optimizers;
 
 const SGD: Formula = Formula::Sgd { learning_rate: 1.0 };
 
+const MOMENTUM: Formula = Formula::Momentum { learning_rate: 1.0, momentum: 0.5, nesterov: false };
+
 const BCE: Loss = Loss::BinaryCrossEntropy { smoothing: 0.0, positive_weight: 1.0, negative_weight: 1.0 };
 
 fn adam(weight_decay: f64) -> Formula {

@@ -5,7 +5,7 @@ use super::*;
 /// Two lookups, concatenated.
 pub(super) const LOOKUPS: [Lookup; 2] = [
     Lookup { column: IdColumn::Single(0), pooling: Pooling::Sum, table: 0, first: 0 },
-    Lookup { column: IdColumn::Ragged(0), pooling: Pooling::Mean, table: 1, first: WIDTH },
+    Lookup { column: IdColumn::Ragged(0), pooling: Pooling::Max, table: 1, first: WIDTH },
 ];
 
 const SGD: Formula = Formula::Sgd { learning_rate: 0.1 };
@@ -62,6 +62,7 @@ pub(super) fn gather<B: Backend>(make: &mut Make<'_, B>) {
     let dense = [make.value("dense", 0, DENSE)];
     let rows = 0..make.value("rows", ROWS, ROWS + 1);
     let mut out = make.matrix("out", ROWS, 1 + 2 * WIDTH + 1);
+    let mut maxima = make.maxima("maxima", ROWS, WIDTH);
     make.backend.run(ops::Gather {
         batch: make.batch,
         rows,
@@ -70,11 +71,13 @@ pub(super) fn gather<B: Backend>(make: &mut Make<'_, B>) {
         dense: &dense,
         out: &mut out,
         first_column: 1,
+        maxima: Some(&mut maxima),
     });
 }
 
 pub(super) fn linear_forward<B: Backend>(make: &mut Make<'_, B>) {
-    let lookups = lookups(make).map(|lookup| Lookup { first: lookup.first / WIDTH * 3, ..lookup });
+    let [first, second] = lookups(make);
+    let lookups = [first, Lookup { pooling: Pooling::Mean, first: 3, ..second }];
     let tables = [make.table(3, &SGD), make.table(3, &SGD)];
     let dense = [make.value("dense", 0, DENSE)];
     let rows = 0..make.value("rows", ROWS, ROWS + 1);
@@ -485,9 +488,15 @@ pub(super) fn with_gradients<B: Backend>(
     make.backend.run(ops::PlanRows { batch: make.batch, plan: &mut plan });
     let lookups = lookups(make);
     let gradient = make.at_least("gradient", ROWS, 1 + 2 * WIDTH);
-    let columns = GradientColumns::Apart { first: 1 };
-    let gradients =
-        RowGradients { batch: make.batch, plan: &plan, lookups: &lookups, gradient: &gradient, columns };
+    let maxima = make.maxima("maxima", ROWS, WIDTH);
+    let gradients = RowGradients {
+        batch: make.batch,
+        plan: &plan,
+        lookups: &lookups,
+        gradient: &gradient,
+        columns: GradientColumns::Apart { first: 1 },
+        maxima: Some(&maxima),
+    };
     operation(make, &gradients);
 }
 
