@@ -35,6 +35,7 @@ pub mod journal;
 pub mod memory;
 mod own_access;
 pub mod plan;
+mod preemption;
 mod priority;
 mod queue;
 mod requests;

@@ -1,8 +1,8 @@
 //! The life of `millstreamd`: binding the socket, serving, draining.
 //!
 //! The configuration is resolved before. The socket is bound first, so that a second daemon on it exits
-//! before it starts a worker. The service manager is notified once the daemon answers. On SIGTERM or SIGINT
-//! jobs take a checkpoint and stop. After a time limit their workers are killed; they then resume from an
+//! before it starts a worker. The service manager is notified once the daemon answers. On SIGTERM or SIGINT, or when a
+//! cloud announces that it takes this VM away, jobs take a checkpoint and stop. After a time limit their workers are killed; they then resume from an
 //! earlier checkpoint.
 
 use std::convert::Infallible;
@@ -20,6 +20,7 @@ use crate::access::Requester;
 use crate::config::ServerConfig;
 use crate::connections::Connections;
 use crate::daemon::Daemon;
+use crate::preemption::Cloud;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::socket::ControlSocket;
@@ -101,6 +102,10 @@ pub async fn serve(
             Err(error) => Err(error).context("accepting connections"),
         },
         () = stop.recv() => Ok(()),
+        notice = preempted(Cloud::of_host()) => {
+            tracing::warn!("{notice}");
+            Ok(())
+        }
         never = reload_on_hangup(hangups, &config, &daemon, configuration) => match never {},
         never = service_manager::report_status(&daemon) => match never {},
         never = service_manager::answer_watchdog(&daemon, &control.handle) => match never {},
@@ -119,6 +124,14 @@ pub async fn serve(
         tracing::warn!("requests were still in flight at shutdown");
     }
     result
+}
+
+/// Waits until a cloud announces that it takes this VM away. Never returns elsewhere.
+async fn preempted(cloud: Option<Cloud>) -> String {
+    match cloud {
+        Some(cloud) => cloud.preempted().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// On SIGHUP, applies the configuration's changes that can take effect at once, and logs which cannot. An invalid

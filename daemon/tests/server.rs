@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
@@ -111,6 +112,28 @@ fn a_reload_applies_what_it_can_and_an_invalid_configuration_changes_nothing() {
         stderr.contains("max_jobs: 4") && stderr.contains("not reloaded") && stderr.contains("max_job"),
         "{stderr}"
     );
+}
+
+#[test]
+fn a_notice_of_preemption_stops_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&directory);
+    let metadata = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut command = millstreamd(directory.path());
+    let child = command.env("GCE_METADATA_HOST", metadata.local_addr().unwrap().to_string()).spawn().unwrap();
+    for body in ["FALSE", "TRUE"] {
+        let (mut asking, _) = metadata.accept().unwrap();
+        let mut request = [0; 1024];
+        assert!(asking.read(&mut request).unwrap() > 0);
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 200 OK\r\netag: 1\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+        asking.write_all((head + body).as_bytes()).unwrap();
+    }
+    while !notification(&manager).starts_with("STOPPING=1\n") {}
+    let (code, stderr) = exit_of(child);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("Google Cloud preempts this VM"), "{stderr}");
 }
 
 /// As systemd does it: the socket is descriptor 3, and the daemon's process number is in `LISTEN_PID`.
