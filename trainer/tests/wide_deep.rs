@@ -192,7 +192,11 @@ fn invalid_models_are_rejected() {
 
 #[test]
 fn maxima_exclude_weights_and_their_record_is_planned() {
-    let plan = |is_weighted, change: &dyn Fn(&mut DeepSpec)| {
+    fn table(pooling: Pooling) -> TableSpec {
+        let features = names(&["tags"]);
+        TableSpec { name: "tags".to_owned(), features, dim: None, pooling: Some(pooling), init: None }
+    }
+    let plan = |is_weighted, change: fn(&mut DeepSpec)| {
         let (mut spec, mut schema) = (spec(), schema(64));
         schema.ragged[0].weighted = is_weighted;
         change(&mut spec.deep);
@@ -200,18 +204,14 @@ fn maxima_exclude_weights_and_their_record_is_planned() {
         plan.map(|plan| plan.workspace_bytes).map_err(|error| error.to_string())
     };
     let maxima = |deep: &mut DeepSpec| deep.pooling = Pooling::Max;
-    let table = |pooling| {
-        let features = names(&["tags"]);
-        TableSpec { name: "tags".to_owned(), features, dim: None, pooling: Some(pooling), init: None }
-    };
     let of_table = |deep: &mut DeepSpec| deep.embeddings = vec![table(Pooling::Max)];
     let sum_of_table = |deep: &mut DeepSpec| {
         deep.pooling = Pooling::Max;
         deep.embeddings = vec![table(Pooling::Sum)];
     };
     for (change, key) in [
-        (&maxima as &dyn Fn(&mut DeepSpec), "model.deep.pooling"),
-        (&of_table, "model.deep.embeddings.tags.pooling"),
+        (maxima as fn(&mut DeepSpec), "model.deep.pooling"),
+        (of_table, "model.deep.embeddings.tags.pooling"),
     ] {
         let expected = format!(
             "{key}: \"max\" does not use weights, which feature `tags` has: remove `weights`, or pool by \"sum\", \
@@ -220,9 +220,9 @@ fn maxima_exclude_weights_and_their_record_is_planned() {
         assert_eq!(plan(true, change), Err(expected));
         // The tags have several values, and the other features one.
         let record = 64 * 8 * size_of::<u32>() as u64;
-        assert_eq!(plan(false, change).unwrap(), plan(false, &|_| ()).unwrap() + record);
+        assert_eq!(plan(false, change).unwrap(), plan(false, |_| ()).unwrap() + record);
     }
-    assert_eq!(plan(true, &sum_of_table), plan(true, &|_| ()));
+    assert_eq!(plan(true, sum_of_table), plan(true, |_| ()));
 }
 
 #[test]

@@ -139,7 +139,7 @@ fn maxima_of_weighted_values_are_refused() {
     let refused =
         Shell::new(place.path()).run(&["check", "job.toml", "--set", "model.deep.pooling=max"]).with_code(2);
     let expected =
-        "job.toml:15:1: error: feature `tags` has `weights`, which `pooling = \"max\"` does not use";
+        "job.toml:15:11: error: feature `tags` has `weights`, which `pooling = \"max\"` does not use";
     assert!(refused.stderr.contains(expected), "{}", refused.stderr);
 }
 

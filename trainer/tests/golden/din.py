@@ -1,5 +1,5 @@
-"""Writes din.json: what NumPy makes of small Deep Interest Networks in float64, over 30 steps each. Also MLPs over maxima
-of embeddings, with a table's gradient of a column where the first id that holds the maximum is.
+"""Writes din.json: what NumPy makes of small Deep Interest Networks in float64, over 30 steps each; also
+MLPs over maxima of embeddings, whose gradients go to the first id that holds a maximum.
 
 Run beside models.json, whose batches it uses: python3 din.py > din.json
 

@@ -1,4 +1,4 @@
-//! Compares with PyTorch, or NumPy for one kind of model, in float64: gradients, losses, and all parameters and
+//! Compares with PyTorch, or NumPy for DIN and for maxima, in float64: gradients, losses, and all parameters and
 //! optimizer state after 30 steps.
 
 use millstream_backend::{Backend, Cpu, Reference};

@@ -1,8 +1,8 @@
 //! Every kind of model and optimizer: against PyTorch, against finite differences, and against itself.
 //!
-//! `golden/models.py` generated the models, the batches and the expected values; `golden/din.py` those of one kind of
-//! model, on the same batches, and `golden/precision.py` and
-//! `golden/loss_scale.py` those of [`precision`] and [`loss_scale`].
+//! `golden/models.py` generated the models, the batches and the expected values; `golden/din.py` those of DIN and of
+//! models with maxima, on the same batches, and `golden/precision.py` and `golden/loss_scale.py` those of
+//! [`precision`] and [`loss_scale`].
 
 mod ahead;
 mod case;
