@@ -51,7 +51,7 @@ pub struct Settings {
     /// Time limit for running jobs to take a last checkpoint when the daemon stops.
     pub stop_limit: Duration,
     /// Directories in which every user of the socket may read and write runs with the daemon's rights. The first has the
-    /// runs of jobs that name no directory, if the daemon may not write beside the job file.
+    /// runs of jobs with the default directory, if the daemon may not write beside the job file.
     pub shared_directories: Vec<PathBuf>,
 }
 

@@ -16,10 +16,11 @@ use rustix::fs::Access;
 /// Characters of globs.
 const GLOB: [char; 4] = ['*', '?', '[', '{'];
 
-/// The first of the `shared` directories, if the job names no directory for its checkpoints, and the daemon may not write
-/// beside the job file.
+/// The first of the `shared` directories, if the job's checkpoints are in the default directory, and the daemon may not
+/// write beside the job file.
 pub(crate) fn instead_of_default<'a>(job: &Job, shared: &'a [PathBuf]) -> Option<&'a Path> {
-    let is_denied = job.checkpoint.is_default && is_unwritable(&job.checkpoint.directory);
+    let is_default = job.checkpoint.has_default_directory(&job.data.base);
+    let is_denied = is_default && is_unwritable(&job.checkpoint.directory);
     shared.first().filter(|_| is_denied).map(PathBuf::as_path)
 }
 
@@ -45,12 +46,14 @@ pub(crate) fn check_data(data: &DataSpec) -> Result<()> {
         let path = data.base.join(fixed_part(pattern));
         let Some(closed) = closed_part(&path) else { continue };
         let user = std::env::var("USER").unwrap_or_else(|_| rustix::process::geteuid().as_raw().to_string());
-        let (verb, allow) = if closed == path { ("read", "-R -m u:{}:rX") } else { ("enter", "-m u:{}:x") };
+        let (verb, entry) = match closed == path {
+            true => ("read", format!("-R -m u:{user}:rX")),
+            false => ("enter", format!("-m u:{user}:x")),
+        };
         bail!(
-            "`{key}`: {}: the daemon runs as user {user}, who may not {verb} {closed}; allow it with `setfacl {} {closed}`, \
+            "`{key}`: {}: the daemon runs as user {user}, who may not {verb} {closed}; allow it with `setfacl {entry} {closed}`, \
              or put the data where the user can read it, for example into a bucket",
             path.display(),
-            allow.replace("{}", &user),
             closed = closed.display(),
         );
     }
@@ -109,10 +112,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("a.csv");
         fs::write(&file, "a").unwrap();
-        for path in [directory.path(), &file, &directory.path().join("missing/b.csv")] {
+        let missing = directory.path().join("missing/b.csv");
+        for path in [directory.path(), &file, &missing] {
             assert_eq!(closed_part(path), None);
-            assert!(!is_unwritable(path));
         }
+        assert!(!is_unwritable(directory.path()) && !is_unwritable(&missing));
         assert!(is_unwritable(Path::new("/proc/x")));
     }
 }

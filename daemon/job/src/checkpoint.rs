@@ -9,13 +9,14 @@ use crate::document::Value;
 use crate::evaluation::{EvaluationSpec, LabelPredictions, read_metric};
 use crate::section::{Section, Text};
 
+/// The default directory, beside the job file.
+const DEFAULT_DIRECTORY: &str = "checkpoints";
+
 /// Where and when checkpoints are saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSpec {
     /// The absolute directory in which each run of the job has a directory, named by the job's id.
     pub directory: PathBuf,
-    /// Whether the job file does not name it: it is `checkpoints` beside the job file.
-    pub is_default: bool,
     /// Steps between checkpoints.
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
@@ -24,6 +25,13 @@ pub struct CheckpointSpec {
     pub retry_minutes: u32,
     /// Which checkpoints of the best evaluations are kept in addition.
     pub best: Option<BestSpec>,
+}
+
+impl CheckpointSpec {
+    /// Whether the directory is the default one beside a job file in `base`.
+    pub fn has_default_directory(&self, base: &Path) -> bool {
+        self.directory == base.join(DEFAULT_DIRECTORY)
+    }
 }
 
 /// Reads the section of a job with this `evaluation`.
@@ -37,10 +45,9 @@ pub(super) fn read(
     if let Some(Text { text: "", at }) = directory {
         checkpoint.error_at(at, "a path is empty");
     }
-    let named = directory.map(|directory| directory.text);
+    let directory = directory.map_or(DEFAULT_DIRECTORY, |directory| directory.text);
     let spec = CheckpointSpec {
-        directory: data.base.join(Path::new(named.unwrap_or("checkpoints"))),
-        is_default: named.is_none(),
+        directory: data.base.join(Path::new(directory)),
         every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
         retry_minutes: checkpoint.whole_u32("retry_minutes", 0..=u32::MAX).unwrap_or(30),

@@ -187,7 +187,9 @@ Examples:
     Bench(Bench),
     /// Print completions for a shell
     #[command(after_help = "\
-Packages install them. Without a package:
+Packages install them.
+
+Examples:
   millstream completions bash > ~/.local/share/bash-completion/completions/millstream
   millstream completions zsh > ~/.zfunc/_millstream
   millstream completions fish > ~/.config/fish/completions/millstream.fish")]

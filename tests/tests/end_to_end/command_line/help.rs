@@ -31,6 +31,7 @@ fn every_command_has_help_with_an_example() {
         "cancel",
         "check",
         "checkpoint",
+        "completions",
         "convert",
         "eval",
         "explain",
