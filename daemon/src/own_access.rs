@@ -1,8 +1,8 @@
 //! What the daemon's own user can reach of a job's files.
 //!
-//! A service runs as a user of its own, so that a job which `millstream check` accepts for the person who wrote it may name
-//! files that the service cannot read, or directories that it cannot write. Both are found when the job is submitted, with
-//! what to do about it.
+//! A service runs as a separate user. A job that `millstream check` accepts for its author may therefore name files that the
+//! service cannot read, or directories that it cannot write. The daemon finds both when the job is submitted, and the error
+//! says what to do.
 
 use std::fs;
 use std::io::{self, ErrorKind};

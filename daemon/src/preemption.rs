@@ -7,7 +7,7 @@
 //! | cloud | address | notice |
 //! |---|---|---|
 //! | Google Cloud | `/computeMetadata/v1/instance/preempted`, whose answer waits for a change | `TRUE` |
-//! | AWS | `/latest/meta-data/spot/instance-action`, with a token (IMDSv2) | any answer but 404 |
+//! | AWS | `/latest/meta-data/spot/instance-action`, with a token (IMDSv2) | an action instead of 404 |
 //! | Azure | `/metadata/scheduledevents` | an event `Preempt` or `Terminate` |
 
 use std::fs;

@@ -1,9 +1,9 @@
 //! The life of `millstreamd`: binding the socket, serving, draining.
 //!
-//! The configuration is resolved before. The socket is bound first, so that a second daemon on it exits
-//! before it starts a worker. The service manager is notified once the daemon answers. On SIGTERM or SIGINT, or when a
-//! cloud announces that it takes this VM away, jobs take a checkpoint and stop. After a time limit their workers are killed; they then resume from an
-//! earlier checkpoint.
+//! The configuration is resolved before. The socket is bound first, so that a second daemon on it exits before it
+//! starts a worker. The service manager is notified once the daemon answers. On SIGTERM or SIGINT, or when a cloud
+//! announces that it takes this VM away, jobs take a checkpoint and stop. After a time limit their workers are killed;
+//! they then resume from an earlier checkpoint.
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixListener;

@@ -129,7 +129,10 @@ impl Control for Service {
             let id = record.id.clone();
             let recorded =
                 self.daemon.blocking(move |daemon| daemon.record_action(&id, Action::Submit, actor));
-            recorded.await.map_err(error_status)?;
+            if let Err(error) = recorded.await {
+                // The job is accepted all the same.
+                tracing::warn!(job = record.id, "cannot record who submitted it: {error:#}");
+            }
         }
         Ok(Response::new(job_message(&record)))
     }

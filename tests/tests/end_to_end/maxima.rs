@@ -92,12 +92,13 @@ fn a_killed_worker_resumes_maxima_to_the_same_bits() {
     let daemon = Daemon::start(scratch.path());
     let file = scratch.path().join("job.toml");
     // Long enough to be killed in its middle.
-    let line = ["submit", file.to_str().unwrap(), "--set", "data.epochs=24"];
+    let line = ["submit", file.to_str().unwrap(), "--set", "data.epochs=60"];
     let submit = || daemon.json(&line)["id"].as_str().unwrap().to_owned();
     let undisturbed = daemon.succeeded(&submit());
     let second = submit();
     daemon.kill_worker_after(&second, &[120]);
     let resumed = daemon.succeeded(&second);
+    assert!(resumed["attempts"].as_u64().unwrap() > 1, "{resumed:#}");
     let contents = |job: &serde_json::Value| {
         Contents::of(scratch.path().join(job["checkpoint"].as_str().unwrap())).without_job_description()
     };
