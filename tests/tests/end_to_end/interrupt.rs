@@ -107,7 +107,9 @@ fn a_stopped_daemon_saves_its_job_for_the_next_one() {
     let second = shell.run(&submit).with_code(0).stdout.trim().to_owned();
     wait_until("the first job trains", || daemon.show(&first)["progress"]["step"].as_u64() > Some(300));
     let follower = shell.start(&[&["train"], &long[..]].concat());
-    wait_until("the third job is queued", || daemon.json(&["list"])["jobs"].as_array().unwrap().len() == 3);
+    // It may not watch the job yet.
+    wait_until("the third job is queued", || follower.stderr().contains("runs in the daemon"));
+    assert_eq!(daemon.json(&["list"])["jobs"].as_array().unwrap().len(), 3);
     let workers = children(daemon.pid());
     assert_eq!(workers.len(), 1);
     daemon.stop();

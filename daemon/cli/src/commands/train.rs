@@ -102,7 +102,7 @@ async fn follow(
     screen: &Screen,
 ) -> Result<Job, Failure> {
     let log = follow_log(client.clone(), id.to_owned(), shown_warnings, screen.clone());
-    let mut jobs = client.watch(id).await?;
+    let mut jobs = watch(client, id).await?;
     let mut view = ProgressView::new(screen);
     let mut stopping: Option<JoinHandle<Result<Job, ClientError>>> = None;
     let job = loop {
@@ -127,10 +127,25 @@ async fn follow(
     Ok(job)
 }
 
+/// Watches a job.
+pub(super) async fn watch(client: &mut Client, id: &str) -> Result<Replies<Job>, ClientError> {
+    client.watch(id).await.map_err(unfollowed)
+}
+
 /// The next state of a watched job.
 pub(super) async fn next(jobs: &mut Replies<Job>) -> Result<Job, ClientError> {
     let ended = || ClientError::Lost("the daemon stopped; it resumes the job at its next start".into());
-    jobs.next().await?.ok_or_else(ended)
+    jobs.next().await.map_err(unfollowed)?.ok_or_else(ended)
+}
+
+/// The error of a client that cannot follow a job any longer, which says what becomes of the job.
+fn unfollowed(error: ClientError) -> ClientError {
+    match error {
+        ClientError::Lost(why) => {
+            ClientError::Lost(format!("{why}; if the daemon stopped, it resumes the job at its next start"))
+        }
+        other => other,
+    }
 }
 
 /// Prints new warnings of a job's log in the background. Errors end the job and are reported with its end.

@@ -4,7 +4,7 @@ use millstream_control::Client;
 use millstream_control::proto::{Job, JobState};
 
 use crate::arguments::JobId;
-use crate::commands::train::next;
+use crate::commands::train::{next, watch as watch_job};
 use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ pub(crate) async fn watch(arguments: JobId, context: &Context) -> Result<(), Fai
 
 /// Passes each state of a job to `show` until the job has ended.
 async fn follow(client: &mut Client, id: &str, mut show: impl FnMut(&Job)) -> Result<Job, Failure> {
-    let mut jobs = client.watch(id).await?;
+    let mut jobs = watch_job(client, id).await?;
     loop {
         let job = next(&mut jobs).await?;
         show(&job);
