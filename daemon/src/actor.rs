@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::state::Owner;
+
 /// The user at the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Actor {
@@ -13,18 +15,27 @@ pub(crate) struct Actor {
 pub(crate) enum Action {
     Submit,
     Cancel,
+    Pause,
     Resume,
     Remove,
     Checkpoint,
 }
 
-impl fmt::Display for Actor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Actor {
+    /// The actor as the owner of what it submits.
+    pub(crate) fn owner(self) -> Owner {
         // Users of a directory service have no entry; then the number must do.
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-        match name_in(&users, self.uid) {
+        Owner { uid: self.uid, name: name_in(&users, self.uid).map(str::to_owned) }
+    }
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owner = self.owner();
+        match owner.name {
             Some(name) => write!(f, "{name} (uid {})", self.uid),
-            None => write!(f, "uid {}", self.uid),
+            None => owner.fmt(f),
         }
     }
 }
@@ -34,6 +45,7 @@ impl fmt::Display for Action {
         f.write_str(match self {
             Self::Submit => "submitted by",
             Self::Cancel => "cancellation requested by",
+            Self::Pause => "pause requested by",
             Self::Resume => "resumed by",
             Self::Remove => "removed by",
             Self::Checkpoint => "checkpoint requested by",

@@ -11,10 +11,6 @@ use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
 use serde::Deserialize;
 
-/// The default number of concurrent jobs. A job uses all cores and its whole memory budget, so a second one would
-/// slow both down more than waiting does.
-const DEFAULT_MAX_JOBS: NonZeroUsize = NonZeroUsize::MIN;
-
 /// The default time in which jobs take a last checkpoint when the daemon stops. A spot VM is taken away 30 seconds after
 /// its notice.
 const DEFAULT_STOP: Duration = Duration::from_secs(25);
@@ -44,8 +40,8 @@ pub struct Config {
 /// What can change while a daemon runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of concurrent jobs; further ones wait.
-    pub max_jobs: NonZeroUsize,
+    /// The limits on concurrent jobs.
+    pub limits: Limits,
     /// After how many days the record of an ended job is deleted; `None` keeps all.
     pub keep_jobs_days: Option<NonZeroU32>,
     /// Time limit for running jobs to take a last checkpoint when the daemon stops.
@@ -53,6 +49,21 @@ pub struct Settings {
     /// Directories in which every user of the socket may read and write runs with the daemon's rights. The first has the
     /// runs of jobs with the default directory, if the daemon may not write beside the job file.
     pub shared_directories: Vec<PathBuf>,
+}
+
+/// The limits on concurrent jobs. By default, as many run as the host has memory, threads and GPUs for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Number of running jobs; further ones wait. A job without a number of threads counts with its share of the cores.
+    pub max_jobs: Option<NonZeroUsize>,
+    /// Number of running jobs of a user.
+    pub max_jobs_per_user: Option<NonZeroUsize>,
+    /// Number of waiting jobs of a user; further ones are refused.
+    pub max_queued_per_user: Option<NonZeroUsize>,
+    /// The memory of all running jobs, in bytes.
+    pub memory_bytes: Option<u64>,
+    /// The threads of all running jobs.
+    pub threads: Option<NonZeroU32>,
 }
 
 /// Where jobs and their history are kept.
@@ -65,12 +76,12 @@ pub enum StateLocation {
 }
 
 impl Config {
-    /// The configuration of an embedded daemon: only its checkpoints outlive the program.
+    /// The configuration of an embedded daemon: it runs one job at a time, and only its checkpoints outlive the program.
     pub fn embedded() -> Self {
         Self {
             state: StateLocation::Memory,
             settings: Settings {
-                max_jobs: DEFAULT_MAX_JOBS,
+                limits: Limits { max_jobs: Some(NonZeroUsize::MIN), ..Limits::default() },
                 keep_jobs_days: None,
                 stop_limit: EMBEDDED_STOP,
                 shared_directories: Vec::new(),
@@ -112,14 +123,38 @@ pub struct ConfigFile {
     pub state_directory: Option<PathBuf>,
     /// Directories of runs for every user of the socket.
     pub shared_directories: Option<Vec<PathBuf>>,
-    /// Number of concurrent jobs.
+    /// Number of running jobs.
     pub max_jobs: Option<NonZeroUsize>,
+    /// Number of running jobs of a user.
+    pub max_jobs_per_user: Option<NonZeroUsize>,
+    /// Number of waiting jobs of a user.
+    pub max_queued_per_user: Option<NonZeroUsize>,
+    /// The memory of all running jobs, such as `"200GiB"`.
+    pub jobs_memory: Option<Bytes>,
+    /// The threads of all running jobs.
+    pub jobs_threads: Option<NonZeroU32>,
     /// After how many days the record of an ended job is deleted.
     pub keep_jobs_days: Option<NonZeroU32>,
     /// Seconds for jobs to take a last checkpoint when the daemon stops.
     pub stop_seconds: Option<NonZeroU32>,
     /// Storage settings, which a job may override; as `[storage]` of a job file.
     pub storage: Option<StorageSpec>,
+}
+
+/// A number of bytes, written with its unit: `"200GiB"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Bytes(pub u64);
+
+impl TryFrom<String> for Bytes {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let bytes = millstream_job::parse_bytes(&text);
+        bytes
+            .map(Self)
+            .ok_or_else(|| format!("expected a size like \"512MiB\" or \"200GiB\", found \"{text}\""))
+    }
 }
 
 /// The user and session that determine defaults.
@@ -155,6 +190,10 @@ impl ConfigFile {
             state_directory: other.state_directory.or(self.state_directory),
             shared_directories: other.shared_directories.or(self.shared_directories),
             max_jobs: other.max_jobs.or(self.max_jobs),
+            max_jobs_per_user: other.max_jobs_per_user.or(self.max_jobs_per_user),
+            max_queued_per_user: other.max_queued_per_user.or(self.max_queued_per_user),
+            jobs_memory: other.jobs_memory.or(self.jobs_memory),
+            jobs_threads: other.jobs_threads.or(self.jobs_threads),
             keep_jobs_days: other.keep_jobs_days.or(self.keep_jobs_days),
             stop_seconds: other.stop_seconds.or(self.stop_seconds),
             storage: other.storage.or(self.storage),
@@ -180,7 +219,13 @@ impl ConfigFile {
         let daemon = Config {
             state: StateLocation::Directory(state),
             settings: Settings {
-                max_jobs: self.max_jobs.unwrap_or(DEFAULT_MAX_JOBS),
+                limits: Limits {
+                    max_jobs: self.max_jobs,
+                    max_jobs_per_user: self.max_jobs_per_user,
+                    max_queued_per_user: self.max_queued_per_user,
+                    memory_bytes: self.jobs_memory.map(|Bytes(bytes)| bytes),
+                    threads: self.jobs_threads,
+                },
                 keep_jobs_days: self.keep_jobs_days,
                 stop_limit: self
                     .stop_seconds
@@ -258,11 +303,15 @@ mod tests {
             state_directory: Some("/s".into()),
             shared_directories: None,
             max_jobs: NonZeroUsize::new(3),
+            max_jobs_per_user: None,
+            max_queued_per_user: None,
+            jobs_memory: None,
+            jobs_threads: None,
             keep_jobs_days: None,
             stop_seconds: None,
             storage: None,
         };
-        assert_eq!(given.resolve(&nowhere).unwrap().daemon.settings.max_jobs.get(), 3);
+        assert_eq!(given.resolve(&nowhere).unwrap().daemon.settings.limits.max_jobs, NonZeroUsize::new(3));
     }
 
     #[test]
@@ -274,13 +323,26 @@ mod tests {
             state_directory,
             shared_directories,
             max_jobs,
+            max_jobs_per_user,
+            max_queued_per_user,
+            jobs_memory,
+            jobs_threads,
             keep_jobs_days,
             stop_seconds,
             storage,
         } = &sample;
-        assert!(keep_jobs_days.is_none() && text.contains("\n#keep_jobs_days = "));
+        for (name, is_absent) in [
+            ("max_jobs", max_jobs.is_none()),
+            ("max_jobs_per_user", max_jobs_per_user.is_none()),
+            ("max_queued_per_user", max_queued_per_user.is_none()),
+            ("jobs_memory", jobs_memory.is_none()),
+            ("jobs_threads", jobs_threads.is_none()),
+            ("keep_jobs_days", keep_jobs_days.is_none()),
+        ] {
+            assert!(is_absent && text.contains(&format!("\n#{name} = ")), "{name}");
+        }
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
-        assert!(max_jobs.is_some() && stop_seconds.is_some() && storage.is_some());
+        assert!(stop_seconds.is_some() && storage.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);
@@ -288,17 +350,24 @@ mod tests {
 
     #[test]
     fn the_command_line_wins_over_the_file() {
-        let file: ConfigFile = toml::from_str("socket = '/file.sock'\nmax_jobs = 2").unwrap();
+        let text = "socket = '/file.sock'\nmax_jobs = 2\njobs_memory = '1.5GiB'";
+        let file: ConfigFile = toml::from_str(text).unwrap();
         let line = ConfigFile { socket: Some("/line.sock".into()), ..ConfigFile::default() };
         let both = file.overridden_by(line).resolve(&user()).unwrap();
-        assert_eq!((both.socket.to_str().unwrap(), both.daemon.settings.max_jobs.get()), ("/line.sock", 2));
+        let limits = &both.daemon.settings.limits;
+        assert_eq!((both.socket.to_str().unwrap(), limits.max_jobs), ("/line.sock", NonZeroUsize::new(2)));
+        assert_eq!((limits.memory_bytes, limits.max_jobs_per_user), (Some(3 << 29), None));
     }
 
     #[test]
     fn unknown_keys_and_impossible_values_are_refused_with_their_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("millstreamd.toml");
-        for (text, expected) in [("max_jobs = 1\nsockets = '/x'", "line 2"), ("max_jobs = 0", "nonzero")] {
+        for (text, expected) in [
+            ("max_jobs = 1\nsockets = '/x'", "line 2"),
+            ("max_jobs = 0", "nonzero"),
+            ("jobs_memory = 'much'", "200GiB"),
+        ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", ConfigFile::read(&path).unwrap_err());
             assert!(error.contains(expected) && error.contains("millstreamd.toml"), "{error}");

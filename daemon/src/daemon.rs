@@ -1,18 +1,19 @@
 //! The daemon: accepts jobs, schedules them and answers queries.
 //!
 //! A [`Daemon`] is a handle; its clones share one daemon. `millstreamd` serves one over its socket.
-//! `millstream train` hosts one in its own process if none is listening. Jobs wait in a bounded FIFO queue,
-//! and at most `max_jobs` run at a time, each on its own thread ([`crate::supervisor`]). When a job ends, the
-//! daemon drops it from memory; the store keeps its record.
+//! `millstream train` hosts one in its own process if none is listening. Jobs wait in a bounded queue until the
+//! [scheduler](crate::scheduler) starts them, each on its own thread ([`crate::supervisor`]). When a job ends, the daemon
+//! drops it from memory; the store keeps its record.
 
 mod admission;
 mod removal;
+mod start;
 mod status;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
@@ -28,9 +29,10 @@ use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::config::{Config, Settings, StateLocation};
 use crate::priority::{Launcher, thread_time};
-use crate::queue::{ActiveJob, Jobs};
+use crate::queue::{ActiveJob, Jobs, QueuedJob};
+use crate::scheduler::UserId;
 use crate::scoring::{self, Scorer};
-use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Store, StoreError, now_ms};
+use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, Store, StoreError, now_ms};
 use crate::supervisor::{PendingProfile, StopReason};
 use crate::turns::{Answers, Turns};
 
@@ -67,6 +69,11 @@ pub enum SubmitError {
     Other(#[from] anyhow::Error),
 }
 
+/// Whose queue a job waits in: that of the user who submitted it, or of this process.
+fn user_of(owner: Option<&Owner>) -> UserId {
+    owner.map_or_else(|| rustix::process::geteuid().as_raw(), |owner| owner.uid)
+}
+
 struct Shared {
     /// The program of workers.
     worker: PathBuf,
@@ -78,10 +85,14 @@ struct Shared {
     /// Storage shared by all jobs.
     stores: Stores,
     jobs: Mutex<Jobs>,
+    /// Notified when the thread of a job has ended.
+    thread_ended: Condvar,
     /// The job files that may be read at a time.
     submissions: Arc<Semaphore>,
     /// Held while a job is added, resumed or removed, in the store and in the queue.
     membership: Mutex<()>,
+    /// When the daemon started.
+    began: Instant,
     /// The number of running jobs; shutdown waits for it to reach 0.
     running: watch::Sender<usize>,
     scorer: Scorer,
@@ -106,6 +117,7 @@ impl Daemon {
         let stores = Stores::new(config.storage.clone(), Stores::SHARED_BYTES);
         let launcher = Launcher::start().context("starting the daemon's threads")?;
         let scorer = Scorer::new(config.worker.clone(), launcher.clone(), runtime.clone(), stores.clone());
+        let capacity = start::capacity(&config.settings.limits);
         let shared = Shared {
             worker: config.worker,
             settings: watch::Sender::new(config.settings),
@@ -113,9 +125,11 @@ impl Daemon {
             runtime,
             launcher,
             stores,
-            jobs: Mutex::default(),
+            jobs: Mutex::new(Jobs::new(capacity)),
+            thread_ended: Condvar::new(),
             submissions: Arc::new(Semaphore::new(MAX_SUBMISSIONS)),
             membership: Mutex::default(),
+            began: Instant::now(),
             running: watch::Sender::new(0),
             scorer,
             turns: Turns::new(MAX_TURNS),
@@ -142,6 +156,7 @@ impl Daemon {
 
     /// Changes its settings. Running jobs continue, even if they are more than may start now.
     pub(crate) fn configure(&self, settings: Settings) {
+        self.shared.jobs().scheduler.set_capacity(start::capacity(&settings.limits));
         self.shared.settings.send_replace(settings);
         self.start_next();
     }
@@ -196,22 +211,23 @@ impl Daemon {
     /// # Errors
     /// `Invalid` when the job file is invalid.
     pub async fn submit(&self, request: SubmitRequest) -> Result<JobRecord, SubmitError> {
-        self.submit_as(request, Requester::Trusted).await
+        self.submit_as(request, Requester::Trusted, None).await
     }
 
-    /// As [`Daemon::submit`], with the rights of `requester`.
+    /// As [`Daemon::submit`], with the rights of `requester`, for the user `owner`.
     pub(crate) async fn submit_as(
         &self,
         request: SubmitRequest,
         requester: Requester,
+        owner: Option<Owner>,
     ) -> Result<JobRecord, SubmitError> {
         // A full queue costs nothing but this answer.
-        self.shared.jobs().check_room()?;
+        self.check_room(owner.as_ref())?;
         // A client that leaves gives up its turn. A file that is being read is read to its end, which its size bounds.
         let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
         self.blocking(move |daemon| {
             let began = thread_time();
-            let submitted = daemon.submit_now(request, requester);
+            let submitted = daemon.submit_now(request, requester, owner);
             let rest = thread_time().saturating_sub(began).saturating_mul(SUBMISSION_REST_FACTOR);
             Handle::current().spawn(async move {
                 tokio::time::sleep(rest.min(MAX_SUBMISSION_REST)).await;
@@ -304,22 +320,54 @@ impl Daemon {
     /// # Errors
     /// As for [`Daemon::show`].
     pub async fn cancel(&self, id: &str) -> Result<JobRecord> {
+        self.stop(id, StopReason::Cancel).await
+    }
+
+    /// Stops a job after a checkpoint until it is resumed, and returns once it has stopped.
+    ///
+    /// # Errors
+    /// When there is no such job, or it has ended.
+    pub async fn pause(&self, id: &str) -> Result<JobRecord> {
+        let record = self.stop(id, StopReason::Pause).await?;
+        if record.state != JobState::Paused {
+            bail!("job {} is {}; there is nothing to pause", record.id, record.state);
+        }
+        Ok(record)
+    }
+
+    async fn stop(&self, id: &str, why: StopReason) -> Result<JobRecord> {
         let id = id.to_owned();
         let mut record = self.blocking(move |daemon| Ok::<_, anyhow::Error>(daemon.watch(&id)?)).await?;
         let id = record.borrow().id.clone();
-        let waiting = self.shared.jobs().take_queued(&id);
-        if let Some(waiting) = waiting {
-            let enter = move |_: &Self| {
-                waiting.active.recorder.enter(JobState::Cancelled, "cancelled before it started");
+        let waiting = {
+            let mut jobs = self.shared.jobs();
+            let waiting = jobs.take_queued(&id);
+            // A job on its way back to the queue notices it there.
+            if let Some(active) = jobs.active(&id) {
+                active.control.stop(why);
+            }
+            waiting
+        };
+        if let Some(QueuedJob { active, .. }) = waiting {
+            let (state, reason) = match why {
+                StopReason::Pause => (JobState::Paused, "paused before it started"),
+                _ => (JobState::Cancelled, "cancelled before it started"),
+            };
+            let enter = move |daemon: &Self| {
+                active.recorder.enter(state, reason);
+                daemon.start_next();
                 Ok::<_, anyhow::Error>(())
             };
             self.blocking(enter).await?;
-        } else if let Some(active) = self.shared.active(&id) {
-            active.control.stop(StopReason::Cancel);
         }
         // If the channel is closed, the last record is final.
         let _ = record.wait_for(|record| record.state.is_final()).await;
-        self.blocking(move |daemon| Ok(daemon.show(&id)?)).await
+        self.blocking(move |daemon| {
+            // It may have been paused before, or at the same time.
+            let cancelled = if why == StopReason::Cancel { daemon.cancel_stopped(&id)? } else { None };
+            cancelled.map_or_else(|| Ok(daemon.show(&id)?), Ok)
+        })
+        .await
     }
 
     /// A running job's ingest rates, its bottleneck, and advice.

@@ -2,6 +2,7 @@
 //!
 //! * [`daemon`]: accepts jobs, schedules them and answers queries.
 //! * `queue`: the jobs that have not ended.
+//! * `scheduler`: which of them run when.
 //! * `supervisor`: the life of a job: preparation, attempts, retries.
 //! * `feed`: hosting ingest for a worker.
 //! * `worker`: spawning a worker, exchanging messages, and interpreting its exit.
@@ -40,6 +41,7 @@ mod priority;
 mod queue;
 mod requests;
 mod runs;
+mod scheduler;
 mod scoring;
 pub mod server;
 pub mod service;

@@ -1,22 +1,24 @@
-//! The jobs of a daemon that have not ended: waiting in a bounded queue, running, or ended with a state that could not be
+//! The jobs of a daemon that have not ended: waiting in a bounded queue, under way, or ended with a state that could not be
 //! stored yet.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 
+use crate::scheduler::{Capacity, Reason, Scheduler, UserId};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
 
 /// Maximum number of queued jobs. A daemon that starts also queues what an earlier one left beyond it.
 const MAX_QUEUED: usize = 10_000;
 
 /// The jobs that have not ended.
-#[derive(Default)]
 pub(crate) struct Jobs {
-    /// Waiting jobs, the next one first.
-    pub(crate) queued: VecDeque<QueuedJob>,
-    /// Running jobs.
+    /// Decides which jobs start.
+    pub(crate) scheduler: Scheduler,
+    /// Waiting jobs by id, each also in the scheduler.
+    pub(crate) queued: HashMap<String, QueuedJob>,
+    /// Jobs with a thread: running, or being prepared.
     pub(crate) running: Vec<ActiveJob>,
     /// Ended jobs whose last state could not be stored yet.
     pub(crate) unstored: Vec<ActiveJob>,
@@ -49,37 +51,56 @@ impl ActiveJob {
 }
 
 impl Jobs {
+    /// No jobs, on a host of this capacity.
+    pub(crate) fn new(capacity: Capacity) -> Self {
+        Self {
+            scheduler: Scheduler::new(capacity),
+            queued: HashMap::new(),
+            running: Vec::new(),
+            unstored: Vec::new(),
+            draining: false,
+        }
+    }
+
     /// The job of this id, if its state is in memory.
     pub(crate) fn active(&self, id: &str) -> Option<&ActiveJob> {
-        let waiting = self.queued.iter().map(|waiting| &waiting.active);
-        let mut all = self.running.iter().chain(waiting).chain(&self.unstored);
-        all.find(|active| active.recorder.id() == id)
+        let waiting = self.queued.get(id).map(|waiting| &waiting.active);
+        let mut others = self.running.iter().chain(&self.unstored);
+        waiting.or_else(|| others.find(|active| active.recorder.id() == id))
     }
 
     /// Removes the queued job of this id.
     pub(crate) fn take_queued(&mut self, id: &str) -> Option<QueuedJob> {
-        let place = self.queued.iter().position(|waiting| waiting.active.recorder.id() == id)?;
-        self.queued.remove(place)
+        let queued = self.queued.remove(id)?;
+        self.scheduler.remove(id);
+        Some(queued)
     }
 
-    /// Removes the first queued job that may start. Of jobs under way when the daemon died, one runs at a time until it has a
-    /// new checkpoint, so that the next death implicates one job only.
-    pub(crate) fn pop_startable(&mut self) -> Option<QueuedJob> {
-        let is_blocked = self.running.iter().any(ActiveJob::is_suspect);
-        let startable = |waiting: &QueuedJob| !(is_blocked && waiting.active.is_suspect());
-        let place = self.queued.iter().position(startable)?;
-        self.queued.remove(place)
+    /// Gives the jobs a reason that wait behind those that the scheduler has looked at.
+    pub(crate) fn explain_waits(&self) {
+        let unexplained = self.queued.values().map(|waiting| &waiting.active.recorder);
+        for recorder in unexplained.filter(|recorder| recorder.watch().borrow().waits_for.is_empty()) {
+            recorder.waits_for(&Reason::Behind.to_string());
+        }
     }
 
-    /// An error if no further job may be queued.
-    pub(crate) fn check_room(&self) -> Result<()> {
+    /// An error if no further job of `user` may be queued.
+    pub(crate) fn check_room(&self, user: UserId, max_of_user: Option<usize>) -> Result<()> {
         if self.draining {
             bail!("the daemon is stopping");
         }
         if self.queued.len() >= MAX_QUEUED {
             bail!("the queue is full: {MAX_QUEUED} jobs are waiting");
         }
+        if let Some(limit) = max_of_user.filter(|&limit| self.scheduler.waiting_of(user) >= limit) {
+            bail!("{limit} jobs of this user are waiting, as many as `max_queued_per_user` allows");
+        }
         Ok(())
+    }
+
+    /// Whether the job of this id has a thread.
+    pub(crate) fn has_thread(&self, id: &str) -> bool {
+        self.running.iter().any(|active| active.recorder.id() == id)
     }
 
     /// An error if the job of this id has not ended.

@@ -120,7 +120,8 @@ type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Control for Service {
     async fn submit(&self, request: Request<SubmitRequest>) -> Reply<proto::Job> {
         let (requester, actor) = (self.requester(&request)?, self.actor(&request));
-        let submitted = self.daemon.submit_as(request.into_inner(), requester).await;
+        let owner = actor.map(Actor::owner);
+        let submitted = self.daemon.submit_as(request.into_inner(), requester, owner).await;
         let record = submitted.map_err(|error| match error {
             SubmitError::Invalid(error) => Status::invalid_argument(error.to_string()),
             SubmitError::Other(error) => error_status(error),
@@ -219,6 +220,12 @@ impl Control for Service {
         Ok(Response::new(job_message(&record)))
     }
 
+    async fn pause(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        self.record(&request, Action::Pause).await;
+        let record = self.daemon.pause(&request.into_inner().id).await.map_err(error_status)?;
+        Ok(Response::new(job_message(&record)))
+    }
+
     async fn resume(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
         self.record(&request, Action::Resume).await;
         let record = self.daemon.resume(&request.into_inner().id).await.map_err(error_status)?;
@@ -314,6 +321,9 @@ fn job_message(record: &JobRecord) -> proto::Job {
         name: record.name.clone(),
         state: record.state.into(),
         reason: Some(record.reason.clone()).filter(|reason| !reason.is_empty()),
+        waits_for: Some(record.waits_for.clone()).filter(|why| !why.is_empty()),
+        owner: record.owner.as_ref().map(ToString::to_string),
+        priority: record.priority,
         attempts: record.attempts,
         created_ms: record.created_ms,
         started_ms: record.started_ms,
@@ -462,7 +472,8 @@ mod tests {
         assert_eq!(client.list(ListRequest::default()).await.unwrap(), ListReply::default());
 
         let text = "name = \"x\"\nsed = 3\n".to_owned();
-        let request = SubmitRequest { text, path: "/jobs/job.toml".into(), set: vec![], resume: false };
+        let request =
+            SubmitRequest { text, path: "/jobs/job.toml".into(), set: vec![], resume: false, priority: 0 };
         let ClientError::Invalid(report) = client.submit(request).await.unwrap_err() else {
             panic!("an invalid job file was accepted");
         };

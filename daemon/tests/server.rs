@@ -109,7 +109,7 @@ fn a_reload_applies_what_it_can_and_an_invalid_configuration_changes_nothing() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("`storage` changed") && !stderr.contains("`socket` changed"), "{stderr}");
     assert!(
-        stderr.contains("max_jobs: 4") && stderr.contains("not reloaded") && stderr.contains("max_job"),
+        stderr.contains("max_jobs: Some(4)") && stderr.contains("not reloaded") && stderr.contains("max_job"),
         "{stderr}"
     );
 }

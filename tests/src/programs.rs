@@ -52,6 +52,15 @@ impl Daemon {
     /// # Panics
     /// See [`Daemon::start`].
     pub fn start_in(directory: &Path, variables: &[(&str, &Path)]) -> Self {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("millstreamd.toml");
+        Self::start_with(directory, variables, &config)
+    }
+
+    /// Like [`Daemon::start_in`], with a configuration file. The others run one job at a time.
+    ///
+    /// # Panics
+    /// See [`Daemon::start`].
+    pub fn start_with(directory: &Path, variables: &[(&str, &Path)], config: &Path) -> Self {
         let socket = directory.join("millstreamd.sock");
         let child = Command::new(program("millstreamd"))
             .envs(variables.iter().copied())
@@ -59,6 +68,8 @@ impl Daemon {
             .arg(&socket)
             .arg("--state")
             .arg(directory.join("state"))
+            .arg("--config")
+            .arg(config)
             .stdin(Stdio::null())
             .stderr(fs::File::options().create(true).append(true).open(directory.join("daemon.log")).unwrap())
             .spawn()

@@ -32,14 +32,14 @@ pub(crate) fn request(
     submitted: &Submitted,
     context: &Context,
 ) -> Result<(SubmitRequest, Vec<String>), Failure> {
-    let Submitted { job: file, resume } = submitted;
+    let Submitted { job: file, resume, priority } = submitted;
     let Read { text, path, set, warnings, .. } = read(file, context)?;
     let warnings = warnings.into_iter().map(|Warning(problem)| problem.message).collect();
     let path = std::path::absolute(&path)?;
     let Some(path) = path.to_str() else {
         return Err(Failure::Usage(format!("the path {} is not UTF-8", path.display())));
     };
-    Ok((SubmitRequest { text, path: path.to_owned(), set, resume: *resume }, warnings))
+    Ok((SubmitRequest { text, path: path.to_owned(), set, resume: *resume, priority: *priority }, warnings))
 }
 
 /// Reads a job file to use in this process.

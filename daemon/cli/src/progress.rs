@@ -26,6 +26,8 @@ pub(crate) struct ProgressView {
     screen: Screen,
     bar: Option<ProgressBar>,
     state: Option<JobState>,
+    /// Why the job is queued.
+    waits_for: Option<String>,
     /// The last evaluation shown, and its epoch.
     eval: (Option<u32>, Vec<Metrics>),
     last_line: Option<Instant>,
@@ -41,6 +43,7 @@ impl ProgressView {
             screen: screen.clone(),
             bar,
             state: None,
+            waits_for: None,
             eval: (None, Vec::new()),
             last_line: None,
             first: None,
@@ -49,7 +52,7 @@ impl ProgressView {
 
     /// Shows the job's current state.
     pub(crate) fn update(&mut self, job: &Job) {
-        if self.state != Some(job.state()) {
+        if self.state != Some(job.state()) || self.waits_for != job.waits_for {
             self.enter(job);
         }
         if !job.eval.is_empty() && (self.eval.0, &self.eval.1) != (job.eval_epoch, &job.eval) {
@@ -104,10 +107,17 @@ impl ProgressView {
 
     fn enter(&mut self, job: &Job) {
         self.state = Some(job.state());
+        self.waits_for.clone_from(&job.waits_for);
         let name = job.state().name();
+        let why = job.waits_for.as_deref().unwrap_or_default();
         match &self.bar {
-            Some(bar) => bar.set_prefix(name),
-            None => self.screen.line(&format!("{} {name}", job.id)),
+            Some(bar) => {
+                bar.set_prefix(name);
+                let width = self.screen.width().saturating_sub(bar_width(job.state(), false));
+                bar.set_message(folded(why, width).swap_remove(0).to_owned());
+            }
+            None if why.is_empty() => self.screen.line(&format!("{} {name}", job.id)),
+            None => self.screen.line(&format!("{} {name}: {why}", job.id)),
         }
     }
 }

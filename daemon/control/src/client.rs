@@ -191,6 +191,14 @@ impl Client {
         Ok(self.inner.cancel(job_request(id)).await?.into_inner())
     }
 
+    /// Stops a job after a checkpoint until it is resumed. Returns once it has stopped.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such job.
+    pub async fn pause(&mut self, id: &str) -> Result<Job, ClientError> {
+        Ok(self.inner.pause(job_request(id)).await?.into_inner())
+    }
+
     /// Queues an ended job again, from its last checkpoint.
     ///
     /// # Errors

@@ -107,7 +107,7 @@ mod tests {
         };
         job.set_state(JobState::Succeeded);
         // The order of the keys, too.
-        let wanted = r#"{"id":"census-1","name":"census","state":"succeeded","reason":null,"attempts":1,"created_ms":5,"started_ms":null,"ended_ms":null,"directory":"/c","checkpoint":null,"best_checkpoint":"/c/step-2","device":{"description":"GPU 0, some GPU","gpu":{"number":0,"name":"some GPU"},"libraries":[{"library":"a driver","version":"13.0"}]},"progress":{"step":3,"total_steps":null,"epoch":0,"epochs":2,"examples":700,"examples_per_second":0.0,"input_wait_fraction":0.0,"loss":0.5,"skipped_records":0,"total_is_estimate":false},"eval":null}"#;
+        let wanted = r#"{"id":"census-1","name":"census","state":"succeeded","reason":null,"waits_for":null,"owner":null,"priority":0,"attempts":1,"created_ms":5,"started_ms":null,"ended_ms":null,"directory":"/c","checkpoint":null,"best_checkpoint":"/c/step-2","device":{"description":"GPU 0, some GPU","gpu":{"number":0,"name":"some GPU"},"libraries":[{"library":"a driver","version":"13.0"}]},"progress":{"step":3,"total_steps":null,"epoch":0,"epochs":2,"examples":700,"examples_per_second":0.0,"input_wait_fraction":0.0,"loss":0.5,"skipped_records":0,"total_is_estimate":false},"eval":null}"#;
         assert_eq!(serde_json::to_string(&job).unwrap(), wanted);
         let absent = document(&Job::default());
         assert_eq!((&absent["state"], absent.get("best_checkpoint")), (&json!("unknown"), None));

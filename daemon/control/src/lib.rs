@@ -24,7 +24,7 @@ pub mod proto {
 
 impl proto::JobState {
     /// The states of a job, in the order of its life.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Queued,
         Self::Preparing,
         Self::Running,
@@ -32,6 +32,7 @@ impl proto::JobState {
         Self::Failed,
         Self::Cancelled,
         Self::Held,
+        Self::Paused,
     ];
 
     /// The name in text and JSON.
@@ -45,12 +46,22 @@ impl proto::JobState {
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
             Self::Held => "held",
+            Self::Paused => "paused",
         }
     }
 
-    /// Whether the job has ended: it runs again only if a user resumes it.
+    /// Whether the job has ended or is paused: it runs again only if a user resumes it.
     pub fn is_final(self) -> bool {
-        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled | Self::Held)
+        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled | Self::Held | Self::Paused)
+    }
+}
+
+impl proto::JobProgress {
+    /// The time until the last step at the current rate, in seconds, evaluations not included; `None` while unknown.
+    pub fn remaining_seconds(&self) -> Option<f64> {
+        let left = self.total_steps?.saturating_sub(self.step) as f64;
+        let rows_per_step = self.examples as f64 / self.step as f64;
+        Some(left * rows_per_step / self.examples_per_second).filter(|seconds| seconds.is_finite())
     }
 }
 
@@ -70,5 +81,25 @@ impl FromStr for proto::JobState {
 
     fn from_str(name: &str) -> Result<Self, UnknownState> {
         Self::ALL.into_iter().find(|state| state.name() == name).ok_or_else(|| UnknownState(name.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::proto::JobProgress;
+
+    #[test]
+    fn remaining_time_follows_from_the_rate() {
+        let progress = JobProgress {
+            step: 100,
+            total_steps: Some(300),
+            examples: 51_200,
+            examples_per_second: 1024.0,
+            ..JobProgress::default()
+        };
+        assert_eq!(progress.remaining_seconds(), Some(100.0));
+        assert_eq!(JobProgress { total_steps: None, ..progress }.remaining_seconds(), None);
+        assert_eq!(JobProgress { examples_per_second: 0.0, ..progress }.remaining_seconds(), None);
+        assert_eq!(JobProgress { step: 0, examples: 0, ..progress }.remaining_seconds(), None);
     }
 }

@@ -38,5 +38,6 @@ pub use error::{JobError, Problem, Warning};
 pub use evaluation::EvaluationSpec;
 pub use features::open_regular_file;
 pub use job::Job;
+pub use section::parse_bytes;
 pub use tensorboard::TensorBoardSpec;
 pub use warm_start::WarmStartSpec;

@@ -336,8 +336,8 @@ fn either<'n>(names: impl Iterator<Item = &'n str>) -> String {
     }
 }
 
-/// Parses `"2GiB"` and the like: a number and a unit that make a whole number of bytes.
-fn parse_bytes(text: &str) -> Option<u64> {
+/// Parses `"2GiB"` and the like: a number and a unit that make a whole number of bytes, at least 1.
+pub fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: [(&str, u64); 9] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),

@@ -1,8 +1,9 @@
-//! How jobs enter the daemon and start: submitted, resumed, or left unfinished by an earlier daemon.
+//! How jobs enter the daemon: submitted, resumed, or left unfinished by an earlier daemon.
 
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Count;
@@ -10,19 +11,20 @@ use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_job::{Job, Warning};
 use tracing::Level;
 
-use super::{Daemon, SubmitError};
+use super::{Daemon, SubmitError, user_of};
 use crate::access::Requester;
 use crate::own_access;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs;
-use crate::state::{JobRecord, JobSource, now_ms};
+use crate::scheduler::Waiting;
+use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
 
 /// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
 const MAX_DAEMON_DEATHS: u32 = 2;
 
-/// Interval between attempts to store the last state of ended jobs, for example while the disk is full.
-const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The priorities of jobs.
+const PRIORITIES: RangeInclusive<i32> = -1000..=1000;
 
 /// Maximum size of a submitted job file. Parsing needs a few hundred times as much memory.
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
@@ -32,8 +34,13 @@ impl Daemon {
         &self,
         request: SubmitRequest,
         requester: Requester,
+        owner: Option<Owner>,
     ) -> Result<JobRecord, SubmitError> {
-        let SubmitRequest { text, path, set, resume } = request;
+        let SubmitRequest { text, path, set, resume, priority } = request;
+        if !PRIORITIES.contains(&priority) {
+            let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
+            return Err(anyhow!("priority {priority} is out of range ({least} to {most})").into());
+        }
         let bytes = text.len() + set.iter().map(String::len).sum::<usize>();
         if bytes > MAX_JOB_FILE_BYTES {
             return Err(anyhow!(
@@ -61,12 +68,13 @@ impl Daemon {
         check_files(&job, &requester)?;
         own_access::check_data(&job.data)?;
         // Again, before the run directory exists.
-        self.shared.jobs().check_room()?;
+        self.check_room(owner.as_ref())?;
         let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
         let source = JobSource { text: job.text.clone(), path, requester };
         let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
         let mut record =
             before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
+        (record.owner, record.priority) = (owner, priority);
         record.daemon_deaths = 0;
         record.enter(JobState::Queued, "");
         let notes: Vec<String> = warnings.iter().map(Warning::to_string).chain(moved).collect();
@@ -95,6 +103,17 @@ impl Daemon {
         Ok(record)
     }
 
+    /// Cancels a job that is paused or held, and returns it. Others stay as they are.
+    pub(super) fn cancel_stopped(&self, id: &str) -> Result<Option<JobRecord>> {
+        let _membership = self.shared.membership();
+        let record = self.shared.store.job(id)?;
+        let stopped = record.filter(|job| matches!(job.state, JobState::Paused | JobState::Held));
+        let Some(mut record) = stopped else { return Ok(None) };
+        record.enter(JobState::Cancelled, "cancelled by a user");
+        self.shared.store.save_job(&record)?;
+        Ok(Some(record))
+    }
+
     /// Stores and queues a job. If that fails, the store is as it was `before`.
     fn accept(
         &self,
@@ -115,7 +134,12 @@ impl Daemon {
             for note in notes {
                 store.append_log(&record.id, now_ms(), Level::WARN, note)?;
             }
-            self.enqueue(job, record.clone(), source.requester.clone(), Jobs::check_room)
+            self.enqueue(job, record.clone(), source.requester.clone(), |daemon, jobs| {
+                daemon.check_room_in(jobs, record.owner.as_ref())
+            })?;
+            self.start_next();
+            self.shared.jobs().explain_waits();
+            Ok(())
         })();
         if accepted.is_err() {
             let undone = match before {
@@ -138,6 +162,8 @@ impl Daemon {
                 self.shared.store.save_job(&record)?;
             }
         }
+        self.start_next();
+        self.shared.jobs().explain_waits();
         Ok(())
     }
 
@@ -169,16 +195,16 @@ impl Daemon {
         tracing::info!(job = record.id, "resuming");
         record.enter(JobState::Queued, "resumed by a new daemon");
         self.shared.store.save_job(record)?;
-        self.enqueue(job, record.clone(), source.requester, |_| Ok(()))
+        self.enqueue(job, record.clone(), source.requester, |_, _| Ok(()))
     }
 
-    /// Appends a job to the queue, if `check` accepts that.
+    /// Adds a job to the queue, if `check` accepts that. It does not start yet.
     fn enqueue(
         &self,
         job: Job,
         record: JobRecord,
         requester: Requester,
-        check: fn(&Jobs) -> Result<()>,
+        check: impl FnOnce(&Self, &Jobs) -> Result<()>,
     ) -> Result<()> {
         let (control, events) = Control::new();
         let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record));
@@ -194,75 +220,37 @@ impl Daemon {
         {
             let mut jobs = self.shared.jobs();
             jobs.check_not_active(active.recorder.id())?;
-            check(&jobs)?;
+            // The thread of an ended job still clears up what has its id.
+            while jobs.has_thread(active.recorder.id()) {
+                jobs = self.shared.thread_ended.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+            }
+            check(self, &jobs)?;
             // Its last state is out of date.
             jobs.unstored.retain(|ended| ended.recorder.id() != active.recorder.id());
-            jobs.queued.push_back(QueuedJob { active, supervisor });
+            let record = active.recorder.record();
+            let demand = supervisor.demand();
+            jobs.scheduler.add(Waiting {
+                id: record.id.clone(),
+                user: user_of(record.owner.as_ref()),
+                priority: record.priority,
+                demand,
+                is_prepared: false,
+                is_suspect: active.is_suspect(),
+                expected_seconds: record.progress.remaining_seconds(),
+            });
+            jobs.queued.insert(record.id, QueuedJob { active, supervisor });
         }
-        self.start_next();
         Ok(())
     }
 
-    /// Starts queued jobs while fewer than `max_jobs` are running.
-    pub(super) fn start_next(&self) {
-        let mut not_started = Vec::new();
-        let max_jobs = self.settings().max_jobs.get();
-        let mut jobs = self.shared.jobs();
-        while jobs.running.len() < max_jobs && !jobs.draining {
-            let Some(QueuedJob { active, supervisor }) = jobs.pop_startable() else { break };
-            if active.is_suspect() {
-                self.start_next_once_cleared(&active);
-            }
-            let daemon = self.clone();
-            let mine = active.clone();
-            // The thread's first access to `jobs` waits until this lock is released.
-            let started = self.shared.launcher.spawn(format!("job {}", active.recorder.id()), move || {
-                let guard = RunningGuard { daemon, active: mine };
-                supervisor.run();
-                drop(guard);
-            });
-            match started {
-                Ok(()) => {
-                    jobs.running.push(active);
-                    self.shared.running.send_replace(jobs.running.len());
-                }
-                Err(error) => not_started.push((active, error)),
-            }
-        }
-        drop(jobs);
-        for (active, error) in not_started {
-            active.recorder.enter(JobState::Failed, &format!("cannot start its thread: {error}"));
-        }
+    /// An error if no further job of this owner may be queued.
+    pub(super) fn check_room(&self, owner: Option<&Owner>) -> Result<()> {
+        self.check_room_in(&self.shared.jobs(), owner)
     }
 
-    /// Starts further jobs once `suspect` has a new checkpoint.
-    fn start_next_once_cleared(&self, suspect: &ActiveJob) {
-        let (daemon, mut record) = (self.clone(), suspect.recorder.watch());
-        self.shared.runtime.spawn(async move {
-            // The channel closes when the job ends, which starts the next one anyway.
-            if record.wait_for(|record| record.daemon_deaths == 0).await.is_ok() {
-                daemon.start_next();
-            }
-        });
-    }
-
-    /// Stores the last state of ended jobs once that is possible again.
-    pub(super) fn retry_unstored(&self) {
-        let daemon = self.clone();
-        self.shared.runtime.spawn(async move {
-            loop {
-                tokio::time::sleep(STORE_RETRY_INTERVAL).await;
-                let unstored = daemon.shared.jobs().unstored.clone();
-                for active in &unstored {
-                    active.recorder.store_again();
-                }
-                let mut jobs = daemon.shared.jobs();
-                jobs.unstored.retain(|active| !active.recorder.is_stored());
-                if jobs.unstored.is_empty() {
-                    return;
-                }
-            }
-        });
+    fn check_room_in(&self, jobs: &Jobs, owner: Option<&Owner>) -> Result<()> {
+        let limit = self.shared.settings.borrow().limits.max_queued_per_user;
+        jobs.check_room(user_of(owner), limit.map(NonZeroUsize::get))
     }
 }
 
@@ -288,29 +276,4 @@ fn check_files(job: &Job, requester: &Requester) -> Result<()> {
         requester.check_read(key_file).context("`storage.gs.service_account`")?;
     }
     Ok(())
-}
-
-/// Marks a job as running. Dropped when the job's thread ends, even in a panic.
-struct RunningGuard {
-    daemon: Daemon,
-    active: ActiveJob,
-}
-
-impl Drop for RunningGuard {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.active.recorder.enter(JobState::Failed, "internal error in the daemon; see its log");
-        }
-        let mut jobs = self.daemon.shared.jobs();
-        jobs.running.retain(|active| active.recorder.id() != self.active.recorder.id());
-        self.daemon.shared.running.send_replace(jobs.running.len());
-        if !self.active.recorder.is_stored() {
-            if jobs.unstored.is_empty() {
-                self.daemon.retry_unstored();
-            }
-            jobs.unstored.push(self.active.clone());
-        }
-        drop(jobs);
-        self.daemon.start_next();
-    }
 }

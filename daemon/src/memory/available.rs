@@ -15,6 +15,15 @@ pub(crate) fn bytes() -> Option<u64> {
     Some(left_in_groups(Path::new(GROUPS), &groups).into_iter().fold(of_host, u64::min))
 }
 
+/// The bytes that the host and this process's control groups allow at most; `None` if the kernel does not report it.
+pub(crate) fn limit() -> Option<u64> {
+    let memory = fs::read_to_string("/proc/meminfo").ok()?;
+    let of_host = field(&memory, "MemTotal:")?.checked_mul(1024)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = groups_around(Path::new(GROUPS), &groups);
+    Some(limits.filter_map(|(group, [limit, ..])| read_limit(&group, limit)).fold(of_host, u64::min))
+}
+
 /// The number of processes of this host that the OOM killer has killed; `None` if the kernel does not report it.
 pub(crate) fn kills() -> Option<u64> {
     field(&fs::read_to_string("/proc/vmstat").ok()?, "oom_kill")
@@ -29,6 +38,12 @@ fn field(text: &str, name: &str) -> Option<u64> {
 /// The bytes that each limited group has left: the groups in `groups`, the text of `/proc/self/cgroup`, and their
 /// ancestors.
 fn left_in_groups(root: &Path, groups: &str) -> Vec<u64> {
+    groups_around(root, groups).filter_map(|(group, files)| left_in(&group, files)).collect()
+}
+
+/// The memory groups in `groups` and their ancestors, each with the names of its files: the limit, the use, and the field
+/// of `memory.stat` with the part of the use that the kernel can free.
+fn groups_around(root: &Path, groups: &str) -> impl Iterator<Item = (PathBuf, [&'static str; 3])> {
     // `0::/path` of version 2, `4:memory:/path` of version 1.
     let named = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -42,24 +57,27 @@ fn left_in_groups(root: &Path, groups: &str) -> Vec<u64> {
             _ => None,
         }
     });
-    named
-        .flat_map(|(mount, path, files)| {
-            let group = mount.join(path.trim_start_matches('/'));
-            let around = group.ancestors().map(Path::to_owned).collect::<Vec<PathBuf>>();
-            let within = around.into_iter().take_while(move |group| group.starts_with(&mount));
-            within.filter_map(move |group| left_in(&group, files))
-        })
-        .collect()
+    named.flat_map(|(mount, path, files)| {
+        let group = mount.join(path.trim_start_matches('/'));
+        let around = group.ancestors().map(Path::to_owned).collect::<Vec<PathBuf>>();
+        let within = around.into_iter().take_while(move |group| group.starts_with(&mount));
+        within.map(move |group| (group, files))
+    })
 }
 
 /// The bytes that a group has left; `None` if it has no limit or is not visible.
-fn left_in(group: &Path, [limit, used, unused]: [&str; 3]) -> Option<u64> {
-    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
-    // "max" means no limit.
-    let limit: u64 = read(limit)?.trim().parse().ok()?;
-    let used: u64 = read(used)?.trim().parse().ok()?;
-    let unused = read("memory.stat").and_then(|text| field(&text, unused)).unwrap_or(0);
+fn left_in(group: &Path, [limit, used, unused_field]: [&str; 3]) -> Option<u64> {
+    let limit = read_limit(group, limit)?;
+    let used: u64 = fs::read_to_string(group.join(used)).ok()?.trim().parse().ok()?;
+    let unused = fs::read_to_string(group.join("memory.stat")).ok();
+    let unused = unused.and_then(|text| field(&text, unused_field)).unwrap_or(0);
     Some(limit.saturating_sub(used.saturating_sub(unused)))
+}
+
+/// A group's limit; `None` if it has none, or is not visible.
+fn read_limit(group: &Path, file: &str) -> Option<u64> {
+    // "max" means no limit.
+    fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -72,6 +90,7 @@ mod tests {
     fn the_host_reports_its_memory() {
         let available = bytes().unwrap();
         assert!(available > 1 << 20, "{available}");
+        assert!(limit().unwrap() >= available);
         assert!(kills().is_some());
     }
 

@@ -4,6 +4,8 @@
 
 pub(crate) mod available;
 
+use std::fmt;
+
 use anyhow::{Result, bail};
 use millstream_batch::Size;
 use millstream_trainer::model::ModelPlan;
@@ -40,6 +42,38 @@ pub struct HostMemory {
     pub ingest_bytes: u64,
 }
 
+/// The memory that a job has to fit into, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// What the host has available now.
+    Available(u64),
+    /// What the host has for all jobs.
+    ForJobs(u64),
+}
+
+impl Room {
+    /// What the host has available now; `None` if the kernel does not report it.
+    pub fn now() -> Option<Self> {
+        available::bytes().map(Self::Available)
+    }
+
+    /// Its size.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Available(bytes) | Self::ForJobs(bytes) => bytes,
+        }
+    }
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Available(bytes) => write!(f, "{} available", Size(*bytes)),
+            Self::ForJobs(bytes) => write!(f, "{} for jobs", Size(*bytes)),
+        }
+    }
+}
+
 impl HostMemory {
     /// The memory of the worker of a model.
     pub(crate) fn of_worker(model: &ModelPlan, training: &TrainingSpec) -> Self {
@@ -58,13 +92,13 @@ impl HostMemory {
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
-    /// Checks that a job with the tensors of `model` fits into `available` bytes.
+    /// Checks that a job with the tensors of `model` fits into `room`.
     ///
     /// # Errors
     /// When it does not. Names the largest parts and what to change.
-    pub fn check(&self, model: &ModelPlan, available: u64) -> Result<()> {
+    pub fn check(&self, model: &ModelPlan, room: Room) -> Result<()> {
         let total = self.total_bytes();
-        if total <= available {
+        if total <= room.bytes() {
             return Ok(());
         }
         let (of_model, of_tables) = (
@@ -96,9 +130,8 @@ impl HostMemory {
             })
             .collect();
         bail!(
-            "the job needs {} of memory, and this host has {} available: {}; {}",
+            "the job needs {} of memory, and this host has {room}: {}; {}",
             Size(total),
-            Size(available),
             named.join(", "),
             parts[0].2
         )
@@ -123,6 +156,11 @@ pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
         Some(_) => (0, CUDA_BYTES),
     };
     WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
+}
+
+/// The memory that this host can give to programs at most; `None` if the kernel does not report it.
+pub(crate) fn limit_bytes() -> Option<u64> {
+    available::limit()
 }
 
 /// The memory that this host can give to a job now; `None` if the kernel does not report it.
@@ -161,13 +199,13 @@ mod tests {
             process_bytes: 1 << 20,
             ingest_bytes: GIB,
         };
-        let error = memory.check(&model, 23 * GIB).unwrap_err().to_string();
+        let error = memory.check(&model, Room::Available(23 * GIB)).unwrap_err().to_string();
         let wanted = "the job needs 180.0 GiB of memory, and this host has 23.0 GiB available: 119.0 GiB for parameters \
                       and optimizer state (the largest is `embedding.user`, 1000000000 x 16), 60.0 GiB for the copy for \
                       checkpoints; use fewer ids in the largest features (`buckets`, `max_terms`), a lower \
                       `embedding_dim`, or an optimizer with less state";
         assert_eq!(error, wanted);
-        memory.check(&model, memory.total_bytes()).unwrap();
+        memory.check(&model, Room::ForJobs(memory.total_bytes())).unwrap();
         let huge = HostMemory { model_bytes: u64::MAX, ..memory };
         assert_eq!(huge.total_bytes(), u64::MAX);
     }
@@ -176,10 +214,10 @@ mod tests {
     fn advice_is_about_the_largest_part() {
         let model = model("deep.layer.0.weight", [8, 8]);
         let batch = HostMemory { workspace_bytes: 9 * GIB, ingest_bytes: GIB, ..HostMemory::default() };
-        let error = batch.check(&model, GIB).unwrap_err().to_string();
+        let error = batch.check(&model, Room::Available(GIB)).unwrap_err().to_string();
         assert!(error.ends_with("lower `data.batch_size`, or set `training.micro_batch_size`"), "{error}");
         let ingest = HostMemory { ingest_bytes: 3 * GIB, ..HostMemory::default() };
-        let error = ingest.check(&model, GIB).unwrap_err().to_string();
+        let error = ingest.check(&model, Room::Available(GIB)).unwrap_err().to_string();
         assert!(error.contains("available: 3.0 GiB for ingest; lower `data.prefetch`"), "{error}");
     }
 }

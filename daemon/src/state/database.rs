@@ -24,7 +24,7 @@ use super::{JobFilter, JobRecord, JobSource, JobState, schema, storable};
 /// earlier versions did not do that.
 const JOB_COLUMNS: &str = "id, name, state, substr(reason, 1, 4096), attempts, created_ms, started_ms, ended_ms, \
      directory, checkpoint, step, total_steps, epoch, epochs, examples, examples_per_second, input_wait_fraction, \
-     loss, skipped_records, eval_epoch, eval, device, daemon_deaths";
+     loss, skipped_records, eval_epoch, eval, device, daemon_deaths, owner, priority";
 
 /// The database of jobs.
 pub(crate) struct Database {
@@ -244,7 +244,7 @@ impl Database {
     /// # Errors
     /// When the database cannot be read.
     pub(super) fn unfinished(&self) -> Result<Vec<JobRecord>, StoreError> {
-        let unfinished = "WHERE state NOT IN ('succeeded', 'failed', 'cancelled', 'held')";
+        let unfinished = "WHERE state NOT IN ('succeeded', 'failed', 'cancelled', 'held', 'paused')";
         let mut jobs = self.select_jobs(&format!("{unfinished} ORDER BY created_ms, rowid"))?;
         jobs.retain(|job| !job.state.is_final());
         Ok(jobs)
@@ -284,14 +284,16 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
     let eval = serde_json::to_string(&eval).expect("metrics have names and numbers");
     let text = |device| serde_json::to_string(device).expect("a device has names and numbers");
     let device = record.device.as_ref().map(text);
+    let text = |owner| serde_json::to_string(owner).expect("a user has a number and a name");
+    let owner = record.owner.as_ref().map(text);
     let changed = connection
         .prepare_cached(
             "UPDATE job SET state = :state, reason = :reason, attempts = :attempts, started_ms = :started_ms, \
              ended_ms = :ended_ms, directory = :directory, checkpoint = :checkpoint, step = :step, \
              total_steps = :total_steps, epoch = :epoch, epochs = :epochs, examples = :examples, \
              examples_per_second = :rate, input_wait_fraction = :wait, loss = :loss, skipped_records = :skipped, \
-             eval_epoch = :eval_epoch, eval = :eval, device = :device, daemon_deaths = :daemon_deaths \
-             WHERE id = :id",
+             eval_epoch = :eval_epoch, eval = :eval, device = :device, daemon_deaths = :daemon_deaths, \
+             owner = :owner, priority = :priority WHERE id = :id",
         )?
         .execute(named_params! {
             ":id": record.id,
@@ -315,6 +317,8 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":eval": eval,
             ":device": device,
             ":daemon_deaths": record.daemon_deaths,
+            ":owner": owner,
+            ":priority": record.priority,
         })?;
     if changed == 0 {
         return Err(StoreError::UnknownJob { id: record.id.clone() });
@@ -328,6 +332,7 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         name: row.get(1)?,
         state: parse::<JobState>(row, 2)?,
         reason: row.get(3)?,
+        waits_for: String::new(),
         attempts: row.get(4)?,
         created_ms: row.get(5)?,
         started_ms: row.get(6)?,
@@ -350,6 +355,8 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         eval: read_eval(row, 20)?,
         device: read_document(row, 21)?,
         daemon_deaths: row.get(22)?,
+        owner: read_document(row, 23)?,
+        priority: row.get(24)?,
     })
 }
 
@@ -625,7 +632,7 @@ mod tests {
         }
         let ids = |jobs: Vec<JobRecord>| jobs.into_iter().map(|job| job.id).collect::<Vec<_>>();
         let newest_first = ids(store.jobs(&JobFilter::default()).unwrap().0);
-        assert_eq!(newest_first.first().unwrap(), "job-held");
+        assert_eq!(newest_first.first().unwrap(), "job-paused");
         assert_eq!(newest_first.len(), JobState::ALL.len());
         assert_eq!(ids(store.unfinished().unwrap()), ["job-queued", "job-preparing", "job-running"]);
     }
@@ -659,7 +666,7 @@ mod tests {
         drop(connection);
         assert!(matches!(
             Database::open(&file, Duration::ZERO),
-            Err(StoreError::Newer { found: 99, known: 9 })
+            Err(StoreError::Newer { found: 99, known: 10 })
         ));
     }
 

@@ -12,6 +12,7 @@ mod schema;
 mod store;
 
 use std::borrow::Cow;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,6 +22,7 @@ pub(crate) use directory::OpenState;
 use millstream_backend::Description;
 use millstream_control::proto::{Evaluation, JobProgress, JobState};
 use millstream_trainer::metrics::Metrics;
+use serde::{Deserialize, Serialize};
 pub use store::Store;
 use tracing::Level;
 
@@ -39,6 +41,12 @@ pub struct JobRecord {
     pub state: JobState,
     /// Why it failed or was last resumed; empty otherwise.
     pub reason: String,
+    /// Why it is queued; empty otherwise. Not stored.
+    pub waits_for: String,
+    /// The user who submitted it; `None` for the program that hosts the daemon.
+    pub owner: Option<Owner>,
+    /// Jobs of a higher priority start earlier.
+    pub priority: i32,
     /// Number of worker processes started.
     pub attempts: u32,
     /// When it was accepted, in milliseconds since the Unix epoch.
@@ -61,6 +69,24 @@ pub struct JobRecord {
     pub eval_epoch: Option<u32>,
     /// How often the daemon died while this job was under way, since its last new checkpoint.
     pub daemon_deaths: u32,
+}
+
+/// A user when a job was submitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The user's number.
+    pub uid: u32,
+    /// The user's name, if the system knows one.
+    pub name: Option<String>,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => f.write_str(name),
+            None => write!(f, "uid {}", self.uid),
+        }
+    }
 }
 
 /// Selects jobs. By default all.
@@ -147,6 +173,9 @@ impl JobRecord {
             name: name.into(),
             state: JobState::Queued,
             reason: String::new(),
+            waits_for: String::new(),
+            owner: None,
+            priority: 0,
             attempts: 0,
             created_ms: now_ms(),
             started_ms: None,
@@ -165,6 +194,7 @@ impl JobRecord {
     pub fn enter(&mut self, state: JobState, reason: &str) {
         self.state = state;
         self.reason = storable(reason).into_owned();
+        self.waits_for.clear();
         if state != JobState::Queued && self.started_ms.is_none() {
             self.started_ms = Some(now_ms());
         }

@@ -123,6 +123,11 @@ const MIGRATIONS: &[&str] = &[
     "ALTER TABLE job ADD COLUMN requester TEXT",
     // `list` reads the newest jobs, of some states.
     "CREATE INDEX job_by_creation ON job (created_ms, state)",
+    // JSON: the user who submitted the job, which earlier versions recorded in its log only.
+    "
+    ALTER TABLE job ADD COLUMN owner TEXT;
+    ALTER TABLE job ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
+",
 ];
 
 /// Migrates a database to the newest version, one transaction per migration.

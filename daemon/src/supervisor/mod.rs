@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! queued -> preparing -> running -> succeeded
-//!               |         |   ^ \-> failed       a permanent error, or too many worker deaths without
-//!               |         \---/                  progress ([`retry`])
-//!               |    a worker died: retry from the newest checkpoint; or, if it ran out of memory before the
-//!               |    first checkpoint of an automatic batch size, restart with half the size
-//!               \--> failed | cancelled
+//!    ^        /  |         |   ^ \-> failed       a permanent error, or too many worker deaths without
+//!    \-------/   |         \---/                  progress ([`retry`])
+//!                |    a worker died: retry from the newest checkpoint; or, if it ran out of memory before the
+//!                |    first checkpoint of an automatic batch size, restart with half the size
+//!                \--> failed | cancelled | paused
 //! ```
 //!
-//! *Preparing* is the work shared by all attempts ([`prepare`]). An *attempt* is one worker with one ring and
+//! *Preparing* is the work shared by all attempts ([`prepare`]); what it learns is in the run directory. A prepared job
+//! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An *attempt* is one worker with one ring and
 //! one ingest feeding it, from the newest valid checkpoint ([`attempt`]). The thread spawns the worker itself
 //! and outlives it, because the kernel kills a worker when the thread that spawned it ends.
 //!
@@ -24,7 +25,7 @@ mod recorder;
 mod retry;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,7 +45,8 @@ use tracing::Level;
 
 use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
-use crate::memory::available;
+use crate::memory::Room;
+use crate::scheduler::Demand;
 use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
@@ -76,17 +78,25 @@ pub(crate) enum Event {
 /// Why a job is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopReason {
-    /// A user cancelled it.
-    Cancel,
     /// The daemon is shutting down; the job resumes when it restarts.
     Drain,
+    /// A user paused it.
+    Pause,
+    /// A user cancelled it.
+    Cancel,
+}
+
+impl StopReason {
+    /// All, the weakest first: a stop for one reason is overruled by a later reason only.
+    const ALL: [Self; 3] = [Self::Drain, Self::Pause, Self::Cancel];
 }
 
 /// The handle through which other threads reach a job's thread.
 pub(crate) struct Control {
     events: SyncSender<Event>,
     stopping: Arc<AtomicBool>,
-    cancelled: AtomicBool,
+    /// The reason to stop: 0 for none, or one more than its place in [`StopReason::ALL`].
+    reason: AtomicU8,
     /// The ingest that feeds the job's worker, while it has one.
     ingest: Mutex<Option<IngestControl>>,
 }
@@ -107,22 +117,56 @@ pub(crate) struct Supervisor {
     retries: RetryBudget,
     /// The step of the newest known checkpoint.
     newest_step: Option<u64>,
+    /// The memory that it has to fit into; `None` if that is unknown.
+    room: Option<Room>,
+}
+
+/// A job that is prepared.
+pub(crate) struct Ready {
+    supervisor: Supervisor,
+    prepared: Box<Prepared>,
+}
+
+impl Ready {
+    /// What the job demands of the host.
+    pub(crate) fn demand(&self) -> Demand {
+        prepare::demand(&self.prepared.job, Some(&self.prepared))
+    }
+
+    /// Whether it fits into `room`.
+    pub(crate) fn fits(&self, room: Room) -> bool {
+        self.prepared.memory.check(&self.prepared.model, room).is_ok()
+    }
+
+    /// Trains until the job ends or is stopped; the record holds the outcome.
+    pub(crate) fn train(self) {
+        let Self { mut supervisor, prepared } = self;
+        let ended = match Room::now().map_or(Ok(()), |room| prepared.check_memory(room)) {
+            Ok(()) => supervisor.run_attempts(*prepared),
+            Err(error) => Err(Abort::Failed(error.to_string())),
+        };
+        supervisor.end(ended);
+    }
+
+    /// Forgets the preparation, of which the results stay in the run directory.
+    pub(crate) fn into_supervisor(self) -> Supervisor {
+        self.supervisor
+    }
 }
 
 impl Control {
     /// Creates a control and the receiver of its events.
     pub(crate) fn new() -> (Arc<Self>, Receiver<Event>) {
         let (events, receiver) = sync_channel(EVENT_QUEUE);
-        let (stopping, cancelled, ingest) = (Arc::default(), AtomicBool::new(false), Mutex::default());
-        let control = Self { events, stopping, cancelled, ingest };
+        let (stopping, reason, ingest) = (Arc::default(), AtomicU8::new(0), Mutex::default());
+        let control = Self { events, stopping, reason, ingest };
         (Arc::new(control), receiver)
     }
 
     /// Asks the job to take a checkpoint and stop. A cancelled job stays cancelled.
     pub(crate) fn stop(&self, why: StopReason) {
-        if why == StopReason::Cancel {
-            self.cancelled.store(true, Ordering::Release);
-        }
+        let place = StopReason::ALL.iter().position(|&reason| reason == why).unwrap_or_default();
+        self.reason.fetch_max(place as u8 + 1, Ordering::AcqRel);
         self.stopping.store(true, Ordering::Release);
         // A full queue wakes the thread as well, and it checks the flag on every event.
         let _ = self.events.try_send(Event::Stop);
@@ -166,11 +210,9 @@ impl Control {
     }
 
     /// The reason to stop, if a stop was requested.
-    fn stop_requested(&self) -> Option<StopReason> {
-        if !self.stopping.load(Ordering::Acquire) {
-            return None;
-        }
-        Some(if self.cancelled.load(Ordering::Acquire) { StopReason::Cancel } else { StopReason::Drain })
+    pub(crate) fn stop_requested(&self) -> Option<StopReason> {
+        let place = usize::from(self.reason.load(Ordering::Acquire)).checked_sub(1)?;
+        StopReason::ALL.get(place).copied()
     }
 }
 
@@ -222,12 +264,34 @@ impl Supervisor {
             checkpoint_requests: Vec::new(),
             retries: RetryBudget::default(),
             newest_step: None,
+            room: None,
         }
     }
 
-    /// Runs the job until it ends or is stopped; the record holds the outcome.
-    pub(crate) fn run(mut self) {
-        let (state, reason) = match self.run_attempts() {
+    /// What the job demands of the host.
+    pub(crate) fn demand(&self) -> Demand {
+        prepare::demand(&self.job, None)
+    }
+
+    /// Prepares the job, which must fit into `room`. `None` if it ends or is stopped then; the record holds the outcome.
+    pub(crate) fn prepare_in(mut self, room: Option<Room>) -> Option<Ready> {
+        self.room = room;
+        let prepared = self.check_stop().and_then(|()| {
+            self.recorder.enter(JobState::Preparing, "");
+            self.prepare()
+        });
+        match prepared {
+            Ok(prepared) => Some(Ready { prepared: Box::new(prepared), supervisor: self }),
+            Err(abort) => {
+                self.end(Err(abort));
+                None
+            }
+        }
+    }
+
+    /// Records how the job ended, or why it stopped.
+    fn end(&self, ended: Result<Option<String>, Abort>) {
+        let (state, reason) = match ended {
             // After a retry, keep the recorded reason.
             Ok(stopped_early) => {
                 (JobState::Succeeded, stopped_early.unwrap_or_else(|| self.recorder.record().reason))
@@ -235,6 +299,7 @@ impl Supervisor {
             Err(Abort::Stopped(StopReason::Cancel)) => {
                 (JobState::Cancelled, "cancelled by a user".to_owned())
             }
+            Err(Abort::Stopped(StopReason::Pause)) => (JobState::Paused, "paused by a user".to_owned()),
             Err(Abort::Stopped(StopReason::Drain)) => {
                 (JobState::Queued, "the daemon stopped; the job resumes when it restarts".to_owned())
             }
@@ -246,11 +311,11 @@ impl Supervisor {
         self.recorder.enter(state, &reason);
     }
 
-    /// Prepares the job and runs attempts until it finishes; returns the reason for early stopping, if any.
-    fn run_attempts(&mut self) -> Result<Option<String>, Abort> {
+    /// Runs attempts until the job finishes; returns the reason for early stopping, if any.
+    fn run_attempts(&mut self, mut prepared: Prepared) -> Result<Option<String>, Abort> {
         self.check_stop()?;
-        self.recorder.enter(JobState::Preparing, "");
-        let mut prepared = self.prepare()?;
+        // The next preparation follows a worker that ran out of memory.
+        self.room = Room::now();
         self.recorder.enter(JobState::Running, "");
         loop {
             match self.attempt(&prepared) {
@@ -282,7 +347,8 @@ impl Supervisor {
                 let _watch = CancelOnStop::new(&self.stores, &stopping, &self.runtime);
                 let host = || survey::survey_host(&self.worker);
                 let job = (&self.job, &self.requester);
-                prepare::prepare(job, &self.stores, &self.runtime, &host, &self.recorder, &stopping)
+                let stores = (&self.stores, &self.runtime);
+                prepare::prepare(job, stores, self.room, &host, &self.recorder, &stopping)
             };
             self.check_stop()?;
             let error = match prepared {
@@ -336,14 +402,13 @@ impl Supervisor {
     /// it, and the job continues from its checkpoint. Without a checkpoint it would only repeat what failed.
     fn after_out_of_memory(&mut self, prepared: &Prepared, reason: String) -> Result<(), Abort> {
         let is_on_gpu = prepared.job.training.device.gpu().is_some();
-        if let Some(available) = available::bytes().filter(|_| !is_on_gpu) {
-            let too_little = match prepared.memory.check(&prepared.model, available) {
+        if let Some(room) = Room::now().filter(|_| !is_on_gpu) {
+            let too_little = match prepared.memory.check(&prepared.model, room) {
                 Err(error) => Some(error.to_string()),
                 Ok(()) if self.newest_step.is_none() => Some(format!(
-                    "the job was planned with {}, and this host has {} available; lower `data.batch_size` or \
+                    "the job was planned with {}, and this host has {room}; lower `data.batch_size` or \
                      `data.memory_budget`, or stop other programs, then use `--resume`",
-                    Size(prepared.memory.total_bytes()),
-                    Size(available)
+                    Size(prepared.memory.total_bytes())
                 )),
                 Ok(()) => None,
             };

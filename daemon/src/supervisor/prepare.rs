@@ -23,8 +23,9 @@ use super::JobRecorder;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::continuation::Continuation;
-use crate::memory::{HostMemory, available};
+use crate::memory::{HostMemory, Room};
 use crate::plan::{self, JobPlan, RowCount};
+use crate::scheduler::Demand;
 use crate::{runs, warm_start};
 
 /// A job that is ready to run.
@@ -51,12 +52,42 @@ pub(crate) struct Prepared {
     pub(super) memory: HostMemory,
 }
 
-/// Prepares `job`, with the rights of `requester`. Its run directory is in the record of `recorder`. `host` surveys the
-/// host's GPUs if needed. Returns an error early once `cancel` is set.
+impl Prepared {
+    /// Checks that the job fits into `room`, unless its batch size was chosen to fit.
+    pub(super) fn check_memory(&self, room: Room) -> Result<()> {
+        if self.batch.is_some() { Ok(()) } else { self.memory.check(&self.model, room) }
+    }
+}
+
+/// What a job demands of the host: once it is prepared, or going by its job file.
+pub(super) fn demand(job: &Job, prepared: Option<&Prepared>) -> Demand {
+    let gpu = job.training.device.gpu();
+    let memory_bytes = match prepared {
+        // The least part of ingest is within the budget.
+        Some(Prepared { memory, batch: None, .. }) => memory
+            .total_bytes()
+            .saturating_sub(memory.ingest_bytes)
+            .saturating_add(job.data.memory_budget_bytes),
+        Some(Prepared { batch: Some(choice), .. }) => {
+            choice.limit.bytes.min(choice.needed_bytes.saturating_add(job.data.memory_budget_bytes))
+        }
+        // The batch size depends on the memory that is free: nothing else runs while it is measured.
+        None if job.auto_batch.is_some() => u64::MAX,
+        None => job.data.memory_budget_bytes,
+    };
+    // Ingest adapts to the threads that it gets.
+    let of_ingest = job.data.threads.unwrap_or(1);
+    let of_worker = if gpu.is_some() { Some(1) } else { job.training.threads };
+    let threads = of_worker.map(|threads| threads.saturating_add(of_ingest));
+    Demand { memory_bytes, threads, gpu }
+}
+
+/// Prepares `job`, which must fit into `room`, with the rights of `requester`. Its run directory is in the record of
+/// `recorder`. `host` surveys the host's GPUs if needed. Returns an error early once `cancel` is set.
 pub(super) fn prepare(
     (job, requester): (&Job, &Requester),
-    stores: &Stores,
-    runtime: &Handle,
+    (stores, runtime): (&Stores, &Handle),
+    room: Option<Room>,
     host: &dyn Fn() -> Result<HostSurvey>,
     recorder: &JobRecorder,
     cancel: &AtomicBool,
@@ -66,13 +97,13 @@ pub(super) fn prepare(
     let plan =
         JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
             if has_fixed_batch {
-                check_memory(HostMemory::of_worker(smallest, &job.training), smallest)?;
+                check_memory(HostMemory::of_worker(smallest, &job.training), smallest, room)?;
             }
             analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
         })?;
     // An automatic batch size was chosen to fit.
     if has_fixed_batch {
-        check_memory(plan.host_memory(), &plan.model)?;
+        check_memory(plan.host_memory(), &plan.model, room)?;
     }
     if let Some(choice) = &plan.batch {
         if choice.limit.source != LimitSource::Run {
@@ -126,9 +157,9 @@ pub(super) fn prepare(
     })
 }
 
-/// Checks that a job fits into what the host has available.
-fn check_memory(memory: HostMemory, model: &ModelPlan) -> Result<()> {
-    available::bytes().map_or(Ok(()), |available| memory.check(model, available))
+/// Checks that a job fits into `room`, if that is known.
+fn check_memory(memory: HostMemory, model: &ModelPlan, room: Option<Room>) -> Result<()> {
+    room.map_or(Ok(()), |room| memory.check(model, room))
 }
 
 /// The statistics learned from the job's data: stored from an earlier run, or computed now.

@@ -93,6 +93,23 @@ impl JobRecorder {
         self.change(|record| record.enter(state, reason), || self.store.flush(STATE_TIMEOUT));
     }
 
+    /// Returns the job to the queue, without waiting for the store: after a crash of the daemon, it waits anyway.
+    pub(crate) fn wait_again(&self) {
+        self.log(Level::INFO, "queued: prepared");
+        self.update(|record| record.enter(JobState::Queued, ""));
+    }
+
+    /// Shows watchers why the job is queued.
+    pub(crate) fn waits_for(&self, why: &str) {
+        self.record.send_if_modified(|record| {
+            let is_new = record.state == JobState::Queued && record.waits_for != why;
+            if is_new {
+                why.clone_into(&mut record.waits_for);
+            }
+            is_new
+        });
+    }
+
     /// Changes the record for watchers and in the store.
     pub(crate) fn update(&self, change: impl FnOnce(&mut JobRecord)) {
         self.change(change, || {});

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod queue;
 mod support;
 
 use std::fs;
@@ -19,7 +20,7 @@ use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
 use millstream_job::Job;
 use millstream_trainer::metrics::Metric;
 use support::{
-    EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches,
+    EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches, waits,
     worker_in,
 };
 use tracing::Level;
@@ -142,7 +143,7 @@ async fn a_new_daemon_resumes_the_jobs_of_a_stopped_one() {
     let job = workspace.submit(&daemon).await;
     reaches(&daemon, &job.id, |job| job.progress.step > 500).await;
     let waiting = workspace.submit(&daemon).await;
-    assert_eq!(daemon.show(&waiting.id).unwrap().state, JobState::Queued);
+    waits(&daemon, &waiting.id).await;
 
     let second = Daemon::start(Config {
         state: StateLocation::Directory(workspace.path("state")),
@@ -236,6 +237,8 @@ async fn a_job_whose_workers_always_die_fails() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_starts() {
     const JOBS: u64 = 10_003;
+    // More than are prepared ahead.
+    const RUNS: usize = 16;
     let workspace = Workspace::new();
     let runs = workspace.path("checkpoints");
     let text = JOB.replace("epochs = 24", "epochs = 1000000");
@@ -249,15 +252,18 @@ async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_st
         store.insert_job(&record, &source).unwrap();
     }
     drop(store);
-    // The first job runs, so the queue stays full.
-    fs::create_dir_all(runs.join("tiny-000000")).unwrap();
-    fs::write(runs.join("tiny-000000/job.toml"), &text).unwrap();
+    // The first job runs, and some are prepared ahead, so the queue stays full.
+    for number in 0..RUNS {
+        let run = runs.join(format!("tiny-{number:06}"));
+        fs::create_dir_all(&run).unwrap();
+        fs::write(run.join("job.toml"), &text).unwrap();
+    }
 
     let daemon = workspace.lasting_daemon();
     let refused = daemon.submit(workspace.request()).await.unwrap_err().to_string();
     assert_eq!(refused, "the queue is full: 10000 jobs are waiting");
     assert_eq!(daemon.list(&JobFilter::default()).unwrap().0.len() as u64, JOBS);
-    assert_eq!(fs::read_dir(&runs).unwrap().count(), 1, "a rejected job has no run directory");
+    assert_eq!(fs::read_dir(&runs).unwrap().count(), RUNS, "a rejected job has no run directory");
     tokio::time::timeout(Duration::from_secs(60), daemon.shutdown()).await.unwrap();
 }
 
@@ -300,6 +306,7 @@ async fn queued_jobs_can_be_cancelled() {
     assert!(daemon.submit(huge).await.unwrap_err().to_string().contains("more than 1048576"));
     let first = workspace.submit(&daemon).await;
     let second = workspace.submit(&daemon).await;
+    waits(&daemon, &second.id).await;
     assert_eq!(
         daemon.list(&JobFilter::default()).unwrap().0.iter().map(|job| &job.id).collect::<Vec<_>>(),
         [&second.id, &first.id]

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
-use millstream_daemon::config::{Config, StateLocation};
+use millstream_daemon::config::{Config, Limits, Settings, StateLocation};
 use millstream_daemon::daemon::Daemon;
 use millstream_daemon::state::JobRecord;
 use parquet::arrow::ArrowWriter;
@@ -61,10 +61,28 @@ impl Workspace {
         Daemon::start(Config { state, worker: worker.to_owned(), ..Config::embedded() }).unwrap()
     }
 
-    /// A daemon with persistent state.
+    /// A daemon with these limits, and its state in memory.
+    pub(crate) fn daemon_within(&self, limits: Limits) -> Daemon {
+        let worker = Path::new(env!("CARGO_BIN_EXE_millstreamd")).to_owned();
+        let embedded = Config::embedded();
+        let settings = Settings { limits, ..embedded.settings };
+        Daemon::start(Config { settings, worker, ..embedded }).unwrap()
+    }
+
+    /// A daemon with persistent state. Waits for the last threads of the one before, or for a worker that another test has
+    /// forked meanwhile and that has inherited its lock.
     pub(crate) fn lasting_daemon(&self) -> Daemon {
-        let worker = Path::new(env!("CARGO_BIN_EXE_millstreamd"));
-        self.daemon_with(StateLocation::Directory(self.path("state")), worker)
+        let worker = PathBuf::from(env!("CARGO_BIN_EXE_millstreamd"));
+        let state = StateLocation::Directory(self.path("state"));
+        let config = Config { state, worker, ..Config::embedded() };
+        let began = Instant::now();
+        loop {
+            match Daemon::start(config.clone()) {
+                Ok(daemon) => return daemon,
+                Err(error) => assert!(began.elapsed() < TIMEOUT, "{error:#}"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(crate) fn request(&self) -> SubmitRequest {
@@ -113,6 +131,11 @@ pub(crate) async fn reaches(daemon: &Daemon, id: &str, wanted: impl Fn(&JobRecor
         Ok(Err(_)) => daemon.show(id).unwrap(),
         Err(_) => panic!("{id} hangs: {:?}, log {:#?}", daemon.show(id), daemon.logs(id, 0)),
     }
+}
+
+/// Waits until a job is prepared and waits for another one. Returns why.
+pub(crate) async fn waits(daemon: &Daemon, id: &str) -> String {
+    reaches(daemon, id, |job| job.state == JobState::Queued && !job.waits_for.is_empty()).await.waits_for
 }
 
 /// The contents of all files in `directory`, by name.

@@ -44,6 +44,10 @@ impl Bench {
         wait_until("the job trains", || self.step(id) > 0);
     }
 
+    fn wait_until_queued(&self, id: &str) {
+        wait_until("the job is prepared", || self.daemon.show(id)["waits_for"].is_string());
+    }
+
     fn step(&self, id: &str) -> u64 {
         self.daemon.show(id)["progress"]["step"].as_u64().unwrap()
     }
@@ -260,6 +264,7 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     let running = bench.submit(&[SLOW[0], SLOW[1], FOREVER]);
     bench.wait_until_training(&running);
     let waiting = bench.submit(&["name=waiting"]);
+    bench.wait_until_queued(&waiting);
     rejected(&waiting, &format!("job {waiting} is queued"));
     let nowhere = bench.shell.run(&["profile", &running, "--output", "no/such/trace.json"]).with_code(1);
     assert!(nowhere.stderr.contains("writing no/such/trace.json"), "{}", nowhere.stderr);

@@ -141,7 +141,15 @@ Examples:
 Examples:
   millstream cancel census-2f9c")]
     Cancel(JobId),
-    /// Queue a cancelled, failed or held job again, from its last checkpoint
+    /// Save a checkpoint of a job, then stop it until it is resumed
+    #[command(after_help = "\
+A paused job keeps its place in its data and gives its memory, threads and GPU to others. `resume` queues it again.
+
+Examples:
+  millstream pause census-2f9c
+  millstream resume census-2f9c")]
+    Pause(JobId),
+    /// Queue a paused, cancelled, failed or held job again, from its last checkpoint
     #[command(after_help = "\
 A job is held if the daemon died twice while it was under way, without a new checkpoint in between.
 
@@ -266,6 +274,9 @@ pub(crate) struct Submitted {
     /// Continue the newest unfinished run of this job from its last checkpoint
     #[arg(long)]
     pub(crate) resume: bool,
+    /// Start before jobs of a lower priority, from -1000 to 1000
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
 }
 
 /// `train`

@@ -1,4 +1,4 @@
-//! `millstream cancel`: saves a checkpoint of a job and stops it.
+//! `millstream cancel` and `millstream pause`: save a checkpoint of a job and stop it.
 
 use millstream_control::proto::Job;
 
@@ -10,6 +10,11 @@ use crate::figures;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let job = to_daemon(context).await?.cancel(&arguments.id).await?;
+    context.answer(&job, || describe(&job))
+}
+
+pub(crate) async fn pause(arguments: JobId, context: &Context) -> Result<(), Failure> {
+    let job = to_daemon(context).await?.pause(&arguments.id).await?;
     context.answer(&job, || describe(&job))
 }
 

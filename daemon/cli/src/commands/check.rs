@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use millstream_daemon::access::Requester;
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
-use millstream_daemon::memory;
+use millstream_daemon::memory::{self, Room};
 use millstream_daemon::plan::{DataPlan, JobPlan, Learning, RowCount};
 use millstream_daemon::sources::SourcePlan;
 use millstream_daemon::survey::survey_host_with_current_exe;
@@ -259,7 +259,8 @@ fn memory_problem(plan: &JobPlan, memory: &Memory) -> Option<String> {
     if plan.batch.is_some() || plan.analysis.is_none() {
         return None;
     }
-    plan.host_memory().check(&plan.model, memory.host.available_bytes?).err().map(|error| error.to_string())
+    let room = Room::Available(memory.host.available_bytes?);
+    plan.host_memory().check(&plan.model, room).err().map(|error| error.to_string())
 }
 
 impl Report {

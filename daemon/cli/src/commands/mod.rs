@@ -50,6 +50,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::History(arguments) => on_runtime(history::run(arguments, context)),
         Command::Logs(arguments) => on_runtime(logs::run(arguments, context)),
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),
+        Command::Pause(arguments) => on_runtime(cancel::pause(arguments, context)),
         Command::Resume(arguments) => on_runtime(resume::run(arguments, context)),
         Command::Remove(arguments) => on_runtime(remove::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
@@ -73,7 +74,13 @@ fn cleans_up(command: &Command) -> bool {
         C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Check(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
         C::Explain(_) | C::History(_) | C::Completions(_) | C::ManPages(_) => false,
-        C::Logs(_) | C::Cancel(_) | C::Resume(_) | C::Remove(_) | C::Checkpoint(_) | C::Bench(_) => false,
+        C::Logs(_)
+        | C::Cancel(_)
+        | C::Pause(_)
+        | C::Resume(_)
+        | C::Remove(_)
+        | C::Checkpoint(_)
+        | C::Bench(_) => false,
     }
 }
 

@@ -25,6 +25,15 @@ fn describe(job: &Job) -> String {
     if let Some(reason) = &job.reason {
         table.row(["reason", reason]);
     }
+    if let Some(why) = &job.waits_for {
+        table.row(["waits", why]);
+    }
+    if let Some(owner) = &job.owner {
+        table.row(["owner", owner]);
+    }
+    if job.priority != 0 {
+        table.row(["priority", &job.priority.to_string()]);
+    }
     table.row(["created", &figures::moment(job.created_ms)]);
     if let Some(started) = job.started_ms {
         table.row(["started", &figures::moment(started)]);

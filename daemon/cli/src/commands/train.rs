@@ -68,6 +68,10 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     };
     match job.state() {
         JobState::Succeeded => written,
+        JobState::Paused => {
+            context.screen.note(&format!("job {0} was paused; `millstream resume {0}` continues it", job.id));
+            Err(Failure::AlreadyReported)
+        }
         JobState::Cancelled => {
             context.screen.note(&format!("job {} was stopped; --resume continues it", job.id));
             Err(Failure::AlreadyReported)

@@ -31,6 +31,11 @@ fn a_job_is_submitted_listed_shown_followed_checkpointed_and_cancelled() {
     );
     let short = short["id"].as_str().unwrap();
 
+    // It is prepared while the first one runs.
+    wait_until("the second job is prepared", || daemon.show(short)["waits_for"].is_string());
+    let shown = shell.run(&["show", short]).with_code(0).stdout;
+    assert!(shown.contains("1 job is running, as many as `max_jobs` allows"), "{shown}");
+
     let list = shell.run(&["list", "--json"]).with_code(0).json();
     let ids: Vec<_> =
         list["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap()).collect();
