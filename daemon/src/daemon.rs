@@ -7,6 +7,7 @@
 
 mod admission;
 mod removal;
+mod snapshot;
 mod start;
 mod status;
 
@@ -28,6 +29,7 @@ use tracing::Level;
 use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::config::{Config, Settings, StateLocation};
+use crate::outcomes::Outcomes;
 use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::scheduler::UserId;
@@ -98,6 +100,10 @@ struct Shared {
     scorer: Scorer,
     /// Turns of the requests that wait for the store.
     turns: Arc<Turns>,
+    /// Ends of jobs since the start.
+    outcomes: Arc<Outcomes>,
+    /// When the daemon started, in milliseconds since the Unix epoch.
+    started_ms: u64,
     /// The state directory's lock, held while the daemon lives.
     _lock: Option<File>,
 }
@@ -133,9 +139,14 @@ impl Daemon {
             running: watch::Sender::new(0),
             scorer,
             turns: Turns::new(MAX_TURNS),
+            outcomes: Arc::default(),
+            started_ms: now_ms(),
             _lock: lock,
         };
         let daemon = Self { shared: Arc::new(shared) };
+        let held = JobFilter { states: vec![JobState::Held], limit: None };
+        let (held, _) = daemon.shared.store.jobs(&held)?;
+        daemon.shared.outcomes.held_before(held.into_iter().map(|record| record.id));
         daemon.requeue_unfinished(same_boot)?;
         daemon.remove_expired_daily();
         Ok(daemon)

@@ -19,6 +19,7 @@
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
 //! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
+//! * [`snapshot`]: the daemon's state at a moment.
 
 #![forbid(unsafe_code)]
 
@@ -34,6 +35,7 @@ pub mod export;
 mod feed;
 pub mod journal;
 pub mod memory;
+mod outcomes;
 mod own_access;
 pub mod plan;
 mod preemption;
@@ -46,6 +48,7 @@ mod scoring;
 pub mod server;
 pub mod service;
 mod service_manager;
+pub mod snapshot;
 pub mod socket;
 pub mod sources;
 pub mod state;

@@ -159,6 +159,7 @@ impl Daemon {
             if let Err(error) = self.requeue(&mut record, same_boot) {
                 tracing::error!(job = record.id, "cannot be resumed: {error:#}");
                 record.enter(JobState::Failed, &format!("cannot be resumed: {error:#}"));
+                self.shared.outcomes.entered(&record.id, record.state);
                 self.shared.store.save_job(&record)?;
             }
         }
@@ -187,6 +188,7 @@ impl Daemon {
             );
             tracing::error!(job = record.id, "{reason}");
             record.enter(JobState::Held, &reason);
+            self.shared.outcomes.entered(&record.id, record.state);
             self.shared.store.append_log(&record.id, now_ms(), Level::ERROR, &reason)?;
             return Ok(self.shared.store.save_job(record)?);
         }
@@ -207,7 +209,8 @@ impl Daemon {
         check: impl FnOnce(&Self, &Jobs) -> Result<()>,
     ) -> Result<()> {
         let (control, events) = Control::new();
-        let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record));
+        let outcomes = Arc::clone(&self.shared.outcomes);
+        let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record, outcomes));
         let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
         let supervisor = Supervisor::new(
             (job, requester),
@@ -227,6 +230,7 @@ impl Daemon {
             check(self, &jobs)?;
             // Its last state is out of date.
             jobs.unstored.retain(|ended| ended.recorder.id() != active.recorder.id());
+            self.shared.outcomes.released(active.recorder.id());
             let record = active.recorder.record();
             let demand = supervisor.demand();
             jobs.scheduler.add(Waiting {

@@ -32,6 +32,7 @@ impl Daemon {
         }
         self.shared.jobs().unstored.retain(|active| active.recorder.id() != record.id);
         self.shared.store.remove_job(&record.id)?;
+        self.shared.outcomes.released(&record.id);
         Ok(record)
     }
 

@@ -6,22 +6,37 @@ use std::path::{Path, PathBuf};
 /// The mount point of control groups.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes available without swapping: the kernel's estimate for the host, limited by what each control group has left.
-/// A group's inactive file cache counts as available. `None` if the kernel does not report it.
-pub(crate) fn bytes() -> Option<u64> {
-    let memory = fs::read_to_string("/proc/meminfo").ok()?;
-    let of_host = field(&memory, "MemAvailable:")?.checked_mul(1024)?;
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Some(left_in_groups(Path::new(GROUPS), &groups).into_iter().fold(of_host, u64::min))
+/// Memory of the host, within the limits of this process's control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Bytes available without swapping: the kernel's estimate for the host, limited by what each control group has left.
+    /// A group's inactive file cache counts as available.
+    pub(crate) available_bytes: u64,
+    /// All bytes: the host's, limited by each control group.
+    pub(crate) total_bytes: u64,
 }
 
-/// The bytes that the host and this process's control groups allow at most; `None` if the kernel does not report it.
-pub(crate) fn limit() -> Option<u64> {
-    let memory = fs::read_to_string("/proc/meminfo").ok()?;
-    let of_host = field(&memory, "MemTotal:")?.checked_mul(1024)?;
+/// The memory now; `None` if the kernel does not report it.
+pub(crate) fn memory() -> Option<Memory> {
+    let host = fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name| field(&host, name)?.checked_mul(1024);
+    let host = Memory { available_bytes: kib("MemAvailable:")?, total_bytes: kib("MemTotal:")? };
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let limits = groups_around(Path::new(GROUPS), &groups);
-    Some(limits.filter_map(|(group, [limit, ..])| read_limit(&group, limit)).fold(of_host, u64::min))
+    Some(memory_of_groups(Path::new(GROUPS), &groups).into_iter().fold(host, Memory::within))
+}
+
+/// Bytes available without swapping, as in [`Memory`].
+pub(crate) fn bytes() -> Option<u64> {
+    memory().map(|memory| memory.available_bytes)
+}
+
+impl Memory {
+    fn within(self, other: Self) -> Self {
+        Self {
+            available_bytes: self.available_bytes.min(other.available_bytes),
+            total_bytes: self.total_bytes.min(other.total_bytes),
+        }
+    }
 }
 
 /// The number of processes of this host that the OOM killer has killed; `None` if the kernel does not report it.
@@ -35,15 +50,8 @@ fn field(text: &str, name: &str) -> Option<u64> {
     lines.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
 }
 
-/// The bytes that each limited group has left: the groups in `groups`, the text of `/proc/self/cgroup`, and their
-/// ancestors.
-fn left_in_groups(root: &Path, groups: &str) -> Vec<u64> {
-    groups_around(root, groups).filter_map(|(group, files)| left_in(&group, files)).collect()
-}
-
-/// The memory groups in `groups` and their ancestors, each with the names of its files: the limit, the use, and the field
-/// of `memory.stat` with the part of the use that the kernel can free.
-fn groups_around(root: &Path, groups: &str) -> impl Iterator<Item = (PathBuf, [&'static str; 3])> {
+/// The memory of each limited group: the groups in `groups`, the text of `/proc/self/cgroup`, and their ancestors.
+fn memory_of_groups(root: &Path, groups: &str) -> Vec<Memory> {
     // `0::/path` of version 2, `4:memory:/path` of version 1.
     let named = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -57,27 +65,24 @@ fn groups_around(root: &Path, groups: &str) -> impl Iterator<Item = (PathBuf, [&
             _ => None,
         }
     });
-    named.flat_map(|(mount, path, files)| {
-        let group = mount.join(path.trim_start_matches('/'));
-        let around = group.ancestors().map(Path::to_owned).collect::<Vec<PathBuf>>();
-        let within = around.into_iter().take_while(move |group| group.starts_with(&mount));
-        within.map(move |group| (group, files))
-    })
+    named
+        .flat_map(|(mount, path, files)| {
+            let group = mount.join(path.trim_start_matches('/'));
+            let around = group.ancestors().map(Path::to_owned).collect::<Vec<PathBuf>>();
+            let within = around.into_iter().take_while(move |group| group.starts_with(&mount));
+            within.filter_map(move |group| memory_of(&group, files))
+        })
+        .collect()
 }
 
-/// The bytes that a group has left; `None` if it has no limit or is not visible.
-fn left_in(group: &Path, [limit, used, unused_field]: [&str; 3]) -> Option<u64> {
-    let limit = read_limit(group, limit)?;
-    let used: u64 = fs::read_to_string(group.join(used)).ok()?.trim().parse().ok()?;
-    let unused = fs::read_to_string(group.join("memory.stat")).ok();
-    let unused = unused.and_then(|text| field(&text, unused_field)).unwrap_or(0);
-    Some(limit.saturating_sub(used.saturating_sub(unused)))
-}
-
-/// A group's limit; `None` if it has none, or is not visible.
-fn read_limit(group: &Path, file: &str) -> Option<u64> {
+/// The memory of a group; `None` if it has no limit or is not visible.
+fn memory_of(group: &Path, [limit, used, unused]: [&str; 3]) -> Option<Memory> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     // "max" means no limit.
-    fs::read_to_string(group.join(file)).ok()?.trim().parse().ok()
+    let limit: u64 = read(limit)?.trim().parse().ok()?;
+    let used: u64 = read(used)?.trim().parse().ok()?;
+    let unused = read("memory.stat").and_then(|text| field(&text, unused)).unwrap_or(0);
+    Some(Memory { available_bytes: limit.saturating_sub(used.saturating_sub(unused)), total_bytes: limit })
 }
 
 #[cfg(test)]
@@ -86,11 +91,19 @@ mod tests {
 
     use super::*;
 
+    fn sizes(available_bytes: u64, total_bytes: u64) -> Memory {
+        Memory { available_bytes, total_bytes }
+    }
+
     #[test]
     fn the_host_reports_its_memory() {
-        let available = bytes().unwrap();
-        assert!(available > 1 << 20, "{available}");
-        assert!(limit().unwrap() >= available);
+        let memory = memory().unwrap();
+        assert!(
+            memory.available_bytes > 1 << 20 && memory.available_bytes <= memory.total_bytes,
+            "{memory:?}"
+        );
+        let within = sizes(5, 10).within(sizes(7, 9));
+        assert_eq!(within, sizes(5, 9));
         assert!(kills().is_some());
     }
 
@@ -106,10 +119,10 @@ mod tests {
         put(&group, "max\n", "700\n");
         put(&root.path().join("a"), "1000\n", "900\n");
         fs::write(root.path().join("a/memory.stat"), "file 300\ninactive_file 150\n").unwrap();
-        assert_eq!(left_in_groups(root.path(), "3:cpu:/x\n0::/a/b\n"), [250]);
+        assert_eq!(memory_of_groups(root.path(), "3:cpu:/x\n0::/a/b\n"), [sizes(250, 1000)]);
         put(&group, "200\n", "700\n");
-        assert_eq!(left_in_groups(root.path(), "0::/a/b\n"), [0, 250]);
-        assert!(left_in_groups(root.path(), "0::/elsewhere\n").is_empty());
+        assert_eq!(memory_of_groups(root.path(), "0::/a/b\n"), [sizes(0, 200), sizes(250, 1000)]);
+        assert!(memory_of_groups(root.path(), "0::/elsewhere\n").is_empty());
     }
 
     #[test]
@@ -120,6 +133,6 @@ mod tests {
         fs::write(group.join("memory.limit_in_bytes"), "1000").unwrap();
         fs::write(group.join("memory.usage_in_bytes"), "600").unwrap();
         fs::write(group.join("memory.stat"), "inactive_file 1\ntotal_inactive_file 100\n").unwrap();
-        assert_eq!(left_in_groups(root.path(), "5:cpu,memory:/a\n0::/\n"), [500]);
+        assert_eq!(memory_of_groups(root.path(), "5:cpu,memory:/a\n0::/\n"), [sizes(500, 1000)]);
     }
 }

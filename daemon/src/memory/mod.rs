@@ -160,7 +160,7 @@ pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
 
 /// The memory that this host can give to programs at most; `None` if the kernel does not report it.
 pub(crate) fn limit_bytes() -> Option<u64> {
-    available::limit()
+    available::memory().map(|memory| memory.total_bytes)
 }
 
 /// The memory that this host can give to a job now; `None` if the kernel does not report it.

@@ -126,6 +126,7 @@ impl<'a> Attempt<'a> {
                 move || drop(gone.send(Event::WorkerGone)),
             )
             .map_err(died)?;
+        supervisor.control.vitals().set_worker(Some(worker.pid()));
         supervisor.recorder.update(|record| record.attempts += 1);
         let mut attempt = Self {
             prepared,
@@ -233,6 +234,8 @@ impl<'a> Attempt<'a> {
             supervisor.retries.reset();
         }
         supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
+        let checkpoint = restored.as_ref().map(|restored| (restored.step, restored.path.as_path()));
+        supervisor.control.vitals().restored(checkpoint);
         for damage in passed_over {
             supervisor
                 .recorder
@@ -493,6 +496,7 @@ impl Supervisor {
     fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
         self.retries.reset();
         self.newest_step = Some(step);
+        self.control.vitals().committed(step);
         self.recorder.log(Level::INFO, &format!("checkpoint at step {step}: {}", path.display()));
         self.recorder.update(|record| {
             record.checkpoint = Some(path.clone());

@@ -23,6 +23,7 @@ mod prepare;
 mod profile;
 mod recorder;
 mod retry;
+mod vitals;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -54,6 +55,7 @@ pub(crate) use prepare::Prepared;
 pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;
 use retry::RetryBudget;
+use vitals::Vitals;
 
 /// Capacity of a job's event queue.
 const EVENT_QUEUE: usize = 64;
@@ -99,6 +101,7 @@ pub(crate) struct Control {
     reason: AtomicU8,
     /// The ingest that feeds the job's worker, while it has one.
     ingest: Mutex<Option<IngestControl>>,
+    vitals: Vitals,
 }
 
 /// Runs one job.
@@ -159,7 +162,7 @@ impl Control {
     pub(crate) fn new() -> (Arc<Self>, Receiver<Event>) {
         let (events, receiver) = sync_channel(EVENT_QUEUE);
         let (stopping, reason, ingest) = (Arc::default(), AtomicU8::new(0), Mutex::default());
-        let control = Self { events, stopping, reason, ingest };
+        let control = Self { events, stopping, reason, ingest, vitals: Vitals::default() };
         (Arc::new(control), receiver)
     }
 
@@ -203,6 +206,11 @@ impl Control {
     /// Explains the job's ingest; `None` while there is none.
     pub(crate) fn explain(&self) -> Option<Explanation> {
         self.ingest().as_ref().map(IngestControl::explain)
+    }
+
+    /// The job's worker and newest checkpoint.
+    pub(crate) fn vitals(&self) -> &Vitals {
+        &self.vitals
     }
 
     fn ingest(&self) -> MutexGuard<'_, Option<IngestControl>> {
@@ -428,10 +436,12 @@ impl Supervisor {
     }
 
     fn attempt(&mut self, prepared: &Prepared) -> Outcome {
-        match Attempt::start(self, prepared) {
+        let outcome = match Attempt::start(self, prepared) {
             Ok(attempt) => attempt.run(self),
             Err(outcome) => outcome,
-        }
+        };
+        self.control.vitals.set_worker(None);
+        outcome
     }
 
     /// Waits before the next attempt, or fails the job if its retry budget is spent.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tracing::Level;
 
+use crate::outcomes::Outcomes;
 use crate::state::{HistoryPoint, JobRecord, Store, now_ms, storable};
 
 /// Interval between writes of progress to the store.
@@ -35,6 +36,7 @@ pub(crate) struct JobRecorder {
     /// Minimum number of steps between history points.
     spacing: Arc<AtomicU64>,
     unsaved: Arc<Unsaved>,
+    outcomes: Arc<Outcomes>,
 }
 
 /// The record that the store's thread writes next.
@@ -57,8 +59,8 @@ struct Stored {
 }
 
 impl JobRecorder {
-    /// A recorder for a job that is in the store.
-    pub(crate) fn new(store: Arc<Store>, record: JobRecord) -> Self {
+    /// A recorder for a job that is in the store. It counts the job's end in `outcomes`.
+    pub(crate) fn new(store: Arc<Store>, record: JobRecord, outcomes: Arc<Outcomes>) -> Self {
         let id = record.id.clone();
         Self {
             id,
@@ -67,6 +69,7 @@ impl JobRecorder {
             stored: Mutex::default(),
             spacing: Arc::default(),
             unsaved: Arc::new(Unsaved { record: Mutex::default(), is_stored: AtomicBool::new(true) }),
+            outcomes,
         }
     }
 
@@ -90,6 +93,8 @@ impl JobRecorder {
         let level = if state == JobState::Failed { Level::ERROR } else { Level::INFO };
         let is_new_reason = !reason.is_empty() && self.record.borrow().reason != reason;
         self.log(level, &if is_new_reason { format!("{state}: {reason}") } else { state.to_string() });
+        // Before watchers see it, so that a client that has seen the end also finds it counted.
+        self.outcomes.entered(&self.id, state);
         self.change(|record| record.enter(state, reason), || self.store.flush(STATE_TIMEOUT));
     }
 
@@ -269,7 +274,7 @@ mod tests {
                 &JobSource { text: String::new(), path: "/a.toml".into(), requester: Requester::Trusted },
             )
             .unwrap();
-        JobRecorder::new(store, record)
+        JobRecorder::new(store, record, Arc::default())
     }
 
     #[test]

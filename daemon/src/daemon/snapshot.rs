@@ -1,0 +1,81 @@
+//! The daemon's state at a moment.
+
+use millstream_control::proto::JobState;
+
+use super::Daemon;
+use crate::queue::ActiveJob;
+use crate::snapshot::{HostUse, JobSnapshot, OpenFiles, ProcessUse, Snapshot, WorkerSnapshot};
+
+impl Daemon {
+    /// Its state now, from memory and `/proc`. Never waits for the state database.
+    pub fn snapshot(&self) -> Snapshot {
+        let (running, queued_jobs, is_stopping) = {
+            let jobs = self.shared.jobs();
+            (jobs.running.clone(), jobs.queued.len() as u64, jobs.draining)
+        };
+        let (ended_jobs, held_jobs) = self.shared.outcomes.now();
+        Snapshot {
+            version: env!("CARGO_PKG_VERSION"),
+            started_ms: self.shared.started_ms,
+            is_stopping,
+            queued_jobs,
+            held_jobs,
+            ended_jobs,
+            jobs: running.iter().map(job).collect(),
+            process: ProcessUse::of_self(),
+            open_files: OpenFiles::of_self(),
+            host: HostUse::now(),
+        }
+    }
+}
+
+fn job(active: &ActiveJob) -> JobSnapshot {
+    let ActiveJob { recorder, control } = active;
+    let record = recorder.record();
+    let worker = control.vitals().worker();
+    JobSnapshot {
+        // A thread that has just been started has not changed the state yet.
+        state: if record.state == JobState::Queued { JobState::Preparing } else { record.state },
+        owner: record.owner.map(|owner| owner.to_string()),
+        started_ms: record.started_ms,
+        device: record.device.map(|device| device.text),
+        progress: record.progress,
+        attempts: record.attempts,
+        checkpoint: control.vitals().checkpoint(),
+        evaluation: record.eval,
+        worker: worker.map(|pid| WorkerSnapshot { pid, process: ProcessUse::of(pid) }),
+        ingest: control.explain(),
+        id: record.id,
+        name: record.name,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_snapshot_does_not_wait_for_the_state_database() {
+        let daemon = Daemon::start_embedded().unwrap();
+        let (release, released) = sync_channel::<()>(0);
+        let (began, has_begun) = sync_channel(1);
+        daemon.shared.store.write("a", move |_| {
+            let _ = began.try_send(());
+            // Closed when the test releases it.
+            let _ = released.recv();
+            Ok(())
+        });
+        has_begun.recv().unwrap();
+        let taking = daemon.blocking(|daemon| Ok::<_, anyhow::Error>(daemon.snapshot()));
+        let taken = tokio::time::timeout(Duration::from_secs(60), taking).await.unwrap().unwrap();
+        drop(release);
+        assert_eq!((taken.queued_jobs, taken.held_jobs, taken.is_stopping), (0, 0, false));
+        assert!(taken.jobs.is_empty() && taken.process.is_some() && taken.open_files.is_some());
+        daemon.shutdown().await;
+        assert!(daemon.snapshot().is_stopping);
+    }
+}

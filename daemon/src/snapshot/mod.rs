@@ -1,0 +1,109 @@
+//! The daemon's state at a moment, as plain data for metrics and displays.
+//!
+//! [`Daemon::snapshot`](crate::daemon::Daemon::snapshot) takes it from memory and `/proc` in less than a millisecond, and
+//! never waits for the state database. So a display may ask once a second, and a database that hangs hides nothing.
+//! Consumers see one consistent value and depend neither on the daemon's locks nor on each other's formats.
+
+pub(crate) mod system;
+
+use millstream_control::proto::{JobProgress, JobState};
+use millstream_pipeline::ingest::Explanation;
+use millstream_trainer::metrics::Metrics;
+
+pub use system::{HostUse, OpenFiles, ProcessUse};
+
+/// The daemon's state at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// The daemon's version.
+    pub version: &'static str,
+    /// When it started, in milliseconds since the Unix epoch.
+    pub started_ms: u64,
+    /// Whether it is stopping: no further job starts.
+    pub is_stopping: bool,
+    /// Jobs that wait in the queue.
+    pub queued_jobs: u64,
+    /// Jobs that are held until a user resumes or removes them.
+    pub held_jobs: u64,
+    /// Jobs that have ended since the daemon started.
+    pub ended_jobs: EndedJobs,
+    /// The jobs under way: preparing or running.
+    pub jobs: Vec<JobSnapshot>,
+    /// The daemon's own process; `None` if `/proc` cannot be read.
+    pub process: Option<ProcessUse>,
+    /// The daemon's file descriptors; `None` if `/proc` cannot be read.
+    pub open_files: Option<OpenFiles>,
+    /// The host.
+    pub host: HostUse,
+}
+
+/// Jobs that have ended, by outcome. A job that is resumed and ends again counts twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndedJobs {
+    /// Jobs that reached the end of their training.
+    pub succeeded: u64,
+    /// Jobs that failed.
+    pub failed: u64,
+    /// Jobs that a user cancelled.
+    pub cancelled: u64,
+    /// Jobs that are held because the daemon died repeatedly while they were under way.
+    pub held: u64,
+}
+
+/// A job under way.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobSnapshot {
+    /// Its id.
+    pub id: String,
+    /// The name in the job file.
+    pub name: String,
+    /// Preparing or running; a final state for a moment at its end.
+    pub state: JobState,
+    /// The user who submitted it, if the daemon recorded that.
+    pub owner: Option<String>,
+    /// When its preparation first started, in milliseconds since the Unix epoch.
+    pub started_ms: Option<u64>,
+    /// The device it trains on, reported by its worker.
+    pub device: Option<String>,
+    /// Training progress.
+    pub progress: JobProgress,
+    /// Worker processes started, over all resumes.
+    pub attempts: u32,
+    /// The newest checkpoint.
+    pub checkpoint: Option<CheckpointSnapshot>,
+    /// The last evaluation's metrics of each label.
+    pub evaluation: Vec<Metrics>,
+    /// Its worker, while it has one.
+    pub worker: Option<WorkerSnapshot>,
+    /// Its ingest, while there is one.
+    pub ingest: Option<Explanation>,
+}
+
+/// A committed checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointSnapshot {
+    /// The step after which it was taken.
+    pub step: u64,
+    /// When it was committed, in milliseconds since the Unix epoch, if known.
+    pub committed_ms: Option<u64>,
+}
+
+/// A worker process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkerSnapshot {
+    /// Its process id.
+    pub pid: u32,
+    /// What it uses; `None` if it has just exited.
+    pub process: Option<ProcessUse>,
+}
+
+impl Snapshot {
+    /// The number of jobs in a state of the queue or under way.
+    pub fn jobs_in(&self, state: JobState) -> u64 {
+        match state {
+            JobState::Queued => self.queued_jobs,
+            JobState::Held => self.held_jobs,
+            _ => self.jobs.iter().filter(|job| job.state == state).count() as u64,
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What a job's thread knows of its worker and its newest checkpoint, for observers that must not wait for the job.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::UNIX_EPOCH;
+
+use millstream_trainer::checkpoint::MANIFEST;
+
+use crate::snapshot::CheckpointSnapshot;
+use crate::state::now_ms;
+
+/// Set by the job's thread, read by observers.
+#[derive(Debug, Default)]
+pub(crate) struct Vitals(Mutex<Facts>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Facts {
+    worker: Option<u32>,
+    checkpoint: Option<CheckpointSnapshot>,
+}
+
+impl Vitals {
+    /// The process id of the worker, while there is one.
+    pub(crate) fn worker(&self) -> Option<u32> {
+        self.facts().worker
+    }
+
+    /// The newest checkpoint that the job has committed or resumed from.
+    pub(crate) fn checkpoint(&self) -> Option<CheckpointSnapshot> {
+        self.facts().checkpoint
+    }
+
+    pub(super) fn set_worker(&self, pid: Option<u32>) {
+        self.facts().worker = pid;
+    }
+
+    /// A checkpoint has just been committed.
+    pub(super) fn committed(&self, step: u64) {
+        self.facts().checkpoint = Some(CheckpointSnapshot { step, committed_ms: Some(now_ms()) });
+    }
+
+    /// The job resumes from the checkpoint of `step` in `directory`, or from scratch.
+    pub(super) fn restored(&self, checkpoint: Option<(u64, &Path)>) {
+        let found =
+            checkpoint.map(|(step, path)| CheckpointSnapshot { step, committed_ms: committed_ms(path) });
+        self.facts().checkpoint = found;
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// When the checkpoint in `directory` was committed: its manifest is written last.
+fn committed_ms(directory: &Path) -> Option<u64> {
+    let modified = directory.join(MANIFEST).metadata().ok()?.modified().ok()?;
+    u64::try_from(modified.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_restored_checkpoint_has_the_time_of_its_manifest() {
+        let directory = tempfile::tempdir().unwrap();
+        let vitals = Vitals::default();
+        vitals.restored(Some((7, directory.path())));
+        assert_eq!(vitals.checkpoint(), Some(CheckpointSnapshot { step: 7, committed_ms: None }));
+        std::fs::write(directory.path().join(MANIFEST), "{}").unwrap();
+        vitals.restored(Some((7, directory.path())));
+        let committed_ms = vitals.checkpoint().unwrap().committed_ms.unwrap();
+        assert!(now_ms().abs_diff(committed_ms) < 60_000);
+        vitals.restored(None);
+        assert_eq!(vitals.checkpoint(), None);
+    }
+}
