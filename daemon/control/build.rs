@@ -1,7 +1,7 @@
 //! Compiles the control API's protobuf definitions in pure Rust, without `protoc`.
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 15] = [
+const PRINTED: [&str; 16] = [
     "CacheUse",
     "CheckpointReply",
     "Device",
@@ -16,6 +16,7 @@ const PRINTED: [&str; 15] = [
     "JobProgress",
     "Library",
     "LogLine",
+    "MetricsReply",
     "StageUse",
 ];
 

@@ -1,5 +1,6 @@
 //! The arguments of `millstreamd`, from which its manual page is generated as well.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// Directory of the job database [default: /var/lib/millstream for root, else below $XDG_STATE_HOME]
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
+    /// Serve metrics for Prometheus over HTTP on this address and port, such as 127.0.0.1:9464, at /metrics [default: none]
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<SocketAddr>,
     /// Format of log lines on standard error; as "text", they go to the systemd journal if standard error is connected to
     /// it
     #[arg(long, value_enum, default_value = "text")]

@@ -3,6 +3,7 @@
 //! The file is optional, and so is every key; unknown keys are rejected. Command-line arguments override the file.
 //! This module does not touch the system: the daemon creates directories and takes locks when it starts.
 
+use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -97,6 +98,8 @@ impl Config {
 pub struct ServerConfig {
     /// The control socket.
     pub socket: PathBuf,
+    /// The address on which metrics are served over HTTP, if they are.
+    pub metrics_address: Option<SocketAddr>,
     /// The daemon behind it.
     pub daemon: Config,
 }
@@ -106,6 +109,7 @@ impl ServerConfig {
     pub(crate) fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         let keys = [
             ("socket", self.socket == running.socket),
+            ("metrics_address", self.metrics_address == running.metrics_address),
             ("state_directory", self.daemon.state == running.daemon.state),
             ("storage", self.daemon.storage == running.daemon.storage),
         ];
@@ -119,6 +123,8 @@ impl ServerConfig {
 pub struct ConfigFile {
     /// Path of the control socket.
     pub socket: Option<PathBuf>,
+    /// The address on which metrics are served over HTTP.
+    pub metrics_address: Option<SocketAddr>,
     /// Directory of the job database.
     pub state_directory: Option<PathBuf>,
     /// Directories of runs for every user of the socket.
@@ -187,6 +193,7 @@ impl ConfigFile {
     pub fn overridden_by(self, other: Self) -> Self {
         Self {
             socket: other.socket.or(self.socket),
+            metrics_address: other.metrics_address.or(self.metrics_address),
             state_directory: other.state_directory.or(self.state_directory),
             shared_directories: other.shared_directories.or(self.shared_directories),
             max_jobs: other.max_jobs.or(self.max_jobs),
@@ -235,7 +242,7 @@ impl ConfigFile {
             storage,
             ..Config::embedded()
         };
-        Ok(ServerConfig { socket, daemon })
+        Ok(ServerConfig { socket, metrics_address: self.metrics_address, daemon })
     }
 }
 
@@ -300,6 +307,7 @@ mod tests {
         assert!(error.contains("--socket"), "{error}");
         let given = ConfigFile {
             socket: Some("/a.sock".into()),
+            metrics_address: None,
             state_directory: Some("/s".into()),
             shared_directories: None,
             max_jobs: NonZeroUsize::new(3),
@@ -320,6 +328,7 @@ mod tests {
         let sample: ConfigFile = toml::from_str(text).unwrap();
         let ConfigFile {
             socket,
+            metrics_address,
             state_directory,
             shared_directories,
             max_jobs,
@@ -338,6 +347,7 @@ mod tests {
             ("jobs_memory", jobs_memory.is_none()),
             ("jobs_threads", jobs_threads.is_none()),
             ("keep_jobs_days", keep_jobs_days.is_none()),
+            ("metrics_address", metrics_address.is_none()),
         ] {
             assert!(is_absent && text.contains(&format!("\n#{name} = ")), "{name}");
         }
@@ -350,13 +360,19 @@ mod tests {
 
     #[test]
     fn the_command_line_wins_over_the_file() {
-        let text = "socket = '/file.sock'\nmax_jobs = 2\njobs_memory = '1.5GiB'";
+        let text =
+            "socket = '/file.sock'\nmax_jobs = 2\njobs_memory = '1.5GiB'\nmetrics_address = '127.0.0.1:1'";
         let file: ConfigFile = toml::from_str(text).unwrap();
-        let line = ConfigFile { socket: Some("/line.sock".into()), ..ConfigFile::default() };
+        let line = ConfigFile {
+            socket: Some("/line.sock".into()),
+            metrics_address: "[::1]:2".parse().ok(),
+            ..ConfigFile::default()
+        };
         let both = file.overridden_by(line).resolve(&user()).unwrap();
         let limits = &both.daemon.settings.limits;
         assert_eq!((both.socket.to_str().unwrap(), limits.max_jobs), ("/line.sock", NonZeroUsize::new(2)));
         assert_eq!((limits.memory_bytes, limits.max_jobs_per_user), (Some(3 << 29), None));
+        assert_eq!(both.metrics_address.unwrap().to_string(), "[::1]:2");
     }
 
     #[test]
@@ -367,6 +383,7 @@ mod tests {
             ("max_jobs = 1\nsockets = '/x'", "line 2"),
             ("max_jobs = 0", "nonzero"),
             ("jobs_memory = 'much'", "200GiB"),
+            ("metrics_address = 'localhost'", "socket address"),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", ConfigFile::read(&path).unwrap_err());

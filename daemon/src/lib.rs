@@ -20,6 +20,7 @@
 //! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
 //! * [`snapshot`]: the daemon's state at a moment.
+//! * [`metrics`]: the snapshot as Prometheus metrics, and the address that serves them.
 
 #![forbid(unsafe_code)]
 
@@ -35,6 +36,7 @@ pub mod export;
 mod feed;
 pub mod journal;
 pub mod memory;
+pub mod metrics;
 mod outcomes;
 mod own_access;
 pub mod plan;

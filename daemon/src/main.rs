@@ -33,8 +33,12 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<()> {
     log(arguments.log_format);
-    let line =
-        ConfigFile { socket: arguments.socket, state_directory: arguments.state, ..ConfigFile::default() };
+    let line = ConfigFile {
+        socket: arguments.socket,
+        state_directory: arguments.state,
+        metrics_address: arguments.metrics,
+        ..ConfigFile::default()
+    };
     let configuration = || {
         let file = arguments.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
         file.overridden_by(line.clone()).resolve(&Surroundings::of_process())

@@ -24,7 +24,7 @@ use crate::preemption::Cloud;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::socket::ControlSocket;
-use crate::{service, service_manager};
+use crate::{metrics, service, service_manager};
 
 /// Capacity of the queue of accepted connections.
 const ACCEPT_QUEUE: usize = 16;
@@ -60,7 +60,15 @@ pub async fn serve(
             None => ControlSocket::bind(&config.socket)?,
         }
     };
+    let metrics_listener = {
+        let _entered = control.handle.enter();
+        config.metrics_address.map(metrics::http::bind).transpose()?
+    };
     let daemon = Daemon::start(config.daemon.clone())?;
+    if let Some(listener) = metrics_listener {
+        // Until the process ends, so that its stop can be watched.
+        control.handle.spawn(metrics::http::serve(listener, daemon.clone()));
+    }
     tracing::info!(socket = %socket.path().display(), "listening");
 
     let connections = Connections::new();

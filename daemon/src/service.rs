@@ -12,8 +12,8 @@ use futures::stream::{self, Stream, StreamExt};
 use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
-    self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, ProfileReply,
-    ProfileRequest, ScoreRequest, Scores, SubmitRequest,
+    self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MetricsReply,
+    MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
@@ -27,6 +27,7 @@ use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, Predicted, Predictions, SubmitError};
+use crate::metrics::{self, Format};
 use crate::state::{History, HistoryPoint, JobFilter, JobRecord, LogRecord, StoreError};
 use crate::turns::Answers;
 use millstream_trainer::metrics::{MetricValue, Metrics};
@@ -243,6 +244,14 @@ impl Control for Service {
         let taken = self.daemon.checkpoint(&request.into_inner().id).await;
         let (path, step) = taken.map_err(error_status)?;
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
+    }
+
+    async fn metrics(&self, request: Request<MetricsRequest>) -> Reply<MetricsReply> {
+        let open_metrics = request.into_inner().open_metrics;
+        let format = if open_metrics { Format::OpenMetrics } else { Format::Prometheus };
+        let text = self.daemon.blocking(move |daemon| Ok(metrics::render(&daemon.snapshot(), format))).await;
+        let (content_type, text) = (format.content_type().to_owned(), text.map_err(error_status)?);
+        Ok(Response::new(MetricsReply { content_type, text }))
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {

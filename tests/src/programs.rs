@@ -39,7 +39,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with its socket and state in `directory`, and waits until it responds.
+    /// Starts a daemon with its socket and state in `directory`, which runs one job at a time, and waits until it responds.
     ///
     /// # Panics
     /// If it does not respond.
@@ -52,15 +52,14 @@ impl Daemon {
     /// # Panics
     /// See [`Daemon::start`].
     pub fn start_in(directory: &Path, variables: &[(&str, &Path)]) -> Self {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("millstreamd.toml");
-        Self::start_with(directory, variables, &config)
+        Self::start_with(directory, variables, &[])
     }
 
-    /// Like [`Daemon::start_in`], with a configuration file. The others run one job at a time.
+    /// Like [`Daemon::start_in`], with additional arguments.
     ///
     /// # Panics
     /// See [`Daemon::start`].
-    pub fn start_with(directory: &Path, variables: &[(&str, &Path)], config: &Path) -> Self {
+    pub fn start_with(directory: &Path, variables: &[(&str, &Path)], arguments: &[&str]) -> Self {
         let socket = directory.join("millstreamd.sock");
         let child = Command::new(program("millstreamd"))
             .envs(variables.iter().copied())
@@ -69,7 +68,8 @@ impl Daemon {
             .arg("--state")
             .arg(directory.join("state"))
             .arg("--config")
-            .arg(config)
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("millstreamd.toml"))
+            .args(arguments)
             .stdin(Stdio::null())
             .stderr(fs::File::options().create(true).append(true).open(directory.join("daemon.log")).unwrap())
             .spawn()

@@ -16,7 +16,8 @@ use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
     CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest, ListReply, ListRequest, LogLine,
-    LogsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
+    LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
+    SubmitRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -221,6 +222,14 @@ impl Client {
     /// When the job is not running.
     pub async fn checkpoint(&mut self, id: &str) -> Result<CheckpointReply, ClientError> {
         Ok(self.inner.checkpoint(job_request(id)).await?.into_inner())
+    }
+
+    /// The daemon's state as metrics for Prometheus.
+    ///
+    /// # Errors
+    /// When the connection breaks.
+    pub async fn metrics(&mut self, request: MetricsRequest) -> Result<MetricsReply, ClientError> {
+        Ok(self.inner.metrics(request).await?.into_inner())
     }
 
     /// Evaluates a checkpoint on held-out data.

@@ -71,9 +71,18 @@ fn a_job_under_way_at_two_deaths_of_the_daemon_is_held_and_the_others_go_on() {
     let reason = held["reason"].as_str().unwrap();
     assert!(reason.starts_with("held after the daemon died 2 times while running it"), "{reason}");
     daemon.succeeded(&innocent);
+    let metrics = |daemon: &Daemon| String::from_utf8(daemon.run(&["metrics"]).stdout).unwrap();
+    let counted = metrics(&daemon);
+    assert!(counted.contains("millstream_jobs_ended_total{outcome=\"held\"} 1\n"), "{counted}");
+    daemon.stop();
+    daemon = Daemon::start(job.directory());
+    let kept = metrics(&daemon);
+    assert!(kept.contains("millstream_jobs{state=\"held\"} 1\n"), "another daemon knows of it: {kept}");
 
     // It is a user's turn now. A stop in order does not count as a death.
     assert_eq!(daemon.json(&["resume", &suspect])["state"], "queued");
+    let released = metrics(&daemon);
+    assert!(released.contains("millstream_jobs{state=\"held\"} 0\n"), "{released}");
     wait_until("the suspect runs", || is_running(&daemon, &suspect));
     daemon.stop();
     let daemon = Daemon::start(job.directory());

@@ -22,6 +22,7 @@ mod interrupt;
 mod labels;
 mod lists;
 mod maxima;
+mod metrics;
 mod mixing;
 mod priority;
 mod profile;

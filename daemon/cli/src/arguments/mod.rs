@@ -169,6 +169,16 @@ The checkpoint counts towards `checkpoint.keep` and is deleted when enough newer
 Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
     Checkpoint(JobId),
+    /// Print the daemon's metrics in a format of Prometheus
+    #[command(after_help = "\
+The same text as from `metrics_address` of the daemon's configuration, which needs no command. As a file
+of node_exporter's textfile collector, it needs no port either.
+
+Examples:
+  millstream metrics | grep millstream_job_loss
+  millstream metrics > /var/lib/node_exporter/millstream.prom.new && \
+    mv /var/lib/node_exporter/millstream.prom.new /var/lib/node_exporter/millstream.prom")]
+    Metrics(PrintedMetrics),
     /// Evaluate a trained model on held-out data
     #[command(after_help = "\
 The metrics (AUC, log loss, calibration, RMSE and others) depend on the job's label and loss. For a job
@@ -205,6 +215,14 @@ Examples:
     /// Write manual pages
     #[command(hide = true)]
     ManPages(ManPages),
+}
+
+/// `metrics`
+#[derive(Debug, Args)]
+pub(crate) struct PrintedMetrics {
+    /// Print OpenMetrics 1.0 instead of the text format 0.0.4
+    #[arg(long)]
+    pub(crate) openmetrics: bool,
 }
 
 /// `completions`

@@ -15,6 +15,7 @@ mod init;
 mod inspect;
 mod list;
 mod logs;
+mod metrics;
 mod predict;
 mod profile;
 mod remove;
@@ -54,6 +55,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Resume(arguments) => on_runtime(resume::run(arguments, context)),
         Command::Remove(arguments) => on_runtime(remove::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
+        Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
         Command::Inspect(arguments) => inspect::run(arguments, context),
@@ -80,6 +82,7 @@ fn cleans_up(command: &Command) -> bool {
         | C::Resume(_)
         | C::Remove(_)
         | C::Checkpoint(_)
+        | C::Metrics(_)
         | C::Bench(_) => false,
     }
 }

@@ -42,6 +42,7 @@ fn every_command_has_help_with_an_example() {
         "inspect",
         "list",
         "logs",
+        "metrics",
         "pause",
         "predict",
         "profile",

@@ -1,0 +1,160 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use millstream_control::proto::JobProgress;
+use millstream_pipeline::ingest::{Bound, Diagnosis, Resources, StageUse};
+use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
+
+use super::*;
+use crate::snapshot::{CheckpointSnapshot, EndedJobs, HostUse, OpenFiles, ProcessUse, WorkerSnapshot};
+
+fn diagnosis() -> Diagnosis {
+    let stage = |stage, busy, waiting| StageUse { stage, busy, waiting, waits_for: "" };
+    Diagnosis {
+        seconds: 10.0,
+        rows_per_second: 250_000.5,
+        bytes_per_second: 1e7,
+        stages: vec![stage("fetch", None, 2.5), stage("decode", Some(0.75), 0.0)],
+        bound: Bound::Storage,
+        because: String::new(),
+        rows_per_second_without: None,
+        advice: Vec::new(),
+    }
+}
+
+fn ingest() -> Explanation {
+    let resources = Resources {
+        cores: 2,
+        lanes: 4,
+        decoders: 2,
+        decoders_fixed: false,
+        streams: 1,
+        streams_fixed: false,
+        object_bytes: 0,
+        most_object_bytes: 0,
+        useful_object_bytes: 0,
+        settled: true,
+    };
+    Explanation {
+        resources,
+        in_flight_bytes: 4096,
+        recent: diagnosis(),
+        whole: diagnosis(),
+        cache: Some(CacheStats { hits: 3, misses: 1, read_bytes: 300, written_bytes: 100 }),
+        truncated_rows: 6,
+    }
+}
+
+/// A snapshot in which everything is known of the first job, and little of the second.
+fn snapshot() -> Snapshot {
+    let process = ProcessUse { resident_bytes: 1 << 20, cpu_seconds: 1.5, threads: 9 };
+    let value = |metric, value| MetricValue { metric, value, error: None };
+    let evaluation = Metrics {
+        label: "a \"b\"".into(),
+        values: vec![value(Metric::Auc, Some(0.75)), value(Metric::LogLoss, None)],
+        ..Metrics::default()
+    };
+    let known = JobSnapshot {
+        id: "census-1".into(),
+        name: "census".into(),
+        state: JobState::Running,
+        owner: Some("ann".into()),
+        started_ms: Some(1_500),
+        device: Some("the CPU, 2 threads".into()),
+        progress: JobProgress {
+            step: 1200,
+            total_steps: Some(3815),
+            epoch: 1,
+            epochs: 5,
+            examples: 307_200,
+            examples_per_second: 812_345.5,
+            input_wait_fraction: 0.25,
+            loss: f64::NAN,
+            skipped_records: 2,
+            total_is_estimate: false,
+        },
+        attempts: 2,
+        checkpoint: Some(CheckpointSnapshot { step: 1000, committed_ms: Some(2_250) }),
+        evaluation: vec![evaluation],
+        worker: Some(WorkerSnapshot { pid: 7, process: Some(process) }),
+        ingest: Some(ingest()),
+    };
+    let preparing = JobSnapshot {
+        id: "clicks-2".into(),
+        name: "clicks".into(),
+        state: JobState::Preparing,
+        owner: None,
+        started_ms: None,
+        device: None,
+        progress: JobProgress::default(),
+        attempts: 0,
+        checkpoint: None,
+        evaluation: Vec::new(),
+        worker: Some(WorkerSnapshot { pid: 8, process: None }),
+        ingest: None,
+    };
+    Snapshot {
+        version: "0.1.0",
+        started_ms: 1_000,
+        is_stopping: false,
+        queued_jobs: 3,
+        held_jobs: 1,
+        ended_jobs: EndedJobs { succeeded: 4, failed: 1, cancelled: 0, held: 0 },
+        jobs: vec![known, preparing],
+        process: Some(process),
+        open_files: Some(OpenFiles { open: 20, maximum: Some(1024) }),
+        host: HostUse {
+            available_bytes: Some(1 << 30),
+            memory_bytes: Some(1 << 32),
+            cores: 2,
+            load: Some([0.5, 0.25, 0.0]),
+        },
+    }
+}
+
+#[test]
+fn a_snapshot_is_rendered_in_both_formats() {
+    assert_eq!(render(&snapshot(), Format::OpenMetrics), include_str!("golden.openmetrics"));
+    assert_eq!(render(&snapshot(), Format::Prometheus), include_str!("golden.prom"));
+}
+
+#[test]
+fn what_is_unknown_has_no_sample() {
+    let bare = Snapshot {
+        jobs: Vec::new(),
+        process: None,
+        open_files: Some(OpenFiles { open: 20, maximum: None }),
+        host: HostUse { cores: 2, ..HostUse::default() },
+        ..snapshot()
+    };
+    let text = render(&bare, Format::Prometheus);
+    assert!(text.contains("process_open_fds 20\n") && text.contains("millstream_host_cores 2\n"));
+    for absent in ["millstream_job_", "process_cpu", "process_max_fds", "host_memory", "host_load"] {
+        assert!(!text.contains(absent), "{absent} in {text}");
+    }
+}
+
+#[test]
+fn the_operators_table_lists_every_metric() {
+    let text = render(&snapshot(), Format::Prometheus);
+    let rendered: BTreeSet<_> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let readme = include_str!("../../../packaging/README.md");
+    let rows = readme.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let names = rows.map(|name| name.split('{').next().unwrap_or_default());
+    let listed: BTreeSet<_> =
+        names.filter(|name| name.starts_with("millstream_") || name.starts_with("process_")).collect();
+    assert!(rendered.len() > 30, "{rendered:?}");
+    assert_eq!(rendered, listed);
+}
+
+#[test]
+fn help_needs_no_escapes() {
+    let text = render(&snapshot(), Format::OpenMetrics);
+    let helps: Vec<_> = text.lines().filter(|line| line.starts_with("# HELP ")).collect();
+    assert!(!helps.is_empty());
+    for help in helps {
+        assert!(!help.contains(['"', '\\']) && help.ends_with('.'), "{help}");
+    }
+}
