@@ -130,7 +130,9 @@ fn agrees(series: &Series, before: &Value, after: &Value) {
     let auc = series[&format!("millstream_job_evaluation{{job_id=\"{id}\",label=\"\",metric=\"auc\"}}")];
     assert!([before, after].iter().any(|job| job["eval"]["auc"] == auc) || before["eval"] != after["eval"]);
     let device = before["device"]["description"].as_str().unwrap();
-    let info = format!("millstream_job_info{{job_id=\"{id}\",name=\"tiny\",owner=\"\",device=\"{device}\"}}");
+    let owner = before["owner"].as_str().unwrap();
+    let info =
+        format!("millstream_job_info{{job_id=\"{id}\",name=\"tiny\",owner=\"{owner}\",device=\"{device}\"}}");
     assert_eq!(series[&info], 1.0);
     assert_eq!(series[&format!("millstream_job_state{{job_id=\"{id}\",state=\"running\"}}")], 1.0);
 }
