@@ -13,7 +13,7 @@ mod text;
 mod tests;
 
 use millstream_control::proto::JobState;
-use millstream_pipeline::ingest::{CacheStats, Explanation};
+use millstream_pipeline::ingest::{CacheStats, Diagnosis, Explanation, StageUse};
 
 pub use text::Format;
 use text::Kind::{self, Counter, Gauge, Info};
@@ -247,7 +247,6 @@ impl JobFamilies<'_> {
     }
 
     fn ingest(&mut self) {
-        let recent = |job: &JobSnapshot| job.ingest.as_ref().map(|ingest| ingest.recent.clone());
         self.each(
             Gauge,
             "millstream_job_ingest_rows_per_second",
@@ -271,7 +270,7 @@ impl JobFamilies<'_> {
         });
         let help = "Share of the cores available to a stage of the input that it kept busy, recently.";
         self.all(Gauge, "millstream_job_ingest_stage_busy_ratio", help, |job, samples| {
-            for stage in recent(job).iter().flat_map(|recent| &recent.stages) {
+            for stage in stages(job) {
                 if let Some(busy) = stage.busy {
                     samples.add(&[("job_id", &job.id), ("stage", stage.stage)], busy);
                 }
@@ -279,7 +278,7 @@ impl JobFamilies<'_> {
         });
         let help = "Mean number of threads that waited in a stage of the input, recently.";
         self.all(Gauge, "millstream_job_ingest_stage_waiting_threads", help, |job, samples| {
-            for stage in recent(job).iter().flat_map(|recent| &recent.stages) {
+            for stage in stages(job) {
                 samples.add(&[("job_id", &job.id), ("stage", stage.stage)], stage.waiting);
             }
         });
@@ -304,4 +303,13 @@ impl JobFamilies<'_> {
         let help = "Bytes written to the local cache since the current worker was first fed.";
         family("millstream_job_cache_written_bytes", help, |cache| cache.written_bytes);
     }
+}
+
+/// The last seconds of a job's ingest.
+fn recent(job: &JobSnapshot) -> Option<&Diagnosis> {
+    job.ingest.as_ref().map(|ingest| &ingest.recent)
+}
+
+fn stages(job: &JobSnapshot) -> &[StageUse] {
+    recent(job).map(|recent| recent.stages.as_slice()).unwrap_or_default()
 }

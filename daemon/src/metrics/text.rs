@@ -135,9 +135,20 @@ impl Samples<'_> {
     }
 }
 
-/// A label's value between its quotes.
+/// A label's value between its quotes. The formats have no escapes for control characters other than newline, which would
+/// reach terminals: they are replaced.
 fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    let mut escaped = String::with_capacity(value.len());
+    for character in value.chars() {
+        match character {
+            '\\' => escaped.push_str("\\\\"),
+            '"' => escaped.push_str("\\\""),
+            '\n' => escaped.push_str("\\n"),
+            control if control.is_control() => escaped.push(char::REPLACEMENT_CHARACTER),
+            other => escaped.push(other),
+        }
+    }
+    escaped
 }
 
 fn number(value: f64) -> String {
@@ -200,6 +211,7 @@ loss{job_id="a-2"} -Inf
 loss{job_id="a-3"} 0.125
 "#;
         assert_eq!(sample(Format::Prometheus), wanted);
+        assert_eq!(escaped("\x1b[2J\t\r\u{9b}"), "\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}");
         assert_eq!(number(f64::INFINITY), "+Inf");
         assert_eq!(number(1e21), "1000000000000000000000");
     }

@@ -171,13 +171,12 @@ Examples:
     Checkpoint(JobId),
     /// Print the daemon's metrics in a format of Prometheus
     #[command(after_help = "\
-The same text as from `metrics_address` of the daemon's configuration, which needs no command. As a file
-of node_exporter's textfile collector, it needs no port either.
+The daemon serves the same over HTTP if its configuration has `metrics_address`. Without a port, write it
+to a file NAME.prom in the directory of node_exporter's textfile collector, through a rename.
 
 Examples:
   millstream metrics | grep millstream_job_loss
-  millstream metrics > /var/lib/node_exporter/millstream.prom.new && \
-    mv /var/lib/node_exporter/millstream.prom.new /var/lib/node_exporter/millstream.prom")]
+  millstream metrics > millstream.new && mv millstream.new millstream.prom")]
     Metrics(PrintedMetrics),
     /// Evaluate a trained model on held-out data
     #[command(after_help = "\
