@@ -67,7 +67,11 @@ fn metrics_agree_with_show_over_http_and_through_the_command() {
         .as_str()
         .unwrap()
         .to_owned();
-    wait_until("an evaluation has ended", || daemon.show(&id)["eval"].is_object());
+    // The first of these may come in any order.
+    wait_until("progress, a checkpoint and an evaluation are reported", || {
+        let job = daemon.show(&id);
+        job["progress"]["step"].as_u64() > Some(0) && job["checkpoint"].is_string() && job["eval"].is_object()
+    });
 
     let before = daemon.show(&id);
     let (head, open) = scrape(&address, "application/openmetrics-text;version=1.0.0");
@@ -76,6 +80,9 @@ fn metrics_agree_with_show_over_http_and_through_the_command() {
     let over_http = parse(&open);
     let printed = command(&daemon);
     let after = daemon.show(&id);
+    let history = daemon.json(&["history", &id]);
+    let evaluations = history["evaluations"].as_array().unwrap().iter();
+    let measured: Vec<f64> = evaluations.map(|it| it["metrics"]["auc"].as_f64().unwrap()).collect();
     let known = |series: &Series| {
         // The bottleneck may change in between.
         let names = series.keys().filter(|name| !name.contains("bottleneck=")).cloned();
@@ -83,7 +90,7 @@ fn metrics_agree_with_show_over_http_and_through_the_command() {
     };
     assert_eq!(known(&over_http), known(&printed));
     for series in [&over_http, &printed] {
-        agrees(series, &before, &after);
+        agrees(series, &before, &after, &measured);
         assert_eq!(series["millstream_jobs{state=\"running\"}"], 1.0);
         assert_eq!(series["millstream_jobs{state=\"queued\"}"], 1.0);
         assert!(
@@ -108,10 +115,14 @@ fn metrics_agree_with_show_over_http_and_through_the_command() {
     daemon.stop();
 }
 
-/// Asserts that the series of a job lie between what `show` prints before and after.
-fn agrees(series: &Series, before: &Value, after: &Value) {
+/// Asserts that the series of a job lie between what `show` prints before and after, and that its AUC is one of the
+/// `measured`.
+fn agrees(series: &Series, before: &Value, after: &Value, measured: &[f64]) {
     let id = before["id"].as_str().unwrap();
-    let of = |name: &str| series[&format!("{name}{{job_id=\"{id}\"}}")];
+    let of = |name: &str| {
+        let name = format!("{name}{{job_id=\"{id}\"}}");
+        *series.get(&name).unwrap_or_else(|| panic!("{name} is not in {series:?}"))
+    };
     for (name, key) in [
         ("millstream_job_step", "step"),
         ("millstream_job_epoch", "epoch"),
@@ -128,7 +139,7 @@ fn agrees(series: &Series, before: &Value, after: &Value) {
     assert!(of("millstream_job_worker_resident_memory_bytes") > 1e6);
     assert!(of("millstream_job_checkpoint_timestamp_seconds") > before["created_ms"].as_f64().unwrap() / 1e3);
     let auc = series[&format!("millstream_job_evaluation{{job_id=\"{id}\",label=\"\",metric=\"auc\"}}")];
-    assert!([before, after].iter().any(|job| job["eval"]["auc"] == auc) || before["eval"] != after["eval"]);
+    assert!(measured.contains(&auc), "{auc} is not in {measured:?}");
     let device = before["device"]["description"].as_str().unwrap();
     let owner = before["owner"].as_str().unwrap();
     let info =
