@@ -73,6 +73,8 @@ fn metrics_agree_with_show_over_http_and_through_the_command() {
         job["progress"]["step"].as_u64() > Some(0) && job["checkpoint"].is_string() && job["eval"].is_object()
     });
 
+    wait_until("the second job is prepared", || daemon.show(&waiting)["waits_for"].is_string());
+
     let before = daemon.show(&id);
     let (head, open) = scrape(&address, "application/openmetrics-text;version=1.0.0");
     assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
