@@ -84,6 +84,11 @@ impl Credentials {
 }
 
 impl Requester {
+    /// A user with these ids.
+    pub fn user(uid: u32, gid: u32, groups: Vec<u32>) -> Self {
+        Self::User(User { uid, gid, groups, shared: Vec::new() })
+    }
+
     /// The user at the other end of a connection, who may use runs in the directories `shared`.
     pub(crate) fn of_peer(peer: &Credentials, shared: &[PathBuf]) -> Self {
         if peer.are_trusted() {
@@ -119,7 +124,10 @@ impl Requester {
     }
 
     /// Checks that the user may read a file, or list a directory and search it.
-    pub(crate) fn check_read(&self, path: &Path) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// When the user may not, or this process cannot look.
+    pub fn check_read(&self, path: &Path) -> io::Result<()> {
         let Self::User(user) = self else { return Ok(()) };
         let end = user.walk(path)?;
         let is_directory = FileType::from_raw_mode(rustix::fs::fstat(&end)?.st_mode).is_dir();
@@ -127,7 +135,10 @@ impl Requester {
     }
 
     /// Checks that the user may create files in a directory, or create the directory.
-    pub(crate) fn check_write(&self, directory: &Path) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// When the user may not, or this process cannot look.
+    pub fn check_write(&self, directory: &Path) -> io::Result<()> {
         let Self::User(user) = self else { return Ok(()) };
         if user.shares(directory) {
             return Ok(());

@@ -5,6 +5,7 @@
 //! [scheduler](crate::scheduler) starts them, each on its own thread ([`crate::supervisor`]). When a job ends, the daemon
 //! drops it from memory; the store keeps its record.
 
+mod about;
 mod admission;
 mod removal;
 mod snapshot;
@@ -80,6 +81,7 @@ struct Shared {
     /// The program of workers.
     worker: PathBuf,
     settings: watch::Sender<Settings>,
+    state: StateLocation,
     store: Arc<Store>,
     runtime: Handle,
     /// Starts the threads of jobs.
@@ -127,6 +129,7 @@ impl Daemon {
         let shared = Shared {
             worker: config.worker,
             settings: watch::Sender::new(config.settings),
+            state: config.state,
             store: Arc::new(store),
             runtime,
             launcher,

@@ -12,8 +12,9 @@ use futures::stream::{self, Stream, StreamExt};
 use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
-    self, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MetricsReply,
-    MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SubmitRequest,
+    self, AboutReply, AboutRequest, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine,
+    LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
+    SubmitRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
@@ -137,6 +138,10 @@ impl Control for Service {
             }
         }
         Ok(Response::new(job_message(&record)))
+    }
+
+    async fn about(&self, _: Request<AboutRequest>) -> Reply<AboutReply> {
+        Ok(Response::new(self.daemon.about()))
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Reply<ListReply> {

@@ -26,15 +26,27 @@ pub fn survey_host_with_current_exe() -> Result<HostSurvey> {
     survey_host(&env::current_exe()?)
 }
 
+/// As [`survey_host_with_current_exe`]; the worker also opens each GPU, as a job does, which takes part of a second each.
+///
+/// # Errors
+/// As for [`survey_host`].
+pub fn open_gpus_with_current_exe() -> Result<HostSurvey> {
+    survey(&env::current_exe()?, true)
+}
+
 /// Surveys the host in a worker started from `program`.
 ///
 /// # Errors
 /// When the worker cannot be started, or dies before it replies.
 pub fn survey_host(program: &Path) -> Result<HostSurvey> {
+    survey(program, false)
+}
+
+fn survey(program: &Path, opens: bool) -> Result<HostSurvey> {
     let mut worker = WorkerProcess::spawn(program, |_| {})?;
     let (sender, receiver) = sync_channel(1);
     let reader = worker.listen(move |message| sender.send(message).is_ok(), || {})?;
-    worker.send(&ToWorker::Survey)?;
+    worker.send(&ToWorker::Survey { opens })?;
     let reply = receiver.recv_timeout(SURVEY_TIMEOUT);
     drop(receiver);
     if let Ok(FromWorker::Surveyed { survey }) = reply {

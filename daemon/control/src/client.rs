@@ -15,9 +15,9 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest, ListReply, ListRequest, LogLine,
-    LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
-    SubmitRequest,
+    AboutReply, AboutRequest, CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest,
+    ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
+    ScoreRequest, Scores, SubmitRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -125,6 +125,14 @@ impl Client {
     /// `Invalid`, with the report, when the job file has errors.
     pub async fn submit(&mut self, request: SubmitRequest) -> Result<Job, ClientError> {
         Ok(self.inner.submit(request).await?.into_inner())
+    }
+
+    /// The daemon itself.
+    ///
+    /// # Errors
+    /// When the daemon is older than this request.
+    pub async fn about(&mut self) -> Result<AboutReply, ClientError> {
+        Ok(self.inner.about(AboutRequest {}).await?.into_inner())
     }
 
     /// All jobs, newest first.

@@ -80,6 +80,7 @@ mod tests {
             capability: "9.0".to_owned(),
             multiprocessors: 132,
             memory_bytes: 80 << 30,
+            opened: None,
         };
         let of_gpu = limit(&spec, 1, &|| Ok(host(vec![gpu.clone()], None))).unwrap();
         assert_eq!(of_gpu, Limit { bytes: 74 << 30, source: LimitSource::Gpu });

@@ -108,8 +108,8 @@ fn bind_to_daemon(parent: Option<OsString>) -> Option<Link> {
 fn work(link: &mut Link) -> Result<FromWorker> {
     let start = match link.receive()? {
         Some(ToWorker::Start(start)) => start,
-        Some(ToWorker::Survey) => {
-            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host() })?;
+        Some(ToWorker::Survey { opens }) => {
+            link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host(opens) })?;
             return Ok(FromWorker::Done { stopped_early: None });
         }
         _ => bail!("the daemon's first message was not an assignment"),

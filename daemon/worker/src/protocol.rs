@@ -63,7 +63,10 @@ pub enum ToWorker {
     /// The worker's assignment; sent once, first.
     Start(Box<Start>),
     /// Instead of `Start`: report the host's GPUs and CUDA libraries, then exit.
-    Survey,
+    Survey {
+        /// Whether to open each GPU, as a job does.
+        opens: bool,
+    },
     /// Take a checkpoint after the current step and report it as requested. A worker waiting for a batch
     /// takes it once the batch arrives, because interrupting a ring wait is permanent.
     Checkpoint,

@@ -3,7 +3,7 @@
 //! Only workers touch a GPU: a driver that hangs or crashes takes down a worker, not the daemon.
 
 use anyhow::{Result, anyhow};
-use millstream_backend::{Found, Gpu, Survey};
+use millstream_backend::{Cpu, CpuInstructions, Found, Gpu, Survey};
 use serde::{Deserialize, Serialize};
 
 use crate::device;
@@ -45,6 +45,25 @@ pub struct GpuSurvey {
     pub multiprocessors: u32,
     /// Total memory.
     pub memory_bytes: u64,
+    /// The result of opening it, if the survey was asked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opened: Option<OpenedGpu>,
+}
+
+/// A GPU that was opened as a job opens it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpenedGpu {
+    /// The memory that no process holds.
+    FreeBytes(u64),
+    /// Why a job cannot use it.
+    Problem(String),
+}
+
+/// The instructions that training on the CPU uses on this host: of vectors, and of bfloat16 matrices if it has any.
+pub fn cpu_instructions() -> (&'static str, Option<&'static str>) {
+    let CpuInstructions { vectors, matrices } = Cpu::instructions();
+    (vectors, matrices)
 }
 
 impl HostSurvey {
@@ -65,25 +84,26 @@ impl HostSurvey {
         })
     }
 
-    /// Surveys the host in this process; for workers only.
-    pub(crate) fn of_this_host() -> Self {
-        let Survey { libraries, gpus, problem } = Survey::of(&device::libraries());
+    /// Surveys the host in this process, and opens the GPUs if `opens`; for workers only.
+    pub(crate) fn of_this_host(opens: bool) -> Self {
+        let survey = Survey::of(&device::libraries());
+        let opened = if opens { survey.try_gpus(&device::libraries()) } else { Vec::new() };
+        let mut opened = opened.into_iter().map(|opened| match opened {
+            Ok(free_bytes) => OpenedGpu::FreeBytes(free_bytes),
+            Err(problem) => OpenedGpu::Problem(problem),
+        });
+        let Survey { libraries, gpus, problem } = survey;
         let library = |Found { library, version, is_for_several }| LibrarySurvey {
             library: String::from(library),
             problem: version.as_ref().err().cloned(),
             version: version.ok(),
             for_several_gpus: is_for_several,
         };
-        let gpu = |Gpu {
-                       number,
-                       name,
-                       capability: (major, minor),
-                       multiprocessors,
-                       memory_bytes,
-                       driver: _,
-                   }| {
-            GpuSurvey { number, name, capability: format!("{major}.{minor}"), multiprocessors, memory_bytes }
-        };
+        let gpu =
+            |Gpu { number, name, capability: (major, minor), multiprocessors, memory_bytes, driver: _ }| {
+                let (capability, opened) = (format!("{major}.{minor}"), opened.next());
+                GpuSurvey { number, name, capability, multiprocessors, memory_bytes, opened }
+            };
         Self {
             libraries: libraries.into_iter().map(library).collect(),
             gpus: gpus.into_iter().map(gpu).collect(),

@@ -17,7 +17,7 @@ mod sizes;
 mod update;
 
 pub use backend::Backend;
-pub use cpu::{Cpu, CpuMatrix, CpuRowPlan, CpuTable};
+pub use cpu::{Cpu, CpuInstructions, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
     CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaPinned, CudaReport, CudaRowPlan,
     CudaTable, DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, OutOfMemory,

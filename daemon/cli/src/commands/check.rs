@@ -573,7 +573,7 @@ impl GpuMemory {
 /// The GPUs, libraries and problems of a host: name and description.
 fn describe_host(host: &HostSurvey) -> Vec<(String, String)> {
     let of_gpu = |gpu: &GpuSurvey| {
-        let GpuSurvey { number, name, capability, multiprocessors, memory_bytes } = gpu;
+        let GpuSurvey { number, name, capability, multiprocessors, memory_bytes, opened: _ } = gpu;
         let memory = figures::bytes(*memory_bytes);
         let description =
             format!("{name}, compute capability {capability}, {multiprocessors} multiprocessors, {memory}");

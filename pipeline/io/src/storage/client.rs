@@ -66,7 +66,7 @@ pub(crate) struct Clients {
 
 /// The source of Google credentials, besides the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Google {
+pub(super) enum Google {
     AsFound,
     File(PathBuf),
     Anonymous,
@@ -191,9 +191,7 @@ impl Clients {
     }
 
     fn amazon(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
-        // `from_env` reads the last two itself, but the scheme of the endpoint matters here.
-        let environment = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-        let endpoint = spec.s3.endpoint.clone().or_else(|| environment.iter().find_map(|name| set(name)));
+        let endpoint = amazon_endpoint(spec);
         let mut builder = AmazonS3Builder::from_env().with_url(root);
         if let Some(endpoint) = &endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -212,7 +210,7 @@ impl Clients {
         if let Some(account) = &spec.az.account {
             builder = builder.with_account(account);
         }
-        let endpoint = spec.az.endpoint.clone().or_else(|| set("AZURE_STORAGE_ENDPOINT"));
+        let endpoint = azure_endpoint(spec);
         if let Some(endpoint) = &endpoint {
             builder = builder.with_endpoint(endpoint.clone());
         }
@@ -223,8 +221,20 @@ impl Clients {
     }
 }
 
+/// A custom S3 endpoint: the job's, or that of the variables of Amazon's tools.
+pub(super) fn amazon_endpoint(spec: &StorageSpec) -> Option<String> {
+    // The builder reads the last two itself, but the scheme of the endpoint matters to its caller.
+    let environment = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+    spec.s3.endpoint.clone().or_else(|| environment.iter().find_map(|name| set(name)))
+}
+
+/// A custom Azure endpoint.
+pub(super) fn azure_endpoint(spec: &StorageSpec) -> Option<String> {
+    spec.az.endpoint.clone().or_else(|| set("AZURE_STORAGE_ENDPOINT"))
+}
+
 /// A custom Google endpoint: the job's, or that of the variable that Google's libraries use.
-fn google_endpoint(spec: &StorageSpec) -> Option<String> {
+pub(super) fn google_endpoint(spec: &StorageSpec) -> Option<String> {
     spec.gs.endpoint.clone().or_else(|| {
         let host = set("STORAGE_EMULATOR_HOST")?;
         let host = host.trim_end_matches('/');
@@ -232,24 +242,33 @@ fn google_endpoint(spec: &StorageSpec) -> Option<String> {
     })
 }
 
-async fn google_credentials(spec: &StorageSpec) -> object_store::Result<Google> {
+/// gcloud's file of application-default credentials.
+const GOOGLE_FILE: &str = "application_default_credentials.json";
+
+/// The variables with Google credentials or the path of their file.
+pub(super) const GOOGLE_VARIABLES: [&str; 4] = [
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "SERVICE_ACCOUNT",
+];
+
+pub(super) async fn google_credentials(spec: &StorageSpec) -> object_store::Result<Google> {
     if spec.gs.anonymous == Some(true) {
         return Ok(Google::Anonymous);
     }
     if let Some(path) = &spec.gs.service_account {
         return Ok(Google::File(path.clone()));
     }
-    let given = ["GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY"];
-    if given.iter().any(|name| set(name).is_some()) || set("SERVICE_ACCOUNT").is_some() {
+    if GOOGLE_VARIABLES.iter().any(|name| set(name).is_some()) {
         return Ok(Google::AsFound);
     }
-    const FILE: &str = "application_default_credentials.json";
     if let Some(directory) = set("CLOUDSDK_CONFIG") {
-        let path = Path::new(&directory).join(FILE);
+        let path = Path::new(&directory).join(GOOGLE_FILE);
         if path.exists() {
             return Ok(Google::File(path));
         }
-    } else if set("HOME").is_some_and(|home| Path::new(&home).join(".config/gcloud").join(FILE).exists()) {
+    } else if google_file_in_home().is_some() {
         return Ok(Google::AsFound);
     }
     if spec.gs.anonymous != Some(false) && !has_metadata_server().await? {
@@ -257,6 +276,12 @@ async fn google_credentials(spec: &StorageSpec) -> object_store::Result<Google> 
         return Ok(Google::Anonymous);
     }
     Ok(Google::AsFound)
+}
+
+/// gcloud's file of application-default credentials in its default directory, if it exists.
+pub(super) fn google_file_in_home() -> Option<PathBuf> {
+    let path = Path::new(&set("HOME")?).join(".config/gcloud").join(GOOGLE_FILE);
+    path.exists().then_some(path)
 }
 
 /// Whether Google's metadata server answers. Checks for its header, because captive portals answer too.
@@ -288,7 +313,7 @@ async fn has_metadata_server() -> object_store::Result<bool> {
 }
 
 /// The value of an environment variable, if it is set and not empty.
-fn set(name: &str) -> Option<String> {
+pub(super) fn set(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
@@ -301,7 +326,7 @@ fn control(spec: &StorageSpec) -> Connector {
 const READS: Connector = Connector(Purpose::Reads);
 
 /// The options that the transport reads.
-fn options(plain: bool) -> ClientOptions {
+pub(super) fn options(plain: bool) -> ClientOptions {
     ClientOptions::new().with_connect_timeout(CONNECT).with_allow_http(plain)
 }
 

@@ -15,6 +15,7 @@ mod listing;
 mod local;
 mod object;
 mod pages;
+mod probe;
 mod spec;
 mod upload;
 
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 
 pub use self::frozen::{Kept, Listing};
 pub use self::object::Object;
+pub use self::probe::Probe;
 pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
 pub use self::upload::Upload;
 

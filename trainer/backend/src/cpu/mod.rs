@@ -87,6 +87,15 @@ use team::Team;
 pub use matrix::{CpuMatrix, CpuTable};
 pub use rows::CpuRowPlan;
 
+/// Instructions of the CPU beyond the build's baseline, by the vendor's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuInstructions {
+    /// The widest vectors that the kernels use.
+    pub vectors: &'static str,
+    /// The instructions for products of bfloat16 matrices, if the machine has any.
+    pub matrices: Option<&'static str>,
+}
+
 /// The CPU backend.
 pub struct Cpu {
     team: Team,
@@ -122,6 +131,15 @@ impl Cpu {
             scratch: Mutex::new(Memory::zeroed(0)),
             recorder: Arc::default(),
         })
+    }
+
+    /// The instructions that the kernels use on this machine.
+    pub fn instructions() -> CpuInstructions {
+        #[cfg(target_arch = "x86_64")]
+        let matrices = bf16::Instructions::detect().map(bf16::Instructions::name);
+        #[cfg(not(target_arch = "x86_64"))]
+        let matrices = None;
+        CpuInstructions { vectors: Simd::detect().name(), matrices }
     }
 
     /// The same backend, recorded by `recorder`.

@@ -53,6 +53,19 @@ impl Simd {
         Self::Baseline
     }
 
+    /// The vendor's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Baseline if cfg!(target_arch = "x86_64") => "SSE2",
+            Self::Baseline if cfg!(target_arch = "aarch64") => "NEON",
+            Self::Baseline => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "AVX2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "AVX-512",
+        }
+    }
+
     /// Runs `kernel`, compiled for these instructions.
     #[inline(always)]
     pub(crate) fn run<R>(self, kernel: impl FnOnce() -> R) -> R {

@@ -1,6 +1,6 @@
 //! Survey of a host's GPUs and libraries, and of what is missing; computes nothing.
 
-use super::driver::{Driver, Gpu};
+use super::driver::{Context, Driver, DriverError, Gpu};
 use super::library::{Libraries, LibraryError};
 use super::nvrtc::Compiler;
 use super::{blas, nccl};
@@ -28,6 +28,15 @@ pub struct Found {
 }
 
 impl Survey {
+    /// Opens each GPU, as a job does, and returns its free memory in bytes or why it cannot be used, in the order of
+    /// `gpus`.
+    pub fn try_gpus(&self, libraries: &Libraries) -> Vec<Result<u64, String>> {
+        let open = |gpu: &Gpu| -> Result<u64, DriverError> {
+            Ok(Context::new(Driver::open(libraries)?, gpu.number)?.free_bytes()?)
+        };
+        self.gpus.iter().map(|gpu| open(gpu).map_err(|error| error.to_string())).collect()
+    }
+
     /// Surveys this host. Initializes the driver and the GPUs.
     pub fn of(libraries: &Libraries) -> Self {
         let driver = Driver::open(libraries);

@@ -25,8 +25,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use object_store::ClientOptions;
 use object_store::client::{
-    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
-    HttpService,
+    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody,
+    HttpResponse, HttpService,
 };
 
 use self::redirect::Resolver;
@@ -73,6 +73,20 @@ impl HttpConnector for Connector {
         let (options, redirected) = (options.clone(), OnceLock::new());
         Ok(HttpClient::new(Service { purpose, client, options, redirected }))
     }
+}
+
+/// The headers of a service's response to a request without credentials, whatever its status. Follows no redirect.
+///
+/// # Errors
+/// No response within `timeout`.
+pub(super) async fn headers(
+    url: &str,
+    options: &ClientOptions,
+    timeout: Duration,
+) -> Result<http::HeaderMap, Box<dyn StdError + Send + Sync>> {
+    let client = client(Purpose::Control { timeout }, options, Resolver::Any)?;
+    let request = http::Request::head(url).body(HttpRequestBody::empty())?;
+    Ok(client.execute(request).await?.headers().clone())
 }
 
 fn client(

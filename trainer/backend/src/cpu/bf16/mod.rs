@@ -77,6 +77,14 @@ impl Instructions {
         (has_vectors() && amx::is_available()).then_some(Self(Kernel::AmxSplit))
     }
 
+    /// The vendor's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self.0 {
+            Kernel::Avx512 => "AVX512-BF16",
+            Kernel::Amx | Kernel::AmxSplit => "AMX-BF16",
+        }
+    }
+
     /// The number of bfloat16 terms that a number is packed as.
     fn terms(self) -> usize {
         match self.0 {
