@@ -60,6 +60,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
             "millstream-batch",
             "millstream-control",
             "millstream-daemon",
+            "millstream-disk",
             "millstream-format",
             "millstream-io",
             "millstream-job",

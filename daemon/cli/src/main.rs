@@ -6,6 +6,7 @@ mod arguments;
 mod commands;
 mod connection;
 mod context;
+mod doctor;
 mod failure;
 mod figures;
 mod files;

@@ -48,6 +48,11 @@ impl Queue {
         Self { ring, done: VecDeque::new() }
     }
 
+    /// Whether transfers go through io_uring.
+    pub fn uses_ring(&self) -> bool {
+        self.ring.is_some()
+    }
+
     /// Number of submitted transfers that [`Queue::wait`] has not returned yet.
     pub fn pending(&self) -> usize {
         self.done.len() + self.ring.as_ref().map_or(0, Ring::in_flight)

@@ -128,6 +128,34 @@ impl Error {
         }
     }
 
+    /// Whether the service or the system refuses access.
+    pub fn is_denied(&self) -> bool {
+        use object_store::Error as E;
+        match self {
+            Self::File { error, .. } => error.kind() == io::ErrorKind::PermissionDenied,
+            Self::Storage { error, .. } => {
+                matches!(*error.0, E::PermissionDenied { .. } | E::Unauthenticated { .. })
+                    || error.has_any(&[
+                        "401 Unauthorized",
+                        "403 Forbidden",
+                        "Permission denied (os error 13)",
+                    ])
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether there is no such object, file or bucket.
+    pub fn is_absent(&self) -> bool {
+        match self {
+            Self::NotFound { .. } | Self::EmptyGlob { .. } => true,
+            Self::Storage { error, .. } => {
+                matches!(*error.0, object_store::Error::NotFound { .. }) || error.has_any(&["404 Not Found"])
+            }
+            _ => false,
+        }
+    }
+
     /// An operating system error that concerns a local file or directory.
     pub fn file(path: &Path, error: io::Error) -> Self {
         Self::File { path: path.display().to_string(), error }
@@ -138,6 +166,14 @@ impl Error {
 /// no source, because that would still contain them.
 #[derive(Clone)]
 pub struct ServiceError(pub(crate) Arc<object_store::Error>);
+
+impl ServiceError {
+    /// Whether the text has one of `signs`: listings report their status as text only.
+    fn has_any(&self, signs: &[&str]) -> bool {
+        let text = self.0.to_string();
+        signs.iter().any(|sign| text.contains(sign))
+    }
+}
 
 impl fmt::Display for ServiceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -91,6 +91,8 @@ pub(crate) enum Command {
     Train(Train),
     /// Validate a job and print its plan without training
     Check(Check),
+    /// Check this host: daemon, GPUs, memory, limits, disks, data; print what to mend
+    Doctor(Doctor),
     /// Submit a job to the daemon and print its id
     #[command(after_help = "\
 Examples:
@@ -270,6 +272,29 @@ pub(crate) struct Check {
     /// Read the training data to learn vocabularies and statistics, whatever its size
     #[arg(long)]
     pub(crate) learn: bool,
+}
+
+/// `doctor`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Prints one line per check: ok, warn, fail or skipped, the state, and for all but ok the command or setting
+that mends it. Of a job, it also checks the data, the directories and the plan. Nothing is changed: the
+measurement of a disk writes up to 256 MiB to a file without a name for at most a second.
+
+Exit status: 0 if no check failed (warnings are allowed), 1 if one failed, 2 for a usage error.
+
+Examples:
+  millstream doctor
+  millstream doctor job.toml
+  millstream doctor 'gs://bucket/clicks/*.parquet' /data/clicks
+  millstream doctor --quick --json | jq '.checks[] | select(.mark != \"ok\")'")]
+pub(crate) struct Doctor {
+    /// Job files (*.toml), addresses of data (gs://, s3://, az://, https://; globs are allowed) and paths
+    #[arg(value_name = "JOB.toml|ADDRESS|PATH")]
+    pub(crate) targets: Vec<String>,
+    /// Measure nothing: neither disks nor reads of data
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 /// Where to run: by default in the daemon if one is running, otherwise in this process.

@@ -19,7 +19,7 @@ use millstream_trainer::spec::ModelSpec;
 use millstream_trainer::warm_start;
 use millstream_worker::survey::{GpuSurvey, HostSurvey, LibrarySurvey};
 use serde::Serialize;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 use crate::arguments::Check;
 use crate::context::Context;
@@ -261,6 +261,32 @@ fn memory_problem(plan: &JobPlan, memory: &Memory) -> Option<String> {
     }
     let room = Room::Available(memory.host.available_bytes?);
     plan.host_memory().check(&plan.model, room).err().map(|error| error.to_string())
+}
+
+/// Whether a job fits on this host.
+#[derive(Clone, Debug)]
+pub(crate) struct Fit {
+    /// The least host memory.
+    pub(crate) needed_bytes: u64,
+    pub(crate) available_bytes: Option<u64>,
+    /// Whether vocabularies are known; otherwise, `needed_bytes` is an upper bound.
+    pub(crate) is_exact: bool,
+    pub(crate) gpu_problem: Option<String>,
+    pub(crate) memory_problem: Option<String>,
+}
+
+/// Plans `job` as `check` does without `--learn`. Blocks, so it must not be called from async code.
+pub(crate) fn fit(job: &Job, runtime: &Handle) -> anyhow::Result<Fit> {
+    let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
+    let gpu_problem = gpu_problem(job, host.as_ref());
+    let surveyed = || host.clone().context("a CPU job does not survey GPUs");
+    let learning = Learning { most_bytes: LEARN_BY_DEFAULT_BYTES, progress: &|_| {} };
+    let plan = JobPlan::new(job, &surveyed, learning, runtime)?;
+    let memory = Memory::of(&plan, host.as_ref());
+    let HostUse { needed_bytes, available_bytes, .. } = memory.host;
+    let memory_problem = memory_problem(&plan, &memory);
+    let is_exact = plan.analysis.is_some();
+    Ok(Fit { needed_bytes, available_bytes, is_exact, gpu_problem, memory_problem })
 }
 
 impl Report {

@@ -2,9 +2,10 @@
 
 mod bench;
 mod cancel;
-mod check;
+pub(crate) mod check;
 mod checkpoint;
 mod convert;
+mod doctor;
 mod documents;
 mod eval;
 mod explain;
@@ -41,6 +42,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Init(arguments) => init::run(arguments, context),
         Command::Train(arguments) => on_runtime(train::run(arguments, context)),
         Command::Check(arguments) => check::run(&arguments, context),
+        Command::Doctor(arguments) => doctor::run(&arguments, context),
         Command::Submit(arguments) => on_runtime(submit::run(arguments, context)),
         Command::List(arguments) => on_runtime(list::run(arguments, context)),
         Command::Wait(arguments) => on_runtime(wait::wait(arguments, context)),
@@ -74,7 +76,9 @@ fn cleans_up(command: &Command) -> bool {
     match command {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
-        C::Check(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
+        C::Check(_) | C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => {
+            false
+        }
         C::Explain(_) | C::History(_) | C::Completions(_) | C::ManPages(_) => false,
         C::Logs(_)
         | C::Cancel(_)
