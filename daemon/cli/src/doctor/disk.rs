@@ -34,6 +34,8 @@ pub(super) enum Use {
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     of: Use,
+    /// Whether the daemon writes there, whose user can be another one.
+    is_daemons: bool,
     directory: PathBuf,
     /// The directory, or the nearest one above it that exists.
     existing: PathBuf,
@@ -120,11 +122,13 @@ impl Use {
 }
 
 impl Facts {
-    /// Looks at a directory, and measures it if `measures`.
-    pub(super) fn gather(of: Use, directory: &Path, measures: bool) -> Self {
+    /// Looks at a directory of the daemon or of this user, and measures it if `measures`.
+    pub(super) fn gather((of, is_daemons): (Use, bool), directory: &Path, measures: bool) -> Self {
         // A directory that cannot be looked at may exist.
-        let exists =
-            |path: &&Path| !matches!(fs::metadata(path), Err(error) if error.kind() == ErrorKind::NotFound);
+        let exists = |path: &&Path| {
+            let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+            !fs::metadata(path).is_err_and(|error| absent.contains(&error.kind()))
+        };
         let existing = directory.ancestors().find(exists).unwrap_or(Path::new("/")).to_owned();
         let access = rustix::fs::access(&existing, Access::WRITE_OK | Access::EXEC_OK);
         let denied = match fs::metadata(&existing) {
@@ -138,7 +142,7 @@ impl Facts {
         let has_room = volume.is_ok_and(|volume| volume.free_bytes >= MEASURABLE_BYTES);
         let speed = (measures && is_writable && has_room)
             .then(|| measure(&existing).map_err(|error| error.to_string()));
-        Self { of, directory: directory.to_owned(), existing, denied, volume, support, speed }
+        Self { of, is_daemons, directory: directory.to_owned(), existing, denied, volume, support, speed }
     }
 
     /// The description first, then each problem.
@@ -147,7 +151,11 @@ impl Facts {
         let here = self.directory.display();
         let Ok(volume) = self.volume else {
             let why = self.denied.unwrap_or(ErrorKind::PermissionDenied);
-            return vec![Finding::skipped(check, format!("{here}: {why}; run as root to look"))];
+            let found = format!("{here}: {why}");
+            return vec![match self.is_daemons {
+                true => Finding::skipped(check, format!("{found}; run as root to look")),
+                false => Finding::fail(check, found, format!("change {}", self.of.key())),
+            }];
         };
         let mut findings = self.of_rights(&volume);
         if findings.is_empty() {
@@ -161,7 +169,6 @@ impl Facts {
     /// Why nothing can be written here.
     fn of_rights(&self, volume: &Volume) -> Vec<Finding> {
         let (check, existing) = (self.of.check(), self.existing.display());
-        let is_for_daemon = self.of == Use::State;
         if volume.is_read_only {
             let advice = format!("sudo mount -o remount,rw {existing}, or change {}", self.of.key());
             return vec![Finding::fail(check, format!("{existing} is on a read-only file system"), advice)];
@@ -174,7 +181,7 @@ impl Facts {
                 format!("remove the file, or change {}", self.of.key()),
             ),
             // The daemon has its own user, and this one need not write there.
-            Some(why) if is_for_daemon => {
+            Some(why) if self.is_daemons => {
                 Finding::skipped(check, format!("{existing}: {why}; run as root to look"))
             }
             Some(why) => Finding::fail(
@@ -275,6 +282,7 @@ mod tests {
         let speed = Speed { write_bytes_per_second: 1e9, read_bytes_per_second: 2e9, is_direct: true };
         Facts {
             of,
+            is_daemons: of == Use::State,
             directory: "/data/runs".into(),
             existing: "/data".into(),
             denied: None,
@@ -312,6 +320,8 @@ mod tests {
         assert_eq!(facts(Use::State, read_only).findings()[0].mark, Mark::Fail);
         let hidden = Facts { volume: Err(ErrorKind::PermissionDenied), ..facts(Use::State, volume()) };
         assert_eq!(hidden.findings()[0].mark, Mark::Skipped);
+        let hidden = Facts { volume: Err(ErrorKind::PermissionDenied), ..facts(Use::Cache, volume()) };
+        assert_eq!(hidden.findings()[0].mark, Mark::Fail);
     }
 
     #[test]
@@ -340,8 +350,11 @@ mod tests {
     #[test]
     fn a_directory_that_does_not_exist_is_judged_by_the_one_above() {
         let above = tempfile::tempdir().expect("a directory");
-        let facts = Facts::gather(Use::Checkpoints, &above.path().join("a/b"), false);
+        let gather = |path: &str| Facts::gather((Use::Checkpoints, false), &above.path().join(path), false);
+        let facts = gather("a/b");
         assert_eq!(facts.existing, above.path());
         assert!(facts.speed.is_none() && facts.denied.is_none() && facts.volume.is_ok());
+        fs::write(above.path().join("file"), "").expect("a file");
+        assert_eq!(gather("file/runs").denied, Some(ErrorKind::NotADirectory));
     }
 }

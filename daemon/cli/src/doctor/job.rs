@@ -36,10 +36,20 @@ pub(super) fn patterns(job: &Job) -> Vec<String> {
     job.data.train.iter().chain(&job.data.eval).cloned().collect()
 }
 
-/// The directories in which the job writes.
-pub(super) fn directories(job: &Job) -> Vec<(Use, PathBuf)> {
+/// The directories in which the job writes, besides those of the daemon.
+pub(super) fn directories(job: &Job, daemon: Option<&AboutReply>) -> Vec<(Use, PathBuf)> {
+    let runs = &job.checkpoint.directory;
+    let checkpoints = (!uses_shared(job, daemon)).then(|| (Use::Checkpoints, runs.clone()));
     let cache = job.data.cache.as_ref().map(|cache| (Use::Cache, cache.directory.clone()));
-    std::iter::once((Use::Checkpoints, job.checkpoint.directory.clone())).chain(cache).collect()
+    checkpoints.into_iter().chain(cache).collect()
+}
+
+/// Whether the daemon writes the job's checkpoints into its shared directory instead of the default one.
+fn uses_shared(job: &Job, daemon: Option<&AboutReply>) -> bool {
+    let is_default = job.checkpoint.has_default_directory(&job.data.base);
+    daemon
+        .filter(|daemon| is_default && !daemon.shared_directories.is_empty())
+        .is_some_and(|daemon| denied(daemon, |user| user.check_write(&job.checkpoint.directory)).is_some())
 }
 
 /// Why the daemon cannot write the job's checkpoints. In place of the default directory, it has its own.

@@ -90,7 +90,7 @@ impl<'a> Diagnosis<'a> {
         self.report.add(limits::Facts::gather(self.daemon.as_ref(), has_gpu).findings())?;
         self.report.add([clock::finding(clock::is_synchronized())])?;
         for (of, directory) in self.directories() {
-            self.check_directory(of, directory)?;
+            self.check_directory((of, true), directory)?;
         }
         for target in targets {
             if target.ends_with(".toml") && !target.contains("://") {
@@ -147,8 +147,8 @@ impl<'a> Diagnosis<'a> {
             .unwrap_or_default()
     }
 
-    /// Checks a directory; measures each file system once.
-    fn check_directory(&mut self, of: Use, directory: PathBuf) -> Result<(), Failure> {
+    /// Checks a directory, and whether it is the daemon's; measures each file system once.
+    fn check_directory(&mut self, of: (Use, bool), directory: PathBuf) -> Result<(), Failure> {
         let looked = directory.clone();
         let device =
             within(LIMIT, move || looked.ancestors().find_map(|path| Some(fs::metadata(path).ok()?.dev())));
@@ -181,8 +181,8 @@ impl<'a> Diagnosis<'a> {
         for pattern in job::patterns(&job) {
             self.check_data(&pattern, &job.data.base, &storage)?;
         }
-        for (of, directory) in job::directories(&job) {
-            self.check_directory(of, directory)?;
+        for (of, directory) in job::directories(&job, self.daemon.as_ref()) {
+            self.check_directory((of, false), directory)?;
         }
         let closed = self.daemon.as_ref().and_then(|daemon| job::closed_to_daemon(&job, daemon));
         self.report.add(closed)?;

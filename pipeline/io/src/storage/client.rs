@@ -150,8 +150,7 @@ macro_rules! clients {
 
 impl Clients {
     fn new(scheme: Scheme, root: &str, spec: &StorageSpec, google: &Google) -> object_store::Result<Self> {
-        // The TLS implementation of the process. An error means that one is already installed.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        choose_tls();
         match scheme {
             Scheme::File => {
                 let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new());
@@ -315,6 +314,12 @@ async fn has_metadata_server() -> object_store::Result<bool> {
 /// The value of an environment variable, if it is set and not empty.
 pub(super) fn set(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Sets the TLS implementation of the process, without which no client can be made.
+pub(super) fn choose_tls() {
+    // An error means that one is already installed.
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// The transport of requests that `object_store` retries.

@@ -35,6 +35,7 @@ impl Stores {
         let Some(url) = url_of(&parsed, &self.spec) else {
             return Err(failed("the address of its service is unknown".to_owned()));
         };
+        client::choose_tls();
         let options = client::options(url.starts_with("http://"));
         let headers = http::headers(&url, &options, TIMEOUT).await;
         let headers = headers.map_err(|error| failed(redact(&error.to_string()).into_owned()))?;
