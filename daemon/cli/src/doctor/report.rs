@@ -135,7 +135,7 @@ mod tests {
         );
         let text = lines(&fail, Some(50), false);
         let wanted = "\
-fail     disk.state       one two three \\u{1b}[2J\n                          four five six seven\n                          -> mend it with care\n                             and more words\n";
+fail     disk.state       one two three \\u{1b}[2J\n                          four five six seven\n                          -> mend it with care and\n                             more words\n";
         assert_eq!(text, wanted);
         assert!(text.lines().all(|line| line.chars().count() <= 50));
     }
