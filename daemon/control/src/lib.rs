@@ -50,6 +50,11 @@ impl proto::JobState {
         }
     }
 
+    /// Whether the job is neither over nor under way: it waits until a user resumes, cancels or removes it.
+    pub fn awaits_user(self) -> bool {
+        matches!(self, Self::Held | Self::Paused)
+    }
+
     /// Whether the job has ended or is paused: it runs again only if a user resumes it.
     pub fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled | Self::Held | Self::Paused)

@@ -107,10 +107,12 @@ impl Daemon {
     pub(super) fn cancel_stopped(&self, id: &str) -> Result<Option<JobRecord>> {
         let _membership = self.shared.membership();
         let record = self.shared.store.job(id)?;
-        let stopped = record.filter(|job| matches!(job.state, JobState::Paused | JobState::Held));
+        let stopped = record.filter(|job| job.state.awaits_user());
         let Some(mut record) = stopped else { return Ok(None) };
         record.enter(JobState::Cancelled, "cancelled by a user");
         self.shared.store.save_job(&record)?;
+        self.shared.outcomes.released(&record.id);
+        self.shared.outcomes.entered(&record.id, record.state);
         Ok(Some(record))
     }
 

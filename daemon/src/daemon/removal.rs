@@ -14,11 +14,6 @@ use crate::state::{JobFilter, JobRecord, now_ms};
 /// A day.
 const INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Whether a job in this state waits for a user.
-fn waits(state: JobState) -> bool {
-    matches!(state, JobState::Held | JobState::Paused)
-}
-
 impl Daemon {
     /// Deletes an ended job's record, log and history. Its run directory, with its checkpoints, stays.
     ///
@@ -68,7 +63,8 @@ impl Daemon {
 
     /// Deletes the records of jobs that ended before this time, in milliseconds since the Unix epoch. Returns their number.
     fn remove_ended(&self, before_ms: u64) -> Result<u64> {
-        let states = JobState::ALL.into_iter().filter(|&state| state.is_final() && !waits(state)).collect();
+        let states =
+            JobState::ALL.into_iter().filter(|&state| state.is_final() && !state.awaits_user()).collect();
         let (ended, _) = self.list(&JobFilter { states, limit: None })?;
         let expired = ended.iter().filter(|job| job.ended_ms.is_some_and(|ended| ended < before_ms));
         let mut removed = 0;

@@ -1,6 +1,6 @@
 //! Serves the metrics over HTTP: `GET /metrics` on an address of the configuration.
 //!
-//! Whoever reaches the address is served, so clients are bounded in number and in time. A connection answers one request
+//! Every client that reaches the address is served, so clients are bounded in number and in time. A connection answers one request
 //! and ends at a deadline. At the limit, a new connection replaces the oldest: clients that hold connections open cannot
 //! keep a scraper out, whose request is answered in milliseconds. Connections are accepted at a bounded rate, which bounds
 //! the processor time that all clients together can cost. All of it runs on the threads of the control socket, whose

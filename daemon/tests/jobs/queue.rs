@@ -3,11 +3,12 @@
 use std::num::{NonZeroU32, NonZeroUsize};
 
 use millstream_control::proto::{JobState, SubmitRequest};
+use millstream_daemon::access::Requester;
 use millstream_daemon::config::Limits;
 use millstream_daemon::daemon::Daemon;
-use millstream_daemon::state::JobRecord;
+use millstream_daemon::state::{JobRecord, JobSource, Store};
 
-use crate::support::{Workspace, assert_same, contents, ended, reaches, waits, worker_in};
+use crate::support::{JOB, Workspace, assert_same, contents, ended, reaches, waits, worker_in};
 
 /// Longer than any test.
 const ENDLESS: &str = "data.epochs=1000000";
@@ -157,5 +158,24 @@ async fn waiting_jobs_are_paused_and_paused_ones_cancelled() {
     let (paused, cancelled) = tokio::join!(daemon.pause(&first.id), daemon.cancel(&first.id));
     let states = [paused.map_or(JobState::Cancelled, |job| job.state), cancelled.unwrap().state];
     assert_eq!(states[1], JobState::Cancelled, "{states:?}");
+    daemon.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_held_job_that_is_cancelled_is_not_held_any_more() {
+    let workspace = Workspace::new();
+    std::fs::create_dir_all(workspace.path("state")).unwrap();
+    let store = Store::open(&workspace.path("state").join("state.sqlite")).unwrap();
+    let record = JobRecord { state: JobState::Held, ..JobRecord::new("a", "tiny", workspace.path("a")) };
+    let source =
+        JobSource { text: JOB.to_owned(), path: workspace.path("job.toml"), requester: Requester::Trusted };
+    store.insert_job(&record, &source).unwrap();
+    drop(store);
+    let daemon = workspace.lasting_daemon();
+    assert_eq!(daemon.snapshot().held_jobs, 1);
+    assert_eq!(daemon.cancel("a").await.unwrap().state, JobState::Cancelled);
+    assert_eq!(daemon.show("a").unwrap().state, JobState::Cancelled);
+    let snapshot = daemon.snapshot();
+    assert_eq!((snapshot.held_jobs, snapshot.ended_jobs.cancelled), (0, 1));
     daemon.shutdown().await;
 }

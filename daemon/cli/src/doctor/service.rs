@@ -36,7 +36,7 @@ impl Facts {
         output("systemctl", &["show", UNIT, PROPERTIES], LIMIT).map_or(Self::Silent, Self::Shown)
     }
 
-    /// Whether the service has a /tmp of its own.
+    /// Whether the service has a private /tmp.
     pub(super) fn has_private_tmp(&self) -> bool {
         self.property("PrivateTmp") == "yes" && self.property("ActiveState") == "active"
     }

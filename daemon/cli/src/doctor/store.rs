@@ -46,7 +46,7 @@ const SLOW_FIRST_BYTE: Duration = Duration::from_millis(400);
 #[derive(Clone, Copy)]
 pub(super) struct Host<'a> {
     pub(super) daemon: Option<&'a AboutReply>,
-    /// Whether the daemon has a /tmp of its own.
+    /// Whether the daemon has a private /tmp.
     pub(super) has_private_tmp: bool,
     /// Whether to measure how fast the data is read.
     pub(super) measures: bool,
@@ -231,7 +231,7 @@ impl Facts {
             ),
             Closed::PrivateTmp => Finding::fail(
                 "path.daemon",
-                "the service has a /tmp of its own and does not see these files",
+                "the service has a private /tmp and does not see these files",
                 "move them, for example to /srv; or train with --local",
             ),
         })

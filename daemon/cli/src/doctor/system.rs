@@ -14,8 +14,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// At most this much of a program's output is read: less than a pipe holds, so that the program never waits for it.
 const MAX_OUTPUT_BYTES: u64 = 32 << 10;
 
-/// The result of `work`, on a thread of its own; `None` after `limit`, or if no thread could be started. The thread then
-/// goes on until the command exits.
+/// The result of `work`, on a separate thread; `None` after `limit`, or if no thread could be started. The thread then
+/// continues until the command exits.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
