@@ -1,7 +1,7 @@
 //! The daemon's state at a moment, as plain data for metrics and displays.
 //!
-//! [`Daemon::snapshot`](crate::daemon::Daemon::snapshot) takes it from memory and `/proc` in less than a millisecond, and
-//! never waits for the state database. So a display may ask once a second, and a database that hangs hides nothing.
+//! [`Daemon::snapshot`](crate::daemon::Daemon::snapshot) takes it from memory and `/proc`, and never waits for
+//! the state database. So a display may ask once a second, and a database that hangs hides nothing.
 //! Consumers see one consistent value and depend neither on the daemon's locks nor on each other's formats.
 
 pub(crate) mod system;
