@@ -1,22 +1,27 @@
 //! Compiles the control API's protobuf definitions in pure Rust, without `protoc`.
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 16] = [
+const PRINTED: [&str; 21] = [
     "CacheUse",
     "CheckpointReply",
     "Device",
     "Diagnosis",
+    "EndedJobs",
     "EvaluateReply",
     "Evaluation",
     "Explanation",
     "Gpu",
     "HistoryPoint",
+    "HostUse",
     "IngestResources",
     "Job",
+    "JobActivity",
     "JobProgress",
     "Library",
     "LogLine",
     "MetricsReply",
+    "ProcessUse",
+    "Snapshot",
     "StageUse",
 ];
 

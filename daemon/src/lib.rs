@@ -36,6 +36,7 @@ pub mod export;
 mod feed;
 pub mod journal;
 pub mod memory;
+pub mod messages;
 pub mod metrics;
 mod outcomes;
 mod own_access;

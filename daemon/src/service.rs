@@ -5,19 +5,16 @@
 
 mod profile;
 
-use std::path::Path;
 use std::pin::Pin;
 
 use futures::stream::{self, Stream, StreamExt};
-use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
     self, AboutReply, AboutRequest, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine,
     LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
-    SubmitRequest,
+    SnapshotRequest, SubmitRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
-use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use tokio::io::DuplexStream;
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,11 +24,14 @@ use tonic::{Request, Response, Status};
 use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::connections::Peer;
-use crate::daemon::{Daemon, LOG_PAGE, Predicted, Predictions, SubmitError};
+use crate::daemon::{Daemon, LOG_PAGE, Predictions, SubmitError};
+use crate::messages::{
+    explanation_message, history_message, job_message, line_message, metrics_message, path_text,
+    scores_message, snapshot_message,
+};
 use crate::metrics::{self, Format};
-use crate::state::{History, HistoryPoint, JobFilter, JobRecord, LogRecord, StoreError};
+use crate::state::{JobFilter, JobRecord, StoreError};
 use crate::turns::Answers;
-use millstream_trainer::metrics::{MetricValue, Metrics};
 
 /// The maximum size of the jobs in the reply to `List`, well below that of a message.
 const MAX_LIST_BYTES: usize = MAX_MESSAGE_BYTES / 2;
@@ -259,6 +259,11 @@ impl Control for Service {
         Ok(Response::new(MetricsReply { content_type, text }))
     }
 
+    async fn snapshot(&self, _: Request<SnapshotRequest>) -> Reply<proto::Snapshot> {
+        let taken = self.daemon.blocking(|daemon| Ok(daemon.snapshot())).await.map_err(error_status)?;
+        Ok(Response::new(snapshot_message(&taken)))
+    }
+
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
         let requester = self.requester(&request)?;
         let metrics = self.daemon.evaluate_as(request.into_inner(), requester).await.map_err(error_status)?;
@@ -274,14 +279,6 @@ impl Control for Service {
         let first = tokio_stream::once(Ok(Scores { labels, classes, ..Scores::default() }));
         let messages = ReceiverStream::new(rows).map(|part| part.map(scores_message).map_err(error_status));
         Ok(Response::new(first.chain(messages).boxed()))
-    }
-}
-
-fn scores_message(part: Predicted) -> Scores {
-    match part {
-        Predicted::Columns(columns) => Scores { columns, ..Scores::default() },
-        Predicted::Rows { scores, kept: rows } => Scores { scores, rows, ..Scores::default() },
-        Predicted::Skipped(skipped_rows) => Scores { skipped_rows, ..Scores::default() },
     }
 }
 
@@ -327,131 +324,6 @@ fn fitting<M: prost::Message>(messages: impl Iterator<Item = M>, max_bytes: usiz
         Some((*total, message))
     });
     sized.take_while(|(total, _)| *total <= max_bytes).map(|(_, message)| message).collect()
-}
-
-fn job_message(record: &JobRecord) -> proto::Job {
-    proto::Job {
-        id: record.id.clone(),
-        name: record.name.clone(),
-        state: record.state.into(),
-        reason: Some(record.reason.clone()).filter(|reason| !reason.is_empty()),
-        waits_for: Some(record.waits_for.clone()).filter(|why| !why.is_empty()),
-        owner: record.owner.as_ref().map(ToString::to_string),
-        priority: record.priority,
-        attempts: record.attempts,
-        created_ms: record.created_ms,
-        started_ms: record.started_ms,
-        ended_ms: record.ended_ms,
-        directory: path_text(&record.directory),
-        checkpoint: record.checkpoint.as_deref().map(path_text),
-        best_checkpoint: None,
-        device: record.device.as_ref().map(device_message),
-        progress: Some(record.progress),
-        eval: record.eval.iter().map(metrics_message).collect(),
-        eval_epoch: record.eval_epoch,
-    }
-}
-
-fn device_message(device: &Description) -> proto::Device {
-    let Description { text, gpu: gpu_name, libraries } = device;
-    let gpu = |GpuName { number, name }: &GpuName| proto::Gpu { number: *number, name: name.clone() };
-    let library = |LibraryVersion { library, version }: &LibraryVersion| proto::Library {
-        library: library.clone(),
-        version: version.clone(),
-    };
-    proto::Device {
-        description: text.clone(),
-        gpu: gpu_name.as_ref().map(gpu),
-        libraries: libraries.iter().map(library).collect(),
-    }
-}
-
-fn history_message(record: &JobRecord, history: History) -> proto::History {
-    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-    let point = |point: &HistoryPoint| proto::HistoryPoint {
-        step: point.step,
-        loss: point.loss,
-        examples_per_second: share(point.examples as f64, point.seconds),
-        input_wait_fraction: share(point.waited_seconds, point.seconds),
-    };
-    proto::History {
-        job: Some(job_message(record)),
-        points: history.points.iter().map(point).collect(),
-        evaluations: history.evaluations,
-    }
-}
-
-fn metrics_message(metrics: &Metrics) -> proto::Metrics {
-    let value = |&MetricValue { metric, value, error }: &MetricValue| proto::MetricValue {
-        name: metric.name().to_owned(),
-        value,
-        error,
-    };
-    proto::Metrics {
-        label: metrics.label.clone(),
-        measured: metrics.values.iter().map(value).collect(),
-        groups: metrics.groups,
-        top_k: metrics.top_k,
-        examples: metrics.examples,
-    }
-}
-
-/// Converts the explanation of an ingest.
-pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
-    let Explanation { resources, in_flight_bytes, recent, whole, cache, truncated_rows } = explanation;
-    let cache = cache.map(|stats| proto::CacheUse {
-        hits: stats.hits,
-        misses: stats.misses,
-        read_bytes: stats.read_bytes,
-        written_bytes: stats.written_bytes,
-    });
-    proto::Explanation {
-        resources: Some(proto::IngestResources {
-            cores: resources.cores,
-            lanes: resources.lanes,
-            decoders: resources.decoders,
-            decoders_fixed: resources.decoders_fixed,
-            streams: resources.streams,
-            streams_fixed: resources.streams_fixed,
-            object_bytes: resources.object_bytes,
-            most_object_bytes: resources.most_object_bytes,
-            useful_object_bytes: resources.useful_object_bytes,
-            settled: resources.settled,
-        }),
-        in_flight_bytes: *in_flight_bytes,
-        recent: Some(diagnosis_message(recent)),
-        whole: Some(diagnosis_message(whole)),
-        cache,
-        truncated_rows: *truncated_rows,
-    }
-}
-
-fn diagnosis_message(found: &Diagnosis) -> proto::Diagnosis {
-    let stage = |stage: &StageUse| proto::StageUse {
-        stage: stage.stage.to_owned(),
-        busy: stage.busy,
-        waiting: stage.waiting,
-        waits_for: stage.waits_for.to_owned(),
-    };
-    proto::Diagnosis {
-        seconds: found.seconds,
-        rows_per_second: found.rows_per_second,
-        bytes_per_second: found.bytes_per_second,
-        stages: found.stages.iter().map(stage).collect(),
-        bound: found.bound.name().to_owned(),
-        because: found.because.clone(),
-        rows_per_second_without: found.rows_per_second_without,
-        advice: found.advice.clone(),
-    }
-}
-
-fn line_message(line: LogRecord) -> LogLine {
-    LogLine { at_ms: line.at_ms, level: line.level.as_str().to_ascii_lowercase(), text: line.text }
-}
-
-/// Messages contain only UTF-8. A path that is not UTF-8 is converted lossily and cannot be opened.
-fn path_text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }
 
 impl From<StoreError> for Status {

@@ -17,7 +17,7 @@ use crate::proto::control_client::ControlClient;
 use crate::proto::{
     AboutReply, AboutRequest, CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest,
     ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
-    ScoreRequest, Scores, SubmitRequest,
+    ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -238,6 +238,14 @@ impl Client {
     /// When the connection breaks.
     pub async fn metrics(&mut self, request: MetricsRequest) -> Result<MetricsReply, ClientError> {
         Ok(self.inner.metrics(request).await?.into_inner())
+    }
+
+    /// The daemon's state at this moment, from memory.
+    ///
+    /// # Errors
+    /// When the connection breaks, or the daemon is older than this request.
+    pub async fn snapshot(&mut self) -> Result<Snapshot, ClientError> {
+        Ok(self.inner.snapshot(SnapshotRequest {}).await?.into_inner())
     }
 
     /// Evaluates a checkpoint on held-out data.

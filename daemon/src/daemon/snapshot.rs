@@ -4,7 +4,8 @@ use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::queue::ActiveJob;
-use crate::snapshot::{HostUse, JobSnapshot, OpenFiles, ProcessUse, Snapshot, WorkerSnapshot};
+use crate::snapshot::{HostUse, JobSnapshot, OpenFiles, ProcessUse, Snapshot, WorkerSnapshot, system};
+use crate::state::now_ms;
 
 impl Daemon {
     /// Its state now, from memory and `/proc`. Never waits for the state database.
@@ -15,6 +16,7 @@ impl Daemon {
         };
         let (ended_jobs, held_jobs) = self.shared.outcomes.now();
         Snapshot {
+            at_ms: now_ms(),
             version: env!("CARGO_PKG_VERSION"),
             started_ms: self.shared.started_ms,
             is_stopping,
@@ -24,6 +26,7 @@ impl Daemon {
             jobs: running.iter().map(job).collect(),
             process: ProcessUse::of_self(),
             open_files: OpenFiles::of_self(),
+            host_name: system::host_name(),
             host: HostUse::now(),
         }
     }
@@ -31,22 +34,17 @@ impl Daemon {
 
 fn job(active: &ActiveJob) -> JobSnapshot {
     let ActiveJob { recorder, control } = active;
-    let record = recorder.record();
+    let mut record = recorder.record();
+    // A thread that has just been started has not changed the state yet.
+    if record.state == JobState::Queued {
+        record.state = JobState::Preparing;
+    }
     let worker = control.vitals().worker();
     JobSnapshot {
-        // A thread that has just been started has not changed the state yet.
-        state: if record.state == JobState::Queued { JobState::Preparing } else { record.state },
-        owner: record.owner.map(|owner| owner.to_string()),
-        started_ms: record.started_ms,
-        device: record.device.map(|device| device.text),
-        progress: record.progress,
-        attempts: record.attempts,
+        record,
         checkpoint: control.vitals().checkpoint(),
-        evaluation: record.eval,
         worker: worker.map(|pid| WorkerSnapshot { pid, process: ProcessUse::of(pid) }),
         ingest: control.explain(),
-        id: record.id,
-        name: record.name,
     }
 }
 

@@ -20,6 +20,7 @@ use text::Kind::{self, Counter, Gauge, Info};
 use text::{Samples, Text};
 
 use crate::snapshot::{JobSnapshot, Snapshot};
+use crate::state::JobRecord;
 
 /// The snapshot as text.
 pub fn render(snapshot: &Snapshot, format: Format) -> String {
@@ -136,7 +137,7 @@ impl JobFamilies<'_> {
     ) {
         self.all(kind, name, help, |job, samples| {
             if let Some(value) = value(job) {
-                samples.add(&[("job_id", &job.id)], value);
+                samples.add(&[("job_id", &job.record.id)], value);
             }
         });
     }
@@ -156,59 +157,59 @@ impl JobFamilies<'_> {
     fn state(&mut self) {
         let help = "The name, the submitting user and the device of a job; empty where unknown.";
         self.all(Info, "millstream_job", help, |job, samples| {
-            let (owner, device) =
-                (job.owner.as_deref().unwrap_or_default(), job.device.as_deref().unwrap_or_default());
-            let labels = [("job_id", &*job.id), ("name", &job.name), ("owner", owner), ("device", device)];
-            samples.add(&labels, 1.0);
+            let JobRecord { id, name, owner, device, .. } = &job.record;
+            let owner = owner.as_ref().map(ToString::to_string).unwrap_or_default();
+            let device = device.as_ref().map(|device| &*device.text).unwrap_or_default();
+            samples.add(&[("job_id", id), ("name", name), ("owner", &owner), ("device", device)], 1.0);
         });
         let help = "Whether a job is in a state.";
         self.all(Gauge, "millstream_job_state", help, |job, samples| {
             for state in [JobState::Preparing, JobState::Running] {
-                let is_in = f64::from(u8::from(job.state == state));
-                samples.add(&[("job_id", &job.id), ("state", state.name())], is_in);
+                let is_in = f64::from(u8::from(job.record.state == state));
+                samples.add(&[("job_id", &job.record.id), ("state", state.name())], is_in);
             }
         });
-        let started = |job: &JobSnapshot| job.started_ms.map(|at| at as f64 / 1000.0);
+        let started = |job: &JobSnapshot| job.record.started_ms.map(|at| at as f64 / 1000.0);
         let help = "When the preparation of a job first started, since the Unix epoch.";
         self.each(Gauge, "millstream_job_start_time_seconds", help, started);
     }
 
     fn progress(&mut self) {
-        let has_trained = |job: &JobSnapshot| job.progress.step > 0;
+        let has_trained = |job: &JobSnapshot| job.record.progress.step > 0;
         self.each(
             Gauge,
             "millstream_job_step",
             "Steps taken; a resume goes back to its checkpoint.",
-            |job| Some(job.progress.step as f64),
+            |job| Some(job.record.progress.step as f64),
         );
         let help = "Steps in all epochs, once known; an estimate for some formats.";
         self.each(Gauge, "millstream_job_planned_steps", help, |job| {
-            job.progress.total_steps.map(|steps| steps as f64)
+            job.record.progress.total_steps.map(|steps| steps as f64)
         });
         self.each(Gauge, "millstream_job_epoch", "The current epoch, from 0.", |job| {
-            Some(job.progress.epoch.into())
+            Some(job.record.progress.epoch.into())
         });
         self.each(Gauge, "millstream_job_planned_epochs", "Epochs of the job.", |job| {
-            Some(job.progress.epochs.into())
+            Some(job.record.progress.epochs.into())
         });
         let help = "Rows trained on; a resume goes back to its checkpoint.";
-        self.each(Gauge, "millstream_job_examples", help, |job| Some(job.progress.examples as f64));
+        self.each(Gauge, "millstream_job_examples", help, |job| Some(job.record.progress.examples as f64));
         self.each(
             Gauge,
             "millstream_job_examples_per_second",
             "Rows trained on per second, recently.",
-            |job| has_trained(job).then_some(job.progress.examples_per_second),
+            |job| has_trained(job).then_some(job.record.progress.examples_per_second),
         );
         let help = "Share of the training time spent waiting for a batch, recently.";
         self.each(Gauge, "millstream_job_input_wait_ratio", help, |job| {
-            has_trained(job).then_some(job.progress.input_wait_fraction)
+            has_trained(job).then_some(job.record.progress.input_wait_fraction)
         });
         self.each(Gauge, "millstream_job_loss", "Mean training loss since the previous report.", |job| {
-            has_trained(job).then_some(job.progress.loss)
+            has_trained(job).then_some(job.record.progress.loss)
         });
         let help = "Bad records skipped since the current worker was first fed.";
         self.each(Counter, "millstream_job_skipped_records", help, |job| {
-            Some(job.progress.skipped_records as f64)
+            Some(job.record.progress.skipped_records as f64)
         });
     }
 
@@ -222,10 +223,13 @@ impl JobFamilies<'_> {
         });
         let help = "A metric of the last evaluation, such as auc; NaN if undefined. A single label may have no name.";
         self.all(Gauge, "millstream_job_evaluation", help, |job, samples| {
-            for label in &job.evaluation {
+            for label in &job.record.eval {
                 for measured in &label.values {
-                    let labels =
-                        [("job_id", &*job.id), ("label", &label.label), ("metric", measured.metric.name())];
+                    let labels = [
+                        ("job_id", &*job.record.id),
+                        ("label", &label.label),
+                        ("metric", measured.metric.name()),
+                    ];
                     samples.add(&labels, measured.value.unwrap_or(f64::NAN));
                 }
             }
@@ -234,7 +238,7 @@ impl JobFamilies<'_> {
 
     fn worker(&mut self) {
         let help = "Worker processes started for a job; more than one per start of the daemon means deaths.";
-        self.each(Counter, "millstream_job_worker_starts", help, |job| Some(job.attempts.into()));
+        self.each(Counter, "millstream_job_worker_starts", help, |job| Some(job.record.attempts.into()));
         let process = |job: &JobSnapshot| job.worker.and_then(|worker| worker.process);
         let help = "Resident memory of the worker, including its ring.";
         self.each(Gauge, "millstream_job_worker_resident_memory_bytes", help, |job| {
@@ -265,21 +269,21 @@ impl JobFamilies<'_> {
             "1 for the current bottleneck of the input, as in millstream explain: consumer means training.";
         self.all(Gauge, "millstream_job_ingest_bottleneck", help, |job, samples| {
             if let Some(recent) = recent(job) {
-                samples.add(&[("job_id", &job.id), ("bottleneck", recent.bound.name())], 1.0);
+                samples.add(&[("job_id", &job.record.id), ("bottleneck", recent.bound.name())], 1.0);
             }
         });
         let help = "Share of the cores available to a stage of the input that it kept busy, recently.";
         self.all(Gauge, "millstream_job_ingest_stage_busy_ratio", help, |job, samples| {
             for stage in stages(job) {
                 if let Some(busy) = stage.busy {
-                    samples.add(&[("job_id", &job.id), ("stage", stage.stage)], busy);
+                    samples.add(&[("job_id", &job.record.id), ("stage", stage.stage)], busy);
                 }
             }
         });
         let help = "Mean number of threads that waited in a stage of the input, recently.";
         self.all(Gauge, "millstream_job_ingest_stage_waiting_threads", help, |job, samples| {
             for stage in stages(job) {
-                samples.add(&[("job_id", &job.id), ("stage", stage.stage)], stage.waiting);
+                samples.add(&[("job_id", &job.record.id), ("stage", stage.stage)], stage.waiting);
             }
         });
         let help =

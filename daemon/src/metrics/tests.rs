@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use millstream_backend::Description;
 use millstream_control::proto::JobProgress;
 use millstream_pipeline::ingest::{Bound, Diagnosis, Resources, StageUse};
 use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
 
 use super::*;
 use crate::snapshot::{CheckpointSnapshot, EndedJobs, HostUse, OpenFiles, ProcessUse, WorkerSnapshot};
+use crate::state::Owner;
 
 fn diagnosis() -> Diagnosis {
     let stage = |stage, busy, waiting| StageUse { stage, busy, waiting, waits_for: "" };
@@ -55,46 +57,41 @@ fn snapshot() -> Snapshot {
         values: vec![value(Metric::Auc, Some(0.75)), value(Metric::LogLoss, None)],
         ..Metrics::default()
     };
+    let mut record = JobRecord::new("census-1", "census", "/runs/census-1".into());
+    record.state = JobState::Running;
+    record.owner = Some(Owner { uid: 1001, name: Some("ann".into()) });
+    record.started_ms = Some(1_500);
+    record.device = Some(Description { text: "the CPU, 2 threads".into(), gpu: None, libraries: Vec::new() });
+    record.attempts = 2;
+    record.eval = vec![evaluation];
+    record.progress = JobProgress {
+        step: 1200,
+        total_steps: Some(3815),
+        epoch: 1,
+        epochs: 5,
+        examples: 307_200,
+        examples_per_second: 812_345.5,
+        input_wait_fraction: 0.25,
+        loss: f64::NAN,
+        skipped_records: 2,
+        total_is_estimate: false,
+    };
     let known = JobSnapshot {
-        id: "census-1".into(),
-        name: "census".into(),
-        state: JobState::Running,
-        owner: Some("ann".into()),
-        started_ms: Some(1_500),
-        device: Some("the CPU, 2 threads".into()),
-        progress: JobProgress {
-            step: 1200,
-            total_steps: Some(3815),
-            epoch: 1,
-            epochs: 5,
-            examples: 307_200,
-            examples_per_second: 812_345.5,
-            input_wait_fraction: 0.25,
-            loss: f64::NAN,
-            skipped_records: 2,
-            total_is_estimate: false,
-        },
-        attempts: 2,
+        record,
         checkpoint: Some(CheckpointSnapshot { step: 1000, committed_ms: Some(2_250) }),
-        evaluation: vec![evaluation],
         worker: Some(WorkerSnapshot { pid: 7, process: Some(process) }),
         ingest: Some(ingest()),
     };
+    let mut record = JobRecord::new("clicks-2", "clicks", "/runs/clicks-2".into());
+    record.state = JobState::Preparing;
     let preparing = JobSnapshot {
-        id: "clicks-2".into(),
-        name: "clicks".into(),
-        state: JobState::Preparing,
-        owner: None,
-        started_ms: None,
-        device: None,
-        progress: JobProgress::default(),
-        attempts: 0,
+        record,
         checkpoint: None,
-        evaluation: Vec::new(),
         worker: Some(WorkerSnapshot { pid: 8, process: None }),
         ingest: None,
     };
     Snapshot {
+        at_ms: 5_000,
         version: "0.1.0",
         started_ms: 1_000,
         is_stopping: false,
@@ -104,6 +101,7 @@ fn snapshot() -> Snapshot {
         jobs: vec![known, preparing],
         process: Some(process),
         open_files: Some(OpenFiles { open: 20, maximum: Some(1024) }),
+        host_name: "trainer-1".into(),
         host: HostUse {
             available_bytes: Some(1 << 30),
             memory_bytes: Some(1 << 32),

@@ -11,7 +11,8 @@ use tokio::sync::mpsc::{Sender, channel};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::{Replies, diagnosis_message, error_status};
+use super::{Replies, error_status};
+use crate::messages::diagnosis_message;
 use crate::supervisor::{PendingProfile, Profile};
 
 /// Spans per message: a few hundred KB.

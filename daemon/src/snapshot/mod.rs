@@ -6,15 +6,17 @@
 
 pub(crate) mod system;
 
-use millstream_control::proto::{JobProgress, JobState};
+use millstream_control::proto::JobState;
 use millstream_pipeline::ingest::Explanation;
-use millstream_trainer::metrics::Metrics;
 
+use crate::state::JobRecord;
 pub use system::{HostUse, OpenFiles, ProcessUse};
 
 /// The daemon's state at a moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
+    /// When it was taken, in milliseconds since the Unix epoch.
+    pub at_ms: u64,
     /// The daemon's version.
     pub version: &'static str,
     /// When it started, in milliseconds since the Unix epoch.
@@ -33,6 +35,8 @@ pub struct Snapshot {
     pub process: Option<ProcessUse>,
     /// The daemon's file descriptors; `None` if `/proc` cannot be read.
     pub open_files: Option<OpenFiles>,
+    /// The host's name; empty if unknown.
+    pub host_name: String,
     /// The host.
     pub host: HostUse,
 }
@@ -53,26 +57,10 @@ pub struct EndedJobs {
 /// A job under way.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobSnapshot {
-    /// Its id.
-    pub id: String,
-    /// The name in the job file.
-    pub name: String,
-    /// Preparing or running; a final state for a moment at its end.
-    pub state: JobState,
-    /// The user who submitted it, if the daemon recorded that.
-    pub owner: Option<String>,
-    /// When its preparation first started, in milliseconds since the Unix epoch.
-    pub started_ms: Option<u64>,
-    /// The device it trains on, reported by its worker.
-    pub device: Option<String>,
-    /// Training progress.
-    pub progress: JobProgress,
-    /// Worker processes started, over all resumes.
-    pub attempts: u32,
+    /// Its record. The state is preparing or running, or a final one for a moment at its end.
+    pub record: JobRecord,
     /// The newest checkpoint.
     pub checkpoint: Option<CheckpointSnapshot>,
-    /// The last evaluation's metrics of each label.
-    pub evaluation: Vec<Metrics>,
     /// Its worker, while it has one.
     pub worker: Option<WorkerSnapshot>,
     /// Its ingest, while there is one.
@@ -103,7 +91,7 @@ impl Snapshot {
         match state {
             JobState::Queued => self.queued_jobs,
             JobState::Held => self.held_jobs,
-            _ => self.jobs.iter().filter(|job| job.state == state).count() as u64,
+            _ => self.jobs.iter().filter(|job| job.record.state == state).count() as u64,
         }
     }
 }

@@ -40,6 +40,12 @@ pub struct HostUse {
     pub load: Option<[f64; 3]>,
 }
 
+/// The host's name; empty if unknown.
+pub(crate) fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
 impl ProcessUse {
     /// Of this process.
     pub(crate) fn of_self() -> Option<Self> {

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use millstream_daemon::messages::explanation_message;
 use millstream_daemon::plan::{JobPlan, Learning};
-use millstream_daemon::service::explanation_message;
 use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_pipeline::ingest::{self, IngestMeasurement};
 use serde::Serialize;

@@ -1,0 +1,187 @@
+//! The daemon's records as messages of the control API, for the service and the web page.
+
+use std::path::Path;
+
+use millstream_backend::{Description, GpuName, LibraryVersion};
+use millstream_control::proto::{self, LogLine, Scores};
+use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
+use millstream_trainer::metrics::{MetricValue, Metrics};
+
+use crate::daemon::Predicted;
+use crate::snapshot::{EndedJobs, HostUse, JobSnapshot, ProcessUse, Snapshot, WorkerSnapshot};
+use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
+
+pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
+    proto::Job {
+        id: record.id.clone(),
+        name: record.name.clone(),
+        state: record.state.into(),
+        reason: Some(record.reason.clone()).filter(|reason| !reason.is_empty()),
+        waits_for: Some(record.waits_for.clone()).filter(|why| !why.is_empty()),
+        owner: record.owner.as_ref().map(ToString::to_string),
+        priority: record.priority,
+        attempts: record.attempts,
+        created_ms: record.created_ms,
+        started_ms: record.started_ms,
+        ended_ms: record.ended_ms,
+        directory: path_text(&record.directory),
+        checkpoint: record.checkpoint.as_deref().map(path_text),
+        best_checkpoint: None,
+        device: record.device.as_ref().map(device_message),
+        progress: Some(record.progress),
+        eval: record.eval.iter().map(metrics_message).collect(),
+        eval_epoch: record.eval_epoch,
+    }
+}
+
+fn device_message(device: &Description) -> proto::Device {
+    let Description { text, gpu: gpu_name, libraries } = device;
+    let gpu = |GpuName { number, name }: &GpuName| proto::Gpu { number: *number, name: name.clone() };
+    let library = |LibraryVersion { library, version }: &LibraryVersion| proto::Library {
+        library: library.clone(),
+        version: version.clone(),
+    };
+    proto::Device {
+        description: text.clone(),
+        gpu: gpu_name.as_ref().map(gpu),
+        libraries: libraries.iter().map(library).collect(),
+    }
+}
+
+pub(crate) fn history_message(record: &JobRecord, history: History) -> proto::History {
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let point = |point: &HistoryPoint| proto::HistoryPoint {
+        step: point.step,
+        loss: point.loss,
+        examples_per_second: share(point.examples as f64, point.seconds),
+        input_wait_fraction: share(point.waited_seconds, point.seconds),
+    };
+    proto::History {
+        job: Some(job_message(record)),
+        points: history.points.iter().map(point).collect(),
+        evaluations: history.evaluations,
+    }
+}
+
+pub(crate) fn metrics_message(metrics: &Metrics) -> proto::Metrics {
+    let value = |&MetricValue { metric, value, error }: &MetricValue| proto::MetricValue {
+        name: metric.name().to_owned(),
+        value,
+        error,
+    };
+    proto::Metrics {
+        label: metrics.label.clone(),
+        measured: metrics.values.iter().map(value).collect(),
+        groups: metrics.groups,
+        top_k: metrics.top_k,
+        examples: metrics.examples,
+    }
+}
+
+/// Converts the explanation of an ingest.
+pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
+    let Explanation { resources, in_flight_bytes, recent, whole, cache, truncated_rows } = explanation;
+    let cache = cache.map(|stats| proto::CacheUse {
+        hits: stats.hits,
+        misses: stats.misses,
+        read_bytes: stats.read_bytes,
+        written_bytes: stats.written_bytes,
+    });
+    proto::Explanation {
+        resources: Some(proto::IngestResources {
+            cores: resources.cores,
+            lanes: resources.lanes,
+            decoders: resources.decoders,
+            decoders_fixed: resources.decoders_fixed,
+            streams: resources.streams,
+            streams_fixed: resources.streams_fixed,
+            object_bytes: resources.object_bytes,
+            most_object_bytes: resources.most_object_bytes,
+            useful_object_bytes: resources.useful_object_bytes,
+            settled: resources.settled,
+        }),
+        in_flight_bytes: *in_flight_bytes,
+        recent: Some(diagnosis_message(recent)),
+        whole: Some(diagnosis_message(whole)),
+        cache,
+        truncated_rows: *truncated_rows,
+    }
+}
+
+pub(crate) fn diagnosis_message(found: &Diagnosis) -> proto::Diagnosis {
+    let stage = |stage: &StageUse| proto::StageUse {
+        stage: stage.stage.to_owned(),
+        busy: stage.busy,
+        waiting: stage.waiting,
+        waits_for: stage.waits_for.to_owned(),
+    };
+    proto::Diagnosis {
+        seconds: found.seconds,
+        rows_per_second: found.rows_per_second,
+        bytes_per_second: found.bytes_per_second,
+        stages: found.stages.iter().map(stage).collect(),
+        bound: found.bound.name().to_owned(),
+        because: found.because.clone(),
+        rows_per_second_without: found.rows_per_second_without,
+        advice: found.advice.clone(),
+    }
+}
+
+pub(crate) fn line_message(line: LogRecord) -> LogLine {
+    LogLine { at_ms: line.at_ms, level: line.level.as_str().to_ascii_lowercase(), text: line.text }
+}
+
+/// Messages contain only UTF-8. A path that is not UTF-8 is converted lossily and cannot be opened.
+pub(crate) fn path_text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+pub(crate) fn scores_message(part: Predicted) -> Scores {
+    match part {
+        Predicted::Columns(columns) => Scores { columns, ..Scores::default() },
+        Predicted::Rows { scores, kept: rows } => Scores { scores, rows, ..Scores::default() },
+        Predicted::Skipped(skipped_rows) => Scores { skipped_rows, ..Scores::default() },
+    }
+}
+
+/// Converts the daemon's state.
+pub(crate) fn snapshot_message(snapshot: &Snapshot) -> proto::Snapshot {
+    let EndedJobs { succeeded, failed, cancelled, held } = snapshot.ended_jobs;
+    let HostUse { available_bytes, memory_bytes, cores, load } = snapshot.host;
+    proto::Snapshot {
+        at_ms: snapshot.at_ms,
+        version: snapshot.version.to_owned(),
+        started_ms: snapshot.started_ms,
+        is_stopping: snapshot.is_stopping,
+        queued_jobs: snapshot.queued_jobs,
+        held_jobs: snapshot.held_jobs,
+        ended_jobs: Some(proto::EndedJobs { succeeded, failed, cancelled, held }),
+        process: snapshot.process.map(|process| process_message(std::process::id(), process)),
+        open_files: snapshot.open_files.map(|files| files.open),
+        max_open_files: snapshot.open_files.and_then(|files| files.maximum),
+        host: Some(proto::HostUse {
+            name: snapshot.host_name.clone(),
+            cores,
+            memory_bytes,
+            available_bytes,
+            load: load.map(Vec::from).unwrap_or_default(),
+        }),
+        jobs: snapshot.jobs.iter().map(activity_message).collect(),
+    }
+}
+
+fn activity_message(job: &JobSnapshot) -> proto::JobActivity {
+    let worker = |WorkerSnapshot { pid, process }| Some(process_message(pid, process?));
+    proto::JobActivity {
+        job: Some(job_message(&job.record)),
+        worker: job.worker.and_then(worker),
+        ingest: job.ingest.as_ref().map(explanation_message),
+        checkpoint_step: job.checkpoint.map(|checkpoint| checkpoint.step),
+        checkpoint_ms: job.checkpoint.and_then(|checkpoint| checkpoint.committed_ms),
+    }
+}
+
+fn process_message(pid: u32, process: ProcessUse) -> proto::ProcessUse {
+    let ProcessUse { resident_bytes, cpu_seconds, threads } = process;
+    proto::ProcessUse { pid, resident_bytes, cpu_seconds, threads }
+}
