@@ -4,6 +4,7 @@
 //! * [`shell`]: commands as typed into a shell, and the files they leave behind.
 //! * [`small_disk`]: file systems that become full.
 //! * [`table`]: small data sets, valid or corrupted; [`tfrecord`] writes some of them.
+//! * [`terminal`]: commands in a terminal.
 //! * [`tiny_job`]: a job that takes a few seconds, with its data.
 
 #![forbid(unsafe_code)]
@@ -12,5 +13,6 @@ pub mod programs;
 pub mod shell;
 pub mod small_disk;
 pub mod table;
+pub mod terminal;
 pub mod tfrecord;
 pub mod tiny_job;

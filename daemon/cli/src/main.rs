@@ -20,6 +20,7 @@ mod screen;
 mod standard_input;
 mod statistics;
 mod table;
+mod top;
 mod unfinished;
 
 use std::ffi::OsStr;

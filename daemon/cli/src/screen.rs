@@ -22,12 +22,16 @@ pub(crate) fn output_width() -> Option<usize> {
     size.map(|size| size.ws_col.into()).filter(|&columns| columns > 0)
 }
 
+/// Whether the user allows colours.
+pub(crate) fn has_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
 impl Screen {
     pub(crate) fn new() -> Self {
         let terminal = io::stderr().is_terminal();
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
-        Self { bars, terminal, colours: terminal && !no_color }
+        Self { bars, terminal, colours: terminal && has_colours() }
     }
 
     /// Whether standard error is a terminal.

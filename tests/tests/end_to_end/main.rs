@@ -29,5 +29,6 @@ mod priority;
 mod profile;
 mod retrieval;
 mod scored_text;
+mod top;
 mod warm_start;
 mod weighted;

@@ -171,6 +171,8 @@ The checkpoint counts towards `checkpoint.keep` and is deleted when enough newer
 Examples:
   millstream eval \"$(millstream checkpoint census-2f9c)\"")]
     Checkpoint(JobId),
+    /// Show a live screen of the daemon's jobs: rates, bottlenecks, curves, logs
+    Top(Top),
     /// Print the daemon's metrics in a format of Prometheus
     #[command(after_help = "\
 The daemon serves the same over HTTP if its configuration has `metrics_address`. Without a port, write it
@@ -216,6 +218,30 @@ Examples:
     /// Write manual pages
     #[command(hide = true)]
     ManPages(ManPages),
+}
+
+/// `top`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Keys: arrows select a job, enter opens its page, / filters, s sorts, c cancels, p pauses, r resumes, w saves
+a checkpoint, ? lists all, q quits. CPU is in cores. Without a terminal, one picture is printed.
+
+Examples:
+  millstream top
+  millstream top --once
+  millstream top --json | jq '.jobs[].ingest.recent.bound'")]
+pub(crate) struct Top {
+    /// Seconds between two updates, from 0.1 to 3600
+    #[arg(long, short = 'i', value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    pub(crate) interval: f64,
+    /// Print one picture and exit
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected seconds from 0.1 to 3600".to_owned())
 }
 
 /// `metrics`

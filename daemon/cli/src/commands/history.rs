@@ -106,7 +106,7 @@ const LOSS_METRICS: [&str; 4] = ["log_loss", "huber_loss", "pinball_loss", "pois
 
 /// A curve of the training loss, with the held-out loss as marks, and one of each other evaluation metric. Only those that
 /// `chosen` names, if any; the loss is `loss`.
-fn plot_of(history: &History, chosen: &[String]) -> Plot {
+pub(crate) fn plot_of(history: &History, chosen: &[String]) -> Plot {
     let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == name);
     let loss = history.points.iter().map(|point| (point.step, point.loss)).collect();
     let mut curves = vec![Curve { name: "training loss".to_owned(), points: loss, marks: None }];

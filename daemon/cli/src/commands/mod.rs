@@ -26,12 +26,15 @@ mod submit;
 mod train;
 mod wait;
 
+pub(crate) use history::plot_of;
+
 use tokio::runtime::Runtime;
 
 use crate::arguments::{Bench, Command};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::top;
 
 /// Runs a command.
 pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
@@ -57,6 +60,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Resume(arguments) => on_runtime(resume::run(arguments, context)),
         Command::Remove(arguments) => on_runtime(remove::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
+        Command::Top(arguments) => on_runtime(top::run(arguments, context)),
         Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
@@ -70,11 +74,12 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
     }
 }
 
-/// Whether the command handles signals itself, because it must clean up files or a job.
+/// Whether the command handles signals itself, because it must clean up files, a job or the terminal.
 fn cleans_up(command: &Command) -> bool {
     use Command as C;
     match command {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
+        C::Top(_) => true,
         C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Check(_) | C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => {
             false

@@ -7,7 +7,7 @@ mod svg;
 mod terminal;
 
 pub(crate) use svg::svg;
-pub(crate) use terminal::terminal;
+pub(crate) use terminal::{panel, terminal};
 
 use crate::figures;
 use axis::Axis;
@@ -78,11 +78,14 @@ impl Curve {
         let min = numbers().min_by(|one, other| one.1.total_cmp(&other.1));
         let max = numbers().max_by(|one, other| one.1.total_cmp(&other.1));
         let (Some(last), Some(min), Some(max)) = (numbers().last(), min, max) else { return String::new() };
-        let at = |(step, number): &(u64, f64)| {
-            format!("{} at {}", figures::metric(*number), figures::count(*step))
-        };
-        format!("last {}, min {}, max {}", figures::metric(last.1), at(min), at(max))
+        let at = |(step, number): &(u64, f64)| format!("{} at {}", shown(*number), figures::count(*step));
+        format!("last {}, min {}, max {}", shown(last.1), at(min), at(max))
     }
+}
+
+/// A number with the digits that matter.
+fn shown(number: f64) -> String {
+    if number.abs() >= 1e3 { figures::rate(number) } else { figures::metric(number) }
 }
 
 #[cfg(test)]
@@ -121,5 +124,7 @@ mod tests {
         let curve = Curve { name: "auc".into(), points, marks: None };
         let wanted = "last 0.8000, min 0.5000 at 1,000, max 0.9000 at 2,000";
         assert_eq!(curve.extremes(), wanted);
+        let curve = Curve { name: "rows/s".into(), points: vec![(1, 165_786.74)], marks: None };
+        assert_eq!(curve.extremes(), "last 165,787, min 165,787 at 1, max 165,787 at 1");
     }
 }

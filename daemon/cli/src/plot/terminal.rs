@@ -22,12 +22,23 @@ pub(crate) fn terminal(plot: &Plot, width: usize) -> String {
     let mut out = format!("{}\n", plot.title);
     for (nth, curve) in plot.curves.iter().enumerate() {
         let lines = if nth == 0 { FIRST_LINES } else { FURTHER_LINES };
-        out += &panel(curve, &steps, columns, lines);
+        out += &titled_panel(curve, &steps, columns, lines);
     }
     out
 }
 
-fn panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
+/// Draws one curve with its title and its steps, in lines of at most `width` characters, or the minimum width, and in
+/// `lines` lines, at least one of them of the grid.
+pub(crate) fn panel(curve: &Curve, width: usize, lines: usize) -> String {
+    let columns = width.saturating_sub(LABELS + 2).clamp(MIN_COLUMNS, MAX_COLUMNS);
+    let last_step = curve.all_points().map(|&(step, _)| step).max().unwrap_or(0);
+    let frame = 3 + usize::from(curve.marks.is_some());
+    let steps = Axis::steps(last_step, (columns / 14).max(1));
+    let panel = titled_panel(curve, &steps, columns, lines.saturating_sub(frame).max(1));
+    panel.trim_start_matches('\n').to_owned()
+}
+
+fn titled_panel(curve: &Curve, steps: &Axis, columns: usize, lines: usize) -> String {
     let axis = curve.axis(lines / 2);
     let mut grid = Grid::new(columns, lines);
     grid.curve(&thinned(&curve.points, steps, grid.width()), &axis);
@@ -181,6 +192,17 @@ mod tests {
             assert!(widest.max().is_some_and(|widest| widest <= width), "{shown}");
             assert!(shown.lines().all(|line| line == line.trim_end()), "{shown}");
             assert_eq!(shown.matches("└").count(), 2, "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_single_panel_has_the_given_size() {
+        let curve = &sample().curves[0];
+        let marks = Marks { name: "held-out".into(), points: vec![(50, 0.5)] };
+        for (curve, lines) in [(curve.clone(), 10), (Curve { marks: Some(marks), ..curve.clone() }, 12)] {
+            let drawn = panel(&curve, 50, lines);
+            assert_eq!(drawn.lines().count(), lines, "{drawn}");
+            assert!(drawn.starts_with("loss  last"), "{drawn}");
         }
     }
 

@@ -51,6 +51,7 @@ fn every_command_has_help_with_an_example() {
         "resume",
         "show",
         "submit",
+        "top",
         "train",
         "wait",
         "watch",

@@ -1,0 +1,169 @@
+//! What the screen shows, asked from the daemon in the background.
+
+use std::time::Duration;
+
+use millstream_control::proto::{History, Job, ListReply, ListRequest, LogLine, LogsRequest, Snapshot};
+use millstream_control::{Client, ClientError};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use super::model::Change;
+use crate::connection::to_daemon;
+use crate::context::Context;
+
+/// The maximum number of jobs on the screen, the newest ones.
+const MAX_JOBS: u32 = 500;
+
+/// Lines of a job's log on its page.
+const LOG_LINES: u64 = 100;
+
+/// The time after which an unanswered request counts as failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An answer for the screen.
+pub(super) enum Answer {
+    /// The daemon and its jobs, and the opened job.
+    Look { snapshot: Box<Snapshot>, jobs: ListReply, page: Option<Box<Page>> },
+    /// The daemon did not answer.
+    Lost(String),
+    /// What a change came to, in a sentence.
+    Changed(String),
+}
+
+/// What only an opened job's page shows.
+#[derive(Default)]
+pub(super) struct Page {
+    pub(super) id: String,
+    pub(super) history: History,
+    pub(super) log: Vec<LogLine>,
+}
+
+/// Asks the daemon until it is dropped.
+pub(super) struct Feed {
+    context: Context,
+    /// The id of the job whose page is wanted.
+    opened: watch::Sender<Option<String>>,
+    answers: mpsc::Sender<Answer>,
+    asking: AbortHandle,
+}
+
+impl Feed {
+    /// Asks every `interval`, on this runtime, and at once when another job is opened.
+    pub(super) fn start(context: &Context, interval: Duration, answers: mpsc::Sender<Answer>) -> Self {
+        let (opened, wanted) = watch::channel(None);
+        let asking = tokio::spawn(ask(context.clone(), interval, wanted, answers.clone()));
+        Self { context: context.clone(), opened, answers, asking: asking.abort_handle() }
+    }
+
+    /// Wants the page of this job, too.
+    pub(super) fn open(&self, id: Option<&str>) {
+        self.opened.send_if_modified(|opened| {
+            let is_other = opened.as_deref() != id;
+            if is_other {
+                *opened = id.map(str::to_owned);
+            }
+            is_other
+        });
+    }
+
+    /// Changes a job. Its answer may take as long as a checkpoint.
+    pub(super) fn change(&self, change: Change, id: String) {
+        let (context, answers) = (self.context.clone(), self.answers.clone());
+        tokio::spawn(async move {
+            let text = match carry_out(&context, change, &id).await {
+                Ok(text) => text,
+                Err(error) => format!("{id}: {error}"),
+            };
+            let _ = answers.send(Answer::Changed(text)).await;
+        });
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.asking.abort();
+    }
+}
+
+async fn ask(
+    context: Context,
+    interval: Duration,
+    mut opened: watch::Receiver<Option<String>>,
+    answers: mpsc::Sender<Answer>,
+) {
+    let mut client = None;
+    loop {
+        let id = opened.borrow_and_update().clone();
+        let asking = look_over(&mut client, &context, id.as_deref());
+        let answer = match tokio::time::timeout(PATIENCE, asking).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(why)) => Answer::Lost(why),
+            Err(_) => Answer::Lost(format!("the daemon has not answered for {} s", PATIENCE.as_secs())),
+        };
+        if matches!(answer, Answer::Lost(_)) {
+            client = None;
+        }
+        if answers.send(answer).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            changed = opened.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Looks over the connection in `client`, or a new one.
+async fn look_over(
+    client: &mut Option<Client>,
+    context: &Context,
+    id: Option<&str>,
+) -> Result<Answer, String> {
+    let client = match client {
+        Some(client) => client,
+        None => client.insert(to_daemon(context).await.map_err(|error| error.to_string())?),
+    };
+    Answer::look(client, id).await.map_err(|error| error.to_string())
+}
+
+impl Answer {
+    /// Asks for everything once.
+    pub(super) async fn look(client: &mut Client, opened: Option<&str>) -> Result<Self, ClientError> {
+        let snapshot = Box::new(client.snapshot().await?);
+        let jobs = client.list(ListRequest { states: Vec::new(), limit: MAX_JOBS }).await?;
+        let page = match opened {
+            Some(id) => match page(client, id).await {
+                Ok(page) => Some(Box::new(page)),
+                // Removed by someone.
+                Err(ClientError::NotFound(_)) => None,
+                Err(error) => return Err(error),
+            },
+            None => None,
+        };
+        Ok(Self::Look { snapshot, jobs, page })
+    }
+}
+
+async fn page(client: &mut Client, id: &str) -> Result<Page, ClientError> {
+    let history = client.history(id).await?;
+    let request = LogsRequest { id: id.to_owned(), last: LOG_LINES, ..LogsRequest::default() };
+    let mut lines = client.logs(request).await?;
+    let mut log = Vec::new();
+    while let Some(line) = lines.next().await? {
+        log.push(line);
+    }
+    Ok(Page { id: id.to_owned(), history, log })
+}
+
+/// Carries out a change; returns what it came to.
+async fn carry_out(context: &Context, change: Change, id: &str) -> Result<String, String> {
+    let mut client = to_daemon(context).await.map_err(|error| error.to_string())?;
+    let is_now = |job: Job| format!("{} is {}", job.id, job.state());
+    let changed = match change {
+        Change::Cancel => client.cancel(id).await.map(is_now),
+        Change::Pause => client.pause(id).await.map(is_now),
+        Change::Resume => client.resume(id).await.map(is_now),
+        Change::Checkpoint => client.checkpoint(id).await.map(|reply| format!("saved {}", reply.path)),
+    };
+    changed.map_err(|error| error.to_string())
+}
