@@ -99,6 +99,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
             "millstream-batch",
             "millstream-control",
             "millstream-daemon",
+            "millstream-job",
             "millstream-pipeline",
             "millstream-test-cuda",
             "millstream-test-storage",
