@@ -21,6 +21,7 @@
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
 //! * [`snapshot`]: the daemon's state at a moment.
 //! * [`metrics`]: the snapshot as Prometheus metrics, and the address that serves them.
+//! * `http`: a bounded HTTP server.
 
 #![forbid(unsafe_code)]
 
@@ -34,6 +35,7 @@ pub mod continuation;
 pub mod daemon;
 pub mod export;
 mod feed;
+mod http;
 pub mod journal;
 pub mod memory;
 pub mod messages;

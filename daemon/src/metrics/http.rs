@@ -1,54 +1,22 @@
 //! Serves the metrics over HTTP: `GET /metrics` on an address of the configuration.
-//!
-//! Every client that reaches the address is served, so clients are bounded in number and in time. A connection answers one request
-//! and ends at a deadline. At the limit, a new connection replaces the oldest: clients that hold connections open cannot
-//! keep a scraper out, whose request is answered in milliseconds. Connections are accepted at a bounded rate, which bounds
-//! the processor time that all clients together can cost. All of it runs on the threads of the control socket, whose
-//! priority is lower than that of jobs.
 
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use bytes::Bytes;
-use http::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::task::AbortHandle;
+use http::StatusCode;
+use http::header::{ACCEPT, HeaderMap};
+use http::request::Parts;
+use tokio::net::TcpListener;
 
 use super::{Format, render};
 use crate::daemon::Daemon;
+use crate::http::{self as server, Handler, Limits, Reply};
 
 /// The path of the metrics.
 const PATH: &str = "/metrics";
 
-/// Connections that wait to be accepted. At the rate below, the last one waits for less than half a second.
-const BACKLOG: u32 = 16;
-
-/// The maximum size of a request's head.
-const MAX_HEAD_BYTES: usize = 8 << 10;
-
-/// The maximum number of header fields.
-const MAX_FIELDS: usize = 64;
-
-/// Bounds on what clients can hold.
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    /// Open connections.
-    connections: usize,
-    /// The time from the acceptance of a connection to its end.
-    duration: Duration,
-    /// The time between two acceptances.
-    interval: Duration,
-}
-
+/// With these, the last of the connections that wait to be accepted waits for less than half a second.
 const LIMITS: Limits =
     Limits { connections: 8, duration: Duration::from_secs(10), interval: Duration::from_millis(20) };
 
@@ -57,14 +25,7 @@ const LIMITS: Limits =
 /// # Errors
 /// When the address is taken, or is not one of this host.
 pub(crate) fn bind(address: SocketAddr) -> Result<TcpListener> {
-    let listen = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        // A restarted daemon does not wait for the connections of the one before.
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    let listener = listen().with_context(|| {
+    let listener = server::bind(address).with_context(|| {
         format!(
             "`metrics_address`: cannot listen on {address}; choose a free port of an address of this host"
         )
@@ -81,86 +42,34 @@ pub(crate) fn bind(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Answers requests for the metrics of `daemon`.
-pub(crate) async fn serve(listener: TcpListener, daemon: Daemon) -> Infallible {
-    serve_within(LIMITS, listener, daemon).await
+pub(crate) async fn serve(listener: TcpListener, daemon: Daemon) {
+    match server::serve(LIMITS, listener, MetricsPage { daemon }).await {}
 }
 
-async fn serve_within(limits: Limits, listener: TcpListener, daemon: Daemon) -> Infallible {
-    // The oldest first.
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                open.retain(|connection| !connection.is_finished());
-                if open.len() >= limits.connections
-                    && let Some(oldest) = open.pop_front()
-                {
-                    oldest.abort();
-                }
-                let answering = tokio::spawn(answer(stream, daemon.clone(), limits.duration));
-                open.push_back(answering.abort_handle());
+#[derive(Clone)]
+struct MetricsPage {
+    daemon: Daemon,
+}
+
+impl Handler for MetricsPage {
+    async fn get(&self, request: Parts) -> Reply {
+        if request.uri.path() != PATH {
+            return server::text(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
+        }
+        let format = accepted(&request.headers);
+        let rendered =
+            self.daemon.blocking(move |daemon| Ok::<_, anyhow::Error>(render(&daemon.snapshot(), format)));
+        match rendered.await {
+            Ok(text) => server::content(format.content_type(), text),
+            Err(error) => {
+                tracing::error!("metrics cannot be collected: {error:#}");
+                server::text(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "metrics cannot be collected; see the log of the daemon\n",
+                )
             }
-            // The client has left, or descriptors are exhausted.
-            Err(error) => tracing::debug!(%error, "cannot accept a connection for metrics"),
-        }
-        tokio::time::sleep(limits.interval).await;
-    }
-}
-
-/// Answers one request.
-async fn answer(stream: TcpStream, daemon: Daemon, limit: Duration) {
-    let service = service_fn(move |request| {
-        let daemon = daemon.clone();
-        async move { Ok::<_, Infallible>(respond(&request, &daemon).await) }
-    });
-    let connection = http1::Builder::new()
-        .keep_alive(false)
-        .max_buf_size(MAX_HEAD_BYTES)
-        .max_headers(MAX_FIELDS)
-        // The deadline of the connection bounds it.
-        .header_read_timeout(None)
-        .serve_connection(TokioIo::new(stream), service);
-    match tokio::time::timeout(limit, connection).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "a request for metrics failed"),
-        Err(_) => tracing::debug!("a request for metrics was not answered in time"),
-    }
-}
-
-/// The response to a request, whose body is not read.
-async fn respond(request: &Request<Incoming>, daemon: &Daemon) -> Response<Full<Bytes>> {
-    if request.uri().path() != PATH {
-        return message(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
-    }
-    if request.method() != Method::GET {
-        let mut response = message(StatusCode::METHOD_NOT_ALLOWED, "metrics are read with GET\n");
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-        return response;
-    }
-    let format = accepted(request.headers());
-    let text = daemon.blocking(move |daemon| Ok::<_, anyhow::Error>(render(&daemon.snapshot(), format)));
-    match text.await {
-        Ok(text) => with_type(format.content_type(), text.into()),
-        Err(error) => {
-            tracing::error!("metrics cannot be collected: {error:#}");
-            message(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "metrics cannot be collected; see the log of the daemon\n",
-            )
         }
     }
-}
-
-fn message(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
-    let mut response = with_type("text/plain; charset=utf-8", Bytes::from_static(text.as_bytes()));
-    *response.status_mut() = status;
-    response
-}
-
-fn with_type(content_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
 }
 
 /// The format that the client prefers: OpenMetrics if it asks for it and does not prefer plain text.
