@@ -1,7 +1,7 @@
 //! Compiles the control API's protobuf definitions in pure Rust, without `protoc`.
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 21] = [
+const PRINTED: [&str; 22] = [
     "CacheUse",
     "CheckpointReply",
     "Device",
@@ -23,6 +23,7 @@ const PRINTED: [&str; 21] = [
     "ProcessUse",
     "Snapshot",
     "StageUse",
+    "WebReply",
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.

@@ -28,6 +28,9 @@ pub struct Arguments {
     /// Serve metrics for Prometheus over HTTP on this address and port, such as 127.0.0.1:9464, at /metrics [default: none]
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
+    /// Serve the web page on this address and port, such as 127.0.0.1:9465 [default: when `millstream web` asks for it]
+    #[arg(long, value_name = "ADDRESS")]
+    pub web: Option<SocketAddr>,
     /// Format of log lines on standard error; as "text", they go to the systemd journal if standard error is connected to
     /// it
     #[arg(long, value_enum, default_value = "text")]

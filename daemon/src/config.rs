@@ -100,6 +100,8 @@ pub struct ServerConfig {
     pub socket: PathBuf,
     /// The address on which metrics are served over HTTP, if they are.
     pub metrics_address: Option<SocketAddr>,
+    /// The address on which the web page is served, if it is before a client asks for it.
+    pub web_address: Option<SocketAddr>,
     /// The daemon behind it.
     pub daemon: Config,
 }
@@ -110,6 +112,7 @@ impl ServerConfig {
         let keys = [
             ("socket", self.socket == running.socket),
             ("metrics_address", self.metrics_address == running.metrics_address),
+            ("web_address", self.web_address == running.web_address),
             ("state_directory", self.daemon.state == running.daemon.state),
             ("storage", self.daemon.storage == running.daemon.storage),
         ];
@@ -125,6 +128,8 @@ pub struct ConfigFile {
     pub socket: Option<PathBuf>,
     /// The address on which metrics are served over HTTP.
     pub metrics_address: Option<SocketAddr>,
+    /// The address on which the web page is served.
+    pub web_address: Option<SocketAddr>,
     /// Directory of the job database.
     pub state_directory: Option<PathBuf>,
     /// Directories of runs for every user of the socket.
@@ -194,6 +199,7 @@ impl ConfigFile {
         Self {
             socket: other.socket.or(self.socket),
             metrics_address: other.metrics_address.or(self.metrics_address),
+            web_address: other.web_address.or(self.web_address),
             state_directory: other.state_directory.or(self.state_directory),
             shared_directories: other.shared_directories.or(self.shared_directories),
             max_jobs: other.max_jobs.or(self.max_jobs),
@@ -242,7 +248,12 @@ impl ConfigFile {
             storage,
             ..Config::embedded()
         };
-        Ok(ServerConfig { socket, metrics_address: self.metrics_address, daemon })
+        Ok(ServerConfig {
+            socket,
+            metrics_address: self.metrics_address,
+            web_address: self.web_address,
+            daemon,
+        })
     }
 }
 
@@ -308,6 +319,7 @@ mod tests {
         let given = ConfigFile {
             socket: Some("/a.sock".into()),
             metrics_address: None,
+            web_address: None,
             state_directory: Some("/s".into()),
             shared_directories: None,
             max_jobs: NonZeroUsize::new(3),
@@ -329,6 +341,7 @@ mod tests {
         let ConfigFile {
             socket,
             metrics_address,
+            web_address,
             state_directory,
             shared_directories,
             max_jobs,
@@ -348,6 +361,7 @@ mod tests {
             ("jobs_threads", jobs_threads.is_none()),
             ("keep_jobs_days", keep_jobs_days.is_none()),
             ("metrics_address", metrics_address.is_none()),
+            ("web_address", web_address.is_none()),
         ] {
             assert!(is_absent && text.contains(&format!("\n#{name} = ")), "{name}");
         }
@@ -384,6 +398,7 @@ mod tests {
             ("max_jobs = 0", "nonzero"),
             ("jobs_memory = 'much'", "200GiB"),
             ("metrics_address = 'localhost'", "socket address"),
+            ("web_address = '9465'", "socket address"),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", ConfigFile::read(&path).unwrap_err());

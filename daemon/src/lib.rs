@@ -22,6 +22,7 @@
 //! * [`snapshot`]: the daemon's state at a moment.
 //! * [`metrics`]: the snapshot as Prometheus metrics, and the address that serves them.
 //! * `http`: a bounded HTTP server.
+//! * `web`: the web page.
 
 #![forbid(unsafe_code)]
 
@@ -61,4 +62,5 @@ mod supervisor;
 pub mod survey;
 mod turns;
 pub mod warm_start;
+mod web;
 mod worker;

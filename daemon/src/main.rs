@@ -37,6 +37,7 @@ fn run(arguments: Arguments) -> Result<()> {
         socket: arguments.socket,
         state_directory: arguments.state,
         metrics_address: arguments.metrics,
+        web_address: arguments.web,
         ..ConfigFile::default()
     };
     let configuration = || {

@@ -24,6 +24,7 @@ use crate::preemption::Cloud;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::socket::ControlSocket;
+use crate::web::Web;
 use crate::{metrics, service, service_manager};
 
 /// Capacity of the queue of accepted connections.
@@ -64,7 +65,16 @@ pub async fn serve(
         let _entered = control.handle.enter();
         config.metrics_address.map(metrics::http::bind).transpose()?
     };
+    let web_listener = {
+        let _entered = control.handle.enter();
+        config.web_address.map(Web::bind).transpose()?
+    };
     let daemon = Daemon::start(config.daemon.clone())?;
+    let web = Web::new(daemon.clone())?;
+    if let Some(listener) = web_listener {
+        let _entered = control.handle.enter();
+        web.serve(listener)?;
+    }
     if let Some(listener) = metrics_listener {
         // Until the process ends, so that its stop can be watched.
         control.handle.spawn(metrics::http::serve(listener, daemon.clone()));
@@ -95,7 +105,7 @@ pub async fn serve(
         .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .layer(RequestLimits::new())
-        .add_service(service::server(daemon.clone()))
+        .add_service(service::server(daemon.clone(), web))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;
         });

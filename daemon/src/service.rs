@@ -12,7 +12,7 @@ use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
     self, AboutReply, AboutRequest, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine,
     LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
-    SnapshotRequest, SubmitRequest,
+    SnapshotRequest, SubmitRequest, WebReply, WebRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use tokio::io::DuplexStream;
@@ -32,6 +32,7 @@ use crate::messages::{
 use crate::metrics::{self, Format};
 use crate::state::{JobFilter, JobRecord, StoreError};
 use crate::turns::Answers;
+use crate::web::Web;
 
 /// The maximum size of the jobs in the reply to `List`, well below that of a message.
 const MAX_LIST_BYTES: usize = MAX_MESSAGE_BYTES / 2;
@@ -40,12 +41,12 @@ const MAX_LIST_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 const PIPE_BYTES: usize = 64 << 10;
 
 /// The gRPC server for `daemon`.
-pub fn server(daemon: Daemon) -> ControlServer<impl Control> {
-    control_server(daemon, false)
+pub(crate) fn server(daemon: Daemon, web: Web) -> ControlServer<impl Control> {
+    control_server(Service { daemon, web: Some(web) })
 }
 
-fn control_server(daemon: Daemon, is_in_process: bool) -> ControlServer<impl Control> {
-    ControlServer::new(Service { daemon, is_in_process })
+fn control_server(service: Service) -> ControlServer<impl Control> {
+    ControlServer::new(service)
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
@@ -55,10 +56,9 @@ fn control_server(daemon: Daemon, is_in_process: bool) -> ControlServer<impl Con
 pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let only = stream::once(async { Ok::<_, std::io::Error>(far) });
+    let server = control_server(Service { daemon, web: None });
     tokio::spawn(async move {
-        if let Err(error) =
-            Server::builder().add_service(control_server(daemon, true)).serve_with_incoming(only).await
-        {
+        if let Err(error) = Server::builder().add_service(server).serve_with_incoming(only).await {
             tracing::error!(%error, "the in-process control server failed");
         }
     });
@@ -67,14 +67,19 @@ pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
 
 struct Service {
     daemon: Daemon,
-    /// Whether its only client is the program that hosts the daemon.
-    is_in_process: bool,
+    /// The web page; `None` if the only client is the program that hosts the daemon.
+    web: Option<Web>,
 }
 
 impl Service {
+    /// Whether the only client is the program that hosts the daemon.
+    fn is_in_process(&self) -> bool {
+        self.web.is_none()
+    }
+
     /// For whom the daemon carries out the request.
     fn requester<T>(&self, request: &Request<T>) -> Result<Requester, Status> {
-        if self.is_in_process {
+        if self.is_in_process() {
             return Ok(Requester::Trusted);
         }
         let peer = request.extensions().get::<Peer>().map(|peer| peer.requester.clone());
@@ -83,7 +88,7 @@ impl Service {
 
     /// Who sends the request; `None` for the program that hosts the daemon.
     fn actor<T>(&self, request: &Request<T>) -> Option<Actor> {
-        request.extensions().get::<Peer>().map(|peer| peer.actor).filter(|_| !self.is_in_process)
+        request.extensions().get::<Peer>().map(|peer| peer.actor).filter(|_| !self.is_in_process())
     }
 
     /// Records in a job's log who is about to change it.
@@ -262,6 +267,13 @@ impl Control for Service {
     async fn snapshot(&self, _: Request<SnapshotRequest>) -> Reply<proto::Snapshot> {
         let taken = self.daemon.blocking(|daemon| Ok(daemon.snapshot())).await.map_err(error_status)?;
         Ok(Response::new(snapshot_message(&taken)))
+    }
+
+    async fn web(&self, request: Request<WebRequest>) -> Reply<WebReply> {
+        let web = self.web.as_ref();
+        let web = web.ok_or_else(|| Status::unimplemented("a daemon within a program has no web page"))?;
+        let url = web.open(request.into_inner().port).map_err(error_status)?;
+        Ok(Response::new(WebReply { url }))
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {

@@ -17,7 +17,7 @@ use crate::proto::control_client::ControlClient;
 use crate::proto::{
     AboutReply, AboutRequest, CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest,
     ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
-    ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest,
+    ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest, WebReply, WebRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -246,6 +246,15 @@ impl Client {
     /// When the connection breaks, or the daemon is older than this request.
     pub async fn snapshot(&mut self) -> Result<Snapshot, ClientError> {
         Ok(self.inner.snapshot(SnapshotRequest {}).await?.into_inner())
+    }
+
+    /// The address of the web page for a browser on the daemon's host, which is served from now on; `port` 0 stands for
+    /// a free one.
+    ///
+    /// # Errors
+    /// When the port cannot be used, the connection breaks, or the daemon is older than this request.
+    pub async fn web(&mut self, port: u32) -> Result<WebReply, ClientError> {
+        Ok(self.inner.web(WebRequest { port }).await?.into_inner())
     }
 
     /// Evaluates a checkpoint on held-out data.

@@ -31,4 +31,5 @@ mod retrieval;
 mod scored_text;
 mod top;
 mod warm_start;
+mod web;
 mod weighted;

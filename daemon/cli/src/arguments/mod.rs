@@ -173,6 +173,8 @@ Examples:
     Checkpoint(JobId),
     /// Show a live screen of the daemon's jobs: rates, bottlenecks, curves, logs
     Top(Top),
+    /// Print the address of the daemon's web page: jobs, curves, bottlenecks and logs in a browser
+    Web(WebPage),
     /// Print the daemon's metrics in a format of Prometheus
     #[command(after_help = "\
 The daemon serves the same over HTTP if its configuration has `metrics_address`. Without a port, write it
@@ -242,6 +244,23 @@ pub(crate) struct Top {
 fn interval(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.ok_or_else(|| "expected seconds from 0.1 to 3600".to_owned())
+}
+
+/// `web`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The daemon serves the page on 127.0.0.1 from then on, or at `web_address` of its configuration. The page
+changes nothing. The token in the address keeps other users of the host out, and is new at each start of the
+daemon. From another machine, open a tunnel and use the same address there.
+
+Examples:
+  millstream web
+  ssh -N -L 9465:127.0.0.1:9465 HOST &
+  ssh HOST millstream web --port 9465")]
+pub(crate) struct WebPage {
+    /// The port, from 1024 on, if the page is not served yet [default: a free one]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1024..))]
+    pub(crate) port: Option<u16>,
 }
 
 /// `metrics`

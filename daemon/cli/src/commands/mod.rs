@@ -25,6 +25,7 @@ mod show;
 mod submit;
 mod train;
 mod wait;
+mod web;
 
 pub(crate) use history::plot_of;
 
@@ -61,6 +62,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Remove(arguments) => on_runtime(remove::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
         Command::Top(arguments) => on_runtime(top::run(arguments, context)),
+        Command::Web(arguments) => on_runtime(web::run(arguments, context)),
         Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
@@ -92,6 +94,7 @@ fn cleans_up(command: &Command) -> bool {
         | C::Remove(_)
         | C::Checkpoint(_)
         | C::Metrics(_)
+        | C::Web(_)
         | C::Bench(_) => false,
     }
 }

@@ -55,6 +55,7 @@ fn every_command_has_help_with_an_example() {
         "train",
         "wait",
         "watch",
+        "web",
     ];
     seen.sort();
     assert_eq!(seen, wanted.map(|name| format!("millstream {name}")));
