@@ -13,6 +13,7 @@
 //! * [`sources`]: the weights of mixed training data.
 //! * [`auto_batch`]: the largest batch size that fits in memory.
 //! * `runs`: run directories.
+//! * [`lineage`]: what a model came from.
 //! * [`continuation`]: going on with the training of an earlier run.
 //! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon.
@@ -38,6 +39,7 @@ pub mod export;
 mod feed;
 mod http;
 pub mod journal;
+pub mod lineage;
 pub mod memory;
 pub mod messages;
 pub mod metrics;

@@ -6,6 +6,7 @@
 //!                           warm_start           the checkpoint of the initial weights, if any
 //!                           id_mappings.json     the mapping of its ids to the job's
 //!                           continuation.json    the earlier run that it continues, if any
+//!                           rerun                the earlier run that it repeats, if any
 //!                           auto_batch.json      the automatically chosen batch size, if any
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
@@ -17,6 +18,7 @@
 //! A run directory is sufficient to resume the run, by a new daemon or on another machine that mounts it.
 
 mod checksums;
+mod rerun;
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -33,6 +35,8 @@ use millstream_worker::protocol;
 
 use crate::access::Requester;
 use millstream_job::Job;
+
+pub(crate) use rerun::{RERUN, Rerun};
 
 /// The job, as TOML.
 pub(crate) const JOB: &str = protocol::JOB_PART;
@@ -154,6 +158,11 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
         fs::remove_dir_all(directory).with_context(here)?;
     }
     Ok(())
+}
+
+/// Whether `directory` is that of a run, and not merely one with a job file.
+pub(crate) fn is_run(directory: &Path) -> bool {
+    directory.join(JOB).is_file() && directory.join(checksums::CHECKSUMS).is_file()
 }
 
 /// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use. Only the

@@ -370,8 +370,7 @@ mod tests {
         assert_eq!(client.list(ListRequest::default()).await.unwrap(), ListReply::default());
 
         let text = "name = \"x\"\nsed = 3\n".to_owned();
-        let request =
-            SubmitRequest { text, path: "/jobs/job.toml".into(), set: vec![], resume: false, priority: 0 };
+        let request = SubmitRequest { text, path: "/jobs/job.toml".into(), ..SubmitRequest::default() };
         let ClientError::Invalid(report) = client.submit(request).await.unwrap_err() else {
             panic!("an invalid job file was accepted");
         };

@@ -39,7 +39,17 @@ pub(crate) fn request(
     let Some(path) = path.to_str() else {
         return Err(Failure::Usage(format!("the path {} is not UTF-8", path.display())));
     };
-    Ok((SubmitRequest { text, path: path.to_owned(), set, resume: *resume, priority: *priority }, warnings))
+    Ok((
+        SubmitRequest {
+            text,
+            path: path.to_owned(),
+            set,
+            resume: *resume,
+            priority: *priority,
+            rerun: String::new(),
+        },
+        warnings,
+    ))
 }
 
 /// Reads a job file to use in this process.

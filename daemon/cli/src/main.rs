@@ -20,6 +20,7 @@ mod screen;
 mod standard_input;
 mod statistics;
 mod table;
+mod target;
 mod top;
 mod unfinished;
 

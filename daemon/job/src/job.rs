@@ -179,6 +179,20 @@ impl Job {
         self.differences_of(other, |key| MEANING.iter().any(|start| key.starts_with(start)))
     }
 
+    /// The keys that select the files of the data and that have other values in `other`; formatted as by
+    /// [`Job::differences`].
+    pub fn differences_of_files(&self, other: &Self) -> Vec<String> {
+        const FILES: [&str; 3] = ["data.train", "data.eval", "data.base"];
+        self.differences_of(other, |key| FILES.iter().any(|start| key.starts_with(start)))
+    }
+
+    /// A SHA-256 hash, in hexadecimal, of the features and labels: jobs with the same one give ids and numbers of rows the
+    /// same meaning, if they learned from the same data.
+    pub fn features_fingerprint(&self) -> String {
+        let what = (&self.features, &self.label, &self.data.missing);
+        hash(&serde_json::to_vec(&what).unwrap_or_default())
+    }
+
     fn differences_of(&self, other: &Self, is_compared: impl Fn(&str) -> bool) -> Vec<String> {
         let [ours, theirs] = [self, other].map(|job| document::flat(&job.text));
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
@@ -220,8 +234,13 @@ impl Job {
         if let Some(outcome) = self.evaluation.outcome() {
             json.extend(serde_json::to_vec(&outcome).unwrap_or_default());
         }
-        Sha256::digest(&json).iter().map(|byte| format!("{byte:02x}")).collect()
+        hash(&json)
     }
+}
+
+/// A SHA-256 hash in hexadecimal.
+fn hash(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Reads the whole file: the job without its features, and the features as written. The result is valid only if no

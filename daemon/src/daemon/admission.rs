@@ -15,7 +15,7 @@ use super::{Daemon, SubmitError, user_of};
 use crate::access::Requester;
 use crate::own_access;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
-use crate::runs;
+use crate::runs::{self, Rerun};
 use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
@@ -36,10 +36,21 @@ impl Daemon {
         requester: Requester,
         owner: Option<Owner>,
     ) -> Result<JobRecord, SubmitError> {
-        let SubmitRequest { text, path, set, resume, priority } = request;
+        let SubmitRequest { mut text, mut path, set, resume, priority, rerun } = request;
         if !PRIORITIES.contains(&priority) {
             let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
             return Err(anyhow!("priority {priority} is out of range ({least} to {most})").into());
+        }
+        let earlier = match rerun.as_str() {
+            "" => None,
+            _ if resume => {
+                return Err(anyhow!("a run that is repeated cannot be resumed at the same time").into());
+            }
+            directory => Some(Rerun::of(Path::new(directory), &requester)?),
+        };
+        if let Some(earlier) = &earlier {
+            text.clone_from(&earlier.text);
+            path = earlier.path.to_string_lossy().into_owned();
         }
         let bytes = text.len() + set.iter().map(String::len).sum::<usize>();
         if bytes > MAX_JOB_FILE_BYTES {
@@ -70,6 +81,10 @@ impl Daemon {
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
         let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
+        if let Some(Err(error)) = earlier.map(|earlier| earlier.prepare(&run.directory, &job)) {
+            runs::discard(&run.directory)?;
+            return Err(error.into());
+        }
         let source = JobSource { text: job.text.clone(), path, requester };
         let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
         let mut record =

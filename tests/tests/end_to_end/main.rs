@@ -21,6 +21,7 @@ mod file_tools;
 mod histories;
 mod interrupt;
 mod labels;
+mod lineage;
 mod lists;
 mod maxima;
 mod metrics;

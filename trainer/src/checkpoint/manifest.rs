@@ -27,6 +27,9 @@ const HASH_DIGITS: usize = 64;
 pub struct Manifest {
     /// [`FORMAT`]
     pub format: u32,
+    /// The version of Millstream that wrote it; empty for versions that did not record it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub program: String,
     /// The state of training.
     pub snapshot: Snapshot,
     /// The parts, in the order of writing.
@@ -119,7 +122,8 @@ pub(super) enum ManifestError {
 
 impl Manifest {
     pub(super) fn new(snapshot: Snapshot, parts: Vec<PartEntry>) -> Self {
-        let mut manifest = Self { format: FORMAT, snapshot, parts, sha256: String::new() };
+        let program = env!("CARGO_PKG_VERSION").to_owned();
+        let mut manifest = Self { format: FORMAT, program, snapshot, parts, sha256: String::new() };
         manifest.sha256 = hex::encode(&Sha256::digest(manifest.to_json()));
         manifest
     }

@@ -184,6 +184,10 @@ Examples:
   millstream metrics | grep millstream_job_loss
   millstream metrics > millstream.new && mv millstream.new millstream.prom")]
     Metrics(PrintedMetrics),
+    /// Show what a model came from: checkpoint, job, features, versions of the files, earlier runs
+    Lineage(ShownLineage),
+    /// Run the job of an earlier run again
+    Rerun(Repeated),
     /// Evaluate a trained model on held-out data
     #[command(after_help = "\
 The metrics (AUC, log loss, calibration, RMSE and others) depend on the job's label and loss. For a job
@@ -244,6 +248,50 @@ pub(crate) struct Top {
 fn interval(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.ok_or_else(|| "expected seconds from 0.1 to 3600".to_owned())
+}
+
+/// `lineage`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads the records in run directories, without a daemon if the target is a directory. Two runs with the same
+job fingerprint and the same hashes of data train the same model. Hashes are shortened; --json has them whole.
+
+Examples:
+  millstream lineage census-2f9c
+  millstream lineage checkpoints/census-2f9c/step-0000000500 --json
+  millstream lineage census-2f9c --svg lineage.svg")]
+pub(crate) struct ShownLineage {
+    /// The job's id, or the directory of a run or a checkpoint
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Also draw it in this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// `rerun`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Queues a new job from the record in the run directory; prints its id. Without --set it reads the very versions
+of the files that the earlier run read, and keeps its decisions, such as the batch size and the checkpoint of
+a warm start: it trains the same model, or fails because a file has changed. With --set, it reads the
+same versions if the files are the same ones, and decides the rest anew. Addresses are recorded without
+secrets, so a job that reads signed addresses needs its job file.
+
+Examples:
+  millstream rerun census-2f9c
+  millstream rerun checkpoints/census-2f9c --set training.seed=2
+  millstream lineage \"$(millstream rerun census-2f9c)\"")]
+pub(crate) struct Repeated {
+    /// The job's id, or the directory of a run
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+    /// Override a key of the job
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Start before jobs of a lower priority, from -1000 to 1000
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
 }
 
 /// `web`

@@ -7,7 +7,6 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use millstream_control::{Client, ClientError};
 use millstream_daemon::export::Exportable;
 use millstream_daemon::export::transforms::Language;
 use millstream_trainer::export::Tower;
@@ -21,7 +20,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::table::Table;
 use crate::unfinished::Unfinished;
-use crate::{figures, interrupt};
+use crate::{figures, interrupt, target};
 
 /// Bytes written between two checks for Ctrl-C.
 const INTERRUPT_CHECK_BYTES: usize = 8 << 20;
@@ -51,7 +50,8 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let languages: Vec<Language> = transforms.iter().map(|path| language(path)).collect::<Result<_, _>>()?;
     let runtime = Runtime::new()?;
     let interrupted = interrupt::listen_on(&runtime)?;
-    let directory = runtime.block_on(interrupt::unless(interrupted.clone(), locate(target, context)))?;
+    let directory =
+        runtime.block_on(interrupt::unless(interrupted.clone(), target::with_checkpoint(target, context)))?;
     let tower = part.map(|part| match part {
         ModelPart::Query => Tower::Query,
         ModelPart::Item => Tower::Item,
@@ -127,32 +127,6 @@ fn write_onnx(
     // The graph last: if it exists, so do its parameters.
     numbers.file.keep()?;
     file.file.keep()
-}
-
-/// The checkpoint directory of a job, or `target` itself if it is a directory.
-async fn locate(target: &str, context: &Context) -> Result<PathBuf, Failure> {
-    let known = match context.socket() {
-        Some(socket) => match Client::connect(socket).await {
-            Ok(mut client) => Some(client.show(target).await),
-            Err(ClientError::NoDaemon { .. }) => None,
-            Err(error) => return Err(error.into()),
-        },
-        None => None,
-    };
-    let message = match known {
-        Some(Ok(job)) if job.checkpoint.is_none() => format!("job {target} has no checkpoint yet"),
-        Some(Ok(job)) => return Ok(job.directory.into()),
-        None | Some(Err(ClientError::NotFound(_))) if Path::new(target).is_dir() => {
-            return Ok(std::env::current_dir()?.join(target));
-        }
-        None => format!("`{target}` is neither a job nor a checkpoint's directory"),
-        // No job has this id, or several share the prefix.
-        Some(Err(ClientError::NotFound(message))) => {
-            format!("{message}, and no directory has that name")
-        }
-        Some(Err(error)) => return Err(error.into()),
-    };
-    Err(Failure::Failed(anyhow::anyhow!(message)))
 }
 
 fn by_name(output: &Path) -> Result<ModelFormat, Failure> {

@@ -14,12 +14,14 @@ mod generate;
 mod history;
 mod init;
 mod inspect;
+mod lineage;
 mod list;
 mod logs;
 mod metrics;
 mod predict;
 mod profile;
 mod remove;
+mod rerun;
 mod resume;
 mod show;
 mod submit;
@@ -62,6 +64,8 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Remove(arguments) => on_runtime(remove::run(arguments, context)),
         Command::Checkpoint(arguments) => on_runtime(checkpoint::run(arguments, context)),
         Command::Top(arguments) => on_runtime(top::run(arguments, context)),
+        Command::Lineage(arguments) => lineage::run(&arguments, context),
+        Command::Rerun(arguments) => on_runtime(rerun::run(arguments, context)),
         Command::Web(arguments) => on_runtime(web::run(arguments, context)),
         Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
@@ -82,7 +86,7 @@ fn cleans_up(command: &Command) -> bool {
     match command {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Top(_) => true,
-        C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
+        C::Lineage(_) | C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Check(_) | C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => {
             false
         }
@@ -95,6 +99,7 @@ fn cleans_up(command: &Command) -> bool {
         | C::Checkpoint(_)
         | C::Metrics(_)
         | C::Web(_)
+        | C::Rerun(_)
         | C::Bench(_) => false,
     }
 }

@@ -56,6 +56,16 @@ impl Listing {
         self.entries.len()
     }
 
+    /// The size of all objects.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.size).sum()
+    }
+
+    /// A SHA-256 hash, in hexadecimal, of the objects and their versions.
+    pub fn hash(&self) -> String {
+        digest(&self.lines())
+    }
+
     /// Whether the listing is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
@@ -82,13 +92,18 @@ impl Listing {
 
     /// The text form, for storage.
     pub fn to_text(&self) -> String {
+        let lines = self.lines();
+        format!("{NAME} {} {}\n{lines}", self.entries.len(), digest(&lines))
+    }
+
+    fn lines(&self) -> String {
         let mut lines = String::new();
         for Entry { address, size, version } in &self.entries {
             // Keys may contain line feeds and tabs; no other field does.
             let address = address.replace('\\', "\\\\").replace('\n', "\\n").replace('\t', "\\t");
             let _ = writeln!(lines, "{size}\t{version}\t{address}");
         }
-        format!("{NAME} {} {}\n{lines}", self.entries.len(), digest(&lines))
+        lines
     }
 
     /// Parses the output of [`Listing::to_text`].

@@ -1,0 +1,53 @@
+//! The target of a command: a job, or the directory of a run or of a checkpoint.
+
+use std::path::{Path, PathBuf};
+
+use millstream_control::proto::Job;
+use millstream_control::{Client, ClientError};
+
+use crate::context::Context;
+use crate::failure::Failure;
+
+/// A target and its directory.
+pub(crate) struct Target {
+    /// The run directory of a job, or the given directory.
+    pub(crate) directory: PathBuf,
+    /// The job, if it is one of the daemon.
+    job: Option<Job>,
+}
+
+/// Finds `target`: the id of a job of the daemon, if one is running, or a directory.
+pub(crate) async fn find(target: &str, context: &Context) -> Result<Target, Failure> {
+    let known = match context.socket() {
+        Some(socket) => match Client::connect(socket).await {
+            Ok(mut client) => Some(client.show(target).await),
+            Err(ClientError::NoDaemon { .. }) => None,
+            Err(error) => return Err(error.into()),
+        },
+        None => None,
+    };
+    let message = match known {
+        Some(Ok(job)) => return Ok(Target { directory: PathBuf::from(&job.directory), job: Some(job) }),
+        None | Some(Err(ClientError::NotFound(_))) if Path::new(target).is_dir() => {
+            let directory = std::path::absolute(target)?;
+            return Ok(Target { directory, job: None });
+        }
+        None => format!("`{target}` is neither a job nor a checkpoint's directory"),
+        // No job has this id, or several share the prefix.
+        Some(Err(ClientError::NotFound(message))) => {
+            format!("{message}, and no directory has that name")
+        }
+        Some(Err(error)) => return Err(error.into()),
+    };
+    Err(Failure::Failed(anyhow::anyhow!(message)))
+}
+
+/// The directory of `target`, which must have a checkpoint if it is a job.
+pub(crate) async fn with_checkpoint(target: &str, context: &Context) -> Result<PathBuf, Failure> {
+    match find(target, context).await? {
+        Target { job: Some(job), .. } if job.checkpoint.is_none() => {
+            Err(Failure::Failed(anyhow::anyhow!("job {target} has no checkpoint yet")))
+        }
+        Target { directory, .. } => Ok(directory),
+    }
+}

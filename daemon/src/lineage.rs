@@ -1,0 +1,203 @@
+//! What a model came from: the checkpoint, the job and its features, the versions of the files, and the runs before it.
+//!
+//! Everything is read from run directories, which a run records as it goes, so that the lineage of a model does not depend on
+//! a daemon. A run has origins: the run that it continues, whose weights it starts with, or that it repeats.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use millstream_io::storage::Listing;
+use millstream_job::Job;
+use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST, MODEL_PART};
+use serde::Serialize;
+
+use crate::access::Requester;
+use crate::continuation::Continuation;
+use crate::{runs, scoring};
+
+/// The number of runs before a run that are followed.
+const MAX_DEPTH: usize = 64;
+
+/// A run and what it came from.
+#[derive(Debug, Serialize)]
+pub struct RunLineage {
+    /// The job's id.
+    pub id: String,
+    /// The run directory.
+    pub directory: PathBuf,
+    /// The model; `None` before the first checkpoint.
+    pub checkpoint: Option<CheckpointLineage>,
+    /// The job.
+    pub job: JobLineage,
+    /// The files that it read for training.
+    pub train: Option<DataLineage>,
+    /// The files that it evaluated on, if they are others.
+    pub eval: Option<DataLineage>,
+    /// The runs before it.
+    pub origins: Vec<Origin>,
+}
+
+/// The model that a run trained.
+#[derive(Debug, Serialize)]
+pub struct CheckpointLineage {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Steps taken.
+    pub step: u64,
+    /// Rows trained on.
+    pub examples: u64,
+    /// When it was written, in milliseconds since the Unix epoch, if the file system says so.
+    pub written_ms: Option<u64>,
+    /// The version of Millstream that wrote it; empty for versions that did not record it.
+    pub millstream: String,
+    /// The checksum of its parameters.
+    pub model_sha256: Option<String>,
+}
+
+/// What determined the training.
+#[derive(Debug, Serialize)]
+pub struct JobLineage {
+    /// Its name.
+    pub name: String,
+    /// The seed of the order of rows and of the initial weights.
+    pub seed: u64,
+    /// The hash of all that determines the result.
+    pub fingerprint: String,
+    /// The hash of the features and labels.
+    pub features_fingerprint: String,
+    /// The number of features.
+    pub features: usize,
+}
+
+/// The versions of files, frozen when the run began.
+#[derive(Debug, Serialize)]
+pub struct DataLineage {
+    /// The paths and globs of the job.
+    pub patterns: Vec<String>,
+    /// The number of files.
+    pub files: usize,
+    /// Their size.
+    pub bytes: u64,
+    /// The hash of their addresses and versions.
+    pub sha256: String,
+}
+
+/// A run before another one.
+#[derive(Debug, Serialize)]
+pub struct Origin {
+    /// What the later run took over.
+    pub relation: Relation,
+    /// The run directory or the checkpoint.
+    pub path: PathBuf,
+    /// The run; `None` if it cannot be read.
+    pub run: Option<RunLineage>,
+    /// Why it cannot be read.
+    pub problem: Option<String>,
+}
+
+/// What a run took over from another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Relation {
+    /// Weights, optimizer and position: it went on with the training.
+    Continues,
+    /// The initial weights.
+    StartsWithWeights,
+    /// The job, and its decisions.
+    Repeats,
+}
+
+/// The lineage of the run or the checkpoint in `directory`; of a run, that of its newest checkpoint. Reads with the rights of
+/// this process.
+///
+/// # Errors
+/// When there is no run, or its record is damaged. Runs before it that cannot be read are no error.
+pub fn trace(directory: &Path) -> Result<RunLineage> {
+    trace_within(directory, &mut BTreeSet::new())
+}
+
+fn trace_within(directory: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<RunLineage> {
+    let located = scoring::locate(directory, false);
+    let home = located.as_ref().map_or(directory, |(home, _)| home).to_owned();
+    let checkpoint = located.ok().map(|(home, step)| checkpoint_of(&home, step)).transpose()?;
+    let place = match &checkpoint {
+        // A checkpoint that was copied elsewhere has its job with it.
+        Some(checkpoint) if !home.join(runs::JOB).is_file() => &checkpoint.path,
+        _ => &home,
+    };
+    ensure!(checkpoint.is_some() || runs::is_run(&home), "{} is not the directory of a run", home.display());
+    let path = place.join(runs::JOB);
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let (job, _) = Job::parse(&text, &path, &[])?;
+    let train = data_of(&home, runs::TRAIN_LISTING, &job.data.train)?;
+    let eval = data_of(&home, runs::EVAL_LISTING, &job.data.eval)?;
+    let origins = origins_of(&home, seen)?;
+    let id = home.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let job = JobLineage {
+        name: job.name.clone(),
+        seed: job.training.seed,
+        fingerprint: job.fingerprint(),
+        features_fingerprint: job.features_fingerprint(),
+        features: job.features.len(),
+    };
+    Ok(RunLineage { id, directory: home, checkpoint, job, train, eval, origins })
+}
+
+fn checkpoint_of(home: &Path, step: u64) -> Result<CheckpointLineage> {
+    let store = CheckpointStore::local(home)?;
+    let path = PathBuf::from(store.path(step));
+    let manifest = store.manifest(step)?;
+    let written = std::fs::metadata(path.join(MANIFEST)).and_then(|metadata| metadata.modified()).ok();
+    let since_epoch = written.and_then(|written| written.duration_since(UNIX_EPOCH).ok());
+    Ok(CheckpointLineage {
+        path,
+        step,
+        examples: manifest.snapshot.progress.examples,
+        written_ms: since_epoch.map(|time: Duration| time.as_millis() as u64),
+        model_sha256: manifest.part(MODEL_PART).map(|part| part.sha256.clone()),
+        millstream: manifest.program,
+    })
+}
+
+fn data_of(home: &Path, listing: &str, patterns: &[String]) -> Result<Option<DataLineage>> {
+    let Some(text) = runs::get_text(home, listing)? else { return Ok(None) };
+    let frozen = Listing::parse(&text).with_context(|| home.join(listing).display().to_string())?;
+    Ok(Some(DataLineage {
+        patterns: patterns.iter().map(|pattern| millstream_io::redact(pattern).into_owned()).collect(),
+        files: frozen.len(),
+        bytes: frozen.bytes(),
+        sha256: frozen.hash(),
+    }))
+}
+
+fn origins_of(home: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<Vec<Origin>> {
+    let path_in = |name: &str| -> Result<Option<PathBuf>> {
+        Ok(runs::get(home, name)?.map(|bytes| PathBuf::from(OsString::from_vec(bytes))))
+    };
+    let continued = Continuation::recorded(home, &Requester::Trusted)?.map(|continued| continued.checkpoint);
+    let found = [
+        (Relation::Continues, continued),
+        (Relation::StartsWithWeights, path_in(runs::WARM_START)?),
+        (Relation::Repeats, path_in(runs::RERUN)?),
+    ];
+    let known = found.into_iter().filter_map(|(relation, path)| Some((relation, path?)));
+    Ok(known.map(|(relation, path)| origin(relation, path, seen)).collect())
+}
+
+fn origin(relation: Relation, path: PathBuf, seen: &mut BTreeSet<PathBuf>) -> Origin {
+    let (run, problem) = if !seen.insert(path.clone()) {
+        (None, Some("it is shown above".to_owned()))
+    } else if seen.len() > MAX_DEPTH {
+        (None, Some(format!("only {MAX_DEPTH} runs are followed")))
+    } else {
+        match trace_within(&path, seen) {
+            Ok(run) => (Some(run), None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        }
+    };
+    Origin { relation, path, run, problem }
+}
