@@ -1,5 +1,7 @@
 //! Compiles the control API's protobuf definitions in pure Rust, without `protoc`.
 
+use protox::prost::Message as _;
+
 /// The messages that `--json` prints.
 const PRINTED: [&str; 22] = [
     "CacheUse",
@@ -39,6 +41,9 @@ const SPECIAL: [(&str, &str); 6] = [
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/control.proto");
     let descriptors = protox::compile(["proto/control.proto"], ["proto"])?;
+    // For clients that ask the daemon for its API.
+    let directory = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    std::fs::write(directory.join("control_descriptor.bin"), descriptors.encode_to_vec())?;
     let mut builder = tonic_prost_build::configure();
     for message in PRINTED {
         builder = builder.message_attribute(message, "#[derive(serde::Serialize)]");

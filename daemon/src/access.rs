@@ -72,6 +72,11 @@ impl Credentials {
         Ok(Self { uid: peer.uid(), gid: peer.gid(), groups, pid: peer.pid() })
     }
 
+    #[cfg(test)]
+    pub(crate) fn new(uid: u32, gid: u32, groups: Vec<u32>) -> Self {
+        Self { uid, gid, groups, pid: None }
+    }
+
     /// Whether the process is one of root or of the daemon's own user.
     pub(crate) fn are_trusted(&self) -> bool {
         self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
@@ -96,6 +101,14 @@ impl Requester {
         }
         let Credentials { uid, gid, groups, .. } = peer.clone();
         Self::User(User { uid, gid, groups, shared: shared.to_vec() })
+    }
+
+    /// The user's number, unless it is trusted.
+    pub(crate) fn uid(&self) -> Option<u32> {
+        match self {
+            Self::Trusted => None,
+            Self::User(user) => Some(user.uid),
+        }
     }
 
     /// Opens a regular file for reading.

@@ -53,8 +53,8 @@ impl fmt::Display for Action {
     }
 }
 
-/// The name of user `uid` in `users`, the text of passwd(5).
-fn name_in(users: &str, uid: u32) -> Option<&str> {
+/// The name of user or group `uid` in `users`, the text of passwd(5) or group(5).
+pub(crate) fn name_in(users: &str, uid: u32) -> Option<&str> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');
         let (name, _password, number) = (fields.next()?, fields.next()?, fields.next()?);

@@ -50,6 +50,43 @@ pub struct Settings {
     /// Directories in which every user of the socket may read and write runs with the daemon's rights. The first has the
     /// runs of jobs with the default directory, if the daemon may not write beside the job file.
     pub shared_directories: Vec<PathBuf>,
+    /// Who may do what.
+    pub roles: RoleSettings,
+}
+
+/// Who may do what. Root and the daemon's own user may do everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoleSettings {
+    /// The groups whose members may do everything, by name or number; `None` for the group of the socket.
+    pub operators: Option<Vec<String>>,
+    /// Who else may look.
+    pub viewers: Viewers,
+    /// Whose jobs an operator may change.
+    pub change: ChangeableJobs,
+}
+
+/// Who may look at jobs, besides those who may change them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "ViewersKey")]
+pub enum Viewers {
+    /// Nobody.
+    #[default]
+    Nobody,
+    /// Every local user.
+    Everyone,
+    /// The members of these groups, by name or number.
+    Groups(Vec<String>),
+}
+
+/// Whose jobs an operator may change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeableJobs {
+    /// Everybody's.
+    #[default]
+    All,
+    /// Only their own.
+    Own,
 }
 
 /// The limits on concurrent jobs. By default, as many run as the host has memory, threads and GPUs for.
@@ -86,6 +123,7 @@ impl Config {
                 keep_jobs_days: None,
                 stop_limit: EMBEDDED_STOP,
                 shared_directories: Vec::new(),
+                roles: RoleSettings::default(),
             },
             worker: PathBuf::from(SELF),
             storage: StorageSpec::default(),
@@ -134,6 +172,12 @@ pub struct ConfigFile {
     pub state_directory: Option<PathBuf>,
     /// Directories of runs for every user of the socket.
     pub shared_directories: Option<Vec<PathBuf>>,
+    /// Groups whose members may do everything.
+    pub operators: Option<Vec<String>>,
+    /// Who else may look.
+    pub viewers: Option<Viewers>,
+    /// Whose jobs an operator may change.
+    pub operators_change: Option<ChangeableJobs>,
     /// Number of running jobs.
     pub max_jobs: Option<NonZeroUsize>,
     /// Number of running jobs of a user.
@@ -156,6 +200,31 @@ pub struct ConfigFile {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Bytes(pub u64);
+
+/// The value of `viewers`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected \"nobody\", \"everyone\" or a list of groups such as [\"interns\"]")]
+enum ViewersKey {
+    Word(String),
+    Groups(Vec<String>),
+}
+
+impl TryFrom<ViewersKey> for Viewers {
+    type Error = String;
+
+    fn try_from(key: ViewersKey) -> Result<Self, String> {
+        match key {
+            ViewersKey::Groups(groups) => Ok(Self::Groups(groups)),
+            ViewersKey::Word(word) => match word.as_str() {
+                "nobody" => Ok(Self::Nobody),
+                "everyone" => Ok(Self::Everyone),
+                other => Err(format!(
+                    "expected \"nobody\", \"everyone\" or a list of groups such as [\"interns\"], found \"{other}\""
+                )),
+            },
+        }
+    }
+}
 
 impl TryFrom<String> for Bytes {
     type Error = String;
@@ -202,6 +271,9 @@ impl ConfigFile {
             web_address: other.web_address.or(self.web_address),
             state_directory: other.state_directory.or(self.state_directory),
             shared_directories: other.shared_directories.or(self.shared_directories),
+            operators: other.operators.or(self.operators),
+            viewers: other.viewers.or(self.viewers),
+            operators_change: other.operators_change.or(self.operators_change),
             max_jobs: other.max_jobs.or(self.max_jobs),
             max_jobs_per_user: other.max_jobs_per_user.or(self.max_jobs_per_user),
             max_queued_per_user: other.max_queued_per_user.or(self.max_queued_per_user),
@@ -244,6 +316,11 @@ impl ConfigFile {
                     .stop_seconds
                     .map_or(DEFAULT_STOP, |seconds| Duration::from_secs(seconds.get().into())),
                 shared_directories,
+                roles: RoleSettings {
+                    operators: self.operators,
+                    viewers: self.viewers.unwrap_or_default(),
+                    change: self.operators_change.unwrap_or_default(),
+                },
             },
             storage,
             ..Config::embedded()
@@ -322,6 +399,9 @@ mod tests {
             web_address: None,
             state_directory: Some("/s".into()),
             shared_directories: None,
+            operators: None,
+            viewers: None,
+            operators_change: None,
             max_jobs: NonZeroUsize::new(3),
             max_jobs_per_user: None,
             max_queued_per_user: None,
@@ -344,6 +424,9 @@ mod tests {
             web_address,
             state_directory,
             shared_directories,
+            operators,
+            viewers,
+            operators_change,
             max_jobs,
             max_jobs_per_user,
             max_queued_per_user,
@@ -354,6 +437,7 @@ mod tests {
             storage,
         } = &sample;
         for (name, is_absent) in [
+            ("operators", operators.is_none()),
             ("max_jobs", max_jobs.is_none()),
             ("max_jobs_per_user", max_jobs_per_user.is_none()),
             ("max_queued_per_user", max_queued_per_user.is_none()),
@@ -367,6 +451,7 @@ mod tests {
         }
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
         assert!(stop_seconds.is_some() && storage.is_some());
+        assert!(viewers.is_some() && operators_change.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);
@@ -390,6 +475,25 @@ mod tests {
     }
 
     #[test]
+    fn roles_are_closed_unless_the_file_opens_them() {
+        let roles = |text: &str| {
+            let file: ConfigFile = toml::from_str(text).unwrap();
+            file.resolve(&user()).unwrap().daemon.settings.roles
+        };
+        let closed = RoleSettings { operators: None, viewers: Viewers::Nobody, change: ChangeableJobs::All };
+        assert_eq!(roles(""), closed);
+        assert_eq!(
+            roles("operators = ['mlops']\nviewers = 'everyone'\noperators_change = 'own'"),
+            RoleSettings {
+                operators: Some(vec!["mlops".into()]),
+                viewers: Viewers::Everyone,
+                change: ChangeableJobs::Own
+            }
+        );
+        assert_eq!(roles("viewers = ['interns']").viewers, Viewers::Groups(vec!["interns".into()]));
+    }
+
+    #[test]
     fn unknown_keys_and_impossible_values_are_refused_with_their_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("millstreamd.toml");
@@ -397,6 +501,10 @@ mod tests {
             ("max_jobs = 1\nsockets = '/x'", "line 2"),
             ("max_jobs = 0", "nonzero"),
             ("jobs_memory = 'much'", "200GiB"),
+            ("viewers = 'interns'", "a list of groups"),
+            ("viewers = 3", "a list of groups"),
+            ("operators = 'mlops'", "expected a sequence"),
+            ("operators_change = 'mine'", "`all` or `own`"),
             ("metrics_address = 'localhost'", "socket address"),
             ("web_address = '9465'", "socket address"),
         ] {

@@ -2,10 +2,12 @@
 //!
 //! A connection costs a descriptor and buffers, and a client can open connections much faster than it uses them. At the
 //! limit, a new connection replaces an old one: of the user with the most connections, the one that has been idle for the
-//! longest time. So a user who hoards connections loses their own, and everybody else is served.
+//! longest time. So a user who hoards connections loses their own, and everybody else is served. Viewers, who may be all users
+//! of the host, have a part of the connections, and theirs replace each other.
 
 use std::collections::HashMap;
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,12 +20,16 @@ use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tonic::transport::server::Connected;
 
-use crate::access::Requester;
+use crate::access::{Credentials, Requester};
 use crate::actor::Actor;
+use crate::roles::Role;
 use crate::turns::Answers;
 
 /// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 256;
+
+/// Viewers have at most this part of the connections.
+const VIEWER_SHARE: usize = 4;
 
 /// Connections use at most this part of the descriptors. Jobs need the rest: for files, rings and workers.
 const DESCRIPTOR_SHARE: u64 = 4;
@@ -40,6 +46,7 @@ pub(crate) struct Connections {
 struct Entry {
     id: u64,
     uid: u32,
+    role: Role,
     use_: Arc<LastUse>,
     /// Sending or dropping it closes the connection.
     close: oneshot::Sender<()>,
@@ -51,8 +58,7 @@ type LastUse = AtomicU64;
 /// An accepted connection, open until it is dropped or replaced.
 pub(crate) struct Connection {
     stream: UnixStream,
-    actor: Actor,
-    requester: Requester,
+    peer: Peer,
     id: u64,
     use_: Arc<LastUse>,
     replaced: oneshot::Receiver<()>,
@@ -73,29 +79,33 @@ impl Connections {
         Arc::new(Self { limit, started: Instant::now(), added: AtomicU64::new(0), open: Mutex::default() })
     }
 
-    /// Adds the connection `stream` of the user `uid`, who is `requester`. At the limit, it replaces another one.
-    pub(crate) fn add(self: &Arc<Self>, stream: UnixStream, uid: u32, requester: Requester) -> Connection {
+    /// Adds the connection `stream` of `peer`, who has this role now. At a limit, it replaces another one.
+    pub(crate) fn add(self: &Arc<Self>, stream: UnixStream, peer: Peer, role: Role) -> Connection {
+        let uid = peer.actor.uid;
         let (close, replaced) = oneshot::channel();
         let use_ = Arc::new(AtomicU64::new(self.now()));
         let id = self.added.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open();
-        if open.len() >= self.limit
-            && let Some(place) = least_deserving(&open)
-        {
+        if let Some(place) = self.to_replace(&open, role) {
             let replaced = open.swap_remove(place);
             tracing::debug!(uid = replaced.uid, "closing an idle connection: too many are open");
             // It may have been closed by the client.
             let _ = replaced.close.send(());
         }
-        open.push(Entry { id, uid, use_: Arc::clone(&use_), close });
-        Connection {
-            stream,
-            actor: Actor { uid },
-            requester,
-            id,
-            use_,
-            replaced,
-            connections: Arc::clone(self),
+        open.push(Entry { id, uid, role, use_: Arc::clone(&use_), close });
+        Connection { stream, peer, id, use_, replaced, connections: Arc::clone(self) }
+    }
+
+    /// The connection that one more of a user with this role replaces, if any.
+    fn to_replace(&self, open: &[Entry], role: Role) -> Option<usize> {
+        let viewers = open.iter().filter(|entry| entry.role == Role::Viewer).count();
+        let is_full = open.len() >= self.limit;
+        match role {
+            Role::Viewer if viewers > 0 && (is_full || viewers >= (self.limit / VIEWER_SHARE).max(1)) => {
+                least_deserving(open, |entry| entry.role == Role::Viewer)
+            }
+            _ if is_full => least_deserving(open, |_| true),
+            _ => None,
         }
     }
 
@@ -108,14 +118,18 @@ impl Connections {
     }
 }
 
-/// The connection to replace: of the user with the most, the one unused for the longest time.
-fn least_deserving(open: &[Entry]) -> Option<usize> {
+/// The connection to replace among those that `may_go`: of the user with the most, the one unused for the longest time. A
+/// viewer's goes before an operator's.
+fn least_deserving(open: &[Entry], may_go: impl Fn(&Entry) -> bool) -> Option<usize> {
     let mut counts: HashMap<u32, usize> = HashMap::new();
     for entry in open {
         *counts.entry(entry.uid).or_default() += 1;
     }
-    let rank = |entry: &Entry| (std::cmp::Reverse(counts[&entry.uid]), entry.use_.load(Ordering::Relaxed));
-    open.iter().enumerate().min_by_key(|(_, entry)| rank(entry)).map(|(place, _)| place)
+    let rank = |entry: &Entry| {
+        (std::cmp::Reverse(counts[&entry.uid]), entry.role, entry.use_.load(Ordering::Relaxed))
+    };
+    let may_go = open.iter().enumerate().filter(|(_, entry)| may_go(entry));
+    may_go.min_by_key(|(_, entry)| rank(entry)).map(|(place, _)| place)
 }
 
 impl Connection {
@@ -134,15 +148,28 @@ impl Drop for Connection {
 #[derive(Clone)]
 pub(crate) struct Peer {
     pub(crate) actor: Actor,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) requester: Requester,
     pub(crate) answers: Answers,
+}
+
+impl Peer {
+    /// The user with these credentials, who may use runs in the directories `shared` and has this role now.
+    pub(crate) fn new(credentials: Credentials, shared: &[PathBuf], role: Role) -> Self {
+        Self {
+            actor: Actor { uid: credentials.uid },
+            requester: Requester::of_peer(&credentials, shared),
+            credentials: Arc::new(credentials),
+            answers: Answers::none(role),
+        }
+    }
 }
 
 impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Self::ConnectInfo {
-        Peer { actor: self.actor, requester: self.requester.clone(), answers: Answers::default() }
+        self.peer.clone()
     }
 }
 
@@ -194,8 +221,13 @@ mod tests {
 
     /// A connection of `uid`: its server's and its client's end.
     fn connect(connections: &Arc<Connections>, uid: u32) -> (Connection, UnixStream) {
+        connect_as(connections, uid, Role::Operator)
+    }
+
+    fn connect_as(connections: &Arc<Connections>, uid: u32, role: Role) -> (Connection, UnixStream) {
         let (server, client) = UnixStream::pair().unwrap();
-        (connections.add(server, uid, Requester::Trusted), client)
+        let peer = Peer::new(Credentials::new(uid, 0, Vec::new()), &[], role);
+        (connections.add(server, peer, role), client)
     }
 
     async fn is_open((server, client): &mut (Connection, UnixStream)) -> bool {
@@ -218,6 +250,34 @@ mod tests {
         drop((quiet, another));
         let _last = connect(&connections, 1);
         assert_eq!(connections.open().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn viewers_replace_only_each_other() {
+        let connections = Connections::with_limit(8);
+        let mut operators: Vec<_> = (0..5).map(|_| connect(&connections, 1)).collect();
+        // Each viewer is another user, with fewer connections than the operator.
+        let mut viewers: Vec<_> = (2..6).map(|uid| connect_as(&connections, uid, Role::Viewer)).collect();
+        assert_eq!(connections.open().len(), 7);
+        for (place, is_wanted) in [false, false, true, true].into_iter().enumerate() {
+            assert_eq!(is_open(&mut viewers[place]).await, is_wanted, "{place}");
+        }
+        for operator in &mut operators {
+            assert!(is_open(operator).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn at_equal_numbers_a_viewer_gives_way_to_an_operator() {
+        let connections = Connections::with_limit(4);
+        let mut viewer = connect_as(&connections, 1, Role::Viewer);
+        let mut operators: Vec<_> = (2..5).map(|uid| connect(&connections, uid)).collect();
+        assert!(is_open(&mut viewer).await, "used last");
+        let _another = connect(&connections, 9);
+        assert!(!is_open(&mut viewer).await);
+        for operator in &mut operators {
+            assert!(is_open(operator).await);
+        }
     }
 
     #[tokio::test]

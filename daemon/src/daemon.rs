@@ -7,6 +7,7 @@
 
 mod about;
 mod admission;
+mod ownership;
 mod removal;
 mod snapshot;
 mod start;
@@ -38,6 +39,8 @@ use crate::scoring::{self, Scorer};
 use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, Store, StoreError, now_ms};
 use crate::supervisor::{PendingProfile, StopReason};
 use crate::turns::{Answers, Turns};
+
+pub(crate) use ownership::NotOwner;
 
 pub use crate::scoring::{Predicted, Predictions};
 

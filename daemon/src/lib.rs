@@ -19,6 +19,7 @@
 //! * [`service`]: the control API over the daemon.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
 //! * [`access`]: checking that the requesting user may use the files of a request.
+//! * `roles`: what each user of the socket may do.
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
 //! * [`snapshot`]: the daemon's state at a moment.
 //! * [`metrics`]: the snapshot as Prometheus metrics, and the address that serves them.
@@ -50,6 +51,7 @@ mod preemption;
 mod priority;
 mod queue;
 mod requests;
+mod roles;
 mod runs;
 mod scheduler;
 mod scoring;

@@ -8,6 +8,7 @@ use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use millstream_trainer::metrics::{MetricValue, Metrics};
 
 use crate::daemon::Predicted;
+use crate::roles::Role;
 use crate::snapshot::{EndedJobs, HostUse, JobSnapshot, ProcessUse, Snapshot, WorkerSnapshot};
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
 
@@ -31,6 +32,20 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         progress: Some(record.progress),
         eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
+    }
+}
+
+/// The job as a user with this role sees it. Viewers see no paths, and no reason of a failure, which may quote data.
+pub(crate) fn seen_by(role: Role, job: proto::Job) -> proto::Job {
+    match role {
+        Role::Operator => job,
+        Role::Viewer => proto::Job {
+            reason: job.reason.map(|_| "only operators see the reason".to_owned()),
+            directory: String::new(),
+            checkpoint: None,
+            best_checkpoint: None,
+            ..job
+        },
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::access::Requester;
 use crate::config::ServerConfig;
-use crate::connections::Connections;
+use crate::connections::{Connections, Peer};
 use crate::daemon::Daemon;
 use crate::preemption::Cloud;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
-use crate::socket::ControlSocket;
+use crate::roles::{Gate, Policy, Roles};
+use crate::socket::{ControlSocket, SocketFile};
 use crate::web::Web;
 use crate::{metrics, service, service_manager};
 
@@ -61,6 +62,7 @@ pub async fn serve(
             None => ControlSocket::bind(&config.socket)?,
         }
     };
+    let roles = Arc::new(Roles::new(roles_of(&config, socket.file())?));
     let metrics_listener = {
         let _entered = control.handle.enter();
         config.metrics_address.map(metrics::http::bind).transpose()?
@@ -82,20 +84,19 @@ pub async fn serve(
     tracing::info!(socket = %socket.path().display(), "listening");
 
     let connections = Connections::new();
+    let file = socket.file().clone();
+    let admitted = Arc::clone(&roles);
     let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
     let (closing, closed) = oneshot::channel::<()>();
     let admitting = daemon.clone();
     let accepting = async move {
         // Dropped after the socket.
-        let (_closing, socket) = (closing, socket);
+        let (_closing, mut socket) = (closing, socket);
         loop {
-            let (stream, peer) = socket.accept().await?;
-            let requester = Requester::of_peer(&peer, &admitting.settings().shared_directories);
-            if accepted
-                .send(Ok::<_, std::io::Error>(connections.add(stream, peer.uid, requester)))
-                .await
-                .is_err()
-            {
+            let (stream, credentials, role) = socket.accept(&admitted).await?;
+            let peer = Peer::new(credentials, &admitting.settings().shared_directories, role);
+            let connection = connections.add(stream, peer, role);
+            if accepted.send(Ok::<_, std::io::Error>(connection)).await.is_err() {
                 return Ok::<_, std::io::Error>(());
             }
         }
@@ -105,7 +106,8 @@ pub async fn serve(
         .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .layer(RequestLimits::new())
-        .add_service(service::server(daemon.clone(), web))
+        .layer(Gate::new(Arc::clone(&roles)))
+        .add_service(service::server(daemon.clone(), Arc::clone(&roles), web))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;
         });
@@ -124,7 +126,7 @@ pub async fn serve(
             tracing::warn!("{notice}");
             Ok(())
         }
-        never = reload_on_hangup(hangups, &config, &daemon, configuration) => match never {},
+        never = reload_on_hangup(hangups, &config, &daemon, (&roles, &file), configuration) => match never {},
         never = service_manager::report_status(&daemon) => match never {},
         never = service_manager::answer_watchdog(&daemon, &control.handle) => match never {},
     };
@@ -144,6 +146,13 @@ pub async fn serve(
     result
 }
 
+/// The policy of the configuration, for which the socket is opened or closed.
+fn roles_of(config: &ServerConfig, socket: &SocketFile) -> Result<Policy> {
+    let policy = Policy::of(&config.daemon.settings.roles, socket.group())?;
+    socket.open_to_all(policy.needs_open_socket())?;
+    Ok(policy)
+}
+
 /// Waits until a cloud announces that it takes this VM away. Never returns elsewhere.
 async fn preempted(cloud: Option<Cloud>) -> String {
     match cloud {
@@ -158,13 +167,16 @@ async fn reload_on_hangup(
     mut hangups: Signal,
     first: &ServerConfig,
     daemon: &Daemon,
+    (roles, socket): (&Roles, &SocketFile),
     configuration: impl Fn() -> Result<ServerConfig>,
 ) -> Infallible {
     loop {
         hangups.recv().await;
         service_manager::reloading();
-        match configuration() {
-            Ok(config) => {
+        let changed = configuration().and_then(|config| Ok((roles_of(&config, socket)?, config)));
+        match changed {
+            Ok((policy, config)) => {
+                roles.set(policy);
                 for key in config.needs_restart(first) {
                     tracing::warn!(
                         "`{key}` changed in the configuration; it takes effect when the daemon restarts"

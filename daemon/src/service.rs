@@ -1,11 +1,13 @@
 //! The gRPC service: the control API over a [`Daemon`].
 //!
 //! Requests become calls, records become messages, errors become statuses. An invalid job file is
-//! `INVALID_ARGUMENT`, an unknown job `NOT_FOUND`, any other failure `UNKNOWN` with its message.
+//! `INVALID_ARGUMENT`, an unknown job `NOT_FOUND`, a change that is not the user's to make `PERMISSION_DENIED`, any other
+//! failure `UNKNOWN` with its message.
 
 mod profile;
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use futures::stream::{self, Stream, StreamExt};
 use millstream_control::proto::control_server::{Control, ControlServer};
@@ -24,12 +26,13 @@ use tonic::{Request, Response, Status};
 use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::connections::Peer;
-use crate::daemon::{Daemon, LOG_PAGE, Predictions, SubmitError};
+use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
     explanation_message, history_message, job_message, line_message, metrics_message, path_text,
-    scores_message, snapshot_message,
+    scores_message, seen_by, snapshot_message,
 };
 use crate::metrics::{self, Format};
+use crate::roles::{Role, Roles};
 use crate::state::{JobFilter, JobRecord, StoreError};
 use crate::turns::Answers;
 use crate::web::Web;
@@ -37,12 +40,15 @@ use crate::web::Web;
 /// The maximum size of the jobs in the reply to `List`, well below that of a message.
 const MAX_LIST_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
+/// The maximum number of jobs in the reply to `List` for a viewer.
+const MAX_JOBS_OF_VIEWER: u32 = 200;
+
 /// Capacity of the pipe between a client and a daemon in one process, in each direction.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// The gRPC server for `daemon`.
-pub(crate) fn server(daemon: Daemon, web: Web) -> ControlServer<impl Control> {
-    control_server(Service { daemon, web: Some(web) })
+/// The gRPC server for `daemon`, behind a [`Gate`](crate::roles::Gate) with the same roles.
+pub(crate) fn server(daemon: Daemon, roles: Arc<Roles>, web: Web) -> ControlServer<impl Control> {
+    control_server(Service { daemon, served: Some(Served { roles, web }) })
 }
 
 fn control_server(service: Service) -> ControlServer<impl Control> {
@@ -56,7 +62,7 @@ fn control_server(service: Service) -> ControlServer<impl Control> {
 pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let only = stream::once(async { Ok::<_, std::io::Error>(far) });
-    let server = control_server(Service { daemon, web: None });
+    let server = control_server(Service { daemon, served: None });
     tokio::spawn(async move {
         if let Err(error) = Server::builder().add_service(server).serve_with_incoming(only).await {
             tracing::error!(%error, "the in-process control server failed");
@@ -67,19 +73,20 @@ pub fn serve_in_process(daemon: Daemon) -> DuplexStream {
 
 struct Service {
     daemon: Daemon,
-    /// The web page; `None` if the only client is the program that hosts the daemon.
-    web: Option<Web>,
+    /// `None` if its only client is the program that hosts the daemon.
+    served: Option<Served>,
+}
+
+/// What a daemon behind a control socket has besides.
+struct Served {
+    roles: Arc<Roles>,
+    web: Web,
 }
 
 impl Service {
-    /// Whether the only client is the program that hosts the daemon.
-    fn is_in_process(&self) -> bool {
-        self.web.is_none()
-    }
-
     /// For whom the daemon carries out the request.
     fn requester<T>(&self, request: &Request<T>) -> Result<Requester, Status> {
-        if self.is_in_process() {
+        if self.served.is_none() {
             return Ok(Requester::Trusted);
         }
         let peer = request.extensions().get::<Peer>().map(|peer| peer.requester.clone());
@@ -88,13 +95,33 @@ impl Service {
 
     /// Who sends the request; `None` for the program that hosts the daemon.
     fn actor<T>(&self, request: &Request<T>) -> Option<Actor> {
-        request.extensions().get::<Peer>().map(|peer| peer.actor).filter(|_| !self.is_in_process())
+        request.extensions().get::<Peer>().map(|peer| peer.actor).filter(|_| self.served.is_some())
     }
 
-    /// Records in a job's log who is about to change it.
-    async fn record(&self, request: &Request<JobRequest>, action: Action) {
+    /// What the sender of the request may do; the gate has checked it.
+    fn role<T>(&self, request: &Request<T>) -> Role {
+        let checked = request.extensions().get().copied();
+        if self.served.is_none() { Role::Operator } else { checked.unwrap_or(Role::Viewer) }
+    }
+
+    /// The job that the request names, by its full id if only its owner may change it and the sender is the owner.
+    async fn changeable(&self, request: &Request<JobRequest>) -> Result<String, Status> {
+        let (requester, id) = (self.requester(request)?, request.get_ref().id.clone());
+        if !self.daemon.restricts(&requester) {
+            return Ok(id);
+        }
+        let check = move |daemon: &Daemon| {
+            let record = daemon.show(&id)?;
+            daemon.check_may_change(&record, &requester)?;
+            Ok(record.id)
+        };
+        self.daemon.in_turn(&answers(request), check).await.map_err(error_status)
+    }
+
+    /// Records in the log of the job `id` who is about to change it.
+    async fn record(&self, request: &Request<JobRequest>, id: &str, action: Action) {
         let Some(actor) = self.actor(request) else { return };
-        let id = request.get_ref().id.clone();
+        let id = id.to_owned();
         // The action itself reports that there is no such job.
         let record = move |daemon: &Daemon| daemon.record_action(&id, action, actor);
         let _ = self.daemon.in_turn(&answers(request), record).await;
@@ -117,7 +144,8 @@ impl Service {
 
 /// The answers that the connection of a request has had.
 fn answers<T>(request: &Request<T>) -> Answers {
-    request.extensions().get::<Peer>().map(|peer| peer.answers.clone()).unwrap_or_default()
+    let peer = request.extensions().get::<Peer>();
+    peer.map_or_else(|| Answers::none(Role::Operator), |peer| peer.answers.clone())
 }
 
 type Reply<T> = Result<Response<T>, Status>;
@@ -145,29 +173,43 @@ impl Control for Service {
         Ok(Response::new(job_message(&record)))
     }
 
-    async fn about(&self, _: Request<AboutRequest>) -> Reply<AboutReply> {
-        Ok(Response::new(self.daemon.about()))
+    async fn about(&self, request: Request<AboutRequest>) -> Reply<AboutReply> {
+        let (role, about) = (self.role(&request), self.daemon.about());
+        let about = match role {
+            Role::Operator => about,
+            Role::Viewer => {
+                AboutReply { state_directory: String::new(), shared_directories: Vec::new(), ..about }
+            }
+        };
+        let operators = self.served.as_ref().map(|served| served.roles.operators()).unwrap_or_default();
+        Ok(Response::new(AboutReply { role: role.name().to_owned(), operators, ..about }))
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Reply<ListReply> {
-        let answers = answers(&request);
+        let (answers, role) = (answers(&request), self.role(&request));
         let request = request.into_inner();
-        let filter = JobFilter {
-            states: request.states().collect(),
-            limit: (request.limit > 0).then_some(request.limit),
+        let most = match role {
+            Role::Operator => u32::MAX,
+            Role::Viewer => MAX_JOBS_OF_VIEWER,
         };
+        let limit = Some(request.limit).filter(|&limit| limit > 0).unwrap_or(u32::MAX).min(most);
+        let filter =
+            JobFilter { states: request.states().collect(), limit: (limit < u32::MAX).then_some(limit) };
         let listed = self.daemon.in_turn(&answers, move |daemon| Ok(daemon.list(&filter)?)).await;
         let (records, all) = listed.map_err(error_status)?;
-        let jobs = fitting(records.iter().map(job_message), MAX_LIST_BYTES);
+        let jobs = fitting(records.iter().map(|record| seen_by(role, job_message(record))), MAX_LIST_BYTES);
         let omitted = all.saturating_sub(jobs.len() as u64);
         Ok(Response::new(ListReply { jobs, omitted }))
     }
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
+        let role = self.role(&request);
         let record = self.ask(request, |daemon, id| daemon.show(id)).await?;
-        let best = self.daemon.best_checkpoint(&record).await;
-        let best_checkpoint = best.as_deref().map(path_text);
-        Ok(Response::new(proto::Job { best_checkpoint, ..job_message(&record) }))
+        let best_checkpoint = match role {
+            Role::Operator => self.daemon.best_checkpoint(&record).await.as_deref().map(path_text),
+            Role::Viewer => None,
+        };
+        Ok(Response::new(proto::Job { best_checkpoint, ..seen_by(role, job_message(&record)) }))
     }
 
     type LogsStream = Replies<LogLine>;
@@ -190,15 +232,16 @@ impl Control for Service {
     type WatchStream = Replies<proto::Job>;
 
     async fn watch(&self, request: Request<JobRequest>) -> Reply<Self::WatchStream> {
+        let role = self.role(&request);
         let mut record = self.ask(request, |daemon, id| daemon.watch(id)).await?;
         // Send the first message immediately.
         record.mark_changed();
-        let jobs = stream::unfold(Some(record), |record| async {
+        let jobs = stream::unfold(Some(record), move |record| async move {
             let mut record = record?;
             record.changed().await.ok()?;
             let (message, ended) = {
                 let now = record.borrow_and_update();
-                (job_message(&now), now.state.is_final())
+                (seen_by(role, job_message(&now)), now.state.is_final())
             };
             Some((Ok(message), (!ended).then_some(record)))
         });
@@ -206,8 +249,12 @@ impl Control for Service {
     }
 
     async fn history(&self, request: Request<JobRequest>) -> Reply<proto::History> {
+        let role = self.role(&request);
         let (record, history) = self.ask(request, |daemon, id| daemon.history(id)).await?;
-        Ok(Response::new(history_message(&record, history)))
+        Ok(Response::new(proto::History {
+            job: Some(seen_by(role, job_message(&record))),
+            ..history_message(&record, history)
+        }))
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
@@ -226,32 +273,39 @@ impl Control for Service {
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        self.record(&request, Action::Cancel).await;
-        let record = self.daemon.cancel(&request.into_inner().id).await.map_err(error_status)?;
+        let id = self.changeable(&request).await?;
+        self.record(&request, &id, Action::Cancel).await;
+        let record = self.daemon.cancel(&id).await.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn pause(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        self.record(&request, Action::Pause).await;
-        let record = self.daemon.pause(&request.into_inner().id).await.map_err(error_status)?;
+        let id = self.changeable(&request).await?;
+        self.record(&request, &id, Action::Pause).await;
+        let record = self.daemon.pause(&id).await.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn resume(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        self.record(&request, Action::Resume).await;
-        let record = self.daemon.resume(&request.into_inner().id).await.map_err(error_status)?;
+        let id = self.changeable(&request).await?;
+        self.record(&request, &id, Action::Resume).await;
+        let record = self.daemon.resume(&id).await.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn remove(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        self.record(&request, Action::Remove).await;
-        let record = self.ask(request, |daemon, id| daemon.remove(id)).await?;
+        let id = self.changeable(&request).await?;
+        self.record(&request, &id, Action::Remove).await;
+        let answers = answers(&request);
+        let removed = self.daemon.in_turn(&answers, move |daemon| daemon.remove(&id)).await;
+        let record = removed.map_err(error_status)?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
-        self.record(&request, Action::Checkpoint).await;
-        let taken = self.daemon.checkpoint(&request.into_inner().id).await;
+        let id = self.changeable(&request).await?;
+        self.record(&request, &id, Action::Checkpoint).await;
+        let taken = self.daemon.checkpoint(&id).await;
         let (path, step) = taken.map_err(error_status)?;
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
     }
@@ -264,13 +318,18 @@ impl Control for Service {
         Ok(Response::new(MetricsReply { content_type, text }))
     }
 
-    async fn snapshot(&self, _: Request<SnapshotRequest>) -> Reply<proto::Snapshot> {
+    async fn snapshot(&self, request: Request<SnapshotRequest>) -> Reply<proto::Snapshot> {
+        let role = self.role(&request);
         let taken = self.daemon.blocking(|daemon| Ok(daemon.snapshot())).await.map_err(error_status)?;
-        Ok(Response::new(snapshot_message(&taken)))
+        let mut snapshot = snapshot_message(&taken);
+        for activity in &mut snapshot.jobs {
+            activity.job = activity.job.take().map(|job| seen_by(role, job));
+        }
+        Ok(Response::new(snapshot))
     }
 
     async fn web(&self, request: Request<WebRequest>) -> Reply<WebReply> {
-        let web = self.web.as_ref();
+        let web = self.served.as_ref().map(|served| &served.web);
         let web = web.ok_or_else(|| Status::unimplemented("a daemon within a program has no web page"))?;
         let url = web.open(request.into_inner().port).map_err(error_status)?;
         Ok(Response::new(WebReply { url }))
@@ -350,8 +409,12 @@ impl From<StoreError> for Status {
 }
 
 fn error_status(error: anyhow::Error) -> Status {
-    match error.downcast::<StoreError>() {
-        Ok(error) => error.into(),
+    let error = match error.downcast::<StoreError>() {
+        Ok(error) => return error.into(),
+        Err(error) => error,
+    };
+    match error.downcast::<NotOwner>() {
+        Ok(refused) => Status::permission_denied(refused.to_string()),
         Err(error) => Status::unknown(format!("{error:#}")),
     }
 }

@@ -1,18 +1,21 @@
 //! The control socket and its access control.
 //!
 //! Access is checked twice. The socket has mode 0660, so the kernel admits its owner, root and members of its
-//! group. In addition, the credentials of each accepted connection are checked against the same three, so a
-//! socket whose mode was loosened, or that was passed on, admits no one else.
+//! group; if the configuration gives others a role, the mode is 0666. In addition, the credentials of each accepted
+//! connection must have a [role](crate::roles), so a socket whose mode was loosened, or that was passed on, admits no one
+//! else.
 //!
 //! A service manager can pass the listening socket (socket activation): connections then wait while the daemon restarts.
 //! Otherwise the daemon creates it under a temporary name, gives it its mode, then renames it into place. It never exists
 //! with a wrong mode, and the stale socket file of a killed daemon is replaced atomically. A socket that still answers is
 //! left alone.
 
+use std::fs::Permissions;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use listenfd::ListenFd;
@@ -21,9 +24,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
 use crate::access::Credentials;
+use crate::roles::{Role, Roles};
 
 const SOCKET_MODE: u32 = 0o660;
+const OPEN_SOCKET_MODE: u32 = 0o666;
 const DIRECTORY_MODE: u32 = 0o750;
+
+/// The least time between two lines about refused connections: every local user can cause them.
+const REFUSALS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Maximum length of a socket's path: `sun_path` without its final zero byte.
 const MAX_PATH_BYTES: usize = 107;
@@ -38,9 +46,23 @@ const TEMPORARY_SUFFIX: &str = ".new";
 /// The listening socket. Dropping it removes its file, unless the service manager owns it.
 pub struct ControlSocket {
     listener: UnixListener,
+    file: SocketFile,
+    refusals: Refusals,
+}
+
+/// The file of a listening socket.
+#[derive(Clone, Debug)]
+pub(crate) struct SocketFile {
     path: PathBuf,
     group: u32,
     is_inherited: bool,
+}
+
+/// Refused connections since the last line about them.
+#[derive(Debug, Default)]
+struct Refusals {
+    reported: Option<Instant>,
+    unreported: u64,
 }
 
 /// The listening socket that the service manager has passed to this process, if any. Must be called before the process has
@@ -72,15 +94,20 @@ impl ControlSocket {
         let path = path.to_owned();
         let group = std::fs::metadata(&path).with_context(|| path.display().to_string())?.gid();
         listener.set_nonblocking(true)?;
-        Ok(Self { listener: UnixListener::from_std(listener)?, path, group, is_inherited: true })
+        let file = SocketFile { path, group, is_inherited: true };
+        Ok(Self { listener: UnixListener::from_std(listener)?, file, refusals: Refusals::default() })
     }
 
     /// Where clients connect.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.file.path
     }
 
-    /// Listens at `path`, creating its directory (mode 0750) if it does not exist.
+    pub(crate) fn file(&self) -> &SocketFile {
+        &self.file
+    }
+
+    /// Listens at `path`, creating its directory if it does not exist. The socket is closed to users outside of its group.
     ///
     /// # Errors
     /// When another daemon answers there, when a file that is not a socket exists there, or when the system
@@ -105,48 +132,100 @@ impl ControlSocket {
         let socket = UnixSocket::new_stream()?;
         socket.bind(&temporary)?;
         let listener = socket.listen(BACKLOG)?;
-        std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(SOCKET_MODE))?;
+        std::fs::set_permissions(&temporary, Permissions::from_mode(SOCKET_MODE))?;
         let group = std::fs::metadata(&temporary)?.gid();
         std::fs::rename(&temporary, path)?;
-        Ok(Self { listener, path: path.to_owned(), group, is_inherited: false })
+        let file = SocketFile { path: path.to_owned(), group, is_inherited: false };
+        Ok(Self { listener, file, refusals: Refusals::default() })
     }
 
-    /// Waits for the next connection from an admitted user; returns it and the user's credentials.
+    /// Waits for the next connection of a user who has one of the `roles`; returns it, the user's credentials and the role.
     ///
     /// # Errors
     /// When the listening socket itself fails.
-    pub(crate) async fn accept(&self) -> io::Result<(UnixStream, Credentials)> {
+    pub(crate) async fn accept(&mut self, roles: &Roles) -> io::Result<(UnixStream, Credentials, Role)> {
         loop {
             let (stream, _) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) if is_transient(&error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     // Out of descriptors: wait for some to be closed.
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
                 Err(error) => return Err(error),
             };
             match Credentials::of_peer(&stream) {
-                Ok(peer) if self.admits(&peer) => return Ok((stream, peer)),
-                Ok(peer) => tracing::warn!(uid = peer.uid, pid = peer.pid, "refused a connection"),
+                Ok(peer) => match roles.of(&peer) {
+                    Some(role) => return Ok((stream, peer, role)),
+                    None => self.refusals.report(&peer),
+                },
                 Err(error) => tracing::warn!(%error, "refused a connection without credentials"),
             }
         }
     }
+}
 
-    fn admits(&self, peer: &Credentials) -> bool {
-        peer.are_trusted() || peer.are_in(self.group)
+impl SocketFile {
+    /// The group of the socket.
+    pub(crate) fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// Opens the socket to all users, or closes it to those outside of its group. The mode of a socket of the service
+    /// manager, and the directories above, stay as they are: a warning says what to change.
+    pub(crate) fn open_to_all(&self, is_open: bool) -> Result<()> {
+        if !self.is_inherited {
+            let mode = if is_open { OPEN_SOCKET_MODE } else { SOCKET_MODE };
+            std::fs::set_permissions(&self.path, Permissions::from_mode(mode))
+                .with_context(|| format!("control socket {}: setting its mode", self.path.display()))?;
+        }
+        if let Some(closed) = is_open.then(|| self.closed_part()).flatten() {
+            tracing::warn!("{closed}");
+        }
+        Ok(())
+    }
+
+    /// What keeps users out who have a role, and what to do.
+    fn closed_part(&self) -> Option<String> {
+        let mode = |path: &Path| std::fs::metadata(path).map_or(0o777, |found| found.mode());
+        let path = self.path.display();
+        if mode(&self.path) & 0o006 != 0o006 {
+            return Some(format!(
+                "the configuration gives users outside of the socket's group a role, but the mode of {path} keeps them \
+                 out: set `SocketMode=0666` with `systemctl edit millstreamd.socket`, then restart that unit"
+            ));
+        }
+        let closed = self.path.ancestors().skip(1).find(|above| mode(above) & 0o001 == 0)?;
+        let closed = closed.display();
+        Some(format!(
+            "the configuration gives users outside of the socket's group a role, but they cannot reach {path}: \
+             `chmod o+x {closed}` lets them"
+        ))
+    }
+}
+
+impl Refusals {
+    /// Logs a refused connection, unless another one was logged recently.
+    fn report(&mut self, peer: &Credentials) {
+        let now = Instant::now();
+        if self.reported.is_some_and(|last| now - last < REFUSALS_INTERVAL) {
+            self.unreported += 1;
+            return;
+        }
+        let before = std::mem::take(&mut self.unreported);
+        tracing::warn!(uid = peer.uid, pid = peer.pid, before, "refused a connection");
+        self.reported = Some(now);
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        if self.is_inherited {
+        if self.file.is_inherited {
             return;
         }
-        if let Err(error) = remove(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "cannot remove the control socket");
+        if let Err(error) = remove(&self.file.path) {
+            tracing::warn!(%error, path = %self.file.path.display(), "cannot remove the control socket");
         }
     }
 }
@@ -201,16 +280,23 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::config::{RoleSettings, Viewers};
+    use crate::roles::Policy;
+
+    fn roles(socket: &ControlSocket) -> Roles {
+        Roles::new(Policy::of(&RoleSettings::default(), socket.file().group()).unwrap())
+    }
 
     #[tokio::test]
     async fn a_socket_has_its_mode_answers_and_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("run/millstreamd.sock");
-        let socket = ControlSocket::bind(&path).unwrap();
+        let mut socket = ControlSocket::bind(&path).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&path), SOCKET_MODE);
         assert_eq!(mode(path.parent().unwrap()), DIRECTORY_MODE);
-        let (accepted, connected) = tokio::join!(socket.accept(), UnixStream::connect(&path));
+        let roles = roles(&socket);
+        let (accepted, connected) = tokio::join!(socket.accept(&roles), UnixStream::connect(&path));
         assert!(accepted.is_ok() && connected.is_ok());
         drop(socket);
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
@@ -263,10 +349,11 @@ mod tests {
     async fn an_inherited_socket_answers_and_keeps_its_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("d.sock");
-        let socket =
+        let mut socket =
             ControlSocket::of_inherited(std::os::unix::net::UnixListener::bind(&path).unwrap()).unwrap();
         assert_eq!(socket.path(), path);
-        let (accepted, connected) = tokio::join!(socket.accept(), UnixStream::connect(&path));
+        let roles = roles(&socket);
+        let (accepted, connected) = tokio::join!(socket.accept(&roles), UnixStream::connect(&path));
         assert!(accepted.is_ok() && connected.is_ok());
         drop(socket);
         assert!(path.exists());
@@ -276,9 +363,37 @@ mod tests {
     async fn only_owner_root_and_group_are_admitted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("d.sock");
+        let mut socket = ControlSocket::bind(&path).unwrap();
+        let roles = roles(&socket);
+        let (accepted, _connected) = tokio::join!(socket.accept(&roles), UnixStream::connect(&path));
+        let (_stream, peer, role) = accepted.unwrap();
+        assert_eq!((role, roles.of(&peer)), (Role::Operator, Some(Role::Operator)));
+    }
+
+    #[tokio::test]
+    async fn a_socket_is_opened_for_viewers_and_closed_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("d.sock");
+        let mode = || std::fs::metadata(&path).unwrap().mode() & 0o777;
         let socket = ControlSocket::bind(&path).unwrap();
-        let (accepted, _connected) = tokio::join!(socket.accept(), UnixStream::connect(&path));
-        let (_stream, peer) = accepted.unwrap();
-        assert!(socket.admits(&peer));
+        for (viewers, wanted) in [(Viewers::Everyone, OPEN_SOCKET_MODE), (Viewers::Nobody, SOCKET_MODE)] {
+            let settings = RoleSettings { viewers, ..RoleSettings::default() };
+            let policy = Policy::of(&settings, socket.file().group()).unwrap();
+            socket.file().open_to_all(policy.needs_open_socket()).unwrap();
+            assert_eq!(mode(), wanted);
+        }
+        drop(socket);
+
+        // A service manager's stays as it is, and the daemon says what to do.
+        let inherited = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(SOCKET_MODE)).unwrap();
+        let socket = ControlSocket::of_inherited(inherited).unwrap();
+        socket.file().open_to_all(true).unwrap();
+        assert_eq!(mode(), SOCKET_MODE);
+        assert!(socket.file().closed_part().unwrap().contains("SocketMode=0666"));
+        std::fs::set_permissions(&path, Permissions::from_mode(OPEN_SOCKET_MODE)).unwrap();
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o700)).unwrap();
+        let advice = socket.file().closed_part().unwrap();
+        assert!(advice.contains(&format!("chmod o+x {}", directory.path().display())), "{advice}");
     }
 }

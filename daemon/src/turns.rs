@@ -2,12 +2,16 @@
 //!
 //! Few requests are answered at a time, each for a few milliseconds. Of those that wait, the connection that has had the
 //! fewest answers goes first. So a connection that asks a thousand questions waits, and one that asks its first does not.
+//! Operators go before viewers.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
+
+use crate::roles::Role;
 
 /// Hands out a fixed number of turns.
 pub(crate) struct Turns {
@@ -18,8 +22,9 @@ struct State {
     free: usize,
     /// Numbers requests in the order of their arrival.
     arrived: u64,
-    /// The requests that wait, by the answers that their connection has had and their arrival.
-    waiting: BTreeMap<(u64, u64), oneshot::Sender<Turn>>,
+    /// The requests that wait: those of operators first, then by the answers that their connection has had and their
+    /// arrival.
+    waiting: BTreeMap<(Reverse<Role>, u64, u64), oneshot::Sender<Turn>>,
 }
 
 /// A turn; dropping it passes it on.
@@ -28,9 +33,19 @@ pub(crate) struct Turn {
     turns: Option<Arc<Turns>>,
 }
 
-/// The number of answers that a connection has had.
-#[derive(Clone, Default)]
-pub(crate) struct Answers(Arc<AtomicU64>);
+/// The number of answers that a connection has had, and its user's role.
+#[derive(Clone)]
+pub(crate) struct Answers {
+    had: Arc<AtomicU64>,
+    role: Role,
+}
+
+impl Answers {
+    /// None so far.
+    pub(crate) fn none(role: Role) -> Self {
+        Self { had: Arc::default(), role }
+    }
+}
 
 impl Turns {
     /// `count` turns at a time.
@@ -41,7 +56,7 @@ impl Turns {
 
     /// Waits for a turn on behalf of a connection.
     pub(crate) async fn next(self: &Arc<Self>, answers: &Answers) -> Turn {
-        let had = answers.0.fetch_add(1, Ordering::Relaxed);
+        let had = answers.had.fetch_add(1, Ordering::Relaxed);
         let waiting = {
             let mut state = self.state();
             if state.free > 0 {
@@ -51,7 +66,7 @@ impl Turns {
                 let (sender, receiver) = oneshot::channel();
                 let arrived = state.arrived;
                 state.arrived += 1;
-                state.waiting.insert((had, arrived), sender);
+                state.waiting.insert((Reverse(answers.role), had, arrived), sender);
                 Some(receiver)
             }
         };
@@ -102,8 +117,8 @@ mod tests {
     #[test]
     fn a_first_request_goes_before_the_hundredth() {
         let turns = Turns::new(1);
-        let (busy, new) = (Answers::default(), Answers::default());
-        busy.0.store(99, Ordering::Relaxed);
+        let (busy, new) = (Answers::none(Role::Operator), Answers::none(Role::Operator));
+        busy.had.store(99, Ordering::Relaxed);
         let turn = poll(pin!(turns.next(&busy))).unwrap();
         let (mut second, mut first) = (pin!(turns.next(&busy)), pin!(turns.next(&new)));
         assert!(poll(second.as_mut()).is_none() && poll(first.as_mut()).is_none());
@@ -116,9 +131,23 @@ mod tests {
     }
 
     #[test]
+    fn an_operator_goes_before_every_viewer() {
+        let turns = Turns::new(1);
+        let (busy, viewer) = (Answers::none(Role::Operator), Answers::none(Role::Viewer));
+        busy.had.store(99, Ordering::Relaxed);
+        let turn = poll(pin!(turns.next(&viewer))).unwrap();
+        let (mut second, mut first) = (pin!(turns.next(&viewer)), pin!(turns.next(&busy)));
+        assert!(poll(second.as_mut()).is_none() && poll(first.as_mut()).is_none());
+        drop(turn);
+        assert!(poll(second.as_mut()).is_none());
+        drop(poll(first.as_mut()).unwrap());
+        assert!(poll(second.as_mut()).is_some());
+    }
+
+    #[test]
     fn clients_that_leave_lose_no_turn() {
         let turns = Turns::new(1);
-        let answers = Answers::default();
+        let answers = Answers::none(Role::Operator);
         let turn = poll(pin!(turns.next(&answers))).unwrap();
         // One leaves while it waits, one after the turn has been passed to it.
         let mut left = Box::pin(turns.next(&answers));

@@ -39,7 +39,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with its socket and state in `directory`, which runs one job at a time, and waits until it responds.
+    /// Starts a daemon with its socket and state in `directory`, and waits until it responds. Its configuration is
+    /// `millstreamd.toml` there, if that exists; otherwise it runs one job at a time.
     ///
     /// # Panics
     /// If it does not respond.
@@ -61,6 +62,8 @@ impl Daemon {
     /// See [`Daemon::start`].
     pub fn start_with(directory: &Path, variables: &[(&str, &Path)], arguments: &[&str]) -> Self {
         let socket = directory.join("millstreamd.sock");
+        let own = Some(directory.join("millstreamd.toml")).filter(|path| path.exists());
+        let usual = || Path::new(env!("CARGO_MANIFEST_DIR")).join("millstreamd.toml");
         let child = Command::new(program("millstreamd"))
             .envs(variables.iter().copied())
             .arg("--socket")
@@ -68,7 +71,7 @@ impl Daemon {
             .arg("--state")
             .arg(directory.join("state"))
             .arg("--config")
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("millstreamd.toml"))
+            .arg(own.unwrap_or_else(usual))
             .args(arguments)
             .stdin(Stdio::null())
             .stderr(fs::File::options().create(true).append(true).open(directory.join("daemon.log")).unwrap())

@@ -24,6 +24,19 @@ pub(crate) async fn to_daemon(context: &Context) -> Result<Client, Failure> {
     }
 }
 
+/// Why this user may not run jobs in the daemon, if that is so.
+async fn restriction(client: &mut Client) -> Option<String> {
+    match client.about().await {
+        Ok(about) if about.role == "viewer" => {
+            let groups = about.operators.join(", ");
+            Some(format!("this user may only look at the daemon's jobs; members of {groups} may run some"))
+        }
+        Err(ClientError::Lost(_)) => Some("the daemon does not admit this user".to_owned()),
+        // A daemon without roles, or one that reports an error with the request that follows.
+        _ => None,
+    }
+}
+
 impl Connection {
     /// Connects to the running daemon or, if there is none that accepts this user, hosts one in this process. The hosted
     /// daemon has the same API; only its checkpoints outlive the process.
@@ -33,9 +46,16 @@ impl Connection {
         }
         if let Some(socket) = context.socket().filter(|_| !place.local) {
             match Client::connect(socket).await {
-                Ok(client) => return Ok(Self { client, hosted: None }),
+                Ok(mut client) => match restriction(&mut client).await {
+                    Some(restriction) if !context.is_socket_given() => {
+                        context.screen.note(&format!("{restriction}; running in this process instead"));
+                    }
+                    _ => return Ok(Self { client, hosted: None }),
+                },
                 Err(ClientError::NoDaemon { .. }) => {}
-                Err(error @ ClientError::Denied { .. }) if !context.is_socket_given() => {
+                Err(error @ (ClientError::Denied { .. } | ClientError::Refused { .. }))
+                    if !context.is_socket_given() =>
+                {
                     context.screen.note(&format!("{error}; running in this process instead"));
                 }
                 Err(error) => return Err(error.into()),

@@ -45,6 +45,12 @@ pub enum ClientError {
         /// The socket.
         socket: PathBuf,
     },
+    /// The daemon closed the connection at once.
+    #[error("the daemon on {} closed the connection: it does not admit this user, or is stopping", .socket.display())]
+    Refused {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// The connection failed for another reason.
     #[error("cannot reach the daemon on {}: {message}", .socket.display())]
     Unreachable {
@@ -85,12 +91,12 @@ impl Client {
     /// Connects to the daemon that listens on `socket`.
     ///
     /// # Errors
-    /// `NoDaemon` when no process listens there, `Denied` when this user may not open the socket.
+    /// `NoDaemon` when no process listens there, `Denied` when this user may not open the socket, `Refused` when the daemon
+    /// closes the connection.
     pub async fn connect(socket: &Path) -> Result<Self, ClientError> {
         // Connect here rather than inside tonic, which would hide the system's error.
         let stream = connect_patiently(socket).await.map_err(|error| connect_error(socket, &error))?;
-        let unreachable = |message: String| ClientError::Unreachable { socket: socket.to_owned(), message };
-        Self::over(stream).await.map_err(|error| unreachable(error.to_string()))
+        Self::over(stream).await.map_err(|_| ClientError::Refused { socket: socket.to_owned() })
     }
 
     /// Connects over one end of an in-memory pipe, whose other end a daemon in this process serves.

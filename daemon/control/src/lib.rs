@@ -22,6 +22,9 @@ pub mod proto {
     tonic::include_proto!("millstream.control.v1");
 }
 
+/// `proto/control.proto` with its comments, as a `FileDescriptorSet`.
+pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("control_descriptor");
+
 impl proto::JobState {
     /// The states of a job, in the order of its life.
     pub const ALL: [Self; 8] = [

@@ -26,6 +26,9 @@ impl Daemon {
             open_files: limit(Resource::Nofile),
             locked_bytes: limit(Resource::Memlock),
             processes: limit(Resource::Nproc),
+            // Depends on the caller.
+            role: String::new(),
+            operators: Vec::new(),
         }
     }
 }

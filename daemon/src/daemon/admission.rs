@@ -87,6 +87,9 @@ impl Daemon {
         }
         let source = JobSource { text: job.text.clone(), path, requester };
         let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
+        if let Some(before) = &before {
+            self.check_may_change(before, &source.requester).map_err(anyhow::Error::from)?;
+        }
         let mut record =
             before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
         (record.owner, record.priority) = (owner, priority);

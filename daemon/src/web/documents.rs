@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::daemon::Daemon;
 use crate::messages::{history_message, job_message, line_message, path_text, snapshot_message};
+use crate::roles::Role;
 use crate::state::JobFilter;
 use crate::turns::Answers;
 
@@ -42,7 +43,7 @@ pub(super) async fn overview(daemon: &Daemon) -> Result<Overview> {
         let jobs = records.iter().map(job_message).collect();
         Ok(Overview { snapshot: snapshot_message(&daemon.snapshot()), jobs, omitted })
     };
-    daemon.in_turn(&Answers::default(), answer).await
+    daemon.in_turn(&Answers::none(Role::Operator), answer).await
 }
 
 /// # Errors
@@ -54,7 +55,7 @@ pub(super) async fn job(daemon: &Daemon, id: String) -> Result<JobDocument> {
         let log = daemon.logs(&record.id, after)?.into_iter().map(line_message).collect();
         Ok::<_, anyhow::Error>((record, history, log))
     };
-    let (record, history, log) = daemon.in_turn(&Answers::default(), answer).await?;
+    let (record, history, log) = daemon.in_turn(&Answers::none(Role::Operator), answer).await?;
     let best = daemon.best_checkpoint(&record).await;
     let proto::History { points, evaluations, .. } = history_message(&record, history);
     let best_checkpoint = best.as_deref().map(path_text);

@@ -29,6 +29,7 @@ mod mixing;
 mod priority;
 mod profile;
 mod retrieval;
+mod roles;
 mod scored_text;
 mod top;
 mod warm_start;

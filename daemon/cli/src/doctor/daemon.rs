@@ -133,11 +133,16 @@ fn answered(about: &AboutReply, time: Duration) -> Finding {
     let AboutReply { version, pid, uid, .. } = about;
     let ms = time.as_secs_f64() * 1e3;
     let found = format!("version {version}, process {pid} of user {uid}, answers in {ms:.1} ms");
+    let looks_only = about.role == "viewer";
     let finding = if version != ours {
         let advice = "sudo systemctl restart millstreamd (jobs resume), or install the same version of both";
         Finding::warn("daemon", format!("{found}; this command is {ours}"), advice)
     } else if time > SLOW {
         Finding::warn("daemon", found, "the host is overloaded: `top` shows by what")
+    } else if looks_only {
+        let group = about.operators.first().map_or("root", String::as_str);
+        let advice = format!("sudo usermod -aG {group} \"$USER\", then log in again");
+        Finding::warn("daemon", format!("{found}; this user may only look at jobs"), advice)
     } else {
         Finding::ok("daemon", found)
     };
@@ -180,7 +185,9 @@ async fn ask(socket: &Path) -> Answer {
     let mut client = match Client::connect(socket).await {
         Ok(client) => client,
         Err(ClientError::NoDaemon { .. }) => return Answer::Stale,
-        Err(ClientError::Denied { .. }) => return Answer::Denied(Access::of(socket)),
+        Err(ClientError::Denied { .. } | ClientError::Refused { .. }) => {
+            return Answer::Denied(Access::of(socket));
+        }
         Err(error) => return Answer::Failed(error.to_string()),
     };
     match client.about().await {
@@ -240,6 +247,12 @@ mod tests {
             assert_eq!(finding.mark, mark, "{finding:?}");
             assert!(finding.advice.clone().unwrap_or_default().contains(sign), "{finding:?}");
         }
+        let Answer::About(looking, time) = about(ours, 1) else { unreachable!() };
+        let role = "viewer".to_owned();
+        let looking = AboutReply { role, operators: vec!["mlops".to_owned()], ..*looking };
+        let finding = facts(Answer::About(Box::new(looking), time)).finding();
+        assert_eq!(finding.mark, Mark::Warn);
+        assert!(finding.advice.is_some_and(|advice| advice.contains("-aG mlops")));
         let found = facts(about(ours, 2)).finding().found;
         assert_eq!(found, format!("version {ours}, process 7 of user 9, answers in 2.0 ms"));
     }
