@@ -38,6 +38,8 @@ use crate::traffic::Traffic;
 const REQUEST: Duration = Duration::from_secs(60);
 /// The maximum time for which these are retried.
 const RETRYING: Duration = Duration::from_secs(60);
+/// The shortest pause between two tries of these.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 /// The timeout of the metadata server, which is on the same host.
 const METADATA: Duration = Duration::from_secs(1);
 
@@ -335,14 +337,15 @@ pub(super) fn options(plain: bool) -> ClientOptions {
     ClientOptions::new().with_connect_timeout(CONNECT).with_allow_http(plain)
 }
 
-/// Retries until the deadline, but at most for a minute: the credentials of a request must remain valid.
+/// Retries until the deadline, but at most for a minute: the credentials of a request must remain valid. A pause is random,
+/// between the shortest one and `base` times the one before, so that with a base of 2 they would hardly grow.
 fn retrying(spec: &StorageSpec) -> RetryConfig {
-    let backoff = BackoffConfig {
-        init_backoff: Duration::from_millis(100),
-        max_backoff: Duration::from_secs(5),
-        base: 2.0,
-    };
-    RetryConfig { backoff, max_retries: 8, retry_timeout: spec.deadline().min(RETRYING) }
+    let backoff =
+        BackoffConfig { init_backoff: SHORTEST_PAUSE, max_backoff: Duration::from_secs(5), base: 3.0 };
+    let retry_timeout = spec.deadline().min(RETRYING);
+    // The time ends them, even if all pauses are short.
+    let max_retries = (retry_timeout.as_millis() / SHORTEST_PAUSE.as_millis()) as usize;
+    RetryConfig { backoff, max_retries, retry_timeout }
 }
 
 fn never() -> RetryConfig {
@@ -361,6 +364,16 @@ mod tests {
         spec.gs.anonymous = Some(true);
         let store = Store::open(0, &Address::parse("gs://b/x").unwrap(), &spec).await.unwrap();
         assert_eq!(format!("{store:?}"), "Store { root: \"gs://b\", .. }");
+    }
+
+    #[test]
+    fn time_ends_retries_whatever_their_number() {
+        for deadline in [1, 10, 600] {
+            let config =
+                retrying(&StorageSpec { deadline_seconds: Some(deadline), ..StorageSpec::default() });
+            assert_eq!(config.retry_timeout.as_secs(), u64::from(deadline).min(60));
+            assert!(config.backoff.init_backoff * config.max_retries as u32 >= config.retry_timeout);
+        }
     }
 
     #[tokio::test]
