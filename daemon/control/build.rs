@@ -3,7 +3,8 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 22] = [
+const PRINTED: [&str; 23] = [
+    "AuditRecord",
     "CacheUse",
     "CheckpointReply",
     "Device",

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::roles::Call;
 use crate::state::Owner;
 
 /// The user at the other end of a connection.
@@ -22,11 +23,30 @@ pub(crate) enum Action {
 }
 
 impl Actor {
+    /// The actor by number only.
+    pub(crate) fn unnamed(self) -> Owner {
+        Owner { uid: self.uid, name: None }
+    }
+
     /// The actor as the owner of what it submits.
     pub(crate) fn owner(self) -> Owner {
         // Users of a directory service have no entry; then the number must do.
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         Owner { uid: self.uid, name: name_in(&users, self.uid).map(str::to_owned) }
+    }
+}
+
+impl Action {
+    /// The call with which it is requested.
+    pub(crate) fn call(self) -> Call {
+        match self {
+            Self::Submit => Call::Submit,
+            Self::Cancel => Call::Cancel,
+            Self::Pause => Call::Pause,
+            Self::Resume => Call::Resume,
+            Self::Remove => Call::Remove,
+            Self::Checkpoint => Call::Checkpoint,
+        }
     }
 }
 

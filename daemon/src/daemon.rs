@@ -7,6 +7,7 @@
 
 mod about;
 mod admission;
+mod audit;
 mod ownership;
 mod removal;
 mod snapshot;
@@ -30,6 +31,7 @@ use tracing::Level;
 
 use crate::access::Requester;
 use crate::actor::{Action, Actor};
+use crate::audit::Throttle;
 use crate::config::{Config, Settings, StateLocation};
 use crate::outcomes::Outcomes;
 use crate::priority::{Launcher, thread_time};
@@ -105,6 +107,8 @@ struct Shared {
     scorer: Scorer,
     /// Turns of the requests that wait for the store.
     turns: Arc<Turns>,
+    /// Bounds the records of attempts that changed nothing.
+    audit: Mutex<Throttle>,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
     /// When the daemon started, in milliseconds since the Unix epoch.
@@ -145,6 +149,7 @@ impl Daemon {
             running: watch::Sender::new(0),
             scorer,
             turns: Turns::new(MAX_TURNS),
+            audit: Mutex::default(),
             outcomes: Arc::default(),
             started_ms: now_ms(),
             _lock: lock,

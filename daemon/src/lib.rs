@@ -20,6 +20,7 @@
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
 //! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `roles`: what each user of the socket may do.
+//! * `audit`: records of who changed what.
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
 //! * [`snapshot`]: the daemon's state at a moment.
 //! * [`metrics`]: the snapshot as Prometheus metrics, and the address that serves them.
@@ -31,6 +32,7 @@
 pub mod access;
 mod actor;
 pub mod arguments;
+mod audit;
 pub mod auto_batch;
 pub mod config;
 mod connections;

@@ -106,7 +106,7 @@ pub async fn serve(
         .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .layer(RequestLimits::new())
-        .layer(Gate::new(Arc::clone(&roles)))
+        .layer(Gate::new(Arc::clone(&roles), daemon.clone()))
         .add_service(service::server(daemon.clone(), Arc::clone(&roles), web))
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;

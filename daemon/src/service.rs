@@ -12,9 +12,9 @@ use std::sync::Arc;
 use futures::stream::{self, Stream, StreamExt};
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
-    self, AboutReply, AboutRequest, CheckpointReply, JobRequest, ListReply, ListRequest, LogLine,
-    LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
-    SnapshotRequest, SubmitRequest, WebReply, WebRequest,
+    self, AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, JobRequest, ListReply,
+    ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
+    ScoreRequest, Scores, SnapshotRequest, SubmitRequest, WebReply, WebRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use tokio::io::DuplexStream;
@@ -25,6 +25,7 @@ use tonic::{Request, Response, Status};
 
 use crate::access::Requester;
 use crate::actor::{Action, Actor};
+use crate::audit::{Attempt, record_message};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
@@ -32,8 +33,8 @@ use crate::messages::{
     scores_message, seen_by, snapshot_message,
 };
 use crate::metrics::{self, Format};
-use crate::roles::{Role, Roles};
-use crate::state::{JobFilter, JobRecord, StoreError};
+use crate::roles::{Call, Role, Roles};
+use crate::state::{AuditFilter, JobFilter, JobRecord, StoreError};
 use crate::turns::Answers;
 use crate::web::Web;
 
@@ -104,27 +105,58 @@ impl Service {
         if self.served.is_none() { Role::Operator } else { checked.unwrap_or(Role::Viewer) }
     }
 
-    /// The job that the request names, by its full id if only its owner may change it and the sender is the owner.
-    async fn changeable(&self, request: &Request<JobRequest>) -> Result<String, Status> {
-        let (requester, id) = (self.requester(request)?, request.get_ref().id.clone());
-        if !self.daemon.restricts(&requester) {
-            return Ok(id);
-        }
-        let check = move |daemon: &Daemon| {
-            let record = daemon.show(&id)?;
-            daemon.check_may_change(&record, &requester)?;
-            Ok(record.id)
-        };
-        self.daemon.in_turn(&answers(request), check).await.map_err(error_status)
+    /// Starts to record a call of the job or checkpoint `target`; `None` for the program that hosts the daemon.
+    fn attempt<T>(&self, request: &Request<T>, call: Call, target: &str) -> Option<Attempt> {
+        let peer = request.extensions().get::<Peer>().filter(|_| self.served.is_some())?;
+        Some(Attempt::new(&self.daemon, &peer.credentials, call, target))
     }
 
-    /// Records in the log of the job `id` who is about to change it.
-    async fn record(&self, request: &Request<JobRequest>, id: &str, action: Action) {
-        let Some(actor) = self.actor(request) else { return };
-        let id = id.to_owned();
-        // The action itself reports that there is no such job.
-        let record = move |daemon: &Daemon| daemon.record_action(&id, action, actor);
-        let _ = self.daemon.in_turn(&answers(request), record).await;
+    /// Changes the job that the request names, and records who does.
+    async fn change<T, F>(
+        &self,
+        request: Request<JobRequest>,
+        action: Action,
+        change: impl FnOnce(Daemon, String) -> F + Send,
+    ) -> Result<T, Status>
+    where
+        F: Future<Output = anyhow::Result<T>> + Send,
+    {
+        let mut attempt = self.attempt(&request, action.call(), &request.get_ref().id);
+        let changed = async {
+            let (record, may_change) = self.begin(&request, action).await?;
+            if let Some(attempt) = &mut attempt {
+                attempt.of(&record);
+            }
+            may_change.map_err(|refused| error_status(refused.into()))?;
+            change(self.daemon.clone(), record.id).await.map_err(error_status)
+        };
+        let changed = changed.await;
+        if let Some(attempt) = attempt {
+            attempt.ended(&changed);
+        }
+        changed
+    }
+
+    /// The job that a request is to change, and whether its sender may. If so, the job's log says who does that.
+    async fn begin(
+        &self,
+        request: &Request<JobRequest>,
+        action: Action,
+    ) -> Result<(JobRecord, Result<(), NotOwner>), Status> {
+        let (requester, actor) = (self.requester(request)?, self.actor(request));
+        let id = request.get_ref().id.clone();
+        let begin = move |daemon: &Daemon| {
+            let record = daemon.show(&id)?;
+            let may_change = daemon.check_may_change(&record, &requester);
+            if let (Ok(()), Some(actor)) = (&may_change, actor)
+                && let Err(error) = daemon.record_action(&record.id, action, actor)
+            {
+                // The change is made all the same.
+                tracing::warn!(job = record.id, "cannot record who changed it: {error:#}");
+            }
+            Ok((record, may_change))
+        };
+        self.daemon.in_turn(&answers(request), begin).await.map_err(error_status)
     }
 
     /// The answer to a request about one job, which may wait for the state database.
@@ -156,11 +188,19 @@ impl Control for Service {
     async fn submit(&self, request: Request<SubmitRequest>) -> Reply<proto::Job> {
         let (requester, actor) = (self.requester(&request)?, self.actor(&request));
         let owner = actor.map(Actor::owner);
+        let attempt = self.attempt(&request, Call::Submit, "");
         let submitted = self.daemon.submit_as(request.into_inner(), requester, owner).await;
-        let record = submitted.map_err(|error| match error {
+        let submitted = submitted.map_err(|error| match error {
             SubmitError::Invalid(error) => Status::invalid_argument(error.to_string()),
             SubmitError::Other(error) => error_status(error),
-        })?;
+        });
+        if let Some(mut attempt) = attempt {
+            if let Ok(record) = &submitted {
+                attempt.of(record);
+            }
+            attempt.ended(&submitted);
+        }
+        let record = submitted?;
         if let Some(actor) = actor {
             let id = record.id.clone();
             let recorded =
@@ -273,40 +313,35 @@ impl Control for Service {
     }
 
     async fn cancel(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let id = self.changeable(&request).await?;
-        self.record(&request, &id, Action::Cancel).await;
-        let record = self.daemon.cancel(&id).await.map_err(error_status)?;
+        let cancel = |daemon: Daemon, id: String| async move { daemon.cancel(&id).await };
+        let record = self.change(request, Action::Cancel, cancel).await?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn pause(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let id = self.changeable(&request).await?;
-        self.record(&request, &id, Action::Pause).await;
-        let record = self.daemon.pause(&id).await.map_err(error_status)?;
+        let pause = |daemon: Daemon, id: String| async move { daemon.pause(&id).await };
+        let record = self.change(request, Action::Pause, pause).await?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn resume(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let id = self.changeable(&request).await?;
-        self.record(&request, &id, Action::Resume).await;
-        let record = self.daemon.resume(&id).await.map_err(error_status)?;
+        let resume = |daemon: Daemon, id: String| async move { daemon.resume(&id).await };
+        let record = self.change(request, Action::Resume, resume).await?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn remove(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
-        let id = self.changeable(&request).await?;
-        self.record(&request, &id, Action::Remove).await;
         let answers = answers(&request);
-        let removed = self.daemon.in_turn(&answers, move |daemon| daemon.remove(&id)).await;
-        let record = removed.map_err(error_status)?;
+        let remove = |daemon: Daemon, id: String| async move {
+            daemon.in_turn(&answers, move |daemon| daemon.remove(&id)).await
+        };
+        let record = self.change(request, Action::Remove, remove).await?;
         Ok(Response::new(job_message(&record)))
     }
 
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
-        let id = self.changeable(&request).await?;
-        self.record(&request, &id, Action::Checkpoint).await;
-        let taken = self.daemon.checkpoint(&id).await;
-        let (path, step) = taken.map_err(error_status)?;
+        let checkpoint = |daemon: Daemon, id: String| async move { daemon.checkpoint(&id).await };
+        let (path, step) = self.change(request, Action::Checkpoint, checkpoint).await?;
         Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
     }
 
@@ -335,9 +370,25 @@ impl Control for Service {
         Ok(Response::new(WebReply { url }))
     }
 
+    async fn audit(&self, request: Request<AuditRequest>) -> Reply<AuditReply> {
+        let answers = answers(&request);
+        let AuditRequest { job, user, since_ms, limit, before } = request.into_inner();
+        let filter =
+            AuditFilter { job, user, since_ms, before, limit: Some(limit).filter(|&limit| limit > 0) };
+        let read = self.daemon.in_turn(&answers, move |daemon| Ok(daemon.audited(&filter)?)).await;
+        let (records, all) = read.map_err(error_status)?;
+        let omitted = all.saturating_sub(records.len() as u64);
+        Ok(Response::new(AuditReply { records: records.into_iter().map(record_message).collect(), omitted }))
+    }
+
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {
         let requester = self.requester(&request)?;
-        let metrics = self.daemon.evaluate_as(request.into_inner(), requester).await.map_err(error_status)?;
+        let attempt = self.attempt(&request, Call::Evaluate, &request.get_ref().target);
+        let metrics = self.daemon.evaluate_as(request.into_inner(), requester).await.map_err(error_status);
+        if let Some(attempt) = attempt {
+            attempt.ended(&metrics);
+        }
+        let metrics = metrics?;
         Ok(Response::new(proto::EvaluateReply { metrics: metrics.iter().map(metrics_message).collect() }))
     }
 
@@ -345,8 +396,12 @@ impl Control for Service {
 
     async fn predict(&self, request: Request<ScoreRequest>) -> Reply<Self::PredictStream> {
         let requester = self.requester(&request)?;
-        let scores = self.daemon.predict_as(request.into_inner(), requester).await;
-        let Predictions { labels, classes, rows } = scores.map_err(error_status)?;
+        let attempt = self.attempt(&request, Call::Predict, &request.get_ref().target);
+        let scores = self.daemon.predict_as(request.into_inner(), requester).await.map_err(error_status);
+        if let Some(attempt) = attempt {
+            attempt.ended(&scores);
+        }
+        let Predictions { labels, classes, rows } = scores?;
         let first = tokio_stream::once(Ok(Scores { labels, classes, ..Scores::default() }));
         let messages = ReceiverStream::new(rows).map(|part| part.map(scores_message).map_err(error_status));
         Ok(Response::new(first.chain(messages).boxed()))

@@ -15,9 +15,10 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    AboutReply, AboutRequest, CheckpointReply, EvaluateReply, Explanation, History, Job, JobRequest,
-    ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
-    ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest, WebReply, WebRequest,
+    AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, EvaluateReply, Explanation, History,
+    Job, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest,
+    ProfileReply, ProfileRequest, ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest, WebReply,
+    WebRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -171,6 +172,14 @@ impl Client {
     /// `NotFound` when there is no such job.
     pub async fn watch(&mut self, id: &str) -> Result<Replies<Job>, ClientError> {
         Ok(Replies(self.inner.watch(job_request(id)).await?.into_inner()))
+    }
+
+    /// Who changed what, oldest first.
+    ///
+    /// # Errors
+    /// When the daemon cannot read its records.
+    pub async fn audit(&mut self, request: AuditRequest) -> Result<AuditReply, ClientError> {
+        Ok(self.inner.audit(request).await?.into_inner())
     }
 
     /// A job's loss and metrics over its steps.

@@ -25,12 +25,13 @@ pub(crate) enum Call {
     Metrics,
     Snapshot,
     Web,
+    Audit,
     Evaluate,
     Predict,
 }
 
 impl Call {
-    const ALL: [Self; 19] = [
+    const ALL: [Self; 20] = [
         Self::Submit,
         Self::About,
         Self::List,
@@ -48,6 +49,7 @@ impl Call {
         Self::Metrics,
         Self::Snapshot,
         Self::Web,
+        Self::Audit,
         Self::Evaluate,
         Self::Predict,
     ];
@@ -71,6 +73,8 @@ impl Call {
             Self::Logs => Role::Operator,
             // The page shows logs, and opens a port.
             Self::Web => Role::Operator,
+            // Names the other users' programs, and quotes errors.
+            Self::Audit => Role::Operator,
             // Records within the worker, which it slows down.
             Self::Profile => Role::Operator,
             Self::Submit | Self::Cancel | Self::Pause | Self::Resume | Self::Remove | Self::Checkpoint => {
@@ -101,9 +105,15 @@ impl Call {
             Self::Metrics => "Metrics",
             Self::Snapshot => "Snapshot",
             Self::Web => "Web",
+            Self::Audit => "Audit",
             Self::Evaluate => "Evaluate",
             Self::Predict => "Predict",
         }
+    }
+
+    /// The name in lower case, as that of most commands.
+    pub(crate) fn command(self) -> String {
+        self.method().to_ascii_lowercase()
     }
 }
 

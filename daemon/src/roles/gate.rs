@@ -16,7 +16,9 @@ use tower::{Layer, Service};
 
 use super::limits::{OpenCall, ViewerCalls};
 use super::{Call, Role, Roles, needed_role};
+use crate::audit::Attempt;
 use crate::connections::Peer;
+use crate::daemon::Daemon;
 
 /// The maximum size of a viewer's message: an id and a few numbers.
 const MAX_VIEWER_MESSAGE_BYTES: usize = 4 << 10;
@@ -25,6 +27,8 @@ const MAX_VIEWER_MESSAGE_BYTES: usize = 4 << 10;
 #[derive(Clone)]
 pub(crate) struct Gate {
     roles: Arc<Roles>,
+    /// Records refused requests.
+    daemon: Daemon,
     viewers: Arc<ViewerCalls>,
 }
 
@@ -45,8 +49,8 @@ type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
 impl Gate {
-    pub(crate) fn new(roles: Arc<Roles>) -> Self {
-        Self { roles, viewers: ViewerCalls::new() }
+    pub(crate) fn new(roles: Arc<Roles>, daemon: Daemon) -> Self {
+        Self { roles, daemon, viewers: ViewerCalls::new() }
     }
 
     /// The role in which `peer` may send a request to `path`.
@@ -63,6 +67,15 @@ impl Gate {
             Some(role) if role >= needed_role(path) => Ok(role),
             Some(_) => refused("may only look at jobs"),
             None => refused("may not use this daemon any more"),
+        }
+    }
+}
+
+impl Gate {
+    /// Records a refused request.
+    fn record(&self, peer: &Peer, path: &str, refused: &Status) {
+        if let Some(call) = Call::of_path(path) {
+            Attempt::new(&self.daemon, &peer.credentials, call, "").ended::<()>(&Err(refused.clone()));
         }
     }
 }
@@ -106,7 +119,7 @@ where
                     }
                 }
                 Err(refused) => {
-                    tracing::debug!("refused: {}", refused.message());
+                    gate.record(&peer, request.uri().path(), &refused);
                     Ok(refused.into_http())
                 }
             }

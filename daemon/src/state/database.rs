@@ -666,7 +666,7 @@ mod tests {
         drop(connection);
         assert!(matches!(
             Database::open(&file, Duration::ZERO),
-            Err(StoreError::Newer { found: 99, known: 10 })
+            Err(StoreError::Newer { found: 99, known: 11 })
         ));
     }
 

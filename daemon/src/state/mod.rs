@@ -4,6 +4,7 @@
 //! in a database that only its thread touches, and `service`
 //! converts them to messages. A job's state, progress and evaluations are the API's messages themselves.
 
+mod audit;
 mod database;
 mod directory;
 mod history;
@@ -17,6 +18,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::access::Requester;
+pub use audit::{AuditFilter, AuditRecord, Outcome};
 pub use database::StoreError;
 pub(crate) use directory::OpenState;
 use millstream_backend::Description;

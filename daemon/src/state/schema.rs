@@ -128,6 +128,23 @@ const MIGRATIONS: &[&str] = &[
     ALTER TABLE job ADD COLUMN owner TEXT;
     ALTER TABLE job ADD COLUMN priority INTEGER NOT NULL DEFAULT 0;
 ",
+    // Outlives the jobs that it names.
+    "
+    CREATE TABLE audit (
+        seq        INTEGER PRIMARY KEY AUTOINCREMENT,
+        at_ms      INTEGER NOT NULL,
+        uid        INTEGER NOT NULL,
+        user       TEXT,
+        pid        INTEGER,
+        program    TEXT,
+        call       TEXT NOT NULL,
+        job        TEXT NOT NULL,
+        job_name   TEXT NOT NULL,
+        outcome    TEXT NOT NULL,
+        reason     TEXT NOT NULL,
+        unrecorded INTEGER NOT NULL
+    ) STRICT;
+",
 ];
 
 /// Migrates a database to the newest version, one transaction per migration.

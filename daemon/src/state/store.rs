@@ -21,7 +21,7 @@ use tracing::Level;
 use crate::priority::{Niceness, yield_to_jobs};
 
 use super::database::{Database, StoreError};
-use super::{History, JobFilter, JobRecord, JobSource, LogRecord};
+use super::{AuditFilter, AuditRecord, History, JobFilter, JobRecord, JobSource, LogRecord};
 
 /// The maximum number of operations in the queue. With texts of a few KB, they use at most some ten MB.
 const MAX_QUEUED: usize = 4096;
@@ -202,6 +202,37 @@ impl Store {
     pub fn history(&self, id: &str) -> Result<History, StoreError> {
         let id = id.to_owned();
         self.call(move |database| database.history(&id))
+    }
+
+    /// The records of changes that `filter` selects, oldest first, and their number without its limit.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub fn audit(&self, filter: &AuditFilter) -> Result<(Vec<AuditRecord>, u64), StoreError> {
+        let filter = filter.clone();
+        self.call(move |database| database.audit(&filter))
+    }
+
+    /// Queues a record of a change without waiting for it. If it cannot be written, it is lost, and a warning says so.
+    pub fn append_audit(&self, record: AuditRecord) {
+        let is_queued = self.write(&record.job.clone(), move |database| {
+            let written = database.append_audit(&record).map_err(|error| database.located(error));
+            match written {
+                Ok(()) => Ok(()),
+                // Tried again.
+                Err(error @ StoreError::Locked { .. }) => Err(error),
+                Err(error) => {
+                    let AuditRecord { user, call, job, .. } = &record;
+                    tracing::warn!(job, "cannot record `{call}` of {user} for `millstream audit`: {error}");
+                    Ok(())
+                }
+            }
+        });
+        if !is_queued {
+            tracing::warn!(
+                "cannot record a change for `millstream audit`: the state database does not answer"
+            );
+        }
     }
 
     /// Queues a write of `job` without waiting for it. The thread logs its error. Returns false if the queue is full.

@@ -51,6 +51,10 @@ fn text<'a>(job: &'a Value, key: &str) -> &'a str {
     job[key].as_str().unwrap()
 }
 
+fn records(audit: &Value) -> &[Value] {
+    audit["records"].as_array().unwrap()
+}
+
 /// A job in a directory that every user can read, and a configuration with these keys.
 fn prepare(keys: &str) -> TinyJob {
     let job = TinyJob::new();
@@ -97,11 +101,19 @@ fn an_outsider_is_refused_unless_looking_is_open_and_then_only_looks() {
     let top = run_as(OUTSIDER, &daemon, &["top", "--once"]);
     assert!(top.status.success() && String::from_utf8_lossy(&top.stdout).contains(&id), "{top:?}");
     json_as(OUTSIDER, &daemon, &["metrics"]);
-    for command in ["cancel", "pause", "resume", "remove", "checkpoint", "logs", "eval"] {
+    for command in ["cancel", "pause", "resume", "remove", "checkpoint", "logs", "eval", "audit"] {
         refused(OUTSIDER, &daemon, &[command, &id], "may only look at jobs");
     }
     refused(OUTSIDER, &daemon, &submit, "Submit: user uid 64003 may only look at jobs; members of the group");
     assert_eq!(daemon.show(&id)["state"], "running");
+    let audit = daemon.json(&["audit", "--user", "64003", "--since", "1h"]);
+    let calls: Vec<_> = records(&audit).iter().map(|record| text(record, "call")).collect();
+    let tried = ["cancel", "pause", "resume", "remove", "checkpoint", "logs", "evaluate", "audit", "submit"];
+    assert_eq!(calls, tried);
+    for record in records(&audit) {
+        assert!(record["outcome"] == "refused" && record["program"] == "millstream", "{record:#}");
+        assert!(text(record, "reason").contains("may only look at jobs"), "{record:#}");
+    }
     let doctor = run_as(OUTSIDER, &daemon, &["doctor", "--quick"]);
     assert!(String::from_utf8_lossy(&doctor.stdout).contains("may only look at jobs"), "{doctor:?}");
 
@@ -173,5 +185,32 @@ fn jobs_are_left_to_their_owners_if_the_configuration_says_so() {
     );
     assert_eq!(daemon.json(&["cancel", &id])["state"], "cancelled", "root may");
     assert_eq!(text(&json_as(MEMBER, &daemon, &["remove", &id]), "id"), id);
+
+    // The records outlive the job.
+    let root = "root".to_owned();
+    let [member, other] = [MEMBER, OTHER_MEMBER].map(|(uid, _)| format!("uid {uid}"));
+    let refused = ["cancel", "pause", "resume", "remove", "checkpoint"].map(|call| (&other, call, "refused"));
+    let mut wanted = vec![(&member, "submit", "done")];
+    wanted.extend(refused);
+    wanted.extend([(&member, "pause", "done"), (&root, "cancel", "done"), (&member, "remove", "done")]);
+    let audit = daemon.json(&["audit", &id]);
+    let who = |record: &Value| {
+        record["user"].as_str().map_or_else(|| format!("uid {}", record["uid"]), str::to_owned)
+    };
+    let users: Vec<_> = records(&audit).iter().map(who).collect();
+    let found: Vec<_> = std::iter::zip(&users, records(&audit))
+        .map(|(user, record)| (user, text(record, "call"), text(record, "outcome")))
+        .collect();
+    assert_eq!(found, wanted);
+    assert!(records(&audit).iter().all(|record| record["job_name"] == "tiny"), "{audit:#}");
+    let last = daemon.json(&["audit", "-n", "2", "tiny"]);
+    assert_eq!(records(&last), &records(&audit)[wanted.len() - 2..]);
+    assert_eq!(last["omitted"], wanted.len() - 2);
+    // The attempt to submit again has no job.
+    assert!(records(&daemon.json(&["audit", "--user", "64002"])).iter().any(|record| {
+        record["call"] == "submit" && record["outcome"] == "refused" && record["job"] == ""
+    }));
+    let shown = String::from_utf8(daemon.run(&["audit", &id]).stdout).unwrap();
+    assert!(shown.lines().nth(1).unwrap().contains("uid 64001  millstream ("), "{shown}");
     daemon.stop();
 }

@@ -136,6 +136,8 @@ Examples:
     History(JobHistory),
     /// Print a job's log
     Logs(Logs),
+    /// List who changed which job, and who tried
+    Audit(Audit),
     /// Save a checkpoint of a job, then stop it
     #[command(after_help = "\
 `resume` continues the job from its last checkpoint.
@@ -493,6 +495,32 @@ pub(crate) struct Logs {
     /// Only lines from then on: a duration before now (90s, 10m, 3h, 2d) or a time (2026-11-25T08:00:00Z)
     #[arg(long, value_name = "WHEN", value_parser = parse_when)]
     pub(crate) since: Option<u64>,
+}
+
+/// `audit`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The newest records are last. The daemon keeps 20,000 for 400 days, also those of removed jobs. Of refused and
+failed calls of a user in a short time it records some and counts the others.
+
+Examples:
+  millstream audit
+  millstream audit census-2f9c
+  millstream audit --user ann --since 7d
+  millstream audit -n 0 --json | jq '.records[] | select(.outcome == \"refused\")'")]
+pub(crate) struct Audit {
+    /// Only of jobs whose ids start with this, or that have this name
+    #[arg(value_name = "JOB")]
+    pub(crate) job: Option<String>,
+    /// Only of this user: a name or a number
+    #[arg(long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Only records from then on: a duration before now (90s, 10m, 3h, 2d) or a time (2026-11-25T08:00:00Z)
+    #[arg(long, value_name = "WHEN", value_parser = parse_when)]
+    pub(crate) since: Option<u64>,
+    /// Maximum number of records, the newest ones; 0 for all
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 50)]
+    pub(crate) limit: u32,
 }
 
 /// Milliseconds since the Unix epoch of a time, or of a duration before now.

@@ -1,5 +1,6 @@
 //! The commands, one per file.
 
+mod audit;
 mod bench;
 mod cancel;
 pub(crate) mod check;
@@ -67,6 +68,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Lineage(arguments) => lineage::run(&arguments, context),
         Command::Rerun(arguments) => on_runtime(rerun::run(arguments, context)),
         Command::Web(arguments) => on_runtime(web::run(arguments, context)),
+        Command::Audit(arguments) => on_runtime(audit::run(arguments, context)),
         Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
@@ -97,6 +99,7 @@ fn cleans_up(command: &Command) -> bool {
         | C::Resume(_)
         | C::Remove(_)
         | C::Checkpoint(_)
+        | C::Audit(_)
         | C::Metrics(_)
         | C::Web(_)
         | C::Rerun(_)
