@@ -16,7 +16,7 @@
 //! * [`lineage`]: what a model came from.
 //! * [`continuation`]: going on with the training of an earlier run.
 //! * [`state`]: the daemon's persistent state.
-//! * [`service`]: the control API over the daemon.
+//! * [`service`]: the control API over the daemon; `standard_services`: health and reflection of gRPC.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
 //! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `roles`: what each user of the socket may do.
@@ -63,6 +63,7 @@ mod service_manager;
 pub mod snapshot;
 pub mod socket;
 pub mod sources;
+mod standard_services;
 pub mod state;
 mod supervisor;
 pub mod survey;

@@ -25,6 +25,7 @@ use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::roles::{Gate, Policy, Roles};
 use crate::socket::{ControlSocket, SocketFile};
+use crate::standard_services::{self, Health};
 use crate::web::Web;
 use crate::{metrics, service, service_manager};
 
@@ -102,12 +103,16 @@ pub async fn serve(
         }
     };
     let (end, ended) = oneshot::channel::<()>();
+    let (health, health_service) = Health::serving().await;
     let server = tonic::transport::Server::builder()
         .concurrency_limit_per_connection(MAX_REQUESTS_PER_CONNECTION)
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
         .layer(RequestLimits::new())
         .layer(Gate::new(Arc::clone(&roles), daemon.clone()))
         .add_service(service::server(daemon.clone(), Arc::clone(&roles), web))
+        .add_service(health_service)
+        .add_service(standard_services::reflection()?)
+        .add_service(standard_services::reflection_alpha()?)
         .serve_with_incoming_shutdown(ReceiverStream::new(incoming), async {
             let _ = ended.await;
         });
@@ -134,6 +139,7 @@ pub async fn serve(
     // The task has ended, and the socket is gone, once its end of the channel is dropped.
     let _ = closed.await;
     service_manager::stopping(daemon.settings().stop_limit);
+    health.stopping().await;
     tracing::info!("stopping; a second signal stops immediately");
     tokio::select! {
         () = daemon.shutdown() => {}

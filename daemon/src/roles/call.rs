@@ -1,9 +1,7 @@
 //! The calls of the API, and the role that each one needs.
 
 use super::Role;
-
-/// The service whose calls [`Call`] has.
-const CONTROL: &str = "millstream.control.v1.Control";
+use crate::standard_services::{self, CONTROL};
 
 /// A call of the control API. A test compares them with the API's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +117,13 @@ impl Call {
 
 /// The role that the request of this path needs. A path that is not known here needs the highest.
 pub(crate) fn needed_role(path: &str) -> Role {
-    Call::of_path(path).map_or(Role::Operator, Call::needs)
+    match Call::of_path(path) {
+        Some(call) => call.needs(),
+        None if split(path).is_some_and(|(service, _)| standard_services::SERVICES.contains(&service)) => {
+            Role::Viewer
+        }
+        None => Role::Operator,
+    }
 }
 
 /// The service and the method of a path.
@@ -173,6 +177,9 @@ mod tests {
         for call in Call::ALL {
             let wanted = if open.contains(&call) { Role::Viewer } else { Role::Operator };
             assert_eq!(needed_role(&format!("/{CONTROL}/{}", call.method())), wanted, "{call:?}");
+        }
+        for service in standard_services::SERVICES {
+            assert_eq!(needed_role(&format!("/{service}/Any")), Role::Viewer, "{service}");
         }
         for path in ["", "/", "List", "/List", "/other.Control/List", "/millstream.control.v1.Control/Lists"]
         {
