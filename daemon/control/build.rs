@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 23] = [
+const PRINTED: [&str; 25] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -26,15 +26,18 @@ const PRINTED: [&str; 23] = [
     "ProcessUse",
     "Snapshot",
     "StageUse",
+    "Trial",
+    "TrialsReply",
     "WebReply",
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 6] = [
+const SPECIAL: [(&str, &str); 7] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
     ("Job.eval", "serialize_with = \"crate::json::eval\""),
     ("Job.eval_epoch", "skip"),
+    ("TrialsReply.best_job", "skip_serializing_if = \"Option::is_none\""),
     ("EvaluateReply.metrics", "serialize_with = \"crate::json::eval\""),
     ("Evaluation.metrics", "serialize_with = \"crate::json::by_label\""),
 ];

@@ -10,6 +10,7 @@ mod admission;
 mod audit;
 mod ownership;
 mod removal;
+mod searches;
 mod snapshot;
 mod start;
 mod status;
@@ -42,6 +43,7 @@ use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, S
 use crate::supervisor::{PendingProfile, StopReason};
 use crate::turns::{Answers, Turns};
 
+pub(crate) use self::searches::{ShownTrial, Trials};
 pub(crate) use ownership::NotOwner;
 
 pub use crate::scoring::{Predicted, Predictions};
@@ -191,10 +193,11 @@ impl Daemon {
             let mut jobs = self.shared.jobs();
             jobs.draining = true;
             jobs.queued.clear();
-            for active in &jobs.running {
+            let stopped: Vec<_> = jobs.running.iter().chain(&jobs.searches).cloned().collect();
+            for active in &stopped {
                 active.control.stop(StopReason::Drain);
             }
-            jobs.running.clone()
+            stopped
         };
         let mut running = self.shared.running.subscribe();
         let drained = async {
@@ -387,6 +390,9 @@ impl Daemon {
         self.blocking(move |daemon| {
             // It may have been paused before, or at the same time.
             let cancelled = if why == StopReason::Cancel { daemon.cancel_stopped(&id)? } else { None };
+            if let Some(cancelled) = &cancelled {
+                daemon.cancel_stopped_trials(cancelled)?;
+            }
             cancelled.map_or_else(|| Ok(daemon.show(&id)?), Ok)
         })
         .await

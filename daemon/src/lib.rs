@@ -4,6 +4,7 @@
 //! * `queue`: the jobs that have not ended.
 //! * `scheduler`: which of them run when.
 //! * `supervisor`: the life of a job: preparation, attempts, retries.
+//! * `search`: hyper-parameter search: what to try next, and what to stop.
 //! * `feed`: hosting ingest for a worker.
 //! * `worker`: spawning a worker, exchanging messages, and interpreting its exit.
 //! * [`survey`]: surveying the host's GPUs in a worker.
@@ -57,6 +58,7 @@ mod roles;
 mod runs;
 mod scheduler;
 mod scoring;
+mod search;
 pub mod server;
 pub mod service;
 mod service_manager;

@@ -4,10 +4,11 @@ use std::path::Path;
 
 use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::proto::{self, LogLine, Scores};
+use millstream_job::Domain;
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use millstream_trainer::metrics::{MetricValue, Metrics};
 
-use crate::daemon::Predicted;
+use crate::daemon::{Predicted, ShownTrial, Trials};
 use crate::roles::Role;
 use crate::snapshot::{EndedJobs, HostUse, JobSnapshot, ProcessUse, Snapshot, WorkerSnapshot};
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
@@ -156,6 +157,42 @@ pub(crate) fn scores_message(part: Predicted) -> Scores {
         Predicted::Columns(columns) => Scores { columns, ..Scores::default() },
         Predicted::Rows { scores, kept: rows } => Scores { scores, rows, ..Scores::default() },
         Predicted::Skipped(skipped_rows) => Scores { skipped_rows, ..Scores::default() },
+    }
+}
+
+/// Converts the trials of a search.
+pub(crate) fn trials_message(found: Trials) -> proto::TrialsReply {
+    let Trials { record, spec, label, trials, best, best_job } = found;
+    let search = record.id;
+    let trial = |(number, trial): (usize, ShownTrial)| proto::Trial {
+        search: search.clone(),
+        name: trial.name,
+        job: trial.job.id,
+        state: trial.state.to_owned(),
+        reason: (!trial.job.reason.is_empty()).then_some(trial.job.reason),
+        values: trial.values,
+        value: trial.value,
+        evaluations: trial.evaluations,
+        rungs: trial.rungs as u32,
+        steps: trial.job.steps,
+        examples: trial.job.examples,
+        seconds: trial.job.seconds,
+        is_best: best == Some(number),
+    };
+    let is_log =
+        |domain: &Domain| matches!(domain, Domain::Real { log: true, .. } | Domain::Whole { log: true, .. });
+    proto::TrialsReply {
+        trials: trials.into_iter().enumerate().map(trial).collect(),
+        metric: if label.is_empty() {
+            spec.metric.name().to_owned()
+        } else {
+            format!("{label}/{}", spec.metric.name())
+        },
+        higher_is_better: spec.metric.gain(1.0, 0.0) > 0.0,
+        log_scales: spec.parameters.iter().map(|parameter| is_log(&parameter.domain)).collect(),
+        parameters: spec.parameters.into_iter().map(|parameter| parameter.key).collect(),
+        best_job,
+        search,
     }
 }
 

@@ -20,6 +20,8 @@ pub(crate) struct Jobs {
     pub(crate) queued: HashMap<String, QueuedJob>,
     /// Jobs with a thread: running, or being prepared.
     pub(crate) running: Vec<ActiveJob>,
+    /// Searches with a thread. They demand nothing of the host.
+    pub(crate) searches: Vec<ActiveJob>,
     /// Ended jobs whose last state could not be stored yet.
     pub(crate) unstored: Vec<ActiveJob>,
     /// Whether the daemon is stopping, so that no job starts.
@@ -57,6 +59,7 @@ impl Jobs {
             scheduler: Scheduler::new(capacity),
             queued: HashMap::new(),
             running: Vec::new(),
+            searches: Vec::new(),
             unstored: Vec::new(),
             draining: false,
         }
@@ -65,7 +68,7 @@ impl Jobs {
     /// The job of this id, if its state is in memory.
     pub(crate) fn active(&self, id: &str) -> Option<&ActiveJob> {
         let waiting = self.queued.get(id).map(|waiting| &waiting.active);
-        let mut others = self.running.iter().chain(&self.unstored);
+        let mut others = self.running.iter().chain(&self.searches).chain(&self.unstored);
         waiting.or_else(|| others.find(|active| active.recorder.id() == id))
     }
 
@@ -100,7 +103,12 @@ impl Jobs {
 
     /// Whether the job of this id has a thread.
     pub(crate) fn has_thread(&self, id: &str) -> bool {
-        self.running.iter().any(|active| active.recorder.id() == id)
+        self.running.iter().chain(&self.searches).any(|active| active.recorder.id() == id)
+    }
+
+    /// The number of jobs and searches with a thread.
+    pub(crate) fn under_way(&self) -> usize {
+        self.running.len() + self.searches.len()
     }
 
     /// An error if the job of this id has not ended.

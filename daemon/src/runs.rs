@@ -7,6 +7,7 @@
 //!                           id_mappings.json     the mapping of its ids to the job's
 //!                           continuation.json    the earlier run that it continues, if any
 //!                           rerun                the earlier run that it repeats, if any
+//!                           search.json          the trials of a search, whose run directories are beside it
 //!                           auto_batch.json      the automatically chosen batch size, if any
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
@@ -34,6 +35,7 @@ use millstream_worker::locks::RunLock;
 use millstream_worker::protocol;
 
 use crate::access::Requester;
+use crate::search;
 use millstream_job::Job;
 
 pub(crate) use rerun::{RERUN, Rerun};
@@ -50,6 +52,8 @@ pub(crate) const WARM_START: &str = "warm_start";
 pub(crate) const ID_MAPPINGS: &str = "id_mappings.json";
 /// The earlier run that this one continues, and where in the data.
 pub(crate) const CONTINUATION: &str = "continuation.json";
+/// The trials of a search.
+pub(crate) const SEARCH: &str = "search.json";
 /// The automatically chosen batch size.
 pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 
@@ -253,8 +257,12 @@ fn describe_changes(directory: &Path, job: &Job, earlier: &Job) -> String {
     )
 }
 
-/// Whether the newest checkpoint in `directory` is at the end of the data, or `job` stopped early at it.
+/// Whether the newest checkpoint in `directory` is at the end of the data, or `job` stopped early at it; of a search, whether
+/// all trials have ended.
 fn is_finished(directory: &Path, job: &Job) -> Result<bool> {
+    if let Some(spec) = &job.search {
+        return search::is_over(directory, spec);
+    }
     let store = CheckpointStore::local(directory)?;
     let Some(step) = store.steps()?.pop() else { return Ok(false) };
     // Resuming skips a damaged checkpoint.

@@ -14,7 +14,7 @@ use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
     self, AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, JobRequest, ListReply,
     ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
-    ScoreRequest, Scores, SnapshotRequest, SubmitRequest, WebReply, WebRequest,
+    ScoreRequest, Scores, SnapshotRequest, SubmitRequest, TrialsRequest, WebReply, WebRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use tokio::io::DuplexStream;
@@ -30,7 +30,7 @@ use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
     explanation_message, history_message, job_message, line_message, metrics_message, path_text,
-    scores_message, seen_by, snapshot_message,
+    scores_message, seen_by, snapshot_message, trials_message,
 };
 use crate::metrics::{self, Format};
 use crate::roles::{Call, Role, Roles};
@@ -379,6 +379,13 @@ impl Control for Service {
         let (records, all) = read.map_err(error_status)?;
         let omitted = all.saturating_sub(records.len() as u64);
         Ok(Response::new(AuditReply { records: records.into_iter().map(record_message).collect(), omitted }))
+    }
+
+    async fn trials(&self, request: Request<TrialsRequest>) -> Reply<proto::TrialsReply> {
+        let answers = answers(&request);
+        let TrialsRequest { id, best_job } = request.into_inner();
+        let trials = self.daemon.in_turn(&answers, move |daemon| daemon.trials(&id, best_job)).await;
+        Ok(Response::new(trials_message(trials.map_err(error_status)?)))
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {

@@ -25,13 +25,18 @@ impl Table {
 
     /// Adds a row. Line breaks and tabs within cells, which come from data, become visible.
     pub(crate) fn row<const N: usize>(&mut self, cells: [impl Into<String>; N]) {
+        self.cells(cells.map(Into::into).into());
+    }
+
+    /// Adds a row, as [`Table::row`].
+    pub(crate) fn cells(&mut self, cells: Vec<String>) {
         let on_one_line = |cell: String| {
             if !cell.contains(['\n', '\r', '\t']) {
                 return cell;
             }
             cell.replace('\n', "\\n").replace('\r', "\\r").replace('\t', "\\t")
         };
-        self.rows.push(cells.map(|cell| on_one_line(cell.into())).into());
+        self.rows.push(cells.into_iter().map(on_one_line).collect());
     }
 
     /// Removes columns until the table is at most `width` characters wide: the `expendable` ones, by their titles, the first

@@ -17,8 +17,8 @@ use crate::proto::control_client::ControlClient;
 use crate::proto::{
     AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, EvaluateReply, Explanation, History,
     Job, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest,
-    ProfileReply, ProfileRequest, ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest, WebReply,
-    WebRequest,
+    ProfileReply, ProfileRequest, ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest,
+    TrialsReply, TrialsRequest, WebReply, WebRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -132,6 +132,14 @@ impl Client {
     /// `Invalid`, with the report, when the job file has errors.
     pub async fn submit(&mut self, request: SubmitRequest) -> Result<Job, ClientError> {
         Ok(self.inner.submit(request).await?.into_inner())
+    }
+
+    /// The trials of a search.
+    ///
+    /// # Errors
+    /// When there is no such search.
+    pub async fn trials(&mut self, request: TrialsRequest) -> Result<TrialsReply, ClientError> {
+        Ok(self.inner.trials(request).await?.into_inner())
     }
 
     /// The daemon itself.

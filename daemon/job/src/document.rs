@@ -126,7 +126,7 @@ impl Table {
     }
 
     /// Applies the override `section.key=value` to this table.
-    fn apply(&mut self, text: &str, at: At, problems: &Problems<'_>) {
+    pub(super) fn apply(&mut self, text: &str, at: At, problems: &Problems<'_>) {
         let Some((key, value)) = text.split_once('=') else {
             problems.error(at, "expected `section.key=value`");
             return;
@@ -219,7 +219,7 @@ impl Value {
 }
 
 /// The parts of a dotted key.
-fn parse_key(key: &str) -> Option<Vec<String>> {
+pub(super) fn parse_key(key: &str) -> Option<Vec<String>> {
     let line = format!("{key} = 0");
     let document = DeTable::parse(&line).ok()?;
     let mut parts = Vec::new();
@@ -257,6 +257,13 @@ fn serialize_whole<S: Serializer>(number: &i128, serializer: S) -> Result<S::Ok,
 /// Writes the tree as TOML.
 pub(super) fn write(table: &Table) -> String {
     toml::to_string(table).expect("the tree has only values of TOML")
+}
+
+/// Writes a value that is not a table as TOML in one line.
+pub(super) fn write_value(node: &Node) -> String {
+    let entry = Entry { key: "v".to_owned(), at: node.at, node: node.clone() };
+    let text = write(&Table { entries: vec![entry] });
+    text.strip_prefix("v = ").unwrap_or(&text).trim_end().to_owned()
 }
 
 /// The values of a job's text, which is valid TOML, by their dotted keys. Lists and inline tables in lists are one value.

@@ -97,6 +97,16 @@ impl<'a> Problems<'a> {
         }
     }
 
+    /// The path of the file in messages.
+    pub(super) fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// The size of the file.
+    pub(super) fn text_bytes(&self) -> usize {
+        self.text.len()
+    }
+
     pub(super) fn error(&self, at: At, message: impl Into<String>) {
         push(&self.errors, (at, message.into()));
     }

@@ -20,6 +20,7 @@ use crate::error::{At, JobError, Problems, Warning};
 use crate::evaluation::{self, EvaluationSpec, LabelPredictions};
 use crate::features::{self, Feature, OpenTerms, TermFiles, open_regular_file};
 use crate::groups::Groups;
+use crate::search::{self, ParameterValue, SearchSpec};
 use crate::section::Section;
 use crate::tensorboard::{self, TensorBoardSpec};
 use crate::warm_start::{self, WarmStartSpec};
@@ -52,6 +53,8 @@ pub struct Job {
     pub checkpoint: CheckpointSpec,
     /// TensorBoard event files, if the job writes any.
     pub tensorboard: Option<TensorBoardSpec>,
+    /// The search for the best values of some keys, if the job is one.
+    pub search: Option<SearchSpec>,
     /// The job's overrides of the daemon's storage settings.
     pub storage: StorageSpec,
     /// The job as self-contained TOML: with all overrides, the terms of files, and an absolute `data.base`. It parses
@@ -60,7 +63,7 @@ pub struct Job {
 }
 
 /// Keys and sections that are not part of a job's fingerprint.
-const NOT_FINGERPRINTED: [&str; 16] = [
+const NOT_FINGERPRINTED: [&str; 18] = [
     "name",
     "data.base",
     "data.prefetch",
@@ -74,6 +77,8 @@ const NOT_FINGERPRINTED: [&str; 16] = [
     "training.device",
     "evaluation",
     "checkpoint",
+    "search.parallel",
+    "search.trials",
     "tensorboard",
     "storage",
     "warm_start",
@@ -123,6 +128,10 @@ impl Job {
         let (mut job, features) = read_job(&table, path, open, &problems);
         problems.check()?;
         make_portable(&mut table, &job.data.base, &features);
+        if let Some(spec) = &job.search {
+            search::check(spec, &table, &problems, &|trial, found| drop(read_job(trial, path, open, found)));
+            problems.check()?;
+        }
         job.text = document::write(&table);
         job.features = prune(features, &job, &problems);
         Ok((job, problems.warnings()))
@@ -140,6 +149,18 @@ impl Job {
         let features = self.features.iter().filter(reads).map(|spec| format!("`features.{}`", spec.name));
         let filter = self.data.keys_of(column).map(|key| format!("`data.{key}`"));
         labels.chain(weight).chain(features).chain(filter).collect()
+    }
+
+    /// The job with `values` of its search's parameters, one of each, without its search: as self-contained TOML, like
+    /// [`Job::text`]. `more` are further overrides.
+    pub fn trial_text(&self, values: &[ParameterValue], more: &[String]) -> String {
+        let mut set = self.search.as_ref().map(|search| search.settings(values)).unwrap_or_default();
+        set.extend_from_slice(more);
+        // The values and the keys were checked; what does not fit together is reported when the text is parsed.
+        let problems = Problems::new(Path::new(""), &self.text, &set);
+        let mut table = Table::parse(&self.text, &set, &problems);
+        table.remove("search");
+        document::write(&table)
     }
 
     /// What evaluations decide.
@@ -231,6 +252,9 @@ impl Job {
         if let Some(warm_start) = &self.warm_start {
             json.extend(serde_json::to_vec(warm_start).unwrap_or_default());
         }
+        if let Some(search) = &self.search {
+            json.extend(serde_json::to_vec(&search.identity()).unwrap_or_default());
+        }
         if let Some(outcome) = self.evaluation.outcome() {
             json.extend(serde_json::to_vec(&outcome).unwrap_or_default());
         }
@@ -281,6 +305,7 @@ pub(crate) fn read_job(
     let evaluation = evaluation::read(section, groups, training.loss.group(), &data, &predictions);
     let checkpoint =
         checkpoint::read(top.section("checkpoint", "[checkpoint]"), &data, &evaluation, &predictions);
+    let search = search::read(&mut top, &name, &data, (&evaluation, &checkpoint), &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
     top.finish();
@@ -302,6 +327,7 @@ pub(crate) fn read_job(
         warm_start,
         evaluation,
         checkpoint,
+        search,
         tensorboard,
         storage,
         text,

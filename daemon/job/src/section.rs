@@ -45,6 +45,14 @@ impl<'a> Section<'a> {
         Self { table, at, title: title.into(), known: Vec::new(), absent: false, problems }
     }
 
+    /// A section of a table below this one, whose key the file chose.
+    pub(super) fn below<'t>(&self, table: &'t Table, at: At, title: String) -> Section<'t>
+    where
+        'a: 't,
+    {
+        Section::new(table, at, title, self.problems)
+    }
+
     /// The position of the table.
     pub(super) fn at(&self) -> At {
         self.at

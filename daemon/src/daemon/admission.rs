@@ -15,7 +15,7 @@ use super::{Daemon, SubmitError, user_of};
 use crate::access::Requester;
 use crate::own_access;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
-use crate::runs::{self, Rerun};
+use crate::runs::{self, Rerun, Run};
 use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
@@ -86,21 +86,33 @@ impl Daemon {
             return Err(error.into());
         }
         let source = JobSource { text: job.text.clone(), path, requester };
-        let before = self.shared.store.job(&run.id).map_err(anyhow::Error::from)?;
-        if let Some(before) = &before {
-            self.check_may_change(before, &source.requester).map_err(anyhow::Error::from)?;
+        let notes: Vec<String> = warnings.iter().map(Warning::to_string).chain(moved).collect();
+        let directory = run.directory.clone();
+        let admitted = self.admit(job, run, (owner, priority), &source, &notes);
+        if admitted.is_err() && !resume {
+            runs::discard(&directory)?;
         }
-        let mut record =
-            before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.clone()));
+        Ok(admitted?)
+    }
+
+    /// Stores and queues a job that has a run directory.
+    pub(super) fn admit(
+        &self,
+        job: Job,
+        run: Run,
+        (owner, priority): (Option<Owner>, i32),
+        source: &JobSource,
+        notes: &[String],
+    ) -> Result<JobRecord> {
+        let before = self.shared.store.job(&run.id)?;
+        if let Some(before) = &before {
+            self.check_may_change(before, &source.requester)?;
+        }
+        let mut record = before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory));
         (record.owner, record.priority) = (owner, priority);
         record.daemon_deaths = 0;
         record.enter(JobState::Queued, "");
-        let notes: Vec<String> = warnings.iter().map(Warning::to_string).chain(moved).collect();
-        let accepted = self.accept(job, &record, before.as_ref(), &source, &notes);
-        if accepted.is_err() && !resume {
-            runs::discard(&run.directory)?;
-        }
-        accepted?;
+        self.accept(job, &record, before.as_ref(), source, notes)?;
         Ok(record)
     }
 
@@ -154,9 +166,13 @@ impl Daemon {
             for note in notes {
                 store.append_log(&record.id, now_ms(), Level::WARN, note)?;
             }
-            self.enqueue(job, record.clone(), source.requester.clone(), |daemon, jobs| {
-                daemon.check_room_in(jobs, record.owner.as_ref())
-            })?;
+            let check = |daemon: &Self, jobs: &Jobs| daemon.check_room_in(jobs, record.owner.as_ref());
+            if job.search.is_some() {
+                let job = (job, source.requester.clone());
+                self.enqueue_search(job, record.clone(), true, check)?;
+            } else {
+                self.enqueue(job, record.clone(), source.requester.clone(), check)?;
+            }
             self.start_next();
             self.shared.jobs().explain_waits();
             Ok(())
@@ -175,6 +191,8 @@ impl Daemon {
 
     /// Queues the unfinished jobs of an earlier daemon. A job that cannot be resumed never prevents another one.
     pub(super) fn requeue_unfinished(&self, same_boot: bool) -> Result<()> {
+        // Searches begin when all their trials are queued.
+        let _membership = self.shared.membership();
         for mut record in self.shared.store.unfinished()? {
             if let Err(error) = self.requeue(&mut record, same_boot) {
                 tracing::error!(job = record.id, "cannot be resumed: {error:#}");
@@ -217,6 +235,9 @@ impl Daemon {
         tracing::info!(job = record.id, "resuming");
         record.enter(JobState::Queued, "resumed by a new daemon");
         self.shared.store.save_job(record)?;
+        if job.search.is_some() {
+            return self.enqueue_search((job, source.requester), record.clone(), false, |_, _| Ok(()));
+        }
         self.enqueue(job, record.clone(), source.requester, |_, _| Ok(()))
     }
 
@@ -279,13 +300,13 @@ impl Daemon {
 }
 
 /// The setting of a job's checkpoint directory.
-fn directory_setting(directory: &Path) -> String {
+pub(super) fn directory_setting(directory: &Path) -> String {
     format!("checkpoint.directory={}", toml::Value::from(directory.to_string_lossy().as_ref()))
 }
 
 /// Checks that `requester` may write the directories and read the files that `job` names. Its data is checked when it is
 /// listed.
-fn check_files(job: &Job, requester: &Requester) -> Result<()> {
+pub(super) fn check_files(job: &Job, requester: &Requester) -> Result<()> {
     let written = [
         ("checkpoint.directory", Some(&job.checkpoint.directory)),
         ("tensorboard.directory", job.tensorboard.as_ref().map(|spec| &spec.directory)),

@@ -91,7 +91,7 @@ impl Daemon {
                 }
             }
         }
-        self.shared.running.send_replace(jobs.running.len());
+        self.shared.running.send_replace(jobs.under_way());
         not_started
     }
 
@@ -152,6 +152,14 @@ impl Daemon {
         });
     }
 
+    /// Keeps an ended job in memory until its last state is stored.
+    pub(super) fn keep_unstored(&self, active: &ActiveJob, jobs: &mut Jobs) {
+        if jobs.unstored.is_empty() {
+            self.retry_unstored();
+        }
+        jobs.unstored.push(active.clone());
+    }
+
     /// Stores the last state of ended jobs once that is possible again.
     fn retry_unstored(&self) {
         let daemon = self.clone();
@@ -210,13 +218,10 @@ impl Drop for JobThread {
         let mut jobs = daemon.shared.jobs();
         jobs.running.retain(|other| other.recorder.id() != id);
         jobs.scheduler.remove(id);
-        daemon.shared.running.send_replace(jobs.running.len());
+        daemon.shared.running.send_replace(jobs.under_way());
         daemon.shared.thread_ended.notify_all();
         if !active.recorder.is_stored() {
-            if jobs.unstored.is_empty() {
-                daemon.retry_unstored();
-            }
-            jobs.unstored.push(active.clone());
+            daemon.keep_unstored(active, &mut jobs);
         }
         drop(jobs);
         daemon.start_next();

@@ -24,12 +24,13 @@ pub(crate) enum Call {
     Snapshot,
     Web,
     Audit,
+    Trials,
     Evaluate,
     Predict,
 }
 
 impl Call {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Submit,
         Self::About,
         Self::List,
@@ -48,6 +49,7 @@ impl Call {
         Self::Snapshot,
         Self::Web,
         Self::Audit,
+        Self::Trials,
         Self::Evaluate,
         Self::Predict,
     ];
@@ -73,6 +75,8 @@ impl Call {
             Self::Web => Role::Operator,
             // Names the other users' programs, and quotes errors.
             Self::Audit => Role::Operator,
+            // Has reasons of failures, and the job file of the best trial.
+            Self::Trials => Role::Operator,
             // Records within the worker, which it slows down.
             Self::Profile => Role::Operator,
             Self::Submit | Self::Cancel | Self::Pause | Self::Resume | Self::Remove | Self::Checkpoint => {
@@ -104,6 +108,7 @@ impl Call {
             Self::Snapshot => "Snapshot",
             Self::Web => "Web",
             Self::Audit => "Audit",
+            Self::Trials => "Trials",
             Self::Evaluate => "Evaluate",
             Self::Predict => "Predict",
         }

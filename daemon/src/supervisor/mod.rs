@@ -40,7 +40,7 @@ use millstream_pipeline::ingest::{Explanation, IngestControl};
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_worker::protocol::FromWorker;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use tracing::Level;
 
@@ -84,13 +84,15 @@ pub(crate) enum StopReason {
     Drain,
     /// A user paused it.
     Pause,
+    /// Its search stopped it, because other trials are better.
+    Search,
     /// A user cancelled it.
     Cancel,
 }
 
 impl StopReason {
     /// All, the weakest first: a stop for one reason is overruled by a later reason only.
-    const ALL: [Self; 3] = [Self::Drain, Self::Pause, Self::Cancel];
+    const ALL: [Self; 4] = [Self::Drain, Self::Pause, Self::Search, Self::Cancel];
 }
 
 /// The handle through which other threads reach a job's thread.
@@ -99,6 +101,8 @@ pub(crate) struct Control {
     stopping: Arc<AtomicBool>,
     /// The reason to stop: 0 for none, or one more than its place in [`StopReason::ALL`].
     reason: AtomicU8,
+    /// Wakes the thread of a search, which has no other events.
+    stop_notice: Notify,
     /// The ingest that feeds the job's worker, while it has one.
     ingest: Mutex<Option<IngestControl>>,
     vitals: Vitals,
@@ -162,7 +166,8 @@ impl Control {
     pub(crate) fn new() -> (Arc<Self>, Receiver<Event>) {
         let (events, receiver) = sync_channel(EVENT_QUEUE);
         let (stopping, reason, ingest) = (Arc::default(), AtomicU8::new(0), Mutex::default());
-        let control = Self { events, stopping, reason, ingest, vitals: Vitals::default() };
+        let (stop_notice, vitals) = (Notify::new(), Vitals::default());
+        let control = Self { events, stopping, reason, stop_notice, ingest, vitals };
         (Arc::new(control), receiver)
     }
 
@@ -173,6 +178,12 @@ impl Control {
         self.stopping.store(true, Ordering::Release);
         // A full queue wakes the thread as well, and it checks the flag on every event.
         let _ = self.events.try_send(Event::Stop);
+        self.stop_notice.notify_one();
+    }
+
+    /// Waits until a stop is requested, also if it was before. For one caller.
+    pub(crate) async fn stopped(&self) {
+        self.stop_notice.notified().await;
     }
 
     /// Requests a checkpoint. The receiver is closed if the job ends first.
@@ -306,6 +317,9 @@ impl Supervisor {
             }
             Err(Abort::Stopped(StopReason::Cancel)) => {
                 (JobState::Cancelled, "cancelled by a user".to_owned())
+            }
+            Err(Abort::Stopped(StopReason::Search)) => {
+                (JobState::Cancelled, "stopped early by its search; others are better".to_owned())
             }
             Err(Abort::Stopped(StopReason::Pause)) => (JobState::Paused, "paused by a user".to_owned()),
             Err(Abort::Stopped(StopReason::Drain)) => {

@@ -184,9 +184,10 @@ impl JobRecorder {
     pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
         let metrics = eval.iter().flat_map(Metrics::named_values);
         let metrics = metrics.map(|(name, value)| NamedValue { name, value }).collect();
-        self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
         let (id, evaluation) = (self.id.clone(), Evaluation { step, epoch, metrics });
+        // Before watchers see it, so that they find it in the history.
         self.store.write(&self.id, move |database| database.append_evaluation(&id, &evaluation));
+        self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
     }
 
     /// The average since the last history point, which is not stored yet.

@@ -32,6 +32,7 @@ mod retrieval;
 mod roles;
 mod scored_text;
 mod top;
+mod trials;
 mod warm_start;
 mod web;
 mod weighted;

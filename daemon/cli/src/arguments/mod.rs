@@ -134,6 +134,8 @@ Examples:
     Profile(JobProfile),
     /// Plot a job's loss and metrics over its steps
     History(JobHistory),
+    /// Show the trials of a hyper-parameter search, or print the best one's job file
+    Trials(SearchTrials),
     /// Print a job's log
     Logs(Logs),
     /// List who changed which job, and who tried
@@ -605,6 +607,29 @@ pub(crate) struct JobHistory {
     /// Write an SVG file instead of plotting in the terminal
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
+}
+
+/// `trials`
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A search is a job whose file has a [search]. Its trials are jobs of their own; the id of one of them shows the
+search too. RUNG is the number of comparisons with other trials that a trial has reached. A trial that the search
+stopped keeps its checkpoint. `cancel`, `pause` and `resume` of the search do the same with its trials.
+
+Examples:
+  millstream trials census-2f9c
+  millstream trials census-2f9c --plot trials.svg
+  millstream trials census-2f9c --best > best.toml && millstream train best.toml
+  millstream trials census-2f9c --json | jq '.trials[] | select(.is_best)'")]
+pub(crate) struct SearchTrials {
+    #[command(flatten)]
+    pub(crate) job: JobId,
+    /// Print the job file of the best trial, with its values set
+    #[arg(long)]
+    pub(crate) best: bool,
+    /// Also draw the trials as parallel coordinates into an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// `export`

@@ -37,6 +37,9 @@ fn table(jobs: &[Job], now_ms: u64, width: Option<usize>) -> String {
         let progress = job.progress.unwrap_or_default();
         let has_started = progress.step > 0;
         let if_started = |text: String| if has_started { text } else { "-".to_owned() };
+        // A search does not train itself: its steps are those of its trials.
+        let trains = has_started && progress.epochs > 0;
+        let if_trains = |text: String| if trains { text } else { "-".to_owned() };
         let epoch = (progress.epoch + 1).min(progress.epochs.max(1));
         let done = progress.total_steps.filter(|&total| total > 0);
         let done = done.map(|total| format!("{} %", 100 * progress.step.min(total) / total));
@@ -44,11 +47,11 @@ fn table(jobs: &[Job], now_ms: u64, width: Option<usize>) -> String {
         table.row([
             job.id.clone(),
             job.state().name().to_owned(),
-            if_started(format!("{epoch}/{}", progress.epochs)),
+            if_trains(format!("{epoch}/{}", progress.epochs)),
             if_started(figures::count(progress.step)),
             if_started(done.unwrap_or_else(|| "-".to_owned())),
-            if_started(figures::rate(progress.examples_per_second)),
-            if_started(figures::metric(progress.loss)),
+            if_trains(figures::rate(progress.examples_per_second)),
+            if_trains(figures::metric(progress.loss)),
             evaluation(job),
             figures::age(age),
         ]);

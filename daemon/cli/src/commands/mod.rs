@@ -27,6 +27,7 @@ mod resume;
 mod show;
 mod submit;
 mod train;
+mod trials;
 mod wait;
 mod web;
 
@@ -58,6 +59,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Explain(arguments) => on_runtime(explain::run(arguments, context)),
         Command::Profile(arguments) => on_runtime(profile::run(arguments, context)),
         Command::History(arguments) => on_runtime(history::run(arguments, context)),
+        Command::Trials(arguments) => on_runtime(trials::run(arguments, context)),
         Command::Logs(arguments) => on_runtime(logs::run(arguments, context)),
         Command::Cancel(arguments) => on_runtime(cancel::run(arguments, context)),
         Command::Pause(arguments) => on_runtime(cancel::pause(arguments, context)),
@@ -92,7 +94,7 @@ fn cleans_up(command: &Command) -> bool {
         C::Check(_) | C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => {
             false
         }
-        C::Explain(_) | C::History(_) | C::Completions(_) | C::ManPages(_) => false,
+        C::Explain(_) | C::History(_) | C::Trials(_) | C::Completions(_) | C::ManPages(_) => false,
         C::Logs(_)
         | C::Cancel(_)
         | C::Pause(_)

@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 
 use crate::arguments::Train;
 use crate::commands::history::HistoryFormat;
+use crate::commands::trials;
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -46,13 +47,18 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
         Ok(job) if history_format.is_some() => Some(connection.client.history(&job.id).await),
         _ => None,
     };
+    let trials = match &outcome {
+        Ok(job) if !context.json => trials::of_search(&mut connection.client, &job.id).await,
+        _ => None,
+    };
     connection.close().await;
     let job = outcome?;
     let answered = if context.json {
         context.document(&OutcomeJson::from(&job))
     } else if job.progress.is_some_and(|progress| progress.step > 0) {
         doubt(&job).into_iter().for_each(|doubt| context.screen.note(doubt));
-        context.print(&summary(&job))
+        let trials = trials.map(|table| format!("\n{table}")).unwrap_or_default();
+        context.print(&(summary(&job) + &trials))
     } else {
         Ok(())
     };

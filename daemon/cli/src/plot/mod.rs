@@ -1,11 +1,14 @@
-//! Curves over steps: [`terminal`] draws them as characters, [`svg`] as a picture.
+//! Curves over steps: [`terminal`] draws them as characters, [`svg`] as a picture. Rows of a table as [`parallel`]
+//! coordinates.
 //!
 //! Each curve has its own panel and scale; all share the step axis. Marks on a curve's panel share its scale.
 
 mod axis;
+mod parallel;
 mod svg;
 mod terminal;
 
+pub(crate) use parallel::{Line, Parallel, parallel_svg};
 pub(crate) use svg::svg;
 pub(crate) use terminal::{panel, terminal};
 

@@ -21,27 +21,23 @@ const BOTTOM: f64 = 14.0;
 const FEW_POINTS: usize = 60;
 
 /// Sizes of glyphs.
-const LABEL: f64 = 10.8;
-const TITLE: f64 = 14.4;
+pub(super) const LABEL: f64 = 10.8;
+pub(super) const TITLE: f64 = 14.4;
 /// The width of a monospaced character relative to its size, and the space between two names.
 const ADVANCE: f64 = 0.6;
 const NAME_GAP: f64 = 16.0;
 
-const INK: &str = "#333333";
-const FAINT: &str = "#777777";
+pub(super) const INK: &str = "#333333";
+pub(super) const FAINT: &str = "#777777";
 const LINES: &str = "#e4e4e4";
 /// The colour-blind safe palette of Okabe and Ito: blue, vermilion, green, purple.
-const CURVES: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+pub(super) const CURVES: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// An SVG document that shows `plot`.
 pub(crate) fn svg(plot: &Plot) -> String {
     let panel = ABOVE + GRID_HEIGHT + BELOW;
     let height = TOP + panel * plot.curves.len() as f64 + BOTTOM;
-    let mut picture = Picture(format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
-         height=\"{height}\" font-family=\"Noto Sans Mono, DejaVu Sans Mono, monospace\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
-    ));
+    let mut picture = Picture::new(WIDTH, height);
     picture.text([LEFT, 28.0], "start", TITLE, INK, &plot.title);
     let steps = Axis::steps(plot.last_step(), 8);
     for (nth, curve) in plot.curves.iter().enumerate() {
@@ -49,13 +45,32 @@ pub(crate) fn svg(plot: &Plot) -> String {
         let colours = [CURVES[nth % CURVES.len()], CURVES[(nth + 1) % CURVES.len()]];
         picture.panel(curve, &steps, top, colours);
     }
-    picture.0 + "</svg>\n"
+    picture.finish()
 }
 
 /// The elements painted so far.
-struct Picture(String);
+pub(super) struct Picture(String);
 
 impl Picture {
+    pub(super) fn new(width: f64, height: f64) -> Self {
+        Self(format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+             height=\"{height}\" font-family=\"Noto Sans Mono, DejaVu Sans Mono, monospace\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+        ))
+    }
+
+    pub(super) fn finish(self) -> String {
+        self.0 + "</svg>\n"
+    }
+
+    /// Draws the line of a trial.
+    pub(super) fn trial(&mut self, points: &[[f64; 2]], width: f64, colour: &str) {
+        self.0 += "<g class=\"trial\">";
+        self.stroke(points, width, colour);
+        self.0 += "</g>\n";
+    }
+
     /// Draws a curve in the first colour and its marks in the second.
     fn panel(&mut self, curve: &Curve, steps: &Axis, top: f64, [colour, of_marks]: [&str; 2]) {
         let axis = curve.axis(5);
@@ -88,7 +103,7 @@ impl Picture {
         }
     }
 
-    fn line(&mut self, from: [f64; 2], to: [f64; 2]) {
+    pub(super) fn line(&mut self, from: [f64; 2], to: [f64; 2]) {
         self.stroke(&[from, to], 1.0, LINES);
     }
 
@@ -103,7 +118,7 @@ impl Picture {
     }
 
     /// Writes a line of text whose `anchor` is at this point of the baseline.
-    fn text(&mut self, [x, y]: [f64; 2], anchor: &str, size: f64, colour: &str, text: &str) {
+    pub(super) fn text(&mut self, [x, y]: [f64; 2], anchor: &str, size: f64, colour: &str, text: &str) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
         self.0 += &format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\" fill=\"{colour}\" \

@@ -4,6 +4,7 @@ mod features;
 mod hostile;
 mod mistakes;
 mod reference;
+mod search;
 
 use std::path::Path;
 

@@ -40,6 +40,7 @@ fn every_command_has_help_with_an_example() {
         "export",
         "generate",
         "history",
+        "trials",
         "init",
         "inspect",
         "lineage",
