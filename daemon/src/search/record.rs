@@ -37,6 +37,9 @@ pub(crate) struct TrialJob {
     /// Its id. If the daemon died while it was submitted, `None` although it exists.
     #[serde(rename = "job")]
     pub(crate) id: Option<String>,
+    /// The step of the last evaluation that the search knows. A resumed job repeats those after its checkpoint, and in
+    /// another process its history begins there.
+    pub(crate) evaluated_step: u64,
     /// Steps taken.
     pub(crate) steps: u64,
     /// Rows trained on.

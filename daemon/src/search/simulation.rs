@@ -61,7 +61,8 @@ fn tpe_finds_better_values_than_random_search() {
     let layers = Domain::Whole { min: 1, max: 8, step: 1, log: false };
     let of_model = vec![real(1e-5, 1.0, true), real(0.0, 0.7, false), layers, optimizers];
     let of_branin = vec![real(-5.0, 10.0, false), real(0.0, 15.0, false)];
-    let functions: [(&str, Vec<Domain>, fn(&[f64]) -> f64); 3] = [
+    type Function = fn(&[f64]) -> f64;
+    let functions: [(&str, Vec<Domain>, Function); 3] = [
         ("model", of_model, model),
         ("branin", of_branin, branin),
         ("bowl", vec![real(0.0, 1.0, false); 5], bowl),

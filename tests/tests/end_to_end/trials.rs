@@ -140,8 +140,8 @@ fn a_search_survives_kills_of_its_daemon() {
 fn cancelling_a_search_cancels_its_trials_and_resuming_it_resumes_them() {
     let job = search(400);
     let daemon = Daemon::start(job.directory());
-    let set = ["--set", "search.trials=2"];
-    let line = [&["submit", job.file().to_str().unwrap()][..], &set].concat();
+    let line = ["submit", "--set", "search.trials=2", job.file().to_str().unwrap()].map(str::to_owned);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
     let id = daemon.json(&line)["id"].as_str().unwrap().to_owned();
     let states = || trials(&daemon, &id).iter().map(|trial| trial["state"].to_string()).collect::<Vec<_>>();
     let is_running = || states().len() == 2 && states().iter().any(|state| state == "\"running\"");

@@ -98,7 +98,7 @@ fn rounded(text: &str) -> String {
 fn picture(reply: &TrialsReply) -> Parallel {
     let axes = reply.parameters.iter().map(|key| short(key, &reply.parameters));
     let line = |trial: &Trial| {
-        let value = trial.value.map(|value| figures::metric(value))?;
+        let value = trial.value.map(figures::metric)?;
         let values = trial.values.iter().cloned().chain([value]).collect();
         Some(Line { values, is_best: trial.is_best, is_faint: trial.state != "finished" })
     };

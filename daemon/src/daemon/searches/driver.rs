@@ -279,19 +279,17 @@ impl Driver {
             label => format!("{label}/{}", spec.metric.name()),
         };
         let trial = spec.trial_name(&self.job.name, number as u32);
-        let known = self.search.trials()[number].evaluations as usize;
+        let known = self.jobs[number].evaluated_step;
         let evaluations = self.daemon.shared.store.history(id)?.evaluations;
-        for (nth, evaluation) in evaluations.iter().enumerate().skip(known) {
+        for evaluation in evaluations.iter().filter(|evaluation| evaluation.step > known) {
             let value = evaluation.metrics.iter().find(|metric| metric.name == name);
-            let standing = self.search.observe(number, nth as u32 + 1, value.map(|metric| metric.value));
+            let nth = self.search.trials()[number].evaluations + 1;
+            self.jobs[number].evaluated_step = evaluation.step;
+            let standing = self.search.observe(number, nth, value.map(|metric| metric.value));
             let Some(standing) = standing else { continue };
             let does = if standing.continues { "continues" } else { "stops" };
-            let text = format!(
-                "{trial} {does} after evaluation {}: place {} of {}",
-                nth + 1,
-                standing.place,
-                standing.of
-            );
+            let text =
+                format!("{trial} {does} after evaluation {nth}: place {} of {}", standing.place, standing.of);
             self.recorder().log(Level::INFO, &text);
             if !standing.continues {
                 self.jobs[number].reason = format!("place {} of {}", standing.place, standing.of);
@@ -320,9 +318,9 @@ impl Driver {
         self.daemon.shared.runtime.block_on(async move {
             let changed = async {
                 if changes.is_empty() {
-                    std::future::pending().await
+                    std::future::pending::<()>().await;
                 } else {
-                    drop(select_all(changes).await)
+                    drop(select_all(changes).await);
                 }
             };
             tokio::select! {
