@@ -156,7 +156,8 @@ class Soak:
             self.defects.append(f"an invalid job ended with {answer.code}")
 
     def change(self):
-        if self.jobs:
+        # These wait for a checkpoint, and meanwhile no fault would end.
+        if self.jobs and not self.faults:
             job = self.draw.choice(list(self.jobs))
             self.command(self.draw.choice(["pause", "cancel", "checkpoint", "resume"]), job, seconds=MOST_IDLE_WAIT_SECONDS)
 

@@ -814,6 +814,6 @@ mod tests {
                 seen += 1;
             }
         }
-        assert_eq!(seen, 3, "check, train, submit");
+        assert_eq!(seen, 4, "check, train, submit, rerun");
     }
 }

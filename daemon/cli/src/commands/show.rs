@@ -53,12 +53,15 @@ fn describe(job: &Job) -> String {
     if progress.step > 0 {
         let total = progress.total_steps.map(|total| format!(" of {}", figures::count(total)));
         table.row(["steps", &(figures::count(progress.step) + &total.unwrap_or_default())]);
-        let epoch = (progress.epoch + 1).min(progress.epochs.max(1));
-        table.row(["epoch", &format!("{epoch} of {}", progress.epochs)]);
         table.row(["examples", &figures::count(progress.examples)]);
-        table.row(["examples/s", &figures::rate(progress.examples_per_second)]);
-        table.row(["input wait", &figures::percent(progress.input_wait_fraction)]);
-        table.row(["loss", &figures::metric(progress.loss)]);
+        // A search has no epochs: its steps and examples are those of all trials, and it trains nothing itself.
+        if progress.epochs > 0 {
+            let epoch = (progress.epoch + 1).min(progress.epochs);
+            table.row(["epoch", &format!("{epoch} of {}", progress.epochs)]);
+            table.row(["examples/s", &figures::rate(progress.examples_per_second)]);
+            table.row(["input wait", &figures::percent(progress.input_wait_fraction)]);
+            table.row(["loss", &figures::metric(progress.loss)]);
+        }
     }
     if progress.skipped_records > 0 {
         table.row(["skipped records", &figures::count(progress.skipped_records)]);

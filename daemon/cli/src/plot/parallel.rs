@@ -1,7 +1,7 @@
 //! Draws parallel coordinates as SVG: an axis per column, and a line through its values for each row. Numbers are placed by
 //! their size, on a logarithmic axis if they are positive and it is asked for; other values are spread evenly.
 
-use super::svg::{CURVES, FAINT, INK, LABEL, Picture, TITLE};
+use super::svg::{ADVANCE, CURVES, FAINT, INK, LABEL, Picture, TITLE};
 
 /// The size of the picture and its margins.
 const WIDTH: f64 = 960.0;
@@ -78,6 +78,16 @@ impl Scale {
     }
 }
 
+/// Where the title of the axis at `x` is anchored: in its middle, unless it would leave the picture.
+fn title_place(x: f64, name: &str) -> (f64, &'static str) {
+    let half = name.chars().count() as f64 * LABEL * ADVANCE / 2.0;
+    match () {
+        () if x - half < 0.0 => (0.0, "start"),
+        () if x + half > WIDTH => (WIDTH, "end"),
+        () => (x, "middle"),
+    }
+}
+
 /// An SVG document of the rows.
 pub(crate) fn parallel_svg(parallel: &Parallel) -> String {
     let mut picture = Picture::new(WIDTH, HEIGHT);
@@ -94,7 +104,8 @@ pub(crate) fn parallel_svg(parallel: &Parallel) -> String {
     for (axis, (name, scale)) in parallel.axes.iter().zip(&scales).enumerate() {
         picture.line([x(axis), y(0.0)], [x(axis), y(1.0)]);
         // Neighbours are not on the same height, since names can be long.
-        picture.text([x(axis), TOP - 16.0 - 16.0 * (axis % 2) as f64], "middle", LABEL, INK, name);
+        let (place, anchor) = title_place(x(axis), name);
+        picture.text([place, TOP - 16.0 - 16.0 * (axis % 2) as f64], anchor, LABEL, INK, name);
         for (place, label) in &scale.labels {
             picture.text([x(axis) - 6.0, y(*place) + 4.0], "end", LABEL, FAINT, label);
         }
@@ -132,6 +143,13 @@ fn ranks(scales: &[Scale], is_better_high: bool) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn titles_stay_within_the_picture() {
+        assert_eq!(title_place(SIDE, "deep.optimizer.learning_rate"), (0.0, "start"));
+        assert_eq!(title_place(WIDTH - SIDE, "deep.optimizer.learning_rate"), (WIDTH, "end"));
+        assert_eq!(title_place(SIDE, "dropout"), (SIDE, "middle"));
+    }
 
     #[test]
     fn values_are_placed_by_size_on_their_axis() {

@@ -24,7 +24,7 @@ const FEW_POINTS: usize = 60;
 pub(super) const LABEL: f64 = 10.8;
 pub(super) const TITLE: f64 = 14.4;
 /// The width of a monospaced character relative to its size, and the space between two names.
-const ADVANCE: f64 = 0.6;
+pub(super) const ADVANCE: f64 = 0.6;
 const NAME_GAP: f64 = 16.0;
 
 pub(super) const INK: &str = "#333333";
