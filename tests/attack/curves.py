@@ -19,8 +19,7 @@ def held(pid: int) -> dict[str, float]:
             links.append(str(link.readlink()))
         except FileNotFoundError:  # closed meanwhile
             continue
-    children = (place / "task" / str(pid) / "children").parent.parent
-    workers = sum(len((task / "children").read_text().split()) for task in children.iterdir() if task.exists())
+    workers = sum(len((task / "children").read_text().split()) for task in (place / "task").iterdir() if task.exists())
     return {
         "anonymous memory, MiB": kib("RssAnon") / 1024,
         "shared memory, MiB": kib("RssShmem") / 1024,

@@ -2,7 +2,7 @@
 //!
 //! Without changes, the new run has what the earlier one decided: the listing of its files, what it learned from them, the
 //! checkpoint it started from and its batch size. So it trains the same model, or fails because a file has changed. With
-//! changes, it keeps the listing if it reads the same files, and decides the rest anew.
+//! changes, it keeps the listing if it reads the same files, and decides the rest again.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

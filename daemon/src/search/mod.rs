@@ -121,7 +121,7 @@ impl Search {
             && self.trials.iter().all(|trial| trial.outcome.is_some())
     }
 
-    /// Tells the metric after a trial's evaluation, from 1. Returns the trial's standing if it has reached a rung.
+    /// Records the metric after a trial's evaluation, from 1. Returns the trial's standing if it has reached a rung.
     /// Evaluations that are repeated after a resume are ignored.
     pub(crate) fn observe(&mut self, number: usize, evaluation: u32, value: Option<f64>) -> Option<Standing> {
         let (metric, stop) = (self.spec.metric, self.spec.stop);
@@ -143,7 +143,7 @@ impl Search {
         Some(halving::standing(stop, metric, value, others))
     }
 
-    /// Tells how a trial ended.
+    /// Records how a trial ended.
     pub(crate) fn end(&mut self, number: usize, outcome: Outcome) {
         if let Some(trial) = self.trials.get_mut(number) {
             trial.outcome = Some(outcome);

@@ -276,15 +276,15 @@ pub(crate) struct ShownLineage {
 /// `rerun`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Queues a new job from the record in the run directory; prints its id. Without --set it reads the very versions
-of the files that the earlier run read, and keeps its decisions, such as the batch size and the checkpoint of
-a warm start: it trains the same model, or fails because a file has changed. With --set, it reads the
-same versions if the files are the same ones, and decides the rest anew. Addresses are recorded without
-secrets, so a job that reads signed addresses needs its job file.
+Queues a new job from the record in the run directory; prints its id. Without --set it reads the exact
+versions of the files that the earlier run read, and keeps its decisions, such as the batch size and the
+checkpoint of a warm start: it trains the same model, or fails because a file has changed. With --set,
+it reads the same versions if the files are the same ones, and decides the rest again. Addresses are
+recorded without secrets, so a job that reads signed addresses needs its job file.
 
 Examples:
   millstream rerun census-2f9c
-  millstream rerun checkpoints/census-2f9c --set training.seed=2
+  millstream rerun checkpoints/census-2f9c --set seed=2
   millstream lineage \"$(millstream rerun census-2f9c)\"")]
 pub(crate) struct Repeated {
     /// The job's id, or the directory of a run

@@ -270,7 +270,7 @@ impl Driver {
         Ok(ended.is_some())
     }
 
-    /// Tells the search the evaluations of a trial that it does not know. Returns whether the trial has to stop.
+    /// Passes to the search the evaluations of a trial that it has not seen. Returns whether the trial has to stop.
     fn observe_evaluations(&mut self, number: usize, id: &str, record: &JobRecord) -> Result<bool> {
         let spec = self.search.spec();
         let Some(metrics) = record.eval.get(spec.label as usize) else { return Ok(false) };
