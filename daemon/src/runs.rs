@@ -8,6 +8,7 @@
 //!                           continuation.json    the earlier run that it continues, if any
 //!                           rerun                the earlier run that it repeats, if any
 //!                           search.json          the trials of a search, whose run directories are beside it
+//!                           inputs-5d41402abc4b/ what these trials share: listings and statistics
 //!                           auto_batch.json      the automatically chosen batch size, if any
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
@@ -19,6 +20,7 @@
 //! A run directory is sufficient to resume the run, by a new daemon or on another machine that mounts it.
 
 mod checksums;
+mod inputs;
 mod rerun;
 
 use std::borrow::Cow;
@@ -38,6 +40,7 @@ use crate::access::Requester;
 use crate::search;
 use millstream_job::Job;
 
+pub(crate) use inputs::SharedInputs;
 pub(crate) use rerun::{RERUN, Rerun};
 
 /// The job, as TOML.
@@ -60,6 +63,7 @@ pub(crate) const AUTO_BATCH: &str = "auto_batch.json";
 /// The listings of the job's files, frozen at its start.
 pub(crate) const TRAIN_LISTING: &str = "train.listing";
 pub(crate) const EVAL_LISTING: &str = "eval.listing";
+const LISTINGS: [&str; 2] = [TRAIN_LISTING, EVAL_LISTING];
 
 /// The modes of files with and without secrets, before the umask.
 const SECRET_MODE: u32 = 0o600;

@@ -214,6 +214,22 @@ impl Job {
         hash(&serde_json::to_vec(&what).unwrap_or_default())
     }
 
+    /// A SHA-256 hash, in hexadecimal, of everything that determines which files the job reads and what it learns from their
+    /// rows: its data, features, labels and storage. The model, the order of the rows and their batches are not part of it.
+    pub fn inputs_fingerprint(&self) -> String {
+        let data = DataSpec {
+            batch_size: 0,
+            epochs: 0,
+            shuffle_rows: 0,
+            prefetch: 0,
+            threads: None,
+            streams: None,
+            cache: None,
+            ..self.data.clone()
+        };
+        hash(&serde_json::to_vec(&(data, &self.label, &self.features, &self.storage)).unwrap_or_default())
+    }
+
     fn differences_of(&self, other: &Self, is_compared: impl Fn(&str) -> bool) -> Vec<String> {
         let [ours, theirs] = [self, other].map(|job| document::flat(&job.text));
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();

@@ -6,6 +6,7 @@
 //! Each parameter is checked when the file is read: the job is resolved with the ends of its range, or with its listed
 //! values, while all other keys are as written. A mistake is then an error of the file instead of a failed trial.
 
+use millstream_io::storage::is_local;
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::metrics::Metric;
 use serde::{Deserialize, Serialize};
@@ -251,6 +252,11 @@ pub(super) fn read(
         parameters,
         stop: read_stop(&mut section),
     };
+    let is_remote = |pattern: &String| is_local(pattern).is_ok_and(|is_local| !is_local);
+    if data.cache.is_none() && data.train.iter().chain(&data.eval).any(is_remote) {
+        let message = "each trial fetches the data again; with `data.cache`, only the first does";
+        section.warn(message);
+    }
     section.finish();
     const LONGEST: usize = 64;
     let longest = spec.trial_name(name, trials.saturating_sub(1));

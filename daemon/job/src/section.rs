@@ -77,6 +77,11 @@ impl<'a> Section<'a> {
         self.problems.error(at, message);
     }
 
+    /// Reports what is valid but probably not meant.
+    pub(super) fn warn(&self, message: impl Into<String>) {
+        self.problems.warn(self.at, message);
+    }
+
     /// Whether further errors would not be reported, so that reading may end.
     pub(super) fn is_full(&self) -> bool {
         self.problems.is_full()

@@ -12,16 +12,13 @@ use millstream_job::Job;
 use millstream_trainer::checkpoint::store::parse_directory_name;
 
 use super::{
-    ANALYSIS, AUTO_BATCH, CONTINUATION, EVAL_LISTING, ID_MAPPINGS, JOB, MAX_JOB_BYTES, TRAIN_LISTING,
-    WARM_START, get, is_run, put,
+    ANALYSIS, AUTO_BATCH, CONTINUATION, ID_MAPPINGS, JOB, LISTINGS, MAX_JOB_BYTES, WARM_START, get, is_run,
+    put,
 };
 use crate::access::Requester;
 
 /// The directory of the earlier run.
 pub(crate) const RERUN: &str = "rerun";
-
-/// The versions of the files that a run reads.
-const LISTINGS: [&str; 2] = [TRAIN_LISTING, EVAL_LISTING];
 
 /// What a run decided. The mappings come before the checkpoint of the weights, whose presence completes them.
 const DECISIONS: [&str; 5] = [ANALYSIS, ID_MAPPINGS, WARM_START, CONTINUATION, AUTO_BATCH];

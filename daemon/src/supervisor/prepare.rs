@@ -25,6 +25,7 @@ use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::continuation::Continuation;
 use crate::memory::{HostMemory, Room};
 use crate::plan::{self, JobPlan, RowCount};
+use crate::runs::SharedInputs;
 use crate::scheduler::Demand;
 use crate::{runs, warm_start};
 
@@ -94,13 +95,17 @@ pub(super) fn prepare(
 ) -> Result<Prepared> {
     let directory = recorder.record().directory;
     let has_fixed_batch = job.auto_batch.is_none();
-    let plan =
-        JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
-            if has_fixed_batch {
-                check_memory(HostMemory::of_worker(smallest, &job.training), smallest, room)?;
-            }
-            analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
-        })?;
+    let shared = SharedInputs::of_trial(job, &directory, cancel)?;
+    let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
+        if has_fixed_batch {
+            check_memory(HostMemory::of_worker(smallest, &job.training), smallest, room)?;
+        }
+        analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
+    });
+    if let Some(shared) = shared {
+        shared.keep()?;
+    }
+    let plan = plan?;
     // An automatic batch size was chosen to fit.
     if has_fixed_batch {
         check_memory(plan.host_memory(), &plan.model, room)?;

@@ -5,6 +5,7 @@
 use std::collections::HashSet;
 use std::fs;
 
+use millstream_test_storage::{Options, Server};
 use millstream_tests::programs::{Daemon, wait_until};
 use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
@@ -163,6 +164,46 @@ fn cancelling_a_search_cancels_its_trials_and_resuming_it_resumes_them() {
     wait_until("a trial runs again", is_running);
     assert_eq!(daemon.json(&["list"])["jobs"].as_array().unwrap().len(), 3, "the same trials");
     daemon.json(&["cancel", &id]);
+    daemon.stop();
+}
+
+#[test]
+fn trials_list_analyse_and_fetch_the_data_once() {
+    let job = search(2);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(Server::start(Options::default())).unwrap();
+    let files = ["train-0.parquet", "train-1.parquet", "eval.parquet"];
+    for name in files {
+        server.put(&format!("b/{name}"), fs::read(job.directory().join(name)).unwrap());
+    }
+    let storage = format!("\n[storage.gs]\nendpoint = \"{}\"\nanonymous = true\n", server.endpoint());
+    let text = fs::read_to_string(job.file()).unwrap() + &storage;
+    let text = text.replace("\"train-*", "\"gs://b/train-*").replace("\"eval.", "\"gs://b/eval.");
+    // The batch size changes nothing that is learned, the number of buckets could.
+    let text = text.replace(
+        "{ values = [32, 64] }",
+        "{ values = [32, 64] }\n\"features.color_hash.buckets\" = { values = [50, 70] }",
+    );
+    fs::write(job.file(), text).unwrap();
+    let daemon = Daemon::start(job.directory());
+    let id = daemon.json(&["submit", job.file().to_str().unwrap()])["id"].as_str().unwrap().to_owned();
+    let directory = daemon.succeeded(&id)["directory"].as_str().unwrap().to_owned();
+    let found = check(&daemon, &id);
+    let buckets: HashSet<_> =
+        found.iter().map(|trial| trial["values"].as_array().unwrap()[2].to_string()).collect();
+    let learned = found.iter().filter(|trial| {
+        let log = daemon.run(&["logs", trial["job"].as_str().unwrap()]);
+        String::from_utf8(log.stdout).unwrap().contains("learned from ")
+    });
+    assert_eq!(learned.count(), buckets.len(), "one analysis per feature specification");
+    let shared = fs::read_dir(directory).unwrap().flatten();
+    let shared = shared.filter(|entry| entry.file_name().to_str().unwrap().starts_with("inputs-"));
+    assert_eq!(shared.count(), buckets.len());
+    for name in files {
+        let (size, served) =
+            (server.get(&format!("b/{name}")).unwrap().len(), server.served(&format!("b/{name}")));
+        assert!(served.bytes <= 2 * size as u64, "{name} has {size} bytes: {served:?}");
+    }
     daemon.stop();
 }
 

@@ -56,6 +56,26 @@ fn a_search_has_parameters_and_defaults() {
 }
 
 #[test]
+fn a_search_over_remote_data_should_have_a_cache() {
+    let warnings = |set: &[&str]| parse(&search(SEARCH), set).unwrap().1;
+    let remote = "data.train=[\"gs://b/train-*\"]";
+    assert_eq!(warnings(&[]), []);
+    assert!(warnings(&[remote])[0].to_string().contains("each trial fetches the data again"));
+    let cache = "data.cache={ directory = \"/cache\", max_bytes = \"1GiB\" }";
+    assert_eq!(warnings(&[remote, cache]), []);
+}
+
+#[test]
+fn trials_share_inputs_unless_they_read_or_learn_something_else() {
+    let inputs = |set: &[&str]| job(&search(SEARCH), set).inputs_fingerprint();
+    let same = ["data.batch_size=32", "data.epochs=3", "model.deep.hidden=[8]", "seed=9", "name=other"];
+    assert_eq!(inputs(&same), inputs(&[]));
+    for other in ["data.missing=[\"?\"]", "features.job.buckets=7", "label.positive=x", "data.lanes=3"] {
+        assert_ne!(inputs(&[other]), inputs(&[]), "{other}");
+    }
+}
+
+#[test]
 fn a_grid_has_all_combinations() {
     let set = ["search.algorithm=grid", "search.parameters.\"model.deep.optimizer.learning_rate\".points=3"];
     let more = [&set[..], &["search.trials=42"]].concat();
