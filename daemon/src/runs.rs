@@ -33,6 +33,7 @@ use std::time::SystemTime;
 use anyhow::{Context, Result, bail};
 use millstream_pipeline::order::Position;
 use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_trainer::checkpoint::store::parse_directory_name;
 use millstream_worker::locks::RunLock;
 use millstream_worker::protocol;
 
@@ -171,6 +172,12 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
 /// Whether `directory` is that of a run, and not merely one with a job file.
 pub(crate) fn is_run(directory: &Path) -> bool {
     directory.join(JOB).is_file() && directory.join(checksums::CHECKSUMS).is_file()
+}
+
+/// The directory that contains a checkpoint, and its step, if `directory` is that of a checkpoint.
+pub(crate) fn of_checkpoint(directory: &Path) -> Option<(&Path, u64)> {
+    let step = parse_directory_name(directory.file_name()?.to_str()?)?;
+    Some((directory.parent()?, step))
 }
 
 /// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use. Only the

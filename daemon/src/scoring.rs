@@ -19,7 +19,6 @@ use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::ingest::{IngestPlan, KeptRows};
 use millstream_pipeline::transform::Transform;
-use millstream_trainer::checkpoint::store::parse_directory_name;
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
@@ -142,20 +141,19 @@ struct Predicting {
 /// # Errors
 /// When a run has no such checkpoint.
 pub(crate) fn locate(directory: &Path, best: bool) -> Result<(PathBuf, u64)> {
-    let given = directory.file_name().and_then(|name| name.to_str()).and_then(parse_directory_name);
     let here = || directory.display();
-    match (given, directory.parent()) {
-        (Some(_), Some(_)) if best => {
+    match runs::of_checkpoint(directory) {
+        Some(_) if best => {
             bail!("{} is a checkpoint already: only a run directory has a best checkpoint", here())
         }
-        (Some(step), Some(parent)) => Ok((parent.to_owned(), step)),
-        _ if best => {
+        Some((home, step)) => Ok((home.to_owned(), step)),
+        None if best => {
             let best = CheckpointStore::local(directory)?.best()?.first().copied();
             let best = best
                 .with_context(|| format!("{} has no best checkpoint: set `checkpoint.keep_best`", here()))?;
             Ok((directory.to_owned(), best))
         }
-        _ => {
+        None => {
             let newest = CheckpointStore::local(directory)?.steps()?.pop();
             Ok((directory.to_owned(), newest.with_context(|| format!("{} has no checkpoint", here()))?))
         }
@@ -183,8 +181,8 @@ pub(crate) fn find(directory: &Path, best: bool, requester: &Requester) -> Resul
     Ok(Scored { directory: home, step, job, analysis })
 }
 
-/// Whether `directory` is that of a run or of a checkpoint.
-fn is_run(directory: &Path) -> bool {
+/// Whether `directory` is that of a run or of a checkpoint: each has its job.
+fn has_job(directory: &Path) -> bool {
     directory.join(runs::JOB).is_file()
 }
 

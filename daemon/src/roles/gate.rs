@@ -69,14 +69,35 @@ impl Gate {
             None => refused("may not use this daemon any more"),
         }
     }
-}
 
-impl Gate {
     /// Records a refused request.
     fn record(&self, peer: &Peer, path: &str, refused: &Status) {
         if let Some(call) = Call::of_path(path) {
             Attempt::new(&self.daemon, &peer.credentials, call, "").ended::<()>(&Err(refused.clone()));
         }
+    }
+
+    /// Answers a viewer within the limits.
+    async fn answer_viewer<S>(&self, mut inner: S, request: Request, uid: u32) -> Result<Response, S::Error>
+    where
+        S: Service<Request, Response = Response>,
+    {
+        let Some(call) = self.viewers.open(uid) else {
+            let busy = "too many calls of viewers are open; close some, or try again";
+            return Ok(Status::resource_exhausted(busy).into_http());
+        };
+        let response = if Call::of_path(request.uri().path()).is_some() {
+            // Nobody waits for a message that does not come.
+            let request = match complete(request).await {
+                Ok(request) => request,
+                Err(status) => return Ok(status.into_http()),
+            };
+            let _turn = self.viewers.answers.acquire().await;
+            inner.call(request).await?
+        } else {
+            inner.call(request).await?
+        };
+        Ok(response.map(|inner| Body::new(ViewerReply { inner, _call: call })))
     }
 }
 
@@ -124,31 +145,6 @@ where
                 }
             }
         })
-    }
-}
-
-impl Gate {
-    /// Answers a viewer within the limits.
-    async fn answer_viewer<S>(&self, mut inner: S, request: Request, uid: u32) -> Result<Response, S::Error>
-    where
-        S: Service<Request, Response = Response>,
-    {
-        let Some(call) = self.viewers.open(uid) else {
-            let busy = "too many calls of viewers are open; close some, or try again";
-            return Ok(Status::resource_exhausted(busy).into_http());
-        };
-        let response = if Call::of_path(request.uri().path()).is_some() {
-            // Nobody waits for a message that does not come.
-            let request = match complete(request).await {
-                Ok(request) => request,
-                Err(status) => return Ok(status.into_http()),
-            };
-            let _turn = self.viewers.answers.acquire().await;
-            inner.call(request).await?
-        } else {
-            inner.call(request).await?
-        };
-        Ok(response.map(|inner| Body::new(ViewerReply { inner, _call: call })))
     }
 }
 

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use millstream_job::Job;
-use millstream_trainer::checkpoint::store::parse_directory_name;
 
 use super::{
     ANALYSIS, AUTO_BATCH, CONTINUATION, ID_MAPPINGS, JOB, LISTINGS, MAX_JOB_BYTES, WARM_START, get, is_run,
-    put,
+    of_checkpoint, put,
 };
 use crate::access::Requester;
 
@@ -39,9 +38,7 @@ impl Rerun {
     /// # Errors
     /// When there is no run, or `requester` may not read it.
     pub(crate) fn of(directory: &Path, requester: &Requester) -> Result<Self> {
-        let is_checkpoint =
-            directory.file_name().and_then(|name| name.to_str()).and_then(parse_directory_name);
-        let directory = directory.parent().filter(|_| is_checkpoint.is_some()).unwrap_or(directory);
+        let directory = of_checkpoint(directory).map_or(directory, |(home, _)| home);
         let read = || -> Result<Self> {
             ensure!(is_run(directory), "it is not the directory of a run");
             requester.check_run(directory)?;

@@ -44,7 +44,7 @@ pub(super) fn data(of_job: &DataSpec, request: &ScoreRequest, requester: &Reques
     }
     for given in given {
         let directory = data.base.join(given);
-        if super::is_run(&directory) && requester.check_read(&directory).is_ok() {
+        if super::has_job(&directory) && requester.check_read(&directory).is_ok() {
             bail!(
                 "{given} is a run or a checkpoint, not data: the first argument is the model, the others are data"
             );

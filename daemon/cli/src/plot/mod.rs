@@ -9,7 +9,7 @@ mod svg;
 mod terminal;
 
 pub(crate) use parallel::{Line, Parallel, parallel_svg};
-pub(crate) use svg::svg;
+pub(crate) use svg::{ADVANCE, CURVES, INK, LABEL, Picture, svg};
 pub(crate) use terminal::{panel, terminal};
 
 use crate::figures;

@@ -21,17 +21,17 @@ const BOTTOM: f64 = 14.0;
 const FEW_POINTS: usize = 60;
 
 /// Sizes of glyphs.
-pub(super) const LABEL: f64 = 10.8;
+pub(crate) const LABEL: f64 = 10.8;
 pub(super) const TITLE: f64 = 14.4;
 /// The width of a monospaced character relative to its size, and the space between two names.
-pub(super) const ADVANCE: f64 = 0.6;
+pub(crate) const ADVANCE: f64 = 0.6;
 const NAME_GAP: f64 = 16.0;
 
-pub(super) const INK: &str = "#333333";
+pub(crate) const INK: &str = "#333333";
 pub(super) const FAINT: &str = "#777777";
 const LINES: &str = "#e4e4e4";
 /// The colour-blind safe palette of Okabe and Ito: blue, vermilion, green, purple.
-pub(super) const CURVES: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+pub(crate) const CURVES: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
 
 /// An SVG document that shows `plot`.
 pub(crate) fn svg(plot: &Plot) -> String {
@@ -49,10 +49,10 @@ pub(crate) fn svg(plot: &Plot) -> String {
 }
 
 /// The elements painted so far.
-pub(super) struct Picture(String);
+pub(crate) struct Picture(String);
 
 impl Picture {
-    pub(super) fn new(width: f64, height: f64) -> Self {
+    pub(crate) fn new(width: f64, height: f64) -> Self {
         Self(format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
              height=\"{height}\" font-family=\"Noto Sans Mono, DejaVu Sans Mono, monospace\">\n\
@@ -60,7 +60,7 @@ impl Picture {
         ))
     }
 
-    pub(super) fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         self.0 + "</svg>\n"
     }
 
@@ -107,8 +107,16 @@ impl Picture {
         self.stroke(&[from, to], 1.0, LINES);
     }
 
+    /// Draws a box with round corners whose upper left corner is at this point.
+    pub(crate) fn rectangle(&mut self, [x, y]: [f64; 2], [width, height]: [f64; 2], fill: &str, edge: &str) {
+        self.0 += &format!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"6\" fill=\"{fill}\" \
+             stroke=\"{edge}\"/>\n"
+        );
+    }
+
     /// Draws a line through the points, with round ends. A single point is a dot: a line to its own start.
-    fn stroke(&mut self, points: &[[f64; 2]], width: f64, colour: &str) {
+    pub(crate) fn stroke(&mut self, points: &[[f64; 2]], width: f64, colour: &str) {
         let end = points.first().filter(|_| points.len() == 1);
         let points: String = points.iter().chain(end).map(|[x, y]| format!(" {x:.1} {y:.1}")).collect();
         self.0 += &format!(
@@ -117,12 +125,12 @@ impl Picture {
         );
     }
 
-    /// Writes a line of text whose `anchor` is at this point of the baseline.
-    pub(super) fn text(&mut self, [x, y]: [f64; 2], anchor: &str, size: f64, colour: &str, text: &str) {
+    /// Writes a line of text whose `anchor` is at this point of the baseline. Spaces keep their width.
+    pub(crate) fn text(&mut self, [x, y]: [f64; 2], anchor: &str, size: f64, colour: &str, text: &str) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
         self.0 += &format!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\" fill=\"{colour}\" \
-             text-anchor=\"{anchor}\">{text}</text>\n"
+             text-anchor=\"{anchor}\" xml:space=\"preserve\">{text}</text>\n"
         );
     }
 }

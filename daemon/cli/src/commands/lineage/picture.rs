@@ -1,19 +1,20 @@
 //! Draws a lineage as SVG: a box per run, the earliest on top, and an arrow from each run to one that came from it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::path::Path;
 
 use millstream_daemon::lineage::{Origin, RunLineage};
 
 use super::{facts, heading, name, verb};
+use crate::plot::{ADVANCE, CURVES, INK, LABEL, Picture};
 
 const LINE: f64 = 18.0;
 const PADDING: f64 = 12.0;
 const GAP: f64 = 18.0;
 const MARGIN: f64 = 20.0;
-/// The width of a monospaced character.
-const ADVANCE: f64 = 7.3;
+/// The colours of a box and of its edge.
+const FILL: &str = "#f6f8fb";
+const EDGE: &str = CURVES[0];
 /// The distance between two arrows beside the boxes.
 const LANE: f64 = 12.0;
 /// Where an arrow leaves a box below its upper edge, and where it reaches one.
@@ -34,7 +35,7 @@ pub(super) fn svg(run: &RunLineage) -> String {
     let lanes = nodes.iter().map(|node| node.origins.len()).sum::<usize>();
     let left = MARGIN + (lanes + 1) as f64 * LANE;
     let longest = nodes.iter().flat_map(|node| &node.lines).map(|line| line.chars().count()).max();
-    let width = longest.unwrap_or(0) as f64 * ADVANCE + 2.0 * PADDING;
+    let width = longest.unwrap_or(0) as f64 * LABEL * ADVANCE + 2.0 * PADDING;
     let tops: Vec<f64> = nodes
         .iter()
         .scan(MARGIN, |top, node| {
@@ -44,21 +45,16 @@ pub(super) fn svg(run: &RunLineage) -> String {
         })
         .collect();
     let height = nodes.iter().map(|node| node.height() + GAP).sum::<f64>() - GAP + 2.0 * MARGIN;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {full} {height}\" width=\"{full}\" height=\"{height}\" \
-         font-family=\"Noto Sans Mono, DejaVu Sans Mono, monospace\" font-size=\"12\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
-        full = left + width + MARGIN,
-    );
+    let mut picture = Picture::new(left + width + MARGIN, height);
     let mut lane = left;
     for (node, &top) in nodes.iter().zip(&tops) {
-        node.draw(&mut out, [left, top], width);
+        node.draw(&mut picture, [left, top], width);
         for &origin in &node.origins {
             lane -= LANE;
-            arrow(&mut out, lane, left, [tops[origin] + LEAVES, top + REACHES]);
+            arrow(&mut picture, lane, left, [tops[origin] + LEAVES, top + REACHES]);
         }
     }
-    out + "</svg>\n"
+    picture.finish()
 }
 
 /// Adds the runs before `run`, then `run`; returns its place. `known` has the places of origins by their path: two runs may
@@ -90,35 +86,22 @@ impl Node {
         (self.lines.len() + 1) as f64 * LINE + 2.0 * PADDING
     }
 
-    fn draw(&self, out: &mut String, [left, top]: [f64; 2], width: f64) {
-        let _ = writeln!(
-            out,
-            "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{}\" rx=\"6\" fill=\"#f6f8fb\" stroke=\"#0072b2\"/>",
-            self.height()
-        );
+    fn draw(&self, picture: &mut Picture, [left, top]: [f64; 2], width: f64) {
+        picture.rectangle([left, top], [width, self.height()], FILL, EDGE);
         let x = left + PADDING;
         let mut y = top + PADDING + 12.0;
-        text(out, [x, y], "font-weight=\"bold\" ", &self.heading);
+        picture.text([x, y], "start", LABEL, EDGE, &self.heading);
         for line in &self.lines {
             y += LINE;
-            text(out, [x, y], "", line);
+            picture.text([x, y], "start", LABEL, INK, line);
         }
     }
 }
 
 /// An arrow beside the boxes, at `lane`.
-fn arrow(out: &mut String, lane: f64, left: f64, [from, to]: [f64; 2]) {
-    let (back, above, below) = (left - 7.0, to - 4.0, to + 4.0);
-    let _ = writeln!(
-        out,
-        "<path d=\"M{left} {from}H{lane}V{to}H{left}M{back} {above}L{left} {to}L{back} {below}\" fill=\"none\" \
-         stroke=\"#0072b2\"/>"
-    );
-}
-
-fn text(out: &mut String, [x, y]: [f64; 2], style: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;");
-    let _ = writeln!(out, "<text x=\"{x}\" y=\"{y}\" {style}xml:space=\"preserve\">{content}</text>");
+fn arrow(picture: &mut Picture, lane: f64, left: f64, [from, to]: [f64; 2]) {
+    picture.stroke(&[[left, from], [lane, from], [lane, to], [left, to]], 1.0, EDGE);
+    picture.stroke(&[[left - 7.0, to - 4.0], [left, to], [left - 7.0, to + 4.0]], 1.0, EDGE);
 }
 
 #[cfg(test)]
@@ -155,7 +138,7 @@ mod tests {
         };
         let drawn = svg(&run("last", vec![known(Relation::Continues, "first"), gone]));
         assert_eq!(drawn.matches("<rect x=").count(), 3);
-        assert_eq!(drawn.matches("<path ").count(), 2);
+        assert_eq!(drawn.matches("<path ").count(), 2 * 2, "each has a line and a head");
         for wanted in [
             "continues first, without a checkpoint",
             "repeats gone&amp;lost",

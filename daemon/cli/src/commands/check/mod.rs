@@ -1,0 +1,97 @@
+//! `millstream check`: prints the plan of a job without training.
+
+mod report;
+mod tables;
+
+use anyhow::Context as _;
+use millstream_daemon::access::Requester;
+use millstream_daemon::memory::Room;
+use millstream_daemon::plan::{JobPlan, Learning};
+use millstream_daemon::survey::survey_host_with_current_exe;
+use millstream_daemon::warm_start::Beginning;
+use millstream_job::Job;
+use millstream_worker::survey::HostSurvey;
+use tokio::runtime::{Handle, Runtime};
+
+use self::report::{HostUse, Memory, Report};
+use crate::arguments::Check;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::job_file;
+use crate::progress::Gauge;
+
+/// Without `--learn`, training data of at most this size is still read: it takes about a second.
+const LEARN_BY_DEFAULT_BYTES: u64 = 64 << 20;
+
+pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
+    let job = job_file::resolve(&arguments.job, context)?;
+    let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
+    let surveyed = || host.clone().context("a CPU job does not survey GPUs");
+    let runtime = Runtime::new()?;
+    let plan = {
+        let gauge = Gauge::rows(&context.screen, "learning");
+        let most_bytes = if arguments.learn { u64::MAX } else { LEARN_BY_DEFAULT_BYTES };
+        let learning = Learning { most_bytes, progress: &|now| gauge.update(now.rows) };
+        JobPlan::new(&job, &surveyed, learning, runtime.handle())
+    };
+    runtime.shutdown_background();
+    let plan = plan?;
+    let beginning = Beginning::of(&plan, &Requester::Trusted)?;
+    if job.warm_start.is_some() && beginning.is_none() && plan.continuation.is_none() {
+        context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
+    }
+    let report = Report::of(&plan, host, beginning);
+    context.answer(&report, || report.describe())?;
+    // With --json, the report contains them.
+    for problem in [&report.gpu_problem, &report.memory_problem].into_iter().flatten() {
+        context.screen.error(problem);
+    }
+    match (report.gpu_problem, report.memory_problem) {
+        (Some(_), _) => Err(Failure::JobAlreadyReported),
+        (None, Some(_)) => Err(Failure::AlreadyReported),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Why the job cannot use its GPU on this host.
+fn gpu_problem(job: &Job, host: Option<&HostSurvey>) -> Option<String> {
+    let here = || format!("`training.device = \"{}\"`", job.training.device);
+    let gpu = host?.gpu(job.training.device.gpu()?).with_context(here);
+    gpu.err().map(|error| format!("{error:#}"))
+}
+
+/// Why the job does not fit into this host's memory.
+fn memory_problem(plan: &JobPlan, memory: &Memory) -> Option<String> {
+    // An automatic batch size is chosen to fit, and an upper bound may be far above what is needed.
+    if plan.batch.is_some() || plan.analysis.is_none() {
+        return None;
+    }
+    let room = Room::Available(memory.host.available_bytes?);
+    plan.host_memory().check(&plan.model, room).err().map(|error| error.to_string())
+}
+
+/// Whether a job fits on this host.
+#[derive(Clone, Debug)]
+pub(crate) struct Fit {
+    /// The least host memory.
+    pub(crate) needed_bytes: u64,
+    pub(crate) available_bytes: Option<u64>,
+    /// Whether vocabularies are known; otherwise, `needed_bytes` is an upper bound.
+    pub(crate) is_exact: bool,
+    pub(crate) gpu_problem: Option<String>,
+    pub(crate) memory_problem: Option<String>,
+}
+
+/// Plans `job` as `check` does without `--learn`. Blocks, so it must not be called from async code.
+pub(crate) fn fit(job: &Job, runtime: &Handle) -> anyhow::Result<Fit> {
+    let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
+    let gpu_problem = gpu_problem(job, host.as_ref());
+    let surveyed = || host.clone().context("a CPU job does not survey GPUs");
+    let learning = Learning { most_bytes: LEARN_BY_DEFAULT_BYTES, progress: &|_| {} };
+    let plan = JobPlan::new(job, &surveyed, learning, runtime)?;
+    let memory = Memory::of(&plan, host.as_ref());
+    let HostUse { needed_bytes, available_bytes, .. } = memory.host;
+    let memory_problem = memory_problem(&plan, &memory);
+    let is_exact = plan.analysis.is_some();
+    Ok(Fit { needed_bytes, available_bytes, is_exact, gpu_problem, memory_problem })
+}
