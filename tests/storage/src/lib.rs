@@ -100,6 +100,18 @@ impl Server {
     /// # Errors
     /// The address is in use.
     pub async fn start_at(address: &str, options: Options) -> io::Result<Self> {
+        Self::start_with(address, options, []).await
+    }
+
+    /// Starts a server at `address` that has these objects, `bucket/key` and bytes, from its first answer on.
+    ///
+    /// # Errors
+    /// The address is in use.
+    pub async fn start_with(
+        address: &str,
+        options: Options,
+        objects: impl IntoIterator<Item = (String, Bytes)>,
+    ) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let script = Script::new(options.failing_per_mille);
@@ -111,6 +123,9 @@ impl Server {
             tokens: Mutex::default(),
             uploads: Mutex::default(),
             blocks: Mutex::default(),
+        });
+        objects.into_iter().for_each(|(name, bytes)| {
+            lock(&state.objects).put(&name, bytes);
         });
         let router = serve::router(Arc::clone(&state));
         let serving = tokio::spawn(async move {

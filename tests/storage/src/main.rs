@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use bytes::Bytes;
 use millstream_test_storage::{Options, Server};
 
 #[tokio::main]
@@ -17,22 +18,24 @@ async fn main() -> std::io::Result<()> {
         ));
     };
     let bytes_per_second = rest.first().and_then(|rate| rate.parse().ok()).filter(|&rate| rate > 0);
-    let server = Server::start_at(address, Options { bytes_per_second, ..Options::default() }).await?;
+    let mut objects = Vec::new();
     if let Some(directory) = rest.get(1) {
-        put_all(&server, Path::new(directory), "test")?;
+        read_all(Path::new(directory), "test", &mut objects)?;
     }
+    let _server =
+        Server::start_with(address, Options { bytes_per_second, ..Options::default() }, objects).await?;
     std::future::pending().await
 }
 
-/// Stores the files below `directory` as objects below `name`.
-fn put_all(server: &Server, directory: &Path, name: &str) -> std::io::Result<()> {
+/// Reads the files below `directory` as objects below `name`.
+fn read_all(directory: &Path, name: &str, objects: &mut Vec<(String, Bytes)>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         let name = format!("{name}/{}", entry.file_name().to_string_lossy());
         if entry.file_type()?.is_dir() {
-            put_all(server, &entry.path(), &name)?;
+            read_all(&entry.path(), &name, objects)?;
         } else {
-            server.put(&name, std::fs::read(entry.path())?);
+            objects.push((name, std::fs::read(entry.path())?.into()));
         }
     }
     Ok(())
