@@ -11,6 +11,7 @@ mod audit;
 mod ownership;
 mod removal;
 mod searches;
+mod shutdown;
 mod snapshot;
 mod start;
 mod status;
@@ -183,43 +184,6 @@ impl Daemon {
         self.shared.jobs().scheduler.set_capacity(start::capacity(&settings.limits));
         self.shared.settings.send_replace(settings);
         self.start_next();
-    }
-
-    /// Starts no further job, asks running ones to take a checkpoint and stop, and waits for them within a
-    /// time limit. Unfinished jobs stay unfinished in the store, and the next daemon resumes them.
-    pub async fn shutdown(&self) {
-        let limit = self.settings().stop_limit;
-        let stopped = {
-            let mut jobs = self.shared.jobs();
-            jobs.draining = true;
-            jobs.queued.clear();
-            let stopped: Vec<_> = jobs.running.iter().chain(&jobs.searches).cloned().collect();
-            for active in &stopped {
-                active.control.stop(StopReason::Drain);
-            }
-            stopped
-        };
-        let mut running = self.shared.running.subscribe();
-        let drained = async {
-            self.shared.scorer.close().await;
-            // Cannot fail: the sender lives as long as `self`.
-            let _ = running.wait_for(|&running| running == 0).await;
-            let flushed = self.blocking(move |daemon| {
-                daemon.shared.store.flush(limit);
-                Ok::<_, anyhow::Error>(())
-            });
-            // It reports its failure itself.
-            let _ = flushed.await;
-        };
-        let in_time = tokio::time::timeout(limit, drained).await.is_ok();
-        for active in stopped {
-            let JobRecord { id, state, progress, checkpoint, .. } = active.recorder.record();
-            let checkpoint = checkpoint.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
-            tracing::info!(job = id, step = progress.step, checkpoint, "stopped: {state}");
-        }
-        if !in_time {
-            tracing::warn!("jobs did not stop within {limit:?}; they will resume from an earlier checkpoint");
-        }
     }
 
     /// Queues an ended job again, from its last checkpoint.

@@ -251,6 +251,14 @@ impl Scheduler {
         }
     }
 
+    /// The memory that an active job demands, in bytes; 0 of another one.
+    pub(crate) fn memory_of(&self, id: &str) -> u64 {
+        self.active
+            .iter()
+            .find(|active| active.job.id == id)
+            .map_or(0, |active| active.job.demand.memory_bytes)
+    }
+
     /// Sets the expected time until active jobs end, where it is known.
     pub(crate) fn expect(&mut self, remaining_seconds: impl Fn(&str) -> Option<f64>) {
         for active in &mut self.active {
