@@ -395,6 +395,27 @@ impl Daemon {
         committed.map_err(|why| anyhow!("job {}: {why}", record.id))
     }
 
+    /// Requests a checkpoint of every job that trains, without waiting for them.
+    pub(crate) fn checkpoint_all(&self) {
+        for active in &self.shared.jobs().running {
+            let recorder = Arc::clone(&active.recorder);
+            if recorder.record().state != JobState::Running {
+                continue;
+            }
+            let requested = active.control.checkpoint();
+            self.shared.runtime.spawn(async move {
+                let refused = match requested {
+                    // A job that ends first has saved its end.
+                    Ok(committed) => committed.await.ok().and_then(Result::err),
+                    Err(error) => Some(error.to_string()),
+                };
+                if let Some(why) = refused {
+                    tracing::warn!(job = recorder.id(), "no checkpoint: {why}");
+                }
+            });
+        }
+    }
+
     /// Records the next `steps` steps of a training job and their ingest. Dropping the result cancels the
     /// recording.
     ///

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use futures::StreamExt;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -20,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::config::ServerConfig;
 use crate::connections::{Connections, Peer};
 use crate::daemon::Daemon;
-use crate::preemption::Cloud;
+use crate::notices::{Advice, Cloud, Notice};
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::roles::{Gate, Policy, Roles};
@@ -127,10 +128,7 @@ pub async fn serve(
             Err(error) => Err(error).context("accepting connections"),
         },
         () = stop.recv() => Ok(()),
-        notice = preempted(Cloud::of_host()) => {
-            tracing::warn!("{notice}");
-            Ok(())
-        }
+        () = heed_notices(Cloud::of_host(), &daemon) => Ok(()),
         never = reload_on_hangup(hangups, &config, &daemon, (&roles, &file), configuration) => match never {},
         never = service_manager::report_status(&daemon) => match never {},
         never = service_manager::answer_watchdog(&daemon, &control.handle) => match never {},
@@ -159,11 +157,24 @@ fn roles_of(config: &ServerConfig, socket: &SocketFile) -> Result<Policy> {
     Ok(policy)
 }
 
-/// Waits until a cloud announces that it takes this VM away. Never returns elsewhere.
-async fn preempted(cloud: Option<Cloud>) -> String {
-    match cloud {
-        Some(cloud) => cloud.preempted().await,
-        None => std::future::pending().await,
+/// Does as the notices of a cloud advise, and returns when one says that this VM ends. Never returns elsewhere.
+async fn heed_notices(cloud: Option<Cloud>, daemon: &Daemon) {
+    let mut notices = match cloud {
+        Some(cloud) => cloud.notices(),
+        None => return std::future::pending().await,
+    };
+    while let Some(Notice { advice, text }) = notices.next().await {
+        match advice {
+            Advice::Stop => {
+                tracing::warn!("{text}");
+                return;
+            }
+            Advice::Save => {
+                tracing::warn!("{text}: every job saves a checkpoint and continues");
+                daemon.checkpoint_all();
+            }
+            Advice::Nothing => tracing::info!("{text}"),
+        }
     }
 }
 

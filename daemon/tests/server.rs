@@ -115,16 +115,28 @@ fn a_reload_applies_what_it_can_and_an_invalid_configuration_changes_nothing() {
 }
 
 #[test]
-fn a_notice_of_preemption_stops_the_daemon() {
+fn a_notice_of_maintenance_is_heeded_and_one_of_preemption_stops_the_daemon() {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&directory);
     let metadata = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut command = millstreamd(directory.path());
     let child = command.env("GCE_METADATA_HOST", metadata.local_addr().unwrap().to_string()).spawn().unwrap();
-    for body in ["FALSE", "TRUE"] {
+    let (mut held, mut has_maintenance, mut is_preempted) = (Vec::new(), false, false);
+    while !is_preempted {
         let (mut asking, _) = metadata.accept().unwrap();
         let mut request = [0; 1024];
-        assert!(asking.read(&mut request).unwrap() > 0);
+        let length = asking.read(&mut request).unwrap();
+        let request = String::from_utf8_lossy(&request[..length]).into_owned();
+        let body = if request.contains("/instance/preempted") {
+            is_preempted = has_maintenance;
+            if is_preempted { "TRUE" } else { "FALSE" }
+        } else if request.contains("/instance/maintenance-event") && !has_maintenance {
+            has_maintenance = true;
+            "TERMINATE_ON_HOST_MAINTENANCE"
+        } else {
+            held.push(asking);
+            continue;
+        };
         let length = body.len();
         let head =
             format!("HTTP/1.1 200 OK\r\netag: 1\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
@@ -134,6 +146,8 @@ fn a_notice_of_preemption_stops_the_daemon() {
     let (code, stderr) = exit_of(child);
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stderr.contains("Google Cloud preempts this VM"), "{stderr}");
+    let saves = "for maintenance of its host: every job saves a checkpoint and continues";
+    assert!(stderr.contains(saves), "{stderr}");
 }
 
 /// As systemd does it: the socket is descriptor 3, and the daemon's process number is in `LISTEN_PID`.

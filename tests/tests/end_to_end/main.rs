@@ -26,6 +26,7 @@ mod lists;
 mod maxima;
 mod metrics;
 mod mixing;
+mod notices;
 mod priority;
 mod profile;
 mod retrieval;
