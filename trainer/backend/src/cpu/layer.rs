@@ -11,6 +11,7 @@ use crate::cpu::gemm::{self, View};
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::groups;
 use crate::cpu::matrix::CpuMatrix;
+#[cfg(target_arch = "x86_64")]
 use crate::cpu::memory::LINE;
 use crate::cpu::parts::{Blocks, PerBlock, Rows};
 use crate::cpu::{Cpu, weights};

@@ -67,6 +67,7 @@ enum Order {
     /// The next block of the same list.
     InLists,
     /// The same block of the next list.
+    #[cfg(target_arch = "x86_64")]
     AcrossLists,
 }
 
@@ -122,6 +123,7 @@ impl Blocks {
         let of_list = self.of_list();
         let (list, block) = match self.order {
             Order::InLists => (task / of_list, task % of_list),
+            #[cfg(target_arch = "x86_64")]
             Order::AcrossLists => (task % self.lists, task / self.lists),
         };
         let items = block_of(block, self.each, self.items);

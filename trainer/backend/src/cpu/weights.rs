@@ -26,17 +26,18 @@ pub(crate) fn backward(
     let (inputs, outputs) = (weight_grad.rows(), weight_grad.columns());
     assert!(inputs == input.columns() && outputs == output_grad.columns());
     // The library packs internally, and its summation order depends on the number of rows.
-    let mut most = rows.max(1);
+    let most = rows.max(1);
     #[cfg(target_arch = "x86_64")]
-    {
+    let most = {
         let output_grad = Factor::of(input.float(), output_grad, 0..rows);
-        if let Some(instructions) = output_grad.instructions(cpu) {
-            if groups::suit(inputs, outputs) {
+        match output_grad.instructions(cpu) {
+            Some(instructions) if groups::suit(inputs, outputs) => {
                 return groups::backward(cpu, instructions, rows, input, output_grad, mode, weight_grad);
             }
-            most = groups::packed_by_all(outputs);
+            Some(_) => groups::packed_by_all(outputs),
+            None => most,
         }
-    }
+    };
     for first in (0..rows.max(1)).step_by(most) {
         let rows = first..rows.min(first + most);
         let sum = if first == 0 { mode } else { GradientMode::Accumulate };
