@@ -43,13 +43,12 @@ impl Question for Interruption {
     const PAUSE: Duration = PAUSE;
 
     async fn ask(&mut self, server: &Server) -> Result<Vec<Notice>> {
-        let mut notices = Vec::new();
         if let Some(action) = self.document("spot/instance-action", server).await? {
-            notices.push(Notice::new(Advice::Stop, format!("AWS takes this VM away: {action}")));
+            // Nothing else matters any more, nor may a failure of the next request hide it.
+            return Ok(vec![Notice::new(Advice::Stop, format!("AWS takes this VM away: {action}"))]);
         }
-        if let Some(risk) = self.document("events/recommendations/rebalance", server).await? {
-            notices.push(Notice::new(Advice::Save, format!("AWS may soon take this VM away: {risk}")));
-        }
-        Ok(notices)
+        let risk = self.document("events/recommendations/rebalance", server).await?;
+        let notice = |risk| Notice::new(Advice::Save, format!("AWS may soon take this VM away: {risk}"));
+        Ok(risk.map(notice).into_iter().collect())
     }
 }
