@@ -39,6 +39,7 @@ pub mod config;
 mod connections;
 pub mod continuation;
 pub mod daemon;
+mod datasets;
 pub mod export;
 mod feed;
 mod http;

@@ -38,7 +38,7 @@ use millstream_worker::locks::RunLock;
 use millstream_worker::protocol;
 
 use crate::access::Requester;
-use crate::search;
+use crate::{datasets, search};
 use millstream_job::Job;
 
 pub(crate) use inputs::SharedInputs;
@@ -135,7 +135,9 @@ pub(crate) fn newest_unfinished(job: &Job, requester: &Requester) -> Result<Run>
     let mut newest_changed: Option<(SystemTime, PathBuf, Job)> = None;
     for directory in directories(parent).with_context(|| parent.display().to_string())? {
         let Some((begun, earlier)) = read_run(&directory, requester) else { continue };
-        if earlier.fingerprint() == fingerprint {
+        let is_same = earlier.fingerprint() == fingerprint
+            || datasets::pinned_as(job, &earlier).fingerprint() == earlier.fingerprint();
+        if is_same {
             if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
                 newest = Some((begun, directory));
             }
@@ -239,6 +241,16 @@ pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Resul
     }
     put(directory, RESOLVED_JOB, resolved.shareable_text().as_bytes())?;
     Ok(directory.join(RESOLVED_JOB))
+}
+
+/// The job of the run in `directory`.
+///
+/// # Errors
+/// When `requester` cannot read it.
+pub(crate) fn job_of(directory: &Path, requester: &Requester) -> Result<Job> {
+    let (_, job) = read_run(directory, requester)
+        .with_context(|| format!("the job of the run in {} cannot be read", directory.display()))?;
+    Ok(job)
 }
 
 /// The start time and the job of the run in `directory`, if `requester` can read it.

@@ -37,11 +37,16 @@ pub(crate) struct FileWork {
 impl FileWork {
     /// Starts the progress bar and the signal handler. The first Ctrl-C cancels the work, the second ends the process.
     pub(crate) fn start(context: &Context, label: &'static str) -> Result<Self, Failure> {
+        Self::with(Stores::default(), context, label)
+    }
+
+    /// As [`FileWork::start`], on files of `stores`.
+    pub(crate) fn with(stores: Stores, context: &Context, label: &'static str) -> Result<Self, Failure> {
         let runtime = Runtime::new()?;
         let interrupted = interrupt::listen_on(&runtime)?;
         let style = progress::checked("{spinner} {prefix}  {wide_msg}");
         let bar = context.screen.show(ProgressBar::no_length().with_prefix(label), style);
-        Ok(Self { runtime, stores: Stores::default(), progress: Arc::default(), bar, interrupted })
+        Ok(Self { runtime, stores, progress: Arc::default(), bar, interrupted })
     }
 
     /// Lists the files that match `patterns`. A local directory or a pattern that ends in `/` matches all files in it.
@@ -85,7 +90,8 @@ impl FileWork {
     }
 }
 
-fn expand_directory(pattern: &str) -> String {
+/// A directory, or a pattern that ends in `/`, as the pattern of all files in it.
+pub(crate) fn expand_directory(pattern: &str) -> String {
     let is_directory = pattern.ends_with('/') || (!pattern.contains("://") && Path::new(pattern).is_dir());
     if is_directory { format!("{}/**", pattern.trim_end_matches('/')) } else { pattern.to_owned() }
 }

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use millstream_control::proto::SubmitRequest;
+use millstream_io::storage::{CATALOG_VARIABLE, Reference, is_local};
 use millstream_job::{Job, Warning};
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::parse_directory_name;
@@ -81,9 +82,30 @@ fn read<'a>(file: &'a JobFile, context: &Context) -> Result<Read<'a>, Failure> {
             _ => format!("cannot read {path}: {error}"),
         })
     })?;
-    let (job, warnings) = Job::parse(&text, &path, &set)?;
+    let (mut job, mut warnings) = Job::parse(&text, &path, &set)?;
+    if let Some(catalog) = catalog_of(&job) {
+        // The daemon, and a later resume, do not have this process's variables.
+        set.push(catalog);
+        (job, warnings) = Job::parse(&text, &path, &set)?;
+    }
     warnings.iter().for_each(|warning| context.screen.line(&warning.to_string()));
     Ok(Read { text, path, set, job, warnings })
+}
+
+/// The setting of the catalog that this process's variable names, if the job needs one and names none.
+fn catalog_of(job: &Job) -> Option<String> {
+    let is_dataset =
+        |pattern: &String| Reference::in_place_of_path(pattern).is_ok_and(|found| found.is_some());
+    if job.storage.catalog.is_some() || !job.data.train.iter().chain(&job.data.eval).any(is_dataset) {
+        return None;
+    }
+    let catalog = std::env::var(CATALOG_VARIABLE).ok().filter(|catalog| !catalog.is_empty())?;
+    let catalog = match is_local(&catalog) {
+        // A relative path in a job file starts at the file.
+        Ok(true) => std::path::absolute(catalog).ok()?.to_str()?.to_owned(),
+        _ => catalog,
+    };
+    Some(format!("storage.catalog={}", toml::Value::from(catalog)))
 }
 
 /// The checkpoint `run`, or the newest one in this run directory.

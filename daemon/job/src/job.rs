@@ -163,6 +163,23 @@ impl Job {
         document::write(&table)
     }
 
+    /// The overrides that replace the files of the data, for [`Job::parse`]; none where they stay as they are. The numbers of
+    /// paths stay the same.
+    pub fn files_setting(&self, train: &[String], eval: &[String]) -> Vec<String> {
+        let text = |path: &String| toml::Value::from(path.as_str()).to_string();
+        let weights = self.data.train_weights.iter().map(Some).chain(std::iter::repeat(None));
+        let source = |(path, weight): (&String, Option<&f64>)| match weight {
+            Some(weight) => format!("{{ files = {}, weight = {weight:?} }}", text(path)),
+            None => text(path),
+        };
+        let train = (*train != self.data.train).then(|| {
+            format!("data.train=[{}]", train.iter().zip(weights).map(source).collect::<Vec<_>>().join(", "))
+        });
+        let eval = (*eval != self.data.eval)
+            .then(|| format!("data.eval=[{}]", eval.iter().map(text).collect::<Vec<_>>().join(", ")));
+        train.into_iter().chain(eval).collect()
+    }
+
     /// What evaluations decide.
     pub fn selection(&self) -> SelectionSpec {
         SelectionSpec { stopping: self.evaluation.stopping, best: self.checkpoint.best }

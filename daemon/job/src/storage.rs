@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millstream_io::storage::{AzSpec, GsSpec, S3Spec, StorageSpec};
+use millstream_io::storage::{AzSpec, GsSpec, S3Spec, StorageSpec, is_local};
 
 use crate::section::Section;
 
@@ -33,6 +33,13 @@ pub(super) fn read(mut storage: Section<'_>, base: &Path) -> StorageSpec {
             account: text(&mut az, "account"),
         },
         deadline_seconds: storage.whole_u32("deadline_seconds", 1..=86_400),
+        catalog: text(&mut storage, "catalog").map(|catalog| match is_local(&catalog) {
+            Ok(true) => {
+                let path = catalog.strip_prefix("file://").unwrap_or(&catalog);
+                base.join(path).to_string_lossy().into_owned()
+            }
+            _ => catalog,
+        }),
     };
     if let Err((name, message)) = spec.check() {
         storage.error(name, message);

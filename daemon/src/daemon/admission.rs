@@ -8,17 +8,18 @@ use std::sync::{Arc, PoisonError};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Count;
 use millstream_control::proto::{JobState, SubmitRequest};
+use millstream_io::storage::is_local;
 use millstream_job::{Job, Warning};
 use tracing::Level;
 
 use super::{Daemon, SubmitError, user_of};
 use crate::access::Requester;
-use crate::own_access;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs::{self, Rerun, Run};
 use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
+use crate::{datasets, own_access};
 
 /// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
 const MAX_DAEMON_DEATHS: u32 = 2;
@@ -80,7 +81,19 @@ impl Daemon {
         own_access::check_data(&job.data)?;
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
-        let run = if resume { runs::newest_unfinished(&job, &requester)? } else { runs::new(&job)? };
+        let (run, pinned) = if resume {
+            let run = runs::newest_unfinished(&job, &requester)?;
+            let pinned = datasets::pin_as(&job, &runs::job_of(&run.directory, &requester)?);
+            (Some(run), pinned)
+        } else {
+            let stores = self.shared.stores.for_job(&job.storage);
+            (None, datasets::pin(&job, &stores, &self.shared.runtime)?)
+        };
+        let job = match pinned.is_empty() {
+            true => job,
+            false => Job::parse_with(&job.text, &path, &pinned, &|file| requester.open(file))?.0,
+        };
+        let run = run.map_or_else(|| runs::new(&job), Ok)?;
         if let Some(Err(error)) = earlier.map(|earlier| earlier.prepare(&run.directory, &job)) {
             runs::discard(&run.directory)?;
             return Err(error.into());
@@ -319,6 +332,10 @@ pub(super) fn check_files(job: &Job, requester: &Requester) -> Result<()> {
     }
     if let Some(key_file) = &job.storage.gs.service_account {
         requester.check_read(key_file).context("`storage.gs.service_account`")?;
+    }
+    let catalog = job.storage.catalog.as_deref().filter(|catalog| is_local(catalog).unwrap_or(false));
+    if let Some(catalog) = catalog {
+        requester.check_read(Path::new(catalog)).context("`storage.catalog`")?;
     }
     Ok(())
 }

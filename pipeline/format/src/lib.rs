@@ -125,6 +125,16 @@ pub enum FileFormat {
 }
 
 impl FileFormat {
+    /// The name, as people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Csv => "CSV",
+            Self::JsonLines => "JSON lines",
+            Self::Parquet => "Parquet",
+            Self::TfRecord => "TFRecord",
+        }
+    }
+
     /// The format that a file's name indicates, compressed or not.
     pub fn from_name(path: &str) -> Option<Self> {
         let name = path.to_ascii_lowercase();

@@ -51,6 +51,20 @@ pub enum Error {
         /// The file.
         path: String,
     },
+    /// A file of a dataset has changed or is missing.
+    #[error(
+        "{}: has changed since {dataset} was registered; restore it, or register the files again",
+        redact(path)
+    )]
+    ChangedInDataset {
+        /// The file.
+        path: String,
+        /// The version of the dataset.
+        dataset: String,
+    },
+    /// A dataset is named, but no catalog.
+    #[error("no catalog of datasets: set `storage.catalog`, or the variable MILLSTREAM_CATALOG")]
+    NoCatalog,
     /// The storage service rejected the request or failed.
     #[error("{}: {error}", redact(path))]
     Storage {

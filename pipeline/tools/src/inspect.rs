@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::detect::{Detected, detect};
 use crate::progress::Progress;
-use crate::stats::{ColumnStatistics, ColumnSummary};
+use crate::stats::{ColumnStatistics, ColumnSummary, Distribution};
 use crate::survey::Surveyor;
 use crate::values::{JsonColumn, Limited, Room};
 
@@ -95,6 +95,8 @@ pub struct Inspected {
     pub reports: Vec<Report>,
     /// Statistics of each column over all files, if they were requested, in order of first appearance.
     pub totals: Vec<(String, ColumnSummary)>,
+    /// The distributions of the same columns.
+    pub distributions: Vec<Distribution>,
 }
 
 /// Reads all of `objects` and returns a report for each, in order. Blocks, so it must not be called from
@@ -141,8 +143,9 @@ pub fn inspect(
             Ok(())
         },
     )?;
+    let distributions = totals.iter().map(|(_, total)| total.distribution()).collect();
     let totals = totals.into_iter().map(|(name, total)| (name, total.summary())).collect();
-    Ok(Inspected { reports, totals })
+    Ok(Inspected { reports, totals, distributions })
 }
 
 /// The statistics of the columns of a file.

@@ -9,6 +9,7 @@ mod command_line;
 mod continuation;
 mod cuda;
 mod cuda_memory;
+mod datasets;
 mod doctor;
 mod evaluation;
 mod faults_cache;

@@ -90,7 +90,8 @@ impl Helps {
     fn check(&mut self, words: &[String]) -> Result<(), String> {
         let mut path = vec![words[0].rsplit('/').next().unwrap().to_owned()];
         if path[0] == "millstream" {
-            let names = if words.get(1).is_some_and(|word| word == "bench") { 2 } else { 1 };
+            let has_subcommands = |word: &String| ["bench", "dataset"].contains(&word.as_str());
+            let names = if words.get(1).is_some_and(has_subcommands) { 2 } else { 1 };
             path.extend(words[1..].iter().take_while(|word| !word.starts_with('-')).take(names).cloned());
         }
         let help = self.of(&path).ok_or("no such command")?;

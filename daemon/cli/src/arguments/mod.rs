@@ -1,6 +1,7 @@
 //! Commands, flags and their help texts: of jobs here, of data files in [`data`], of rows to score in [`scoring`].
 
 mod data;
+mod dataset;
 mod scoring;
 
 use std::path::PathBuf;
@@ -12,6 +13,9 @@ use millstream_control::proto::JobState;
 
 pub(crate) use data::{
     ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Generate, IdForm, Init, Inspect, Written,
+};
+pub(crate) use dataset::{
+    CatalogPlace, Dataset, DatasetStatistics, DiffDatasets, Register, Rollback, ShowDataset,
 };
 pub(crate) use scoring::{Layout, Predict, ScoreFormat, Scored};
 
@@ -213,6 +217,9 @@ Examples:
     Convert(Convert),
     /// Generate a synthetic click log and print its best possible AUC
     Generate(Generate),
+    /// Name versions of files, and compare them
+    #[command(subcommand)]
+    Dataset(Dataset),
     /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),

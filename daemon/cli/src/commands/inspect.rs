@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: Inspect, context: &Context) -> Result<(), Failure> 
     let work = FileWork::start(context, "reading")?;
     let objects = work.list(&arguments.files)?;
     let goal = Goal { files: Some(objects.len() as u64), rows: None };
-    let Inspected { reports, totals } =
+    let Inspected { reports, totals, .. } =
         work.run(goal, |storage, progress| inspect::inspect(&objects, &options, &storage.runtime, progress))?;
     let notes = reports.iter().filter_map(|report| report.note.as_ref());
     notes.take(1).for_each(|note| context.screen.note(note));
@@ -118,12 +118,7 @@ fn summary(reports: &[Report], totals: &[(String, ColumnSummary)], width: usize)
 }
 
 fn format_of(report: &Report) -> &'static str {
-    report.format.map_or("unknown", |format| match format {
-        FileFormat::Csv => "CSV",
-        FileFormat::JsonLines => "JSON lines",
-        FileFormat::Parquet => "Parquet",
-        FileFormat::TfRecord => "TFRecord",
-    })
+    report.format.map_or("unknown", FileFormat::name)
 }
 
 fn type_of(column: &ColumnReport) -> String {

@@ -6,6 +6,7 @@ mod cancel;
 pub(crate) mod check;
 mod checkpoint;
 mod convert;
+mod dataset;
 mod doctor;
 mod documents;
 mod eval;
@@ -35,7 +36,7 @@ pub(crate) use history::plot_of;
 
 use tokio::runtime::Runtime;
 
-use crate::arguments::{Bench, Command};
+use crate::arguments::{Bench, Command, Dataset};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -77,6 +78,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Inspect(arguments) => inspect::run(arguments, context),
         Command::Convert(arguments) => convert::run(arguments, context),
         Command::Generate(arguments) => generate::run(arguments, context),
+        Command::Dataset(command) => dataset::run(command, context),
         Command::Bench(Bench::Ingest(arguments)) => bench::ingest(&arguments, context),
         Command::Predict(arguments) => on_runtime(predict::run(arguments, context)),
         Command::Completions(arguments) => documents::completions(&arguments),
@@ -91,6 +93,7 @@ fn cleans_up(command: &Command) -> bool {
         C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Top(_) => true,
         C::Lineage(_) | C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
+        C::Dataset(command) => matches!(command, Dataset::Register(_)),
         C::Check(_) | C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => {
             false
         }

@@ -255,3 +255,21 @@ fn the_shareable_text_has_no_secrets_of_addresses() {
     assert_eq!(plain.shareable_text(), plain.text);
     assert_ne!(plain.fingerprint(), one.fingerprint());
 }
+
+#[test]
+fn files_can_be_replaced_and_keep_their_weights() {
+    let set = ["data.train=[\"a\", { files = \"dataset://b\", weight = 2.5 }]"];
+    let before = job(SOUND, &set);
+    let train = ["a".to_owned(), "dataset://b/3".to_owned()];
+    let set = before.files_setting(&train, &before.data.eval);
+    assert_eq!(set.len(), 1);
+    let after = Job::parse(&before.text, Path::new("job.toml"), &set).unwrap().0;
+    assert_eq!(after.data.train, train);
+    assert_eq!(
+        (&after.data.train_weights, &after.data.eval),
+        (&before.data.train_weights, &before.data.eval)
+    );
+    assert_eq!(before.files_setting(&before.data.train, &before.data.eval), [""; 0]);
+    let set = before.files_setting(&before.data.train, &["x\"y".to_owned()]);
+    assert_eq!(Job::parse(&before.text, Path::new("job.toml"), &set).unwrap().0.data.eval, ["x\"y"]);
+}

@@ -24,11 +24,15 @@ pub struct Listing {
     entries: Vec<Entry>,
 }
 
+/// An object in one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
-    address: String,
-    size: u64,
-    version: String,
+pub struct Entry {
+    /// Its address.
+    pub address: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its version: tag, generation or time of the last change.
+    pub version: String,
 }
 
 /// A current listing compared with an earlier one.
@@ -49,6 +53,11 @@ impl Listing {
             version: object.version(),
         };
         Self { entries: objects.iter().map(entry).collect() }
+    }
+
+    /// The objects, in the order of the listing.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
     }
 
     /// The number of objects.
@@ -121,6 +130,12 @@ impl Listing {
             return Err(damaged());
         }
         Ok(Self { entries })
+    }
+}
+
+impl FromIterator<Entry> for Listing {
+    fn from_iter<T: IntoIterator<Item = Entry>>(entries: T) -> Self {
+        Self { entries: entries.into_iter().collect() }
     }
 }
 

@@ -24,6 +24,7 @@ use object_store::{ObjectMeta, ObjectStoreExt};
 
 use super::Stores;
 use super::address::{self, Address, Scheme};
+use super::catalog::Reference;
 use super::client::Store;
 use super::local::DescriptorWait;
 use super::object::Object;
@@ -35,6 +36,10 @@ const LISTINGS: usize = 3;
 
 /// Lists all objects that `pattern` matches.
 pub(super) async fn resolve(stores: &Stores, pattern: &str, base: &Path) -> Result<Vec<Object>, Error> {
+    if let Some(dataset) = Reference::in_place_of_path(pattern)? {
+        // Its files are listed in turn.
+        return Box::pin(stores.list_dataset(&dataset)).await;
+    }
     let address = Address::parse(pattern)?;
     let mut wait = DescriptorWait::new(pattern, stores.spec.deadline());
     loop {

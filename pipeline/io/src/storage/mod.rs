@@ -8,6 +8,7 @@
 //! connections, tokens and measurements, and one buffer, so that they share what they fetch ([`super::fetch`]).
 
 mod address;
+mod catalog;
 mod client;
 mod frozen;
 mod http;
@@ -16,6 +17,7 @@ mod local;
 mod object;
 mod pages;
 mod probe;
+mod small;
 mod spec;
 mod upload;
 
@@ -26,7 +28,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use millstream_trace::Recorder;
 use parking_lot::Mutex;
 
-pub use self::frozen::{Kept, Listing};
+pub use self::catalog::{CATALOG_VARIABLE, Catalog, Choice, Column, Numbers, Reference, Version};
+pub use self::frozen::{Entry, Kept, Listing};
 pub use self::object::Object;
 pub use self::probe::Probe;
 pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};

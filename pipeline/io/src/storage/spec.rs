@@ -20,6 +20,8 @@ pub struct StorageSpec {
     pub az: AzSpec,
     /// The time for which a failing read is retried, in seconds.
     pub deadline_seconds: Option<u32>,
+    /// The catalog of datasets: a directory, or the address of one.
+    pub catalog: Option<String>,
 }
 
 /// Google Cloud Storage.
@@ -85,6 +87,7 @@ impl StorageSpec {
                 account: pick(&self.az.account, &other.az.account),
             },
             deadline_seconds: pick(&self.deadline_seconds, &other.deadline_seconds),
+            catalog: pick(&self.catalog, &other.catalog),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Statistics of columns, for `inspect --stats`: range, mean and distribution of numbers, distinct count, frequent
 //! values, and the value that makes a column text.
 
+mod drift;
 mod sketch;
 
 use std::fmt::Write;
@@ -12,13 +13,16 @@ use arrow_schema::DataType;
 use millstream_format::cells::Cells;
 use millstream_format::csv::Inferred;
 use millstream_pipeline::transform::temporal;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::typed::Raw;
 use crate::written::as_written;
 
-use sketch::{Distinct, Frequent, Numbers};
+pub use drift::{Drift, drift};
+pub use sketch::Sketch;
+
+use sketch::{Distinct, Frequent, Hashed, Numbers};
 
 /// Frequent values to report, and bins of a histogram.
 const TOP_VALUES: usize = 10;
@@ -27,7 +31,7 @@ const BINS: usize = 20;
 const SHOWN_BYTES: usize = 100;
 
 /// Statistics of a column's present values. The elements of lists count as values.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ColumnSummary {
     /// The number of values.
     pub values: u64,
@@ -45,8 +49,18 @@ pub struct ColumnSummary {
     pub text_because: Option<TextReason>,
 }
 
+/// The distribution of a column's values, to compare with that of another version of the data.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Distribution {
+    /// Of numbers, dates or times.
+    Numbers(Sketch),
+    /// Of other values: their counts by a few bits of their hash.
+    Values(Vec<u64>),
+}
+
 /// A value and its number of occurrences.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TopValue {
     /// The value.
     pub value: Value,
@@ -55,7 +69,7 @@ pub struct TopValue {
 }
 
 /// Statistics of finite numbers. Dates count days, and timestamps seconds, since 1970; times of day seconds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumberSummary {
     /// The smallest value.
     pub min: Value,
@@ -74,7 +88,7 @@ pub struct NumberSummary {
 }
 
 /// The reason that a column of mostly numbers is text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextReason {
     /// The first value that is not a number.
     pub value: String,
@@ -92,6 +106,7 @@ pub(crate) struct ColumnStatistics {
     values: u64,
     distinct: Distinct,
     frequent: Frequent,
+    hashed: Hashed,
     numbers: Numbers,
     /// Values that are not numbers.
     texts: u64,
@@ -223,6 +238,7 @@ impl ColumnStatistics {
     fn add_value(&mut self, text: &[u8]) {
         self.values += 1;
         self.distinct.add(text);
+        self.hashed.add(text);
         self.frequent.add(text, 1);
     }
 
@@ -243,6 +259,7 @@ impl ColumnStatistics {
         self.texts += other.texts;
         self.distinct.merge(&other.distinct);
         self.frequent.merge(&other.frequent);
+        self.hashed.merge(&other.hashed);
         self.numbers.merge(&other.numbers);
         if self.first_text.is_none() {
             self.first_text.clone_from(&other.first_text);
@@ -278,6 +295,15 @@ impl ColumnStatistics {
             top_undercount: self.frequent.undercount(),
             numbers: is_number.then(|| self.number_summary()),
             text_because,
+        }
+    }
+
+    /// The distribution of a column.
+    pub(crate) fn distribution(&self) -> Distribution {
+        if self.texts == 0 && self.numbers.count > 0 {
+            Distribution::Numbers(self.numbers.sketch())
+        } else {
+            Distribution::Values(self.hashed.counts().to_vec())
         }
     }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use millstream_pipeline::fingerprint::fingerprint64;
+use serde::{Deserialize, Serialize};
 
 /// Distinct values are counted exactly up to this number.
 const EXACT_DISTINCT: usize = 1 << 14;
@@ -17,8 +18,10 @@ const COUNTED_VALUES: usize = 1024;
 const MAX_COUNTED_BYTES: usize = 256;
 /// Buckets of a distribution.
 const MAX_BUCKETS: usize = 4096;
-/// Initially, a bucket holds numbers that agree in sign, exponent and 8 bits of their mantissa: within 0.4 %.
-const FIRST_SHIFT: u32 = 44;
+/// Buckets of a stored distribution.
+const STORED_BUCKETS: usize = 256;
+/// Initially, a bucket holds one number. Buckets double in width while there are too many.
+const FIRST_SHIFT: u32 = 0;
 
 /// The number of distinct values: exact, then estimated (HyperLogLog, Flajolet et al. 2007).
 #[derive(Clone, Default)]
@@ -160,6 +163,63 @@ impl Frequent {
     }
 }
 
+/// Counts of values by a few bits of their hash: a distribution of values that are too many to count one by one.
+#[derive(Clone)]
+pub(super) struct Hashed([u64; Self::BINS]);
+
+impl Hashed {
+    const BINS: usize = 64;
+
+    pub(super) fn add(&mut self, value: &[u8]) {
+        self.0[fingerprint64(value) as usize % Self::BINS] += 1;
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(count, more)| *count += more);
+    }
+
+    pub(super) fn counts(&self) -> &[u64] {
+        &self.0
+    }
+}
+
+impl Default for Hashed {
+    fn default() -> Self {
+        Self([0; Self::BINS])
+    }
+}
+
+/// A distribution to store: counts of numbers by their leading bits. The buckets of two sketches nest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sketch {
+    /// The number of trailing bits that a bucket ignores.
+    shift: u32,
+    /// The leading bits of the numbers in each bucket, ascending, and their count.
+    buckets: Vec<(i64, u64)>,
+}
+
+impl Sketch {
+    /// The counts of two distributions in the same buckets, in the order of the numbers.
+    pub(super) fn aligned(&self, other: &Self) -> Vec<(u64, u64)> {
+        let shift = self.shift.max(other.shift);
+        let mut counts: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
+        let of = |sketch: &Self| {
+            // A stored sketch may be damaged; 63 bits leave the sign.
+            let by = (shift - sketch.shift).min(63);
+            sketch.buckets.iter().map(move |&(key, count)| (key >> by, count)).collect::<Vec<_>>()
+        };
+        for (key, count) in of(self) {
+            let known = &mut counts.entry(key).or_default().0;
+            *known = known.saturating_add(count);
+        }
+        for (key, count) in of(other) {
+            let known = &mut counts.entry(key).or_default().1;
+            *known = known.saturating_add(count);
+        }
+        counts.into_values().collect()
+    }
+}
+
 /// Moments and distribution of numbers.
 #[derive(Clone)]
 pub(super) struct Numbers {
@@ -275,9 +335,18 @@ impl Numbers {
         counts
     }
 
+    /// The distribution, to store.
+    pub(super) fn sketch(&self) -> Sketch {
+        let mut stored = self.clone();
+        while stored.buckets.len() > STORED_BUCKETS {
+            stored.shift_to(stored.shift + 1);
+        }
+        Sketch { shift: stored.shift, buckets: stored.buckets.into_iter().collect() }
+    }
+
     /// A typical value of a bucket.
     fn middle(&self, key: i64) -> f64 {
-        let half = 1 << (self.shift - 1);
+        let half = (1_i64 << self.shift) >> 1;
         let (low, middle) = (key << self.shift, (key << self.shift) | half);
         // Integers and zero are the lowest of their bucket; others spread over it.
         let low = unordered(low);

@@ -1,0 +1,474 @@
+//! A catalog of datasets: listings with a name and a number, shared by several hosts.
+//!
+//! ```text
+//! CATALOG/clicks/00000001.json              a version: what was registered, see [`Version`]; never replaced
+//!                00000001.statistics.json   statistics of its columns, of interest to people only
+//!                current.json               the version that a reference without a number means, and who chose it
+//! ```
+//!
+//! CATALOG is a directory or the address of one in an object store: `storage.catalog`, or the variable `MILLSTREAM_CATALOG`.
+//! In place of paths, `dataset://clicks/3` names the files of version 3, in the versions that were registered, and
+//! `dataset://clicks` those of the current version. Files that were added later are not part of a version; one that has
+//! changed or is missing is an error.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::object::Object;
+use super::{Listing, Stores, is_local};
+use crate::Error;
+
+/// The scheme of references to datasets.
+const SCHEME: &str = "dataset://";
+
+/// The variable that names the catalog where no setting does.
+pub const CATALOG_VARIABLE: &str = "MILLSTREAM_CATALOG";
+
+/// The file that names the current version.
+const CURRENT: &str = "current.json";
+const STATISTICS: &str = ".statistics.json";
+
+/// The maximum length of a dataset's name, in bytes.
+const MAX_NAME_BYTES: usize = 64;
+
+/// The maximum size of a file of a catalog: a listing may have a million objects.
+const MAX_FILE_BYTES: u64 = 512 << 20;
+
+/// The most changes by others that are met in a row.
+const TRIES: u32 = 100;
+
+/// A dataset, or a version of it: `clicks`, `clicks/3`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reference {
+    /// The dataset's name: ASCII letters, digits, `.`, `_` and `-`.
+    pub name: String,
+    /// The version's number, from 1; `None` for the current one.
+    pub version: Option<u32>,
+}
+
+/// A version of a dataset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The dataset's name.
+    pub dataset: String,
+    /// The number, from 1.
+    pub version: u32,
+    /// When it was registered, in milliseconds since the Unix epoch.
+    pub registered_ms: u64,
+    /// Who registered it.
+    pub by: String,
+    /// What they say about it; may be empty.
+    #[serde(default)]
+    pub description: String,
+    /// The absolute paths and globs that were registered.
+    pub patterns: Vec<String>,
+    /// The format of the files.
+    pub format: String,
+    /// The number of rows.
+    pub rows: u64,
+    /// The columns.
+    pub columns: Vec<Column>,
+    /// The files in their versions, as [`Listing::to_text`] writes them.
+    pub listing: String,
+}
+
+/// A column of a dataset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Column {
+    /// The name.
+    pub name: String,
+    /// The type of a value, in words.
+    #[serde(rename = "type")]
+    pub data_type: String,
+    /// Whether a row may have several values.
+    #[serde(default)]
+    pub multi: bool,
+    /// Rows without a value.
+    pub absent: u64,
+}
+
+/// The versions of a dataset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// All, ascending; at least one.
+    pub versions: Vec<u32>,
+    /// The current one.
+    pub current: u32,
+    /// The choice of it, if it was registered before others.
+    pub choice: Option<Choice>,
+}
+
+/// The choice of the current version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Its number.
+    pub version: u32,
+    /// Who made it current.
+    pub by: String,
+    /// When, in milliseconds since the Unix epoch.
+    pub chosen_ms: u64,
+}
+
+/// A catalog.
+#[derive(Clone, Debug)]
+pub struct Catalog {
+    stores: Stores,
+    /// Its address without a slash at the end; absolute.
+    root: String,
+}
+
+impl Reference {
+    /// Parses `NAME` or `NAME/VERSION`, also with `dataset://` before it.
+    ///
+    /// # Errors
+    /// When the name or the number is invalid.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let invalid =
+            |message: &str| Error::BadPattern { pattern: text.to_owned(), message: message.to_owned() };
+        let path = text.strip_prefix(SCHEME).unwrap_or(text);
+        let (name, version) = match path.split_once('/') {
+            Some((name, version)) => (name, Some(version)),
+            None => (path, None),
+        };
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty()
+            || name.len() > MAX_NAME_BYTES
+            || name.starts_with('.')
+            || !name.chars().all(is_plain)
+        {
+            return Err(invalid(
+                "is not the name of a dataset: up to 64 letters, digits, `.`, `_` and `-`, and no `.` at the start",
+            ));
+        }
+        let number = |text: &str| text.parse().ok().filter(|&number: &u32| number > 0);
+        let version =
+            version.map(|text| number(text).ok_or_else(|| invalid("has no version number, such as NAME/3")));
+        Ok(Self { name: name.to_owned(), version: version.transpose()? })
+    }
+
+    /// The reference that `pattern` is, unless it is a path or a glob.
+    ///
+    /// # Errors
+    /// As for [`Reference::parse`].
+    pub fn in_place_of_path(pattern: &str) -> Result<Option<Self>, Error> {
+        pattern.starts_with(SCHEME).then(|| Self::parse(pattern)).transpose()
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}", self.name)?;
+        self.version.map_or(Ok(()), |version| write!(f, "/{version}"))
+    }
+}
+
+impl Version {
+    /// The reference to this version.
+    pub fn reference(&self) -> Reference {
+        Reference { name: self.dataset.clone(), version: Some(self.version) }
+    }
+
+    /// The files.
+    ///
+    /// # Errors
+    /// When it is damaged.
+    pub fn files(&self) -> Result<Listing, Error> {
+        Listing::parse(&self.listing)
+    }
+}
+
+impl Catalog {
+    /// The catalog of these settings. A relative directory starts at the working directory.
+    ///
+    /// # Errors
+    /// When none is set, or its address is invalid.
+    pub fn of(stores: &Stores) -> Result<Self, Error> {
+        let variable = || std::env::var(CATALOG_VARIABLE).ok().filter(|catalog| !catalog.is_empty());
+        let root = stores.spec.catalog.clone().or_else(variable);
+        let root = root.ok_or_else(|| Error::NoCatalog)?;
+        let root = root.trim_end_matches('/');
+        let root = if is_local(root)? {
+            let path = root.strip_prefix("file://").unwrap_or(root);
+            let absolute =
+                std::path::absolute(path).map_err(|source| Error::file(Path::new(path), source))?;
+            absolute.to_string_lossy().into_owned()
+        } else {
+            root.to_owned()
+        };
+        Ok(Self { stores: stores.clone(), root })
+    }
+
+    /// Its directory, if it is local.
+    pub fn directory(&self) -> Option<PathBuf> {
+        is_local(&self.root).ok()?.then(|| PathBuf::from(&self.root))
+    }
+
+    /// Its address.
+    pub fn address(&self) -> &str {
+        &self.root
+    }
+
+    /// The names of all datasets, sorted.
+    ///
+    /// # Errors
+    /// The error of the storage service.
+    pub async fn names(&self) -> Result<Vec<String>, Error> {
+        let first = format!("/{}", file_name(1));
+        let found = self.list(&format!("*{first}")).await?;
+        let name = |path: &str| Some(path.strip_suffix(&first)?.rsplit('/').next()?.to_owned());
+        Ok(found.iter().filter_map(|object| name(object.path())).collect())
+    }
+
+    /// The numbers of a dataset's versions.
+    ///
+    /// # Errors
+    /// When there is no such dataset, or the error of the storage service.
+    pub async fn numbers(&self, name: &str) -> Result<Numbers, Error> {
+        let found = self.list(&format!("{name}/*.json")).await?;
+        let number = |path: &str| path.rsplit('/').next()?.strip_suffix(".json")?.parse().ok();
+        let mut versions: Vec<u32> = found.iter().filter_map(|object| number(object.path())).collect();
+        versions.sort_unstable();
+        let Some(&newest) = versions.last() else {
+            let message =
+                format!("no such dataset in the catalog {}; `millstream dataset list` shows all", self.root);
+            return Err(Error::BadPattern { pattern: format!("{SCHEME}{name}"), message });
+        };
+        let current = self.read(&format!("{name}/{CURRENT}")).await?;
+        let choice = current.and_then(|bytes| serde_json::from_slice::<Choice>(&bytes).ok());
+        // One that is not of this dataset is of a damaged catalog.
+        let choice = choice.filter(|choice| versions.contains(&choice.version));
+        let current = choice.as_ref().map_or(newest, |choice| choice.version);
+        Ok(Numbers { versions, current, choice: choice.filter(|choice| choice.version < newest) })
+    }
+
+    /// A version of a dataset.
+    ///
+    /// # Errors
+    /// When there is none, it is damaged, or the error of the storage service.
+    pub async fn version(&self, reference: &Reference) -> Result<Version, Error> {
+        let number = match reference.version {
+            Some(number) => number,
+            None => self.numbers(&reference.name).await?.current,
+        };
+        let path = format!("{}/{}", reference.name, file_name(number));
+        let invalid = |message: String| Error::BadPattern { pattern: reference.to_string(), message };
+        let bytes = self.read(&path).await?;
+        let bytes = bytes.ok_or_else(|| invalid(format!("no such version in the catalog {}", self.root)))?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| invalid(format!("{}/{path} is damaged: {error}", self.root)))
+    }
+
+    /// Adds `version` with the next free number, which the result has, and makes it current.
+    ///
+    /// # Errors
+    /// The error of the storage service.
+    pub async fn add(&self, mut version: Version) -> Result<Version, Error> {
+        let name = version.dataset.clone();
+        let known = self.list(&format!("{name}/*.json")).await?;
+        version.version = match known.is_empty() {
+            true => 1,
+            false => self.numbers(&name).await?.versions.last().map_or(1, |newest| newest + 1),
+        };
+        for _ in 0..TRIES {
+            let path = format!("{}/{name}/{}", self.root, file_name(version.version));
+            let bytes = serde_json::to_vec_pretty(&version).unwrap_or_default();
+            if self.stores.put_new(&path, Path::new("/"), bytes).await? {
+                // Of several that are registered at once, the newest becomes current.
+                if self.numbers(&name).await?.versions.last() == Some(&version.version) {
+                    self.choose(&name, version.version, &version.by, version.registered_ms).await?;
+                }
+                return Ok(version);
+            }
+            // Somebody else registered one meanwhile.
+            version.version += 1;
+        }
+        Err(Error::BadPattern {
+            pattern: name,
+            message: "too many versions are registered at once".to_owned(),
+        })
+    }
+
+    /// Makes a version the current one.
+    ///
+    /// # Errors
+    /// The error of the storage service.
+    pub async fn choose(&self, name: &str, version: u32, by: &str, chosen_ms: u64) -> Result<(), Error> {
+        let path = format!("{}/{name}/{CURRENT}", self.root);
+        let choice = Choice { version, by: by.to_owned(), chosen_ms };
+        self.stores.put(&path, Path::new("/"), serde_json::to_vec_pretty(&choice).unwrap_or_default()).await
+    }
+
+    /// The statistics of a version, if there are any.
+    ///
+    /// # Errors
+    /// The error of the storage service.
+    pub async fn statistics(&self, name: &str, version: u32) -> Result<Option<Vec<u8>>, Error> {
+        self.read(&format!("{name}/{version:08}{STATISTICS}")).await
+    }
+
+    /// Writes the statistics of a version.
+    ///
+    /// # Errors
+    /// The error of the storage service.
+    pub async fn put_statistics(&self, name: &str, version: u32, bytes: Vec<u8>) -> Result<(), Error> {
+        let path = format!("{}/{name}/{version:08}{STATISTICS}", self.root);
+        self.stores.put(&path, Path::new("/"), bytes).await
+    }
+
+    /// The files of the catalog that a glob matches.
+    async fn list(&self, glob: &str) -> Result<Vec<Object>, Error> {
+        match self.stores.list(&[format!("{}/{glob}", self.root)], Path::new("/")).await {
+            Err(Error::EmptyGlob { .. } | Error::NotFound { .. }) => Ok(Vec::new()),
+            listed => listed,
+        }
+    }
+
+    async fn read(&self, path: &str) -> Result<Option<Vec<u8>>, Error> {
+        let mut tries = 0;
+        loop {
+            let found = self.list(path).await?;
+            let Some(object) = found.first() else { return Ok(None) };
+            if object.size() > MAX_FILE_BYTES {
+                let message = format!("has {} bytes, more than any file of a catalog", object.size());
+                return Err(Error::BadPattern { pattern: object.path().to_string(), message });
+            }
+            tries += 1;
+            match object.read(0..object.size()).await {
+                // Replaced between the listing and the read.
+                Err(Error::Changed { .. }) if tries < TRIES => {}
+                read => return Ok(Some(read?.to_vec())),
+            }
+        }
+    }
+}
+
+fn file_name(version: u32) -> String {
+    format!("{version:08}.json")
+}
+
+impl Stores {
+    /// `patterns`, of which those that name a dataset name its current version.
+    ///
+    /// # Errors
+    /// As for [`Catalog::numbers`].
+    pub async fn pin(&self, patterns: &[String]) -> Result<Vec<String>, Error> {
+        let mut pinned = Vec::with_capacity(patterns.len());
+        for pattern in patterns {
+            pinned.push(match Reference::in_place_of_path(pattern)? {
+                Some(Reference { name, version: None }) => {
+                    let current = Catalog::of(self)?.numbers(&name).await?.current;
+                    Reference { name, version: Some(current) }.to_string()
+                }
+                _ => pattern.clone(),
+            });
+        }
+        Ok(pinned)
+    }
+
+    /// The files of a dataset, in the versions that were registered.
+    pub(super) async fn list_dataset(&self, reference: &Reference) -> Result<Vec<Object>, Error> {
+        let version = Catalog::of(self)?.version(reference).await?;
+        if version.patterns.iter().any(|pattern| pattern.starts_with(SCHEME)) {
+            let message = "is registered with another dataset among its paths".to_owned();
+            return Err(Error::BadPattern { pattern: reference.to_string(), message });
+        }
+        let now = self.list(&version.patterns, Path::new("/")).await?;
+        match version.files()?.keep(now) {
+            Ok(kept) => Ok(kept.objects),
+            Err(Error::Changed { path }) => {
+                Err(Error::ChangedInDataset { path, dataset: version.reference().to_string() })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::storage::StorageSpec;
+
+    fn version(dataset: &str, patterns: &[&str], listing: &Listing) -> Version {
+        Version {
+            dataset: dataset.to_owned(),
+            version: 0,
+            registered_ms: 1,
+            by: "ann".to_owned(),
+            description: String::new(),
+            patterns: patterns.iter().map(ToString::to_string).collect(),
+            format: "parquet".to_owned(),
+            rows: 1,
+            columns: Vec::new(),
+            listing: listing.to_text(),
+        }
+    }
+
+    #[test]
+    fn references_have_a_name_and_perhaps_a_number() {
+        let parse = |text: &str| Reference::parse(text).map(|reference| reference.to_string()).ok();
+        assert_eq!(parse("clicks").as_deref(), Some("dataset://clicks"));
+        assert_eq!(parse("dataset://clicks.v2/12").as_deref(), Some("dataset://clicks.v2/12"));
+        for bad in ["", "a b", "a/0", "a/x", "a/1/2", "../a", "a@3", ".a", "é"] {
+            assert_eq!(parse(bad), None, "{bad}");
+        }
+        assert_eq!(Reference::in_place_of_path("clicks/3").unwrap(), None);
+        assert!(Reference::in_place_of_path("dataset://clicks/").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_version_keeps_its_files_and_the_current_one_can_be_moved() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let spec = StorageSpec { catalog: Some(at("catalog")), ..StorageSpec::default() };
+        let stores = Stores::new(spec, 0);
+        let catalog = Catalog::of(&stores).unwrap();
+        assert_eq!(catalog.names().await.unwrap(), Vec::<String>::new());
+        std::fs::write(at("a.csv"), "1").unwrap();
+        let glob = at("*.csv");
+        let register = async || {
+            let objects = stores.list(std::slice::from_ref(&glob), Path::new("/")).await.unwrap();
+            catalog.add(version("clicks", &[&glob], &Listing::of(&objects))).await.unwrap().version
+        };
+        assert_eq!(register().await, 1);
+        std::fs::write(at("b.csv"), "22").unwrap();
+        assert_eq!(register().await, 2);
+        let list = async |pattern: &str| stores.list(&[pattern.to_owned()], directory.path()).await;
+        assert_eq!(
+            list("dataset://clicks/1").await.unwrap().len(),
+            1,
+            "files added later are not part of it"
+        );
+        assert_eq!(list("dataset://clicks").await.unwrap().len(), 2);
+        catalog.choose("clicks", 1, "bob", 7).await.unwrap();
+        let choice = catalog.numbers("clicks").await.unwrap().choice;
+        assert_eq!(choice, Some(Choice { version: 1, by: "bob".to_owned(), chosen_ms: 7 }));
+        assert_eq!(list("dataset://clicks").await.unwrap().len(), 1);
+        let pinned = stores.pin(&["dataset://clicks".to_owned(), "x".to_owned()]).await.unwrap();
+        assert_eq!(pinned, ["dataset://clicks/1", "x"]);
+        assert_eq!(catalog.names().await.unwrap(), ["clicks"]);
+        std::fs::write(at("a.csv"), "333").unwrap();
+        let error = list("dataset://clicks/1").await.unwrap_err().to_string();
+        assert!(error.contains("a.csv: has changed since dataset://clicks/1 was registered"), "{error}");
+        assert!(list("dataset://clicks/3").await.unwrap_err().to_string().contains("no such version"));
+        assert!(list("dataset://others").await.unwrap_err().to_string().contains("no such dataset"));
+    }
+
+    #[tokio::test]
+    async fn two_that_register_at_once_get_different_numbers() {
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = directory.path().to_str().unwrap().to_owned();
+        let stores = Stores::new(StorageSpec { catalog: Some(catalog), ..StorageSpec::default() }, 0);
+        let catalog = Catalog::of(&stores).unwrap();
+        let added = (0..5).map(|_| catalog.add(version("clicks", &["/x"], &Listing::default())));
+        let added = futures::future::try_join_all(added).await.unwrap();
+        let mut numbers: Vec<u32> = added.iter().map(|version| version.version).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [1, 2, 3, 4, 5]);
+        let found = catalog.numbers("clicks").await.unwrap();
+        assert_eq!((found.versions, found.current), (numbers, 5));
+    }
+}
