@@ -42,6 +42,7 @@ pub mod daemon;
 mod datasets;
 pub mod export;
 mod feed;
+mod groups;
 mod http;
 pub mod journal;
 pub mod lineage;

@@ -28,7 +28,7 @@ use crate::roles::{Gate, Policy, Roles};
 use crate::socket::{ControlSocket, SocketFile};
 use crate::standard_services::{self, Health};
 use crate::web::Web;
-use crate::{metrics, service, service_manager};
+use crate::{groups, metrics, service, service_manager};
 
 /// Capacity of the queue of accepted connections.
 const ACCEPT_QUEUE: usize = 16;
@@ -73,6 +73,7 @@ pub async fn serve(
         let _entered = control.handle.enter();
         config.web_address.map(Web::bind).transpose()?
     };
+    groups::take_over();
     let daemon = Daemon::start(config.daemon.clone())?;
     let web = Web::new(daemon.clone())?;
     if let Some(listener) = web_listener {

@@ -22,6 +22,8 @@ use signal_hook::low_level::signal_name;
 
 use millstream_worker::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
+use crate::groups::WorkerGroup;
+
 /// Number of last lines of a worker's standard error kept to explain its exit.
 const TAIL_LINES: usize = 5;
 
@@ -75,6 +77,8 @@ pub(crate) struct WorkerProcess {
     child: Child,
     socket: UnixStream,
     stderr: Option<JoinHandle<StderrTail>>,
+    /// Dropped after the worker has been reaped.
+    group: Option<WorkerGroup>,
 }
 
 /// How a worker exited.
@@ -113,7 +117,8 @@ impl WorkerProcess {
             .stderr(Stdio::piped())
             .spawn()?;
         let stderr = child.stderr.take();
-        let mut worker = Self { child, socket, stderr: None };
+        let group = WorkerGroup::of(child.id());
+        let mut worker = Self { child, socket, stderr: None, group };
         if let Some(stderr) = stderr {
             let reader = move || read_lines(stderr, log);
             worker.stderr = Some(std::thread::Builder::new().name("worker-stderr".into()).spawn(reader)?);
@@ -124,6 +129,13 @@ impl WorkerProcess {
     /// The process id.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Limits the memory of the worker, which needs `planned_bytes`, to far above that, where it has a control group.
+    pub(crate) fn limit_memory(&self, planned_bytes: u64) {
+        if let Some(group) = &self.group {
+            group.limit_memory(planned_bytes);
+        }
     }
 
     /// Sends a message.

@@ -126,6 +126,7 @@ impl<'a> Attempt<'a> {
                 move || drop(gone.send(Event::WorkerGone)),
             )
             .map_err(died)?;
+        worker.limit_memory(prepared.memory.total_bytes());
         supervisor.control.vitals().set_worker(Some(worker.pid()));
         supervisor.recorder.update(|record| record.attempts += 1);
         let mut attempt = Self {
