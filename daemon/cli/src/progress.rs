@@ -31,6 +31,8 @@ pub(crate) struct ProgressView {
     /// The last evaluation shown, and its epoch.
     eval: (Option<u32>, Vec<Metrics>),
     last_line: Option<Instant>,
+    /// The last line of a search.
+    summary: String,
     /// The first step seen, and when.
     first: Option<(Instant, u64)>,
 }
@@ -46,6 +48,7 @@ impl ProgressView {
             waits_for: None,
             eval: (None, Vec::new()),
             last_line: None,
+            summary: String::new(),
             first: None,
         }
     }
@@ -65,6 +68,9 @@ impl ProgressView {
         }
         // Before the first step there is nothing to show.
         let Some(progress) = job.progress.filter(|progress| progress.step > 0) else { return };
+        if progress.epochs == 0 {
+            return self.update_search(job.reason.as_deref().unwrap_or_default());
+        }
         let left = self.time_left(&progress);
         if let Some(bar) = &self.bar {
             if let Some(total) = progress.total_steps
@@ -79,6 +85,19 @@ impl ProgressView {
             bar.set_message(fitted(&parts(&progress, left), width));
         } else if self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL) {
             self.screen.line(&line(&progress, left));
+            self.last_line = Some(Instant::now());
+        }
+    }
+
+    /// Shows how far a search is, whose steps are those of all trials.
+    fn update_search(&mut self, summary: &str) {
+        if let Some(bar) = &self.bar {
+            let width = self.screen.width().saturating_sub(bar_width(JobState::Running, false));
+            bar.set_message(folded(summary, width).swap_remove(0).to_owned());
+        } else if self.summary != summary && self.last_line.is_none_or(|last| last.elapsed() >= LINE_INTERVAL)
+        {
+            self.screen.line(&format!("  {summary}"));
+            summary.clone_into(&mut self.summary);
             self.last_line = Some(Instant::now());
         }
     }

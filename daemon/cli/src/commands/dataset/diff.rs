@@ -189,7 +189,7 @@ impl Difference {
                 column.psi.map_or_else(String::new, |psi| format!("{psi:.3}")),
                 column.verdict(),
                 pair(column.absent.map(|share| share.map(figures::percent))),
-                pair(column.means.map(|mean| mean.map(|mean| figures::metric(mean)))),
+                pair(column.means.map(|mean| mean.map(figures::metric))),
             ]);
         }
         format!("{}\n{}", facts.render(), table.fitted(output_width(), &["MEAN", "ABSENT"]).render())

@@ -78,6 +78,9 @@ async fn newest(catalog: &Catalog, name: &str) -> Result<Option<Version>, millst
 
 /// A pattern that means the same from every directory.
 fn absolute(pattern: &str) -> Result<String, Failure> {
+    if Reference::in_place_of_path(pattern)?.is_some() {
+        return Err(Failure::Usage(format!("{pattern}: a dataset is made of paths, not of other datasets")));
+    }
     let pattern = expand_directory(pattern);
     if !is_local(&pattern)? {
         return Ok(pattern);
