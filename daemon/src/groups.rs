@@ -32,8 +32,7 @@ const WORKER: &str = "worker-";
 /// The controllers that limit and count for each worker.
 const CONTROLLERS: [&str; 2] = ["+memory", "+pids"];
 
-/// A worker may use this much memory beyond twice what was planned. The CUDA driver alone takes part of a GiB, and a limit that
-/// ends a sound worker would be worse than none.
+/// A worker may use this much memory beyond twice what was planned: a limit that ends a sound worker would be worse than none.
 const SPARE_BYTES: u64 = 4 << 30;
 
 /// Attempts to remove a group whose last process is ending, and the pause between them.

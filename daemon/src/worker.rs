@@ -77,7 +77,7 @@ pub(crate) struct WorkerProcess {
     child: Child,
     socket: UnixStream,
     stderr: Option<JoinHandle<StderrTail>>,
-    /// Dropped after the worker has been reaped.
+    /// Dropped once the worker has been reaped.
     group: Option<WorkerGroup>,
 }
 
@@ -198,6 +198,8 @@ impl WorkerProcess {
             }
             std::thread::sleep(EXIT_POLL_INTERVAL);
         };
+        // A process that the worker left behind may hold its standard error open.
+        self.group = None;
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         Ok(WorkerExit { status, stderr })
     }
@@ -230,6 +232,7 @@ impl Drop for WorkerProcess {
         let _ = self.socket.shutdown(Shutdown::Both);
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.group = None;
         if let Some(thread) = self.stderr.take() {
             let _ = thread.join();
         }

@@ -126,7 +126,10 @@ impl<'a> Attempt<'a> {
                 move || drop(gone.send(Event::WorkerGone)),
             )
             .map_err(died)?;
-        worker.limit_memory(prepared.memory.total_bytes());
+        // What a driver needs beside the plan is unknown.
+        if prepared.job.training.device.gpu().is_none() {
+            worker.limit_memory(prepared.memory.total_bytes());
+        }
         supervisor.control.vitals().set_worker(Some(worker.pid()));
         supervisor.recorder.update(|record| record.attempts += 1);
         let mut attempt = Self {
