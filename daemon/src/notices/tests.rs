@@ -108,7 +108,18 @@ async fn aws_wants_a_token_and_has_no_action_until_there_is_one() {
     let requests = requests.lock().unwrap();
     assert!(requests[0].starts_with("put /latest/api/token"));
     let with = |token: &str| requests.iter().filter(|request| request.contains(token)).count();
-    assert_eq!((with("token: t1"), with("token: t2")), (3, 5), "{requests:#?}");
+    assert_eq!((with("token: t1"), with("token: t2")), (3, 4), "{requests:#?}");
+}
+
+#[tokio::test]
+async fn an_interruption_by_aws_counts_though_other_requests_fail() {
+    let answers = vec![
+        ("/latest/api/token", vec![(200, "t1")]),
+        ("/instance-action", vec![(404, ""), (200, "{}")]),
+        ("/rebalance", vec![(404, ""), (503, "")]),
+    ];
+    let (cloud, _) = serve(Kind::Aws, answers);
+    assert_eq!(first(cloud, 1).await[0].0, Advice::Stop);
 }
 
 #[tokio::test]
