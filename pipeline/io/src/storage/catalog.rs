@@ -3,7 +3,7 @@
 //! ```text
 //! CATALOG/clicks/00000001.json              a version: what was registered, see [`Version`]; never replaced
 //!                00000001.statistics.json   statistics of its columns, of interest to people only
-//!                current.json               the version that a reference without a number means, and who chose it
+//!                current.json               an earlier version that was made the current one, and by whom
 //! ```
 //!
 //! CATALOG is a directory or the address of one in an object store: `storage.catalog`, or the variable `MILLSTREAM_CATALOG`.
@@ -100,11 +100,14 @@ pub struct Numbers {
     pub choice: Option<Choice>,
 }
 
-/// The choice of the current version.
+/// The choice of the current version. It holds until another version is registered, which then is the current one: so hosts that
+/// register at once need not agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Choice {
     /// Its number.
     pub version: u32,
+    /// The newest version then.
+    pub newest: u32,
     /// Who made it current.
     pub by: String,
     /// When, in milliseconds since the Unix epoch.
@@ -237,8 +240,7 @@ impl Catalog {
         };
         let current = self.read(&format!("{name}/{CURRENT}")).await?;
         let choice = current.and_then(|bytes| serde_json::from_slice::<Choice>(&bytes).ok());
-        // One that is not of this dataset is of a damaged catalog.
-        let choice = choice.filter(|choice| versions.contains(&choice.version));
+        let choice = choice.filter(|choice| choice.newest == newest && versions.contains(&choice.version));
         let current = choice.as_ref().map_or(newest, |choice| choice.version);
         Ok(Numbers { versions, current, choice: choice.filter(|choice| choice.version < newest) })
     }
@@ -275,10 +277,6 @@ impl Catalog {
             let path = format!("{}/{name}/{}", self.root, file_name(version.version));
             let bytes = serde_json::to_vec_pretty(&version).unwrap_or_default();
             if self.stores.put_new(&path, Path::new("/"), bytes).await? {
-                // Of several that are registered at once, the newest becomes current.
-                if self.numbers(&name).await?.versions.last() == Some(&version.version) {
-                    self.choose(&name, version.version, &version.by, version.registered_ms).await?;
-                }
                 return Ok(version);
             }
             // Somebody else registered one meanwhile.
@@ -290,13 +288,14 @@ impl Catalog {
         })
     }
 
-    /// Makes a version the current one.
+    /// Makes a version the current one, until another is registered.
     ///
     /// # Errors
     /// The error of the storage service.
     pub async fn choose(&self, name: &str, version: u32, by: &str, chosen_ms: u64) -> Result<(), Error> {
         let path = format!("{}/{name}/{CURRENT}", self.root);
-        let choice = Choice { version, by: by.to_owned(), chosen_ms };
+        let newest = self.numbers(name).await?.versions.last().copied().unwrap_or_default();
+        let choice = Choice { version, newest, by: by.to_owned(), chosen_ms };
         self.stores.put(&path, Path::new("/"), serde_json::to_vec_pretty(&choice).unwrap_or_default()).await
     }
 
@@ -445,7 +444,7 @@ mod tests {
         assert_eq!(list("dataset://clicks").await.unwrap().len(), 2);
         catalog.choose("clicks", 1, "bob", 7).await.unwrap();
         let choice = catalog.numbers("clicks").await.unwrap().choice;
-        assert_eq!(choice, Some(Choice { version: 1, by: "bob".to_owned(), chosen_ms: 7 }));
+        assert_eq!(choice, Some(Choice { version: 1, newest: 2, by: "bob".to_owned(), chosen_ms: 7 }));
         assert_eq!(list("dataset://clicks").await.unwrap().len(), 1);
         let pinned = stores.pin(&["dataset://clicks".to_owned(), "x".to_owned()]).await.unwrap();
         assert_eq!(pinned, ["dataset://clicks/1", "x"]);
