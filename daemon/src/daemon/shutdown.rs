@@ -2,9 +2,8 @@
 //! from where it resumes.
 //!
 //! The disk limits how fast checkpoints are written. If all jobs wrote at once, it could be that none was complete at the
-//! limit. So few write at a time, those with the most memory first, because most of their work would be lost per byte that is
-//! missing; the others train until it is their turn. At half of the limit, all that are left are asked, so that a job that does
-//! not answer keeps no other from its checkpoint.
+//! limit. So few write at a time, those with the most memory first, because they take longest; the others train until it is their
+//! turn. At half of the limit, all that are left are asked, so that a job that does not answer keeps no other from its checkpoint.
 
 use std::cmp::Reverse;
 use std::fmt;

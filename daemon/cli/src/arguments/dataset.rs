@@ -95,7 +95,7 @@ pub(crate) struct ShowDataset {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The drift of a column is its population stability index: below 0.1 nothing has changed, above 0.25 much.
-`?` is a column whose kind has changed.
+`?` is a column that cannot be compared.
 
 Examples:
   millstream dataset diff clicks/1 clicks/2

@@ -12,7 +12,7 @@
 //! changed or is missing is an error.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -203,11 +203,6 @@ impl Catalog {
         Ok(Self { stores: stores.clone(), root })
     }
 
-    /// Its directory, if it is local.
-    pub fn directory(&self) -> Option<PathBuf> {
-        is_local(&self.root).ok()?.then(|| PathBuf::from(&self.root))
-    }
-
     /// Its address.
     pub fn address(&self) -> &str {
         &self.root
@@ -229,10 +224,7 @@ impl Catalog {
     /// # Errors
     /// When there is no such dataset, or the error of the storage service.
     pub async fn numbers(&self, name: &str) -> Result<Numbers, Error> {
-        let found = self.list(&format!("{name}/*.json")).await?;
-        let number = |path: &str| path.rsplit('/').next()?.strip_suffix(".json")?.parse().ok();
-        let mut versions: Vec<u32> = found.iter().filter_map(|object| number(object.path())).collect();
-        versions.sort_unstable();
+        let versions = self.versions(name).await?;
         let Some(&newest) = versions.last() else {
             let message =
                 format!("no such dataset in the catalog {}; `millstream dataset list` shows all", self.root);
@@ -243,6 +235,15 @@ impl Catalog {
         let choice = choice.filter(|choice| choice.newest == newest && versions.contains(&choice.version));
         let current = choice.as_ref().map_or(newest, |choice| choice.version);
         Ok(Numbers { versions, current, choice: choice.filter(|choice| choice.version < newest) })
+    }
+
+    /// The numbers of a dataset's versions, ascending; none if there is no such dataset.
+    async fn versions(&self, name: &str) -> Result<Vec<u32>, Error> {
+        let found = self.list(&format!("{name}/*.json")).await?;
+        let number = |path: &str| path.rsplit('/').next()?.strip_suffix(".json")?.parse().ok();
+        let mut versions: Vec<u32> = found.iter().filter_map(|object| number(object.path())).collect();
+        versions.sort_unstable();
+        Ok(versions)
     }
 
     /// A version of a dataset.
@@ -268,11 +269,7 @@ impl Catalog {
     /// The error of the storage service.
     pub async fn add(&self, mut version: Version) -> Result<Version, Error> {
         let name = version.dataset.clone();
-        let known = self.list(&format!("{name}/*.json")).await?;
-        version.version = match known.is_empty() {
-            true => 1,
-            false => self.numbers(&name).await?.versions.last().map_or(1, |newest| newest + 1),
-        };
+        version.version = self.versions(&name).await?.last().map_or(1, |newest| newest + 1);
         for _ in 0..TRIES {
             let path = format!("{}/{name}/{}", self.root, file_name(version.version));
             let bytes = serde_json::to_vec_pretty(&version).unwrap_or_default();
