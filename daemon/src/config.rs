@@ -12,6 +12,8 @@ use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
 use serde::Deserialize;
 
+pub use crate::worker::WorkerProgram;
+
 /// The default time in which jobs take a last checkpoint when the daemon stops. A spot VM is taken away 30 seconds after
 /// its notice.
 const DEFAULT_STOP: Duration = Duration::from_secs(25);
@@ -32,8 +34,8 @@ pub struct Config {
     pub state: StateLocation,
     /// What can change while it runs.
     pub settings: Settings,
-    /// The program of workers, started with `worker` as its first argument.
-    pub worker: PathBuf,
+    /// The program of workers.
+    pub worker: WorkerProgram,
     /// Storage settings, which a job may override.
     pub storage: StorageSpec,
 }
@@ -125,7 +127,7 @@ impl Config {
                 shared_directories: Vec::new(),
                 roles: RoleSettings::default(),
             },
-            worker: PathBuf::from(SELF),
+            worker: WorkerProgram::from(SELF),
             storage: StorageSpec::default(),
         }
     }

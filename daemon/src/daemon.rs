@@ -43,6 +43,7 @@ use crate::scoring::{self, Scorer};
 use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, Store, StoreError, now_ms};
 use crate::supervisor::{PendingProfile, StopReason};
 use crate::turns::{Answers, Turns};
+use crate::worker::WorkerProgram;
 
 pub(crate) use self::searches::{ShownTrial, Trials};
 pub(crate) use ownership::NotOwner;
@@ -87,7 +88,7 @@ fn user_of(owner: Option<&Owner>) -> UserId {
 
 struct Shared {
     /// The program of workers.
-    worker: PathBuf,
+    worker: WorkerProgram,
     settings: watch::Sender<Settings>,
     state: StateLocation,
     store: Arc<Store>,

@@ -13,6 +13,7 @@
 //! * [`plan`]: planning a job without running it.
 //! * [`sources`]: the weights of mixed training data.
 //! * [`auto_batch`]: the largest batch size that fits in memory.
+//! * [`cgroup`]: the limits of control groups, and one for each worker.
 //! * `runs`: run directories.
 //! * [`lineage`]: what a model came from.
 //! * [`continuation`]: going on with the training of an earlier run.
@@ -35,6 +36,7 @@ mod actor;
 pub mod arguments;
 mod audit;
 pub mod auto_batch;
+pub mod cgroup;
 pub mod config;
 mod connections;
 pub mod continuation;
@@ -42,7 +44,6 @@ pub mod daemon;
 mod datasets;
 pub mod export;
 mod feed;
-mod groups;
 mod http;
 pub mod journal;
 pub mod lineage;

@@ -29,7 +29,7 @@ use crate::access::Requester;
 use crate::feed::{self, Feed};
 use crate::priority::Launcher;
 use crate::runs;
-use crate::worker::WorkerProcess;
+use crate::worker::{WorkerProcess, WorkerProgram};
 
 use source::{Opening, Rows};
 
@@ -86,7 +86,7 @@ pub enum Predicted {
 /// Runs scoring workers.
 #[derive(Clone)]
 pub(crate) struct Scorer {
-    worker: PathBuf,
+    worker: WorkerProgram,
     launcher: Launcher,
     runtime: Handle,
     stores: Stores,
@@ -197,7 +197,7 @@ pub(crate) fn best_in(directory: &Path) -> Result<Option<PathBuf>, CheckpointErr
 
 impl Scorer {
     /// A scorer that starts workers from `worker` and reads on `runtime`.
-    pub(crate) fn new(worker: PathBuf, launcher: Launcher, runtime: Handle, stores: Stores) -> Self {
+    pub(crate) fn new(worker: WorkerProgram, launcher: Launcher, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
         Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
     }

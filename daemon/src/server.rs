@@ -18,7 +18,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::config::ServerConfig;
+use crate::cgroup::WorkerGroups;
+use crate::config::{Config, ServerConfig};
 use crate::connections::{Connections, Peer};
 use crate::daemon::Daemon;
 use crate::notices::{Advice, Cloud, Notice};
@@ -28,7 +29,7 @@ use crate::roles::{Gate, Policy, Roles};
 use crate::socket::{ControlSocket, SocketFile};
 use crate::standard_services::{self, Health};
 use crate::web::Web;
-use crate::{groups, metrics, service, service_manager};
+use crate::{metrics, service, service_manager};
 
 /// Capacity of the queue of accepted connections.
 const ACCEPT_QUEUE: usize = 16;
@@ -73,8 +74,8 @@ pub async fn serve(
         let _entered = control.handle.enter();
         config.web_address.map(Web::bind).transpose()?
     };
-    groups::take_over();
-    let daemon = Daemon::start(config.daemon.clone())?;
+    let worker = config.daemon.worker.clone().in_groups(WorkerGroups::take_over());
+    let daemon = Daemon::start(Config { worker, ..config.daemon.clone() })?;
     let web = Web::new(daemon.clone())?;
     if let Some(listener) = web_listener {
         let _entered = control.handle.enter();

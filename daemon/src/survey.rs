@@ -3,7 +3,6 @@
 //! A worker does it: a driver that hangs or crashes takes down that worker, not the daemon.
 
 use std::env;
-use std::path::Path;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use anyhow::{Result, bail};
 use millstream_worker::protocol::{FromWorker, ToWorker};
 use millstream_worker::survey::HostSurvey;
 
-use crate::worker::WorkerProcess;
+use crate::worker::{WorkerProcess, WorkerProgram};
 
 /// Time limit for the driver to answer.
 const SURVEY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -23,7 +22,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// As for [`survey_host`].
 pub fn survey_host_with_current_exe() -> Result<HostSurvey> {
-    survey_host(&env::current_exe()?)
+    survey_host(&env::current_exe()?.into())
 }
 
 /// As [`survey_host_with_current_exe`]; the worker also opens each GPU, as a job does, which takes part of a second each.
@@ -31,18 +30,18 @@ pub fn survey_host_with_current_exe() -> Result<HostSurvey> {
 /// # Errors
 /// As for [`survey_host`].
 pub fn open_gpus_with_current_exe() -> Result<HostSurvey> {
-    survey(&env::current_exe()?, true)
+    survey(&env::current_exe()?.into(), true)
 }
 
 /// Surveys the host in a worker started from `program`.
 ///
 /// # Errors
 /// When the worker cannot be started, or dies before it replies.
-pub fn survey_host(program: &Path) -> Result<HostSurvey> {
+pub fn survey_host(program: &WorkerProgram) -> Result<HostSurvey> {
     survey(program, false)
 }
 
-fn survey(program: &Path, opens: bool) -> Result<HostSurvey> {
+fn survey(program: &WorkerProgram, opens: bool) -> Result<HostSurvey> {
     let mut worker = WorkerProcess::spawn(program, |_| {})?;
     let (sender, receiver) = sync_channel(1);
     let reader = worker.listen(move |message| sender.send(message).is_ok(), || {})?;

@@ -11,7 +11,7 @@ use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use signal_hook::low_level::signal_name;
 
 use millstream_worker::protocol::{self, FromWorker, ProtocolError, ToWorker};
 
-use crate::groups::WorkerGroup;
+use crate::cgroup::{WorkerGroup, WorkerGroups};
 
 /// Number of last lines of a worker's standard error kept to explain its exit.
 const TAIL_LINES: usize = 5;
@@ -72,6 +72,29 @@ const WORKER_VARIABLE_PREFIXES: [&str; 11] = [
     "ASAN_",
 ];
 
+/// What workers are started from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerProgram {
+    /// The program, started with `worker` as its first argument.
+    path: PathBuf,
+    /// Where workers get control groups of their own.
+    groups: Option<WorkerGroups>,
+}
+
+impl WorkerProgram {
+    /// The same program, whose workers get their own of these groups.
+    #[must_use]
+    pub(crate) fn in_groups(self, groups: Option<WorkerGroups>) -> Self {
+        Self { groups, ..self }
+    }
+}
+
+impl<P: Into<PathBuf>> From<P> for WorkerProgram {
+    fn from(path: P) -> Self {
+        Self { path: path.into(), groups: None }
+    }
+}
+
 /// A running worker.
 pub(crate) struct WorkerProcess {
     child: Child,
@@ -103,10 +126,10 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// When the system cannot create the process or its socket.
-    pub(crate) fn spawn(program: &Path, log: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn spawn(program: &WorkerProgram, log: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
-        let mut child = Command::new(program)
+        let mut child = Command::new(&program.path)
             .arg0("millstream")
             .arg(millstream_worker::ARGUMENT)
             .arg(std::process::id().to_string())
@@ -117,7 +140,7 @@ impl WorkerProcess {
             .stderr(Stdio::piped())
             .spawn()?;
         let stderr = child.stderr.take();
-        let group = WorkerGroup::of(child.id());
+        let group = program.groups.as_ref().and_then(|groups| groups.add(child.id()));
         let mut worker = Self { child, socket, stderr: None, group };
         if let Some(stderr) = stderr {
             let reader = move || read_lines(stderr, log);
@@ -297,6 +320,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
     use std::sync::{Arc, Mutex};
 
     use super::*;
@@ -311,7 +335,7 @@ mod tests {
         let path = directory.join("worker.sh");
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        WorkerProcess::spawn(&path, log).unwrap()
+        WorkerProcess::spawn(&path.into(), log).unwrap()
     }
 
     fn exit_of(text: &str, limit: Duration) -> (String, Vec<String>) {
@@ -387,7 +411,7 @@ mod tests {
     fn dropping_a_worker_kills_it() {
         let directory = tempfile::tempdir().unwrap();
         let worker = start(directory.path(), "exec sleep 600", |_| {});
-        let process = std::path::PathBuf::from(format!("/proc/{}", worker.pid()));
+        let process = PathBuf::from(format!("/proc/{}", worker.pid()));
         assert!(process.exists());
         drop(worker);
         assert!(!process.exists());

@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The mount point of control groups.
-const GROUPS: &str = "/sys/fs/cgroup";
+use crate::cgroup::{self, number};
 
 /// Memory of the host, within the limits of this process's control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +20,7 @@ pub(crate) fn memory() -> Option<Memory> {
     let host = fs::read_to_string("/proc/meminfo").ok()?;
     let kib = |name| field(&host, name)?.checked_mul(1024);
     let host = Memory { available_bytes: kib("MemAvailable:")?, total_bytes: kib("MemTotal:")? };
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    Some(memory_of_groups(Path::new(GROUPS), &groups).into_iter().fold(host, Memory::within))
+    Some(memory_of_groups(&cgroup::of_this_process()).fold(host, Memory::within))
 }
 
 /// Bytes available without swapping, as in [`Memory`].
@@ -50,38 +48,17 @@ fn field(text: &str, name: &str) -> Option<u64> {
     lines.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
 }
 
-/// The memory of each limited group: the groups in `groups`, the text of `/proc/self/cgroup`, and their ancestors.
-fn memory_of_groups(root: &Path, groups: &str) -> Vec<Memory> {
-    // `0::/path` of version 2, `4:memory:/path` of version 1.
-    let named = groups.lines().filter_map(|line| {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next()?, parts.next()?);
-        match controllers {
-            "" => Some((root.to_owned(), path, ["memory.max", "memory.current", "inactive_file"])),
-            _ if controllers.split(',').any(|it| it == "memory") => {
-                let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"];
-                Some((root.join("memory"), path, files))
-            }
-            _ => None,
-        }
-    });
-    named
-        .flat_map(|(mount, path, files)| {
-            let group = mount.join(path.trim_start_matches('/'));
-            let around = group.ancestors().map(Path::to_owned).collect::<Vec<PathBuf>>();
-            let within = around.into_iter().take_while(move |group| group.starts_with(&mount));
-            within.filter_map(move |group| memory_of(&group, files))
-        })
-        .collect()
+/// The memory of each limited group.
+fn memory_of_groups(groups: &[PathBuf]) -> impl Iterator<Item = Memory> {
+    const VERSION_2: [&str; 3] = ["memory.max", "memory.current", "inactive_file"];
+    const VERSION_1: [&str; 3] = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"];
+    groups.iter().filter_map(|group| memory_of(group, VERSION_2).or_else(|| memory_of(group, VERSION_1)))
 }
 
 /// The memory of a group; `None` if it has no limit or is not visible.
 fn memory_of(group: &Path, [limit, used, unused]: [&str; 3]) -> Option<Memory> {
-    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
-    // "max" means no limit.
-    let limit: u64 = read(limit)?.trim().parse().ok()?;
-    let used: u64 = read(used)?.trim().parse().ok()?;
-    let unused = read("memory.stat").and_then(|text| field(&text, unused)).unwrap_or(0);
+    let (limit, used): (u64, u64) = (number(group, limit)?, number(group, used)?);
+    let unused = cgroup::text(group, "memory.stat").and_then(|text| field(&text, unused)).unwrap_or(0);
     Some(Memory { available_bytes: limit.saturating_sub(used.saturating_sub(unused)), total_bytes: limit })
 }
 
@@ -90,9 +67,14 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::cgroup::groups;
 
     fn sizes(available_bytes: u64, total_bytes: u64) -> Memory {
         Memory { available_bytes, total_bytes }
+    }
+
+    fn of(root: &Path, listed: &str) -> Vec<Memory> {
+        memory_of_groups(&groups(root, listed)).collect()
     }
 
     #[test]
@@ -119,20 +101,20 @@ mod tests {
         put(&group, "max\n", "700\n");
         put(&root.path().join("a"), "1000\n", "900\n");
         fs::write(root.path().join("a/memory.stat"), "file 300\ninactive_file 150\n").unwrap();
-        assert_eq!(memory_of_groups(root.path(), "3:cpu:/x\n0::/a/b\n"), [sizes(250, 1000)]);
+        assert_eq!(of(root.path(), "3:cpu:/x\n0::/a/b\n"), [sizes(250, 1000)]);
         put(&group, "200\n", "700\n");
-        assert_eq!(memory_of_groups(root.path(), "0::/a/b\n"), [sizes(0, 200), sizes(250, 1000)]);
-        assert!(memory_of_groups(root.path(), "0::/elsewhere\n").is_empty());
+        assert_eq!(of(root.path(), "0::/a/b\n"), [sizes(0, 200), sizes(250, 1000)]);
+        assert!(of(root.path(), "0::/elsewhere\n").is_empty());
     }
 
     #[test]
     fn version_1_groups_are_read() {
         let root = tempfile::tempdir().unwrap();
-        let group = root.path().join("memory/a");
+        let group = root.path().join("memory,hugetlb/a");
         fs::create_dir_all(&group).unwrap();
         fs::write(group.join("memory.limit_in_bytes"), "1000").unwrap();
         fs::write(group.join("memory.usage_in_bytes"), "600").unwrap();
         fs::write(group.join("memory.stat"), "inactive_file 1\ntotal_inactive_file 100\n").unwrap();
-        assert_eq!(memory_of_groups(root.path(), "5:cpu,memory:/a\n0::/\n"), [sizes(500, 1000)]);
+        assert_eq!(of(root.path(), "5:memory,hugetlb:/a\n0::/\n"), [sizes(500, 1000)]);
     }
 }

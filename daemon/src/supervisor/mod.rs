@@ -48,6 +48,7 @@ use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
 use crate::memory::Room;
 use crate::scheduler::Demand;
+use crate::worker::WorkerProgram;
 use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
@@ -113,7 +114,7 @@ pub(crate) struct Supervisor {
     job: Job,
     /// Who submitted it.
     requester: Requester,
-    worker: PathBuf,
+    worker: WorkerProgram,
     runtime: Handle,
     stores: Stores,
     recorder: Arc<JobRecorder>,
@@ -264,7 +265,7 @@ impl Supervisor {
     /// A supervisor for a job of a user, which `recorder` records.
     pub(crate) fn new(
         (job, requester): (Job, Requester),
-        worker: PathBuf,
+        worker: WorkerProgram,
         runtime: Handle,
         stores: &Stores,
         recorder: Arc<JobRecorder>,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
-use millstream_daemon::config::{Config, Limits, Settings, StateLocation};
+use millstream_daemon::config::{Config, Limits, Settings, StateLocation, WorkerProgram};
 use millstream_daemon::daemon::Daemon;
 use millstream_daemon::state::JobRecord;
 use parquet::arrow::ArrowWriter;
@@ -58,12 +58,12 @@ impl Workspace {
     }
 
     pub(crate) fn daemon_with(&self, state: StateLocation, worker: &Path) -> Daemon {
-        Daemon::start(Config { state, worker: worker.to_owned(), ..Config::embedded() }).unwrap()
+        Daemon::start(Config { state, worker: worker.into(), ..Config::embedded() }).unwrap()
     }
 
     /// A daemon with these limits, and its state in memory.
     pub(crate) fn daemon_within(&self, limits: Limits) -> Daemon {
-        let worker = Path::new(env!("CARGO_BIN_EXE_millstreamd")).to_owned();
+        let worker = WorkerProgram::from(env!("CARGO_BIN_EXE_millstreamd"));
         let embedded = Config::embedded();
         let settings = Settings { limits, ..embedded.settings };
         Daemon::start(Config { settings, worker, ..embedded }).unwrap()
@@ -72,7 +72,7 @@ impl Workspace {
     /// A daemon with persistent state. Waits for the last threads of the one before, or for a worker that another test has
     /// forked meanwhile and that has inherited its lock.
     pub(crate) fn lasting_daemon(&self) -> Daemon {
-        let worker = PathBuf::from(env!("CARGO_BIN_EXE_millstreamd"));
+        let worker = WorkerProgram::from(env!("CARGO_BIN_EXE_millstreamd"));
         let state = StateLocation::Directory(self.path("state"));
         let config = Config { state, worker, ..Config::embedded() };
         let began = Instant::now();

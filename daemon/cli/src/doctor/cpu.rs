@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use millstream_daemon::cgroup::Limits;
 use millstream_worker::survey::cpu_instructions;
 
-use super::cgroup::Limits;
 use super::finding::Finding;
 use super::system::text;
 use crate::figures;

@@ -1,9 +1,9 @@
 //! The limits of the process that runs jobs: files, threads, locked memory.
 
 use millstream_control::proto::AboutReply;
+use millstream_daemon::cgroup::Limits;
 use rustix::process::{Resource, getrlimit};
 
-use super::cgroup::Limits;
 use super::finding::Finding;
 use super::system::number;
 use crate::figures::{bytes, count};

@@ -1,8 +1,8 @@
 //! Memory: what is available, and settings of the kernel that break or slow large mappings.
 
+use millstream_daemon::cgroup::Limits;
 use millstream_daemon::memory::available_bytes;
 
-use super::cgroup::Limits;
 use super::finding::Finding;
 use super::system::{number, text, value};
 use crate::figures::bytes;

@@ -4,7 +4,6 @@
 //! every finding is tested with made-up facts. [`report`] prints findings as they arrive. Nothing is changed on the host,
 //! and nothing that hangs (a driver, a network mount, a service) hangs the command.
 
-mod cgroup;
 mod clock;
 mod cpu;
 mod daemon;

@@ -9,18 +9,16 @@
 //! behind ends with its group. Elsewhere (by hand, in containers, with version 1) workers stay in the group of the daemon,
 //! which also guards them: they end with the thread that started them.
 //!
-//! <https://systemd.io/CGROUP_DELEGATION>, <https://docs.kernel.org/admin-guide/cgroup-v2.html>
+//! <https://systemd.io/CGROUP_DELEGATION>
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use millstream_batch::Size;
 
-/// The mount point of control groups.
-const MOUNT: &str = "/sys/fs/cgroup";
+use super::MOUNT;
 
 /// The attribute with which systemd marks a delegated group.
 const DELEGATED: &str = "user.delegate";
@@ -39,66 +37,57 @@ const SPARE_BYTES: u64 = 4 << 30;
 const TRIES: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The delegated group; `None` if there is none.
-static DELEGATED_GROUP: OnceLock<Option<PathBuf>> = OnceLock::new();
+/// The delegated group, in which workers get groups of their own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerGroups {
+    parent: PathBuf,
+}
 
 /// The group of a worker. Dropping it ends what is in it, and removes it.
 pub(crate) struct WorkerGroup {
     path: PathBuf,
 }
 
-/// Takes over the group of this process if systemd has delegated it: from now on, workers get groups of their own. Removes those
-/// that an earlier daemon left. Once per process, before workers start.
-pub(crate) fn take_over() {
-    DELEGATED_GROUP.get_or_init(|| {
-        let group = delegated(&fs::read_to_string("/proc/self/cgroup").ok()?)?;
-        match prepare(&group) {
+impl WorkerGroups {
+    /// Takes over the group of this process, and removes the groups that an earlier daemon left in it. `None` if systemd has not
+    /// delegated it.
+    pub(crate) fn take_over() -> Option<Self> {
+        let groups = Self { parent: delegated(&fs::read_to_string("/proc/self/cgroup").ok()?)? };
+        match groups.prepare() {
             Ok(()) => {
-                tracing::debug!(group = %group.display(), "workers have control groups of their own");
-                Some(group)
+                tracing::debug!(group = %groups.parent.display(), "workers have control groups of their own");
+                Some(groups)
             }
             Err(error) => {
-                tracing::warn!("workers have no control groups of their own: {}: {error}", group.display());
+                let parent = groups.parent.display();
+                tracing::warn!("workers have no control groups of their own: {parent}: {error}");
                 None
             }
         }
-    });
-}
-
-/// The group in `listed`, the text of `/proc/self/cgroup`, if it is delegated.
-fn delegated(listed: &str) -> Option<PathBuf> {
-    let path = listed.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    // Without one, the path is the root of a container.
-    let group = Path::new(MOUNT).join(path).canonicalize().ok().filter(|_| !path.is_empty())?;
-    let mut mark = [0; 1];
-    let length = rustix::fs::getxattr(&group, DELEGATED, &mut mark).ok()?;
-    (length == 1 && &mark == b"1").then_some(group)
-}
-
-/// Makes room for workers: a group that has controllers for its children must not have processes itself.
-fn prepare(group: &Path) -> io::Result<()> {
-    let own = group.join(DAEMON);
-    if !own.is_dir() {
-        fs::create_dir(&own)?;
     }
-    fs::write(own.join("cgroup.procs"), std::process::id().to_string())?;
-    for controller in CONTROLLERS {
-        // A kernel or a unit may lack one: then workers are not limited in it.
-        let _ = fs::write(group.join("cgroup.subtree_control"), controller);
-    }
-    for entry in fs::read_dir(group)?.flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(WORKER)) {
-            drop(WorkerGroup { path: entry.path() });
+
+    /// Makes room for workers: a group that has controllers for its children must not have processes itself.
+    fn prepare(&self) -> io::Result<()> {
+        let own = self.parent.join(DAEMON);
+        if !own.is_dir() {
+            fs::create_dir(&own)?;
         }
+        fs::write(own.join("cgroup.procs"), std::process::id().to_string())?;
+        for controller in CONTROLLERS {
+            // A kernel or a unit may lack one: then workers are not limited in it.
+            let _ = fs::write(self.parent.join("cgroup.subtree_control"), controller);
+        }
+        for entry in fs::read_dir(&self.parent)?.flatten() {
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(WORKER)) {
+                drop(WorkerGroup { path: entry.path() });
+            }
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-impl WorkerGroup {
-    /// Moves the worker `pid` into a group of its own, if there are any.
-    pub(crate) fn of(pid: u32) -> Option<Self> {
-        let parent = DELEGATED_GROUP.get()?.as_ref()?;
-        let group = Self { path: parent.join(format!("{WORKER}{pid}")) };
+    /// Moves the worker `pid` into a group of its own; `None` if that fails.
+    pub(crate) fn add(&self, pid: u32) -> Option<WorkerGroup> {
+        let group = WorkerGroup { path: self.parent.join(format!("{WORKER}{pid}")) };
         let moved = || {
             fs::create_dir(&group.path)?;
             fs::write(group.path.join("cgroup.procs"), pid.to_string())
@@ -111,7 +100,19 @@ impl WorkerGroup {
             }
         }
     }
+}
 
+/// The group in `listed`, the text of `/proc/self/cgroup`, if it is delegated.
+fn delegated(listed: &str) -> Option<PathBuf> {
+    let path = listed.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    // Without one, the path is the root of a container.
+    let group = Path::new(MOUNT).join(path).canonicalize().ok().filter(|_| !path.is_empty())?;
+    let mut mark = [0; 1];
+    let length = rustix::fs::getxattr(&group, DELEGATED, &mut mark).ok()?;
+    (length == 1 && &mark == b"1").then_some(group)
+}
+
+impl WorkerGroup {
     /// Limits the memory of the worker, which needs `planned_bytes`: beyond it, the kernel kills it.
     pub(crate) fn limit_memory(&self, planned_bytes: u64) {
         let limit = limit(planned_bytes);
