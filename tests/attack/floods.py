@@ -1,4 +1,4 @@
-"""Floods of a daemon's control socket. Each runs in a separate process until it is killed.
+"""Floods of a daemon's control socket, metrics and web page. Each runs in a separate process until it is killed.
 
 Frames are those of HTTP/2 (RFC 9113) with literal headers (RFC 7541, section 6.2.2) and the length prefix of gRPC, written
 by hand, because a client library would not misbehave so.
@@ -223,6 +223,64 @@ def profiles(path: str, job: str):
         client.close()
 
 
+def viewer(path: str, job: str):
+    """A user who may only look: changes that are refused, and everything that may be looked at."""
+    nobody = 65534
+    os.setgroups([])
+    os.setgid(nobody)
+    os.setuid(nobody)
+    body = text_field(1, job)
+    while True:
+        client = connect(path)
+        for stream in range(60):
+            method = ["Cancel", "Submit", "Remove", "Watch", "List", "History", "Snapshot", "Checkpoint"][stream % 8]
+            push(client, call(2 * stream + 1, method, body))
+        time.sleep(0.02)
+        client.close()
+
+
+def scrapes(path: str, _: str):
+    """Clients of the metrics."""
+    flood_http(port_of(path, "metrics"), ["/metrics", "/"])
+
+
+def pages(path: str, job: str):
+    """Clients of the web page, with and without its token."""
+    port = port_of(path, "web")
+    printed = subprocess.run([BUILT / "millstream", "web", "--socket", path], capture_output=True, text=True, check=True).stdout
+    query = printed.split("?")[1].split()[0]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(f"GET /?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        reply = client.recv(1 << 16).decode()
+    cookie = next(line.split(": ")[1].split(";")[0] for line in reply.splitlines() if line.lower().startswith("set-cookie"))
+    flood_http(port, ["/", "/api/overview", f"/api/jobs/{job}", "/../etc/passwd", "/?" + "x" * 4000], ["", f"Cookie: {cookie}\r\n"])
+
+
+def port_of(path: str, name: str) -> int:
+    return int(pathlib.Path(path).with_name(name).read_text())
+
+
+def flood_http(port: int, targets: list[str], fields: list[str] = [""]):
+    """Requests as fast as they are answered, and clients that are silent, slow, endless, unreadable or that do not read."""
+    draw = random.Random(1)
+    held: list[socket.socket] = []
+    while True:
+        client = socket.socket()
+        client.settimeout(1)
+        request = f"GET {draw.choice(targets)} HTTP/1.1\r\nHost: localhost\r\n{draw.choice(fields)}"
+        with contextlib.suppress(OSError):
+            client.connect(("127.0.0.1", port))
+            kind = draw.randrange(8)
+            if kind < 4:
+                client.sendall(f"{request}\r\n".encode())
+                client.recv(1 << 16)
+            else:
+                client.sendall([b"", request.encode(), draw.randbytes(5000), (request + "X-A: b\r\n" * 9000).encode()][kind - 4])
+        held.append(client)
+        while len(held) > 500:
+            held.pop(draw.randrange(len(held))).close()
+
+
 def nothing(path: str, _: str):
     """Computes and leaves the daemon alone: what any other work on this machine costs."""
     while True:
@@ -245,7 +303,12 @@ FLOODS = [
     strange_files,
     profiles,
     submissions,
+    scrapes,
+    pages,
 ]
+# Needs another user.
+if os.geteuid() == 0:
+    FLOODS.append(viewer)
 
 
 def start(flood, path: str, job: str) -> multiprocessing.Process:

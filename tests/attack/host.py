@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import signal
+import socket
 import subprocess
 import time
 
@@ -53,17 +54,31 @@ def run(*command: str | pathlib.Path, seconds: float = HANG_SECONDS, limit_bytes
     return Completed(words, process.returncode, out, error, hung)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Host:
-    """A daemon with its state in `room`."""
+    """A daemon with its state in `room`, which serves metrics and the web page, and which every user may look at.
+
+    `room` / "metrics" and `room` / "web" hold the ports.
+    """
 
     def __init__(self, room: pathlib.Path):
         self.room = room
         self.socket = room / "daemon.sock"
         self.log = room / "daemon.log"
+        (room / "millstreamd.toml").write_text('viewers = "everyone"\n')
+        for name in ("metrics", "web"):
+            (room / name).write_text(str(free_port()))
         self.start()
 
     def start(self):
-        arguments = ["--socket", self.socket, "--state", self.room / "state"]
+        arguments = ["--socket", self.socket, "--state", self.room / "state", "--config", self.room / "millstreamd.toml"]
+        for name in ("metrics", "web"):
+            arguments += [f"--{name}", f"127.0.0.1:{(self.room / name).read_text()}"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen([BUILT / "millstreamd", *arguments], stdout=log, stderr=log)
         atexit.register(self.process.kill)
