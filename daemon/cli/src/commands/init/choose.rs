@@ -9,7 +9,7 @@
 //! | lists of text or integers | the same kinds with `multi` |
 //!
 //! Columns without values, with one value in all rows, with another value in nearly every row, and of types without a
-//! feature are left out.
+//! feature are left out. So are dates and times, also as numbers since 1970 (`moments`), and a column of row weights.
 
 use std::collections::BTreeSet;
 
@@ -18,6 +18,8 @@ use millstream_tools::typed::with_decimal_point;
 
 use crate::failure::Failure;
 use crate::figures;
+
+use super::moments;
 
 /// Names of columns that are probably the label, the most probable first.
 const LABEL_NAMES: [&str; 22] = [
@@ -285,6 +287,9 @@ impl<'a> Column<'a> {
             }
             ValueKind::Numbers | ValueKind::Texts => {}
         }
+        if let Some(why) = self.why_moments() {
+            return Err(why);
+        }
         let is_list = self.sampled.most_values > 1;
         let distinct = if self.sampled.has_more { self.present } else { self.distinct as u64 };
         // An id that ever repeats is that of something else than rows.
@@ -370,6 +375,17 @@ impl<'a> Column<'a> {
         let is_number =
             |value: &String| with_decimal_point(value).is_some_and(|value| value.parse::<f64>().is_ok());
         self.sampled.counts.keys().any(|value| value.contains(',')) && values.all(is_number)
+    }
+
+    /// Why it is not a feature, if its numbers are moments.
+    fn why_moments(&self) -> Option<String> {
+        let numbers =
+            self.numbers.as_ref().filter(|_| self.sampled.most_values == 1 && !self.has_id_name())?;
+        moments::why_left_out(
+            self.name(),
+            numbers,
+            !self.sampled.has_more && self.distinct <= MAX_WHOLE_TERMS,
+        )
     }
 
     /// Whether whole numbers are ids, not quantities.

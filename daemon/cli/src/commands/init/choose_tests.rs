@@ -149,6 +149,22 @@ fn ids_that_repeat_are_features() {
 }
 
 #[test]
+fn seconds_since_1970_are_no_feature() {
+    let seconds = |name: &str| texts(name, |row| (1_790_000_000 + 977 * row).to_string());
+    let milliseconds = texts("ts", |row| (1_790_000_000_123_u64 + row as u64 % 2 * 40).to_string());
+    let label = texts("label", |row| (row % 2).to_string());
+    let x = texts("x", |row| format!("v{}", row % 7));
+    let choice = choose(vec![seconds("seen"), milliseconds, seconds("user_id"), x, label], &NONE).unwrap();
+    assert_eq!(kinds(&choice), [("x", "vocabulary".to_owned())]);
+    let [seen, ts, user] = &choice.left_out[..] else { panic!("{:?}", choice.left_out) };
+    let wanted =
+        "seconds since 1970, 2026-09-21 to 2026-10-02; write the hour or weekday into a column to use it";
+    assert_eq!((seen.0.as_str(), seen.1.as_str()), ("seen", wanted));
+    assert!(ts.1.starts_with("milliseconds since 1970"), "{}", ts.1);
+    assert!(user.1.starts_with("identifies rows"), "an id by its name: {}", user.1);
+}
+
+#[test]
 fn names_are_unique_and_plain() {
     let plain = |name: &str| texts(name, |row| format!("v{}", row % 7));
     let label = texts("label", |row| (row % 2).to_string());

@@ -1,6 +1,7 @@
 //! `millstream init`: writes a job file for data.
 
 mod choose;
+mod moments;
 mod write;
 
 use std::io::Write;
