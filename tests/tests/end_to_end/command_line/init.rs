@@ -48,12 +48,18 @@ fn unusual_columns_are_left_out_and_named() {
     let clicked: ArrayRef = Arc::new(Int64Array::from_iter_values((0..ROWS as i64).map(|row| row % 3 % 2)));
     let moments = TimestampMicrosecondArray::from_iter_values(0..ROWS as i64).with_timezone("UTC");
     let nothing: ArrayRef = Arc::new(Float64Array::from(vec![None; ROWS]));
+    let seconds: ArrayRef =
+        Arc::new(Int64Array::from_iter_values((0..ROWS as i64).map(|row| 1_790_000_000 + 61 * row)));
+    let weight: ArrayRef =
+        Arc::new(Float64Array::from_iter_values((0..ROWS).map(|row| 0.5 + (row % 9) as f64 / 4.0)));
     Table::of(vec![
         ("clicked", clicked),
         ("odd name, \"quoted\"", texts(&|row| format!("v{}", row % 50))),
         ("\u{e9}t\u{e9}", texts(&|row| format!("\u{e9}{}", row % 5))),
         ("at", Arc::new(moments)),
         ("nothing", nothing),
+        ("seconds", seconds),
+        ("weight", weight),
         ("note", texts(&|row| format!("note {row}"))),
         ("constant", texts(&|_| "x\ny".to_owned())),
     ])
@@ -61,10 +67,19 @@ fn unusual_columns_are_left_out_and_named() {
     let shell = Shell::new(place.path());
     let init = shell.run(&["init", "clicks.parquet", "-o", "job.toml", "--json"]).with_code(0).json();
     assert_eq!((&init["label"], &init["features"]), (&"clicked".into(), &2.into()));
-    assert_eq!(init["left_out"], serde_json::json!(["at", "nothing", "note", "constant"]));
+    assert_eq!(
+        init["left_out"],
+        serde_json::json!(["at", "nothing", "seconds", "weight", "note", "constant"])
+    );
     let outcome = shell.run(&["train", "job.toml", "--set", "data.epochs=1", "--json"]).with_code(0).json();
     let held_out = outcome["eval"]["examples"].as_u64().unwrap();
     assert!((400..800).contains(&held_out), "a fifth of the rows is held out: {outcome:#}");
+    let text = fs::read_to_string(place.path().join("job.toml")).unwrap();
+    let enabled = text.replace("\n#weight = ", "\nweight = ");
+    assert_ne!(enabled, text);
+    fs::write(place.path().join("weighted.toml"), enabled).unwrap();
+    let check = shell.run(&["check", "weighted.toml"]).with_code(0).stdout;
+    assert!(check.contains("weight"), "{check}");
 
     fs::write(place.path().join("a.csv"), "age,income\n39,1\n").unwrap();
     let text = shell.run(&["init", "a.csv"]).with_code(2).stderr;

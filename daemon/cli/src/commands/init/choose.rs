@@ -56,6 +56,18 @@ const POSITIVE_VALUES: [&str; 14] = [
 const MISSING_VALUES: [&str; 12] =
     ["?", "NA", "N/A", "n/a", "na", "NULL", "null", "None", "NaN", "nan", "-", "\\N"];
 
+/// Names of columns that hold the weights of rows. The last one also is a quantity: see `Column::is_weight`.
+const WEIGHT_NAMES: [&str; 7] = [
+    "sample_weight",
+    "example_weight",
+    "instance_weight",
+    "row_weight",
+    "sampleweight",
+    "importance_weight",
+    PLAIN_WEIGHT,
+];
+const PLAIN_WEIGHT: &str = "weight";
+
 /// Words in the names of integer columns that are ids.
 const ID_WORDS: [&str; 10] =
     ["id", "ids", "code", "zip", "zipcode", "postcode", "sku", "isbn", "key", "hash"];
@@ -85,9 +97,15 @@ const MAX_VECTOR: usize = 4_096;
 /// The most values of a row that a feature keeps.
 const MAX_VALUES: usize = 50;
 
+/// Why the weights of rows are not a feature.
+const WHY_WEIGHT: &str =
+    "by its name the weight of rows, see [label]; write it into [features] if it is a quantity";
+
 /// The columns of a job.
 pub(super) struct Choice {
     pub(super) label: Label,
+    /// A column that probably holds the weights of rows.
+    pub(super) weight: Option<String>,
     pub(super) features: Vec<Feature>,
     /// Columns that are not used, and why.
     pub(super) left_out: Vec<(String, String)>,
@@ -151,10 +169,15 @@ impl Choice {
         let columns: Vec<_> =
             sample.columns.iter().map(|column| Column::of(column, sample, &missing)).collect();
         let label = label(&columns, wishes)?;
+        let weight = weight(&columns, &label);
         let (mut features, mut left_out) = (Vec::new(), Vec::new());
         let mut names = BTreeSet::new();
         for column in columns.iter().filter(|column| column.name() != label.column) {
-            match column.features() {
+            let chosen = match weight {
+                Some(weight) if weight == column.name() => Err(WHY_WEIGHT.to_owned()),
+                _ => column.features(),
+            };
+            match chosen {
                 Ok(chosen) => features.extend(chosen.into_iter().map(|mut feature| {
                     feature.name = unique(&feature.name, &mut names);
                     feature
@@ -170,8 +193,16 @@ impl Choice {
             };
             return Err(Failure::Failed(anyhow::anyhow!(message)));
         }
-        Ok(Self { label, features, left_out, missing })
+        let weight = weight.map(str::to_owned);
+        Ok(Self { label, weight, features, left_out, missing })
     }
+}
+
+/// The column that holds the weights of rows, the most probable one.
+fn weight<'a>(columns: &'a [Column<'_>], label: &Label) -> Option<&'a str> {
+    let weights: Vec<_> = columns.iter().filter(|column| column.is_weight()).map(Column::name).collect();
+    let named = |name: &&str| weights.iter().find(|weight| weight.eq_ignore_ascii_case(name)).copied();
+    WEIGHT_NAMES.iter().find_map(named).filter(|weight| *weight != label.column)
 }
 
 /// The usual texts for "missing" that occur beside other values, and numbers that are not finite.
@@ -375,6 +406,16 @@ impl<'a> Column<'a> {
         let is_number =
             |value: &String| with_decimal_point(value).is_some_and(|value| value.parse::<f64>().is_ok());
         self.sampled.counts.keys().any(|value| value.contains(',')) && values.all(is_number)
+    }
+
+    /// Whether it holds a positive number in each row, and has the name of a weight of rows. Whole numbers that are just
+    /// a `weight` are more probably those of people or goods.
+    fn is_weight(&self) -> bool {
+        let is_named = WEIGHT_NAMES.iter().any(|name| self.name().eq_ignore_ascii_case(name));
+        let is_sure = !self.name().eq_ignore_ascii_case(PLAIN_WEIGHT) || !self.sampled.is_whole();
+        let is_complete = self.absent == 0 && self.sampled.not_finite == 0 && self.sampled.most_values == 1;
+        let are_positive = self.numbers.as_ref().is_some_and(|numbers| numbers[0] > 0.0);
+        is_named && is_sure && is_complete && are_positive && self.distinct > 1
     }
 
     /// Why it is not a feature, if its numbers are moments.

@@ -165,6 +165,32 @@ fn seconds_since_1970_are_no_feature() {
 }
 
 #[test]
+fn the_weight_of_rows_is_no_feature() {
+    let weight = |name: &str| texts(name, |row| format!("{}.5", row % 40));
+    let whole = |name: &str| texts(name, |row| (40 + row % 80).to_string());
+    let with_zeros = texts("weight", |row| format!("{}", (row % 40) as f64 / 2.0));
+    let mut with_absent = weight("weight");
+    with_absent.filled -= 1;
+    let x = || texts("x", |row| format!("v{}", row % 7));
+    let label = || texts("label", |row| (row % 2).to_string());
+    for column in [weight("weight"), weight("Sample_Weight"), whole("example_weight")] {
+        let name = column.name.clone();
+        let choice = choose(vec![column, x(), label()], &NONE).unwrap();
+        assert_eq!(choice.weight, Some(name.clone()));
+        assert_eq!(kinds(&choice), [("x", "vocabulary".to_owned())], "{name}");
+        assert!(choice.left_out[0].1.contains("[label]"), "{}", choice.left_out[0].1);
+    }
+    for column in [whole("weight"), weight("weight_kg"), with_zeros, with_absent] {
+        let choice = choose(vec![column, x(), label()], &NONE).unwrap();
+        assert!(choice.weight.is_none() && choice.features.len() > 1, "{:?}", choice.left_out);
+    }
+    let wanted = Wishes { label: Some("weight"), positive: None };
+    assert_eq!(choose(vec![weight("weight"), x(), label()], &wanted).unwrap().weight, None);
+    let both = choose(vec![weight("weight"), weight("sample_weight"), x(), label()], &NONE).unwrap();
+    assert_eq!(both.weight.as_deref(), Some("sample_weight"));
+}
+
+#[test]
 fn names_are_unique_and_plain() {
     let plain = |name: &str| texts(name, |row| format!("v{}", row % 7));
     let label = texts("label", |row| (row % 2).to_string());

@@ -78,7 +78,7 @@ fn body(
     files: &Files,
     path: Option<&Path>,
 ) -> std::fmt::Result {
-    let Choice { label, features, left_out, missing } = choice;
+    let Choice { label, weight, features, left_out, missing } = choice;
     let scale = Scale::of(sample.estimated_rows);
     let path = path.map_or("job.toml".to_owned(), |path| path.display().to_string());
     let sampled = figures::counted(sample.rows, "row");
@@ -124,7 +124,7 @@ fn body(
         )?;
     }
 
-    write_label(out, label)?;
+    write_label(out, label, weight.as_deref())?;
     writeln!(out, "[features]")?;
     features.iter().try_for_each(|feature| write_feature(out, feature))?;
     if !left_out.is_empty() {
@@ -147,13 +147,20 @@ fn body(
     Ok(())
 }
 
-fn write_label(out: &mut String, label: &Label) -> std::fmt::Result {
+fn write_label(out: &mut String, label: &Label, weight: Option<&str>) -> std::fmt::Result {
     writeln!(out, "[label]\n# {}", comment(&label.why))?;
     writeln!(out, "column = {}", text(&label.column))?;
     match &label.task {
         Task::Binary(Some(positive)) => writeln!(out, "positive = {}", text(positive))?,
         Task::Classes(classes) => writeln!(out, "classes = {}", list(classes))?,
         Task::Binary(None) | Task::Number => {}
+    }
+    if let Some(weight) = weight {
+        writeln!(
+            out,
+            "# By its name the weight of each row, in training and in metrics. Remove the # to use it."
+        )?;
+        writeln!(out, "#weight = {}", comment(&text(weight)))?;
     }
     writeln!(out)
 }
