@@ -9,14 +9,13 @@
 //!                                             lock   locked by the thread that prepares a trial
 //! ```
 
-use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use millstream_job::Job;
+use millstream_worker::locks;
 
 use super::{ANALYSIS, LISTINGS, get, put};
 use crate::search;
@@ -26,12 +25,8 @@ const PREFIX: &str = "inputs-";
 /// The characters of the fingerprint in a name: 48 bits, which distinguish the few inputs of one search.
 const FINGERPRINT_CHARACTERS: usize = 12;
 
-/// The file that is locked. Other users cannot open it.
+/// The file that is locked.
 const LOCK: &str = "lock";
-const LOCK_MODE: u32 = 0o600;
-
-/// Interval between attempts to take the lock.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What a trial shares with others, locked while it is prepared.
 pub(crate) struct SharedInputs {
@@ -87,20 +82,8 @@ fn fill(to: &Path, from: &Path) -> Result<()> {
 
 /// Waits for the lock of the file `path`, which ends with the returned file.
 fn lock(path: &Path, cancel: &AtomicBool) -> Result<File> {
-    let here = || path.display().to_string();
-    let mut options = File::options();
-    let file =
-        options.create(true).truncate(false).write(true).mode(LOCK_MODE).open(path).with_context(here)?;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if cancel.load(Ordering::Relaxed) => {
-                bail!("cancelled while another trial was being prepared")
-            }
-            Err(TryLockError::WouldBlock) => std::thread::sleep(POLL_INTERVAL),
-            Err(TryLockError::Error(error)) => return Err(error).with_context(here),
-        }
-    }
+    let locked = locks::acquire(path, || !cancel.load(Ordering::Relaxed))?;
+    locked.context("cancelled while another trial was being prepared")
 }
 
 #[cfg(test)]

@@ -35,22 +35,12 @@ impl RunLock {
     /// When another process keeps the lock, which the error names, or the system refuses.
     pub fn acquire(directory: &Path, limit: Duration) -> Result<Self> {
         let path = directory.join(RUN_LOCK_FILE);
-        let here = || path.display().to_string();
-        let mut options = OpenOptions::new();
-        options.create(true).truncate(false).write(true).mode(LOCK_FILE_MODE);
-        let file = options.open(&path).with_context(here)?;
         let until = Instant::now() + limit;
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(Self(file)),
-                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(POLL_INTERVAL),
-                Err(TryLockError::WouldBlock) => {
-                    let holder = holder(&path).unwrap_or_else(|| "another process".to_owned());
-                    bail!("{} is locked by {holder}, which is training in this directory", here());
-                }
-                Err(TryLockError::Error(error)) => return Err(error).with_context(here),
-            }
+        if let Some(file) = acquire(&path, || Instant::now() < until)? {
+            return Ok(Self(file));
         }
+        let holder = holder(&path).unwrap_or_else(|| "another process".to_owned());
+        bail!("{} is locked by {holder}, which is training in this directory", path.display());
     }
 
     /// Whether a worker has locked the run `directory`.
@@ -67,6 +57,26 @@ impl RunLock {
             Ok(()) => Ok(false),
             Err(TryLockError::WouldBlock) => Ok(true),
             Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}
+
+/// Locks the file `path`, which is created if it does not exist, until the returned file is dropped. While another holder
+/// has the lock, waits as long as `waits` returns true; then returns `None`.
+///
+/// # Errors
+/// When the system refuses.
+pub fn acquire(path: &Path, mut waits: impl FnMut() -> bool) -> Result<Option<File>> {
+    let here = || path.display().to_string();
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(LOCK_FILE_MODE);
+    let file = options.open(path).with_context(here)?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Some(file)),
+            Err(TryLockError::WouldBlock) if waits() => std::thread::sleep(POLL_INTERVAL),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error).with_context(here),
         }
     }
 }
