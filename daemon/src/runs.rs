@@ -135,8 +135,9 @@ pub(crate) fn newest_unfinished(job: &Job, requester: &Requester) -> Result<Run>
     let mut newest_changed: Option<(SystemTime, PathBuf, Job)> = None;
     for directory in directories(parent).with_context(|| parent.display().to_string())? {
         let Some((begun, earlier)) = read_run(&directory, requester) else { continue };
-        let is_same = earlier.fingerprint() == fingerprint
-            || datasets::pinned_as(job, &earlier).fingerprint() == earlier.fingerprint();
+        let of_earlier = earlier.fingerprint();
+        let is_same =
+            of_earlier == fingerprint || of_earlier == datasets::pinned_as(job, &earlier).fingerprint();
         if is_same {
             if newest.as_ref().is_none_or(|(time, _)| *time < begun) && !is_finished(&directory, job)? {
                 newest = Some((begun, directory));

@@ -133,12 +133,6 @@ impl Listing {
     }
 }
 
-impl FromIterator<Entry> for Listing {
-    fn from_iter<T: IntoIterator<Item = Entry>>(entries: T) -> Self {
-        Self { entries: entries.into_iter().collect() }
-    }
-}
-
 impl Entry {
     fn parse(line: &str) -> Option<Self> {
         let (size, rest) = line.split_once('\t')?;

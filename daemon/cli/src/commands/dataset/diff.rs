@@ -64,7 +64,7 @@ impl Open {
             after: versions[1].reference().to_string(),
             rows: [versions[0].rows, versions[1].rows],
             bytes: [listings[0].bytes(), listings[1].bytes()],
-            files: Files::of(&listings),
+            files: Files::of(listings.each_ref().map(Listing::entries)),
             columns: columns(&versions, &records),
         };
         context.answer(&difference, || difference.describe(arguments.files))
@@ -72,11 +72,11 @@ impl Open {
 }
 
 impl Files {
-    fn of([before, after]: &[Listing; 2]) -> Self {
+    fn of([before, after]: [&[Entry]; 2]) -> Self {
         let mut earlier: BTreeMap<&str, &Entry> =
-            before.entries().iter().map(|entry| (entry.address.as_str(), entry)).collect();
+            before.iter().map(|entry| (entry.address.as_str(), entry)).collect();
         let mut files = Self::default();
-        for entry in after.entries() {
+        for entry in after {
             match earlier.remove(entry.address.as_str()) {
                 None => files.added.push(entry.address.clone()),
                 Some(known) if known == entry => files.same += 1,
@@ -202,16 +202,17 @@ mod tests {
 
     #[test]
     fn files_are_added_removed_changed_or_the_same() {
-        let of = |entries: [(&str, &str); 3]| -> Listing {
-            entries
-                .into_iter()
-                .map(|(address, version)| Entry { address: address.into(), size: 1, version: version.into() })
-                .collect()
+        let of = |entries: [(&str, &str); 3]| {
+            entries.map(|(address, version)| Entry {
+                address: address.into(),
+                size: 1,
+                version: version.into(),
+            })
         };
         let before = of([("a", "1"), ("b", "1"), ("c", "1")]);
         let after = of([("b", "1"), ("c", "2"), ("d", "1")]);
         let wanted =
             Files { added: vec!["d".into()], removed: vec!["a".into()], changed: vec!["c".into()], same: 1 };
-        assert_eq!(Files::of(&[before, after]), wanted);
+        assert_eq!(Files::of([&before, &after]), wanted);
     }
 }
