@@ -29,6 +29,7 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     let history_format = arguments.history.as_deref().map(HistoryFormat::of).transpose()?;
     let (request, warnings) = job_file::request(&arguments.submitted, context)?;
     let interrupted = interrupt::listen()?;
+    let file = arguments.submitted.job.path;
     let mut connection = Connection::at(arguments.place, context).await?;
     let job = connection.client.submit(request).await?;
     if !connection.is_hosted() {
@@ -56,7 +57,7 @@ pub(crate) async fn run(arguments: Train, context: &Context) -> Result<(), Failu
     let answered = if context.json {
         context.document(&OutcomeJson::from(&job))
     } else if job.progress.is_some_and(|progress| progress.step > 0) {
-        doubt(&job).into_iter().for_each(|doubt| context.screen.note(doubt));
+        doubt(&job, file.as_deref()).into_iter().for_each(|doubt| context.screen.note(&doubt));
         let trials = trials.map(|table| format!("\n{table}")).unwrap_or_default();
         context.print(&(summary(&job) + &trials))
     } else {
@@ -207,13 +208,24 @@ impl<'a> From<&'a Job> for OutcomeJson<'a> {
     }
 }
 
-/// A doubt about metrics that are too good.
-fn doubt(job: &Job) -> Option<&'static str> {
+/// A doubt about metrics that are too good. With one label and a job `file`, the command that measures one feature.
+fn doubt(job: &Job, file: Option<&Path>) -> Option<String> {
     let aucs = job.eval.iter().flat_map(|eval| &eval.measured).filter(|metric| metric.name == "auc");
-    aucs.filter_map(|auc| auc.value).any(|auc| auc >= SUSPICIOUS_AUC).then_some(
+    if !aucs.filter_map(|auc| auc.value).any(|auc| auc >= SUSPICIOUS_AUC) {
+        return None;
+    }
+    let how = file.filter(|_| job.eval.len() == 1).map(|file| {
+        let file = file.display();
+        format!(
+            ". The AUC of one feature alone: millstream train {file} --set \
+             'model={{kind=\"linear\", features=[\"FEATURE\"]}}'"
+        )
+    });
+    Some(format!(
         "the held-out AUC is nearly 1: check that no feature is derived from the label, such as an amount that is 0 \
-         without it",
-    )
+         without it{}",
+        how.unwrap_or_default()
+    ))
 }
 
 fn summary(job: &Job) -> String {
@@ -248,6 +260,24 @@ mod tests {
     use millstream_control::proto::{JobProgress, MetricValue};
 
     use super::*;
+
+    #[test]
+    fn a_doubt_about_an_auc_of_nearly_1_names_the_command_that_measures_one_feature() {
+        let of = |value| {
+            let auc = MetricValue { name: "auc".into(), value: Some(value), error: None };
+            Metrics { measured: vec![auc], ..Metrics::default() }
+        };
+        let job = |eval| Job { eval, ..Job::default() };
+        let file = Path::new("clicks.toml");
+        let doubt = |eval, file| doubt(&job(eval), file);
+        let command = "millstream train clicks.toml --set 'model={kind=\"linear\", features=[\"FEATURE\"]}'";
+        assert!(doubt(vec![of(0.99995)], Some(file)).unwrap().ends_with(command));
+        // A linear model has one label, and a continued run may have no job file.
+        for unknown in [doubt(vec![of(0.5), of(1.0)], Some(file)), doubt(vec![of(1.0)], None)] {
+            assert!(unknown.is_some_and(|doubt| doubt.ends_with("without it")));
+        }
+        assert_eq!(doubt(vec![of(0.99)], Some(file)), None);
+    }
 
     #[test]
     fn outcome_is_the_document_that_train_prints() {
