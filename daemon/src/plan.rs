@@ -80,6 +80,8 @@ pub struct DataPlan {
     pub bytes: u64,
     /// Number of rows, if the files' metadata contain it.
     pub rows: Option<u64>,
+    /// An estimate of it otherwise: of a held-out share by its fraction, of TFRecord files by their size.
+    pub estimated_rows: Option<u64>,
 }
 
 /// A number of rows.
@@ -166,7 +168,6 @@ impl JobPlan {
             train = train.sampled(Negatives::new(&job.label.first, &data.missing, fraction));
         }
         let train = Arc::new(train);
-        let (train_plan, eval_plan) = (DataPlan::of(&train), eval.as_deref().map(DataPlan::of));
 
         let options = CacheOptions::of_budget(data.memory_budget_bytes);
         let cache = data.cache.as_ref().map(|spec| Arc::new(Cache::new(spec, options)));
@@ -210,7 +211,7 @@ impl JobPlan {
         // The statistics of a continued job are of other data.
         let is_own = recorded.is_none() && source.is_none();
         let counted = analysis.as_ref().filter(|analysis| is_own && analysis.label.is_some());
-        let rows = train_plan.rows.or(counted.map(|analysis| analysis.rows));
+        let rows = train.rows().or(counted.map(|analysis| analysis.rows));
         let estimate = || Some(RowCount { rows: train.estimated_rows()?, is_estimate: true });
         let row_count = rows.map(|rows| RowCount { rows, is_estimate: false }).or_else(estimate);
         let epoch_rows = match &sources {
@@ -231,8 +232,8 @@ impl JobPlan {
         Ok(Self {
             job: job.with_batch_size(schema.rows),
             batch,
-            train: train_plan,
-            eval: eval_plan,
+            train: DataPlan::of(&train),
+            eval: eval.as_deref().map(DataPlan::of),
             sources: sources.map_or_else(Vec::new, |sources| sources.plans(&train)),
             rows: row_count,
             epoch_rows,
@@ -421,6 +422,7 @@ impl DataPlan {
             splits: splits.len(),
             bytes: splits.iter().map(|split| split.bytes).sum(),
             rows: dataset.rows(),
+            estimated_rows: dataset.rows().map_or_else(|| dataset.estimated_rows(), |_| None),
         }
     }
 }

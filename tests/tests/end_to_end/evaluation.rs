@@ -60,6 +60,10 @@ fn a_share_of_the_training_data_is_held_out() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
     let divided = ["data.epochs=2", "data.eval=[]", "data.validation={ fraction = 0.2, column = \"x\" }"];
+    let check =
+        shell.run(&["check", "job.toml", "--set", divided[1], "--set", divided[2]]).with_code(0).stdout;
+    let eval = check.lines().find(|line| line.starts_with("eval ")).unwrap();
+    assert!(eval.ends_with(" ~4,800"), "{check}");
     let outcome = train(&shell, &divided);
     let held_out = outcome["eval"]["examples"].as_u64().unwrap();
     assert!((ROWS / 6..ROWS / 4).contains(&held_out), "{outcome:#}");

@@ -58,17 +58,19 @@ impl Report {
         let mut table = Table::with_titles(&["DATA", ">FILES", ">SPLITS", ">SIZE", ">ROWS"]);
         let DataReport { train, eval, .. } = self.data;
         // Of filtered data, the rows that pass; of records, an estimate unless they were read.
-        let learned = self.rows.map(|RowCount { rows, is_estimate }| {
+        let count = |RowCount { rows, is_estimate }| {
             format!("{}{}", if is_estimate { "~" } else { "" }, figures::count(rows))
-        });
+        };
         let eval = eval.map(|eval| ("eval", eval, None));
-        for (name, files, learned) in [("train", train, learned)].into_iter().chain(eval) {
+        for (name, files, learned) in [("train", train, self.rows)].into_iter().chain(eval) {
+            let known = files.rows.map(|rows| RowCount { rows, is_estimate: false });
+            let estimate = files.estimated_rows.map(|rows| RowCount { rows, is_estimate: true });
             table.row([
                 name.to_owned(),
                 figures::count(files.files as u64),
                 figures::count(files.splits as u64),
                 figures::bytes(files.bytes),
-                files.rows.map(figures::count).or(learned).unwrap_or_else(|| "?".to_owned()),
+                known.or(learned).or(estimate).map_or_else(|| "?".to_owned(), count),
             ]);
         }
         table.render()
