@@ -87,6 +87,20 @@ fn a_search_runs_trials_as_jobs_and_finds_the_best() {
     // By the id of a trial.
     assert_eq!(trials(&daemon, found[2]["job"].as_str().unwrap()), found);
 
+    let name = best(&found)["name"].as_str().unwrap();
+    let eval = daemon.run(&["eval", &id, "--json"]);
+    let note = String::from_utf8(eval.stderr).unwrap();
+    assert!(eval.status.success() && note.contains(&format!("its best trial is {name} (")), "{note}");
+    let scored: Value = serde_json::from_slice(&eval.stdout).unwrap();
+    assert_eq!(scored["auc"], best(&found)["value"]);
+    let of_trial = daemon.run(&["eval", found[2]["job"].as_str().unwrap(), "--json"]);
+    assert!(of_trial.status.success());
+    let scored: Value = serde_json::from_slice(&of_trial.stdout).unwrap();
+    assert_eq!(scored["auc"], found[2]["value"], "a trial's id is that of the trial");
+    let predict = daemon.run(&["predict", &id, "-o", job.directory().join("scores.csv").to_str().unwrap()]);
+    let note = String::from_utf8(predict.stderr).unwrap();
+    assert!(predict.status.success() && note.contains(&format!("its best trial is {name} (")), "{note}");
+
     let picture = job.directory().join("trials.svg");
     let output = daemon.run(&["trials", &id, "--plot", picture.to_str().unwrap()]);
     let table = String::from_utf8(output.stdout).unwrap();

@@ -2,6 +2,7 @@
 
 use millstream_control::proto::{ScoreRequest, TextLayout};
 
+use super::trials;
 use crate::arguments::{Fields, Layout, Scored};
 use crate::connection::Connection;
 use crate::context::Context;
@@ -17,9 +18,12 @@ pub(crate) async fn run(arguments: Scored, context: &Context) -> Result<(), Fail
     let evaluated = unless_interrupted(async {
         let _input = StandardInput::spooled(&mut request, None).await?;
         let mut connection = Connection::at(place, context).await?;
-        let evaluated = connection.client.evaluate(request).await;
+        let evaluated = match trials::choose_best(&mut request, &mut connection.client, context).await {
+            Ok(()) => connection.client.evaluate(request).await.map_err(Failure::from),
+            Err(failure) => Err(failure),
+        };
         connection.close().await;
-        Ok(evaluated?)
+        evaluated
     })
     .await?;
     context.answer(&evaluated, || {

@@ -34,9 +34,11 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     let written = unless_interrupted(async {
         let _input = StandardInput::spooled(&mut request, output.as_deref()).await?;
         let mut connection = Connection::at(place, context).await?;
-        let result = match &output {
-            Some(path) => write(&mut connection, request, path, format, compression).await,
-            None => {
+        let chosen = super::trials::choose_best(&mut request, &mut connection.client, context).await;
+        let result = match (chosen, &output) {
+            (Err(failure), _) => Err(failure),
+            (Ok(()), Some(path)) => write(&mut connection, request, path, format, compression).await,
+            (Ok(()), None) => {
                 let mut out = BufWriter::new(io::stdout());
                 let written = score(&mut connection, request, format, compression, &mut out).await;
                 written.and_then(|written| Ok(out.flush().map(|()| written)?))

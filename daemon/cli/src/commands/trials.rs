@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_control::Client;
-use millstream_control::proto::{Trial, TrialsReply, TrialsRequest};
+use millstream_control::proto::{ScoreRequest, Trial, TrialsReply, TrialsRequest};
 
 use crate::arguments::SearchTrials;
 use crate::connection::to_daemon;
@@ -39,6 +39,36 @@ pub(crate) async fn run(arguments: SearchTrials, context: &Context) -> Result<()
 pub(super) async fn of_search(client: &mut Client, id: &str) -> Option<String> {
     let request = TrialsRequest { id: id.to_owned(), best_job: false };
     client.trials(request).await.ok().map(|reply| table(&reply))
+}
+
+/// If the target of `request` is a search, replaces it with the best trial, and says which one it is.
+///
+/// # Errors
+/// When no trial of the search has been evaluated.
+pub(super) async fn choose_best(
+    request: &mut ScoreRequest,
+    client: &mut Client,
+    context: &Context,
+) -> Result<(), Failure> {
+    let of_target = TrialsRequest { id: request.target.clone(), best_job: false };
+    // Any other target is an error here, and the score request reports unknown ones.
+    let Ok(TrialsReply { search, metric, trials, .. }) = client.trials(of_target).await else {
+        return Ok(());
+    };
+    // The id of a trial also finds its search.
+    if !search.starts_with(&request.target) {
+        return Ok(());
+    }
+    let best = trials.into_iter().find(|trial| trial.is_best);
+    let Some(Trial { name, job: Some(job), value: Some(value), .. }) = best else {
+        return Err(Failure::Failed(anyhow::anyhow!(
+            "search {search}: no trial has been evaluated yet; `millstream trials {search}` shows them"
+        )));
+    };
+    let value = figures::metric(value);
+    context.screen.note(&format!("{search} is a search; its best trial is {name} ({job}), {metric} {value}"));
+    request.target = job;
+    Ok(())
 }
 
 fn table(reply: &TrialsReply) -> String {
