@@ -20,7 +20,10 @@ pub(crate) struct Target {
 pub(crate) async fn find(target: &str, context: &Context) -> Result<Target, Failure> {
     let known = match context.socket() {
         Some(socket) => match Client::connect(socket).await {
-            Ok(mut client) => Some(client.show(target).await),
+            Ok(mut client) => match client.show(target).await {
+                Ok(job) if job.directory.is_empty() => return Err(not_shown(&job, &mut client).await),
+                known => Some(known),
+            },
             Err(ClientError::NoDaemon { .. }) => None,
             Err(error) => return Err(error.into()),
         },
@@ -40,6 +43,21 @@ pub(crate) async fn find(target: &str, context: &Context) -> Result<Target, Fail
         Some(Err(error)) => return Err(error.into()),
     };
     Err(Failure::Failed(anyhow::anyhow!(message)))
+}
+
+/// The error for a job whose directory the daemon does not show to this user, who may only look at jobs.
+async fn not_shown(job: &Job, client: &mut Client) -> Failure {
+    let operators = client.about().await.map(|about| about.operators).unwrap_or_default();
+    let who = if operators.is_empty() {
+        "root".to_owned()
+    } else {
+        format!("members of the group {} and root", operators.join(", "))
+    };
+    Failure::Failed(anyhow::anyhow!(
+        "job {}: this user may only look at jobs, without their directories; {who} may do this, and a copy of a \
+         checkpoint can be given by its directory",
+        job.id
+    ))
 }
 
 /// The directory of `target`, which must have a checkpoint if it is a job.

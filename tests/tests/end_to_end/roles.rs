@@ -104,6 +104,9 @@ fn an_outsider_is_refused_unless_looking_is_open_and_then_only_looks() {
     for command in ["cancel", "pause", "resume", "remove", "checkpoint", "logs", "eval", "audit"] {
         refused(OUTSIDER, &daemon, &[command, &id], "may only look at jobs");
     }
+    for command in [&["lineage", &id][..], &["export", &id, "-o", "model.onnx"], &["rerun", &id]] {
+        refused(OUTSIDER, &daemon, command, "without their directories; members of the group ");
+    }
     refused(OUTSIDER, &daemon, &submit, "Submit: user uid 64003 may only look at jobs; members of the group");
     assert_eq!(daemon.show(&id)["state"], "running");
     let audit = daemon.json(&["audit", "--user", "64003", "--since", "1h"]);
