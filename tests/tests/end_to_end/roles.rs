@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use millstream_tests::programs::{Daemon, program, wait_until};
+use millstream_tests::terminal::InTerminal;
 use millstream_tests::tiny_job::TinyJob;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use serde_json::Value;
@@ -17,12 +18,18 @@ const MEMBER: (u32, u32) = (64_001, 0);
 const OTHER_MEMBER: (u32, u32) = (64_002, 0);
 const OUTSIDER: (u32, u32) = (64_003, 64_003);
 
-/// Runs `millstream` as a user with this number and group.
-fn run_as((uid, gid): (u32, u32), daemon: &Daemon, arguments: &[&str]) -> Output {
+/// `millstream` as a user with this number and group.
+fn command_as((uid, gid): (u32, u32), daemon: &Daemon) -> Command {
     let mut command = Command::new("setpriv");
     command.args([&format!("--reuid={uid}"), &format!("--regid={gid}"), "--clear-groups"]);
-    command.arg(program("millstream")).arg("--json").arg("--socket").arg(daemon.socket());
-    command.args(arguments).env_remove("XDG_RUNTIME_DIR").env("HOME", "/nonexistent").output().unwrap()
+    command.arg(program("millstream")).arg("--socket").arg(daemon.socket());
+    command.env_remove("XDG_RUNTIME_DIR").env("HOME", "/nonexistent");
+    command
+}
+
+/// Runs `millstream --json` as this user.
+fn run_as(user: (u32, u32), daemon: &Daemon, arguments: &[&str]) -> Output {
+    command_as(user, daemon).arg("--json").args(arguments).output().unwrap()
 }
 
 fn json_as(user: (u32, u32), daemon: &Daemon, arguments: &[&str]) -> Value {
@@ -128,6 +135,38 @@ fn an_outsider_is_refused_unless_looking_is_open_and_then_only_looks() {
     kill_process(Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap(), Signal::HUP).unwrap();
     wait_until("the outsider is refused", || !run_as(OUTSIDER, &daemon, &["list"]).status.success());
     assert_eq!(mode(), 0o660);
+    daemon.stop();
+}
+
+#[test]
+fn a_viewer_opens_a_jobs_page_in_top_without_reading_its_log() {
+    // As above.
+    if !geteuid().is_root() {
+        return;
+    }
+    let job = prepare("viewers = 'everyone'\n");
+    let daemon = Daemon::start(job.directory());
+    let file = job.file();
+    let submit = ["submit", file.to_str().unwrap(), "--set", "data.epochs=100000"];
+    let id = text(&daemon.json(&submit), "id").to_owned();
+    wait_until("training", || daemon.show(&id)["progress"]["step"].as_u64() > Some(0));
+    let mut command = command_as(OUTSIDER, &daemon);
+    command.args(["top", "--interval", "0.2"]);
+    let mut top = InTerminal::start(command, 160, 40);
+    top.wait_for(&id);
+    top.press("\r");
+    top.wait_for("bottleneck");
+    top.press("c");
+    top.wait_for("[y/n]");
+    top.press("y");
+    top.wait_for("may only look at jobs");
+    top.press("q");
+    let (status, printed) = top.wait();
+    assert_eq!(status.code(), Some(0), "{printed:?}");
+    assert_eq!(daemon.show(&id)["state"], "running");
+    let audit = daemon.json(&["audit", "--user", "64003", "--since", "1h"]);
+    let calls: Vec<_> = records(&audit).iter().map(|record| text(record, "call")).collect();
+    assert_eq!(calls, ["cancel"], "the page does not ask for what the daemon refuses and records");
     daemon.stop();
 }
 

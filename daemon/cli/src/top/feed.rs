@@ -38,6 +38,12 @@ pub(super) struct Page {
     pub(super) log: Vec<LogLine>,
 }
 
+/// A connection, and whether this user may read logs over it. The daemon records each request that it refuses.
+struct Connected {
+    client: Client,
+    reads_logs: bool,
+}
+
 /// Asks the daemon until it is dropped.
 pub(super) struct Feed {
     context: Context,
@@ -91,17 +97,17 @@ async fn ask(
     mut opened: watch::Receiver<Option<String>>,
     answers: mpsc::Sender<Answer>,
 ) {
-    let mut client = None;
+    let mut connected = None;
     loop {
         let id = opened.borrow_and_update().clone();
-        let asking = look_over(&mut client, &context, id.as_deref());
+        let asking = look_over(&mut connected, &context, id.as_deref());
         let answer = match tokio::time::timeout(PATIENCE, asking).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(why)) => Answer::Lost(why),
             Err(_) => Answer::Lost(format!("the daemon has not answered for {} s", PATIENCE.as_secs())),
         };
         if matches!(answer, Answer::Lost(_)) {
-            client = None;
+            connected = None;
         }
         if answers.send(answer).await.is_err() {
             return;
@@ -113,26 +119,30 @@ async fn ask(
     }
 }
 
-/// Looks over the connection in `client`, or a new one.
+/// Looks over the connection in `connected`, or a new one.
 async fn look_over(
-    client: &mut Option<Client>,
+    connected: &mut Option<Connected>,
     context: &Context,
     id: Option<&str>,
 ) -> Result<Answer, String> {
-    let client = match client {
-        Some(client) => client,
-        None => client.insert(to_daemon(context).await.map_err(|error| error.to_string())?),
+    let Connected { client, reads_logs } = match connected {
+        Some(connected) => connected,
+        None => {
+            let mut client = to_daemon(context).await.map_err(|error| error.to_string())?;
+            let reads_logs = client.about().await.map_or(true, |about| about.role != "viewer");
+            connected.insert(Connected { client, reads_logs })
+        }
     };
-    Answer::look(client, id).await.map_err(|error| error.to_string())
+    Answer::look(client, id.map(|id| (id, *reads_logs))).await.map_err(|error| error.to_string())
 }
 
 impl Answer {
-    /// Asks for everything once.
-    pub(super) async fn look(client: &mut Client, opened: Option<&str>) -> Result<Self, ClientError> {
+    /// Asks for everything once. `opened` is the job whose page is open, and whether to ask for its log.
+    pub(super) async fn look(client: &mut Client, opened: Option<(&str, bool)>) -> Result<Self, ClientError> {
         let snapshot = Box::new(client.snapshot().await?);
         let jobs = client.list(ListRequest { states: Vec::new(), limit: MAX_JOBS }).await?;
         let page = match opened {
-            Some(id) => match page(client, id).await {
+            Some((id, reads_logs)) => match page(client, id, reads_logs).await {
                 Ok(page) => Some(Box::new(page)),
                 // Removed by someone.
                 Err(ClientError::NotFound(_)) => None,
@@ -144,10 +154,14 @@ impl Answer {
     }
 }
 
-async fn page(client: &mut Client, id: &str) -> Result<Page, ClientError> {
+async fn page(client: &mut Client, id: &str, reads_logs: bool) -> Result<Page, ClientError> {
     let history = client.history(id).await?;
-    let log = match log(client, id).await {
-        // Users who may only look at jobs may not read logs.
+    let log = match reads_logs {
+        true => log(client, id).await,
+        false => Ok(Vec::new()),
+    };
+    let log = match log {
+        // The role can change while the connection is open.
         Err(ClientError::Failed(_)) => Vec::new(),
         log => log?,
     };
