@@ -414,8 +414,8 @@ impl<'a> Column<'a> {
         let is_named = WEIGHT_NAMES.iter().any(|name| self.name().eq_ignore_ascii_case(name));
         let is_sure = !self.name().eq_ignore_ascii_case(PLAIN_WEIGHT) || !self.sampled.is_whole();
         let is_complete = self.absent == 0 && self.sampled.not_finite == 0 && self.sampled.most_values == 1;
-        let are_positive = self.numbers.as_ref().is_some_and(|numbers| numbers[0] > 0.0);
-        is_named && is_sure && is_complete && are_positive && self.distinct > 1
+        let lowest = self.numbers.as_ref().and_then(|numbers| numbers.first());
+        is_named && is_sure && is_complete && lowest.is_some_and(|&lowest| lowest > 0.0) && self.distinct > 1
     }
 
     /// Why it is not a feature, if its numbers are moments.
