@@ -27,6 +27,9 @@ OWN_LICENCES = ["Apache-2.0", "CC-BY-4.0"]
 TEXT_IN = {
     "alloc-stdlib": "alloc-no-stdlib",  # one repository, rust-alloc-no-stdlib, with one licence
     "flatbuffers": "prost",  # Apache-2.0 without a notice: the same text
+    "opentelemetry": "prost",  # Apache-2.0 without a notice: the same text
+    "opentelemetry-otlp": "prost",
+    "opentelemetry_sdk": "prost",
     "pulp-wasm-simd-flag": "pulp",  # one repository, pulp, with one licence
     "tonic-prost": "tonic",  # one repository, grpc-rust, with one licence
     "tonic-prost-build": "tonic",

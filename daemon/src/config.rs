@@ -3,6 +3,7 @@
 //! The file is optional, and so is every key; unknown keys are rejected. Command-line arguments override the file.
 //! This module does not touch the system: the daemon creates directories and takes locks when it starts.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
 use serde::Deserialize;
+
+use crate::traces::TraceTarget;
 
 pub use crate::worker::WorkerProgram;
 
@@ -38,6 +41,8 @@ pub struct Config {
     pub worker: WorkerProgram,
     /// Storage settings, which a job may override.
     pub storage: StorageSpec,
+    /// The collector of traces, if there is one.
+    pub traces: Option<TraceTarget>,
 }
 
 /// What can change while a daemon runs.
@@ -129,6 +134,7 @@ impl Config {
             },
             worker: WorkerProgram::from(SELF),
             storage: StorageSpec::default(),
+            traces: None,
         }
     }
 }
@@ -155,6 +161,7 @@ impl ServerConfig {
             ("web_address", self.web_address == running.web_address),
             ("state_directory", self.daemon.state == running.daemon.state),
             ("storage", self.daemon.storage == running.daemon.storage),
+            ("otlp_endpoint", self.daemon.traces == running.daemon.traces),
         ];
         keys.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
     }
@@ -170,6 +177,8 @@ pub struct ConfigFile {
     pub metrics_address: Option<SocketAddr>,
     /// The address on which the web page is served.
     pub web_address: Option<SocketAddr>,
+    /// The OpenTelemetry collector that receives traces of jobs.
+    pub otlp_endpoint: Option<String>,
     /// Directory of the job database.
     pub state_directory: Option<PathBuf>,
     /// Directories of runs for every user of the socket.
@@ -250,6 +259,8 @@ pub struct Surroundings {
     pub state_home: Option<PathBuf>,
     /// `$HOME`
     pub home: Option<PathBuf>,
+    /// The variables of OpenTelemetry, whose names begin with `OTEL_`.
+    pub variables: BTreeMap<String, String>,
 }
 
 impl ConfigFile {
@@ -271,6 +282,7 @@ impl ConfigFile {
             socket: other.socket.or(self.socket),
             metrics_address: other.metrics_address.or(self.metrics_address),
             web_address: other.web_address.or(self.web_address),
+            otlp_endpoint: other.otlp_endpoint.or(self.otlp_endpoint),
             state_directory: other.state_directory.or(self.state_directory),
             shared_directories: other.shared_directories.or(self.shared_directories),
             operators: other.operators.or(self.operators),
@@ -303,6 +315,9 @@ impl ConfigFile {
         if let Err((section, message)) = storage.check() {
             anyhow::bail!("[storage.{section}] of the configuration: {message}");
         }
+        let variable = |name: &str| surroundings.variables.get(name).cloned();
+        let traces = TraceTarget::find(self.otlp_endpoint.as_deref(), variable);
+        let traces = traces.map_err(|message| anyhow::anyhow!("{message}"))?;
         let daemon = Config {
             state: StateLocation::Directory(state),
             settings: Settings {
@@ -325,6 +340,7 @@ impl ConfigFile {
                 },
             },
             storage,
+            traces,
             ..Config::embedded()
         };
         Ok(ServerConfig {
@@ -346,6 +362,10 @@ impl Surroundings {
             runtime_directory: directory("XDG_RUNTIME_DIR"),
             state_home: directory("XDG_STATE_HOME"),
             home: directory("HOME"),
+            variables: std::env::vars_os()
+                .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                .filter(|(name, _)| name.starts_with("OTEL_"))
+                .collect(),
         }
     }
 
@@ -376,6 +396,7 @@ mod tests {
             runtime_directory: Some("/run/user/7".into()),
             state_home: None,
             home: Some("/home/u".into()),
+            variables: BTreeMap::new(),
         }
     }
 
@@ -399,6 +420,7 @@ mod tests {
             socket: Some("/a.sock".into()),
             metrics_address: None,
             web_address: None,
+            otlp_endpoint: None,
             state_directory: Some("/s".into()),
             shared_directories: None,
             operators: None,
@@ -424,6 +446,7 @@ mod tests {
             socket,
             metrics_address,
             web_address,
+            otlp_endpoint,
             state_directory,
             shared_directories,
             operators,
@@ -448,6 +471,7 @@ mod tests {
             ("keep_jobs_days", keep_jobs_days.is_none()),
             ("metrics_address", metrics_address.is_none()),
             ("web_address", web_address.is_none()),
+            ("otlp_endpoint", otlp_endpoint.is_none()),
         ] {
             assert!(is_absent && text.contains(&format!("\n#{name} = ")), "{name}");
         }

@@ -42,6 +42,7 @@ use crate::scheduler::UserId;
 use crate::scoring::{self, Scorer};
 use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, Store, StoreError, now_ms};
 use crate::supervisor::{PendingProfile, StopReason};
+use crate::traces::{JobEvent, Traces};
 use crate::turns::{Answers, Turns};
 use crate::worker::WorkerProgram;
 
@@ -113,6 +114,8 @@ struct Shared {
     turns: Arc<Turns>,
     /// Bounds the records of attempts that changed nothing.
     audit: Mutex<Throttle>,
+    /// Sends what happens to jobs to a collector, if one is configured.
+    traces: Traces,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
     /// When the daemon started, in milliseconds since the Unix epoch.
@@ -137,6 +140,7 @@ impl Daemon {
         let launcher = Launcher::start().context("starting the daemon's threads")?;
         let scorer = Scorer::new(config.worker.clone(), launcher.clone(), runtime.clone(), stores.clone());
         let capacity = start::capacity(&config.settings.limits);
+        let traces = Traces::start(config.traces.as_ref(), &runtime)?;
         let shared = Shared {
             worker: config.worker,
             settings: watch::Sender::new(config.settings),
@@ -154,6 +158,7 @@ impl Daemon {
             scorer,
             turns: Turns::new(MAX_TURNS),
             audit: Mutex::default(),
+            traces,
             outcomes: Arc::default(),
             started_ms: now_ms(),
             _lock: lock,
@@ -266,6 +271,9 @@ impl Daemon {
         let id = self.shared.store.find(id)?;
         let text = format!("{action} {actor}");
         tracing::info!(job = id, uid = actor.uid, "{text}");
+        if let Some(active) = self.shared.active(&id) {
+            active.recorder.trace().record(JobEvent::Requested(action, actor));
+        }
         self.shared.store.append_log(&id, now_ms(), Level::INFO, &text)?;
         Ok(())
     }

@@ -26,6 +26,7 @@
 //! * `connections`, `requests`: limits on what clients of the socket can hold.
 //! * [`snapshot`]: the daemon's state at a moment.
 //! * [`metrics`]: the snapshot as Prometheus metrics, and the address that serves them.
+//! * [`traces`]: the life of jobs as OpenTelemetry traces.
 //! * `http`: a bounded HTTP server.
 //! * `web`: the web page.
 
@@ -72,6 +73,7 @@ mod standard_services;
 pub mod state;
 mod supervisor;
 pub mod survey;
+pub mod traces;
 mod turns;
 pub mod warm_start;
 mod web;

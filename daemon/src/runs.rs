@@ -90,6 +90,12 @@ pub(crate) struct Run {
     pub(crate) directory: PathBuf,
 }
 
+/// The size of the files in a checkpoint's directory; 0 if it cannot be read.
+pub(crate) fn checkpoint_bytes(directory: &Path) -> u64 {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+}
+
 /// Creates the directory of a new run of `job`, with the job file in it.
 pub(crate) fn new(job: &Job) -> Result<Run> {
     let parent = &job.checkpoint.directory;

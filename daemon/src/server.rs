@@ -146,7 +146,9 @@ pub async fn serve(
         () = stop.recv() => tracing::warn!("stopped immediately"),
     }
     let _ = end.send(());
-    if tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, server).await.is_err() {
+    let answered = tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, server);
+    let (answered, ()) = futures::join!(answered, daemon.flush_traces());
+    if answered.is_err() {
         tracing::warn!("requests were still in flight at shutdown");
     }
     result

@@ -19,6 +19,7 @@ use crate::runs::{self, Rerun, Run};
 use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
+use crate::traces::Entry;
 use crate::{datasets, own_access};
 
 /// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
@@ -101,7 +102,8 @@ impl Daemon {
         let source = JobSource { text: job.text.clone(), path, requester };
         let notes: Vec<String> = warnings.iter().map(Warning::to_string).chain(moved).collect();
         let directory = run.directory.clone();
-        let admitted = self.admit(job, run, (owner, priority), &source, &notes);
+        let entry = if resume { Entry::Resumed } else { Entry::Submitted };
+        let admitted = self.admit(job, run, (owner, priority), &source, (entry, &notes));
         if admitted.is_err() && !resume {
             runs::discard(&directory)?;
         }
@@ -115,7 +117,7 @@ impl Daemon {
         run: Run,
         (owner, priority): (Option<Owner>, i32),
         source: &JobSource,
-        notes: &[String],
+        entry: (Entry, &[String]),
     ) -> Result<JobRecord> {
         let before = self.shared.store.job(&run.id)?;
         if let Some(before) = &before {
@@ -125,7 +127,7 @@ impl Daemon {
         (record.owner, record.priority) = (owner, priority);
         record.daemon_deaths = 0;
         record.enter(JobState::Queued, "");
-        self.accept(job, &record, before.as_ref(), source, notes)?;
+        self.accept(job, &record, before.as_ref(), source, entry)?;
         Ok(record)
     }
 
@@ -142,7 +144,7 @@ impl Daemon {
         let mut record = before.clone();
         record.daemon_deaths = 0;
         record.enter(JobState::Queued, "resumed by a user");
-        self.accept(job, &record, Some(&before), &source, &[])?;
+        self.accept(job, &record, Some(&before), &source, (Entry::Resumed, &[]))?;
         Ok(record)
     }
 
@@ -166,7 +168,7 @@ impl Daemon {
         record: &JobRecord,
         before: Option<&JobRecord>,
         source: &JobSource,
-        notes: &[String],
+        (entry, notes): (Entry, &[String]),
     ) -> Result<()> {
         let store = &self.shared.store;
         let _membership = self.shared.membership();
@@ -182,9 +184,9 @@ impl Daemon {
             let check = |daemon: &Self, jobs: &Jobs| daemon.check_room_in(jobs, record.owner.as_ref());
             if job.search.is_some() {
                 let job = (job, source.requester.clone());
-                self.enqueue_search(job, record.clone(), true, check)?;
+                self.enqueue_search(job, record.clone(), entry, check)?;
             } else {
-                self.enqueue(job, record.clone(), source.requester.clone(), check)?;
+                self.enqueue((job, source.requester.clone()), record.clone(), entry, check)?;
             }
             self.start_next();
             self.shared.jobs().explain_waits();
@@ -249,22 +251,22 @@ impl Daemon {
         record.enter(JobState::Queued, "resumed by a new daemon");
         self.shared.store.save_job(record)?;
         if job.search.is_some() {
-            return self.enqueue_search((job, source.requester), record.clone(), false, |_, _| Ok(()));
+            return self
+                .enqueue_search((job, source.requester), record.clone(), Entry::Restarted, |_, _| Ok(()));
         }
-        self.enqueue(job, record.clone(), source.requester, |_, _| Ok(()))
+        self.enqueue((job, source.requester), record.clone(), Entry::Restarted, |_, _| Ok(()))
     }
 
     /// Adds a job to the queue, if `check` accepts that. It does not start yet.
     fn enqueue(
         &self,
-        job: Job,
+        (job, requester): (Job, Requester),
         record: JobRecord,
-        requester: Requester,
+        entry: Entry,
         check: impl FnOnce(&Self, &Jobs) -> Result<()>,
     ) -> Result<()> {
         let (control, events) = Control::new();
-        let outcomes = Arc::clone(&self.shared.outcomes);
-        let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record, outcomes));
+        let recorder = self.recorder(record);
         let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
         let supervisor = Supervisor::new(
             (job, requester),
@@ -286,6 +288,7 @@ impl Daemon {
             jobs.unstored.retain(|ended| ended.recorder.id() != active.recorder.id());
             self.shared.outcomes.released(active.recorder.id());
             let record = active.recorder.record();
+            active.recorder.accepted(entry);
             let demand = supervisor.demand();
             jobs.scheduler.add(Waiting {
                 id: record.id.clone(),
@@ -299,6 +302,13 @@ impl Daemon {
             jobs.queued.insert(record.id, QueuedJob { active, supervisor });
         }
         Ok(())
+    }
+
+    /// The recorder of a job that enters the daemon.
+    pub(super) fn recorder(&self, record: JobRecord) -> Arc<JobRecorder> {
+        let trace = self.shared.traces.job(&record.id);
+        let outcomes = Arc::clone(&self.shared.outcomes);
+        Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record, outcomes).traced(trace))
     }
 
     /// An error if no further job of this owner may be queued.

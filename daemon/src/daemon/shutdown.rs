@@ -7,9 +7,7 @@
 
 use std::cmp::Reverse;
 use std::fmt;
-use std::fs;
-use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -19,28 +17,45 @@ use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::queue::ActiveJob;
+use crate::runs;
 use crate::state::JobRecord;
 use crate::supervisor::StopReason;
 
 /// Jobs that save a checkpoint at a time. Two keep a disk busy while one of them waits for its GPU or its last step.
 const AT_ONCE: usize = 2;
 
+/// Time limit for the last spans of traces.
+const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
+
 impl Daemon {
+    /// Sends the remaining spans of traces, within a time limit. Called last.
+    pub(crate) async fn flush_traces(&self) {
+        let traces = self.shared.traces.clone();
+        // It reports its failure itself.
+        let _ = tokio::task::spawn_blocking(move || traces.flush(TRACES_TIMEOUT)).await;
+    }
+
     /// Starts no further job, asks running ones to take a checkpoint and stop, and waits for them within a
     /// time limit. Unfinished jobs stay unfinished in the store, and the next daemon resumes them.
     pub async fn shutdown(&self) {
         let limit = self.settings().stop_limit;
         let began = Instant::now();
-        let stopping = {
+        let (stopping, traced) = {
             let mut jobs = self.shared.jobs();
             jobs.draining = true;
+            let queued = jobs.queued.values().map(|waiting| &waiting.active);
+            let traced: Vec<_> = queued
+                .chain(&jobs.running)
+                .chain(&jobs.searches)
+                .map(|active| Arc::clone(&active.recorder))
+                .collect();
             jobs.queued.clear();
             for search in &jobs.searches {
                 search.control.stop(StopReason::Drain);
             }
             let mut stopping: Vec<_> = jobs.running.iter().cloned().map(Stopping::new).collect();
             stopping.sort_by_key(|job| Reverse(jobs.scheduler.memory_of(job.active.recorder.id())));
-            stopping
+            (stopping, traced)
         };
         let mut running = self.shared.running.subscribe();
         let drained = async {
@@ -57,6 +72,7 @@ impl Daemon {
         if tokio::time::timeout(limit, drained).await.is_err() {
             tracing::warn!("jobs did not stop within {limit:?}");
         }
+        traced.iter().for_each(|recorder| recorder.trace().leave());
         let ends: Vec<_> = stopping.iter().map(|job| job.outcome(began)).collect();
         if let Some(summary) = Summary::of(&ends, began.elapsed()) {
             if summary.lost > 0 {
@@ -166,7 +182,7 @@ impl Stopped {
         let JobRecord { state, progress, checkpoint, .. } = record;
         match (state, newest) {
             (JobState::Queued | JobState::Running, Some(newest)) if newest >= progress.step => {
-                Self::Saved { bytes: checkpoint.as_deref().map_or(0, bytes_in) }
+                Self::Saved { bytes: checkpoint.as_deref().map_or(0, runs::checkpoint_bytes) }
             }
             (JobState::Queued | JobState::Running, Some(_)) => Self::Lost { newest },
             // With a checkpoint, its steps are those of an earlier daemon: it has not trained since.
@@ -176,12 +192,6 @@ impl Stopped {
             _ => Self::NothingToSave,
         }
     }
-}
-
-/// The size of the files in a checkpoint's directory; 0 if it cannot be read.
-fn bytes_in(directory: &Path) -> u64 {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
-    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
 }
 
 /// What all jobs saved.
@@ -225,8 +235,6 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-
-    use std::sync::Arc;
 
     use super::*;
     use crate::state::Store;
@@ -282,8 +290,8 @@ mod tests {
     #[test]
     fn a_job_is_saved_if_its_newest_checkpoint_has_its_last_step() {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("a"), [0; 700]).unwrap();
-        fs::write(directory.path().join("b"), [0; 324]).unwrap();
+        std::fs::write(directory.path().join("a"), [0; 700]).unwrap();
+        std::fs::write(directory.path().join("b"), [0; 324]).unwrap();
         let mut record = JobRecord::new("a-1", "a", "/checkpoints/a-1".into());
         record.checkpoint = Some(directory.path().to_owned());
         let at = |state, step, newest| {

@@ -24,6 +24,7 @@ impl Daemon {
             held_jobs,
             ended_jobs,
             jobs: running.iter().map(job).collect(),
+            spans: self.shared.traces.counts(),
             process: ProcessUse::of_self(),
             open_files: OpenFiles::of_self(),
             host_name: system::host_name(),

@@ -67,6 +67,13 @@ fn daemon(text: &mut Text, snapshot: &Snapshot) {
             samples.add(&[("outcome", state.name())], jobs as f64);
         }
     });
+    let (sent, dropped) =
+        (snapshot.spans.map(|it| it.sent as f64), snapshot.spans.map(|it| it.dropped as f64));
+    let help = "Spans of traces that the OpenTelemetry collector has taken since the daemon started.";
+    one(text, Counter, "millstream_trace_spans_sent", help, sent);
+    let help =
+        "Spans of traces that were dropped, because the collector did not take them, or not fast enough.";
+    one(text, Counter, "millstream_trace_spans_dropped", help, dropped);
 }
 
 /// Metrics of the process, under their usual names.

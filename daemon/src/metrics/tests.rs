@@ -8,7 +8,9 @@ use millstream_pipeline::ingest::{Bound, Diagnosis, Resources, StageUse};
 use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
 
 use super::*;
-use crate::snapshot::{CheckpointSnapshot, EndedJobs, HostUse, OpenFiles, ProcessUse, WorkerSnapshot};
+use crate::snapshot::{
+    CheckpointSnapshot, EndedJobs, HostUse, OpenFiles, ProcessUse, SpanCounts, WorkerSnapshot,
+};
 use crate::state::Owner;
 
 fn diagnosis() -> Diagnosis {
@@ -98,6 +100,7 @@ fn snapshot() -> Snapshot {
         queued_jobs: 3,
         held_jobs: 1,
         ended_jobs: EndedJobs { succeeded: 4, failed: 1, cancelled: 0, held: 0 },
+        spans: Some(SpanCounts { sent: 40, dropped: 2 }),
         jobs: vec![known, preparing],
         process: Some(process),
         open_files: Some(OpenFiles { open: 20, maximum: Some(1024) }),

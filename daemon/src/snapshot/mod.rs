@@ -31,6 +31,8 @@ pub struct Snapshot {
     pub ended_jobs: EndedJobs,
     /// The jobs under way: preparing or running.
     pub jobs: Vec<JobSnapshot>,
+    /// Spans for the OpenTelemetry collector; `None` if none is configured.
+    pub spans: Option<SpanCounts>,
     /// The daemon's own process; `None` if `/proc` cannot be read.
     pub process: Option<ProcessUse>,
     /// The daemon's file descriptors; `None` if `/proc` cannot be read.
@@ -52,6 +54,15 @@ pub struct EndedJobs {
     pub cancelled: u64,
     /// Jobs that are held because the daemon died repeatedly while they were under way.
     pub held: u64,
+}
+
+/// What has become of the spans of traces since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SpanCounts {
+    /// Spans that the collector has taken.
+    pub sent: u64,
+    /// Spans that were dropped, because the collector did not take them, or not fast enough.
+    pub dropped: u64,
 }
 
 /// A job under way.

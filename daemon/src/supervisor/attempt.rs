@@ -17,12 +17,13 @@ use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
 use super::profile::Profiling;
-use super::{Event, Prepared, ProfileRequest, Supervisor};
+use super::{Event, Prepared, ProfileRequest, StopReason, Supervisor};
 use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
 use crate::memory::available;
 use crate::runs;
 use crate::state::{HistoryPoint, JobRecord};
+use crate::traces::JobEvent;
 use crate::worker::WorkerProcess;
 use millstream_job::Job;
 use millstream_trainer::metrics::{MetricValue, Metrics};
@@ -71,6 +72,19 @@ impl Outcome {
     /// The outcome of an error that a retry would meet again, unless descriptors are exhausted.
     fn failed(reason: String) -> Self {
         if descriptors::is_exhausted(&reason) { Self::OutOfDescriptors(reason) } else { Self::Failed(reason) }
+    }
+}
+
+impl Outcome {
+    /// The kind of the error, as OpenTelemetry's `error.type`, and the error; `None` if there is none.
+    pub(super) fn error(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Finished(_) | Self::Stopped => None,
+            Self::Failed(reason) => Some(("failed", reason)),
+            Self::Died(Death { reason, out_of_memory: true }) => Some(("out_of_memory", reason)),
+            Self::Died(Death { reason, .. }) => Some(("worker_died", reason)),
+            Self::OutOfDescriptors(reason) => Some(("out_of_descriptors", reason)),
+        }
     }
 }
 
@@ -132,6 +146,8 @@ impl<'a> Attempt<'a> {
         }
         supervisor.control.vitals().set_worker(Some(worker.pid()));
         supervisor.recorder.update(|record| record.attempts += 1);
+        let attempt = supervisor.recorder.record().attempts;
+        supervisor.recorder.trace().record(JobEvent::WorkerStarted { pid: worker.pid(), attempt });
         let mut attempt = Self {
             prepared,
             worker,
@@ -177,6 +193,8 @@ impl<'a> Attempt<'a> {
                     return Outcome::Stopped;
                 }
                 self.deadline = Some(Instant::now() + STOP_TIMEOUT);
+                let why = supervisor.control.stop_requested().unwrap_or(StopReason::Drain).name();
+                supervisor.recorder.trace().record(JobEvent::Stopping { why });
                 self.send(&ToWorker::Stop { checkpoint: true });
             }
             let profile_at = self.waiting_profile.as_ref().map(|_| self.next_profile);
@@ -193,6 +211,7 @@ impl<'a> Attempt<'a> {
                     }
                 }
                 Some(Event::Worker(FromWorker::EvalDue)) => {
+                    supervisor.recorder.trace().record(JobEvent::EvaluationDue);
                     if let Err(error) = self.feed_evaluation() {
                         return Outcome::failed(format!("{error:#}"));
                     }
@@ -255,6 +274,11 @@ impl<'a> Attempt<'a> {
             (None, None) => "starts from scratch".to_owned(),
         };
         supervisor.recorder.log(Level::INFO, &format!("worker {} {start}, on {device}", self.worker.pid()));
+        supervisor.recorder.trace().record(JobEvent::WorkerReady {
+            step: restored.as_ref().map_or(0, |restored| restored.step),
+            resumed: restored.is_some(),
+            device: &device.text,
+        });
         let position = match &restored {
             Some(restored) => Some(restored.position.as_slice()),
             None => continued.map(Continuation::position),
@@ -331,11 +355,11 @@ impl<'a> Attempt<'a> {
     fn handle_message(&mut self, message: FromWorker, supervisor: &mut Supervisor) {
         match message {
             FromWorker::Progress(progress) => self.progress(progress, supervisor),
-            FromWorker::Checkpointed { step, path, requested } => {
-                supervisor.committed(step, path, requested);
+            FromWorker::Checkpointed { step, path, requested, seconds } => {
+                supervisor.committed(step, path, requested, seconds);
             }
-            FromWorker::CheckpointFailed { step, message, requested } => {
-                supervisor.checkpoint_failed(step, &message, requested);
+            FromWorker::CheckpointFailed { step, message, requested, seconds } => {
+                supervisor.checkpoint_failed(step, &message, requested, seconds);
             }
             FromWorker::Evaluated { step, epoch, ends_epoch, metrics } => {
                 // The evaluation has consumed its rows.
@@ -497,7 +521,12 @@ fn event_spec(job: &Job, id: &str) -> Option<EventSpec> {
 
 impl Supervisor {
     /// Records a committed checkpoint.
-    fn committed(&mut self, step: u64, path: PathBuf, requested: bool) {
+    fn committed(&mut self, step: u64, path: PathBuf, requested: bool, seconds: f64) {
+        // Without a trace, nobody asks for the size.
+        if self.recorder.trace().is_on() {
+            let bytes = runs::checkpoint_bytes(&path);
+            self.recorder.trace().record(JobEvent::Checkpointed { step, bytes, took: took(seconds) });
+        }
         self.retries.reset();
         self.newest_step = Some(step);
         self.control.vitals().committed(step);
@@ -516,7 +545,9 @@ impl Supervisor {
     }
 
     /// Records that a checkpoint could not be written.
-    fn checkpoint_failed(&mut self, step: u64, message: &str, requested: bool) {
+    fn checkpoint_failed(&mut self, step: u64, message: &str, requested: bool, seconds: f64) {
+        let failed = JobEvent::CheckpointFailed { step, why: message, took: took(seconds) };
+        self.recorder.trace().record(failed);
         let message = format!("the checkpoint of step {step} could not be written: {message}");
         self.recorder.log(Level::WARN, &message);
         if requested {
@@ -526,6 +557,11 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// A worker's duration, which may be any number.
+fn took(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 /// Logs the ingest bottleneck of the attempt.

@@ -48,6 +48,7 @@ use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
 use crate::memory::Room;
 use crate::scheduler::Demand;
+use crate::traces::JobEvent;
 use crate::worker::WorkerProgram;
 use crate::{runs, survey};
 
@@ -94,6 +95,16 @@ pub(crate) enum StopReason {
 impl StopReason {
     /// All, the weakest first: a stop for one reason is overruled by a later reason only.
     const ALL: [Self; 4] = [Self::Drain, Self::Pause, Self::Search, Self::Cancel];
+
+    /// Its name in a trace.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Drain => "daemon stops",
+            Self::Pause => "paused",
+            Self::Search => "stopped by its search",
+            Self::Cancel => "cancelled",
+        }
+    }
 }
 
 /// The handle through which other threads reach a job's thread.
@@ -456,6 +467,7 @@ impl Supervisor {
             Err(outcome) => outcome,
         };
         self.control.vitals.set_worker(None);
+        self.recorder.trace().record(JobEvent::WorkerEnded { error: outcome.error() });
         outcome
     }
 

@@ -27,6 +27,7 @@ use crate::memory::{HostMemory, Room};
 use crate::plan::{self, JobPlan, RowCount};
 use crate::runs::SharedInputs;
 use crate::scheduler::Demand;
+use crate::traces::{JobEvent, Stage};
 use crate::{runs, warm_start};
 
 /// A job that is ready to run.
@@ -93,6 +94,7 @@ pub(super) fn prepare(
     recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Prepared> {
+    recorder.trace().record(JobEvent::Stage(Stage::Listing));
     let directory = recorder.record().directory;
     let has_fixed_batch = job.auto_batch.is_none();
     let shared = SharedInputs::of_trial(job, &directory, cancel)?;
@@ -100,7 +102,10 @@ pub(super) fn prepare(
         if has_fixed_batch {
             check_memory(HostMemory::of_worker(smallest, &job.training), smallest, room)?;
         }
-        analysis(job, &directory, train, runtime, recorder, cancel).map(Some)
+        recorder.trace().record(JobEvent::Stage(Stage::Statistics));
+        let learned = analysis(job, &directory, train, runtime, recorder, cancel)?;
+        recorder.trace().record(JobEvent::Stage(Stage::Planning));
+        Ok(Some(learned))
     });
     if let Some(shared) = shared {
         shared.keep()?;

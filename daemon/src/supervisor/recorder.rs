@@ -4,7 +4,7 @@
 //! stored before watchers see them, unless that takes longer than [`STATE_TIMEOUT`]. Progress reaches watchers
 //! immediately and the store once a second, since after a crash it is taken from the checkpoint anyway.
 
-use millstream_control::proto::{Evaluation, JobState, NamedValue};
+use millstream_control::proto::{Evaluation, JobProgress, JobState, NamedValue};
 use millstream_trainer::metrics::Metrics;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,7 @@ use tracing::Level;
 
 use crate::outcomes::Outcomes;
 use crate::state::{HistoryPoint, JobRecord, Store, now_ms, storable};
+use crate::traces::{Entry, JobEvent, JobTrace};
 
 /// Interval between writes of progress to the store.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ pub(crate) struct JobRecorder {
     spacing: Arc<AtomicU64>,
     unsaved: Arc<Unsaved>,
     outcomes: Arc<Outcomes>,
+    trace: JobTrace,
 }
 
 /// The record that the store's thread writes next.
@@ -70,7 +72,18 @@ impl JobRecorder {
             spacing: Arc::default(),
             unsaved: Arc::new(Unsaved { record: Mutex::default(), is_stored: AtomicBool::new(true) }),
             outcomes,
+            trace: JobTrace::default(),
         }
+    }
+
+    /// With a trace of what happens to the job.
+    pub(crate) fn traced(self, trace: JobTrace) -> Self {
+        Self { trace, ..self }
+    }
+
+    /// The job's trace, which records nothing unless a collector is configured.
+    pub(crate) fn trace(&self) -> &JobTrace {
+        &self.trace
     }
 
     /// The job's id.
@@ -88,6 +101,14 @@ impl JobRecorder {
         self.record.subscribe()
     }
 
+    /// The daemon has queued the job. Begins its trace, if there is a collector.
+    pub(crate) fn accepted(&self, entry: Entry) {
+        self.trace.record(JobEvent::Accepted(entry, &self.record()));
+        if let Some(trace) = self.trace.id() {
+            self.log(Level::INFO, &format!("trace {trace}"));
+        }
+    }
+
     /// Moves the job to `state` and logs it, with the reason if it is new.
     pub(crate) fn enter(&self, state: JobState, reason: &str) {
         let level = if state == JobState::Failed { Level::ERROR } else { Level::INFO };
@@ -95,24 +116,29 @@ impl JobRecorder {
         self.log(level, &if is_new_reason { format!("{state}: {reason}") } else { state.to_string() });
         // Before watchers see it, so that a client that has seen the end also finds it counted.
         self.outcomes.entered(&self.id, state);
+        self.trace.record(JobEvent::Entered { state, reason });
         self.change(|record| record.enter(state, reason), || self.store.flush(STATE_TIMEOUT));
     }
 
     /// Returns the job to the queue, without waiting for the store: after a crash of the daemon, it waits anyway.
     pub(crate) fn wait_again(&self) {
         self.log(Level::INFO, "queued: prepared");
+        self.trace.record(JobEvent::Entered { state: JobState::Queued, reason: "prepared" });
         self.update(|record| record.enter(JobState::Queued, ""));
     }
 
     /// Shows watchers why the job is queued.
     pub(crate) fn waits_for(&self, why: &str) {
-        self.record.send_if_modified(|record| {
+        let is_new = self.record.send_if_modified(|record| {
             let is_new = record.state == JobState::Queued && record.waits_for != why;
             if is_new {
                 why.clone_into(&mut record.waits_for);
             }
             is_new
         });
+        if is_new {
+            self.trace.record(JobEvent::Waits { why });
+        }
     }
 
     /// Changes the record for watchers and in the store.
@@ -163,6 +189,10 @@ impl JobRecorder {
     /// since the previous call.
     pub(crate) fn progress(&self, point: HistoryPoint, change: impl FnOnce(&mut JobRecord)) {
         self.record.send_modify(change);
+        if self.trace.is_on() {
+            let JobProgress { step, epoch, .. } = self.record.borrow().progress;
+            self.trace.record(JobEvent::Progress { step, epoch, has_trained: point.examples > 0 });
+        }
         let mut stored = self.stored();
         if is_due(&mut stored.progress, SAVE_INTERVAL) {
             self.save(self.record());
@@ -185,6 +215,7 @@ impl JobRecorder {
         let metrics = eval.iter().flat_map(Metrics::named_values);
         let metrics = metrics.map(|(name, value)| NamedValue { name, value }).collect();
         let (id, evaluation) = (self.id.clone(), Evaluation { step, epoch, metrics });
+        self.trace.record(JobEvent::Evaluated(&evaluation));
         // Before watchers see it, so that they find it in the history.
         self.store.write(&self.id, move |database| database.append_evaluation(&id, &evaluation));
         self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));

@@ -58,6 +58,7 @@ struct Writing {
     position: Vec<u8>,
     /// Whether the daemon requested it.
     requested: bool,
+    began: Instant,
 }
 
 /// A time in which no checkpoint could be written.
@@ -131,12 +132,14 @@ impl Checkpointer {
             && last.position == position
         {
             if requested {
-                link.send(&FromWorker::Checkpointed { step, path: last.path.clone(), requested })?;
+                let path = last.path.clone();
+                link.send(&FromWorker::Checkpointed { step, path, requested, seconds: 0.0 })?;
             }
             return Ok(());
         }
+        let began = Instant::now();
         self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
-        self.writing = Some(Writing { step, position, requested });
+        self.writing = Some(Writing { step, position, requested, began });
         Ok(())
     }
 
@@ -155,7 +158,9 @@ impl Checkpointer {
 
     /// Reports that a checkpoint could not be written. An error once none could be written for too long.
     fn fail(&mut self, error: CheckpointError, link: &mut Link) -> Result<()> {
-        let Some(Writing { step, requested, .. }) = self.writing.take() else { return Err(error.into()) };
+        let Some(Writing { step, requested, began, .. }) = self.writing.take() else {
+            return Err(error.into());
+        };
         if !matches!(error, CheckpointError::Storage { .. }) {
             return Err(error.into());
         }
@@ -176,17 +181,23 @@ impl Checkpointer {
             |newest| format!("the newest is that of step {}", newest.step),
         );
         let message = format!("{error}; {newest}; trying again in {} s", pause.as_secs());
-        link.send(&FromWorker::CheckpointFailed { step, message, requested })?;
+        link.send(&FromWorker::CheckpointFailed {
+            step,
+            message,
+            requested,
+            seconds: began.elapsed().as_secs_f64(),
+        })?;
         Ok(())
     }
 
     fn commit(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
         let Some(path) = path else { return Ok(()) };
-        let Some(Writing { step, position, requested }) = self.writing.take() else { return Ok(()) };
+        let Some(Writing { step, position, requested, began }) = self.writing.take() else { return Ok(()) };
         let path = PathBuf::from(path);
         self.failing = None;
         self.committed = Some(Restored { path: path.clone(), step, position });
-        link.send(&FromWorker::Checkpointed { step, path, requested })?;
+        let seconds = began.elapsed().as_secs_f64();
+        link.send(&FromWorker::Checkpointed { step, path, requested, seconds })?;
         Ok(())
     }
 }

@@ -248,6 +248,8 @@ pub enum FromWorker {
         path: PathBuf,
         /// Whether [`ToWorker::Checkpoint`] requested it.
         requested: bool,
+        /// The time from its begin until it was committed; 0 if that was before.
+        seconds: f64,
     },
     /// A checkpoint could not be written; the worker will try again.
     CheckpointFailed {
@@ -257,6 +259,8 @@ pub enum FromWorker {
         message: String,
         /// Whether [`ToWorker::Checkpoint`] requested it.
         requested: bool,
+        /// The time from its begin until it failed.
+        seconds: f64,
     },
     /// The worker needs held-out rows before the next step.
     EvalDue,

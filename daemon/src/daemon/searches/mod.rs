@@ -10,7 +10,7 @@
 mod driver;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 use anyhow::{Context, Result, bail};
 use millstream_control::proto::JobState;
@@ -23,7 +23,8 @@ use crate::access::Requester;
 use crate::queue::{ActiveJob, Jobs};
 use crate::search::{Outcome, Search, SearchRecord, TrialJob, of_trial};
 use crate::state::{JobRecord, JobSource};
-use crate::supervisor::{Control, JobRecorder};
+use crate::supervisor::Control;
+use crate::traces::Entry;
 use crate::{own_access, runs};
 
 /// The maximum number of searches that have not ended. Each has a thread.
@@ -144,19 +145,19 @@ impl Daemon {
         Ok(record)
     }
 
-    /// Starts the thread of a search, which begins once `membership` is free. If the search is `revived` by a user, so are
-    /// its trials.
+    /// Starts the thread of a search, which begins once `membership` is free. If a user submits or resumes the search, its
+    /// trials start again.
     pub(super) fn enqueue_search(
         &self,
         (job, requester): (Job, Requester),
         record: JobRecord,
-        is_revived: bool,
+        entry: Entry,
         check: impl FnOnce(&Self, &Jobs) -> Result<()>,
     ) -> Result<()> {
         let (control, _) = Control::new();
-        let outcomes = Arc::clone(&self.shared.outcomes);
+        let is_revived = entry != Entry::Restarted;
         let id = record.id.clone();
-        let recorder = Arc::new(JobRecorder::new(Arc::clone(&self.shared.store), record, outcomes));
+        let recorder = self.recorder(record);
         let active = ActiveJob { recorder, control };
         let mut jobs = self.shared.jobs();
         jobs.check_not_active(&id)?;
@@ -177,6 +178,7 @@ impl Daemon {
             .launcher
             .spawn(format!("search {id}"), move || thread.run(driver, is_revived))
             .context("cannot start the thread of the search")?;
+        active.recorder.accepted(entry);
         jobs.searches.push(active);
         self.shared.running.send_replace(jobs.under_way());
         Ok(())
@@ -203,7 +205,9 @@ impl Daemon {
         let directory = run.directory.clone();
         let source = JobSource { text: job.text.clone(), path, requester: requester.clone() };
         let notes: Vec<String> = warnings.iter().map(Warning::to_string).collect();
-        let accepted = self.admit(job, run, (record.owner.clone(), record.priority), &source, &notes);
+        let entry = if is_new { Entry::Submitted } else { Entry::Resumed };
+        let queue = (record.owner.clone(), record.priority);
+        let accepted = self.admit(job, run, queue, &source, (entry, &notes));
         if accepted.is_err() && is_new {
             runs::discard(&directory)?;
         }
