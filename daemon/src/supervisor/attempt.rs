@@ -211,7 +211,6 @@ impl<'a> Attempt<'a> {
                     }
                 }
                 Some(Event::Worker(FromWorker::EvalDue)) => {
-                    supervisor.recorder.trace().record(JobEvent::EvaluationDue);
                     if let Err(error) = self.feed_evaluation() {
                         return Outcome::failed(format!("{error:#}"));
                     }
@@ -361,10 +360,10 @@ impl<'a> Attempt<'a> {
             FromWorker::CheckpointFailed { step, message, requested, seconds } => {
                 supervisor.checkpoint_failed(step, &message, requested, seconds);
             }
-            FromWorker::Evaluated { step, epoch, ends_epoch, metrics } => {
+            FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds } => {
                 // The evaluation has consumed its rows.
                 self.eval_feed = None;
-                evaluated((step, epoch, ends_epoch), metrics, supervisor);
+                evaluated((step, epoch, ends_epoch), metrics, took(seconds), supervisor);
             }
             FromWorker::Profiling { steps, is_over } => {
                 let profiling = self.profiling.as_mut();
@@ -573,12 +572,17 @@ fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
     }
 }
 
-fn evaluated((step, epoch, ends_epoch): (u64, u32, bool), metrics: Vec<Metrics>, supervisor: &Supervisor) {
+fn evaluated(
+    (step, epoch, ends_epoch): (u64, u32, bool),
+    metrics: Vec<Metrics>,
+    took: Duration,
+    supervisor: &Supervisor,
+) {
     let when = if ends_epoch { format!("epoch {}", epoch + 1) } else { format!("step {step}") };
     for metrics in &metrics {
         supervisor.recorder.log(Level::INFO, &format!("{when}: {}", format_metrics(metrics)));
     }
-    supervisor.recorder.evaluated(step, epoch, ends_epoch, metrics);
+    supervisor.recorder.evaluated((step, epoch, ends_epoch), metrics, took);
 }
 
 /// Formats a label's metrics for the log.

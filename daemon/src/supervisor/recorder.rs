@@ -209,13 +209,18 @@ impl JobRecorder {
         }
     }
 
-    /// Stores the metrics of the evaluation after `step` in `epoch`; `ends_epoch` is whether that step
-    /// ended it.
-    pub(crate) fn evaluated(&self, step: u64, epoch: u32, ends_epoch: bool, eval: Vec<Metrics>) {
+    /// Stores the metrics of the evaluation after `step` in `epoch`, which `took` this long; `ends_epoch` is whether that
+    /// step ended it.
+    pub(crate) fn evaluated(
+        &self,
+        (step, epoch, ends_epoch): (u64, u32, bool),
+        eval: Vec<Metrics>,
+        took: Duration,
+    ) {
         let metrics = eval.iter().flat_map(Metrics::named_values);
         let metrics = metrics.map(|(name, value)| NamedValue { name, value }).collect();
         let (id, evaluation) = (self.id.clone(), Evaluation { step, epoch, metrics });
-        self.trace.record(JobEvent::Evaluated(&evaluation));
+        self.trace.record(JobEvent::Evaluated(&evaluation, took));
         // Before watchers see it, so that they find it in the history.
         self.store.write(&self.id, move |database| database.append_evaluation(&id, &evaluation));
         self.update(|record| (record.eval, record.eval_epoch) = (eval, ends_epoch.then_some(epoch)));
@@ -337,7 +342,7 @@ mod tests {
         let metrics = Metrics { values: measured, examples: 9, ..Metrics::default() };
         let others = Metrics { label: "bought".into(), ..metrics.clone() };
         let eval = vec![metrics, others];
-        recorder.evaluated(5, 3, true, eval.clone());
+        recorder.evaluated((5, 3, true), eval.clone(), Duration::ZERO);
         let stored = recorder.store.job("a-1").unwrap().unwrap();
         assert_eq!((stored.progress.step, stored.eval, stored.eval_epoch), (5, eval, Some(3)));
         let evaluations = recorder.store.history("a-1").unwrap().evaluations;

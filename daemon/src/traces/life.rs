@@ -68,13 +68,12 @@ struct Attempt {
     /// From the worker's start, and then from its readiness, to the first steps.
     start: Option<Span>,
     epoch: Option<Epoch>,
-    evaluation: Option<Span>,
     stop: Option<Span>,
     /// The last known step.
     step: u64,
 }
 
-/// The span of an epoch, whose number the first progress in it tells.
+/// The span of an epoch, whose number the first progress report in it has.
 #[derive(Debug)]
 struct Epoch {
     span: Span,
@@ -152,7 +151,6 @@ impl Life {
                         start: Some(Span::new("start worker", span.id, now)),
                         span,
                         epoch: None,
-                        evaluation: None,
                         stop: None,
                         step: 0,
                     });
@@ -257,12 +255,8 @@ impl Life {
                 }
                 self.advance(attempt, epoch, now);
             }
-            JobEvent::EvaluationDue => {
-                attempt.evaluation.get_or_insert_with(|| Span::new("evaluation", parent, now));
-            }
-            JobEvent::Evaluated(Evaluation { step, epoch, metrics }) => {
-                let span = attempt.evaluation.take();
-                let mut span = span.unwrap_or_else(|| Span::new("evaluation", parent, now));
+            JobEvent::Evaluated(Evaluation { step, epoch, metrics }, took) => {
+                let mut span = Span::new("evaluation", parent, before(now, took));
                 span.set("millstream.step", integer(*step));
                 span.set("millstream.epoch", i64::from(*epoch));
                 for NamedValue { name, value } in metrics {
@@ -311,11 +305,11 @@ impl Life {
     }
 
     fn end_attempt(&mut self, open: &mut Open, error: Option<(&'static str, &str)>, now: SystemTime) {
-        let Some(Attempt { span, start, epoch, evaluation, stop, step }) = open.attempt.take() else {
+        let Some(Attempt { span, start, epoch, stop, step }) = open.attempt.take() else {
             return;
         };
         self.end_epoch(epoch, now);
-        for child in [start, evaluation, stop] {
+        for child in [start, stop] {
             self.end(child, Status::Unset, now);
         }
         let mut span = span.with("millstream.step", integer(step));

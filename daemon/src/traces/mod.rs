@@ -45,10 +45,8 @@ pub(crate) enum JobEvent<'a> {
     WorkerReady { step: u64, resumed: bool, device: &'a str },
     /// The worker has trained up to `step`, on new rows since the last report or not.
     Progress { step: u64, epoch: u32, has_trained: bool },
-    /// The worker has begun a separately fed evaluation.
-    EvaluationDue,
-    /// An evaluation has ended.
-    Evaluated(&'a Evaluation),
+    /// An evaluation has ended, which took this long.
+    Evaluated(&'a Evaluation, Duration),
     /// A checkpoint is committed, `took` after its begin.
     Checkpointed { step: u64, bytes: u64, took: Duration },
     /// A checkpoint could not be written.

@@ -274,6 +274,8 @@ pub enum FromWorker {
         ends_epoch: bool,
         /// The metrics of each label.
         metrics: Vec<Metrics>,
+        /// The time since its first rows were due.
+        seconds: f64,
     },
     /// A warning; training continues.
     Warned {
@@ -448,6 +450,7 @@ mod tests {
             epoch: 3,
             ends_epoch: true,
             metrics: ["", "bought"].map(metrics).to_vec(),
+            seconds: 0.25,
         };
         let mut bytes = frame(&first);
         bytes.extend(frame(&second));

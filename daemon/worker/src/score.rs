@@ -1,6 +1,7 @@
 //! A worker that scores: runs a checkpoint's model over all batches in order.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 use millstream_backend::Backend;
@@ -34,6 +35,7 @@ impl DeviceTask for ScoreTask {
         }
         let device = scorer.device();
         link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
+        let began = Instant::now();
         let (mut ring, receiver) = link.receive_ring(&schema)?;
         let _pinned = device::pinned(scorer.pin(&ring.mapping()), link)?;
         loop {
@@ -57,7 +59,8 @@ impl DeviceTask for ScoreTask {
         }
         if output == ScoreOutput::Metrics {
             let metrics = scorer.finish_eval()?;
-            link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics })?;
+            let seconds = began.elapsed().as_secs_f64();
+            link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics, seconds })?;
         }
         Ok(FromWorker::Done { stopped_early: None })
     }

@@ -48,6 +48,8 @@ struct Training<'a, B: Backend> {
     evaluation: Option<EvalCadence>,
     /// Whether the last step ended its epoch.
     epoch_ended: bool,
+    /// When the current evaluation began, while there is one.
+    evaluating_since: Option<Instant>,
     checkpointer: Checkpointer,
     /// What was done since the last progress report.
     meter: Meter,
@@ -136,6 +138,7 @@ impl DeviceTask for TrainTask {
             session,
             evaluation: role.evaluation,
             epoch_ended: false,
+            evaluating_since: None,
             checkpointer,
             meter: Meter::default(),
             reported: Instant::now(),
@@ -351,6 +354,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     /// Evaluates a batch of held-out rows that is interleaved with training.
     fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<()> {
         let header = batch.header();
+        self.evaluating_since.get_or_insert_with(Instant::now);
         self.session.evaluate(batch)?;
         if header.last {
             let judged = self.session.finish_eval()?;
@@ -364,6 +368,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         // Report the training up to the evaluation first.
         self.drain()?;
         self.report()?;
+        self.evaluating_since = Some(Instant::now());
         self.link.send(&FromWorker::EvalDue)?;
         let Some(mut ring) = self.receiver.next_eval_ring() else { return Ok(None) };
         // A failure was already reported for the training ring.
@@ -374,6 +379,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 Ok(None) => break,
                 Err(RingError::Interrupted) => {
                     self.session.discard_eval();
+                    self.evaluating_since = None;
                     return Ok(None);
                 }
                 Err(RingError::PeerGone) => return Ok(Some(FromWorker::InputLost)),
@@ -400,7 +406,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.drain()?;
         self.report()?;
         self.write_events(|events, _| events.evaluated(step, &metrics))?;
-        self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics })?;
+        let seconds = self.evaluating_since.take().map_or(0.0, |began| began.elapsed().as_secs_f64());
+        self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds })?;
         if is_best {
             self.take_checkpoint(false)?;
         }

@@ -4,7 +4,7 @@ use super::*;
 use crate::actor::{Action, Actor};
 use crate::state::Owner;
 
-/// A life that is told one event per second, and the spans that it has ended.
+/// A life with one event per second, and the spans that have ended.
 struct Story {
     life: Life,
     seconds: u64,
@@ -97,8 +97,7 @@ fn a_whole_life_is_one_tree() {
         READY,
         progress(10, 0),
         progress(20, 1),
-        JobEvent::EvaluationDue,
-        JobEvent::Evaluated(&evaluation),
+        JobEvent::Evaluated(&evaluation, Duration::from_secs(3)),
         JobEvent::Checkpointed { step: 20, bytes: 4096, took: Duration::from_secs(2) },
         JobEvent::WorkerEnded { error: None },
         JobEvent::Entered { state: JobState::Succeeded, reason: "" },
@@ -113,12 +112,12 @@ fn a_whole_life_is_one_tree() {
         ("start worker", "attempt", 8, 9),
         ("first batch", "attempt", 9, 10),
         ("epoch", "attempt", 9, 11),
-        ("evaluation", "attempt", 12, 13),
-        ("checkpoint", "attempt", 12, 14),
-        ("epoch", "attempt", 11, 15),
-        ("attempt", "run", 8, 15),
-        ("run", "job", 7, 16),
-        ("job", "", 0, 16),
+        ("evaluation", "attempt", 9, 12),
+        ("checkpoint", "attempt", 11, 13),
+        ("epoch", "attempt", 11, 14),
+        ("attempt", "run", 8, 14),
+        ("run", "job", 7, 15),
+        ("job", "", 0, 15),
     ];
     let expected =
         expected.map(|(name, parent, start, end)| (name.to_owned(), parent.to_owned(), start, end));
@@ -232,12 +231,11 @@ fn events_of_any_order_and_number_are_harmless() {
         progress(3, 9),
         JobEvent::Stage(Stage::Planning),
         JobEvent::Waits { why: "a" },
-        JobEvent::Evaluated(&evaluation),
+        JobEvent::Evaluated(&evaluation, Duration::ZERO),
         JobEvent::Stopping { why: "x" },
         ENTERED[1],
         JobEvent::WorkerStarted { pid: 1, attempt: 1 },
         JobEvent::WorkerStarted { pid: 2, attempt: 2 },
-        JobEvent::EvaluationDue,
         JobEvent::Entered { state: JobState::Queued, reason: "" },
         JobEvent::Accepted(Entry::Submitted, &record()),
     ];
