@@ -34,6 +34,7 @@ mod retrieval;
 mod roles;
 mod scored_text;
 mod top;
+mod traces;
 mod trials;
 mod warm_start;
 mod web;
