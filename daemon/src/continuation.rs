@@ -22,8 +22,8 @@ use millstream_worker::protocol::ContinuationRole;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Requester;
-use crate::runs;
 use crate::scoring::{self, Scored};
+use crate::{datasets, runs};
 
 /// How a job continues an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +80,7 @@ impl Source {
         let listing = runs::get_text(directory, runs::TRAIN_LISTING)?;
         let is_same_data = listing == Some(Listing::of(train.objects()).to_text())
             && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training)
+            && datasets::splits(&earlier.data.train) == datasets::splits(&job.data.train)
             && earlier.data.negatives == job.data.negatives
             && earlier.data.weighted_files() == job.data.weighted_files();
         let position = if is_same_data {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use millstream_batch::{BatchSchema, Count, HandOff, Producer, RingError};
+use millstream_format::filter::RowFilter;
 use millstream_io::storage::{Listing, Object, Stores};
 use millstream_pipeline::Error;
 use millstream_pipeline::cache::{Cache, CachedSource, Specification};
-use millstream_pipeline::dataset::{Absent, Dataset};
+use millstream_pipeline::dataset::{Absent, Dataset, rows_of};
 use millstream_pipeline::ingest::{
     self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan,
 };
@@ -18,8 +19,8 @@ use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 
 use crate::access::Requester;
-use crate::runs;
 use crate::sources::Sources;
+use crate::{datasets, runs};
 
 /// A running ingest, cancelled on drop.
 pub(crate) struct Feed {
@@ -72,7 +73,8 @@ pub(crate) fn is_echo(error: &Error) -> bool {
 }
 
 /// Opens the files that `patterns` of a job's data section match. If a listing exists under the directory and name of
-/// `frozen`, opens the versions in it; otherwise writes the listing there. The dataset is not filtered.
+/// `frozen`, opens the versions in it; otherwise writes the listing there. The dataset is filtered only where the patterns name
+/// splits of registered datasets.
 ///
 /// # Errors
 /// When a pattern matches nothing, or files of another format.
@@ -96,16 +98,17 @@ pub(crate) fn open_sources(
     frozen: Option<(&Path, &str)>,
     runtime: &Handle,
 ) -> Result<(Dataset, Sources)> {
-    let matches = runtime.block_on(stores.list_matches(&data.train, &data.base))?;
+    let Named { patterns, rows } = named(&data.train, (stores, requester), runtime)?;
+    let matches = runtime.block_on(stores.list_matches(&patterns, &data.base))?;
     requester.check_data(matches.iter().map(|(object, _)| &**object.path()), &data.base)?;
     let sources = Sources::of(data, &matches);
     let mut objects: Vec<Object> = matches.into_iter().map(|(object, _)| object).collect();
     objects.dedup_by_key(|object| object.address());
-    Ok((open_listed(objects, data, frozen, runtime)?, sources))
+    Ok((open_listed(Listed { objects, rows }, data, frozen, runtime)?, sources))
 }
 
 fn open_listed(
-    mut objects: Vec<Object>,
+    Listed { mut objects, rows }: Listed,
     data: &DataSpec,
     frozen: Option<(&Path, &str)>,
     runtime: &Handle,
@@ -113,10 +116,33 @@ fn open_listed(
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }
-    Ok(of_objects(objects, data, runtime)?)
+    Ok(of_listed(Listed { objects, rows }, data, runtime)?)
 }
 
-/// The files that `patterns` match, which `requester` may read.
+/// Files, and which of their rows are data.
+pub(crate) struct Listed {
+    pub(crate) objects: Vec<Object>,
+    /// Those of the split of registered datasets that the patterns name.
+    pub(crate) rows: RowFilter,
+}
+
+/// What patterns name: files, and which of their rows.
+struct Named {
+    patterns: Vec<String>,
+    rows: RowFilter,
+}
+
+/// Resolves versions of datasets and the names of splits, which `requester` must be allowed to read.
+fn named(patterns: &[String], (stores, requester): (&Stores, &Requester), runtime: &Handle) -> Result<Named> {
+    datasets::check_read(patterns, stores, requester)?;
+    let pinned = runtime.block_on(stores.pin(patterns))?;
+    datasets::check_read(&pinned, stores, requester)?;
+    let named = runtime.block_on(stores.named(&pinned))?;
+    let rows = named.portion.as_ref().map(rows_of).unwrap_or_default();
+    Ok(Named { patterns: named.patterns, rows })
+}
+
+/// The files that `patterns` match, which `requester` may read, and which of their rows.
 ///
 /// # Errors
 /// When a pattern matches nothing, or files that the requester may not read.
@@ -125,19 +151,25 @@ pub(crate) fn list(
     data: &DataSpec,
     (stores, requester): (&Stores, &Requester),
     runtime: &Handle,
-) -> Result<Vec<Object>> {
-    let objects = runtime.block_on(stores.list(patterns, &data.base))?;
+) -> Result<Listed> {
+    let Named { patterns, rows } = named(patterns, (stores, requester), runtime)?;
+    let objects = runtime.block_on(stores.list(&patterns, &data.base))?;
     requester.check_data(objects.iter().map(|object| &**object.path()), &data.base)?;
-    Ok(objects)
+    Ok(Listed { objects, rows })
 }
 
-/// The dataset of listed files, cut and limited as the data section says.
+/// The dataset of listed rows, cut and limited as the data section says.
 ///
 /// # Errors
 /// When they are no Parquet or TFRecord.
-pub(crate) fn of_objects(objects: Vec<Object>, data: &DataSpec, runtime: &Handle) -> Result<Dataset, Error> {
+pub(crate) fn of_listed(
+    Listed { objects, rows }: Listed,
+    data: &DataSpec,
+    runtime: &Handle,
+) -> Result<Dataset, Error> {
     let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
-    Ok(dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes))
+    let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
+    Ok(dataset.filtered(&rows))
 }
 
 fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {

@@ -167,9 +167,9 @@ impl DataSpec {
         };
         let share = self.validation.as_ref().zip(side).map(|(validation, side)| {
             let ValidationSpec { fraction, column, seed } = validation.clone();
-            Share { fraction, seed, column, side }
+            Share { held_out: 0.0..fraction, seed, column, side }
         });
-        RowFilter { conditions: [&self.filter, further].concat(), share }
+        RowFilter { conditions: [&self.filter, further].concat(), shares: share.into_iter().collect() }
     }
 
     /// The keys of the data section with conditions on `column`, or that divide rows by it.

@@ -88,7 +88,7 @@ impl Daemon {
             (Some(run), pinned)
         } else {
             let stores = self.shared.stores.for_job(&job.storage);
-            (None, datasets::pin(&job, &stores, &self.shared.runtime)?)
+            (None, datasets::pin(&job, (&stores, &requester), &self.shared.runtime)?)
         };
         let job = match pinned.is_empty() {
             true => job,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use millstream_control::proto::{ScoreRequest, TextLayout};
 use millstream_format::csv::CsvOptions;
+use millstream_format::filter::RowFilter;
 use millstream_io::storage::{Object, Stores};
 use millstream_pipeline::Error;
 use millstream_pipeline::dataset::{Absent, Dataset};
@@ -85,11 +86,11 @@ impl Opening<'_> {
     /// # Errors
     /// The data cannot be read, or lacks a column.
     pub(super) fn open(&self, data: &DataSpec, transform: Arc<Transform>) -> Result<Rows> {
-        let objects = feed::list(data.eval_files(), data, (self.stores, self.requester), self.runtime)?;
-        let opened = match self.text_files(&objects)? {
-            Some(files) => self.text(files, data, transform),
+        let listed = feed::list(data.eval_files(), data, (self.stores, self.requester), self.runtime)?;
+        let opened = match self.text_files(&listed.objects)? {
+            Some(files) => self.text(files, &listed.rows, data, transform),
             None => {
-                let dataset = feed::of_objects(objects, data, self.runtime)?;
+                let dataset = feed::of_listed(listed, data, self.runtime)?;
                 self.dataset(dataset, data, transform)
             }
         };
@@ -119,11 +120,17 @@ impl Opening<'_> {
         Ok(TextFiles::detect(objects, csv, separators, self.runtime)?)
     }
 
-    fn text(&self, files: TextFiles, data: &DataSpec, transform: Arc<Transform>) -> Result<Rows, Error> {
+    fn text(
+        &self,
+        files: TextFiles,
+        rows: &RowFilter,
+        data: &DataSpec,
+        transform: Arc<Transform>,
+    ) -> Result<Rows, Error> {
         let kept = self.kept_columns(|| Ok(files.columns().to_vec()))?;
         let spec = TextSpec {
             transform,
-            filter: &data.rows(Purpose::Scoring),
+            filter: &data.rows(Purpose::Scoring).and(rows),
             stored_types: &self.scored.analysis.stored_types,
             on_bad_record: data.on_bad_record,
             absent: Absent::AllowedExcept(&self.scored.job.label.columns()),

@@ -118,6 +118,11 @@ impl Key {
         parts.add(object.version().as_bytes());
         parts.add(&object.size().to_le_bytes());
         parts.add(format!("{:?}", split.part).as_bytes());
+        if let Some(filter) = dataset.row_filter() {
+            // The specification does not have the splits of registered datasets.
+            let json = serde_json::to_vec(filter);
+            parts.add(&json.expect("plain structs, enums, strings and numbers always serialize"));
+        }
         Self(parts.finish())
     }
 

@@ -186,7 +186,7 @@ fn runtime() -> Runtime {
 
 fn open(runtime: &Runtime, directory: &Path, conditions: &[Condition]) -> Dataset {
     let dataset = runtime.block_on(Dataset::open(&["a.parquet".to_owned()], directory, None)).unwrap();
-    dataset.filtered(&RowFilter { conditions: conditions.to_vec(), share: None })
+    dataset.filtered(&RowFilter { conditions: conditions.to_vec(), shares: Vec::new() })
 }
 
 /// The values, without a dictionary.

@@ -10,6 +10,9 @@ mod filter_tests;
 mod negatives;
 #[cfg(test)]
 mod parquet_tests;
+mod portion;
+#[cfg(test)]
+mod portion_tests;
 #[cfg(test)]
 mod share_tests;
 mod split;
@@ -24,7 +27,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures::{StreamExt, TryStreamExt};
 use millstream_format::compression::Compression;
-use millstream_format::filter::{Condition, ResolvedFilter, RowFilter};
+use millstream_format::filter::{Condition, ResolvedFilter, RowFilter, Share};
 use millstream_format::tfrecord::MAX_RECORD_BYTES;
 use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
 use millstream_io::ReadContext;
@@ -40,6 +43,7 @@ use crate::records::{self, Records, RecordsReader, part_label};
 use crate::{parts, splitmix};
 
 pub use negatives::Negatives;
+pub use portion::rows_of;
 pub use split::SplitReader;
 use split::{Inner, Selection};
 
@@ -271,19 +275,20 @@ impl Dataset {
         })
     }
 
-    /// The dataset of the rows that pass `filter`. The number of splits is the same; their row counts are unknown. Splits
+    /// The dataset of the rows that pass `filter`, besides the filters that it has. The number of splits is the same; their row counts are unknown. Splits
     /// that statistics rule out are determined here and are not read. The metadata of files is shared, the
     /// [limits](Dataset::limits) are not.
     ///
     /// # Panics
-    /// If the dataset is filtered already.
+    /// If its negative rows are sampled already.
     #[must_use]
     pub fn filtered(&self, filter: &RowFilter) -> Self {
-        assert!(!self.is_filtered(), "a dataset is filtered once");
+        assert!(self.negatives.is_none(), "a dataset is filtered before it is sampled");
         let mut dataset = Self { limits: Arc::default(), ..self.clone() };
         if filter.is_empty() {
             return dataset;
         }
+        let filter = &self.filter.as_ref().map_or(filter.clone(), |earlier| earlier.filter.and(filter));
         let conditions = &filter.conditions;
         let ruled_out = |split: &Split| match (&self.files, split.part) {
             (Files::Parquet(files), SplitPart::RowGroup(group)) => {
@@ -293,7 +298,8 @@ impl Dataset {
         };
         let ruled_out = self.splits.iter().map(ruled_out).collect();
         dataset.splits.iter_mut().for_each(|split| split.rows = None);
-        let (all_rows, conditions) = (self.rows(), conditions.as_slice().into());
+        let all_rows = self.filter.as_ref().map_or_else(|| self.rows(), |earlier| earlier.all_rows);
+        let conditions = conditions.as_slice().into();
         dataset.filter = Some(Filtered { filter: filter.clone(), conditions, ruled_out, all_rows });
         dataset
     }
@@ -303,6 +309,11 @@ impl Dataset {
     pub fn sampled(mut self, negatives: Negatives) -> Self {
         self.splits.iter_mut().for_each(|split| split.rows = None);
         Self { negatives: Some(negatives), ..self }
+    }
+
+    /// The filter, if it has one.
+    pub(crate) fn row_filter(&self) -> Option<&RowFilter> {
+        self.filter.as_ref().map(|filtered| &filtered.filter)
     }
 
     /// Whether some records may not be rows of it.
@@ -338,10 +349,10 @@ impl Dataset {
         }
         let (all_rows, fraction) = match &self.filter {
             None => (self.rows(), 1.0),
-            Some(Filtered { filter: RowFilter { share: Some(share), conditions }, all_rows, .. })
+            Some(Filtered { filter: RowFilter { shares, conditions }, all_rows, .. })
                 if conditions.is_empty() =>
             {
-                (*all_rows, share.expected())
+                (*all_rows, shares.iter().map(Share::expected).product())
             }
             Some(_) => return None,
         };

@@ -26,7 +26,7 @@ pub struct Negatives {
 impl Negatives {
     /// Keeps about `fraction` of the rows whose `label` is 0. `missing` holds the values that mean "missing".
     pub fn new(label: &LabelColumn, missing: &[String], fraction: f64) -> Self {
-        let share = Share { fraction, seed: SEED, column: None, side: Side::HeldOut };
+        let share = Share { held_out: 0.0..fraction, seed: SEED, column: None, side: Side::HeldOut };
         Self { labels: Arc::new(Labels::new(label, missing)), share }
     }
 

@@ -22,10 +22,10 @@ use super::filter_tests::expanded;
 use super::*;
 use crate::spec::{LabelSpec, OnBadRecord};
 
-const ROWS: i64 = 20_000;
+pub(super) const ROWS: i64 = 20_000;
 const USERS: i64 = 700;
 
-fn user(row: i64) -> i64 {
+pub(super) fn user(row: i64) -> i64 {
     row * row % USERS
 }
 
@@ -41,29 +41,32 @@ fn write(path: &Path, columns: Vec<(&str, ArrayRef)>, group_rows: usize) {
     writer.close().unwrap();
 }
 
-fn number(value: impl Fn(i64) -> Option<i64>) -> ArrayRef {
+pub(super) fn number(value: impl Fn(i64) -> Option<i64>) -> ArrayRef {
     Arc::new(Int64Array::from_iter((0..ROWS).map(value)))
 }
 
-fn rows_of_users(path: &Path, users: ArrayRef, group_rows: usize) {
+pub(super) fn rows_of_users(path: &Path, users: ArrayRef, group_rows: usize) {
     write(path, vec![("row", number(Some)), ("user", users)], group_rows);
 }
 
-fn runtime() -> Runtime {
+pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-fn open(runtime: &Runtime, directory: &Path, name: &str) -> Dataset {
+pub(super) fn open(runtime: &Runtime, directory: &Path, name: &str) -> Dataset {
     runtime.block_on(Dataset::open(&[name.to_owned()], directory, None)).unwrap()
 }
 
 fn share(fraction: f64, column: Option<&str>, side: Side) -> RowFilter {
     let column = column.map(str::to_owned);
-    RowFilter { conditions: Vec::new(), share: Some(Share { fraction, seed: 0, column, side }) }
+    RowFilter {
+        conditions: Vec::new(),
+        shares: vec![Share { held_out: 0.0..fraction, seed: 0, column, side }],
+    }
 }
 
 /// The values of `row` in the rows that pass.
-fn read(runtime: &Runtime, dataset: &Dataset) -> Result<Vec<i64>, Error> {
+pub(super) fn read(runtime: &Runtime, dataset: &Dataset) -> Result<Vec<i64>, Error> {
     let projection = Projection { columns: vec![ProjectedColumn { name: "row".to_owned(), multi: false }] };
     dataset.check(&projection, Absent::Rejected, runtime.handle())?;
     let bad = BadRecords::new(OnBadRecord::Fail);
@@ -144,7 +147,7 @@ fn rows_are_divided_by_their_number_in_the_file_without_a_column() {
     let dataset = open(&runtime, directory.path(), "a/x.parquet");
     let seeded = |seed| {
         let mut filter = share(0.1, None, Side::HeldOut);
-        filter.share.as_mut().unwrap().seed = seed;
+        filter.shares[0].seed = seed;
         read(&runtime, &dataset.filtered(&filter)).unwrap()
     };
     assert!(seeded(0).iter().eq(&tenth));
@@ -193,7 +196,7 @@ fn the_rows_of_a_share_are_estimated() {
     assert_eq!(rows(&share(0.1, None, Side::HeldOut)), Some(2_000));
     assert_eq!(rows(&share(0.1, Some("user"), Side::Rest)), Some(18_000));
     let condition = Condition { column: "user".to_owned(), test: millstream_format::filter::Test::IsNotNull };
-    assert_eq!(rows(&RowFilter { conditions: vec![condition], share: None }), None);
+    assert_eq!(rows(&RowFilter { conditions: vec![condition], shares: Vec::new() }), None);
 }
 
 #[test]
@@ -240,7 +243,7 @@ fn negatives_are_sampled_and_positives_are_all_kept() {
 }
 
 /// An Example with `row` and `user`.
-fn example(row: i64, user: i64) -> Vec<u8> {
+pub(super) fn example(row: i64, user: i64) -> Vec<u8> {
     let field = |tag: u32, payload: &[u8]| {
         let mut out = Vec::new();
         prost::encoding::encode_key(tag, prost::encoding::WireType::LengthDelimited, &mut out);

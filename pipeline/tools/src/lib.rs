@@ -8,6 +8,7 @@
 //! | CSV and JSON lines: rows, types, columns | [`text`], [`json_lines`], [`typed`] |
 //! | CSV and JSON lines as rows to score | [`text_source`] |
 //! | statistics of columns | [`stats`] |
+//! | rows in each split of a dataset | [`divide`] |
 //! | conversion between formats | [`convert`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
@@ -19,6 +20,7 @@
 mod conform;
 pub mod convert;
 mod detect;
+pub mod divide;
 pub mod generate;
 pub mod inspect;
 mod json_lines;

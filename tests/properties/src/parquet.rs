@@ -104,10 +104,9 @@ impl Bench {
         let at_least = Test::Compare { op: Comparison::GreaterOrEqual, value: Literal::Whole(3_000) };
         for test in [Test::IsNotNull, at_least] {
             let condition = Condition { column: column.to_owned(), test };
-            let Some(dataset) = self
-                .open()
-                .map(|dataset| dataset.filtered(&RowFilter { conditions: vec![condition], share: None }))
-            else {
+            let Some(dataset) = self.open().map(|dataset| {
+                dataset.filtered(&RowFilter { conditions: vec![condition], shares: Vec::new() })
+            }) else {
                 return;
             };
             if dataset.check(projection, Absent::Rejected, self.runtime.handle()).is_err() {

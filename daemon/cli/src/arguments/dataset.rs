@@ -43,12 +43,19 @@ pub(crate) struct CatalogPlace {
 /// `dataset register`
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads all files once. Files that have not changed since the newest version are no new version. A damaged
+Reads all files once. Files and splits that are those of the newest version are no new version. A damaged
 file is an error.
+
+Splits divide the rows of the version; each row is in exactly one. `dataset://clicks/3#train` stands for
+the rows of a split in jobs, `eval` and `predict`. Shares are percentages of the hashes of a column: rows
+with equal values are in the same split, in later versions too, and rows without a value in the first.
+Ranges are of a column's values; FROM belongs to the range and TO to the next one.
 
 Examples:
   millstream dataset register clicks 'data/clicks-*.parquet' --description 'with the new site'
-  millstream dataset register clicks gs://bucket/clicks/ --json | jq .version")]
+  millstream dataset register clicks gs://bucket/clicks/ --json | jq .version
+  millstream dataset register clicks data/ --split train=80,validation=10,test=10 --split-by user_id
+  millstream dataset register a data/ --split train=..2026-11-01,test=2026-11-01.. --split-by-time day")]
 pub(crate) struct Register {
     /// The name: letters, digits, `.`, `_` and `-`
     pub(crate) name: String,
@@ -59,9 +66,25 @@ pub(crate) struct Register {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub(crate) description: String,
     #[command(flatten)]
+    pub(crate) splits: SplitChoice,
+    #[command(flatten)]
     pub(crate) threads: super::data::Threads,
     #[command(flatten)]
     pub(crate) place: CatalogPlace,
+}
+
+/// The splits of a version.
+#[derive(Debug, Args)]
+pub(crate) struct SplitChoice {
+    /// Divide the rows: NAME=PERCENT,... or, with --split-by-time, NAME=FROM..TO,...
+    #[arg(long, value_name = "NAME=PART", value_delimiter = ',')]
+    pub(crate) split: Vec<String>,
+    /// The column whose hash decides; without it, the place of the row in its file
+    #[arg(long, value_name = "COLUMN", requires = "split", conflicts_with = "split_by_time")]
+    pub(crate) split_by: Option<String>,
+    /// The column whose values the ranges hold: dates, times or numbers
+    #[arg(long, value_name = "COLUMN", requires = "split")]
+    pub(crate) split_by_time: Option<String>,
 }
 
 /// `dataset list`

@@ -14,7 +14,7 @@ pub(crate) use data::{
     ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Generate, IdForm, Init, Inspect, Written,
 };
 pub(crate) use dataset::{
-    CatalogPlace, Dataset, DatasetStatistics, DiffDatasets, Register, Rollback, ShowDataset,
+    CatalogPlace, Dataset, DatasetStatistics, DiffDatasets, Register, Rollback, ShowDataset, SplitChoice,
 };
 pub(crate) use jobs::{
     Audit, Check, Completions, Doctor, JobFile, JobHistory, JobId, JobProfile, List, Logs, ManPages, Place,

@@ -144,7 +144,11 @@ impl Facts {
         let now = Utc::now();
         let pattern = pattern(address, base, is_local);
         let began = Instant::now();
-        let listed = timeout(LISTING, stores.list(&[pattern], base)).await;
+        let listed = timeout(LISTING, async {
+            let named = stores.named(&[pattern]).await?;
+            stores.list(&named.patterns, base).await
+        });
+        let listed = listed.await;
         let listed = listed.map_or_else(|_| Err(Trouble::late(address, LISTING)), |listed| Ok(listed?));
         let seconds = began.elapsed().as_secs_f64();
         let (reads, daemon) = match &listed {

@@ -180,10 +180,10 @@ fn a_share_of_the_training_data_may_be_held_out() {
     };
     let (written, warnings) = held_out("{ fraction = 0.1, column = \"user\", seed = 3 }").unwrap();
     assert_eq!(warnings, []);
-    let share = |side| Some(Share { fraction: 0.1, seed: 3, column: Some("user".to_owned()), side });
-    assert_eq!(written.data.rows(Purpose::Training).share, share(Side::Rest));
-    assert_eq!(written.data.rows(Purpose::Evaluation).share, share(Side::HeldOut));
-    assert_eq!(written.data.rows(Purpose::Scoring).share, None);
+    let share = |side| [Share { held_out: 0.0..0.1, seed: 3, column: Some("user".to_owned()), side }];
+    assert_eq!(written.data.rows(Purpose::Training).shares, share(Side::Rest));
+    assert_eq!(written.data.rows(Purpose::Evaluation).shares, share(Side::HeldOut));
+    assert_eq!(written.data.rows(Purpose::Scoring).shares, []);
     assert_eq!(written.keys_of("user"), ["`data.validation.column`"]);
     assert_eq!((written.data.has_eval(), written.data.eval_files()), (true, &written.data.train[..]));
     let (other, _) = held_out("{ fraction = 0.1 }").unwrap();

@@ -32,19 +32,28 @@ pub use share::{Share, Side};
 pub struct RowFilter {
     /// Conditions that a row must meet, all of them.
     pub conditions: Vec<Condition>,
-    /// The side of a division on which a row must be.
-    pub share: Option<Share>,
+    /// The sides of divisions on which a row must be, all of them.
+    pub shares: Vec<Share>,
 }
 
 impl RowFilter {
     /// Whether all rows pass.
     pub fn is_empty(&self) -> bool {
-        self.conditions.is_empty() && self.share.is_none()
+        self.conditions.is_empty() && self.shares.is_empty()
+    }
+
+    /// The filter of the rows that pass both.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            conditions: [self.conditions.as_slice(), &other.conditions].concat(),
+            shares: [self.shares.as_slice(), &other.shares].concat(),
+        }
     }
 
     /// The columns that it tests.
     fn columns(&self) -> impl Iterator<Item = &String> {
-        let of_share = self.share.iter().filter_map(|share| share.column.as_ref());
+        let of_share = self.shares.iter().filter_map(|share| share.column.as_ref());
         self.conditions.iter().map(|condition| &condition.column).chain(of_share)
     }
 }
@@ -54,8 +63,8 @@ impl RowFilter {
 pub struct ResolvedFilter {
     /// Each condition, with the index of its column.
     conditions: Vec<(Condition, usize)>,
-    /// With the index of its column.
-    share: Option<(Share, Option<usize>)>,
+    /// Each share, with the index of its column.
+    shares: Vec<(Share, Option<usize>)>,
     /// Number of requested columns; the columns after them are read only for the filter.
     columns: usize,
 }
@@ -73,8 +82,9 @@ impl ResolvedFilter {
         let conditions = filter.conditions.iter();
         let conditions =
             conditions.filter_map(|condition| Some((condition.clone(), place(&condition.column)?))).collect();
-        let share = filter.share.as_ref().map(|share| (share.clone(), share.column.as_ref().and_then(place)));
-        (extended, Self { conditions, share, columns: projection.columns.len() })
+        let shares = filter.shares.iter();
+        let shares = shares.map(|share| (share.clone(), share.column.as_ref().and_then(place))).collect();
+        (extended, Self { conditions, shares, columns: projection.columns.len() })
     }
 
     /// The rows of `raw` that pass, with the requested columns; `None` if no row passes.
@@ -84,8 +94,25 @@ impl ResolvedFilter {
     pub fn apply<E: From<Error>>(
         &self,
         raw: &RawChunk,
-        mut skip: impl FnMut(Error) -> Result<(), E>,
+        skip: impl FnMut(Error) -> Result<(), E>,
     ) -> Result<Option<RawChunk>, E> {
+        let keep = self.passing(raw, skip)?;
+        if !keep.contains(&true) {
+            return Ok(None);
+        }
+        let requested: Vec<usize> = (0..self.columns).collect();
+        Ok(Some(raw.retain(&keep, &requested)?))
+    }
+
+    /// For each row of `raw`, whether it passes. `skip` is as in [`ResolvedFilter::apply`].
+    ///
+    /// # Errors
+    /// When a column has another type than its test, or that of `skip`.
+    pub fn passing<E: From<Error>>(
+        &self,
+        raw: &RawChunk,
+        mut skip: impl FnMut(Error) -> Result<(), E>,
+    ) -> Result<Vec<bool>, E> {
         let rows = raw.rows();
         let mut keep = vec![true; rows];
         for (condition, place) in &self.conditions {
@@ -95,25 +122,19 @@ impl ResolvedFilter {
             let unusable = retain(array, &mut keep, |cell| bound.holds(cell));
             reject(unusable, &mut keep, raw, &condition.column, &mut skip)?;
         }
-        match &self.share {
-            Some((share @ Share { column: Some(column), .. }, Some(place))) => {
+        for (share, place) in &self.shares {
+            if let (Some(column), Some(place)) = (&share.column, place) {
                 let array = raw.columns().column(*place);
                 Share::check(array.data_type())
                     .map_err(|expected| mistyped(raw, column, array, &expected))?;
                 let unusable = retain(array, &mut keep, |cell| share.holds(cell));
                 reject(unusable, &mut keep, raw, column, &mut skip)?;
-            }
-            Some((share, _)) => {
+            } else {
                 let rows = keep.iter_mut().enumerate();
                 rows.for_each(|(row, keep)| *keep &= share.holds_record(raw.path(), raw.record(row)));
             }
-            None => {}
         }
-        if !keep.contains(&true) {
-            return Ok(None);
-        }
-        let requested: Vec<usize> = (0..self.columns).collect();
-        Ok(Some(raw.retain(&keep, &requested)?))
+        Ok(keep)
     }
 }
 

@@ -3,6 +3,8 @@
 //! A hash decides alone, without any state: each row is on the same side in every pass, on every host and in every
 //! version. Hashes are XXH64 (Collet, "xxHash fast digest algorithm", section XXH64).
 
+use std::ops::Range;
+
 use arrow_schema::DataType;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash64;
@@ -13,8 +15,9 @@ use super::cells::{self, Cell};
 /// One side of a division of rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Share {
-    /// The expected fraction of rows that is held out, from 0 to 1.
-    pub fraction: f64,
+    /// The hashes of the rows that are held out, as fractions of all hashes, from 0 to 1: the length is the expected
+    /// fraction of rows. Shares whose ranges meet have no row in common and no row between them.
+    pub held_out: Range<f64>,
     /// Each seed makes another division.
     pub seed: u64,
     /// The column by whose value rows are divided: rows with equal values are on the same side, and rows without a value
@@ -38,8 +41,8 @@ impl Share {
     /// The expected fraction of rows on this side.
     pub fn expected(&self) -> f64 {
         match self.side {
-            Side::HeldOut => self.fraction,
-            Side::Rest => 1.0 - self.fraction,
+            Side::HeldOut => self.held_out.end - self.held_out.start,
+            Side::Rest => 1.0 - (self.held_out.end - self.held_out.start),
         }
     }
 
@@ -66,7 +69,9 @@ impl Share {
 
     fn is_side_of(&self, hash: Option<u64>) -> bool {
         // 2^64 hashes; a conversion of floats saturates.
-        let held_out = hash.is_some_and(|hash| hash < (self.fraction * 2.0_f64.powi(64)) as u64);
+        let bound = |fraction: f64| (fraction * 2.0_f64.powi(64)) as u64;
+        let Range { start, end } = self.held_out;
+        let held_out = hash.is_some_and(|hash| (bound(start)..bound(end)).contains(&hash));
         held_out == (self.side == Side::HeldOut)
     }
 

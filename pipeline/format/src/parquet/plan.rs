@@ -158,11 +158,11 @@ impl ParquetFile {
                     .map_err(|expected| mistyped(column, &found.data_type, expected))?;
             }
         }
-        if let Some(column) = filter.share.as_ref().and_then(|share| share.column.as_ref())
-            && let Some(found) = self.find(column)
-        {
-            Share::check(&found.data_type)
-                .map_err(|expected| mistyped(column, &found.data_type, expected))?;
+        for column in filter.shares.iter().filter_map(|share| share.column.as_ref()) {
+            if let Some(found) = self.find(column) {
+                Share::check(&found.data_type)
+                    .map_err(|expected| mistyped(column, &found.data_type, expected))?;
+            }
         }
         Ok(())
     }

@@ -9,13 +9,15 @@
 //! CATALOG is a directory or the address of one in an object store: `storage.catalog`, or the variable `MILLSTREAM_CATALOG`.
 //! In place of paths, `dataset://clicks/3` names the files of version 3, in the versions that were registered, and
 //! `dataset://clicks` those of the current version. Files that were added later are not part of a version; one that has
-//! changed or is missing is an error.
+//! changed or is missing is an error. `dataset://clicks/3#train` names a split: some rows of these files. `#` survives shells
+//! inside a word, whereas `?` is a wildcard of shells and of globs.
 
 use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::division::Division;
 use super::object::Object;
 use super::{Listing, Stores, is_local};
 use crate::Error;
@@ -39,17 +41,19 @@ const MAX_FILE_BYTES: u64 = 512 << 20;
 /// The most changes by others that are met in a row.
 const TRIES: u32 = 100;
 
-/// A dataset, or a version of it: `clicks`, `clicks/3`.
+/// A dataset, a version of it or a split of one: `clicks`, `clicks/3`, `clicks/3#train`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reference {
     /// The dataset's name: ASCII letters, digits, `.`, `_` and `-`.
     pub name: String,
     /// The version's number, from 1; `None` for the current one.
     pub version: Option<u32>,
+    /// The name of a split; `None` for all rows.
+    pub split: Option<String>,
 }
 
 /// A version of a dataset.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Version {
     /// The dataset's name.
     pub dataset: String,
@@ -70,6 +74,9 @@ pub struct Version {
     pub rows: u64,
     /// The columns.
     pub columns: Vec<Column>,
+    /// How the rows are divided into splits, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub division: Option<Division>,
     /// The files in their versions, as [`Listing::to_text`] writes them.
     pub listing: String,
 }
@@ -123,32 +130,47 @@ pub struct Catalog {
 }
 
 impl Reference {
-    /// Parses `NAME` or `NAME/VERSION`, also with `dataset://` before it.
+    /// Parses `NAME` or `NAME/VERSION`, also with `dataset://` before it and `#SPLIT` behind it.
     ///
     /// # Errors
-    /// When the name or the number is invalid.
+    /// When a name or the number is invalid.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let invalid =
             |message: &str| Error::BadPattern { pattern: text.to_owned(), message: message.to_owned() };
         let path = text.strip_prefix(SCHEME).unwrap_or(text);
+        let (path, split) = match path.split_once('#') {
+            Some((path, split)) => (path, Some(split)),
+            None => (path, None),
+        };
         let (name, version) = match path.split_once('/') {
             Some((name, version)) => (name, Some(version)),
             None => (path, None),
         };
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if name.is_empty()
-            || name.len() > MAX_NAME_BYTES
-            || name.starts_with('.')
-            || !name.chars().all(is_plain)
-        {
+        if !is_name(name) {
             return Err(invalid(
                 "is not the name of a dataset: up to 64 letters, digits, `.`, `_` and `-`, and no `.` at the start",
             ));
         }
+        if split.is_some_and(|split| !is_name(split)) {
+            return Err(invalid("has no name of a split behind `#`, such as NAME/3#train"));
+        }
         let number = |text: &str| text.parse().ok().filter(|&number: &u32| number > 0);
         let version =
             version.map(|text| number(text).ok_or_else(|| invalid("has no version number, such as NAME/3")));
-        Ok(Self { name: name.to_owned(), version: version.transpose()? })
+        Ok(Self { name: name.to_owned(), version: version.transpose()?, split: split.map(str::to_owned) })
+    }
+
+    /// Parses `NAME` or `NAME/VERSION`, for callers to which a split means nothing.
+    ///
+    /// # Errors
+    /// When it names a split, or as for [`Reference::parse`].
+    pub fn parse_whole(text: &str) -> Result<Self, Error> {
+        let reference = Self::parse(text)?;
+        let message = "names a split; name the version, without `#`".to_owned();
+        match reference.split {
+            None => Ok(reference),
+            Some(_) => Err(Error::BadPattern { pattern: text.to_owned(), message }),
+        }
     }
 
     /// The reference that `pattern` is, unless it is a path or a glob.
@@ -163,14 +185,21 @@ impl Reference {
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{SCHEME}{}", self.name)?;
-        self.version.map_or(Ok(()), |version| write!(f, "/{version}"))
+        self.version.map_or(Ok(()), |version| write!(f, "/{version}"))?;
+        self.split.as_ref().map_or(Ok(()), |split| write!(f, "#{split}"))
     }
+}
+
+/// Whether `name` can be that of a dataset or a split.
+pub(super) fn is_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.starts_with('.') && name.chars().all(is_plain)
 }
 
 impl Version {
     /// The reference to this version.
     pub fn reference(&self) -> Reference {
-        Reference { name: self.dataset.clone(), version: Some(self.version) }
+        Reference { name: self.dataset.clone(), version: Some(self.version), split: None }
     }
 
     /// The files.
@@ -206,6 +235,14 @@ impl Catalog {
     /// Its address.
     pub fn address(&self) -> &str {
         &self.root
+    }
+
+    /// The addresses of what is read to resolve a reference: the directory of its dataset, and the file of its version or that of
+    /// the choice of the current one, which may be missing.
+    pub fn files_of(&self, reference: &Reference) -> [String; 2] {
+        let directory = format!("{}/{}", self.root, reference.name);
+        let file = reference.version.map_or(CURRENT.to_owned(), file_name);
+        [directory.clone(), format!("{directory}/{file}")]
     }
 
     /// The names of all datasets, sorted.
@@ -259,8 +296,10 @@ impl Catalog {
         let invalid = |message: String| Error::BadPattern { pattern: reference.to_string(), message };
         let bytes = self.read(&path).await?;
         let bytes = bytes.ok_or_else(|| invalid(format!("no such version in the catalog {}", self.root)))?;
-        serde_json::from_slice(&bytes)
-            .map_err(|error| invalid(format!("{}/{path} is damaged: {error}", self.root)))
+        let damaged = |why: String| invalid(format!("{}/{path} is damaged: {why}", self.root));
+        let version: Version = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        version.division.as_ref().map_or(Ok(()), Division::check).map_err(damaged)?;
+        Ok(version)
     }
 
     /// Adds `version` with the next free number, which the result has, and makes it current.
@@ -353,9 +392,9 @@ impl Stores {
         let mut pinned = Vec::with_capacity(patterns.len());
         for pattern in patterns {
             pinned.push(match Reference::in_place_of_path(pattern)? {
-                Some(Reference { name, version: None }) => {
+                Some(Reference { name, version: None, split }) => {
                     let current = Catalog::of(self)?.numbers(&name).await?.current;
-                    Reference { name, version: Some(current) }.to_string()
+                    Reference { name, version: Some(current), split }.to_string()
                 }
                 _ => pattern.clone(),
             });
@@ -363,8 +402,16 @@ impl Stores {
         Ok(pinned)
     }
 
-    /// The files of a dataset, in the versions that were registered.
+    /// The files of a dataset, in the versions that were registered. A caller that reads splits has separated their names
+    /// ([`Stores::named`]); another one would read all rows.
     pub(super) async fn list_dataset(&self, reference: &Reference) -> Result<Vec<Object>, Error> {
+        if let Some(split) = &reference.split {
+            let whole = Reference { split: None, ..reference.clone() };
+            let message = format!(
+                "the split `{split}` can be read by jobs, `eval` and `predict`; here, name all rows, {whole}"
+            );
+            return Err(Error::BadPattern { pattern: reference.to_string(), message });
+        }
         let version = Catalog::of(self)?.version(reference).await?;
         if version.patterns.iter().any(|pattern| pattern.starts_with(SCHEME)) {
             let message = "is registered with another dataset among its paths".to_owned();
@@ -399,6 +446,7 @@ mod tests {
             format: "parquet".to_owned(),
             rows: 1,
             columns: Vec::new(),
+            division: None,
             listing: listing.to_text(),
         }
     }
@@ -408,7 +456,12 @@ mod tests {
         let parse = |text: &str| Reference::parse(text).map(|reference| reference.to_string()).ok();
         assert_eq!(parse("clicks").as_deref(), Some("dataset://clicks"));
         assert_eq!(parse("dataset://clicks.v2/12").as_deref(), Some("dataset://clicks.v2/12"));
-        for bad in ["", "a b", "a/0", "a/x", "a/1/2", "../a", "a@3", ".a", "é"] {
+        assert_eq!(parse("dataset://clicks#train").as_deref(), Some("dataset://clicks#train"));
+        assert_eq!(parse("clicks/3#test.b").as_deref(), Some("dataset://clicks/3#test.b"));
+        for bad in [
+            "a#", "a/3#", "a#b#c", "a#b/3", "#b", "a/#b", "a#.b", "", "a b", "a/0", "a/x", "a/1/2", "../a",
+            "a@3", ".a", "é",
+        ] {
             assert_eq!(parse(bad), None, "{bad}");
         }
         assert_eq!(Reference::in_place_of_path("clicks/3").unwrap(), None);

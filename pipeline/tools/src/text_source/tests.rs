@@ -338,7 +338,8 @@ fn kept_columns_are_those_of_the_rows_that_remain_as_they_are_written() {
     let stored: BTreeMap<_, _> =
         [("x".to_owned(), StoredType::Float64), ("n".to_owned(), StoredType::Integer)].into();
     let test = Test::Compare { op: Comparison::Greater, value: Literal::Whole(0) };
-    let filter = RowFilter { conditions: vec![Condition { column: "n".to_owned(), test }], share: None };
+    let filter =
+        RowFilter { conditions: vec![Condition { column: "n".to_owned(), test }], shares: Vec::new() };
     bench.write("a.csv", "x,n,name\n1.50,1,?\nbad,1,b\n2,0,c\n3,007,\n");
     let rows = [
         r#"{"x": 1.50, "n": 1, "name": "?"}"#,

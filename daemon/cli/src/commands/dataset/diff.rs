@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use millstream_io::storage::{Column, Entry, Listing, Version};
+use millstream_io::storage::{Column, Division, Entry, Listing, Version};
 use millstream_tools::stats::{Drift, drift};
 use serde::Serialize;
 
-use super::{ColumnRecord, Open};
+use super::{ColumnRecord, Open, division};
 use crate::arguments::DiffDatasets;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -24,6 +24,8 @@ struct Difference {
     after: String,
     rows: [u64; 2],
     bytes: [u64; 2],
+    /// How the rows are divided; null without splits.
+    divisions: [Option<Division>; 2],
     files: Files,
     /// Those with the largest drift first.
     columns: Vec<ColumnDifference>,
@@ -64,6 +66,7 @@ impl Open {
             after: versions[1].reference().to_string(),
             rows: [versions[0].rows, versions[1].rows],
             bytes: [listings[0].bytes(), listings[1].bytes()],
+            divisions: versions.each_ref().map(|version| version.division.clone()),
             files: Files::of(listings.each_ref().map(Listing::entries)),
             columns: columns(&versions, &records),
         };
@@ -148,15 +151,38 @@ impl ColumnDifference {
 }
 
 impl Difference {
+    /// How the rows are divided, and the rows of each split.
+    fn describe_splits(&self, facts: &mut Table) {
+        let [before, after] = self.divisions.each_ref().map(|it| division::summary(it.as_ref()));
+        facts.row([
+            "splits".to_owned(),
+            if before == after { before } else { format!("{before}; now {after}") },
+        ]);
+        let splits = self.divisions.each_ref().map(|it| it.as_ref().map_or(&[][..], |it| &it.splits));
+        let mut names: Vec<&str> = Vec::new();
+        for split in splits.iter().copied().flatten() {
+            if !names.contains(&split.name.as_str()) {
+                names.push(&split.name);
+            }
+        }
+        for name in names {
+            let rows = splits.map(|splits| {
+                let split = splits.iter().find(|split| split.name == name);
+                split.map_or_else(|| "none".to_owned(), |split| figures::count(split.rows))
+            });
+            facts.row([format!("  {name}"), changed(rows)]);
+        }
+    }
+
     fn describe(&self, names_all_files: bool) -> String {
         let mut facts = Table::default();
         facts.row(["before", &self.before]);
         facts.row(["after", &self.after]);
-        let pair = |[before, after]: [String; 2]| {
-            if before == after { before } else { format!("{before}, now {after}") }
-        };
-        facts.row(["rows".to_owned(), pair(self.rows.map(figures::count))]);
-        facts.row(["size".to_owned(), pair(self.bytes.map(figures::bytes))]);
+        facts.row(["rows".to_owned(), changed(self.rows.map(figures::count))]);
+        facts.row(["size".to_owned(), changed(self.bytes.map(figures::bytes))]);
+        if self.divisions.iter().any(Option::is_some) {
+            self.describe_splits(&mut facts);
+        }
         let Files { added, removed, changed, same } = &self.files;
         let counts = [
             ("added", added.len()),
@@ -194,6 +220,11 @@ impl Difference {
         }
         format!("{}\n{}", facts.render(), table.fitted(output_width(), &["MEAN", "ABSENT"]).render())
     }
+}
+
+/// A value before and after.
+fn changed([before, after]: [String; 2]) -> String {
+    if before == after { before } else { format!("{before}, now {after}") }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! The catalog is read and written by this process, with the rights of its user: no daemon is needed.
 
 mod diff;
+mod division;
 mod register;
 mod show;
 

@@ -5,10 +5,16 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use millstream_format::csv::CsvOptions;
-use millstream_io::storage::{Catalog, Column, Listing, Numbers, Reference, Version, is_local};
+use millstream_format::{FileFormat, FormatName};
+use millstream_io::storage::{
+    Catalog, Column, Division, Listing, Numbers, Object, Reference, Version, is_local,
+};
+use millstream_tools::divide;
 use millstream_tools::inspect::{self, ColumnReport, InspectOptions, Inspected, Report};
+use millstream_tools::progress::Progress;
+use tokio::runtime::Handle;
 
-use super::{ColumnRecord, now_ms, stores_at, user};
+use super::{ColumnRecord, division, now_ms, stores_at, user};
 use crate::arguments::Register;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -16,11 +22,12 @@ use crate::figures;
 use crate::files::{FileWork, Goal, expand_directory};
 
 pub(super) fn run(arguments: &Register, context: &Context) -> Result<(), Failure> {
-    let Reference { name, version: None } = Reference::parse(&arguments.name)? else {
+    let Reference { name, version: None, split: None } = Reference::parse(&arguments.name)? else {
         return Err(Failure::Usage(
             "a version gets its number when it is registered: give a name only".to_owned(),
         ));
     };
+    let division = arguments.splits.division()?;
     let patterns: Vec<String> =
         arguments.data.iter().map(|pattern| absolute(pattern)).collect::<Result<_, _>>()?;
     let stores = stores_at(&arguments.place);
@@ -37,14 +44,18 @@ pub(super) fn run(arguments: &Register, context: &Context) -> Result<(), Failure
     };
     let (version, is_new) = work.run(goal, |storage, progress| -> Result<_, Failure> {
         let known = storage.runtime.block_on(newest(&catalog, &name))?;
-        if let Some(known) =
-            known.filter(|known| known.patterns == patterns && known.listing == listing.to_text())
-        {
+        if let Some(known) = known.filter(|known| is_same(known, &patterns, &listing, division.as_ref())) {
             return Ok((known, false));
         }
         let inspected = inspect::inspect(&objects, &options, &storage.runtime, progress)?;
         let (version, records) = describe(&inspected, arguments)?;
-        let version = Version { dataset: name, patterns, listing: listing.to_text(), ..version };
+        let counted = division.map(|division| {
+            let format = inspected.reports.iter().find_map(|report| report.format);
+            let threads = arguments.threads.count();
+            count(division, format, objects, threads, (&storage.runtime, progress))
+        });
+        let division = counted.transpose()?;
+        let version = Version { dataset: name, patterns, division, listing: listing.to_text(), ..version };
         let statistics = serde_json::to_vec(&records).map_err(anyhow::Error::from)?;
         Ok((
             storage.runtime.block_on(async {
@@ -58,12 +69,48 @@ pub(super) fn run(arguments: &Register, context: &Context) -> Result<(), Failure
     context.answer(&version, || {
         let reference = version.reference();
         if !is_new {
-            return format!("{reference} has these files already; nothing is registered\n");
+            return format!("{reference} has these files and splits already; nothing is registered\n");
         }
         let files = figures::counted(listing.len() as u64, "file");
         let (rows, bytes) = (figures::counted(version.rows, "row"), figures::bytes(listing.bytes()));
-        format!("registered {reference}: {files}, {rows}, {bytes}\n")
+        let splits = version.division.as_ref().map(|it| format!("\n{}", division::table(it).render()));
+        format!("registered {reference}: {files}, {rows}, {bytes}\n{}", splits.unwrap_or_default())
     })
+}
+
+/// Whether a version has these files and splits.
+fn is_same(known: &Version, patterns: &[String], listing: &Listing, division: Option<&Division>) -> bool {
+    let has_splits = match (&known.division, division) {
+        (Some(known), Some(division)) => known.is_like(division),
+        (None, None) => true,
+        _ => false,
+    };
+    has_splits && known.patterns == patterns && known.listing == listing.to_text()
+}
+
+/// The division with the number of rows in each split.
+fn count(
+    mut division: Division,
+    format: Option<FileFormat>,
+    objects: Vec<Object>,
+    threads: usize,
+    work: (&Handle, &Progress),
+) -> Result<Division, Failure> {
+    let format = match format {
+        Some(FileFormat::Parquet) => FormatName::Parquet,
+        Some(FileFormat::TfRecord) => FormatName::TfRecord,
+        _ => {
+            let message =
+                "only Parquet and TFRecord have splits, which jobs read; `millstream convert` writes them";
+            return Err(anyhow!("{message}; nothing is registered").into());
+        }
+    };
+    let counts = divide::count(objects, format, &division, threads, work)
+        .map_err(|error| anyhow!("{error}; nothing is registered"))?;
+    for (split, rows) in division.splits.iter_mut().zip(counts) {
+        split.rows = rows;
+    }
+    Ok(division)
 }
 
 /// The newest version, if there is any.
@@ -72,7 +119,7 @@ async fn newest(catalog: &Catalog, name: &str) -> Result<Option<Version>, millst
         return Ok(None);
     }
     let Numbers { versions, .. } = catalog.numbers(name).await?;
-    let reference = Reference { name: name.to_owned(), version: versions.last().copied() };
+    let reference = Reference { name: name.to_owned(), version: versions.last().copied(), split: None };
     catalog.version(&reference).await.map(Some)
 }
 
@@ -127,6 +174,7 @@ fn describe(inspected: &Inspected, arguments: &Register) -> Result<(Version, Vec
         format: formats.first().map(ToString::to_string).unwrap_or_default(),
         rows,
         columns,
+        division: None,
         listing: String::new(),
     };
     Ok((version, records))

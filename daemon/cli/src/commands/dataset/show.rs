@@ -1,10 +1,10 @@
 //! `millstream dataset list`, `show`, `rollback` and `stats`.
 
-use millstream_io::storage::{Choice, Entry, Reference, Version};
+use millstream_io::storage::{Choice, Division, Entry, Reference, Version};
 use millstream_tools::stats::ColumnSummary;
 use serde::Serialize;
 
-use super::{ColumnRecord, Open, now_ms, user};
+use super::{ColumnRecord, Open, division, now_ms, user};
 use crate::arguments::{DatasetStatistics, Rollback, ShowDataset};
 use crate::context::Context;
 use crate::failure::Failure;
@@ -25,6 +25,8 @@ struct Listed {
     files: usize,
     bytes: u64,
     rows: u64,
+    /// The names of the splits.
+    splits: Vec<String>,
     registered_ms: u64,
     by: String,
 }
@@ -45,7 +47,7 @@ impl Open {
             let mut listed = Vec::new();
             for name in self.catalog.names().await? {
                 let numbers = self.catalog.numbers(&name).await?;
-                let current = Reference { name: name.clone(), version: Some(numbers.current) };
+                let current = Reference { name: name.clone(), version: Some(numbers.current), split: None };
                 let version = self.catalog.version(&current).await?;
                 let files = version.files()?;
                 listed.push(Listed {
@@ -55,6 +57,7 @@ impl Open {
                     files: files.len(),
                     bytes: files.bytes(),
                     rows: version.rows,
+                    splits: version.division.iter().flat_map(Division::names).map(str::to_owned).collect(),
                     registered_ms: version.registered_ms,
                     by: version.by,
                 });
@@ -72,6 +75,7 @@ impl Open {
                 ">FILES",
                 ">SIZE",
                 ">ROWS",
+                "SPLITS",
                 "REGISTERED",
                 "BY",
             ]);
@@ -83,11 +87,12 @@ impl Open {
                     figures::count(dataset.files as u64),
                     figures::bytes(dataset.bytes),
                     figures::count(dataset.rows),
+                    dataset.splits.join(", "),
                     figures::moment(dataset.registered_ms),
                     dataset.by.clone(),
                 ]);
             }
-            table.fitted(output_width(), &["BY", "REGISTERED", "SIZE"]).render()
+            table.fitted(output_width(), &["BY", "REGISTERED", "SIZE", "SPLITS"]).render()
         })
     }
 
@@ -120,6 +125,10 @@ impl Open {
             let (count, bytes) =
                 (figures::counted(files.len() as u64, "file"), figures::bytes(files.bytes()));
             facts.row(["files".to_owned(), format!("{count}, {bytes}; SHA-256 {}", &files.hash()[..12])]);
+            let splits = version.division.as_ref().map(|splits| {
+                facts.row(["splits".to_owned(), division::rule(splits)]);
+                format!("{}\n", division::table(splits).render())
+            });
             let mut columns = Table::with_titles(&["COLUMN", "TYPE", ">ABSENT"]);
             for column in &version.columns {
                 let list = if column.multi { "list of " } else { "" };
@@ -130,12 +139,13 @@ impl Open {
                 ]);
             }
             let most = if arguments.files { usize::MAX } else { SHOWN_FILES };
-            format!("{}\n{}\n{}", facts.render(), columns.render(), files_table(files.entries(), most))
+            let files = files_table(files.entries(), most);
+            format!("{}\n{}{}\n{files}", facts.render(), splits.unwrap_or_default(), columns.render())
         })
     }
 
     pub(super) fn roll_back(&self, arguments: &Rollback, context: &Context) -> Result<(), Failure> {
-        let reference = Reference::parse(&arguments.dataset)?;
+        let reference = Reference::parse_whole(&arguments.dataset)?;
         let Some(number) = reference.version else {
             return Err(Failure::Usage(format!("give the version too, such as {}/1", reference.name)));
         };
@@ -171,7 +181,7 @@ impl Open {
 
     /// The version that `text` names.
     pub(super) fn version(&self, text: &str) -> Result<Version, Failure> {
-        let reference = Reference::parse(text)?;
+        let reference = Reference::parse_whole(text)?;
         Ok(self.runtime.block_on(self.catalog.version(&reference))?)
     }
 }
