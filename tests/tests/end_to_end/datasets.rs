@@ -138,6 +138,14 @@ fn two_hosts_that_register_in_a_bucket_at_once_get_different_versions_and_a_diff
     assert_eq!(column("clicked")["types"][1], Value::Null);
     let statistics = ended(with(&["dataset", "stats", "clicks/3"]));
     assert_eq!(statistics[0]["summary"]["numbers"]["mean"], 1499.5);
+    let line = ["dataset", "stats", "clicks/3", "--against", "clicks/1", "--html", "drift.html"];
+    let compared = ended(with(&line));
+    let color = compared.as_array().unwrap().iter().find(|it| it["name"] == "color").unwrap();
+    assert_eq!((&color["drift"], &color["summaries"][1]["distinct"]), (&"large".into(), &1.into()));
+    assert_eq!(color["summaries"][0]["distinct"], 20);
+    let page = fs::read_to_string(path("drift.html")).unwrap();
+    assert!(page.contains("<h2>color: large, PSI ") && page.contains("<h2>color in dataset://clicks/1</h2>"));
+    assert!(page.contains("<h2>x: ") && page.contains("<h2>clicked in dataset://clicks/1</h2>"));
 }
 
 /// The rows of each split of a version.

@@ -153,12 +153,19 @@ pub(crate) struct Rollback {
 /// `dataset stats`
 #[derive(Debug, Args)]
 #[command(after_help = "\
+With --against, each column is shown as it is and as it was in the other version, those with the largest
+drift first; `dataset diff` compares files, rows and drift in a table.
+
 Examples:
   millstream dataset stats clicks
-  millstream dataset stats clicks/3 --html clicks.html")]
+  millstream dataset stats clicks/3 --html clicks.html
+  millstream dataset stats clicks/3 --against clicks/2 --html drift.html")]
 pub(crate) struct DatasetStatistics {
     /// NAME for the current version, or NAME/VERSION
     pub(crate) dataset: String,
+    /// An earlier version to compare with
+    #[arg(long, value_name = "DATASET")]
+    pub(crate) against: Option<String>,
     /// Also write a page with the distributions as pictures
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,

@@ -42,14 +42,14 @@ struct Files {
 
 /// A column in two versions.
 #[derive(Debug, Serialize)]
-struct ColumnDifference {
-    name: String,
+pub(super) struct ColumnDifference {
+    pub(super) name: String,
     /// Its types; null where there is no such column.
     types: [Option<String>; 2],
     /// The shares of rows without a value.
     absent: [Option<f64>; 2],
     /// The population stability index; null if the kind of its values has changed, or there are no statistics.
-    psi: Option<f64>,
+    pub(super) psi: Option<f64>,
     drift: Option<Drift>,
     /// The means of numbers.
     means: [Option<f64>; 2],
@@ -91,8 +91,8 @@ impl Files {
     }
 }
 
-/// The columns of either version.
-fn columns(versions: &[Version; 2], records: &[Vec<ColumnRecord>; 2]) -> Vec<ColumnDifference> {
+/// The columns of either version, those with the largest drift first.
+pub(super) fn columns(versions: &[Version; 2], records: &[Vec<ColumnRecord>; 2]) -> Vec<ColumnDifference> {
     let find =
         |version: &Version, name: &str| version.columns.iter().find(|column| column.name == name).cloned();
     let mut names: Vec<&str> = Vec::new();
@@ -140,7 +140,7 @@ impl ColumnDifference {
     }
 
     /// What happened to it.
-    fn verdict(&self) -> String {
+    pub(super) fn verdict(&self) -> String {
         match &self.types {
             [None, _] => "added".to_owned(),
             [_, None] => "removed".to_owned(),

@@ -6,6 +6,7 @@ mod diff;
 mod division;
 mod register;
 mod show;
+mod stats;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

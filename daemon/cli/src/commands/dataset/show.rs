@@ -1,17 +1,15 @@
-//! `millstream dataset list`, `show`, `rollback` and `stats`.
+//! `millstream dataset list`, `show` and `rollback`.
 
 use millstream_io::storage::{Choice, Division, Entry, Reference, Version};
-use millstream_tools::stats::ColumnSummary;
 use serde::Serialize;
 
-use super::{ColumnRecord, Open, division, now_ms, user};
-use crate::arguments::{DatasetStatistics, Rollback, ShowDataset};
+use super::{Open, division, now_ms, user};
+use crate::arguments::{Rollback, ShowDataset};
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::figures;
 use crate::screen::output_width;
-use crate::statistics;
 use crate::table::Table;
-use crate::{figures, unfinished};
 
 /// Without `--files`, at most this many files are named.
 const SHOWN_FILES: usize = 5;
@@ -158,25 +156,6 @@ impl Open {
         context.answer(&version, || {
             format!("the current version of {} is {number}, was {before}; new jobs read it\n", reference.name)
         })
-    }
-
-    pub(super) fn statistics(&self, arguments: &DatasetStatistics, context: &Context) -> Result<(), Failure> {
-        let version = self.version(&arguments.dataset)?;
-        let Some(records) = self.records(&version)? else {
-            return Err(anyhow::anyhow!("{} has no statistics", version.reference()).into());
-        };
-        let columns: Vec<(&str, &ColumnSummary)> =
-            records.iter().map(|ColumnRecord { name, summary, .. }| (name.as_str(), summary)).collect();
-        if let Some(path) = &arguments.html {
-            let facts = [
-                ("rows", figures::count(version.rows)),
-                ("registered", figures::moment(version.registered_ms)),
-            ];
-            let page = statistics::render_page(&version.reference().to_string(), &facts, &columns);
-            unfinished::write(path, page.as_bytes())?;
-            context.screen.note(&format!("wrote {}", path.display()));
-        }
-        context.answer(&records, || statistics::render(&columns, statistics::line_width()))
     }
 
     /// The version that `text` names.
