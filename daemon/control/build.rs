@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 28] = [
+const PRINTED: [&str; 25] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -14,10 +14,7 @@ const PRINTED: [&str; 28] = [
     "Evaluation",
     "Explanation",
     "Gpu",
-    "GpuJob",
-    "GpuUse",
     "HistoryPoint",
-    "HostGpus",
     "HostUse",
     "IngestResources",
     "Job",

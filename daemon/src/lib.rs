@@ -45,7 +45,6 @@ pub mod daemon;
 mod datasets;
 pub mod export;
 mod feed;
-mod gpus;
 mod http;
 pub mod journal;
 pub mod lineage;

@@ -6,7 +6,6 @@
 //!
 //! `packaging/README.md` lists the metrics; a test compares.
 
-mod gpus;
 pub(crate) mod http;
 mod text;
 
@@ -29,7 +28,6 @@ pub fn render(snapshot: &Snapshot, format: Format) -> String {
     daemon(&mut text, snapshot);
     process(&mut text, snapshot);
     host(&mut text, snapshot);
-    gpus::render(&mut text, snapshot.gpus.as_ref());
     let mut jobs = JobFamilies { text: &mut text, jobs: &snapshot.jobs };
     jobs.state();
     jobs.progress();

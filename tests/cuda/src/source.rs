@@ -58,6 +58,5 @@ pub(crate) fn units(library: Library) -> &'static [(&'static str, &'static str)]
         Library::Nvrtc => files!["compile.cpp", "nvrtc.cpp"],
         Library::CublasLt => files!["blas.cpp", "products.cpp"],
         Library::Nccl => files!["nccl.cpp"],
-        Library::Nvml => files!["nvml.cpp"],
     }
 }
