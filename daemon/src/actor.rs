@@ -37,18 +37,6 @@ impl Actor {
 }
 
 impl Action {
-    /// Its name in a trace.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Submit => "submit",
-            Self::Cancel => "cancel",
-            Self::Pause => "pause",
-            Self::Resume => "resume",
-            Self::Remove => "remove",
-            Self::Checkpoint => "checkpoint",
-        }
-    }
-
     /// The call with which it is requested.
     pub(crate) fn call(self) -> Call {
         match self {

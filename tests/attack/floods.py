@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Sequence
 
 from host import BUILT
 
@@ -260,7 +261,7 @@ def port_of(path: str, name: str) -> int:
     return int(pathlib.Path(path).with_name(name).read_text())
 
 
-def flood_http(port: int, targets: list[str], fields: list[str] = [""]):
+def flood_http(port: int, targets: list[str], fields: Sequence[str] = ("",)):
     """Requests as fast as they are answered, and clients that are silent, slow, endless, unreadable or that do not read."""
     draw = random.Random(1)
     held: list[socket.socket] = []

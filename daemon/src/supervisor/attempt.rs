@@ -73,9 +73,7 @@ impl Outcome {
     fn failed(reason: String) -> Self {
         if descriptors::is_exhausted(&reason) { Self::OutOfDescriptors(reason) } else { Self::Failed(reason) }
     }
-}
 
-impl Outcome {
     /// The kind of the error, as OpenTelemetry's `error.type`, and the error; `None` if there is none.
     pub(super) fn error(&self) -> Option<(&'static str, &str)> {
         match self {

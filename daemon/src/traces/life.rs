@@ -21,6 +21,7 @@
 //! At most one span of each name is open at a time; the end of a span ends those below it. Events that do not fit the
 //! state, such as progress without a worker, change nothing. Steps are not spans: there are too many.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_control::proto::{Evaluation, JobState, NamedValue};
@@ -123,7 +124,7 @@ impl Life {
             JobEvent::Accepted(..) => {}
             JobEvent::Requested(action, actor) => {
                 let who = KeyValue::new("user.id", actor.uid.to_string());
-                open.job.event(action.name(), now, vec![who]);
+                open.job.event(action.call().command(), now, vec![who]);
             }
             JobEvent::Entered { state, reason } => {
                 self.enter(open, state, reason, now);
@@ -367,7 +368,7 @@ impl Span {
         self.attributes.push(KeyValue::new(key, value));
     }
 
-    fn event(&mut self, name: &'static str, at: SystemTime, attributes: Vec<KeyValue>) {
+    fn event(&mut self, name: impl Into<Cow<'static, str>>, at: SystemTime, attributes: Vec<KeyValue>) {
         if self.events.events.len() < MAX_EVENTS {
             self.events.events.push(Event::new(name, at, attributes, 0));
         } else {

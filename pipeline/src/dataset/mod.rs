@@ -275,9 +275,9 @@ impl Dataset {
         })
     }
 
-    /// The dataset of the rows that pass `filter`, besides the filters that it has. The number of splits is the same; their row counts are unknown. Splits
-    /// that statistics rule out are determined here and are not read. The metadata of files is shared, the
-    /// [limits](Dataset::limits) are not.
+    /// The dataset of the rows that pass `filter`, besides the filters that it has. The number of splits is the same; their
+    /// row counts are unknown. Splits that statistics rule out are determined here and are not read. The metadata of files is
+    /// shared, the [limits](Dataset::limits) are not.
     ///
     /// # Panics
     /// If its negative rows are sampled already.
