@@ -10,6 +10,7 @@ mod fault;
 mod float;
 mod floors;
 mod host;
+mod library;
 pub mod ops;
 pub mod philox;
 mod reference;
@@ -20,8 +21,7 @@ pub use backend::Backend;
 pub use cpu::{Cpu, CpuInstructions, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
     CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaPinned, CudaReport, CudaRowPlan,
-    CudaTable, DriverError, Fault, Found, Gpu, Libraries, LibraryError, OpenBlasError, OutOfMemory,
-    ProgramError, Resources, Survey,
+    CudaTable, DriverError, Fault, Found, Gpu, OpenBlasError, OutOfMemory, ProgramError, Resources, Survey,
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
@@ -33,6 +33,7 @@ pub use fault::DeviceFault;
 pub use float::Float;
 pub use floors::Floors;
 pub use host::{HostBatch, HostMaxima, HostReport};
+pub use library::{Libraries, LibraryError};
 pub use ops::{
     Activation, Choice, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape, Normalization,
     RowGradients, SavedLayer, SavedNormalization, Sequence, Task,

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::buffers::Bits;
 use super::driver::{Address, Context, Fault, Memory, Stream};
 use super::fault::GpuError;
-use super::library::{Handle, Libraries, Library, LibraryError, Name, functions};
 use crate::float::Float;
+use crate::library::{Handle, Libraries, Library, LibraryError, Name, functions};
 
 type Status = c_int;
 
@@ -235,7 +235,7 @@ fn open(libraries: &Libraries) -> Result<(Library, i32), LibraryError> {
 
 /// The version of this host's library.
 pub(super) fn version(libraries: &Libraries) -> Result<String, LibraryError> {
-    open(libraries).map(|(_, version)| super::library::version(version))
+    open(libraries).map(|(_, version)| crate::library::version(version))
 }
 
 impl Blas {

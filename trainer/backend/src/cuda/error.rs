@@ -3,8 +3,8 @@
 use super::blas::OpenBlasError;
 use super::driver::{Context, DriverError, Fault, OutOfMemory};
 use super::fault::GpuError;
-use super::library::LibraryError;
 use super::programs::ProgramError;
+use crate::library::LibraryError;
 
 /// Why the GPU cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! The CUDA backend: one NVIDIA GPU, driven with our own kernels and cuBLASLt matrix products.
 //!
-//! - [`library`], [`driver`], [`nvrtc`], [`blas`], [`nccl`]: NVIDIA's libraries, loaded at run time.
+//! - [`driver`], [`nvrtc`], [`blas`], [`nccl`]: NVIDIA's libraries, loaded at run time.
 //! - [`survey`]: which of them a host has.
 //! - [`programs`], [`kernels`]: the sources in `kernels/`, compiled for the GPU in use, and the arguments of each
 //!   kernel.
@@ -35,7 +35,6 @@ mod interactions;
 mod kernels;
 mod layers;
 mod layout;
-mod library;
 mod lists;
 mod lookups;
 mod losses;
@@ -64,6 +63,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::description::LibraryVersion;
 use crate::host;
+use crate::library::{Libraries, Name};
 pub use batch::CudaBatch;
 pub use blas::OpenBlasError;
 use blas::{Blas, Product};
@@ -76,7 +76,6 @@ use fault::{GpuError, must};
 pub use feed::CudaPinned;
 use feed::PinnedRanges;
 use kernels::{Faults, Step};
-pub use library::{Libraries, LibraryError};
 pub use nvrtc::CompileError;
 use nvrtc::{Architecture, Compiler};
 pub use plan::CudaRowPlan;
@@ -137,10 +136,8 @@ impl Cuda {
             (nvrtc::NAME, compiler.version()),
             (blas::NAME, blas::version(libraries).map_err(OpenBlasError::from)?),
         ];
-        let library = |(name, version): (library::Name, String)| LibraryVersion {
-            library: name.library.to_owned(),
-            version,
-        };
+        let library =
+            |(name, version): (Name, String)| LibraryVersion { library: name.library.to_owned(), version };
         let libraries = versions.map(library).to_vec();
         let stream = || Stream::new(context).map_err(DriverError::from);
         let memory = |bytes| Memory::new(context, bytes).map_err(DriverError::from);

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use super::library::{Libraries, LibraryError, Name};
+use crate::library::{Libraries, LibraryError, Name};
 
 pub(super) const NAME: Name = Name {
     library: "NVIDIA's collectives library (NCCL)",

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
-use super::library::{Libraries, LibraryError, Name, functions};
+use crate::library::{Libraries, LibraryError, Name, functions};
 
 type Status = c_int;
 type Program = *mut c_void;

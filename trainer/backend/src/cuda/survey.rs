@@ -1,9 +1,9 @@
 //! Survey of a host's GPUs and libraries, and of what is missing; computes nothing.
 
 use super::driver::{Context, Driver, DriverError, Gpu};
-use super::library::{Libraries, LibraryError};
 use super::nvrtc::Compiler;
 use super::{blas, nccl};
+use crate::library::{Libraries, LibraryError};
 
 /// The findings on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]

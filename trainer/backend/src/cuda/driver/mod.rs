@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::fault::GpuError;
-use super::library::{Handle, Libraries, LibraryError, Name, functions};
+use crate::library::{Handle, Libraries, LibraryError, Name, functions};
 use graph::KernelNode;
 pub(super) use graph::{Executable, Graph, Lane, Node};
 pub(super) use memory::{Memory, PageLocked, Registered};
@@ -208,7 +208,7 @@ impl Driver {
 
     /// The latest CUDA version that the driver supports.
     pub(super) fn version(&self) -> String {
-        super::library::version(self.version)
+        crate::library::version(self.version)
     }
 
     pub(super) fn devices(&self) -> Result<u32, Fault> {

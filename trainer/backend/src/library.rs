@@ -1,9 +1,10 @@
-//! CUDA's libraries, loaded at run time and never linked: one binary runs on hosts with and without a GPU.
+//! Shared libraries, loaded at run time and never linked: CUDA's, and UCX for communication between workers. One binary
+//! runs on hosts with and without a GPU.
 //!
 //! A library is a table of functions, each looked up by name. A library that lacks a function is too old, and the
 //! error names the function. The error for a missing library names the package that provides it.
 //!
-//! Own tables instead of a binding crate: they hold only the functions in use, so a driver that lacks others still works,
+//! Own tables instead of a binding crate: they hold only the functions in use, so a library that lacks others still works,
 //! and a missing function is an error when the library is loaded.
 
 use std::error::Error;
@@ -11,7 +12,7 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-/// Why the GPU of a host cannot be used.
+/// Why a library of a host cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
     /// The library was found under none of its file names.
@@ -56,13 +57,13 @@ pub enum LibraryError {
 
 /// The names of a library.
 #[derive(Clone, Copy)]
-pub(super) struct Name {
+pub(crate) struct Name {
     /// The display name.
-    pub(super) library: &'static str,
+    pub(crate) library: &'static str,
     /// The file names, in order of preference.
-    pub(super) files: &'static [&'static str],
+    pub(crate) files: &'static [&'static str],
     /// The suggested fix if the library is missing or too old.
-    pub(super) remedy: &'static str,
+    pub(crate) remedy: &'static str,
 }
 
 /// Where libraries are searched.
@@ -83,11 +84,11 @@ impl Libraries {
     }
 
     /// Loads the first of the library's files that exists.
-    pub(super) fn open(&self, name: &Name) -> Result<Library, LibraryError> {
+    pub(crate) fn open(&self, name: &Name) -> Result<Library, LibraryError> {
         let mut reason = String::new();
         for file in name.files.iter().flat_map(|file| self.places(file)) {
-            // SAFETY: loading runs the library's initializers. They are NVIDIA's and impose no requirements on the
-            // process that loads them.
+            // SAFETY: loading runs the library's initializers. Those of CUDA and UCX impose no requirements on the process
+            // that loads them.
             match unsafe { libloading::Library::new(&file) } {
                 Ok(library) => return Ok(Library { library, file, name: *name }),
                 // `source` is the loader's own message.
@@ -109,7 +110,7 @@ impl Libraries {
 }
 
 /// A loaded library. Functions taken from it are valid while it is loaded.
-pub(super) struct Library {
+pub(crate) struct Library {
     library: libloading::Library,
     file: PathBuf,
     name: Name,
@@ -120,7 +121,7 @@ impl Library {
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function, as the library's header declares it.
-    pub(super) unsafe fn function<F: Copy>(&self, function: &'static str) -> Result<F, LibraryError> {
+    pub(crate) unsafe fn function<F: Copy>(&self, function: &'static str) -> Result<F, LibraryError> {
         // SAFETY: the caller guarantees that `F` is the function's type.
         match unsafe { self.library.get::<F>(function) } {
             Ok(symbol) => Ok(*symbol),
@@ -134,7 +135,7 @@ impl Library {
     }
 
     /// Checks that version `found` is at least `needed`, both numbered `1000 * major + 10 * minor`.
-    pub(super) fn check_version(&self, found: i32, needed: i32) -> Result<(), LibraryError> {
+    pub(crate) fn check_version(&self, found: i32, needed: i32) -> Result<(), LibraryError> {
         if found >= needed {
             return Ok(());
         }
@@ -148,14 +149,14 @@ impl Library {
 }
 
 /// The display form: `13.0` for 13000.
-pub(super) fn version(number: i32) -> String {
+pub(crate) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
 /// An object of a library, which only the library looks into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub(super) struct Handle(pub(super) *mut c_void);
+pub(crate) struct Handle(pub(crate) *mut c_void);
 
 // SAFETY: a handle is only passed to functions of its library, which may be called from any thread.
 unsafe impl Send for Handle {}
@@ -164,9 +165,9 @@ unsafe impl Sync for Handle {}
 
 impl Handle {
     /// No object.
-    pub(super) const NULL: Self = Self(ptr::null_mut());
+    pub(crate) const NULL: Self = Self(ptr::null_mut());
 
-    pub(super) fn is_null(self) -> bool {
+    pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
 }
@@ -189,11 +190,11 @@ macro_rules! functions {
             $($name: unsafe extern "C" fn($($argument: $kind),*) -> $result,)*
             $($($checked: unsafe extern "C" fn($($parameter: $type),*) -> std::ffi::c_int,)*)?
             /// Keeps the functions valid.
-            _library: $crate::cuda::library::Library,
+            _library: $crate::library::Library,
         }
 
         impl $table {
-            fn load(library: $crate::cuda::library::Library) -> Result<Self, $crate::cuda::library::LibraryError> {
+            fn load(library: $crate::library::Library) -> Result<Self, $crate::library::LibraryError> {
                 Ok(Self {
                     // SAFETY: each function is declared as in the library's header.
                     $($name: unsafe { library.function(stringify!($name)) }?,)*
@@ -220,7 +221,7 @@ macro_rules! functions {
     };
 }
 
-pub(super) use functions;
+pub(crate) use functions;
 
 #[cfg(test)]
 mod tests {
