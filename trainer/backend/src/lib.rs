@@ -1,6 +1,8 @@
-//! Devices: buffers and operations of the CPU, of NVIDIA GPUs, and of a plain reference.
+//! Devices: buffers and operations of the CPU, of NVIDIA GPUs, and of a plain reference; and communication between the
+//! workers of one job ([`collective`]).
 
 mod backend;
+pub mod collective;
 mod cpu;
 mod cuda;
 mod description;

@@ -25,7 +25,7 @@
 
 // Declared first, for their macros.
 #[macro_use]
-mod simd;
+pub(crate) mod simd;
 #[macro_use]
 mod parts;
 
@@ -49,7 +49,7 @@ mod lists;
 mod logistic;
 mod loss;
 mod matrix;
-mod memory;
+pub(crate) mod memory;
 mod mixture;
 mod normalize;
 mod rounding;

@@ -1,0 +1,185 @@
+//! The thread that runs the collective operations of a worker.
+//!
+//! The caller continues to compute while operations run. Since all ranks must run them in the same order, one thread runs
+//! them one after another, in the order of the calls.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::error::CollectiveError;
+use super::memory::{Buffer, Element};
+use super::operations::Operations;
+use super::recorder::Recorder;
+use super::transport::{Operation, Transport};
+use crate::Float;
+
+/// The most operations that wait for their turn. Further calls block, which bounds the memory that waits.
+const MOST_WAITING: usize = 256;
+
+/// A worker's access to all ranks of its world.
+///
+/// Calls return immediately. All ranks must make the same calls in the same order. After an operation has failed, all later
+/// ones fail with its error.
+///
+/// Dropping a communicator waits for the operations that were begun, because other ranks need this one in them.
+pub struct Communicator {
+    rank: usize,
+    ranks: usize,
+    calls: Option<SyncSender<Call>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A call for the thread, which numbers it.
+type Call = Box<dyn FnOnce(&mut Server, u64) + Send>;
+
+/// The future result of an operation. Dropping it has no influence on the operation.
+#[must_use = "an operation may fail"]
+#[derive(Debug)]
+pub struct Ticket<R> {
+    result: Receiver<Result<R, CollectiveError>>,
+}
+
+impl<R> Ticket<R> {
+    /// Waits for the result.
+    ///
+    /// # Errors
+    /// If the operation, or an earlier one of the same communicator, has failed.
+    pub fn join(self) -> Result<R, CollectiveError> {
+        self.result.recv().unwrap_or(Err(CollectiveError::Panicked))
+    }
+}
+
+impl Communicator {
+    /// Starts the thread. An operation fails that takes longer than `limit` from its begin on this rank. With a recorder,
+    /// operations are recorded.
+    ///
+    /// # Errors
+    /// If the system cannot start a thread.
+    pub fn new(
+        transport: impl Transport + 'static,
+        limit: Duration,
+        recorder: Option<Recorder>,
+    ) -> std::io::Result<Self> {
+        let (rank, ranks) = (transport.rank(), transport.ranks());
+        let (calls, waiting) = sync_channel::<Call>(MOST_WAITING);
+        let operations = Operations::new(Box::new(transport), limit);
+        let server = Server { operations, recorder, broken: None };
+        let thread = std::thread::Builder::new()
+            .name(format!("collective-{rank}"))
+            .spawn(move || server.serve(&waiting))?;
+        Ok(Self { rank, ranks, calls: Some(calls), thread: Some(thread) })
+    }
+
+    /// The number of this rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Adds the numbers of all ranks, element by element. All ranks get the same bits, in every run. Each rank must pass
+    /// equally many numbers.
+    ///
+    /// The numbers travel as `wire`. If it has 16 bits, each contribution is rounded to it once, the contributions are
+    /// added in fp32, and the sum is rounded once. Beyond the largest fp16 number they become infinite.
+    pub fn sum(&self, numbers: Buffer<f32>, wire: Float) -> Ticket<Buffer<f32>> {
+        let bytes = size_of_val(&numbers[..]);
+        self.call(Operation::Sum(wire), bytes, move |operations| operations.sum(numbers, wire))
+    }
+
+    /// Sends `parts[r]` to each rank `r`; returns what each rank sent to this one, by rank. Sizes may differ and be zero.
+    pub fn exchange<T: Element>(&self, parts: Vec<Buffer<T>>) -> Ticket<Vec<Buffer<T>>> {
+        let bytes = parts.iter().map(|part| size_of_val(&part[..])).sum();
+        self.call(Operation::Exchange(T::FORMAT), bytes, move |operations| operations.exchange(parts))
+    }
+
+    /// The parts of all ranks, by rank. Sizes may differ and be zero.
+    pub fn gather<T: Element>(&self, part: Buffer<T>) -> Ticket<Vec<Buffer<T>>> {
+        let bytes = size_of_val(&part[..]);
+        self.call(Operation::Gather(T::FORMAT), bytes, move |operations| operations.gather(part))
+    }
+
+    /// The data of rank `root`, on all ranks. Other ranks may pass an empty buffer.
+    pub fn broadcast<T: Element>(&self, root: usize, data: Buffer<T>) -> Ticket<Buffer<T>> {
+        let bytes = size_of_val(&data[..]);
+        // Ranks beyond the format's range do not exist either; the operation refuses them.
+        let operation =
+            Operation::Broadcast { format: T::FORMAT, root: u16::try_from(root).unwrap_or(u16::MAX) };
+        self.call(operation, bytes, move |operations| operations.broadcast(root, data))
+    }
+
+    /// Completes after all ranks have called it.
+    pub fn barrier(&self) -> Ticket<()> {
+        self.call(Operation::Barrier, 0, Operations::barrier)
+    }
+
+    fn call<R: Send + 'static>(
+        &self,
+        operation: Operation,
+        bytes: usize,
+        run: impl FnOnce(&mut Operations) -> Result<R, CollectiveError> + Send + 'static,
+    ) -> Ticket<R> {
+        let (sender, result) = sync_channel(1);
+        let call = move |server: &mut Server, number| {
+            // Nobody waits if the ticket was dropped.
+            let _ = sender.send(server.run(operation, number, bytes, run));
+        };
+        if let Some(calls) = &self.calls {
+            // If the thread has panicked, the ticket finds that nobody will answer.
+            let _ = calls.send(Box::new(call));
+        }
+        Ticket { result }
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.calls = None;
+        // A panic was reported by the thread's tickets.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// What the thread works with.
+struct Server {
+    operations: Operations,
+    recorder: Option<Recorder>,
+    /// The first error.
+    broken: Option<CollectiveError>,
+}
+
+impl Server {
+    /// Runs calls until the communicator is dropped.
+    fn serve(mut self, calls: &Receiver<Call>) {
+        for (number, call) in (1..).zip(calls) {
+            call(&mut self, number);
+        }
+    }
+
+    fn run<R>(
+        &mut self,
+        operation: Operation,
+        number: u64,
+        bytes: usize,
+        run: impl FnOnce(&mut Operations) -> Result<R, CollectiveError>,
+    ) -> Result<R, CollectiveError> {
+        if let Some(error) = &self.broken {
+            return Err(error.clone());
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.begin(operation, number, bytes);
+        }
+        self.operations.begin(operation, number);
+        let outcome = run(&mut self.operations);
+        match (&outcome, &self.recorder) {
+            (Ok(_), Some(recorder)) => recorder.end(number),
+            (Ok(_), None) => {}
+            (Err(error), _) => self.broken = Some(error.clone()),
+        }
+        outcome
+    }
+}

@@ -1,0 +1,241 @@
+//! The collective operations, built on [`Transport::exchange`].
+//!
+//! # Sums
+//!
+//! The numbers are cut into one chunk per rank, which **owns** it. Each rank sends every owner its part of that owner's
+//! chunk; the owner adds the contributions and sends the sum to all. This moves as many bytes as a ring does, `2 (n - 1) / n`
+//! of the data per rank, but in 2 rounds instead of `2 (n - 1)`.
+//!
+//! One rank alone adds each number, in an order given by the ranks: contribution `i` receives `i + s` for the strides `s` =
+//! n/2, n/4, .., 1 (n rounded up to a power of two). So the sum has the same bits on all ranks and in every run. A sum
+//! of up to [`SMALL_BYTES`] takes a single round: all ranks get all contributions and add them in that same order, with
+//! the same bits.
+//!
+//! Numbers may travel in 16 bits. Each contribution is then rounded once, that of the owner too, so the result does not
+//! depend on which rank owns a number; they are added in fp32, and the sum is rounded once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::error::CollectiveError;
+use super::memory::{Buffer, Element, Scratch};
+use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
+use super::wire::{self, Code};
+use crate::Float;
+use crate::cpu::memory::LINE;
+use crate::cpu::simd::Simd;
+
+/// Sums of up to this many bytes on the wire take one round instead of two: what counts is latency.
+const SMALL_BYTES: usize = 4096;
+
+/// Runs operations over a transport.
+pub(super) struct Operations {
+    transport: Box<dyn Transport>,
+    /// The time limit of an operation.
+    limit: Duration,
+    scratch: Scratch,
+    simd: Simd,
+    /// The operation under way.
+    label: Label,
+    deadline: Deadline,
+}
+
+impl Operations {
+    pub(super) fn new(transport: Box<dyn Transport>, limit: Duration) -> Self {
+        // A sum has at most one buffer per rank, and one for its numbers on the wire.
+        let scratch = Scratch::new(transport.ranks() + 1);
+        let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
+        Self { transport, limit, scratch, simd: Simd::detect(), label, deadline: Deadline::after(limit) }
+    }
+
+    /// Begins an operation: it must end within the limit from now on.
+    pub(super) fn begin(&mut self, operation: Operation, number: u64) {
+        self.label = Label { operation, number, round: Round::Only };
+        self.deadline = Deadline::after(self.limit);
+    }
+
+    /// Adds the numbers of all ranks, which must have equally many.
+    pub(super) fn sum(&mut self, numbers: Buffer<f32>, wire: Float) -> Result<Buffer<f32>, CollectiveError> {
+        match wire {
+            Float::F32 => {
+                let sums = self.sum_codes::<f32>(numbers.into_bytes())?;
+                Ok(sums.try_into_elements().expect("the memory of fp32 numbers"))
+            }
+            Float::Bf16 => self.sum_encoded::<wire::Bf16>(numbers),
+            Float::F16 => self.sum_encoded::<wire::F16>(numbers),
+        }
+    }
+
+    /// Sends `parts[r]` to each rank `r`; returns what each rank sent to this one.
+    pub(super) fn exchange<T: Element>(
+        &mut self,
+        mut parts: Vec<Buffer<T>>,
+    ) -> Result<Vec<Buffer<T>>, CollectiveError> {
+        let (rank, ranks) = (self.transport.rank(), self.transport.ranks());
+        if parts.len() != ranks {
+            return Err(self.argument(format!("{} parts for {ranks} ranks: pass one per rank", parts.len())));
+        }
+        let own = std::mem::take(&mut parts[rank]);
+        let parts = parts.into_iter().map(|part| Arc::new(part.into_bytes())).collect();
+        self.receive_elements(parts, own)
+    }
+
+    /// The parts of all ranks, by rank. Their sizes may differ.
+    pub(super) fn gather<T: Element>(&mut self, part: Buffer<T>) -> Result<Vec<Buffer<T>>, CollectiveError> {
+        let part = Arc::new(part.into_bytes());
+        let received =
+            self.receive_elements(vec![part.clone(); self.transport.ranks()], Buffer::default())?;
+        self.with_own(received, part)
+    }
+
+    /// The data of rank `root`, whose size only that rank knows. The data of other ranks is dropped.
+    pub(super) fn broadcast<T: Element>(
+        &mut self,
+        root: usize,
+        data: Buffer<T>,
+    ) -> Result<Buffer<T>, CollectiveError> {
+        let (rank, ranks) = (self.transport.rank(), self.transport.ranks());
+        if root >= ranks {
+            return Err(
+                self.argument(format!("there is no rank {root}: the world has ranks 0 to {}", ranks - 1))
+            );
+        }
+        let data = Arc::new(if rank == root { data.into_bytes() } else { Buffer::default() });
+        let received = self.receive_elements(vec![data.clone(); ranks], Buffer::default())?;
+        Ok(self.with_own(received, data)?.swap_remove(root))
+    }
+
+    /// Returns after all ranks have called it.
+    pub(super) fn barrier(&mut self) -> Result<(), CollectiveError> {
+        let nothing = Arc::new(Buffer::default());
+        let parts = vec![nothing; self.transport.ranks()];
+        self.transport.exchange(self.label, parts, Receive::Allocate, self.deadline).map(|_| ())
+    }
+
+    fn sum_encoded<C: Code>(&mut self, mut numbers: Buffer<f32>) -> Result<Buffer<f32>, CollectiveError> {
+        let mut encoded = self.scratch.take(numbers.len() * size_of::<C>());
+        wire::encode::<C>(self.simd, &numbers, &mut encoded);
+        let sums = self.sum_codes::<C>(encoded)?;
+        wire::decode::<C>(self.simd, &sums, &mut numbers);
+        self.scratch.give(sums);
+        Ok(numbers)
+    }
+
+    fn sum_codes<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
+        if codes.len() <= SMALL_BYTES { self.sum_small::<C>(codes) } else { self.sum_large::<C>(codes) }
+    }
+
+    /// All ranks get all contributions, and each adds them.
+    fn sum_small<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
+        let codes = Arc::new(codes);
+        let receive = self.scratch_for_others(codes.len());
+        let parts = vec![codes.clone(); self.transport.ranks()];
+        let received = self.transport.exchange(self.label, parts, receive, self.deadline)?;
+        let mut sums = released(codes);
+        self.add::<C>(&mut sums, received);
+        Ok(sums)
+    }
+
+    /// Each rank adds the contributions to its chunk, and sends the sums to all.
+    fn sum_large<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
+        let (rank, ranks) = (self.transport.rank(), self.transport.ranks());
+        let chunk_bytes = chunk_bytes::<C>(codes.len(), ranks);
+        let mut chunks = codes.split(&chunk_bytes);
+
+        let mut own = std::mem::take(&mut chunks[rank]);
+        let parts: Vec<Arc<Buffer>> = chunks.into_iter().map(Arc::new).collect();
+        let receive = self.scratch_for_others(own.len());
+        let label = Label { round: Round::Parts, ..self.label };
+        let received = self.transport.exchange(label, parts.clone(), receive, self.deadline)?;
+        self.add::<C>(&mut own, received);
+
+        let own = Arc::new(own);
+        let others = Receive::Into(parts.into_iter().map(released).collect());
+        let label = Label { round: Round::Sums, ..self.label };
+        let mut chunks = self.transport.exchange(label, vec![own.clone(); ranks], others, self.deadline)?;
+        chunks[rank] = released(own);
+        Ok(Buffer::join(chunks))
+    }
+
+    /// A buffer for `bytes` bytes of each other rank.
+    fn scratch_for_others(&mut self, bytes: usize) -> Receive {
+        let (rank, ranks) = (self.transport.rank(), self.transport.ranks());
+        let buffer = |peer| if peer == rank { Buffer::default() } else { self.scratch.take(bytes) };
+        Receive::Into((0..ranks).map(buffer).collect())
+    }
+
+    fn add<C: Code>(&mut self, own: &mut Buffer, received: Vec<Buffer>) {
+        wire::add::<C>(self.simd, self.transport.rank(), own, &received);
+        let rank = self.transport.rank();
+        for (_, buffer) in received.into_iter().enumerate().filter(|&(peer, _)| peer != rank) {
+            self.scratch.give(buffer);
+        }
+    }
+
+    /// Exchanges parts; `own` takes this rank's own place.
+    fn receive_elements<T: Element>(
+        &mut self,
+        parts: Vec<Arc<Buffer>>,
+        own: Buffer<T>,
+    ) -> Result<Vec<Buffer<T>>, CollectiveError> {
+        let rank = self.transport.rank();
+        let received = self.transport.exchange(self.label, parts, Receive::Allocate, self.deadline)?;
+        let typed = received.into_iter().enumerate().map(|(peer, buffer)| self.elements(peer, buffer));
+        let mut typed = typed.collect::<Result<Vec<_>, _>>()?;
+        typed[rank] = own;
+        Ok(typed)
+    }
+
+    fn with_own<T: Element>(
+        &self,
+        mut received: Vec<Buffer<T>>,
+        own: Arc<Buffer>,
+    ) -> Result<Vec<Buffer<T>>, CollectiveError> {
+        let rank = self.transport.rank();
+        received[rank] = self.elements(rank, released(own))?;
+        Ok(received)
+    }
+
+    fn elements<T: Element>(&self, peer: usize, buffer: Buffer) -> Result<Buffer<T>, CollectiveError> {
+        buffer.try_into_elements().map_err(|buffer| CollectiveError::Engine {
+            label: self.label,
+            peer,
+            reason: format!("received {} bytes, no whole number of {}", buffer.len(), T::FORMAT),
+        })
+    }
+
+    fn argument(&self, reason: String) -> CollectiveError {
+        CollectiveError::Argument { label: self.label, reason }
+    }
+}
+
+/// The bytes of each rank's chunk of a sum. Chunks start at cache lines of fp32 numbers.
+fn chunk_bytes<C: Code>(bytes: usize, ranks: usize) -> Vec<usize> {
+    let chunk = bytes.div_ceil(ranks).next_multiple_of(LINE * size_of::<C>());
+    (0..ranks).map(|rank| bytes.saturating_sub(rank * chunk).min(chunk)).collect()
+}
+
+/// A part that the transport has released, as its contract says.
+fn released(part: Arc<Buffer>) -> Buffer {
+    Arc::into_inner(part).expect("the transport has released all parts")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_all_bytes_and_start_at_cache_lines() {
+        for ranks in 1..9 {
+            for numbers in [0, 1, 15, 16, 17, 1000, 1025, 4096] {
+                let chunks = chunk_bytes::<f32>(numbers * 4, ranks);
+                assert_eq!((chunks.len(), chunks.iter().sum::<usize>()), (ranks, numbers * 4));
+                let end_of_full = chunks.iter().position(|bytes| bytes % 64 != 0).unwrap_or(ranks);
+                assert!(
+                    chunks.iter().skip(end_of_full + 1).all(|&bytes| bytes == 0),
+                    "{numbers}: {chunks:?}"
+                );
+            }
+        }
+    }
+}

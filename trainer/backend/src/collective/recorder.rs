@@ -1,0 +1,423 @@
+//! The flight recorder: a rank's last operations, in memory that outlives its process.
+//!
+//! A hanging collective shows on all ranks but the one at fault, and a killed worker cannot be asked. So each worker records
+//! the operations that it begins and ends in an anonymous file. Whoever holds the file's descriptor, such as the daemon,
+//! reads it at any time, also after the worker's death.
+//!
+//! ```text
+//! offset   0   magic      8 bytes, "millfrec"
+//!          8   version    u64, [`VERSION`]
+//!         16   rank       u64
+//!         24   ranks      u64
+//!         64   entry 0    number       u64, of the operation; 0: none
+//!                         codes        u64: root << 16 | format << 8 | operation
+//!                         bytes        u64, that this rank passed
+//!                         began, ended u64, nanoseconds of the system's monotonic clock; ended is 0 while it is open
+//!                         24 unused bytes
+//!        128   entry 1, and so on to [`ENTRIES`]; operation n has entry n % ENTRIES
+//! ```
+//!
+//! One thread writes, and readers may read at the same time: an entry has number 0 while it changes, and a reader that finds
+//! another number after reading than before skips the entry.
+
+use std::fmt;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::transport::Operation;
+
+/// How many operations a recorder keeps.
+const ENTRIES: usize = 1023;
+
+const MAGIC: u64 = u64::from_ne_bytes(*b"millfrec");
+
+/// Changes whenever the layout above changes.
+const VERSION: u64 = 1;
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+#[repr(C, align(64))]
+struct Head {
+    magic: AtomicU64,
+    version: AtomicU64,
+    rank: AtomicU64,
+    ranks: AtomicU64,
+}
+
+#[repr(C, align(64))]
+struct Entry {
+    number: AtomicU64,
+    codes: AtomicU64,
+    bytes: AtomicU64,
+    began: AtomicU64,
+    ended: AtomicU64,
+}
+
+#[repr(C)]
+struct Contents {
+    head: Head,
+    entries: [Entry; ENTRIES],
+}
+
+const _: () = {
+    assert!(offset_of!(Contents, entries) == 64 && size_of::<Entry>() == 64);
+    assert!(size_of::<Contents>() == 64 << 10);
+};
+
+/// Records the operations of a [`Communicator`](crate::collective::Communicator).
+pub struct Recorder {
+    contents: Mapping,
+}
+
+impl Recorder {
+    /// An empty record of rank `rank` among `ranks`, and the descriptor to read it with.
+    ///
+    /// # Errors
+    /// If the system refuses the memory.
+    pub fn new(rank: usize, ranks: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = anonymous_file()?;
+        rustix::fs::ftruncate(&fd, size_of::<Contents>() as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        let contents = Mapping::new(&fd, ProtFlags::READ | ProtFlags::WRITE)?;
+        let head = &contents.get().head;
+        head.version.store(VERSION, Ordering::Relaxed);
+        head.rank.store(rank as u64, Ordering::Relaxed);
+        head.ranks.store(ranks as u64, Ordering::Relaxed);
+        head.magic.store(MAGIC, Ordering::Release);
+        Ok((Self { contents }, fd))
+    }
+
+    /// Operation `number`, counted from 1, begins.
+    pub(super) fn begin(&self, operation: Operation, number: u64, bytes: usize) {
+        let (code, format, root) = operation.codes();
+        let entry = self.entry(number);
+        entry.number.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        entry
+            .codes
+            .store(u64::from(root) << 16 | u64::from(format) << 8 | u64::from(code), Ordering::Relaxed);
+        entry.bytes.store(bytes as u64, Ordering::Relaxed);
+        entry.began.store(now(), Ordering::Relaxed);
+        entry.ended.store(0, Ordering::Relaxed);
+        entry.number.store(number, Ordering::Release);
+    }
+
+    /// Operation `number`, the last that began, has ended.
+    pub(super) fn end(&self, number: u64) {
+        self.entry(number).ended.store(now(), Ordering::Release);
+    }
+
+    fn entry(&self, number: u64) -> &Entry {
+        &self.contents.get().entries[(number % ENTRIES as u64) as usize]
+    }
+}
+
+/// What a recorder has kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlightRecord {
+    /// The rank that recorded.
+    pub rank: usize,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// The last operations, by number.
+    pub operations: Vec<RecordedOperation>,
+}
+
+/// An operation in a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedOperation {
+    /// The operation.
+    pub operation: Operation,
+    /// Its number, counted from 1.
+    pub number: u64,
+    /// The bytes that this rank passed.
+    pub bytes: u64,
+    /// When it began, on the system's monotonic clock.
+    pub began: Duration,
+    /// When it ended; `None` while it is open, and if it failed.
+    pub ended: Option<Duration>,
+}
+
+/// Why a flight record cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The system refuses it.
+    #[error("flight record: {0}")]
+    Os(#[from] io::Error),
+    /// The file is no flight record of this version.
+    #[error("flight record: {0}")]
+    Format(&'static str),
+}
+
+impl FlightRecord {
+    /// Reads the file of a recorder.
+    ///
+    /// # Errors
+    /// If it is not the file of a recorder of this version.
+    pub fn read(file: impl AsFd) -> Result<Self, RecordError> {
+        // The seal keeps the size, so that no access to the mapping can fault.
+        match rustix::fs::fcntl_get_seals(&file) {
+            Ok(seals) if seals.contains(SEALS) => {}
+            _ => return Err(RecordError::Format("the file is not sealed against resizing")),
+        }
+        let size = rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size;
+        if size != size_of::<Contents>() as i64 {
+            return Err(RecordError::Format("the file has another size"));
+        }
+        let mapping = Mapping::new(&file, ProtFlags::READ)?;
+        let Contents { head, entries } = mapping.get();
+        if head.magic.load(Ordering::Acquire) != MAGIC || head.version.load(Ordering::Relaxed) != VERSION {
+            return Err(RecordError::Format("the file was written by another version of Millstream"));
+        }
+        let mut operations: Vec<RecordedOperation> = entries.iter().filter_map(Entry::read).collect();
+        operations.sort_unstable_by_key(|operation| operation.number);
+        let rank = head.rank.load(Ordering::Relaxed) as usize;
+        Ok(Self { rank, ranks: head.ranks.load(Ordering::Relaxed) as usize, operations })
+    }
+
+    /// The oldest operation that has not ended.
+    pub fn oldest_open(&self) -> Option<&RecordedOperation> {
+        self.operations.iter().find(|operation| operation.ended.is_none())
+    }
+
+    /// The number of the last operation that began; 0 if none has.
+    fn last_begun(&self) -> u64 {
+        self.operations.last().map_or(0, |operation| operation.number)
+    }
+}
+
+impl Entry {
+    fn read(&self) -> Option<RecordedOperation> {
+        let number = self.number.load(Ordering::Acquire);
+        let codes = self.codes.load(Ordering::Relaxed);
+        let [code, format, root @ ..] = codes.to_le_bytes();
+        let operation = Operation::of_codes(code, format, u16::from_le_bytes([root[0], root[1]]));
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        let began = Duration::from_nanos(self.began.load(Ordering::Relaxed));
+        let ended = self.ended.load(Ordering::Relaxed);
+        let ended = (ended != 0).then(|| Duration::from_nanos(ended));
+        fence(Ordering::Acquire);
+        let is_stable = number != 0 && self.number.load(Ordering::Relaxed) == number;
+        is_stable.then_some(())?;
+        Some(RecordedOperation { operation: operation?, number, bytes, began, ended })
+    }
+}
+
+/// An operation that some ranks of a world have begun and not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenOperation {
+    /// The operation, as the first rank in it recorded it.
+    pub operation: RecordedOperation,
+    /// The ranks that wait in it.
+    pub waiting: Vec<usize>,
+    /// The ranks that have not begun it: the others wait for them.
+    pub missing: Vec<usize>,
+    /// The time since the first rank has begun it.
+    pub open_for: Duration,
+}
+
+impl OpenOperation {
+    /// The oldest open operation of a world, from the records of its ranks.
+    pub fn oldest(records: &[FlightRecord]) -> Option<Self> {
+        let open = records.iter().filter_map(FlightRecord::oldest_open);
+        let oldest = open.min_by_key(|operation| (operation.number, operation.began))?.clone();
+        let ranks = |is_in: &dyn Fn(&FlightRecord) -> bool| {
+            records.iter().filter(|record| is_in(record)).map(|record| record.rank).collect()
+        };
+        let waits =
+            |record: &FlightRecord| record.oldest_open().is_some_and(|open| open.number == oldest.number);
+        let open_for = Duration::from_nanos(now()).saturating_sub(oldest.began);
+        Some(Self {
+            waiting: ranks(&waits),
+            missing: ranks(&|record| record.last_begun() < oldest.number),
+            open_for,
+            operation: oldest,
+        })
+    }
+}
+
+impl fmt::Display for OpenOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |ranks: &[usize]| {
+            let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+            format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+        };
+        let RecordedOperation { operation, number, bytes, .. } = &self.operation;
+        let seconds = self.open_for.as_secs_f64();
+        write!(
+            f,
+            "{operation}, number {number}, {bytes} bytes, open for {seconds:.1} s in {}",
+            list(&self.waiting)
+        )?;
+        if !self.missing.is_empty() {
+            write!(f, "; not begun by {}", list(&self.missing))?;
+        }
+        Ok(())
+    }
+}
+
+/// A mapping of a recorder's file.
+struct Mapping {
+    base: NonNull<Contents>,
+}
+
+// SAFETY: `Mapping` owns its mapping, which is valid in every thread of the process until `drop`.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps a sealed file of the size of [`Contents`].
+    fn new(fd: impl AsFd, access: ProtFlags) -> io::Result<Self> {
+        // SAFETY: with a null address and without `FIXED`, the kernel chooses an unused range: no existing memory is
+        // affected.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), size_of::<Contents>(), access, MapFlags::SHARED, fd, 0)
+        };
+        Ok(Self { base: NonNull::new(base?.cast()).expect("the kernel maps null only on request") })
+    }
+
+    fn get(&self) -> &Contents {
+        // SAFETY: the mapping has the size of `Contents`, page alignment, and the lifetime of `self`; the seals keep the
+        // file's size. Any bytes are valid contents, all of which are atomics. A read-only mapping is only loaded from.
+        unsafe { self.base.as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: only this value unmaps the range, which `mmap` returned, and all borrows of it have ended.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), size_of::<Contents>()) };
+        debug_assert!(unmapped.is_ok(), "unmapping an owned mapping succeeds");
+    }
+}
+
+/// Nanoseconds of the monotonic clock, which all processes of a host share.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos() as u64
+}
+
+/// An anonymous file that can be sealed; not executable if the kernel supports that (6.3 or later).
+fn anonymous_file() -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(c"millstream-flight-record", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(c"millstream-flight-record", flags)?),
+        result => Ok(result?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::Float;
+    use crate::collective::memory::Format;
+
+    const SUM: Operation = Operation::Sum(Float::F16);
+    const BROADCAST: Operation = Operation::Broadcast { format: Format::U64, root: 258 };
+
+    #[test]
+    fn a_record_outlives_its_recorder() {
+        let (recorder, file) = Recorder::new(1, 3).unwrap();
+        recorder.begin(SUM, 1, 4000);
+        recorder.end(1);
+        recorder.begin(BROADCAST, 2, 16);
+        drop(recorder);
+        let record = FlightRecord::read(&file).unwrap();
+        assert_eq!((record.rank, record.ranks, record.operations.len()), (1, 3, 2));
+        let [first, second] = &record.operations[..] else { unreachable!() };
+        assert_eq!((first.operation, first.number, first.bytes), (SUM, 1, 4000));
+        assert!(first.ended.unwrap() >= first.began && second.began >= first.ended.unwrap());
+        assert_eq!((second.operation, second.number, second.bytes, second.ended), (BROADCAST, 2, 16, None));
+        assert_eq!(record.oldest_open(), Some(second));
+    }
+
+    #[test]
+    fn the_last_operations_are_kept() {
+        let (recorder, file) = Recorder::new(0, 1).unwrap();
+        let last = 3 * ENTRIES as u64 + 7;
+        for number in 1..=last {
+            recorder.begin(SUM, number, 4);
+            recorder.end(number);
+        }
+        let record = FlightRecord::read(&file).unwrap();
+        let numbers: Vec<u64> = record.operations.iter().map(|operation| operation.number).collect();
+        assert_eq!(numbers, (last + 1 - ENTRIES as u64..=last).collect::<Vec<u64>>());
+        assert_eq!(record.oldest_open(), None);
+    }
+
+    /// Entries that are read while they change are consistent or skipped.
+    #[test]
+    fn readers_never_see_half_an_entry() {
+        let (recorder, file) = Recorder::new(0, 1).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                for number in 1..200_000 {
+                    recorder.begin(
+                        if number % 2 == 0 { SUM } else { BROADCAST },
+                        number,
+                        number as usize * 3,
+                    );
+                    recorder.end(number);
+                }
+            });
+            let mut seen = 0;
+            while !writer.is_finished() || seen == 0 {
+                for entry in FlightRecord::read(&file).unwrap().operations {
+                    let expected = if entry.number % 2 == 0 { SUM } else { BROADCAST };
+                    assert_eq!((entry.operation, entry.bytes), (expected, entry.number * 3));
+                    seen += 1;
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn the_oldest_open_operation_names_who_waits_and_who_is_missing() {
+        let record = |rank: usize, last: u64, is_open: bool| {
+            let (recorder, file) = Recorder::new(rank, 3).unwrap();
+            for number in 1..=last {
+                recorder.begin(SUM, number, 4000);
+                if number < last || !is_open {
+                    recorder.end(number);
+                }
+            }
+            FlightRecord::read(&file).unwrap()
+        };
+        let open =
+            OpenOperation::oldest(&[record(0, 9, true), record(1, 8, false), record(2, 9, true)]).unwrap();
+        assert_eq!((open.operation.number, &open.waiting[..], &open.missing[..]), (9, &[0, 2][..], &[1][..]));
+        let text = OpenOperation { open_for: Duration::from_millis(3210), ..open }.to_string();
+        assert_eq!(
+            text,
+            "sum of f32 as f16, number 9, 4000 bytes, open for 3.2 s in ranks 0, 2; not begun by rank 1"
+        );
+        // A rank that has ended an operation is neither waiting nor missing.
+        let open = OpenOperation::oldest(&[record(0, 9, false), record(1, 9, true)]).unwrap();
+        assert_eq!((&open.waiting[..], open.missing.len()), (&[1][..], 0));
+        assert_eq!(OpenOperation::oldest(&[record(0, 9, false), record(1, 9, false)]), None);
+        assert_eq!(OpenOperation::oldest(&[record(0, 0, false)]), None);
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let message = |file: &OwnedFd| FlightRecord::read(file).unwrap_err().to_string();
+        let file = anonymous_file().unwrap();
+        assert_eq!(message(&file), "flight record: the file is not sealed against resizing");
+        rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();
+        assert_eq!(message(&file), "flight record: the file has another size");
+        let file = anonymous_file().unwrap();
+        rustix::fs::ftruncate(&file, size_of::<Contents>() as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();
+        assert_eq!(message(&file), "flight record: the file was written by another version of Millstream");
+    }
+}

@@ -1,0 +1,248 @@
+//! The one primitive of all collective operations, which each transport implements.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::error::{Absent, CollectiveError};
+use super::memory::{Buffer, Format};
+use crate::Float;
+
+/// Moves data between the ranks of a world.
+///
+/// All ranks call `exchange` equally often, with equal labels. A rank may be one exchange ahead of another, never two,
+/// because it waits for the data of all others.
+pub trait Transport: Send {
+    /// The number of this rank.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn ranks(&self) -> usize;
+
+    /// Sends `parts[r]` to each other rank `r`, and returns what each other rank sent to this one, by rank; nothing at
+    /// this rank's own place, where `parts` is not read either. Sizes may differ and be zero. When this returns, the
+    /// transport has released all parts.
+    ///
+    /// # Errors
+    /// If the labels or sizes of two ranks differ, a rank dies, or one has not completed the exchange by the deadline. The
+    /// transport cannot be used after an error.
+    fn exchange(
+        &mut self,
+        label: Label,
+        parts: Vec<Arc<Buffer>>,
+        receive: Receive,
+        deadline: Deadline,
+    ) -> Result<Vec<Buffer>, CollectiveError>;
+}
+
+/// Where received data goes.
+#[derive(Debug)]
+pub enum Receive {
+    /// To new buffers of the sizes sent.
+    Allocate,
+    /// To these buffers, one per rank. Each sender must send as many bytes as its buffer has.
+    Into(Vec<Buffer>),
+}
+
+impl Receive {
+    /// The buffer for `sent` bytes of rank `peer`.
+    pub(super) fn buffer(
+        &mut self,
+        label: Label,
+        rank: usize,
+        peer: usize,
+        sent: usize,
+    ) -> Result<Buffer, CollectiveError> {
+        match self {
+            Self::Allocate => Ok(Buffer::zeroed(sent)),
+            Self::Into(buffers) if buffers[peer].len() == sent => Ok(std::mem::take(&mut buffers[peer])),
+            Self::Into(buffers) => {
+                Err(CollectiveError::Size { label, rank, expected: buffers[peer].len(), peer, sent })
+            }
+        }
+    }
+}
+
+/// When an operation must be complete.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    at: Instant,
+    limit: Duration,
+}
+
+impl Deadline {
+    /// `limit` from now on.
+    pub fn after(limit: Duration) -> Self {
+        Self { at: Instant::now() + limit, limit }
+    }
+
+    /// The time left, zero after the deadline.
+    pub(super) fn left(self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// The error of an operation that lacks these ranks.
+    pub(super) fn absent(self, label: Label, dead: Vec<usize>, late: Vec<usize>) -> CollectiveError {
+        CollectiveError::Absent { label, absent: Absent { dead, late, deadline: self.limit } }
+    }
+}
+
+/// What an exchange belongs to. It travels with the data, so ranks that run different operations get an error instead of
+/// each other's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// The operation.
+    pub operation: Operation,
+    /// Counts the operations of a communicator, from 1.
+    pub number: u64,
+    /// Which exchange of the operation this is.
+    pub round: Round,
+}
+
+/// A collective operation, with all that ranks must agree on but sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// The first exchange after ranks connect.
+    Connect,
+    /// A sum of fp32 numbers, which travel in this format.
+    Sum(Float),
+    /// All-to-all.
+    Exchange(Format),
+    /// All ranks get the parts of all.
+    Gather(Format),
+    /// All ranks get the data of `root`.
+    Broadcast {
+        /// The format of the data.
+        format: Format,
+        /// The rank that sends.
+        root: u16,
+    },
+    /// All ranks wait for all.
+    Barrier,
+}
+
+/// One of an operation's exchanges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// The operation has one exchange.
+    Only = 0,
+    /// Owners receive the contributions to their chunks.
+    Parts = 1,
+    /// Owners send the sums of their chunks.
+    Sums = 2,
+}
+
+impl Label {
+    /// Size of an encoded label, in bytes.
+    pub(super) const BYTES: usize = 16;
+
+    /// The label as bytes: number (u64), root (u16), operation, format, round (u8 each), zeros.
+    pub(super) fn encode(self) -> [u8; Self::BYTES] {
+        let (code, format, root) = self.operation.codes();
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.number.to_le_bytes());
+        bytes[8..10].copy_from_slice(&root.to_le_bytes());
+        bytes[10..13].copy_from_slice(&[code, format, self.round as u8]);
+        bytes
+    }
+
+    /// The label of these bytes, if they are one.
+    pub(super) fn decode(bytes: [u8; Self::BYTES]) -> Option<Self> {
+        let [n0, n1, n2, n3, n4, n5, n6, n7, r0, r1, code, format, round, 0, 0, 0] = bytes else {
+            return None;
+        };
+        let number = u64::from_le_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
+        let operation = Operation::of_codes(code, format, u16::from_le_bytes([r0, r1]))?;
+        let round =
+            [Round::Only, Round::Parts, Round::Sums].into_iter().find(|&known| known as u8 == round)?;
+        Some(Self { operation, number, round })
+    }
+}
+
+impl Operation {
+    /// The operation's code, its format's code, and its root.
+    pub(super) fn codes(self) -> (u8, u8, u16) {
+        match self {
+            Self::Connect => (0, 0, 0),
+            Self::Sum(float) => (1, float as u8, 0),
+            Self::Exchange(format) => (2, format as u8, 0),
+            Self::Gather(format) => (3, format as u8, 0),
+            Self::Broadcast { format, root } => (4, format as u8, root),
+            Self::Barrier => (5, 0, 0),
+        }
+    }
+
+    /// The operation of these codes, if they are those of one.
+    pub(super) fn of_codes(code: u8, format: u8, root: u16) -> Option<Self> {
+        let float = || [Float::F32, Float::Bf16, Float::F16].into_iter().find(|&float| float as u8 == format);
+        let formats = [Format::Bytes, Format::F32, Format::U32, Format::U64];
+        let element = || formats.into_iter().find(|&known| known as u8 == format);
+        let operation = match code {
+            0 => Self::Connect,
+            1 => Self::Sum(float()?),
+            2 => Self::Exchange(element()?),
+            3 => Self::Gather(element()?),
+            4 => Self::Broadcast { format: element()?, root },
+            5 => Self::Barrier,
+            _ => return None,
+        };
+        (operation.codes() == (code, format, root)).then_some(operation)
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, number {}", self.operation, self.number)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect => f.write_str("first contact"),
+            Self::Sum(Float::F32) => f.write_str("sum of f32"),
+            Self::Sum(Float::Bf16) => f.write_str("sum of f32 as bf16"),
+            Self::Sum(Float::F16) => f.write_str("sum of f32 as f16"),
+            Self::Exchange(format) => write!(f, "exchange of {format}"),
+            Self::Gather(format) => write!(f, "gather of {format}"),
+            Self::Broadcast { format, root } => write!(f, "broadcast of {format} from rank {root}"),
+            Self::Barrier => f.write_str("barrier"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_survive_encoding() {
+        let operations = [
+            Operation::Connect,
+            Operation::Sum(Float::F32),
+            Operation::Sum(Float::Bf16),
+            Operation::Sum(Float::F16),
+            Operation::Exchange(Format::Bytes),
+            Operation::Exchange(Format::F32),
+            Operation::Gather(Format::U32),
+            Operation::Broadcast { format: Format::U64, root: 300 },
+            Operation::Barrier,
+        ];
+        for operation in operations {
+            for round in [Round::Only, Round::Parts, Round::Sums] {
+                let label = Label { operation, number: u64::MAX - 7, round };
+                assert_eq!(Label::decode(label.encode()), Some(label));
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_codes_are_no_label() {
+        let label = Label { operation: Operation::Sum(Float::F16), number: 3, round: Round::Sums };
+        for (place, value) in [(8, 1), (9, 1), (10, 6), (11, 3), (12, 3), (13, 1), (15, 255)] {
+            let mut bytes = label.encode();
+            bytes[place] = value;
+            assert_eq!(Label::decode(bytes), None, "byte {place} is {value}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! One exchange between processes: its messages, and waiting for them without waiting for dead ranks.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::worker::{InFlight, Progress, UcxError, Worker};
+use super::{Kind, Peer, tag};
+use crate::collective::error::CollectiveError;
+use crate::collective::memory::Buffer;
+use crate::collective::transport::{Deadline, Label, Receive};
+
+/// Size of a head, in bytes.
+const HEAD_BYTES: usize = Label::BYTES + size_of::<u64>();
+/// Data of up to this size travels with the head.
+const MOST_INLINE: usize = 4096;
+
+/// How often an idle rank looks for messages before it sleeps.
+const SPINS: u32 = 200;
+/// How often a rank looks for the last messages of another one that has ended.
+const LAST_LOOKS: u32 = 1000;
+/// The longest sleep, and the longest time without a look for dead ranks. UCX 1.13 sometimes signals no event for a
+/// message, so its events only shorten a sleep.
+const SLEEP: Duration = Duration::from_millis(1);
+
+/// One exchange of a rank.
+pub(super) struct Exchange<'a> {
+    pub(super) label: Label,
+    pub(super) rank: usize,
+    pub(super) number: u64,
+    pub(super) worker: &'a Worker,
+}
+
+/// One exchange with one other rank.
+struct Contact<'a> {
+    peer: &'a mut Peer,
+    sending: Sends,
+    receiving: Receiving,
+}
+
+/// Messages on their way to a rank.
+type Sends = Vec<InFlight<Arc<Buffer>>>;
+
+enum Receiving {
+    Head(InFlight<Buffer>),
+    Data(InFlight<Buffer>),
+    Complete(Buffer),
+}
+
+impl Contact<'_> {
+    fn is_complete(&self) -> bool {
+        self.sending.is_empty() && matches!(self.receiving, Receiving::Complete(_))
+    }
+
+    /// The rank and its data, if that is complete.
+    fn into_received(self) -> Option<(usize, Buffer)> {
+        match self.receiving {
+            Receiving::Complete(data) => Some((self.peer.rank, data)),
+            Receiving::Head(_) | Receiving::Data(_) => None,
+        }
+    }
+}
+
+impl Exchange<'_> {
+    /// Sends `parts` to the other ranks, and returns what they sent, by rank.
+    pub(super) fn run(
+        &self,
+        peers: &mut [Option<Peer>],
+        parts: Vec<Arc<Buffer>>,
+        receive: Receive,
+        deadline: Deadline,
+    ) -> Result<Vec<Buffer>, CollectiveError> {
+        let received = self.try_run(peers, parts, receive, deadline);
+        received.map_err(|error| match error {
+            // UCX reports an error if it must attach a segment of a process that has ended.
+            CollectiveError::Engine { peer, .. } if peers[peer].as_ref().is_some_and(Peer::ends) => {
+                deadline.absent(self.label, vec![peer], Vec::new())
+            }
+            error => error,
+        })
+    }
+
+    fn try_run(
+        &self,
+        peers: &mut [Option<Peer>],
+        parts: Vec<Arc<Buffer>>,
+        mut receive: Receive,
+        deadline: Deadline,
+    ) -> Result<Vec<Buffer>, CollectiveError> {
+        let mut received: Vec<Buffer> = peers.iter().map(|_| Buffer::default()).collect();
+        // Each rank starts with the next one, so that not all send to the same rank first.
+        let (before, after) = peers.split_at_mut(self.rank);
+        let mut contacts = Vec::with_capacity(parts.len());
+        for peer in after.iter_mut().chain(before).flatten() {
+            let part = &parts[peer.rank];
+            contacts.push(self.contact(peer, part)?);
+        }
+        drop(parts);
+        self.complete(&mut contacts, &mut receive, deadline)?;
+        for (peer, buffer) in contacts.into_iter().filter_map(Contact::into_received) {
+            received[peer] = buffer;
+        }
+        Ok(received)
+    }
+
+    /// Starts to exchange with a rank.
+    fn contact<'a>(&self, peer: &'a mut Peer, part: &Arc<Buffer>) -> Result<Contact<'a>, CollectiveError> {
+        let (head, sending) = self.start(peer, part).map_err(|error| self.engine(peer.rank, error))?;
+        Ok(Contact { peer, sending, receiving: Receiving::Head(head) })
+    }
+
+    /// The head that is expected from a rank, and the messages to it that have not been sent at once.
+    fn start(&self, peer: &Peer, part: &Arc<Buffer>) -> Result<(InFlight<Buffer>, Sends), UcxError> {
+        let expected = Buffer::zeroed(HEAD_BYTES + MOST_INLINE);
+        let expected = self.worker.receive(expected, self.tag(peer.rank, Kind::Head))?;
+        let inline = if part.len() <= MOST_INLINE { &part[..] } else { &[] };
+        let mut head = Buffer::zeroed(HEAD_BYTES + inline.len());
+        head[..Label::BYTES].copy_from_slice(&self.label.encode());
+        head[Label::BYTES..HEAD_BYTES].copy_from_slice(&(part.len() as u64).to_le_bytes());
+        head[HEAD_BYTES..].copy_from_slice(inline);
+        let data = (part.len() > MOST_INLINE).then(|| (part.clone(), Kind::Data));
+        let mut sending = Vec::new();
+        for (message, kind) in std::iter::once((Arc::new(head), Kind::Head)).chain(data) {
+            match self.worker.send(peer.endpoint, message, self.tag(self.rank, kind))? {
+                Progress::Open(message) => sending.push(message),
+                Progress::Complete(()) => {}
+            }
+        }
+        Ok((expected, sending))
+    }
+
+    /// Waits until all contacts are complete.
+    fn complete(
+        &self,
+        contacts: &mut [Contact<'_>],
+        receive: &mut Receive,
+        deadline: Deadline,
+    ) -> Result<(), CollectiveError> {
+        let (mut idle, mut last_look) = (0, Instant::now());
+        loop {
+            let has_happened = self.advance(contacts, receive)?;
+            if contacts.iter().all(Contact::is_complete) {
+                return Ok(());
+            }
+            idle = if has_happened { 0 } else { idle + 1 };
+            // UCX reports progress again and again while a message to a dead rank cannot be sent.
+            if idle >= SPINS || last_look.elapsed() >= SLEEP {
+                self.look_around(contacts, receive, deadline, idle >= SPINS)?;
+                last_look = Instant::now();
+            } else if !has_happened {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Advances all messages. Returns whether anything has happened.
+    fn advance(&self, contacts: &mut [Contact<'_>], receive: &mut Receive) -> Result<bool, CollectiveError> {
+        let has_happened = self.worker.progress();
+        for contact in contacts.iter_mut().filter(|contact| !contact.is_complete()) {
+            self.advance_sends(contact)?;
+            self.advance_receive(contact, receive)?;
+        }
+        Ok(has_happened)
+    }
+
+    fn advance_sends(&self, contact: &mut Contact<'_>) -> Result<(), CollectiveError> {
+        for message in std::mem::take(&mut contact.sending) {
+            match self.worker.sent(message).map_err(|error| self.engine(contact.peer.rank, error))? {
+                Progress::Open(message) => contact.sending.push(message),
+                Progress::Complete(()) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn advance_receive(
+        &self,
+        contact: &mut Contact<'_>,
+        receive: &mut Receive,
+    ) -> Result<(), CollectiveError> {
+        let peer = contact.peer.rank;
+        let received = |message| self.worker.received(message).map_err(|error| self.engine(peer, error));
+        let receiving = std::mem::replace(&mut contact.receiving, Receiving::Complete(Buffer::default()));
+        contact.receiving = match receiving {
+            Receiving::Head(message) => match received(message)? {
+                Progress::Open(message) => Receiving::Head(message),
+                Progress::Complete((head, bytes)) => self.read_head(peer, &head[..bytes], receive)?,
+            },
+            Receiving::Data(message) => match received(message)? {
+                Progress::Open(message) => Receiving::Data(message),
+                Progress::Complete((data, bytes)) if bytes == data.len() => Receiving::Complete(data),
+                Progress::Complete(_) => return Err(self.damaged(peer)),
+            },
+            complete @ Receiving::Complete(_) => complete,
+        };
+        Ok(())
+    }
+
+    /// Checks a head, and takes the data behind it or starts to receive it.
+    fn read_head(
+        &self,
+        peer: usize,
+        head: &[u8],
+        receive: &mut Receive,
+    ) -> Result<Receiving, CollectiveError> {
+        let (Some((label, rest)), true) = (head.split_first_chunk(), head.len() >= HEAD_BYTES) else {
+            return Err(self.damaged(peer));
+        };
+        let (size, inline) = rest.split_first_chunk().ok_or_else(|| self.damaged(peer))?;
+        let theirs = Label::decode(*label).ok_or_else(|| self.damaged(peer))?;
+        if theirs != self.label {
+            return Err(CollectiveError::Mismatch { rank: self.rank, ours: self.label, peer, theirs });
+        }
+        let size = usize::try_from(u64::from_le_bytes(*size)).map_err(|_| self.damaged(peer))?;
+        let mut buffer = receive.buffer(self.label, self.rank, peer, size)?;
+        if size <= MOST_INLINE {
+            if inline.len() != size {
+                return Err(self.damaged(peer));
+            }
+            buffer.copy_from_slice(inline);
+            return Ok(Receiving::Complete(buffer));
+        }
+        let data = self.worker.receive(buffer, self.tag(peer, Kind::Data));
+        data.map(Receiving::Data).map_err(|error| self.engine(peer, error))
+    }
+
+    /// Looks for dead ranks and at the deadline. With `sleeps`, waits for a limited time until something happens.
+    fn look_around(
+        &self,
+        contacts: &mut [Contact<'_>],
+        receive: &mut Receive,
+        deadline: Deadline,
+        sleeps: bool,
+    ) -> Result<(), CollectiveError> {
+        let own_error = |error| self.engine(self.rank, error);
+        let ended = self.wait(contacts, sleeps, deadline).map_err(own_error)?;
+        // What a rank has sent before its end is here already.
+        for _ in 0..LAST_LOOKS {
+            if ended.is_empty() || !self.advance(contacts, receive)? {
+                break;
+            }
+        }
+        let mut dead = Vec::new();
+        for contact in contacts.iter_mut() {
+            let has_left = contact.peer.has_left(self.worker).map_err(own_error)?;
+            let is_missing =
+                if has_left { !contact.is_complete() } else { ended.contains(&contact.peer.rank) };
+            dead.extend(is_missing.then_some(contact.peer.rank));
+        }
+        dead.sort_unstable();
+        if !dead.is_empty() {
+            return Err(deadline.absent(self.label, dead, Vec::new()));
+        }
+        let late = open(contacts);
+        if deadline.left().is_zero() && !late.is_empty() {
+            return Err(deadline.absent(self.label, Vec::new(), late));
+        }
+        Ok(())
+    }
+
+    /// The ranks whose processes have ended, but for those that have left before. With `sleeps`, waits for one, or another
+    /// event, for a limited time.
+    fn wait(
+        &self,
+        contacts: &[Contact<'_>],
+        sleeps: bool,
+        deadline: Deadline,
+    ) -> Result<Vec<usize>, UcxError> {
+        let sleep = if sleeps && self.worker.arm()? { SLEEP.min(deadline.left()) } else { Duration::ZERO };
+        let present: Vec<&Peer> =
+            contacts.iter().map(|contact| &*contact.peer).filter(|peer| peer.farewell.is_some()).collect();
+        let processes = present.iter().map(|peer| PollFd::new(&peer.process, PollFlags::IN));
+        let events = PollFd::from_borrowed_fd(self.worker.events()?, PollFlags::IN);
+        let mut descriptors: Vec<PollFd<'_>> = processes.chain([events]).collect();
+        let limit = Timespec { tv_sec: 0, tv_nsec: sleep.as_nanos() as i64 };
+        // An interrupted wait is a short one.
+        let _ = poll(&mut descriptors, Some(&limit));
+        let ended = present.iter().zip(&descriptors).filter(|(_, process)| !process.revents().is_empty());
+        Ok(ended.map(|(peer, _)| peer.rank).collect())
+    }
+
+    fn tag(&self, sender: usize, kind: Kind) -> u64 {
+        tag(kind, sender, self.number)
+    }
+
+    fn engine(&self, peer: usize, error: UcxError) -> CollectiveError {
+        CollectiveError::Engine { label: self.label, peer, reason: error.to_string() }
+    }
+
+    fn damaged(&self, peer: usize) -> CollectiveError {
+        let reason =
+            "a message has an unknown form; all workers must be of one version of Millstream".to_owned();
+        CollectiveError::Engine { label: self.label, peer, reason }
+    }
+}
+
+/// The ranks whose exchange is not complete, in order.
+fn open(contacts: &[Contact<'_>]) -> Vec<usize> {
+    let open = contacts.iter().filter(|contact| !contact.is_complete());
+    let mut ranks: Vec<usize> = open.map(|contact| contact.peer.rank).collect();
+    ranks.sort_unstable();
+    ranks
+}
