@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use millstream_backend::Float;
 use millstream_backend::collective::{Absent, Buffer, CollectiveError, OpenOperation};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::worlds::{End, Kind, Seat, kill_self, run};
 
@@ -128,6 +129,38 @@ fn check_late(ends: &[End]) {
     assert_eq!((&open.waiting[..], &open.missing[..]), (&[0, 2][..], &[LATE][..]));
     let text = open.to_string();
     assert!(text.starts_with("sum of f32, number 2, 40000 bytes, open for "), "{text}");
+}
+
+#[test]
+fn a_stopped_process_is_named() {
+    run(Kind::Host, 3, SHORT_LIMIT, "faults::a_stopped_process_is_named", stopped);
+}
+
+/// A process that stops in the middle of large sums. Its end of them is late, as that of a hanging process.
+fn stopped(seat: &mut Seat) {
+    let own_process = Buffer::from(&[std::process::id()][..]);
+    let processes = seat.communicator().gather(own_process).join().unwrap();
+    let late_process = Pid::from_raw(processes[LATE][0].cast_signed()).unwrap();
+    seat.meet();
+    let found = std::thread::scope(|scope| {
+        if seat.rank() == LATE {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                kill_process(late_process, Signal::STOP).unwrap();
+            });
+        }
+        loop {
+            if let Err(error) = seat.communicator().sum(Buffer::zeroed(4 << 20), Float::F32).join() {
+                break error;
+            }
+        }
+    });
+    if seat.rank() != LATE {
+        let CollectiveError::Absent { absent, .. } = &found else { panic!("{found}") };
+        assert!(absent.dead.is_empty() && absent.late.contains(&LATE), "{found}");
+        kill_process(late_process, Signal::CONT).unwrap();
+    }
+    seat.meet();
 }
 
 #[test]

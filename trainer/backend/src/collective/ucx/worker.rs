@@ -18,6 +18,7 @@ functions! {
     /// Functions of libucp.
     struct Functions {
         ucs_status_string: fn(status: Status) -> *const c_char,
+        ucs_global_opts_set_value: fn(name: *const c_char, value: *const c_char) -> Status,
         ucp_config_read: fn(prefix: *const c_char, file: *const c_char, config: *mut Handle) -> Status,
         ucp_config_modify: fn(config: Handle, name: *const c_char, value: *const c_char) -> Status,
         ucp_config_release: fn(config: Handle) -> (),
@@ -129,9 +130,22 @@ impl Worker {
             in_flight: Cell::new(0),
             is_abandoned: false,
         };
+        opened.silence()?;
         opened.create_context(transports)?;
         opened.create_worker()?;
         Ok(opened)
+    }
+
+    /// Keeps UCX from logging to standard output, which is a program's own. Its errors are returned. The variable that users of
+    /// UCX know sets another level.
+    fn silence(&self) -> Result<(), UcxError> {
+        if std::env::var_os("UCX_LOG_LEVEL").is_some() {
+            return Ok(());
+        }
+        // SAFETY: both strings are zero-terminated.
+        let set =
+            unsafe { (self.functions.ucs_global_opts_set_value)(c"LOG_LEVEL".as_ptr(), c"fatal".as_ptr()) };
+        self.check("ucs_global_opts_set_value", set)
     }
 
     fn create_context(&mut self, transports: &str) -> Result<(), UcxError> {
