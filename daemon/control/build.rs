@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 25] = [
+const PRINTED: [&str; 28] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -14,7 +14,10 @@ const PRINTED: [&str; 25] = [
     "Evaluation",
     "Explanation",
     "Gpu",
+    "GpuJob",
+    "GpuUse",
     "HistoryPoint",
+    "HostGpus",
     "HostUse",
     "IngestResources",
     "Job",

@@ -15,6 +15,8 @@ impl Daemon {
             (jobs.running.clone(), jobs.queued.len() as u64, jobs.draining)
         };
         let (ended_jobs, held_jobs) = self.shared.outcomes.now();
+        let jobs: Vec<_> = running.iter().map(job).collect();
+        let gpus = self.shared.gpus.now(&jobs);
         Snapshot {
             at_ms: now_ms(),
             version: env!("CARGO_PKG_VERSION"),
@@ -23,12 +25,13 @@ impl Daemon {
             queued_jobs,
             held_jobs,
             ended_jobs,
-            jobs: running.iter().map(job).collect(),
+            jobs,
             spans: self.shared.traces.counts(),
             process: ProcessUse::of_self(),
             open_files: OpenFiles::of_self(),
             host_name: system::host_name(),
             host: HostUse::now(),
+            gpus,
         }
     }
 }
