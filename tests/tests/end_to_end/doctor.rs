@@ -199,6 +199,7 @@ fn gpus_are_opened_and_missing_libraries_named() {
     let run = |stand_in: &StandIn| {
         let mut command = Shell::new(directory.path()).command(&["doctor", "--quick", "--json"]);
         command.env("MILLSTREAM_CUDA_LIBRARIES", stand_in.folder());
+        command.env("CACHE_DIRECTORY", directory.path().join("cache"));
         let output = command.stdout(Stdio::piped()).output().unwrap();
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
