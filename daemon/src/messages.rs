@@ -36,6 +36,7 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         progress: Some(record.progress),
         eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
+        gpus: Vec::new(),
     }
 }
 
@@ -124,6 +125,7 @@ pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
         whole: Some(diagnosis_message(whole)),
         cache,
         truncated_rows: *truncated_rows,
+        gpus: Vec::new(),
     }
 }
 
@@ -236,7 +238,7 @@ fn gpus_message(gpus: &GpusSnapshot) -> proto::HostGpus {
     }
 }
 
-fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot) -> proto::GpuUse {
+pub(crate) fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot) -> proto::GpuUse {
     let GpuUse { number, uuid, name, pci, problem, throttled_by, .. } = found.clone();
     let job = |GpuJob { id, bytes }: &GpuJob| proto::GpuJob { id: id.clone(), used_bytes: *bytes };
     proto::GpuUse {

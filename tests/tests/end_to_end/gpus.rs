@@ -105,7 +105,18 @@ fn the_use_of_gpus_is_shown_with_the_job_that_trains() {
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in {metrics}");
     }
+    let shown = host.daemon.json(&["show", &id]);
+    assert_eq!(shown["gpus"][0]["jobs"], serde_json::json!([{ "id": id, "used_bytes": 3_u64 << 30 }]));
+    assert_eq!(shown["gpus"].as_array().unwrap().len(), 1, "{shown:#}");
+    let printed = String::from_utf8(host.daemon.run(&["show", &id]).stdout).unwrap();
+    let wanted = "0 in nvidia-smi: 37 % busy, 3.0 GiB of 80.0 GiB used by the job, 41 °C, 310 of 700 W";
+    assert!(printed.lines().any(|line| line.starts_with("gpu ") && line.ends_with(wanted)), "{printed}");
+    wait_until("ingest is explained", || host.daemon.run(&["explain", &id]).status.success());
+    let printed = String::from_utf8(host.daemon.run(&["explain", &id]).stdout).unwrap();
+    assert!(printed.lines().any(|line| line.starts_with("gpu ") && line.ends_with(wanted)), "{printed}");
+
     host.daemon.json(&["cancel", &id]);
+    assert_eq!(host.daemon.json(&["show", &id])["gpus"], Value::Null);
     wait_until("the job's share ends", || host.gpus()["gpus"][0]["jobs"] == serde_json::json!([]));
     host.daemon.stop();
 }

@@ -9,7 +9,7 @@ use ratatui::text::{Line, Span};
 
 use super::super::model::Model;
 use super::{HEADER_LINES, Palette, bar, one_line};
-use crate::figures;
+use crate::{figures, gpu_use};
 
 /// The lines that are left to jobs and keys: titles, a job, keys.
 const LINES_OF_JOBS: u16 = 3;
@@ -60,22 +60,11 @@ impl Columns {
         let widest = |text: fn(&GpuUse) -> String| {
             gpus.gpus.iter().map(|gpu| text(gpu).chars().count()).max().unwrap_or_default()
         };
-        Self { number: widest(|gpu| gpu.number.to_string()), memory: widest(memory), power: widest(power) }
-    }
-}
-
-fn memory(gpu: &GpuUse) -> String {
-    match (gpu.used_bytes, gpu.memory_bytes) {
-        (Some(used), Some(all)) => format!("{} of {}", figures::bytes(used), figures::bytes(all)),
-        _ => "-".to_owned(),
-    }
-}
-
-fn power(gpu: &GpuUse) -> String {
-    match (gpu.watts, gpu.limit_watts) {
-        (Some(watts), Some(limit)) => format!("{watts:.0} of {limit:.0} W"),
-        (Some(watts), None) => format!("{watts:.0} W"),
-        _ => "-".to_owned(),
+        Self {
+            number: widest(|gpu| gpu.number.to_string()),
+            memory: widest(gpu_use::memory),
+            power: widest(gpu_use::power),
+        }
     }
 }
 
@@ -89,36 +78,21 @@ fn line(gpu: &GpuUse, is_stale: bool, columns: &Columns, palette: Palette) -> Li
     // A device that works is good: the bar has no warning colour.
     let [full, rest] = bar(gpu.busy, palette);
     spans.extend([full.style(palette.colour(Color::Green)), rest]);
-    let busy = gpu.busy.map_or_else(|| "-".to_owned(), |busy| format!("{:.0} %", busy * 100.0));
-    spans.push(Span::from(format!(" {busy:>5}   memory ")));
+    spans.push(Span::from(format!(" {:>5}   memory ", gpu_use::busy(gpu))));
     let share = gpu.used_bytes.zip(gpu.memory_bytes).map(|(used, all)| used as f64 / all.max(1) as f64);
     spans.extend(bar(share, palette));
-    spans.push(Span::from(format!(" {:<width$}   ", memory(gpu), width = columns.memory)));
-    let celsius = gpu.celsius.map_or_else(|| "-".to_owned(), |celsius| format!("{celsius} °C"));
+    spans.push(Span::from(format!(" {:<width$}   ", gpu_use::memory(gpu), width = columns.memory)));
     let is_hot = gpu.celsius.is_some_and(|celsius| celsius >= HOT);
     let colour = if is_hot { palette.colour(Color::Red) } else { palette.colour(Color::Reset) };
-    spans.push(Span::from(format!("{celsius:>6}")).style(colour));
-    spans.push(Span::from(format!("   {:>width$}   ", power(gpu), width = columns.power)));
-    let notes = notes(gpu);
+    spans.push(Span::from(format!("{:>6}", gpu_use::temperature(gpu))).style(colour));
+    spans.push(Span::from(format!("   {:>width$}   ", gpu_use::power(gpu), width = columns.power)));
+    let notes = gpu_use::notes(gpu);
     if !notes.is_empty() {
         spans.push(Span::from(format!("{}   ", notes.join(", "))).style(palette.colour(Color::Yellow)));
     }
     spans.push(Span::from(user(gpu)));
     let line = Line::from(spans);
     if is_stale { line.style(palette.dim()) } else { line }
-}
-
-/// What somebody may have to mend.
-fn notes(gpu: &GpuUse) -> Vec<String> {
-    let mut notes = Vec::new();
-    if !gpu.throttled_by.is_empty() {
-        let reasons: Vec<_> = gpu.throttled_by.iter().map(|reason| reason.replace('_', " ")).collect();
-        notes.push(format!("slowed by {}", one_line(&reasons.join(", "))));
-    }
-    if let Some(errors) = gpu.uncorrected_errors.filter(|&errors| errors > 0) {
-        notes.push(figures::counted(errors, "memory error"));
-    }
-    notes
 }
 
 /// Whose processes compute on it.

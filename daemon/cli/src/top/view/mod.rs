@@ -15,7 +15,7 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::model::{Dialog, Model};
 use crate::figures;
-use crate::printable::printable;
+use crate::printable::one_line;
 
 /// Lines of the host besides its GPUs, with an empty one below.
 const HEADER_LINES: u16 = 4;
@@ -203,11 +203,6 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     );
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), area);
-}
-
-/// Text of others, safe to draw on one line.
-fn one_line(text: &str) -> String {
-    printable(text).replace(['\n', '\t'], " ")
 }
 
 #[cfg(test)]
