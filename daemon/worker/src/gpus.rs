@@ -117,7 +117,7 @@ pub(crate) fn serve(link: &mut Link) -> Result<FromWorker> {
             link.send(&FromWorker::GpusSampled { sample: GpuSample::NoLibrary { reason } })?;
             return Ok(FromWorker::Done { stopped_early: None });
         }
-        Err(error) => bail!("NVIDIA's driver cannot be opened: {error}; `nvidia-smi` shows its state"),
+        Err(error) => bail!(cannot_open(&error)),
     };
     loop {
         link.send(&FromWorker::GpusSampled { sample: GpuSample::Gpus { gpus: sample(&nvml)? } })?;
@@ -126,6 +126,22 @@ pub(crate) fn serve(link: &mut Link) -> Result<FromWorker> {
             Some(_) => bail!("a worker that watches GPUs has no other assignment"),
             None => return Ok(FromWorker::Done { stopped_early: None }),
         }
+    }
+}
+
+fn cannot_open(error: &NvmlError) -> String {
+    match error {
+        // After an upgrade of the driver's packages, until the module is loaded again.
+        NvmlError::LibRmVersionMismatch => {
+            "NVIDIA's libraries and its kernel module are of different versions; restart the host".to_owned()
+        }
+        NvmlError::DriverNotLoaded => {
+            "NVIDIA's kernel module is not loaded; sudo modprobe nvidia, or restart the host".to_owned()
+        }
+        NvmlError::NoPermission => {
+            "this user may not open NVIDIA's driver; ls -l /dev/nvidia* shows who may".to_owned()
+        }
+        error => format!("NVIDIA's driver cannot be opened: {error}; `nvidia-smi` shows its state"),
     }
 }
 
@@ -221,5 +237,18 @@ mod tests {
         assert_eq!(words(hot), ["hardware_heat"]);
         assert_eq!(words(ThrottleReasons::HW_SLOWDOWN), ["hardware_slowdown"]);
         assert_eq!(words(ThrottleReasons::all()).len(), 4);
+    }
+
+    #[test]
+    fn what_keeps_the_driver_closed_comes_with_what_to_do() {
+        for (error, sign) in [
+            (NvmlError::LibRmVersionMismatch, "different versions; restart the host"),
+            (NvmlError::DriverNotLoaded, "modprobe nvidia"),
+            (NvmlError::NoPermission, "ls -l /dev/nvidia*"),
+            (NvmlError::Unknown, "nvidia-smi"),
+        ] {
+            let message = cannot_open(&error);
+            assert!(message.contains(sign), "{message}");
+        }
     }
 }
