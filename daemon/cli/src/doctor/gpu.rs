@@ -300,7 +300,7 @@ mod tests {
             (facts(vec![], vec![gpu(OpenedGpu::Problem("too old".into()))]), Mark::Fail, "gpu"),
             (Facts { state: None, ..whole.clone() }, Mark::Warn, "gpu.state"),
             (
-                Facts { xids: Some([(("0".into(), 79), (1, String::new()))].into()), ..whole.clone() },
+                Facts { xids: Some([(("0".into(), 79), (1, String::new()))].into()), ..whole },
                 Mark::Warn,
                 "gpu.xid",
             ),
