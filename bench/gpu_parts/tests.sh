@@ -7,9 +7,9 @@ part_tests() {
         return
     fi
     export MILLSTREAM_GPU="$work/kernels"
-    check "operations" "$programs/conformance" cuda on_each --test-threads 1
-    check "models" "$programs/models" cuda --test-threads 1
-    check "loss scale" "$programs/models" loss_scale --test-threads 1
+    check "operations" bench/gpu_parts/each.sh "$programs/conformance" "cuda|on_each"
+    check "models" bench/gpu_parts/each.sh "$programs/models" cuda
+    check "loss scale" bench/gpu_parts/each.sh "$programs/models" loss_scale
     unset MILLSTREAM_GPU
 }
 

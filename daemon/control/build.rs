@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 25] = [
+const PRINTED: [&str; 28] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -14,7 +14,10 @@ const PRINTED: [&str; 25] = [
     "Evaluation",
     "Explanation",
     "Gpu",
+    "GpuJob",
+    "GpuUse",
     "HistoryPoint",
+    "HostGpus",
     "HostUse",
     "IngestResources",
     "Job",
@@ -32,11 +35,13 @@ const PRINTED: [&str; 25] = [
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 7] = [
+const SPECIAL: [(&str, &str); 9] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
     ("Job.eval", "serialize_with = \"crate::json::eval\""),
     ("Job.eval_epoch", "skip"),
+    ("Job.gpus", "skip_serializing_if = \"Vec::is_empty\""),
+    ("Explanation.gpus", "skip_serializing_if = \"Vec::is_empty\""),
     ("TrialsReply.best_job", "skip_serializing_if = \"Option::is_none\""),
     ("EvaluateReply.metrics", "serialize_with = \"crate::json::eval\""),
     ("Evaluation.metrics", "serialize_with = \"crate::json::by_label\""),

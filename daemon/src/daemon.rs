@@ -35,6 +35,7 @@ use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::audit::Throttle;
 use crate::config::{Config, Settings, StateLocation};
+use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
 use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
@@ -116,6 +117,7 @@ struct Shared {
     audit: Mutex<Throttle>,
     /// Sends what happens to jobs to a collector, if one is configured.
     traces: Traces,
+    gpus: GpuWatch,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
     /// When the daemon started, in milliseconds since the Unix epoch.
@@ -141,6 +143,7 @@ impl Daemon {
         let scorer = Scorer::new(config.worker.clone(), launcher.clone(), runtime.clone(), stores.clone());
         let capacity = start::capacity(&config.settings.limits);
         let traces = Traces::start(config.traces.as_ref(), &runtime)?;
+        let gpus = GpuWatch::new(config.worker.clone());
         let shared = Shared {
             worker: config.worker,
             settings: watch::Sender::new(config.settings),
@@ -159,6 +162,7 @@ impl Daemon {
             turns: Turns::new(MAX_TURNS),
             audit: Mutex::default(),
             traces,
+            gpus,
             outcomes: Arc::default(),
             started_ms: now_ms(),
             _lock: lock,

@@ -45,6 +45,7 @@ pub mod daemon;
 mod datasets;
 pub mod export;
 mod feed;
+mod gpus;
 mod http;
 pub mod journal;
 pub mod lineage;

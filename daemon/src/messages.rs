@@ -7,10 +7,13 @@ use millstream_control::proto::{self, LogLine, Scores};
 use millstream_job::Domain;
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use millstream_trainer::metrics::{MetricValue, Metrics};
+use millstream_worker::gpus::GpuUse;
 
 use crate::daemon::{Predicted, ShownTrial, Trials};
 use crate::roles::Role;
-use crate::snapshot::{EndedJobs, HostUse, JobSnapshot, ProcessUse, Snapshot, WorkerSnapshot};
+use crate::snapshot::{
+    EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, JobSnapshot, ProcessUse, Snapshot, WorkerSnapshot,
+};
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
 
 pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
@@ -33,6 +36,7 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         progress: Some(record.progress),
         eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
+        gpus: Vec::new(),
     }
 }
 
@@ -121,6 +125,7 @@ pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
         whole: Some(diagnosis_message(whole)),
         cache,
         truncated_rows: *truncated_rows,
+        gpus: Vec::new(),
     }
 }
 
@@ -219,6 +224,43 @@ pub(crate) fn snapshot_message(snapshot: &Snapshot) -> proto::Snapshot {
             load: load.map(Vec::from).unwrap_or_default(),
         }),
         jobs: snapshot.jobs.iter().map(activity_message).collect(),
+        gpus: snapshot.gpus.as_ref().map(gpus_message),
+    }
+}
+
+fn gpus_message(gpus: &GpusSnapshot) -> proto::HostGpus {
+    let GpusSnapshot { gpus, sampled_ms, is_stale, problem } = gpus;
+    proto::HostGpus {
+        gpus: gpus.iter().map(gpu_message).collect(),
+        sampled_ms: *sampled_ms,
+        is_stale: *is_stale,
+        problem: problem.clone(),
+    }
+}
+
+pub(crate) fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot) -> proto::GpuUse {
+    let GpuUse { number, uuid, name, pci, problem, throttled_by, .. } = found.clone();
+    let job = |GpuJob { id, bytes }: &GpuJob| proto::GpuJob { id: id.clone(), used_bytes: *bytes };
+    proto::GpuUse {
+        number,
+        uuid,
+        name,
+        pci,
+        problem,
+        busy: found.busy,
+        memory_busy: found.memory_busy,
+        used_bytes: found.used_bytes,
+        memory_bytes: found.memory_bytes,
+        celsius: found.celsius,
+        watts: found.watts,
+        limit_watts: found.limit_watts,
+        throttled_by,
+        corrected_errors: found.corrected_errors,
+        uncorrected_errors: found.uncorrected_errors,
+        is_persistent: found.is_persistent,
+        is_divided: found.is_divided,
+        jobs: jobs.iter().map(job).collect(),
+        other_bytes: *other_bytes,
     }
 }
 

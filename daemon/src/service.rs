@@ -29,7 +29,7 @@ use crate::audit::{Attempt, record_message};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
-    explanation_message, history_message, job_message, line_message, metrics_message, path_text,
+    explanation_message, gpu_message, history_message, job_message, line_message, metrics_message, path_text,
     scores_message, seen_by, snapshot_message, trials_message,
 };
 use crate::metrics::{self, Format};
@@ -244,12 +244,18 @@ impl Control for Service {
 
     async fn show(&self, request: Request<JobRequest>) -> Reply<proto::Job> {
         let role = self.role(&request);
-        let record = self.ask(request, |daemon, id| daemon.show(id)).await?;
+        let show = |daemon: &Daemon, id: &str| {
+            let record = daemon.show(id)?;
+            let gpus = daemon.gpus_of(&record.id);
+            Ok::<_, anyhow::Error>((record, gpus))
+        };
+        let (record, gpus) = self.ask(request, show).await?;
         let best_checkpoint = match role {
             Role::Operator => self.daemon.best_checkpoint(&record).await.as_deref().map(path_text),
             Role::Viewer => None,
         };
-        Ok(Response::new(proto::Job { best_checkpoint, ..seen_by(role, job_message(&record)) }))
+        let gpus = gpus.iter().map(gpu_message).collect();
+        Ok(Response::new(proto::Job { best_checkpoint, gpus, ..seen_by(role, job_message(&record)) }))
     }
 
     type LogsStream = Replies<LogLine>;
@@ -298,8 +304,14 @@ impl Control for Service {
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
-        let explanation = self.ask(request, |daemon, id| daemon.explain(id)).await?;
-        Ok(Response::new(explanation_message(&explanation)))
+        let explain = |daemon: &Daemon, id: &str| {
+            let record = daemon.show(id)?;
+            let gpus = daemon.gpus_of(&record.id);
+            Ok::<_, anyhow::Error>((daemon.explain(&record.id)?, gpus))
+        };
+        let (explanation, gpus) = self.ask(request, explain).await?;
+        let gpus = gpus.iter().map(gpu_message).collect();
+        Ok(Response::new(proto::Explanation { gpus, ..explanation_message(&explanation) }))
     }
 
     type ProfileStream = Replies<ProfileReply>;

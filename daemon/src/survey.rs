@@ -7,6 +7,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
+use millstream_worker::gpus::GpuSample;
 use millstream_worker::protocol::{FromWorker, ToWorker};
 use millstream_worker::survey::HostSurvey;
 
@@ -41,18 +42,42 @@ pub fn survey_host(program: &WorkerProgram) -> Result<HostSurvey> {
     survey(program, false)
 }
 
+/// Reads the state of the GPUs once through NVML, in a worker started from this executable.
+///
+/// # Errors
+/// When the driver does not answer, with what to do; as for [`survey_host`] otherwise.
+pub fn sample_gpus_with_current_exe() -> Result<GpuSample> {
+    match ask(&env::current_exe()?.into(), &ToWorker::SampleGpus)?.0 {
+        FromWorker::GpusSampled { sample } => Ok(sample),
+        _ => bail!("unexpected message from the worker that reads GPUs"),
+    }
+}
+
 fn survey(program: &WorkerProgram, opens: bool) -> Result<HostSurvey> {
+    match ask(program, &ToWorker::Survey { opens })? {
+        (FromWorker::Surveyed { survey }, worker) => {
+            worker.wait(EXIT_TIMEOUT)?;
+            Ok(survey)
+        }
+        _ => bail!("unexpected message from the worker that surveys GPUs"),
+    }
+}
+
+/// The reply of a new worker to its first message.
+///
+/// # Errors
+/// Those that the worker reports; when it cannot be started, dies or does not answer in time.
+fn ask(program: &WorkerProgram, message: &ToWorker) -> Result<(FromWorker, WorkerProcess)> {
     let mut worker = WorkerProcess::spawn(program, |_| {})?;
     let (sender, receiver) = sync_channel(1);
-    let reader = worker.listen(move |message| sender.send(message).is_ok(), || {})?;
-    worker.send(&ToWorker::Survey { opens })?;
-    let reply = receiver.recv_timeout(SURVEY_TIMEOUT);
-    drop(receiver);
-    if let Ok(FromWorker::Surveyed { survey }) = reply {
-        worker.wait(EXIT_TIMEOUT)?;
-        let _ = reader.join();
-        return Ok(survey);
+    worker.listen(move |message| sender.send(message).is_ok(), || {})?;
+    worker.send(message)?;
+    match receiver.recv_timeout(SURVEY_TIMEOUT) {
+        Ok(FromWorker::Failed { message }) => bail!(message),
+        Ok(reply) => Ok((reply, worker)),
+        Err(_) => {
+            let exit = worker.wait(Duration::ZERO)?;
+            bail!("the worker that surveys GPUs failed: {exit}")
+        }
     }
-    let exit = worker.wait(Duration::ZERO)?;
-    bail!("the worker that surveys GPUs failed: {exit}")
 }

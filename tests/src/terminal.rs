@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
@@ -23,6 +24,8 @@ pub struct InTerminal {
     child: Child,
     keys: File,
     output: Arc<Mutex<String>>,
+    /// Adds to `output` until the terminal is closed.
+    reader: JoinHandle<()>,
 }
 
 impl InTerminal {
@@ -51,14 +54,14 @@ impl InTerminal {
         let keys = File::from(near);
         let output = Arc::new(Mutex::new(String::new()));
         let (mut reader, shared) = (keys.try_clone().unwrap(), output.clone());
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // An error once the other end is closed.
             while let Ok(read @ 1..) = reader.read(&mut bytes) {
                 shared.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..read]));
             }
         });
-        Self { child, keys, output }
+        Self { child, keys, output, reader }
     }
 
     /// Presses keys.
@@ -95,6 +98,8 @@ impl InTerminal {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
+        // What it printed last may not have been read yet.
+        wait_until("its terminal is closed", || self.reader.is_finished());
         let printed = self.output.lock().unwrap().clone();
         (status.unwrap(), printed)
     }

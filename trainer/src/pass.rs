@@ -32,11 +32,6 @@ impl BufferSpec {
         device.matrix_of(self.float, self.rows, columns)
     }
 
-    /// The same for outputs of ReLU.
-    pub fn rectified<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
-        device.rectified(self.float, self.rows, columns)
-    }
-
     /// The same for values that need fp32: logits, and moments of rows.
     pub fn fp32<D: Device>(self, device: &D, columns: usize) -> D::Matrix {
         device.matrix(self.rows, columns)

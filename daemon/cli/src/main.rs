@@ -10,6 +10,7 @@ mod doctor;
 mod failure;
 mod figures;
 mod files;
+mod gpu_use;
 mod interrupt;
 mod job_file;
 mod plot;

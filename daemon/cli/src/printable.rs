@@ -13,6 +13,11 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |escaped, character| write!(escaped, "{}", character.escape_unicode()))
 }
 
+/// `text` as [`printable`], on one line.
+pub(crate) fn one_line(text: &str) -> String {
+    printable(text).replace(['\n', '\t'], " ")
+}
+
 /// `document`, JSON, with JSON's escapes for the same characters. In JSON, they occur only within strings.
 pub(crate) fn printable_json(document: &str) -> Cow<'_, str> {
     escaped(document, |escaped, character| write!(escaped, "\\u{:04x}", u32::from(character)))

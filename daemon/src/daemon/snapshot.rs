@@ -4,7 +4,9 @@ use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::queue::ActiveJob;
-use crate::snapshot::{HostUse, JobSnapshot, OpenFiles, ProcessUse, Snapshot, WorkerSnapshot, system};
+use crate::snapshot::{
+    GpuSnapshot, HostUse, JobSnapshot, OpenFiles, ProcessUse, Snapshot, WorkerSnapshot, system,
+};
 use crate::state::now_ms;
 
 impl Daemon {
@@ -15,6 +17,8 @@ impl Daemon {
             (jobs.running.clone(), jobs.queued.len() as u64, jobs.draining)
         };
         let (ended_jobs, held_jobs) = self.shared.outcomes.now();
+        let jobs: Vec<_> = running.iter().map(job).collect();
+        let gpus = self.shared.gpus.now(&jobs);
         Snapshot {
             at_ms: now_ms(),
             version: env!("CARGO_PKG_VERSION"),
@@ -23,13 +27,35 @@ impl Daemon {
             queued_jobs,
             held_jobs,
             ended_jobs,
-            jobs: running.iter().map(job).collect(),
+            jobs,
             spans: self.shared.traces.counts(),
             process: ProcessUse::of_self(),
             open_files: OpenFiles::of_self(),
             host_name: system::host_name(),
             host: HostUse::now(),
+            gpus,
         }
+    }
+
+    /// The GPUs that the worker of job `id` computes on now, with the share of this job alone: none if the job trains on the
+    /// CPU, is not under way, or the driver does not answer.
+    pub(crate) fn gpus_of(&self, id: &str) -> Vec<GpuSnapshot> {
+        let running = self.shared.jobs().running.clone();
+        let jobs: Vec<_> = running.iter().map(job).collect();
+        let on_gpu = |job: &JobSnapshot| {
+            job.record.id == id && job.record.device.as_ref().is_some_and(|device| device.gpu.is_some())
+        };
+        // Otherwise, asking for a job on the CPU would start to watch the GPUs.
+        if !jobs.iter().any(on_gpu) {
+            return Vec::new();
+        }
+        let found = self.shared.gpus.now(&jobs).filter(|found| !found.is_stale);
+        let mut gpus = found.map(|found| found.gpus).unwrap_or_default();
+        for gpu in &mut gpus {
+            gpu.jobs.retain(|job| job.id == id);
+        }
+        gpus.retain(|gpu| !gpu.jobs.is_empty());
+        gpus
     }
 }
 

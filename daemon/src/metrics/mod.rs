@@ -6,6 +6,7 @@
 //!
 //! `packaging/README.md` lists the metrics; a test compares.
 
+mod gpus;
 pub(crate) mod http;
 mod text;
 
@@ -28,6 +29,7 @@ pub fn render(snapshot: &Snapshot, format: Format) -> String {
     daemon(&mut text, snapshot);
     process(&mut text, snapshot);
     host(&mut text, snapshot);
+    gpus::render(&mut text, snapshot.gpus.as_ref());
     let mut jobs = JobFamilies { text: &mut text, jobs: &snapshot.jobs };
     jobs.state();
     jobs.progress();

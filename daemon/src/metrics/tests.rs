@@ -6,10 +6,12 @@ use millstream_backend::Description;
 use millstream_control::proto::JobProgress;
 use millstream_pipeline::ingest::{Bound, Diagnosis, Resources, StageUse};
 use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
+use millstream_worker::gpus::GpuUse;
 
 use super::*;
 use crate::snapshot::{
-    CheckpointSnapshot, EndedJobs, HostUse, OpenFiles, ProcessUse, SpanCounts, WorkerSnapshot,
+    CheckpointSnapshot, EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, OpenFiles, ProcessUse,
+    SpanCounts, WorkerSnapshot,
 };
 use crate::state::Owner;
 
@@ -111,7 +113,47 @@ fn snapshot() -> Snapshot {
             cores: 2,
             load: Some([0.5, 0.25, 0.0]),
         },
+        gpus: Some(gpus()),
     }
+}
+
+/// GPUs of which everything is known of the first, and nothing of the second.
+fn gpus() -> GpusSnapshot {
+    let known = GpuUse {
+        name: "H100".into(),
+        uuid: "GPU-1".into(),
+        pci: "00000000:17:00.0".into(),
+        busy: Some(0.75),
+        memory_busy: Some(0.25),
+        used_bytes: Some(3 << 30),
+        memory_bytes: Some(80 << 30),
+        celsius: Some(61),
+        watts: Some(310.5),
+        limit_watts: Some(700.0),
+        throttled_by: vec!["power_limit".into()],
+        corrected_errors: Some(3),
+        uncorrected_errors: Some(0),
+        ..GpuUse::default()
+    };
+    let jobs = vec![GpuJob { id: "census-1".into(), bytes: Some(2 << 30) }];
+    let lost = GpuUse { number: 1, problem: Some("lost".into()), ..GpuUse::default() };
+    GpusSnapshot {
+        gpus: vec![
+            GpuSnapshot { found: known, jobs, other_bytes: Some(1 << 20) },
+            GpuSnapshot { found: lost, jobs: Vec::new(), other_bytes: None },
+        ],
+        sampled_ms: Some(4_000),
+        is_stale: false,
+        problem: None,
+    }
+}
+
+#[test]
+fn gpus_that_cannot_be_read_have_no_old_figures() {
+    let gpus = GpusSnapshot { is_stale: true, ..gpus() };
+    let text = render(&Snapshot { gpus: Some(gpus), ..snapshot() }, Format::Prometheus);
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("millstream_gpu")).collect();
+    assert_eq!(lines, ["millstream_gpus_readable 0"]);
 }
 
 #[test]
@@ -127,11 +169,12 @@ fn what_is_unknown_has_no_sample() {
         process: None,
         open_files: Some(OpenFiles { open: 20, maximum: None }),
         host: HostUse { cores: 2, ..HostUse::default() },
+        gpus: None,
         ..snapshot()
     };
     let text = render(&bare, Format::Prometheus);
     assert!(text.contains("process_open_fds 20\n") && text.contains("millstream_host_cores 2\n"));
-    for absent in ["millstream_job_", "process_cpu", "process_max_fds", "host_memory", "host_load"] {
+    for absent in ["millstream_job_", "process_cpu", "process_max_fds", "host_memory", "host_load", "gpu"] {
         assert!(!text.contains(absent), "{absent} in {text}");
     }
 }

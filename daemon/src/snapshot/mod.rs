@@ -1,13 +1,14 @@
 //! The daemon's state at a moment, as plain data for metrics and displays.
 //!
 //! [`Daemon::snapshot`](crate::daemon::Daemon::snapshot) takes it from memory and `/proc`, and never waits for
-//! the state database. So a display may ask once a second, and a database that hangs hides nothing.
+//! the state database or a GPU's driver. So a display may ask once a second, and a database that hangs hides nothing.
 //! Consumers see one consistent value and depend neither on the daemon's locks nor on each other's formats.
 
 pub(crate) mod system;
 
 use millstream_control::proto::JobState;
 use millstream_pipeline::ingest::Explanation;
+use millstream_worker::gpus::GpuUse;
 
 use crate::state::JobRecord;
 pub use system::{HostUse, OpenFiles, ProcessUse};
@@ -41,6 +42,8 @@ pub struct Snapshot {
     pub host_name: String,
     /// The host.
     pub host: HostUse,
+    /// The host's GPUs; `None` if it has none of NVIDIA's.
+    pub gpus: Option<GpusSnapshot>,
 }
 
 /// Jobs that have ended, by outcome. A job that is resumed and ends again counts twice.
@@ -76,6 +79,39 @@ pub struct JobSnapshot {
     pub worker: Option<WorkerSnapshot>,
     /// Its ingest, while there is one.
     pub ingest: Option<Explanation>,
+}
+
+/// The host's GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpusSnapshot {
+    /// The GPUs, in the order of `nvidia-smi`.
+    pub gpus: Vec<GpuSnapshot>,
+    /// When they were read, in milliseconds since the Unix epoch; `None` if they never were.
+    pub sampled_ms: Option<u64>,
+    /// Whether that is too long ago to be the present.
+    pub is_stale: bool,
+    /// Why they cannot be read now.
+    pub problem: Option<String>,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GpuSnapshot {
+    /// What the driver reports.
+    pub found: GpuUse,
+    /// The jobs whose workers compute on it.
+    pub jobs: Vec<GpuJob>,
+    /// Memory that other processes use; `None` if unknown.
+    pub other_bytes: Option<u64>,
+}
+
+/// A job's share of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuJob {
+    /// The job's id.
+    pub id: String,
+    /// Memory that its worker uses, if known.
+    pub bytes: Option<u64>,
 }
 
 /// A committed checkpoint.

@@ -392,6 +392,7 @@ impl<'a> Attempt<'a> {
             }
             FromWorker::Failed { message } => self.verdict = Some(Outcome::Failed(message)),
             FromWorker::Surveyed { .. }
+            | FromWorker::GpusSampled { .. }
             | FromWorker::Ready { .. }
             | FromWorker::EvalDue
             | FromWorker::Scores { .. } => {

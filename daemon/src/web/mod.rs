@@ -51,12 +51,13 @@ const FIELDS: [(HeaderName, &str); 4] = [
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The files of the page: path, media type, content.
-const FILES: [(&str, &str, &str); 10] = [
+const FILES: [(&str, &str, &str); 11] = [
     ("/", "text/html; charset=utf-8", include_str!("page/page.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
     ("/icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
     ("/page.js", JAVASCRIPT, include_str!("page/page.js")),
     ("/overview.js", JAVASCRIPT, include_str!("page/overview.js")),
+    ("/gpus.js", JAVASCRIPT, include_str!("page/gpus.js")),
     ("/job_page.js", JAVASCRIPT, include_str!("page/job_page.js")),
     ("/jobs.js", JAVASCRIPT, include_str!("page/jobs.js")),
     ("/chart.js", JAVASCRIPT, include_str!("page/chart.js")),

@@ -12,12 +12,14 @@
 //! * `train`, `checkpoints`, `rehearsal`, `profiler`: a worker that trains.
 //! * `score`: a worker that scores.
 //! * [`survey`]: a worker that reports the host's GPUs.
+//! * [`gpus`]: a worker that reads how busy they are.
 //! * [`tensorboard`]: TensorBoard event files, written by a worker that trains.
 
 #![forbid(unsafe_code)]
 
 mod checkpoints;
 mod device;
+pub mod gpus;
 mod link;
 pub mod locks;
 mod process;

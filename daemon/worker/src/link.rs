@@ -157,7 +157,7 @@ impl CommandReader {
                 },
                 Ok(Some(ToWorker::Stop { checkpoint: true })) => StopMode::AfterCheckpoint,
                 Ok(Some(ToWorker::Stop { checkpoint: false })) => StopMode::Immediately,
-                Ok(Some(ToWorker::Start(_) | ToWorker::Survey { .. })) => {
+                Ok(Some(ToWorker::Start(_) | ToWorker::Survey { .. } | ToWorker::SampleGpus)) => {
                     tracing::warn!("ignored a second assignment");
                     continue;
                 }

@@ -19,12 +19,12 @@ use millstream_backend::DeviceFault;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::device;
 use crate::link::Link;
 use crate::protocol::{FromWorker, Role, Start, ToWorker};
 use crate::score::ScoreTask;
 use crate::survey::HostSurvey;
 use crate::train::TrainTask;
+use crate::{device, gpus};
 
 /// Runs this process as a worker; call it first in `main`. The arguments are [`crate::ARGUMENT`] and the
 /// daemon's process id; standard input is the socket.
@@ -112,6 +112,7 @@ fn work(link: &mut Link) -> Result<FromWorker> {
             link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host(opens) })?;
             return Ok(FromWorker::Done { stopped_early: None });
         }
+        Some(ToWorker::SampleGpus) => return gpus::serve(link),
         _ => bail!("the daemon's first message was not an assignment"),
     };
     let Start { role, schema } = *start;

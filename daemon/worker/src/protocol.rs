@@ -37,6 +37,7 @@ use millstream_trainer::spec::{DeviceSpec, GroupSpec, ModelSpec, Precision, Trai
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::gpus::GpuSample;
 use crate::survey::HostSurvey;
 use crate::tensorboard::EventSpec;
 
@@ -67,6 +68,8 @@ pub enum ToWorker {
         /// Whether to open each GPU, as a job does.
         opens: bool,
     },
+    /// Instead of `Start`: read how busy the host's GPUs are, and again at each further request.
+    SampleGpus,
     /// Take a checkpoint after the current step and report it as requested. A worker waiting for a batch
     /// takes it once the batch arrives, because interrupting a ring wait is permanent.
     Checkpoint,
@@ -228,6 +231,11 @@ pub enum FromWorker {
     Surveyed {
         /// The host's GPUs and libraries.
         survey: HostSurvey,
+    },
+    /// The reply to [`ToWorker::SampleGpus`].
+    GpusSampled {
+        /// What was read.
+        sample: GpuSample,
     },
     /// The model is ready; the daemon may send the ring.
     Ready {

@@ -160,7 +160,7 @@ fn link(root: &Path, variant: &Variant, folder: &Path) -> io::Result<()> {
         let mut local: String = variant.lacks(library).map(|function| format!("{function}; ")).collect();
         local.insert_str(0, "local: ");
         let local = if variant.lacks(library).next().is_some() { local } else { String::new() };
-        fs::write(&exports, format!("{{ global: cu*; nvrtc*; nccl*; stand_in_*; {local}}};\n"))?;
+        fs::write(&exports, format!("{{ global: cu*; nvrtc*; nccl*; nvml*; stand_in_*; {local}}};\n"))?;
         let mut command = Command::new(compiler());
         command.args(FLAGS).args(["-w", "-shared", "-Wl,-z,nodelete", "-Wl,-Bsymbolic"]);
         command.arg(format!("-Wl,-soname,{name}")).arg("-o").arg(folder.join(&name)).arg(&version);

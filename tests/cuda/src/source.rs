@@ -58,5 +58,6 @@ pub(crate) fn units(library: Library) -> &'static [(&'static str, &'static str)]
         Library::Nvrtc => files!["compile.cpp", "nvrtc.cpp"],
         Library::CublasLt => files!["blas.cpp", "products.cpp"],
         Library::Nccl => files!["nccl.cpp"],
+        Library::Nvml => files!["nvml.cpp"],
     }
 }

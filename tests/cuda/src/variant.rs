@@ -13,10 +13,12 @@ pub enum Library {
     CublasLt,
     /// Collectives between GPUs.
     Nccl,
+    /// The state of GPUs, as nvidia-smi shows it.
+    Nvml,
 }
 
 impl Library {
-    pub(crate) const ALL: [Self; 4] = [Self::Cuda, Self::Nvrtc, Self::CublasLt, Self::Nccl];
+    pub(crate) const ALL: [Self; 5] = [Self::Cuda, Self::Nvrtc, Self::CublasLt, Self::Nccl, Self::Nvml];
 }
 
 /// The functions and libraries that a set of stand-ins lacks, and the versions that it reports; by default those of CUDA
@@ -84,6 +86,7 @@ impl Variant {
             Library::Nvrtc => format!("libnvrtc.so.{major}"),
             Library::CublasLt => format!("libcublasLt.so.{major}"),
             Library::Nccl => "libnccl.so.2".to_owned(),
+            Library::Nvml => "libnvidia-ml.so.1".to_owned(),
         }
     }
 }

@@ -199,6 +199,7 @@ fn gpus_are_opened_and_missing_libraries_named() {
     let run = |stand_in: &StandIn| {
         let mut command = Shell::new(directory.path()).command(&["doctor", "--quick", "--json"]);
         command.env("MILLSTREAM_CUDA_LIBRARIES", stand_in.folder());
+        command.env("CACHE_DIRECTORY", directory.path().join("cache"));
         let output = command.stdout(Stdio::piped()).output().unwrap();
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
@@ -209,4 +210,40 @@ fn gpus_are_opened_and_missing_libraries_named() {
     assert!(text(only(&document, "gpu.libraries", "ok"), "found").contains("cuBLASLt 13.0"));
     let document = run(&StandIn::of(&Variant::default().without(Library::Nvrtc)).unwrap());
     assert_fails(&document, "gpu.libraries", "MILLSTREAM_CUDA_LIBRARIES");
+    let document = run(&StandIn::of(&Variant::default().without(Library::Nvml)).unwrap());
+    let absent = only(&document, "gpu.state", "warn");
+    assert!(text(absent, "advice").contains("libnvidia-ml.so.1"), "{absent}");
+}
+
+#[test]
+fn lost_hot_and_damaged_gpus_are_named_with_advice() {
+    let directory = tempfile::tempdir().unwrap();
+    let stand_in = StandIn::whole().unwrap();
+    let run = |state: &str, fail: &str| {
+        let path = directory.path().join("gpus");
+        fs::write(&path, state).unwrap();
+        let mut command = Shell::new(directory.path()).command(&["doctor", "--quick", "--json"]);
+        command.env("MILLSTREAM_CUDA_LIBRARIES", stand_in.folder());
+        command.env("CACHE_DIRECTORY", directory.path().join("cache"));
+        command.env("MILLSTREAM_STAND_IN_GPUS", &path).env("MILLSTREAM_STAND_IN_DEVICES", "3");
+        command.env("MILLSTREAM_STAND_IN_FAIL", fail);
+        let output = command.stdout(Stdio::piped()).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let document = run("1 throttle 96\n1 celsius 91\n1 uncorrected 2\n2 lost 1\n", "");
+    assert!(text(only(&document, "gpu.state", "ok"), "found").starts_with("GPU 0 in nvidia-smi, "));
+    assert_fails(&document, "gpu.state", "restart the host");
+    let of_gpu_1: Vec<_> =
+        of(&document, "gpu.state").into_iter().filter(|found| found["mark"] == "warn").collect();
+    let figures = of_gpu_1.iter().map(|finding| &finding["figures"]).collect::<Vec<_>>();
+    assert_eq!(
+        figures,
+        [&serde_json::json!({ "uncorrected_errors": 2.0 }), &serde_json::json!({ "celsius": 91.0 })]
+    );
+
+    // 18: the library and the kernel module are of different versions.
+    let document = run("", "nvmlInit_v2:1:18");
+    let mismatch = only(&document, "gpu.state", "warn");
+    assert!(text(mismatch, "found").contains("different versions"), "{mismatch}");
+    assert_eq!(text(mismatch, "advice"), "restart the host");
 }

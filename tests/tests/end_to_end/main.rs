@@ -19,6 +19,7 @@ mod faults_rows;
 mod faults_train;
 mod faults_worker;
 mod file_tools;
+mod gpus;
 mod histories;
 mod interrupt;
 mod labels;

@@ -391,10 +391,6 @@ pub trait Device {
 
     /// Allocates a matrix of zeros that rounds written values to `float`.
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix;
-    /// A matrix for the output of ReLU: a device may also store which values are positive.
-    fn rectified(&self, float: Float, rows: usize, columns: usize) -> Self::Matrix {
-        self.matrix_of(float, rows, columns)
-    }
     /// An fp32 matrix of zeros.
     fn matrix(&self, rows: usize, columns: usize) -> Self::Matrix {
         self.matrix_of(Float::F32, rows, columns)

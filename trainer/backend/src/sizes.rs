@@ -20,10 +20,6 @@ pub trait Layout: Backend<Scalar = f32> {
     }
     /// A matrix.
     fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64;
-    /// The output of a ReLU; see [`Device::rectified`].
-    fn rectified_bytes(float: Float, rows: usize, columns: usize) -> u64 {
-        Self::matrix_bytes(float, rows, columns)
-    }
     /// A table with its optimizer state.
     fn table_bytes(shape: TableShape) -> u64;
     /// A batch.
@@ -92,10 +88,6 @@ impl<L: Layout> Device for Sizes<L> {
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) {
         self.add(L::matrix_bytes(float, rows, columns));
-    }
-
-    fn rectified(&self, float: Float, rows: usize, columns: usize) {
-        self.add(L::rectified_bytes(float, rows, columns));
     }
 
     fn table(&self, shape: TableShape) {

@@ -110,7 +110,7 @@ impl<D: Device> HiddenLayer<D> {
     ) -> Result<Self, ParameterTooLarge> {
         let mut dense = match spec.normalization {
             None => {
-                let output = buffers.rectified(device, shape.1);
+                let output = buffers.matrix(device, shape.1);
                 Dense::new(device, buffers, output, name, shape, Activation::Relu, optimizer)?
             }
             // Normalization would cancel a bias, or add a second shift.

@@ -7,6 +7,7 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
+use crate::gpu_use;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
@@ -40,6 +41,11 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     if explained.truncated_rows > 0 {
         let rows = figures::counted(explained.truncated_rows, "row");
         rates.row(["truncated", &format!("{rows} lost values of a feature to its `maximum`")]);
+    }
+
+    for gpu in &explained.gpus {
+        let id = gpu.jobs.first().map_or("", |job| &job.id);
+        rates.row(["gpu", &gpu_use::of_job(gpu, id)]);
     }
 
     let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">WAITING", "FOR"]);
@@ -90,6 +96,8 @@ fn cache_use(cache: &CacheUse) -> String {
 
 #[cfg(test)]
 mod tests {
+    use millstream_control::proto::GpuUse;
+
     use super::*;
 
     #[test]
@@ -132,6 +140,7 @@ mod tests {
             whole: Some(whole),
             cache: Some(CacheUse { hits: 1_200, misses: 34, read_bytes: 5 << 30, written_bytes: 7 << 20 }),
             truncated_rows: 4_321,
+            gpus: vec![GpuUse { busy: Some(0.37), celsius: Some(41), ..GpuUse::default() }],
         };
         let wanted = "\
 rows/s           1,234,567 over 10.0 s
@@ -141,6 +150,7 @@ decoding         2 of 16 lanes at a time on 2 cores; tuned
 read-ahead       1.0 MiB per file, 4 ranges in flight (set by the job)
 cache            1,200 of 1,234 splits hit, 5.0 GiB read and 7.0 MiB written
 truncated        4,321 rows lost values of a feature to its `maximum`
+gpu              0 in nvidia-smi: 37 % busy, 41 °C
 
 STAGE        BUSY  WAITING  FOR
 fetch           -      5.3  lanes for bytes

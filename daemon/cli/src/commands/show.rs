@@ -9,6 +9,7 @@ use crate::connection::to_daemon;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
+use crate::gpu_use;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
@@ -49,6 +50,9 @@ fn describe(job: &Job) -> String {
         for Library { library, version } in &device.libraries {
             table.row([format!("  {library}"), version.clone()]);
         }
+    }
+    for gpu in &job.gpus {
+        table.row(["gpu", &gpu_use::of_job(gpu, &job.id)]);
     }
     if progress.step > 0 {
         let total = progress.total_steps.map(|total| format!(" of {}", figures::count(total)));

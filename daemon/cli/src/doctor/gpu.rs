@@ -10,6 +10,8 @@ use millstream_worker::survey::{GpuSurvey, HostSurvey, OpenedGpu};
 
 use super::finding::Finding;
 use super::system::{text, within};
+use super::xid::Xids;
+use super::{gpu_state, xid};
 use crate::figures::bytes;
 
 /// Time limit for the driver to open all GPUs.
@@ -33,17 +35,25 @@ pub(super) struct Facts {
     nodes: Vec<(String, Option<ErrorKind>)>,
     /// What a worker found; `None` if it did not answer.
     survey: Option<Result<HostSurvey, String>>,
+    /// What NVML reports.
+    state: gpu_state::State,
+    /// The kernel module's errors; `None` if this user may not read them.
+    xids: Option<Xids>,
 }
 
 impl Facts {
     pub(super) fn gather() -> Self {
         let survey = within(LIMIT, || open_gpus_with_current_exe().map_err(|error| format!("{error:#}")));
+        // A driver that hangs is waited for once.
+        let state = if survey.is_some() { gpu_state::gather() } else { None };
         Self {
             on_bus: gpus_on_bus(),
             module: text("/proc/driver/nvidia/version")
                 .and_then(|text| Some(text.lines().next()?.to_owned())),
             nodes: nodes(),
             survey,
+            state,
+            xids: xid::gather(),
         }
     }
 
@@ -72,6 +82,10 @@ impl Facts {
             )),
             Some(Ok(survey)) => findings.extend(of_survey(survey)),
         }
+        if self.survey.is_some() {
+            findings.extend(gpu_state::findings(&self.state));
+        }
+        findings.extend(xid::findings(self.xids.as_ref()));
         findings
     }
 
@@ -201,6 +215,7 @@ fn nodes() -> Vec<(String, Option<ErrorKind>)> {
 
 #[cfg(test)]
 mod tests {
+    use millstream_worker::gpus::{GpuSample, GpuUse};
     use millstream_worker::survey::LibrarySurvey;
 
     use super::super::finding::Mark;
@@ -217,6 +232,10 @@ mod tests {
         }
     }
 
+    fn sound() -> GpuUse {
+        GpuUse { pci: "00000000:17:00.0".into(), celsius: Some(41), ..GpuUse::default() }
+    }
+
     fn library(name: &str, problem: Option<&str>, for_several_gpus: bool) -> LibrarySurvey {
         let version = problem.is_none().then(|| "13.0".to_owned());
         LibrarySurvey { library: name.into(), version, problem: problem.map(Into::into), for_several_gpus }
@@ -228,6 +247,8 @@ mod tests {
             module: Some("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep".into()),
             nodes: vec![("/dev/nvidia0".into(), None)],
             survey: Some(Ok(HostSurvey { libraries, gpus, problem: None })),
+            state: Some(Ok(GpuSample::Gpus { gpus: vec![sound()] })),
+            xids: Some(Xids::new()),
         }
     }
 
@@ -256,6 +277,8 @@ mod tests {
             "this user may use 1 device nodes",
             "CUDA 13.0, cuBLASLt 13.0",
             "cuda:0, H100, compute capability 9.0, 79.0 GiB of 80.0 GiB free",
+            "GPU 0 in nvidia-smi, PCI 00000000:17:00.0, 41 C: no memory errors, full clocks",
+            "no errors of GPUs in the kernel's log",
         ];
         assert_eq!(found, wanted);
         assert_eq!(worst(&facts).mark, Mark::Ok);
@@ -270,11 +293,17 @@ mod tests {
             (Facts { nodes: closed, ..whole.clone() }, Mark::Fail, "gpu.devices"),
             (Facts { nodes: vec![], ..whole.clone() }, Mark::Fail, "gpu.devices"),
             (Facts { survey: None, ..whole.clone() }, Mark::Fail, "gpu"),
-            (Facts { survey: Some(Err("dead".into())), ..whole }, Mark::Fail, "gpu"),
+            (Facts { survey: Some(Err("dead".into())), ..whole.clone() }, Mark::Fail, "gpu"),
             (facts(vec![library("NVRTC", Some("is absent"), false)], vec![]), Mark::Fail, "gpu.libraries"),
             (facts(vec![library("NCCL", Some("is absent"), true)], vec![]), Mark::Warn, "gpu.libraries"),
             (facts(vec![], vec![gpu(OpenedGpu::FreeBytes(1 << 30))]), Mark::Warn, "gpu"),
             (facts(vec![], vec![gpu(OpenedGpu::Problem("too old".into()))]), Mark::Fail, "gpu"),
+            (Facts { state: None, ..whole.clone() }, Mark::Warn, "gpu.state"),
+            (
+                Facts { xids: Some([(("0".into(), 79), (1, String::new()))].into()), ..whole },
+                Mark::Warn,
+                "gpu.xid",
+            ),
         ] {
             let worst = worst(&facts);
             assert_eq!((worst.mark, worst.check), (mark, check), "{worst:?}");

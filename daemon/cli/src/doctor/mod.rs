@@ -10,6 +10,7 @@ mod daemon;
 mod disk;
 mod finding;
 mod gpu;
+mod gpu_state;
 mod job;
 mod limits;
 mod memory;
@@ -18,6 +19,7 @@ mod service;
 mod speed;
 mod store;
 mod system;
+mod xid;
 
 use std::collections::BTreeSet;
 use std::fs;

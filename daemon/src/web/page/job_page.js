@@ -31,6 +31,7 @@ function trainingFacts(job, now) {
     ["Time left", left === null ? null : duration(left)],
     [job.ended_ms ? "Took" : "Runs for", run === null ? null : duration(run)],
     ["Device", device?.description],
+    ["GPU in nvidia-smi", job.gpuUse],
     ["Worker", activity?.worker ? worker(activity.worker, job.cores) : null],
     ["Last checkpoint", activity?.checkpoint_step ? checkpoint(activity, now) : null],
     ["Owner", owner],

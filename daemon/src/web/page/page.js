@@ -1,6 +1,7 @@
 // The page: asks the daemon for its documents, and shows those of the job that the address names, or all jobs.
 
 import { element } from "./element.js";
+import * as gpus from "./gpus.js";
 import { curvesOf, isUnderWay, jobsOf } from "./jobs.js";
 import * as jobPage from "./job_page.js";
 import * as overview from "./overview.js";
@@ -109,9 +110,16 @@ function show() {
   document.title = `${id === "" ? "Jobs" : id} · ${snapshot.host.name} · Millstream`;
   if (id === "") {
     const filter = byId("filter").value;
-    place(byId("view"), [
+    const sections = [
+      snapshot.gpus
+        ? part("gpus", [snapshot.gpus, snapshot.gpus.problem && snapshot.at_ms], () => gpus.table(snapshot))
+        : null,
       part("table", [jobs, omitted, filter], () => overview.table(jobs, state.rates, { omitted, filter })),
-    ]);
+    ];
+    place(
+      byId("view"),
+      sections.filter((section) => section !== null),
+    );
     return;
   }
   const shown = state.document;
@@ -120,6 +128,7 @@ function show() {
     return;
   }
   const job = { ...shown.job, ...jobs.find((job) => job.id === id), best_checkpoint: shown.job.best_checkpoint };
+  job.gpuUse = gpus.ofJob(snapshot.gpus, id);
   showJob(job, shown, snapshot.at_ms);
 }
 

@@ -26,8 +26,8 @@ pub(crate) struct Drive {
 
 #[derive(Debug)]
 struct State {
-    ended: bool,
     began: Instant,
+    ended: Option<Instant>,
     tuner: Tuner,
     past: VecDeque<(Instant, IngestStats)>,
 }
@@ -35,9 +35,9 @@ struct State {
 /// The time and statistics of a feed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
-    /// Seconds since the feed began.
+    /// Seconds since the feed began, until it ended.
     pub(crate) seconds: f64,
-    /// Seconds since the oldest kept statistics, and these statistics.
+    /// Seconds since the oldest kept statistics, until the feed ended, and these statistics.
     pub(crate) recent_seconds: f64,
     pub(crate) before: IngestStats,
     pub(crate) setting: Setting,
@@ -48,7 +48,7 @@ impl Drive {
     pub(crate) fn new(tuner: Tuner) -> Self {
         let began = Instant::now();
         let past = VecDeque::from([(began, IngestStats::default())]);
-        Self { state: Mutex::new(State { ended: false, began, tuner, past }), changed: Condvar::new() }
+        Self { state: Mutex::new(State { began, ended: None, tuner, past }), changed: Condvar::new() }
     }
 
     /// Samples `stats` and applies settings until [`Drive::end`] is called.
@@ -56,9 +56,9 @@ impl Drive {
         let mut state = self.state.lock();
         let mut last = (Instant::now(), stats());
         let mut periods = 0;
-        while !state.ended {
+        while state.ended.is_none() {
             let waited = self.changed.wait_for(&mut state, PERIOD);
-            if state.ended || !waited.timed_out() {
+            if state.ended.is_some() || !waited.timed_out() {
                 continue;
             }
             let now = (Instant::now(), stats());
@@ -80,7 +80,7 @@ impl Drive {
 
     /// Ends [`Drive::run`], even if it has not started yet.
     pub(crate) fn end(&self) {
-        self.state.lock().ended = true;
+        self.state.lock().ended.get_or_insert_with(Instant::now);
         self.changed.notify_all();
     }
 
@@ -88,9 +88,11 @@ impl Drive {
     pub(crate) fn standing(&self) -> Standing {
         let state = self.state.lock();
         let (since, before) = state.past.front().copied().unwrap_or((state.began, IngestStats::default()));
+        let until = state.ended.unwrap_or_else(Instant::now);
+        let seconds = |since: Instant| until.saturating_duration_since(since).as_secs_f64();
         Standing {
-            seconds: state.began.elapsed().as_secs_f64(),
-            recent_seconds: since.elapsed().as_secs_f64(),
+            seconds: seconds(state.began),
+            recent_seconds: seconds(since),
             before,
             setting: state.tuner.setting(),
             settled: state.tuner.is_settled(),
@@ -119,7 +121,28 @@ fn sample(before: &IngestStats, now: &IngestStats, seconds: f64) -> Sample {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Bounds;
     use super::*;
+
+    /// What remains of a job after its feed, such as the last steps and a checkpoint, is no time of ingest.
+    #[test]
+    fn the_time_of_a_feed_ends_with_it() {
+        let bounds = Bounds {
+            most_decoders: 1,
+            most_streams: 1,
+            least_object_bytes: 1,
+            most_object_bytes: 1,
+            fixed_decoders: false,
+            fixed_streams: false,
+        };
+        let drive = Drive::new(Tuner::new(bounds, Setting { decoders: 1, streams: 1, object_bytes: 1 }));
+        drive.end();
+        let ended = drive.standing();
+        std::thread::sleep(Duration::from_millis(2));
+        drive.end();
+        let later = drive.standing();
+        assert_eq!((later.seconds, later.recent_seconds), (ended.seconds, ended.recent_seconds));
+    }
 
     #[test]
     fn a_sample_is_what_happened_in_between() {

@@ -6,7 +6,7 @@ use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::{OperationInfo, Recorder};
 
 use super::batch::CudaBatch;
-use super::buffers::{CudaMatrix, CudaMaxima, CudaTable, Shape, number_bytes, sign_bytes};
+use super::buffers::{CudaMatrix, CudaMaxima, CudaTable, Shape, number_bytes};
 use super::fault::must;
 use super::layout::scratch_bytes;
 use super::plan::CudaRowPlan;
@@ -34,12 +34,7 @@ impl Device for Cuda {
 
     fn matrix_of(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
         let shape = Shape::of(float, rows, columns);
-        CudaMatrix::new(shape, self.zeros(shape.bytes()), None)
-    }
-
-    fn rectified(&self, float: Float, rows: usize, columns: usize) -> CudaMatrix {
-        let (shape, signs) = (Shape::of(float, rows, columns), sign_bytes(rows, columns));
-        CudaMatrix::new(shape, self.zeros(shape.bytes()), Some(self.memory(signs)))
+        CudaMatrix::new(shape, self.zeros(shape.bytes()))
     }
 
     fn table(&self, shape: TableShape) -> CudaTable {

@@ -10,7 +10,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::buffers::Bits;
 use super::driver::{Address, Context, Fault, Memory, Stream};
 use super::fault::GpuError;
 use crate::float::Float;
@@ -87,20 +86,16 @@ mod constant {
     pub(super) const TRANSPOSE_B: c_int = 4;
     pub(super) const EPILOGUE: c_int = 7;
     pub(super) const BIAS_POINTER: c_int = 8;
-    pub(super) const AUX_POINTER: c_int = 11;
-    pub(super) const AUX_STRIDE: c_int = 12;
 
     pub(super) const TRANSPOSED: c_int = 1;
     pub(super) const MOST_WORKSPACE: c_int = 1;
+    pub(super) const REDUCTION_SCHEMES: c_int = 3;
+    /// Parts of a product that is split along its depth are added in fp32.
+    pub(super) const REDUCES_IN_COMPUTE_TYPE: u32 = 2;
 
     pub(super) const PLAIN: u32 = 1;
     pub(super) const RELU: u32 = 2;
     pub(super) const BIAS: u32 = 4;
-    /// With RELU or DRELU: writes or reads the sign bits.
-    pub(super) const AUX: u32 = 128;
-    pub(super) const DRELU: u32 = 8;
-    /// Computes the row sums of a, which is `right`.
-    pub(super) const BGRADA: u32 = 256;
 }
 
 #[derive(Clone, Copy, Default)]
@@ -150,7 +145,10 @@ pub(super) struct Factor {
     pub(super) is_transposed: bool,
 }
 
-/// A fused epilogue of a product. Biases and sums are `[1, columns]`, in the format of `out`.
+/// A fused epilogue of a product. Biases are `[1, columns]`, in the format of `out`.
+///
+/// Masks and column sums of gradients are our own kernels: on an H200, cuBLASLt 13.1 runs its epilogues for them, DRELU and
+/// BGRAD, as passes of their own, which take longer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) enum Epilogue {
     /// No epilogue.
@@ -158,12 +156,8 @@ pub(super) enum Epilogue {
     Plain,
     /// Adds a bias.
     Bias(Address),
-    /// Adds a bias, if any, and applies ReLU; optionally writes the sign bits of the result.
-    Rectified { bias: Option<Address>, signs: Option<Bits> },
-    /// Sets elements to 0 where the sign bit is not set.
-    Masked(Bits),
-    /// Also computes the column sums of `right`.
-    Sums(Address),
+    /// Adds a bias, if any, and applies ReLU.
+    Rectified(Option<Address>),
 }
 
 /// `out = [out +] left . right`, `[rows, depth] . [depth, columns]`, with fp32 accumulation and an epilogue.
@@ -280,7 +274,7 @@ impl Blas {
         let plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let plan =
             plans.get(&self.key(product)).and_then(Option::as_ref).expect("a product that `can` accepted");
-        self.set_addresses(plan.descriptor, &product.epilogue)?;
+        self.set_bias(plan.descriptor, product.epilogue)?;
         let (alpha, beta) = (1.0_f32, if product.adds { 1.0_f32 } else { 0.0 });
         let [a, b, d] = plan.layouts;
         let (left, right, out) = (product.left.address, product.right.address, product.out.address);
@@ -317,14 +311,8 @@ impl Blas {
         }
     }
 
-    fn set_addresses(&self, descriptor: Handle, epilogue: &Epilogue) -> Result<(), BlasError> {
-        if let Some(bias) = epilogue.bias() {
-            self.set(descriptor, constant::BIAS_POINTER, &bias)?;
-        }
-        if let Some(Bits { address, .. }) = epilogue.signs() {
-            self.set(descriptor, constant::AUX_POINTER, &address)?;
-        }
-        Ok(())
+    fn set_bias(&self, descriptor: Handle, epilogue: Epilogue) -> Result<(), BlasError> {
+        epilogue.bias().map_or(Ok(()), |bias| self.set(descriptor, constant::BIAS_POINTER, &bias))
     }
 
     fn plan(&self, product: &Product, is_tf32: bool) -> Result<Option<Plan>, BlasError> {
@@ -349,10 +337,7 @@ impl Blas {
             self.set(plan.descriptor, *attribute, &constant::TRANSPOSED)?;
         }
         self.set(plan.descriptor, constant::EPILOGUE, &product.epilogue.code())?;
-        self.set_addresses(plan.descriptor, &product.epilogue)?;
-        if let Some(signs) = product.epilogue.signs() {
-            self.set(plan.descriptor, constant::AUX_STRIDE, &(signs.stride as i64))?;
-        }
+        self.set_bias(plan.descriptor, product.epilogue)?;
         for (layout, (float, rows, columns, stride)) in plan.layouts.iter_mut().zip(product.layouts()) {
             let kind = match float {
                 Float::F32 => constant::R_F32,
@@ -370,18 +355,19 @@ impl Blas {
     fn choose(&self, plan: &mut Plan) -> Result<bool, BlasError> {
         let (functions, [a, b, d]) = (&self.functions, plan.layouts);
         let (mut preference, mut found, mut count) = (Handle::NULL, Heuristic::default(), 0);
-        let bytes = self.workspace.bytes() as u64;
+        let bytes = (self.workspace.bytes() as u64).to_ne_bytes();
+        // By default, parts may also be added in the format of the output, which rounds each of them.
+        let schemes = constant::REDUCES_IN_COMPUTE_TYPE.to_ne_bytes();
+        let preferences: [(c_int, &[u8]); 2] =
+            [(constant::MOST_WORKSPACE, &bytes), (constant::REDUCTION_SCHEMES, &schemes)];
         // SAFETY: all handles are live, `preference`, `found` and `count` are valid for writes during their calls,
         // `found` has room for the one requested result, and `Heuristic` has the layout of cublasLt.h.
         let answered = unsafe {
             functions.cublasLtMatmulPreferenceCreate(&raw mut preference)?;
-            let (attribute, value) = (constant::MOST_WORKSPACE, (&raw const bytes).cast());
-            let _ = functions.cublasLtMatmulPreferenceSetAttribute(
-                preference,
-                attribute,
-                value,
-                size_of_val(&bytes),
-            );
+            let set = preferences.into_iter().try_for_each(|(attribute, value)| {
+                let (value, bytes) = (value.as_ptr().cast(), value.len());
+                functions.cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes)
+            });
             let answered = functions.cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 plan.descriptor,
@@ -395,6 +381,7 @@ impl Blas {
                 &raw mut count,
             );
             (functions.cublasLtMatmulPreferenceDestroy)(preference);
+            set?;
             answered
         };
         plan.algorithm = found.algorithm;
@@ -429,15 +416,10 @@ impl Product {
         for matrix in [&mut self.left, &mut self.right, &mut self.out] {
             matrix.address = 0;
         }
-        let bits = |bits: Bits| Bits { address: 0, ..bits };
         self.epilogue = match self.epilogue {
             Epilogue::Plain => Epilogue::Plain,
             Epilogue::Bias(_) => Epilogue::Bias(0),
-            Epilogue::Rectified { bias, signs } => {
-                Epilogue::Rectified { bias: bias.map(|_| 0), signs: signs.map(bits) }
-            }
-            Epilogue::Masked(signs) => Epilogue::Masked(bits(signs)),
-            Epilogue::Sums(_) => Epilogue::Sums(0),
+            Epilogue::Rectified(bias) => Epilogue::Rectified(bias.map(|_| 0)),
         };
         Self { adds: false, ..self }
     }
@@ -459,29 +441,16 @@ impl Epilogue {
         match self {
             Self::Plain => constant::PLAIN,
             Self::Bias(_) => constant::BIAS,
-            Self::Rectified { bias, signs } => {
-                let bias = bias.map_or(0, |_| constant::BIAS);
-                constant::RELU | bias | signs.map_or(0, |_| constant::AUX)
-            }
-            Self::Masked(_) => constant::DRELU | constant::AUX,
-            Self::Sums(_) => constant::BGRADA,
+            Self::Rectified(bias) => constant::RELU | bias.map_or(0, |_| constant::BIAS),
         }
     }
 
-    /// The address that the library calls bias: an added bias, or the destination of sums.
+    /// The address of the added bias.
     fn bias(self) -> Option<Address> {
         match self {
-            Self::Bias(address) | Self::Sums(address) => Some(address),
-            Self::Rectified { bias, .. } => bias,
-            Self::Plain | Self::Masked(_) => None,
-        }
-    }
-
-    fn signs(self) -> Option<Bits> {
-        match self {
-            Self::Rectified { signs, .. } => signs,
-            Self::Masked(signs) => Some(signs),
-            Self::Plain | Self::Bias(_) | Self::Sums(_) => None,
+            Self::Bias(address) => Some(address),
+            Self::Rectified(bias) => bias,
+            Self::Plain => None,
         }
     }
 }

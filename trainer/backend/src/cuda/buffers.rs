@@ -1,7 +1,5 @@
 //! Matrices and tables in a GPU's memory.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::driver::{Address, Memory};
 use super::kernels::MatrixView;
 use crate::device::{MatrixShape, TablePart, TableShape};
@@ -11,6 +9,8 @@ use crate::float::Float;
 pub(super) const ALIGNMENT: usize = 256;
 /// Alignment of matrix rows in bytes: the size of one vector load of a thread, and what tensor cores require.
 const ROW_BYTES: usize = 16;
+/// Numbers of 16 bits in [`ROW_BYTES`]: the tensor cores' fast products need depths that are multiples of it.
+const DEPTH: usize = 8;
 
 /// Size of a number of `float`, in bytes.
 pub(super) fn number_bytes(float: Float) -> usize {
@@ -21,6 +21,11 @@ pub(super) fn number_bytes(float: Float) -> usize {
 }
 
 /// The memory layout of a matrix.
+///
+/// Rows end in padding up to their stride, and the last row is followed by padding up to a multiple of [`DEPTH`] rows, so
+/// that a product may sum over more columns of one factor and rows of the other than they have. Padding is zero in every
+/// matrix that an operation writes element by element. Products of padded matrices also write padding: it is zero where
+/// their factors are finite, and no operation reads it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) float: Float,
@@ -42,7 +47,8 @@ impl Shape {
     }
 
     pub(super) fn bytes(self) -> usize {
-        self.rows * self.stride() * number_bytes(self.float)
+        let rows = if self.rows > 1 { self.rows.next_multiple_of(DEPTH) } else { self.rows };
+        rows * self.stride() * number_bytes(self.float)
     }
 
     /// A view of this shape at `data`.
@@ -77,59 +83,12 @@ impl Rooms {
 pub struct CudaMatrix {
     memory: Memory,
     shape: Shape,
-    signs: Option<Signs>,
-}
-
-/// Which elements of a matrix are positive, one bit each: the mask that cuBLASLt writes for ReLU and applies to
-/// gradients.
-struct Signs {
-    memory: Memory,
-    /// Whether the bits match the matrix's current values.
-    are_valid: AtomicBool,
-}
-
-/// A matrix of bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Bits {
-    pub(super) address: Address,
-    /// Row stride, in bits.
-    pub(super) stride: usize,
-}
-
-/// Row stride of sign bits, in bits: cuBLASLt requires a multiple of 128.
-fn sign_stride(columns: usize) -> usize {
-    columns.next_multiple_of(128)
-}
-
-/// Size of a matrix's sign bits, in bytes.
-pub(super) fn sign_bytes(rows: usize, columns: usize) -> usize {
-    rows * sign_stride(columns) / 8
 }
 
 impl CudaMatrix {
-    /// A matrix in `memory`, with space for sign bits if `signs` is some.
-    pub(super) fn new(shape: Shape, memory: Memory, signs: Option<Memory>) -> Self {
-        let signs = signs.map(|memory| Signs { memory, are_valid: AtomicBool::new(false) });
-        Self { memory, shape, signs }
-    }
-
-    /// Where to write sign bits, if there is space for them.
-    pub(super) fn sign_room(&self) -> Option<Bits> {
-        let address = self.signs.as_ref()?.memory.address();
-        Some(Bits { address, stride: sign_stride(self.columns()) })
-    }
-
-    /// The sign bits, if they match the current values.
-    pub(super) fn signs(&self) -> Option<Bits> {
-        let are_valid = self.signs.as_ref()?.are_valid.load(Ordering::Relaxed);
-        if are_valid { self.sign_room() } else { None }
-    }
-
-    /// Records that the matrix was written, and whether its sign bits were written with it.
-    pub(super) fn set_signs_valid(&self, are_valid: bool) {
-        if let Some(signs) = &self.signs {
-            signs.are_valid.store(are_valid, Ordering::Relaxed);
-        }
+    /// A matrix in `memory`, which has the bytes of `shape`.
+    pub(super) fn new(shape: Shape, memory: Memory) -> Self {
+        Self { memory, shape }
     }
 
     pub(super) fn shape(&self) -> Shape {

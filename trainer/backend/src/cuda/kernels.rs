@@ -20,8 +20,6 @@ pub(super) const ROWS_AT_ONCE: u32 = 4;
 pub(super) const TILE: u32 = 4096;
 pub(super) const DIGITS: u32 = 256;
 pub(super) const DIGIT_BITS: u32 = 8;
-/// `PIECE` of rows.cu.
-pub(super) const PIECE: u32 = 64;
 /// `STEPS` of update.cu: as many as fit in 4 KiB, the largest kernel argument that every driver accepts.
 pub(super) const STEPS_AT_ONCE: usize = 24;
 /// `REPORTED` of batch.cu: the most matrices in a report.
@@ -139,6 +137,8 @@ pub(super) struct TableView {
     pub(super) width: u32,
     pub(super) lanes: u32,
     pub(super) format: u32,
+    pub(super) piece: u32,
+    pub(super) unused: u32,
 }
 
 /// `Faults` of batch.cu.

@@ -37,6 +37,12 @@ fn lanes_of_row(columns: usize) -> usize {
     columns.div_ceil(QUAD as usize).next_power_of_two().min(WARP as usize)
 }
 
+/// The number of inputs that a layer's products work on: with the padding of its input's rows and of its weights, which is
+/// zero. On an H200, products whose depth is no multiple of 16 bytes take 6 to 7 times as long.
+fn padded(float: Float, inputs: usize) -> usize {
+    Shape::of(float, 1, inputs).stride()
+}
+
 fn factor(view: MatrixView, float: Float, is_transposed: bool) -> Factor {
     Factor { address: view.data, float, stride: view.stride as usize, is_transposed }
 }
@@ -47,14 +53,14 @@ impl Cuda {
         let (inputs, outputs) = (weights.rows(), weights.columns());
         let float = input.float();
         let work = ForwardWork::of(rows, [inputs, outputs], [weights.float(), float, output.float()]);
-        let scratch = self.scratch(work.bytes);
-        let weights = self.in_format(weights, inputs, float, scratch + work.weights);
+        let (scratch, depth) = (self.scratch(work.bytes), padded(float, inputs));
+        let weights = self.in_format(weights, depth, float, scratch + work.weights);
         let bias = bias.map(|bias| self.in_format(bias, 1, output.float(), scratch + work.bias));
         let is_rectified = activation == Activation::Relu;
         let bias_address = bias.map(|bias| bias.data);
         let of_epilogue = |epilogue| Product {
             rows,
-            depth: inputs,
+            depth,
             columns: outputs,
             left: factor(input.view(), float, false),
             right: factor(weights, float, false),
@@ -62,16 +68,17 @@ impl Cuda {
             adds: false,
             epilogue,
         };
-        let signs = output.sign_room().filter(|_| is_rectified);
-        let with_signs = Epilogue::Rectified { bias: bias_address, signs };
-        let writes_signs = signs.is_some() && rows > 0 && self.enqueue_product(&of_epilogue(with_signs));
-        output.set_signs_valid(writes_signs);
         let epilogue = match bias_address {
-            _ if is_rectified => Epilogue::Rectified { bias: bias_address, signs: None },
+            _ if is_rectified => Epilogue::Rectified(bias_address),
             Some(bias) => Epilogue::Bias(bias),
             None => Epilogue::Plain,
         };
-        if writes_signs || rows == 0 || self.enqueue_product(&of_epilogue(epilogue)) {
+        // Where a row of the output is no whole number of vectors, the library adds the bias to the rounded product in a
+        // pass of its own.
+        let is_rounded_once = epilogue == Epilogue::Plain
+            || output.float() == Float::F32
+            || padded(output.float(), outputs) == outputs;
+        if rows == 0 || is_rounded_once && self.enqueue_product(&of_epilogue(epilogue)) {
             return;
         }
         let sums = Shape::of(Float::F32, rows, outputs).view(scratch + work.sums);
@@ -96,57 +103,43 @@ impl Cuda {
         let floats = [layer.weights.float(), output_grad.float(), float];
         let work = BackwardWork::of(rows, [inputs, outputs], floats);
         let scratch = self.scratch(work.bytes);
-        let partials = scratch + work.partials;
-        // The product for `weight_grad` can also sum `bias_grad` from its operand. It sums sequentially, which is
-        // precise enough for 16-bit operands only.
-        let sums_by_the_way = layer.activation == Activation::Identity
-            && mode == GradientMode::Write
-            && output_grad.float() == float
-            && float != Float::F32;
-        if layer.activation == Activation::Relu {
-            self.mask(rows, Some(layer.output), output_grad, Some(partials));
+        let (partials, depth) = (scratch + work.partials, padded(float, inputs));
+        let is_rectified = layer.activation == Activation::Relu;
+        if is_rectified || bias_grad.is_some() {
+            self.mask(rows, Some(layer.output).filter(|_| is_rectified), output_grad, Some(partials));
+        }
+        if let Some(bias_grad) = bias_grad {
+            self.finish_columns(rows, outputs, partials, [Some(bias_grad), None], mode, 1.0);
         }
         let grad_factor = self.in_format(output_grad, rows, float, scratch + work.output_grad);
-        let weight_product = |epilogue| Product {
-            rows: inputs,
+        let weight_product = Product {
+            rows: depth,
             depth: rows,
             columns: outputs,
             left: factor(layer.input.view(), float, true),
             right: factor(grad_factor, float, false),
             out: factor(weight_grad.view(), weight_grad.float(), false),
             adds: mode == GradientMode::Accumulate,
-            epilogue,
+            epilogue: Epilogue::Plain,
         };
-        let sums = bias_grad.filter(|_| sums_by_the_way && rows > 0).map(CudaMatrix::numbers);
-        let has_sums = sums.is_some_and(|sums| self.enqueue_product(&weight_product(Epilogue::Sums(sums))));
-        if rows > 0 && !has_sums {
-            self.must_multiply(&weight_product(Epilogue::Plain));
+        if rows == 0 {
+            return;
         }
-        if let Some(bias_grad) = bias_grad.filter(|_| !has_sums) {
-            if layer.activation == Activation::Identity {
-                self.mask(rows, None, output_grad, Some(partials));
-            }
-            self.finish_columns(rows, outputs, partials, [Some(bias_grad), None], mode, 1.0);
-        }
-        let Some(input_grad) = input_grad.filter(|_| rows > 0) else { return };
-        let weights = self.in_format(layer.weights, inputs, float, scratch + work.weights);
-        let input_product = |epilogue| Product {
+        self.must_multiply(&weight_product);
+        let Some(input_grad) = input_grad else { return };
+        let weights = self.in_format(layer.weights, depth, float, scratch + work.weights);
+        let has_padding = input_grad.columns() == inputs && input_grad.shape().stride() >= depth;
+        self.must_multiply(&Product {
             rows,
             depth: outputs,
-            columns: input_grad.columns(),
+            columns: if has_padding { depth } else { input_grad.columns() },
             left: factor(grad_factor, float, false),
             right: factor(weights, float, true),
             out: factor(input_grad.view(), input_grad.float(), false),
             adds: false,
-            epilogue,
-        };
-        let is_masked = layer.input_activation == Activation::Relu;
-        let signs = layer.input.signs().filter(|_| is_masked);
-        if signs.is_some_and(|signs| self.enqueue_product(&input_product(Epilogue::Masked(signs)))) {
-            return;
-        }
-        self.must_multiply(&input_product(Epilogue::Plain));
-        if is_masked {
+            epilogue: Epilogue::Plain,
+        });
+        if layer.input_activation == Activation::Relu {
             self.mask(rows, Some(layer.input), input_grad, None);
         }
     }

@@ -4,7 +4,7 @@ use millstream_batch::BatchSchema;
 
 use super::batch::CudaBatch;
 use super::blas::WORKSPACE_BYTES;
-use super::buffers::{CudaMaxima, CudaTable, Shape, sign_bytes};
+use super::buffers::{CudaMaxima, CudaTable, Shape};
 use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
@@ -22,10 +22,6 @@ impl Layout for Cuda {
 
     fn matrix_bytes(float: Float, rows: usize, columns: usize) -> u64 {
         Memory::taken(Shape::of(float, rows, columns).bytes())
-    }
-
-    fn rectified_bytes(float: Float, rows: usize, columns: usize) -> u64 {
-        Self::matrix_bytes(float, rows, columns) + Memory::taken(sign_bytes(rows, columns))
     }
 
     fn table_bytes(shape: TableShape) -> u64 {

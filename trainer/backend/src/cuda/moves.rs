@@ -27,7 +27,6 @@ pub(super) fn quads(rows: usize, columns: usize) -> [usize; 2] {
 impl Cuda {
     pub(super) fn write(&self, operation: WriteMatrix<'_, Self>) {
         let WriteMatrix { matrix, values } = operation;
-        matrix.set_signs_valid(false);
         let dense = self.scratch(size_of_val(values));
         self.copy_to(dense, values.as_bytes());
         let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };

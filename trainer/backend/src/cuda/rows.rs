@@ -5,8 +5,8 @@ use millstream_batch::BatchSchema;
 use super::buffers::{CudaTable, Rooms};
 use super::driver::{Address, Memory};
 use super::kernels::{
-    ADD_ROW_SQUARES, PIECE, QUAD, RowSquares, STEP_PIECES, STEP_PIECES_OF_MAXIMA, STEP_SPANS, SourceView,
-    StepRows, TableView, WARP,
+    ADD_ROW_SQUARES, QUAD, RowSquares, STEP_PIECES, STEP_PIECES_OF_MAXIMA, STEP_SPANS, SourceView, StepRows,
+    TableView, WARP,
 };
 use super::updates::view;
 use super::{Cuda, host};
@@ -25,9 +25,15 @@ fn lanes(width: usize) -> u32 {
     (width.div_ceil(QUAD as usize) as u32).next_power_of_two().min(WARP)
 }
 
-/// The number of pieces that `ids` ids are split into.
-fn pieces(ids: usize) -> usize {
-    ids.div_ceil(PIECE as usize)
+/// The number of ids in a piece. A worker of one lane is a single thread: pieces are shorter there, so that there are enough
+/// threads for a GPU, and their partial sums are small.
+fn piece(lanes: u32) -> u32 {
+    if lanes == 1 { 16 } else { 64 }
+}
+
+/// The number of pieces that `ids` ids of rows of `width` columns are split into.
+fn pieces(ids: usize, width: usize) -> usize {
+    ids.div_ceil(piece(lanes(width)) as usize)
 }
 
 /// The partial sums of rows that span pieces: of their gradients, and of the squares of those.
@@ -41,7 +47,7 @@ pub(super) fn scratch_bytes(schema: &BatchSchema, lookups: &[Lookup], shapes: &[
     for (number, shape) in shapes.iter().enumerate() {
         let columns = Lookup::of_table(lookups, number).iter().map(|lookup| lookup.column);
         let ids = columns.map(|column| host::capacity(schema, column)).sum();
-        rooms_of(&mut rooms, pieces(ids), shape.width);
+        rooms_of(&mut rooms, pieces(ids, shape.width), shape.width);
     }
     rooms.bytes()
 }
@@ -118,8 +124,7 @@ impl Cuda {
                     }
                 };
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
-                let pieces = pieces(sorted.capacity);
-                let lanes = lanes(shape.width);
+                let (pieces, lanes) = (pieces(sorted.capacity, shape.width), lanes(shape.width));
                 let [partials, squares] = rooms_of(&mut rooms, pieces, shape.width);
                 threads = threads.max(pieces * lanes as usize);
                 TableView {
@@ -138,6 +143,8 @@ impl Cuda {
                     width: shape.width as u32,
                     lanes,
                     format: shape.float as u32,
+                    piece: piece(lanes),
+                    unused: 0,
                 }
             })
             .collect();

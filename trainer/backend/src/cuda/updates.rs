@@ -64,16 +64,15 @@ impl Cuda {
         if step.rows == 0 || step.weights.columns == 0 {
             return;
         }
-        let is_full = {
-            let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-            steps.push(step);
-            // The pending steps hold addresses, so their memory must not be freed.
-            self.context().fall_behind();
-            steps.len() == STEPS_AT_ONCE
-        };
-        if is_full {
+        let steps = || self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        // The steps of one launch run at the same time, so each has weights of its own.
+        let is_repeated = steps().iter().any(|pending| pending.weights.data == step.weights.data);
+        if is_repeated || steps().len() == STEPS_AT_ONCE {
             drop(self.commands());
         }
+        steps().push(step);
+        // The pending steps hold addresses, so their memory must not be freed.
+        self.context().fall_behind();
     }
 
     /// Enqueues the batched steps.
@@ -174,6 +173,28 @@ mod tests {
             let Formula::Sgd { learning_rate } = update.formula else { panic!("{update:?}") };
             assert_eq!(found, vec![columns as f32 + learning_rate as f32; 3 * columns]);
         }
+    }
+
+    /// The steps of one launch run at the same time, so one of them would read weights that another one writes.
+    #[test]
+    fn steps_of_the_same_weights_are_launched_one_after_the_other() {
+        let (stand_in, cuda) = alone();
+        let mut scale = cuda.matrix(1, 1);
+        cuda.write_matrix(&mut scale, &[1.0]);
+        let mut all = matrices(&cuda, 2);
+        cuda.flush();
+        let before = calls(&stand_in, c"cuLaunchKernel");
+        for _ in 0..3 {
+            for (weights, gradient, update) in &mut all {
+                cuda.run(ops::Step { update, scale: &scale, weights, states: &mut [], grad: gradient });
+            }
+        }
+        cuda.flush();
+        assert_eq!(calls(&stand_in, c"cuLaunchKernel") - before, 3);
+        let mut found = [0.0; 3];
+        cuda.read_matrix(&all[0].0, &mut found);
+        // 1 + 3 * 0.5
+        assert_eq!(found, [2.5; 3]);
     }
 
     #[test]

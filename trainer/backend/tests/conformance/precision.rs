@@ -106,13 +106,12 @@ impl<B: Backend> Rounded<'_, B> {
         }
     }
 
-    /// A layer and the next one, which masks the gradient by the first one's output: with the sign bits that the
-    /// device stored, and, after the output was overwritten, with its values.
+    /// A layer and the next one, which masks the gradient by the first one's output, as computed and as overwritten.
     fn layers_in_a_row(&mut self, rows: usize, (inputs, between, outputs): (usize, usize, usize)) {
         let backend = self.bench.0;
         let (input, first, second) =
             (self.low(rows, inputs), self.whole(inputs, between), self.whole(between, outputs));
-        let mut given = backend.rectified(self.float, rows, between);
+        let mut given = backend.matrix_of(self.float, rows, between);
         let written = self.random.numbers(rows * between).into_iter().map(scalar::<B>).collect::<Vec<_>>();
         for bias in [None, Some(self.whole(1, between))] {
             backend.run(ops::LayerForward {

@@ -15,6 +15,7 @@ use super::super::rows::Row;
 use super::{Palette, jobs, one_line};
 use crate::commands::plot_of;
 use crate::figures;
+use crate::gpu_use;
 use crate::plot::{self, Curve};
 use crate::table::folded;
 
@@ -119,6 +120,9 @@ fn facts(model: &Model, row: &Row, palette: Palette, width: usize) -> Vec<Line<'
     parts.extend(row.cores.map(|cores| format!("{cores:.1} cores busy")));
     parts.extend(row.memory().map(|bytes| format!("worker {}", figures::bytes(bytes))));
     parts.extend(checkpoint(model, row));
+    let gpus = model.snapshot.iter().flat_map(|snapshot| &snapshot.gpus).filter(|gpus| !gpus.is_stale);
+    let used = gpus.flat_map(|gpus| &gpus.gpus).filter(|gpu| gpu.jobs.iter().any(|other| other.id == job.id));
+    parts.extend(used.map(|gpu| format!("gpu {}", gpu_use::of_job(gpu, &job.id))));
     lines.extend(flowing(parts, width));
     lines
 }

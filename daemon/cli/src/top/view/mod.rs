@@ -1,5 +1,6 @@
 //! Draws the state of the screen: the host above, jobs or one job's page, keys below.
 
+mod gpus;
 mod job;
 mod jobs;
 
@@ -14,9 +15,9 @@ use ratatui::widgets::{Block, Clear, Paragraph};
 
 use super::model::{Dialog, Model};
 use crate::figures;
-use crate::printable::printable;
+use crate::printable::one_line;
 
-/// Lines of the host, with an empty one below.
+/// Lines of the host besides its GPUs, with an empty one below.
 const HEADER_LINES: u16 = 4;
 
 /// Width of a bar, in characters.
@@ -76,12 +77,13 @@ impl Palette {
 pub(super) fn height(model: &Model) -> u16 {
     let jobs = u16::try_from(model.listed().max(1)).unwrap_or(u16::MAX);
     // The titles of the jobs, and the keys.
-    jobs.saturating_add(HEADER_LINES + 2)
+    jobs.saturating_add(HEADER_LINES + gpus::lines(model, u16::MAX) + 2)
 }
 
 /// Draws the whole screen.
 pub(super) fn draw(model: &Model, palette: Palette, frame: &mut Frame<'_>) {
-    let areas = [Constraint::Length(HEADER_LINES), Constraint::Min(1), Constraint::Length(1)];
+    let header_lines = HEADER_LINES + gpus::lines(model, frame.area().height);
+    let areas = [Constraint::Length(header_lines), Constraint::Min(1), Constraint::Length(1)];
     let [header, body, footer] = Layout::vertical(areas).areas(frame.area());
     match &model.snapshot {
         Some(snapshot) => draw_host(model, snapshot, palette, frame, header),
@@ -118,7 +120,8 @@ fn draw_host(model: &Model, snapshot: &Snapshot, palette: Palette, frame: &mut F
     if let [last, ..] = host.load[..] {
         used.push(Span::from(format!("load {last:.1}   ")));
     }
-    let lines = vec![title, jobs_line(snapshot), Line::from(used)];
+    let mut lines = vec![title, jobs_line(snapshot), Line::from(used)];
+    lines.extend(gpus::draw(snapshot, palette, area));
     frame.render_widget(Paragraph::new(lines), area);
 }
 
@@ -200,11 +203,6 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
     );
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(" keys ")), area);
-}
-
-/// Text of others, safe to draw on one line.
-fn one_line(text: &str) -> String {
-    printable(text).replace(['\n', '\t'], " ")
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 // Optimizer steps of the table rows that a batch touches.
 //
 // Ids are sorted, so the gradients of a row belong to a run of equal ids. The sorted ids are split into pieces of
-// 64, regardless of run boundaries. A worker, some lanes of a warp, sums the runs of one piece. A run within one
+// equal size, regardless of run boundaries. A worker, some lanes of a warp, sums the runs of one piece. A run within one
 // piece is stepped at once. For a run that spans pieces, each piece stores a partial sum, and `step_spans` adds
 // these up in order. So the summation order depends on the ids alone, a row that every example names does not
 // serialize on one worker, and the combined gradients of the other rows never go through memory.
@@ -10,7 +10,6 @@
 #include "reduce.cuh"
 #include "update.cuh"
 
-constexpr u32 PIECE = 64;
 // Gradients loaded ahead.
 constexpr u32 AHEAD = 4;
 
@@ -46,6 +45,8 @@ struct Table {
     u32 lanes;
     // The format of the weights.
     u32 format;
+    // Ids per piece.
+    u32 piece, unused;
 };
 
 struct StepRows {
@@ -212,7 +213,7 @@ __device__ __forceinline__ void step_runs(const StepRows& args) {
     u32 piece;
     Worker worker = worker_of_thread(args, piece);
     const Table& table = worker.table;
-    u32 size = *table.size, begin = piece * PIECE, end = min(begin + PIECE, size);
+    u32 size = *table.size, begin = piece * table.piece, end = min(begin + table.piece, size);
     if (begin >= size || worker.scale == 0.0f) return;
     for (u32 first = begin, next; first < end; first = next) {
         u32 id = table.ids[first];
@@ -250,7 +251,7 @@ ENTRY(step_spans, StepRows) {
     u32 piece;
     Worker worker = worker_of_thread(args, piece);
     const Table& table = worker.table;
-    u32 size = *table.size, begin = piece * PIECE, end = min(begin + PIECE, size);
+    u32 size = *table.size, begin = piece * table.piece, end = min(begin + table.piece, size);
     if (begin >= size || worker.scale == 0.0f) return;
     u32 id = table.ids[end - 1];
     bool goes_on = end < size && table.ids[end] == id;
@@ -258,7 +259,7 @@ ENTRY(step_spans, StepRows) {
     bool starts = !fills || begin == 0 || table.ids[begin - 1] != id;
     if (goes_on && starts) {
         u32 last = piece + 1;
-        while ((last + 1) * PIECE < size && table.ids[(last + 1) * PIECE] == id) last++;
+        while ((last + 1) * table.piece < size && table.ids[(last + 1) * table.piece] == id) last++;
         worker.finish(id, [&](u32 column) {
             Quad sum = {};
             for (u32 number = piece; number <= last; number++) {
@@ -285,7 +286,7 @@ ENTRY(add_row_squares, RowSquares) {
     float sum = 0.0f;
     for (u32 number = 0; number < args.table_count; number++) {
         const Table& table = args.tables[number];
-        u32 pieces = (*table.size + PIECE - 1) / PIECE;
+        u32 pieces = (*table.size + table.piece - 1) / table.piece;
         for (u32 at = threadIdx.x; at < 2 * pieces; at += blockDim.x) sum += table.squares[at];
     }
     sum = block_sum(sum);
