@@ -143,7 +143,7 @@ impl Transport for Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        // Before the channels close, so whoever finds a closed channel also finds this.
+        // Before the channels close, so that a peer that finds a closed channel also finds this.
         self.has_left[self.rank].store(true, Ordering::Release);
     }
 }

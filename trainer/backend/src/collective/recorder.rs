@@ -1,7 +1,7 @@
 //! The flight recorder: a rank's last operations, in memory that outlives its process.
 //!
 //! A hanging collective shows on all ranks but the one at fault, and a killed worker cannot be asked. So each worker records
-//! the operations that it begins and ends in an anonymous file. Whoever holds the file's descriptor, such as the daemon,
+//! the operations that it begins and ends in an anonymous file. A holder of the file's descriptor, such as the daemon,
 //! reads it at any time, also after the worker's death.
 //!
 //! ```text

@@ -74,7 +74,7 @@ impl Cuda {
             None => Epilogue::Plain,
         };
         // Where a row of the output is no whole number of vectors, the library adds the bias to the rounded product in a
-        // pass of its own.
+        // separate pass.
         let is_rounded_once = epilogue == Epilogue::Plain
             || output.float() == Float::F32
             || padded(output.float(), outputs) == outputs;

@@ -65,7 +65,7 @@ impl Cuda {
             return;
         }
         let steps = || self.steps.lock().unwrap_or_else(PoisonError::into_inner);
-        // The steps of one launch run at the same time, so each has weights of its own.
+        // The steps of one launch run at the same time, so no two may have the same weights.
         let is_repeated = steps().iter().any(|pending| pending.weights.data == step.weights.data);
         if is_repeated || steps().len() == STEPS_AT_ONCE {
             drop(self.commands());

@@ -24,7 +24,7 @@
 //! even for those that it completed: a killed sender may have reserved a place in the receiver's queue, where all messages of
 //! other ranks then wait behind it.
 //!
-//! UCX 1.13 has faster transports and error handling of its own, which do not serve here. With copies from the memory of
+//! UCX 1.13 has faster transports and its own error handling, which cannot be used here. With copies from the memory of
 //! another process (CMA), a rank that is killed in the middle of one aborts the other rank. Endpoints with error
 //! handling need TCP besides, whose ports are open to the network, and are slower for large messages
 //! (`bench/results/2026-11-27-collective.md`).
