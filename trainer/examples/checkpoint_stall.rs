@@ -152,6 +152,7 @@ fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
         batch: seed,
         rows: schema.rows,
         global_rows: schema.rows,
+        first_row: 0,
         last: false,
     });
     let sections = slot.sections();

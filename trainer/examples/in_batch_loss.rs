@@ -116,6 +116,7 @@ fn filled(schema: &BatchSchema) -> Result<BatchBuffer, Box<dyn Error>> {
         batch: 0,
         rows: schema.rows,
         global_rows: schema.rows,
+        first_row: 0,
         last: false,
     });
     let sections = slot.sections();

@@ -138,7 +138,15 @@ mod tests {
         let rows = labels.len() as u32;
         let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema(rows)).unwrap()));
         let (stream, epoch, batch, last) = (Stream::Train, 0, 0, false);
-        buffer.as_mut().set_header(&BatchHeader { stream, epoch, batch, rows, global_rows: rows, last });
+        buffer.as_mut().set_header(&BatchHeader {
+            stream,
+            epoch,
+            batch,
+            rows,
+            global_rows: rows,
+            first_row: 0,
+            last,
+        });
         buffer.as_mut().sections().labels.copy_from_slice(labels);
         buffer
     }

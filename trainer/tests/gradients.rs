@@ -114,6 +114,7 @@ fn batch() -> BatchBuffer {
         batch: 0,
         rows,
         global_rows: rows,
+        first_row: 0,
         last: false,
     });
     let mut sections = slot.sections();

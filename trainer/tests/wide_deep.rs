@@ -77,6 +77,7 @@ fn batch(schema: &BatchSchema, rows: u32, seed: u64) -> BatchBuffer {
         batch: 0,
         rows,
         global_rows: rows,
+        first_row: 0,
         last: false,
     });
     let mut sections = slot.sections();

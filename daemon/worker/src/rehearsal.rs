@@ -88,6 +88,7 @@ fn fill(batch: &mut BatchMut<'_>, schema: &BatchSchema) {
         batch: 0,
         rows,
         global_rows: rows,
+        first_row: 0,
         last: false,
     });
     batch.set_position(&vec![0; schema.position_bytes as usize]);

@@ -28,18 +28,23 @@ pub struct BatchHeader {
     pub epoch: u32,
     /// The batch's number within its pass over the data, from 0.
     pub batch: u64,
-    /// Rows in this batch, at most the schema's. With several hosts, the rows of this host, possibly 0.
+    /// Rows in this batch, at most the schema's. With several hosts or ranks, the rows of this one, possibly 0.
     pub rows: u32,
-    /// Rows of the global batch over all hosts: the divisor of a mean over the batch.
+    /// Rows of the global batch over all hosts and ranks: the divisor of a mean over the batch. With several ranks it
+    /// may exceed the schema's rows.
     pub global_rows: u32,
+    /// The place of this batch's first row in the global batch; `global_rows` for a rank without rows. 0 with one rank,
+    /// also with several hosts, whose rows are not consecutive.
+    pub first_row: u32,
     /// Whether it is the last batch of its pass over the data.
     pub last: bool,
 }
 
 impl BatchHeader {
-    /// The header of training batch 0 of epoch 0 with `rows` rows, all on this host, and more batches to follow.
+    /// The header of training batch 0 of epoch 0 with `rows` rows, which are the whole global batch, and more batches
+    /// to follow.
     pub fn train(rows: u32) -> Self {
-        Self { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, last: false }
+        Self { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, first_row: 0, last: false }
     }
 }
 
@@ -96,6 +101,9 @@ struct RawHeader {
     last: u32,
     position_bytes: u32,
     global_rows: u32,
+    first_row: u32,
+    /// Zero. It makes the size a multiple of the alignment.
+    reserved: u32,
 }
 
 impl<'a> BatchMut<'a> {
@@ -116,16 +124,19 @@ impl<'a> BatchMut<'a> {
     /// Writes the header.
     ///
     /// # Panics
-    /// When `header.global_rows` is more than the schema's rows, or less than `header.rows`.
+    /// When `header.rows` is more than the schema's rows, or the rows from `header.first_row` on end beyond
+    /// `header.global_rows`.
     pub fn set_header(&mut self, header: &BatchHeader) {
-        assert!(header.global_rows <= self.layout.schema().rows, "more rows than the slot holds");
-        assert!(header.rows <= header.global_rows, "more rows than the global batch");
+        assert!(header.rows <= self.layout.schema().rows, "more rows than the slot holds");
+        let end = header.first_row.checked_add(header.rows);
+        assert!(end.is_some_and(|end| end <= header.global_rows), "more rows than the global batch");
         let raw = self.raw_header();
         raw.stream = header.stream as u32;
         raw.epoch = header.epoch;
         raw.batch = header.batch;
         raw.rows = header.rows;
         raw.global_rows = header.global_rows;
+        raw.first_row = header.first_row;
         raw.last = u32::from(header.last);
     }
 
@@ -195,17 +206,19 @@ impl<'a> BatchRef<'a> {
         self.bytes
     }
 
-    /// The batch's metadata. Row counts are clamped to the slot's capacity, whatever the memory holds.
+    /// The batch's metadata. Whatever the memory holds, the rows fit in the slot and lie within the global batch: counts
+    /// are clamped.
     pub fn header(&self) -> BatchHeader {
-        let capacity = self.layout.schema().rows;
         let raw = self.raw_header();
-        let rows = raw.rows.min(capacity);
+        let rows = raw.rows.min(self.layout.schema().rows);
+        let global_rows = raw.global_rows.max(rows);
         BatchHeader {
             stream: if raw.stream == Stream::Eval as u32 { Stream::Eval } else { Stream::Train },
             epoch: raw.epoch,
             batch: raw.batch,
             rows,
-            global_rows: raw.global_rows.clamp(rows, capacity),
+            global_rows,
+            first_row: raw.first_row.min(global_rows - rows),
             last: raw.last != 0,
         }
     }

@@ -28,6 +28,18 @@ pub struct BatchSchema {
 }
 
 impl BatchSchema {
+    /// The schema of a rank's part of the batch, with `rows` divided by `ranks` and rounded up.
+    ///
+    /// Rank `r` has the rows `[r * c, (r + 1) * c)` of the batch, cut off at its end, where `c` is the part's `rows`: in
+    /// a short batch the first ranks are full and the last ones may be empty.
+    ///
+    /// # Panics
+    /// When `ranks` is 0.
+    #[must_use]
+    pub fn part(&self, ranks: u32) -> Self {
+        Self { rows: self.rows.div_ceil(ranks), ..self.clone() }
+    }
+
     /// Number of labels per row (`L`), at least one.
     pub fn label_count(&self) -> usize {
         self.labels.len().max(1)

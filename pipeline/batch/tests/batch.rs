@@ -127,6 +127,41 @@ fn headers_with_too_many_rows_panic() {
 }
 
 #[test]
+#[should_panic(expected = "more rows than the global batch")]
+fn headers_of_rows_beyond_the_global_batch_panic() {
+    let header = BatchHeader { global_rows: 7, first_row: 5, ..BatchHeader::train(3) };
+    buffer(&schema(4)).as_mut().set_header(&header);
+}
+
+#[test]
+fn a_part_of_a_global_batch_larger_than_the_slot_round_trips() {
+    let mut buffer = buffer(&schema(4));
+    for header in [
+        BatchHeader { global_rows: 11, first_row: 8, ..BatchHeader::train(3) },
+        BatchHeader { global_rows: 8, first_row: 8, ..BatchHeader::train(0) },
+        BatchHeader { global_rows: u32::MAX, first_row: u32::MAX - 4, ..BatchHeader::train(4) },
+    ] {
+        buffer.as_mut().set_header(&header);
+        assert_eq!(buffer.as_ref().header(), header);
+    }
+}
+
+#[test]
+fn parts_hold_all_rows_of_a_batch() {
+    for rows in 1..40 {
+        for ranks in 1..9 {
+            let part = schema(rows).part(ranks);
+            assert_eq!(part, BatchSchema { rows: part.rows, ..schema(rows) });
+            assert!(
+                part.rows * ranks >= rows && (part.rows - 1) * ranks < rows,
+                "{rows} rows, {ranks} ranks"
+            );
+        }
+    }
+    assert_eq!(schema(40).part(1), schema(40));
+}
+
+#[test]
 #[should_panic(expected = "position longer than the slot's position section")]
 fn positions_too_long_for_the_slot_panic() {
     buffer(&schema(4)).as_mut().set_position(&[0; 101]);

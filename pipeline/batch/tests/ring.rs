@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use millstream_batch::{Consumer, Lease, Producer, RingError};
+use millstream_batch::{ClaimedSlot, Consumer, Lease, Producer, RingError};
 use support::{Numbers, check, fill, schema, while_blocked};
 
 /// The two ends of a new ring.
@@ -228,4 +228,57 @@ fn rings_can_be_sent_over_a_socket() {
     check(consumer.next().unwrap().unwrap().batch(), 0);
     producer.finish();
     assert!(consumer.next().unwrap().is_none());
+}
+
+#[test]
+fn slots_of_several_rings_are_claimed_together() {
+    let (mut producers, mut consumers): (Vec<_>, Vec<_>) = (0..3).map(|_| ring(20, 2)).unzip();
+    for number in 0..10 {
+        let mut slots = Producer::claim_all(&mut producers).unwrap();
+        for (rank, slot) in (0..).zip(&mut slots) {
+            fill(&mut slot.batch(), 3 * number + rank);
+        }
+        assert!(
+            consumers.iter().all(|consumer| !consumer.has_next()),
+            "a part is visible before all are filled"
+        );
+        slots.into_iter().for_each(ClaimedSlot::publish);
+        for (rank, consumer) in (0..).zip(&mut consumers) {
+            check(consumer.next().unwrap().unwrap().batch(), 3 * number + rank);
+        }
+    }
+    // Slots that are not published are freed.
+    drop(Producer::claim_all(&mut producers).unwrap());
+    assert_eq!(Producer::claim_all(&mut producers).unwrap().len(), 3);
+}
+
+#[test]
+fn a_claim_of_all_rings_waits_for_the_last_free_slot() {
+    let (mut producers, mut consumers): (Vec<_>, Vec<_>) = (0..2).map(|_| ring(20, 1)).unzip();
+    for producer in &mut producers {
+        publish(producer, 0);
+    }
+    drop(consumers[0].next().unwrap());
+    let held = consumers[1].next().unwrap();
+    let claimed =
+        while_blocked(|| Producer::claim_all(&mut producers).map(|slots| slots.len()), || drop(held));
+    assert_eq!(claimed.unwrap(), 2);
+}
+
+#[test]
+fn the_exit_of_any_consumer_ends_a_claim_of_all_rings() {
+    for (waited_for, exits) in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2)] {
+        let (mut producers, consumers): (Vec<_>, Vec<_>) = (0..3).map(|_| ring(20, 1)).unzip();
+        publish(&mut producers[waited_for], 0);
+        let mut consumers: Vec<_> = consumers.into_iter().map(Some).collect();
+        let claimed = while_blocked(
+            || Producer::claim_all(&mut producers).map(|slots| slots.len()),
+            || drop(consumers[exits].take()),
+        );
+        assert!(matches!(claimed, Err(RingError::PeerGone)), "{waited_for} {exits}: {claimed:?}");
+        // The slots claimed before the wait are free again.
+        for free in (0..3).filter(|&ring| ring != waited_for) {
+            assert!(producers[free].claim().is_ok());
+        }
+    }
 }

@@ -160,7 +160,7 @@ impl Assembler<'_> {
             let after = self.draw();
             let last = matches!(after, Ok(None));
             let Pass { stream, epoch } = self.pass;
-            let header = BatchHeader { stream, epoch, batch, rows, global_rows, last };
+            let header = BatchHeader { stream, epoch, batch, rows, global_rows, first_row: 0, last };
             self.check_positive(&position, &header)?;
             if self.drops(&header) {
                 self.refuse_no_batch(&header)?;

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use millstream_batch::{BatchRef, BatchSchema, IdFeature, RaggedFeature};
+use millstream_batch::{BatchHeader, BatchRef, BatchSchema, IdFeature, RaggedFeature};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -80,7 +80,7 @@ pub(crate) fn corrupt(memory: &OwnedFd, input: &mut Input<'_>) {
             (64 * (1 + input.below(1 + SLOTS as usize)), (u32::from(input.byte()) % 6).to_le_bytes().to_vec())
         }
         // A slot's header with its counts.
-        2 => (HEAD_BYTES + 4 * input.below(8), input.word().to_le_bytes().to_vec()),
+        2 => (HEAD_BYTES + 4 * input.below(9), input.word().to_le_bytes().to_vec()),
         _ => {
             let at = input.below(size.max(1));
             (at, input.take(16).to_vec())
@@ -94,7 +94,9 @@ pub(crate) fn corrupt(memory: &OwnedFd, input: &mut Input<'_>) {
 pub(crate) fn read_all(batch: BatchRef<'_>) {
     let schema = batch.layout().schema().clone();
     let most = schema.rows as usize;
-    assert!(batch.rows() <= most && batch.header().rows <= schema.rows);
+    let BatchHeader { rows, first_row, global_rows, .. } = batch.header();
+    assert!(batch.rows() <= most && rows <= schema.rows);
+    assert!(first_row.checked_add(rows).is_some_and(|end| end <= global_rows));
     assert!(batch.position().len() <= schema.position_bytes as usize);
     let mut sum = batch.position().iter().map(|&byte| f64::from(byte)).sum::<f64>();
     for values in [batch.labels(0), batch.weights().unwrap(), batch.dense()] {
@@ -134,11 +136,11 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         vec![0, 0, 2, 4, 0, 0xff, 0xff, 0xff, 0xff, 0, 1, 1, 0, 2, 1, 2],
         // The header's slot count changes before the ring is opened.
         vec![1, 0, 3, 0, 0xff, 0xff, 0xff, 0x7f, 0, 1],
-        vec![2, 2, 0, 1, 0, 7, b'm', b'i', b'l', b'l', b'r', b'i', b'n', b'g', 1, 0, 0, 0, 3, 0, 0, 0],
+        vec![2, 2, 0, 1, 0, 7, b'm', b'i', b'l', b'l', b'r', b'i', b'n', b'g', 2, 0, 0, 0, 3, 0, 0, 0],
     ]
 }
 
 /// Values that occur in the ring's header.
 pub(crate) fn dictionary() -> Vec<Vec<u8>> {
-    vec![b"millring".to_vec(), vec![1, 0, 0, 0], vec![3, 0, 0, 0], vec![0xff; 4], vec![0, 0, 0, 0x80]]
+    vec![b"millring".to_vec(), vec![2, 0, 0, 0], vec![3, 0, 0, 0], vec![0xff; 4], vec![0, 0, 0, 0x80]]
 }

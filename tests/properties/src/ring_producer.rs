@@ -31,12 +31,14 @@ pub fn check(data: &[u8]) {
             Ok(mut filling) => {
                 let mut batch = filling.batch();
                 let rows = u32::from(input.byte()) % (schema.rows + 1);
+                let first_row = u32::from(input.byte());
                 batch.set_header(&BatchHeader {
                     stream: Stream::Train,
                     epoch: 0,
                     batch: 0,
                     rows,
-                    global_rows: rows,
+                    global_rows: first_row + rows,
+                    first_row,
                     last: false,
                 });
                 batch.set_position(input.take(usize::from(choice) % schema.position_bytes as usize));

@@ -50,6 +50,7 @@ fn batch(schema: &BatchSchema) -> BatchBuffer {
         batch: 0,
         rows: ROWS,
         global_rows: ROWS,
+        first_row: 0,
         last: false,
     });
     let mut sections = slot.sections();

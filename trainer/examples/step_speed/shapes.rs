@@ -156,6 +156,7 @@ pub(crate) fn fill(slot: &mut BatchMut<'_>, schema: &BatchSchema, seed: u64) {
         batch: seed,
         rows,
         global_rows: rows,
+        first_row: 0,
         last: false,
     });
     let sections = slot.sections();

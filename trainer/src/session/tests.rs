@@ -99,6 +99,7 @@ fn batch(number: u64, schema: &BatchSchema) -> BatchBuffer {
         batch: within % 3,
         rows: if within == 2 { schema.rows - 1 } else { schema.rows },
         global_rows: schema.rows,
+        first_row: 0,
         last: within == 2 || within == 4,
     });
     slot.set_position(&(number + 1).to_le_bytes());

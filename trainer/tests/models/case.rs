@@ -160,6 +160,7 @@ impl Golden {
             batch: number as u64,
             rows: rows as u32,
             global_rows: rows as u32,
+            first_row: 0,
             last: false,
         });
         let mut sections = slot.sections();

@@ -44,7 +44,15 @@ fn full(schema: &BatchSchema) -> BatchBuffer {
     let mut slot = buffer.as_mut();
     let rows = schema.rows;
     let (stream, epoch, batch) = (Stream::Train, 0, 0);
-    slot.set_header(&BatchHeader { stream, epoch, batch, rows, global_rows: rows, last: false });
+    slot.set_header(&BatchHeader {
+        stream,
+        epoch,
+        batch,
+        rows,
+        global_rows: rows,
+        first_row: 0,
+        last: false,
+    });
     let sections = slot.sections();
     sections.weights.expect("a weighted schema").fill(1.0);
     for ((offsets, _), feature) in sections.ragged.into_iter().zip(&schema.ragged) {

@@ -61,6 +61,10 @@
 //! *End.* `finish` sets the end mark, a release, and signals. The consumer reads the mark before it reads the
 //! slot: a slot that is not ready after the mark was seen never becomes ready.
 //!
+//! *Several rings.* A producer that deals each batch to several consumers claims a slot of every ring before it fills
+//! any ([`Producer::claim_all`]) and publishes all parts one right after another. While it waits for one ring it also
+//! polls the liveness sockets of the others.
+//!
 //! *Interruption* is a separate eventfd per end that is never reset, so every poll returns.
 //!
 //! # Shared words are not trusted

@@ -61,12 +61,37 @@ impl Producer {
     /// `PeerGone` when no slot is free and the consumer has exited; `Interrupted`; `Corrupt` when the consumer
     /// has corrupted the ring.
     pub fn claim(&mut self) -> Result<ClaimedSlot<'_>, RingError> {
+        self.claim_beside(&[])
+    }
+
+    /// Waits for a free slot of each ring and claims them all, in the order of the rings.
+    ///
+    /// If an error ends the wait, the slots already claimed are freed.
+    ///
+    /// # Errors
+    /// As for [`Producer::claim`]. `PeerGone` also when this waits for one ring and the consumer of another has exited:
+    /// consumers that work together wait for each other, so the ring may never get a free slot.
+    pub fn claim_all(rings: &mut [Self]) -> Result<Vec<ClaimedSlot<'_>>, RingError> {
+        let mut claimed: Vec<ClaimedSlot<'_>> = Vec::with_capacity(rings.len());
+        let mut rest = rings;
+        while let Some((ring, later)) = rest.split_first_mut() {
+            let earlier = claimed.iter().map(|slot| &*slot.producer);
+            let others: Vec<&Waiter> = earlier.chain(&*later).map(|other| &other.waiter).collect();
+            claimed.push(ring.claim_beside(&others)?);
+            rest = later;
+        }
+        Ok(claimed)
+    }
+
+    /// Claims a slot; `PeerGone` also if this waits and the peer of one of `others` is gone.
+    fn claim_beside(&mut self, others: &[&Waiter]) -> Result<ClaimedSlot<'_>, RingError> {
         self.waiter.check_interrupt()?;
         if let Some(fault) = self.fault {
             return Err(fault.into());
         }
         let (control, slot) = (self.memory.control(), self.cursor);
-        let claimed = retry_until(|| Ok(control.claim(slot)?.then_some(())), || self.waiter.wait())?;
+        let claimed =
+            retry_until(|| Ok(control.claim(slot)?.then_some(())), || self.waiter.wait_beside(others))?;
         match claimed {
             Some(()) => Ok(ClaimedSlot { producer: self, published: false }),
             None => Err(RingError::PeerGone),

@@ -116,15 +116,23 @@ impl Waiter {
     /// Waits until the event has been signalled since the last wait reset it, the peer exits, or the end is
     /// interrupted.
     pub(super) fn wait(&mut self) -> Result<Peer, RingError> {
+        self.wait_beside(&[])
+    }
+
+    /// As [`Waiter::wait`]; also returns `Gone` if the peer of one of `others` exits.
+    pub(super) fn wait_beside(&mut self, others: &[&Self]) -> Result<Peer, RingError> {
         let started = Instant::now();
-        let mut fds = [
-            PollFd::new(&self.event, PollFlags::IN),
-            // No flags: poll always reports a hang-up, and nothing else matters.
-            PollFd::new(&self.liveness, PollFlags::empty()),
-            PollFd::new(&self.interrupter.0.event, PollFlags::IN),
-        ];
+        let own =
+            [PollFd::new(&self.event, PollFlags::IN), PollFd::new(&self.interrupter.0.event, PollFlags::IN)];
+        let waiters = std::iter::once(&*self).chain(others.iter().copied());
+        // No flags: poll always reports a hang-up, and nothing else matters.
+        let liveness = waiters.map(|waiter| PollFd::new(&waiter.liveness, PollFlags::empty()));
+        let mut fds: Vec<PollFd<'_>> = own.into_iter().chain(liveness).collect();
         let polled = retry_on_intr(|| rustix::event::poll(&mut fds, None));
-        let [signalled, hung_up, interrupted] = fds.map(|fd| !fd.revents().is_empty());
+        let is_reported = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let (signalled, interrupted) = (is_reported(&fds[0]), is_reported(&fds[1]));
+        let hung_up = fds[2..].iter().any(is_reported);
+        drop(fds);
         self.waited += started.elapsed();
         polled.map_err(io::Error::from)?;
         if interrupted {

@@ -59,12 +59,15 @@ impl Numbers {
 fn header(number: u64, capacity: u32) -> BatchHeader {
     let mut numbers = Numbers::new(!number);
     let rows = numbers.below(u64::from(capacity) + 1) as u32;
+    // With several ranks, rows of the global batch lie before and after this part.
+    let first_row = numbers.below(2 * u64::from(capacity)) as u32;
     BatchHeader {
         stream: if numbers.below(2) == 0 { Stream::Train } else { Stream::Eval },
         epoch: numbers.id(),
         batch: number,
         rows,
-        global_rows: rows + numbers.below(u64::from(capacity - rows) + 1) as u32,
+        global_rows: first_row + rows + numbers.below(u64::from(capacity)) as u32,
+        first_row,
         last: numbers.below(2) == 0,
     }
 }

@@ -401,6 +401,7 @@ mod tests {
                 batch: 0,
                 rows,
                 global_rows: rows,
+                first_row: 0,
                 last: false,
             });
             let ids = slot.sections().ids;

@@ -253,6 +253,7 @@ mod tests {
             batch: number.into(),
             rows,
             global_rows: rows,
+            first_row: 0,
             last: false,
         };
         batch.set_header(&header);

@@ -188,8 +188,15 @@ mod tests {
             ragged: Vec::new(),
             position_bytes: 0,
         };
-        let header =
-            BatchHeader { stream: Stream::Train, epoch: 0, batch: 0, rows: 2, global_rows: 2, last: false };
+        let header = BatchHeader {
+            stream: Stream::Train,
+            epoch: 0,
+            batch: 0,
+            rows: 2,
+            global_rows: 2,
+            first_row: 0,
+            last: false,
+        };
         let task = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] }.into();
         let (mut batch, logits) = (cuda.batch(&schema), cuda.matrix(2, 3));
         for wrong in [3.0, 1e9, -1.0, f32::NAN, f32::INFINITY] {

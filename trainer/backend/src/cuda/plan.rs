@@ -215,6 +215,7 @@ mod tests {
             batch: batch_number,
             rows,
             global_rows: rows,
+            first_row: 0,
             last: false,
         });
         cuda.upload(buffer.as_ref(), batch).unwrap();

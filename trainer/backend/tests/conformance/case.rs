@@ -171,6 +171,7 @@ impl Shapes {
             batch: 0,
             rows: self.rows,
             global_rows: self.rows,
+            first_row: 0,
             last: false,
         });
         let rows = self.rows as usize;

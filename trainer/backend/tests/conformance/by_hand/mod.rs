@@ -97,6 +97,7 @@ fn set_rows(slot: &mut BatchMut<'_>, rows: u32) {
         batch: 0,
         rows,
         global_rows: rows,
+        first_row: 0,
         last: false,
     });
 }
