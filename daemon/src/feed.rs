@@ -1,10 +1,10 @@
-//! Feeding a worker: ingest that fills the ring. Also creates the ingest source of a job's data section.
+//! Feeding the workers of a job: ingest that fills their rings. Also creates the ingest source of a job's data section.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use millstream_batch::{BatchSchema, Count, HandOff, Producer, RingError};
+use anyhow::{Context, Result, anyhow};
+use millstream_batch::{BatchSchema, Count, HandOff, RingError};
 use millstream_format::filter::RowFilter;
 use millstream_io::storage::{Listing, Object, Stores};
 use millstream_pipeline::Error;
@@ -28,18 +28,30 @@ pub(crate) struct Feed {
 }
 
 impl Feed {
-    /// Creates a ring and starts to fill it, from `position` or the start.
+    /// Creates the ring of each rank of the plan and starts to fill them, from `position` or the start. Returns the
+    /// hand-offs in the order of the ranks.
     ///
     /// # Errors
     /// When the position belongs to another job, or the system refuses memory or threads.
-    pub(crate) fn start(plan: &IngestPlan, position: Option<&[u8]>) -> Result<(Self, HandOff)> {
+    pub(crate) fn start(plan: &IngestPlan, position: Option<&[u8]>) -> Result<(Self, Vec<HandOff>)> {
         let position = match position {
             Some(bytes) => plan.resume(bytes).context("resuming from a checkpoint")?,
             None => plan.start(),
         };
-        let (ring, hand_off) = Producer::create(plan.schema(), plan.slots())?;
-        let ingest = ingest::start(plan.clone(), position, ring)?;
-        Ok((Self { ingest }, hand_off))
+        let (rings, hand_offs) = plan.create_rings()?;
+        let ingest = ingest::start(plan.clone(), position, rings)?;
+        Ok((Self { ingest }, hand_offs))
+    }
+
+    /// As [`Feed::start`], for the only worker of a plan with one rank.
+    ///
+    /// # Errors
+    /// As for [`Feed::start`]; also when the plan has several ranks.
+    pub(crate) fn start_single(plan: &IngestPlan, position: Option<&[u8]>) -> Result<(Self, HandOff)> {
+        let (feed, rings) = Self::start(plan, position)?;
+        let [ring] = <[HandOff; 1]>::try_from(rings)
+            .map_err(|rings| anyhow!("the plan has {} ranks; expected one", rings.len()))?;
+        Ok((feed, ring))
     }
 
     /// A handle for monitoring the ingest.

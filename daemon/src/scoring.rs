@@ -354,7 +354,7 @@ impl Run {
             }
             match messages.recv_timeout(POLL_INTERVAL) {
                 Ok(FromWorker::Ready { .. }) => {
-                    let (started, ring) = Feed::start(&plan, None)?;
+                    let (started, ring) = Feed::start_single(&plan, None)?;
                     feed = Some(started);
                     worker.send_ring(ring)?;
                 }

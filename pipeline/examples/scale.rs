@@ -197,10 +197,10 @@ fn resident() -> (u64, u64) {
 }
 
 fn drain(plan: IngestPlan, start: Instant) -> Value {
-    let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
-    let mut consumer = hand_off.open(plan.schema()).unwrap();
+    let (producer, hand_off) = Producer::create(plan.ring_schema(), plan.slots()).unwrap();
+    let mut consumer = hand_off.open(plan.ring_schema()).unwrap();
     let (memory, begin) = (plan.memory(), plan.start());
-    let handle = ingest::start(plan, begin, producer).unwrap();
+    let handle = ingest::start(plan, begin, vec![producer]).unwrap();
     let mut first = None;
     while let Ok(Some(_)) = consumer.next() {
         first.get_or_insert_with(|| start.elapsed().as_secs_f64());

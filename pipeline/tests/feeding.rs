@@ -111,7 +111,7 @@ type Seen = (BatchHeader, Vec<u8>, Vec<usize>);
 fn run(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Error>) {
     let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
     let mut consumer = hand_off.open(plan.schema()).unwrap();
-    let ingest = ingest::start(plan.clone(), from, producer).unwrap();
+    let ingest = ingest::start(plan.clone(), from, vec![producer]).unwrap();
     let mut seen = Vec::new();
     while let Ok(Some(leased)) = consumer.next() {
         let batch = leased.batch();
@@ -237,7 +237,10 @@ fn parts_of_tfrecord_files_are_delivered_exactly_once_and_resume_anywhere() {
     let hosts = hub::Hub::connect(3).into_iter().map(|peers| {
         let (producer, hand_off) = Producer::create(in_parts.schema(), in_parts.slots()).unwrap();
         let consumer = hand_off.open(in_parts.schema()).unwrap();
-        (ingest::start_among(Some(peers), in_parts.clone(), in_parts.start(), producer).unwrap(), consumer)
+        (
+            ingest::start_among(Some(peers), in_parts.clone(), in_parts.start(), vec![producer]).unwrap(),
+            consumer,
+        )
     });
     let (handles, mut consumers): (Vec<_>, Vec<_>) = hosts.unzip();
     for (header, position, rows) in &seen {

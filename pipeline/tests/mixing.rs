@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, RecordBatch};
-use millstream_batch::{BatchHeader, Producer, Stream};
+use millstream_batch::{BatchHeader, Consumer, Lease, Stream};
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::cache::{Cache, CacheOptions, CachedSource, Specification};
 use millstream_pipeline::dataset::Dataset;
@@ -97,17 +97,34 @@ fn plan(spec: &DataSpec, extension: &str, cache: Option<&Arc<Cache>>, runtime: &
 type Seen = (BatchHeader, Vec<u8>, Vec<usize>);
 
 fn run(plan: &IngestPlan, from: Position) -> (Vec<Seen>, IngestStats) {
-    let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
-    let mut consumer = hand_off.open(plan.schema()).unwrap();
-    let ingest = ingest::start(plan.clone(), from, producer).unwrap();
+    let (rings, hand_offs) = plan.create_rings().unwrap();
+    let mut consumers: Vec<_> =
+        hand_offs.into_iter().map(|hand_off| hand_off.open(plan.ring_schema()).unwrap()).collect();
+    let ingest = ingest::start(plan.clone(), from, rings).unwrap();
     let mut seen = Vec::new();
-    while let Ok(Some(leased)) = consumer.next() {
-        let batch = leased.batch();
-        let rows: Vec<usize> = batch.dense().iter().map(|&number| number as usize).collect();
-        assert!(rows.iter().zip(batch.labels(0)).all(|(&row, &found)| found == label(row)));
-        seen.push((batch.header(), batch.position().to_vec(), rows));
+    while let Some(batch) = next(&mut consumers) {
+        seen.push(batch);
     }
     (seen, ingest.join().unwrap().stats)
+}
+
+/// The next global batch, from the parts of all ranks.
+fn next(consumers: &mut [Consumer]) -> Option<Seen> {
+    let parts: Vec<Lease> =
+        consumers.iter_mut().filter_map(|consumer| consumer.next().ok().flatten()).collect();
+    let first = parts.first()?.batch();
+    let mut all = Vec::new();
+    for part in &parts {
+        let batch = part.batch();
+        let rows: Vec<usize> = batch.dense().iter().map(|&number| number as usize).collect();
+        assert!(rows.iter().zip(batch.labels(0)).all(|(&row, &found)| found == label(row)));
+        assert_eq!(batch.header().first_row as usize, all.len());
+        assert_eq!(batch.position(), first.position());
+        all.extend(rows);
+    }
+    let header = first.header();
+    assert_eq!(all.len(), header.global_rows as usize);
+    Some((BatchHeader { rows: header.global_rows, ..header }, first.position().to_vec(), all))
 }
 
 /// How often each row occurs in each epoch of training.
@@ -147,7 +164,8 @@ fn assert_weights(seen: &[Seen]) {
     assert_eq!(evaluated, (0..WEIGHTS.len() * ROWS).collect::<Vec<_>>(), "evaluation has no weights");
 }
 
-/// Checks one format: the weights, and that neither threads, nor a cache, nor the place of a resume change a batch.
+/// Checks one format: the weights, and that neither threads, nor a cache, nor ranks, nor the place of a resume change a
+/// batch.
 fn check(extension: &str, write: fn(&Path, usize), shuffle_rows: u64) {
     let directory = tempfile::tempdir().unwrap();
     (0..WEIGHTS.len()).for_each(|file| write(&directory.path().join(format!("{file}.{extension}")), file));
@@ -166,6 +184,10 @@ fn check(extension: &str, write: fn(&Path, usize), shuffle_rows: u64) {
         let (seen, stats) = run(&plan, plan.start());
         assert!(seen == whole, "with a cache that is full: {is_full}");
         assert!(stats.cache.hits > 0 && (stats.cache.misses == 0) == is_full, "{:?}", stats.cache);
+    }
+    for ranks in [2, 3] {
+        let dealt = whole_plan.clone().with_ranks(ranks).unwrap();
+        assert!(run(&dealt, dealt.start()).0 == whole, "dealt to {ranks} ranks");
     }
     for done in (0..whole.len()).step_by(5) {
         let (rest, _) = run(&whole_plan, whole_plan.resume(&whole[done].1).unwrap());

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use arrow_array::builder::{ListBuilder, StringBuilder};
 use arrow_array::types::Float64Type;
 use arrow_array::{ArrayRef, Float32Array, ListArray, RecordBatch};
-use millstream_batch::Producer;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::fingerprint::{bucket, cross64};
@@ -130,11 +129,21 @@ fn plan(base: &Path, pattern: &str, runtime: &Runtime) -> IngestPlan {
 fn check(base: &Path, pattern: &str) {
     let runtime = Runtime::new().unwrap();
     let plan = plan(base, pattern, &runtime);
-    let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
-    let mut consumer = hand_off.open(plan.schema()).unwrap();
-    let ingest = ingest::start(plan.clone(), plan.start(), producer).unwrap();
+    let of_one = check_ranks(&plan);
+    for ranks in 2..=4 {
+        assert_eq!(check_ranks(&plan.clone().with_ranks(ranks).unwrap()), of_one, "{ranks} ranks");
+    }
+}
+
+/// Feeds all ranks of the plan and checks every row of every part; returns the rows in order.
+fn check_ranks(plan: &IngestPlan) -> Vec<usize> {
+    let (rings, hand_offs) = plan.create_rings().unwrap();
+    let mut consumers: Vec<_> =
+        hand_offs.into_iter().map(|hand_off| hand_off.open(plan.ring_schema()).unwrap()).collect();
+    let ingest = ingest::start(plan.clone(), plan.start(), rings).unwrap();
     let mut seen = Vec::new();
-    while let Ok(Some(leased)) = consumer.next() {
+    for rank in (0..consumers.len()).cycle() {
+        let Ok(Some(leased)) = consumers[rank].next() else { break };
         let batch = leased.batch();
         for (place, &number) in batch.dense().iter().enumerate() {
             let row = number as usize;
@@ -160,13 +169,15 @@ fn check(base: &Path, pattern: &str) {
     }
     let report = ingest.join().unwrap();
     assert!(!seen.is_sorted());
-    seen.sort_unstable();
-    assert_eq!(seen, (0..ROWS).collect::<Vec<_>>());
+    let mut sorted = seen.clone();
+    sorted.sort_unstable();
+    assert_eq!(sorted, (0..ROWS).collect::<Vec<_>>());
     let cut = |ids: Vec<u32>, maximum| u64::from(ids.len() > maximum);
     let truncated: u64 =
         (0..ROWS).map(|row| 2 * cut(tag_ids(row), MAX_TAGS) + cut(pair_ids(row), MAX_PAIRS)).sum();
     assert!(truncated > 50);
     assert_eq!(report.stats.truncated_rows, truncated);
+    seen
 }
 
 #[test]

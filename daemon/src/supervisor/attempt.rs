@@ -280,7 +280,7 @@ impl<'a> Attempt<'a> {
             Some(restored) => Some(restored.position.as_slice()),
             None => continued.map(Continuation::position),
         };
-        let (feed, ring) = Feed::start(&self.prepared.plan, position)?;
+        let (feed, ring) = Feed::start_single(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
         if let Err(error) = self.worker.send_ring(ring) {
@@ -316,7 +316,7 @@ impl<'a> Attempt<'a> {
             .eval_plan
             .as_ref()
             .context("the worker requested held-out rows, but the job has none")?;
-        let (feed, ring) = Feed::start(plan, None)?;
+        let (feed, ring) = Feed::start_single(plan, None)?;
         self.eval_feed = Some(feed);
         self.send(&ToWorker::EvalRing);
         if let Err(error) = self.worker.send_ring(ring) {

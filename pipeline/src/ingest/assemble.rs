@@ -1,6 +1,6 @@
 //! The packer: draws rows from the lanes' windows, packs them into slots and publishes the slots.
 //!
-//! [`Merge`] determines the order. This module holds the windows, gathers rows and waits for the ring. Drawn rows are
+//! [`Merge`] determines the order. This module holds the windows, gathers rows and waits for the rings. Drawn rows are
 //! first recorded as references. They are packed together when the batch is full, or when one of their windows is about
 //! to be replaced. A window is dropped before the next one is received, so memory never exceeds the plan.
 //!
@@ -8,9 +8,15 @@
 //! batch is delivered first. A lane's error therefore ends the feed at the window that it concerns, regardless of when
 //! the error occurred.
 //!
+//! **Ranks.** With R rings, rank `r` gets the rows `[r c, (r + 1) c)` of a global batch of at most B rows, in the order
+//! in which they are drawn, where `c = ceil(B / R)`. In a short last batch the first ranks are full and the last ones
+//! may have no rows. They get a slot nevertheless, so all ranks receive the same number of batches. The packer claims a
+//! slot of every ring, fills the parts one after another, and publishes them only when the whole batch is packed and its
+//! header is known. All parts of a batch carry the same position.
+//!
 //! **Hosts.** With several hosts, each host draws all rows but packs only those of its own lanes. For the lanes of
 //! other hosts it receives the extents of their windows ([`super::peers`]). A batch is full when the *global* batch is
-//! full, so a host's part may be empty.
+//! full, so a host's part may be empty. Several hosts have one rank each.
 //!
 //! **Ready lanes first** (`deterministic = false`, one host, a shuffled pass). The merge skips a lane whose next window
 //! is not ready. Only if no lane has rows does the packer wait, for any of them. Each row is still delivered exactly
@@ -23,7 +29,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_batch::{BatchHeader, BatchMut, Count, Producer, RingError, Stream};
+use millstream_batch::{BatchHeader, BatchMut, ClaimedSlot, Count, Producer, RingError, Stream};
 use millstream_trace::{Category, SpanStart, Work};
 
 use super::Shared;
@@ -39,11 +45,11 @@ use crate::order::{LanePosition, Merge, Pass, PassOrder, Position, Share, Turn};
 use crate::pack::{Packer, RowRef};
 use crate::spec::OnBadRecord;
 
-/// Feeds `producer` from `position` to the end of the feed.
+/// Feeds `rings` from `position` to the end of the feed.
 pub(super) fn feed(
     plan: &IngestPlan,
     position: Position,
-    producer: &mut Producer,
+    rings: &mut [Producer],
     shared: &Shared,
 ) -> Result<Position, Error> {
     let mut position = position;
@@ -63,10 +69,10 @@ pub(super) fn feed(
                 .map(|notify| Readiness::new(notify, order.lanes())),
             pool: Pool::new(&order),
             packer: Packer::default(),
-            drawn: Vec::with_capacity(plan.schema.rows as usize),
+            drawn: Vec::with_capacity(plan.ring_schema().rows as usize),
             last_skipped: None,
         };
-        position = assembler.run(position, producer)?;
+        position = assembler.run(position, rings)?;
     }
     Ok(position)
 }
@@ -118,6 +124,15 @@ struct Lane {
     rows: Vec<RowRef>,
 }
 
+/// A rank's part of a global batch.
+struct Part<'a> {
+    slot: ClaimedSlot<'a>,
+    /// The place of its first row in the global batch.
+    first_row: u32,
+    /// The rows packed into it.
+    rows: u32,
+}
+
 /// A stretch of filling a slot, between two waits for a window.
 struct Filling<'a> {
     counters: &'a Counters,
@@ -142,7 +157,7 @@ impl<'a> Filling<'a> {
 
 impl Assembler<'_> {
     /// Delivers the rest of the pass; returns the start of the next one.
-    fn run(mut self, mut position: Position, producer: &mut Producer) -> Result<Position, Error> {
+    fn run(mut self, mut position: Position, rings: &mut [Producer]) -> Result<Position, Error> {
         let mut next = self.draw()?;
         if next.is_none() {
             return Err(Error::NoRows { stream: name_of(self.pass.stream) });
@@ -150,32 +165,38 @@ impl Assembler<'_> {
         let mut encoded = Vec::new();
         while let Some(first) = next {
             let counters = &self.shared.counters;
-            let mut slot = counters
-                .wait(|counters| &counters.ring_wait, "wait for a free slot", || producer.claim())
+            let slots = counters
+                .wait(|counters| &counters.ring_wait, "wait for a free slot", || Producer::claim_all(rings))
                 .map_err(ring_error)?;
-            let (rows, global_rows) = self.fill(&mut slot.batch(), first)?;
+            let mut parts: Vec<Part<'_>> =
+                slots.into_iter().map(|slot| Part { slot, first_row: 0, rows: 0 }).collect();
+            let global_rows = self.fill(&mut parts, first)?;
             self.merge.store(&mut position);
             let batch = position.batch;
             position.batch += 1;
             let after = self.draw();
             let last = matches!(after, Ok(None));
             let Pass { stream, epoch } = self.pass;
-            let header = BatchHeader { stream, epoch, batch, rows, global_rows, first_row: 0, last };
-            self.check_positive(&position, &header)?;
-            if self.drops(&header) {
-                self.refuse_no_batch(&header)?;
+            let whole = BatchHeader { stream, epoch, batch, last, ..BatchHeader::train(global_rows) };
+            self.check_positive(&position, &whole)?;
+            if self.drops(&whole) {
+                self.refuse_no_batch(&whole)?;
                 position = self.next_pass(&position);
                 self.shared.counters.skipped.set(position.skipped_before);
                 return Ok(position);
             }
-            slot.batch().set_header(&header);
             if last {
                 position = self.next_pass(&position);
             }
             position.encode(&mut encoded);
-            slot.batch().set_position(&encoded);
-            slot.publish();
-            self.shared.counters.rows.add(u64::from(rows));
+            for Part { slot, first_row, rows } in &mut parts {
+                let mut part = slot.batch();
+                part.set_header(&BatchHeader { rows: *rows, first_row: *first_row, ..whole });
+                part.set_position(&encoded);
+            }
+            let rows = parts.iter().map(|part| u64::from(part.rows)).sum();
+            parts.into_iter().for_each(|part| part.slot.publish());
+            self.shared.counters.rows.add(rows);
             self.shared.counters.batches.add(1);
             self.shared.counters.skipped.set(position.skipped_before + position.skipped);
             next = after?;
@@ -183,20 +204,40 @@ impl Assembler<'_> {
         Ok(position)
     }
 
-    /// Fills a slot with `first` and the rows that follow. Returns the number of local rows and of global rows.
-    fn fill(&mut self, batch: &mut BatchMut<'_>, first: Place) -> Result<(u32, u32), Error> {
-        let capacity = self.plan.schema.rows;
-        let (mut packed, mut global_rows) = (0, 0);
+    /// Fills the parts of a global batch, one after another, with `first` and the rows that follow. Returns the number
+    /// of global rows.
+    fn fill(&mut self, parts: &mut [Part<'_>], first: Place) -> Result<u32, Error> {
+        let (batch_rows, part_rows) = (self.plan.schema.rows, self.plan.ring_schema().rows);
+        let (mut first, mut global_rows) = (Some(first), 0);
+        for Part { slot, first_row, rows } in parts {
+            *first_row = global_rows;
+            let most = part_rows.min(batch_rows - global_rows);
+            let (packed, drawn) = self.fill_part(&mut slot.batch(), first.take(), most)?;
+            *rows = packed;
+            global_rows += drawn;
+        }
+        Ok(global_rows)
+    }
+
+    /// Fills a part with `first`, if it is already drawn, and the rows that follow, until `most` rows are drawn or the
+    /// pass ends. Returns the number of packed rows, which are those of this host, and of drawn rows.
+    fn fill_part(
+        &mut self,
+        batch: &mut BatchMut<'_>,
+        first: Option<Place>,
+        most: u32,
+    ) -> Result<(u32, u32), Error> {
+        let (mut packed, mut drawn) = (0, 0);
         let shared = self.shared;
         let mut at_work = Filling::begin(&shared.counters, packed);
         let mut note = |assembler: &mut Self, (lane, index): Place| {
-            global_rows += 1;
+            drawn += 1;
             if assembler.share.owns(lane) {
                 assembler.drawn.push(assembler.pool.row(lane, index));
             }
-            global_rows < capacity
+            drawn < most
         };
-        let mut more = note(self, first);
+        let mut more = first.map_or(most > 0, |first| note(self, first));
         while more {
             match self.merge.next() {
                 Turn::Row { lane, index } => more = note(self, (lane, index)),
@@ -212,7 +253,7 @@ impl Assembler<'_> {
         }
         packed += self.pack(batch, packed);
         at_work.end(packed);
-        Ok((packed as u32, global_rows))
+        Ok((packed as u32, drawn))
     }
 
     /// Packs the drawn rows, starting at row `at` of the batch.

@@ -1,15 +1,16 @@
-//! Tests exactly-once delivery when hosts join, leave and crash.
+//! Tests exactly-once delivery when hosts and ranks join, leave and crash.
 //!
-//! Hosts are simulated: each is a complete engine with its own ring, and a [`Hub`] connects them. Every row carries a
-//! tag: its split and its index in it. A schedule is a list of stints. In a stint, a number of hosts resume from a
-//! checkpoint, take some steps, and then stop orderly, lose one host, or are all killed. Batches consumed after the
+//! Hosts are simulated: each is a complete engine with its own ring, and a [`Hub`] connects them. A single host may have
+//! several ranks, each with a ring. Every row carries a tag: its split and its index in it. A schedule is a list of
+//! stints. In a stint, a number of hosts resume from a checkpoint, take some steps, and then stop orderly, lose one host
+//! or rank, or are all killed. Batches consumed after the
 //! last checkpoint are discarded, as when a job is killed.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millstream_batch::{BatchHeader, Consumer, Stream};
+use millstream_batch::{BatchHeader, Consumer, RingError, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -33,6 +34,8 @@ fn schedule_count() -> u32 {
 #[derive(Clone, Debug)]
 struct Stint {
     hosts: u32,
+    /// The ranks of a single host; several hosts have one each.
+    ranks_alone: u32,
     /// Global batches consumed before the end.
     batches: usize,
     /// The number of batches between checkpoints.
@@ -42,13 +45,20 @@ struct Stint {
     free: bool,
 }
 
+impl Stint {
+    /// The ranks of each host.
+    fn ranks(&self) -> u32 {
+        if self.hosts == 1 { self.ranks_alone } else { 1 }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// All hosts stop after a checkpoint.
     Stop,
     /// All hosts are killed.
     Killed,
-    /// One host is killed; the others detect it.
+    /// One host is killed, or a rank of the only host; the others detect it.
     OneDies(u32),
 }
 
@@ -62,7 +72,7 @@ struct Job {
 #[derive(Clone, Debug, PartialEq)]
 struct GlobalBatch {
     header: BatchHeader,
-    /// The rows of each host.
+    /// The rows of each host or rank.
     parts: Vec<Vec<Row>>,
 }
 
@@ -79,14 +89,15 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
     let from = if job.checkpoint.is_empty() { plan.start() } else { plan.resume(&job.checkpoint).unwrap() };
     let (mut handles, mut consumers): (Vec<IngestHandle>, Vec<Consumer>) = match stint.hosts {
         1 => {
-            let (producer, consumer) = open(plan);
-            (vec![start(plan.clone(), from, producer).unwrap()], vec![consumer])
+            let plan = plan.clone().with_ranks(stint.ranks()).unwrap();
+            let (rings, consumers) = open_all(&plan);
+            (vec![start(plan, from, rings).unwrap()], consumers)
         }
         hosts => Hub::connect(hosts)
             .into_iter()
             .map(|peers| {
-                let (producer, consumer) = open(plan);
-                (start_among(Some(peers), plan.clone(), from.clone(), producer).unwrap(), consumer)
+                let (rings, consumer) = open(plan);
+                (start_among(Some(peers), plan.clone(), from.clone(), rings).unwrap(), consumer)
             })
             .unzip(),
     };
@@ -100,9 +111,10 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
         };
         uncommitted.push(batch);
         Coverage::add(&coverage.hosts[stint.hosts as usize], step == 1);
+        Coverage::add(&coverage.ranks[stint.ranks() as usize], step == 1 && stint.hosts == 1);
         if step % stint.every == 0 || (step == stint.batches && matches!(stint.end, End::Stop)) {
             job.committed.append(&mut uncommitted);
-            // All positions are equal, so any host's serves.
+            // All positions are equal, so that of any host or rank serves.
             job.checkpoint = positions[step % positions.len()].clone();
         }
     }
@@ -110,16 +122,27 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
     match stint.end {
         End::Stop | End::Killed => {}
         End::OneDies(victim) => {
-            let victim = (victim % stint.hosts) as usize;
+            let victim = victim as usize % consumers.len();
             drop(consumers.remove(victim));
-            drop(handles.remove(victim));
+            if stint.hosts > 1 {
+                drop(handles.remove(victim));
+            }
             thread::scope(|scope| {
-                for (consumer, handle) in consumers.iter_mut().zip(handles) {
+                for consumer in &mut consumers {
+                    // Consume until a row of the killed host, or a slot of the killed rank, is needed.
+                    scope.spawn(move || while let Ok(Some(_)) = see(consumer) {});
+                }
+                for handle in handles {
                     scope.spawn(move || {
-                        // Consume until a row of the killed host is needed.
-                        while let Ok(Some(_)) = see(consumer) {}
                         let ended = handle.join();
-                        assert!(matches!(ended, Ok(_) | Err(Error::Peer { .. })), "{ended:?}");
+                        let detected = match &ended {
+                            Ok(_) => true,
+                            Err(Error::Peer { .. }) => stint.hosts > 1,
+                            Err(error) => {
+                                matches!(error, Error::Ring(RingError::PeerGone)) && stint.hosts == 1
+                            }
+                        };
+                        assert!(detected, "{ended:?}");
                     });
                 }
             });
@@ -128,23 +151,23 @@ fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverag
     false
 }
 
-/// The next batch of all hosts; `None` at the end of the feed, which must be the same for all.
+/// The next batch of all hosts or ranks; `None` at the end of the feed, which must be the same for all.
 fn next_global(consumers: &mut [Consumer]) -> Option<(GlobalBatch, Vec<Vec<u8>>)> {
     let seen: Vec<Option<Seen>> = consumers.iter_mut().map(|consumer| see(consumer).unwrap()).collect();
     if seen.iter().any(Option::is_none) {
-        assert!(seen.iter().all(Option::is_none), "the hosts have different numbers of batches");
+        assert!(seen.iter().all(Option::is_none), "the rings have different numbers of batches");
         return None;
     }
     let seen: Vec<Seen> = seen.into_iter().flatten().collect();
     let header = BatchHeader { rows: seen[0].header.global_rows, ..seen[0].header };
-    for host in &seen {
-        assert_eq!(BatchHeader { rows: header.rows, ..host.header }, header);
-        assert_eq!(host.position, seen[0].position, "the hosts' positions differ");
+    for part in &seen {
+        assert_eq!(BatchHeader { rows: header.rows, first_row: 0, ..part.header }, header);
+        assert_eq!(part.position, seen[0].position, "the positions differ");
     }
-    let here: u32 = seen.iter().map(|host| host.header.rows).sum();
+    let here: u32 = seen.iter().map(|part| part.header.rows).sum();
     assert_eq!(here, header.global_rows);
-    let positions = seen.iter().map(|host| host.position.clone()).collect();
-    Some((GlobalBatch { header, parts: seen.into_iter().map(|host| host.rows).collect() }, positions))
+    let positions = seen.iter().map(|part| part.position.clone()).collect();
+    Some((GlobalBatch { header, parts: seen.into_iter().map(|part| part.rows).collect() }, positions))
 }
 
 /// Runs all stints, then a single host to the end.
@@ -156,14 +179,14 @@ fn run_schedule(
     coverage: &Coverage,
 ) -> Job {
     Coverage::add(&coverage.schedules, true);
-    let mut before = stints[0].hosts;
+    let mut before = (stints[0].hosts, stints[0].ranks());
     let mut job = Job { committed: Vec::new(), checkpoint: Vec::new() };
-    let last = Stint { hosts: 1, batches: usize::MAX, every: 1, end: End::Stop, free: false };
+    let last = Stint { hosts: 1, ranks_alone: 1, batches: usize::MAX, every: 1, end: End::Stop, free: false };
     for stint in stints.iter().chain([&last]) {
         let spec = DataSpec { deterministic: !stint.free, ..spec.clone() };
         let within = job.committed.last().is_some_and(|batch| !batch.header.last);
-        Coverage::add(&coverage.changes, within && stint.hosts != before);
-        before = stint.hosts;
+        Coverage::add(&coverage.changes, within && (stint.hosts, stint.ranks()) != before);
+        before = (stint.hosts, stint.ranks());
         if run_stint(&plan(&spec, train, eval), stint, &mut job, coverage) {
             break;
         }
@@ -193,7 +216,7 @@ fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Opti
     }
 }
 
-/// Asserts that every host received its rows in the order of a single host.
+/// Asserts that every host and rank received its rows in the order of a single host.
 fn assert_follows_the_reference(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
     let expected = expected(spec, train, eval);
     assert_eq!(job.committed.len(), expected.len());
@@ -219,8 +242,15 @@ fn end() -> impl Strategy<Value = End> {
 }
 
 fn stint() -> impl Strategy<Value = Stint> {
-    (1_u32..=7, 0_usize..14, 1_usize..6, end(), any::<bool>())
-        .prop_map(|(hosts, batches, every, end, free)| Stint { hosts, batches, every, end, free })
+    (prop_oneof![1 => Just(1), 4 => 1_u32..=7], 1_u32..=4, 0_usize..14, 1_usize..6, end(), any::<bool>())
+        .prop_map(|(hosts, ranks_alone, batches, every, end, free)| Stint {
+            hosts,
+            ranks_alone,
+            batches,
+            every,
+            end,
+            free,
+        })
 }
 
 fn data() -> impl Strategy<Value = Synthetic> {
@@ -243,12 +273,14 @@ fn shuffle() -> impl Strategy<Value = u64> {
 #[derive(Debug, Default)]
 struct Coverage {
     schedules: AtomicU64,
-    /// Stints that began within an epoch, with a different number of hosts than the previous stint.
+    /// Stints that began within an epoch, with a different number of hosts or ranks than the previous stint.
     changes: AtomicU64,
     /// Stints that discarded batches.
     losses: AtomicU64,
     /// By number of hosts, the stints that took a step.
     hosts: [AtomicU64; 8],
+    /// By number of ranks, the stints of a single host that took a step.
+    ranks: [AtomicU64; 5],
 }
 
 impl Coverage {
@@ -290,7 +322,8 @@ fn every_row_is_delivered_once_in_the_same_global_batches_despite_host_failures(
         count(&coverage.changes) >= schedules / 2 && count(&coverage.losses) >= schedules / 4,
         "{coverage:?}"
     );
-    assert!(coverage.hosts[1..].iter().all(|hosts| count(hosts) >= schedules / 20), "{coverage:?}");
+    let cover = |stints: &[AtomicU64]| stints[1..].iter().all(|stints| count(stints) >= schedules / 20);
+    assert!(cover(&coverage.hosts) && cover(&coverage.ranks), "{coverage:?}");
 }
 
 proptest! {
@@ -321,8 +354,8 @@ fn positions_record_a_marked_row_on_every_host() {
         let train = Synthetic { only_positive: Some((2, row)), ..Synthetic::new(&[64, 64, 64, 64]) };
         let spec = spec(4, 64, 16);
         let stints = [
-            Stint { hosts: 3, batches: 5, every: 1, end: End::Stop, free: false },
-            Stint { hosts: 5, batches: 30, every: 1, end: End::Stop, free: false },
+            Stint { hosts: 3, ranks_alone: 1, batches: 5, every: 1, end: End::Stop, free: false },
+            Stint { hosts: 5, ranks_alone: 1, batches: 30, every: 1, end: End::Stop, free: false },
         ];
         let job = run_schedule(&spec, &train, None, &stints, &Coverage::default());
         assert_follows_the_reference(&job, &spec, &train, None);
@@ -341,8 +374,8 @@ fn an_error_on_one_host_ends_all_at_the_same_batch() {
         let (handles, mut consumers): (Vec<_>, Vec<_>) = Hub::connect(hosts)
             .into_iter()
             .map(|peers| {
-                let (producer, consumer) = open(&plan);
-                (start_among(Some(peers), plan.clone(), plan.start(), producer).unwrap(), consumer)
+                let (rings, consumer) = open(&plan);
+                (start_among(Some(peers), plan.clone(), plan.start(), rings).unwrap(), consumer)
             })
             .unzip();
         for expected in &alone {

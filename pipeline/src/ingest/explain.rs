@@ -4,7 +4,7 @@
 //!
 //! | the packer waits for | and the lanes | bottleneck |
 //! |---|---|---|
-//! | a free slot | | the consumer: training |
+//! | a free slot in any ring | | the consumer: training |
 //! | little | | the packer |
 //! | a window | decode, or wait for a core | the CPU, in the most expensive stage |
 //! | a window | wait for bytes | storage, or the memory for read-ahead if it is used up |
@@ -64,7 +64,7 @@ impl Resources {
 pub enum Bound {
     /// No batch has been delivered yet.
     Starting,
-    /// The consumer of the ring: training.
+    /// The slowest consumer of a ring: training.
     Consumer,
     /// The thread that fills slots.
     Packer,

@@ -1,8 +1,8 @@
-//! Measures ingest alone: a feed into a ring whose consumer only drains it.
+//! Measures ingest alone: a feed into rings whose consumers only drain them.
 
 use std::time::Instant;
 
-use millstream_batch::{Producer, RingError};
+use millstream_batch::{Consumer, RingError};
 use serde::Serialize;
 
 use super::explain::Explanation;
@@ -36,23 +36,17 @@ pub struct IngestMeasurement {
 /// # Errors
 /// The error that ended the feed early.
 pub fn measure(plan: IngestPlan) -> Result<IngestMeasurement, Error> {
-    let schema = plan.schema().clone();
-    let (producer, hand_off) = Producer::create(&schema, plan.slots())?;
-    let mut consumer = hand_off.open(&schema)?;
+    let (rings, hand_offs) = plan.create_rings()?;
+    let consumers: Result<Vec<_>, _> =
+        hand_offs.into_iter().map(|hand_off| hand_off.open(plan.ring_schema())).collect();
+    let mut consumers = consumers?;
     let (begin, planned_bytes) = (plan.start(), plan.memory().total_bytes());
     let start = Instant::now();
-    let ingest = super::start(plan, begin, producer)?;
+    let ingest = super::start(plan, begin, rings)?;
     let control = ingest.control();
     let mut first_batch_seconds = None;
-    loop {
-        match consumer.next() {
-            Ok(Some(_)) => {
-                first_batch_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
-            }
-            // If the feed failed, joining the handle returns the reason.
-            Ok(None) | Err(RingError::PeerGone) => break,
-            Err(error) => return Err(error.into()),
-        }
+    while next_batch(&mut consumers)? {
+        first_batch_seconds.get_or_insert_with(|| start.elapsed().as_secs_f64());
     }
     let seconds = start.elapsed().as_secs_f64();
     let explanation = control.explain();
@@ -67,4 +61,17 @@ pub fn measure(plan: IngestPlan) -> Result<IngestMeasurement, Error> {
         stages,
         explanation,
     })
+}
+
+/// Takes the next part from each ring; `false` at the end of the feed. If the feed failed, joining its handle returns
+/// the reason.
+fn next_batch(consumers: &mut [Consumer]) -> Result<bool, RingError> {
+    for consumer in consumers {
+        match consumer.next() {
+            Ok(Some(_)) => {}
+            Ok(None) | Err(RingError::PeerGone) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
 }

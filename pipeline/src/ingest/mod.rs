@@ -1,8 +1,8 @@
-//! The ingest engine: lanes read, a packer fills the ring.
+//! The ingest engine: lanes read, a packer fills the rings.
 //!
 //! ```text
 //! lane 0   fetch -> decode -> transform -> window, permuted --+
-//! lane 1   fetch -> decode -> transform -> window, permuted --+-> packer: draw, gather, publish -> ring
+//! lane 1   fetch -> decode -> transform -> window, permuted --+-> packer: draw, gather, publish -> rings
 //! ...                                                         |
 //! lane V-1 fetch -> decode -> transform -> window, permuted --+
 //! ```
@@ -15,19 +15,22 @@
 //! a few. Lanes run through all passes of the feed, so they read the next pass while the last batches of the current
 //! pass are packed.
 //!
+//! **Ranks.** Several workers of this host may train one model together, each with a ring. Data is read and decoded
+//! once; the packer deals the rows of each global batch to the rings ([`assemble`]).
+//!
 //! **Resources** that affect only the rate (permits, ranges in flight, the depth of read-ahead) are tuned at run time,
 //! within the job's memory budget ([`tuner`]). [`diagnose`] finds the bottleneck.
 //!
 //! **Bounds.** A lane hands over whole windows through a rendezvous channel, so it is never more than one window ahead.
-//! The packer waits for the ring. So back-pressure reaches every stage, and the maximum memory is known in advance
+//! The packer waits for the rings. So back-pressure reaches every stage, and the maximum memory is known in advance
 //! ([`IngestPlan`]).
 //!
 //! **Errors.** A lane hands over an error in place of the window that it could not fill. The packer receives it when
 //! the order requires that window. All earlier batches are delivered, and timing does not affect which of several
 //! errors ends the feed.
 //!
-//! **The end.** After the last batch the ring is finished. After an error or a cancellation it is dropped unfinished;
-//! the consumer can distinguish the two. In both cases every thread is joined.
+//! **The end.** After the last batch the rings are finished. After an error or a cancellation they are dropped
+//! unfinished; consumers can distinguish the two. In both cases every thread is joined.
 
 mod assemble;
 mod dataset_source;
@@ -50,6 +53,8 @@ mod exactly_once;
 mod hub;
 #[cfg(test)]
 mod peers_tests;
+#[cfg(test)]
+mod ranks_tests;
 #[cfg(test)]
 mod tests;
 
@@ -89,7 +94,8 @@ pub struct IngestHandle {
 #[derive(Clone)]
 pub struct IngestControl {
     shared: Arc<Shared>,
-    interrupter: Interrupter,
+    /// Of each ring.
+    interrupters: Arc<[Interrupter]>,
 }
 
 /// The result of a feed.
@@ -119,25 +125,28 @@ struct Shared {
     resources: Resources,
 }
 
-/// Starts feeding `producer` with the batches after `from`.
+/// Starts feeding `rings` with the batches after `from`. They are those of the plan's ranks, in order
+/// ([`IngestPlan::create_rings`]).
 ///
 /// # Errors
-/// A thread cannot be started.
-pub fn start(plan: IngestPlan, from: Position, producer: Producer) -> Result<IngestHandle, Error> {
-    start_among(None, plan, from, producer)
+/// A thread cannot be started, or the number of rings is not the plan's number of ranks.
+pub fn start(plan: IngestPlan, from: Position, rings: Vec<Producer>) -> Result<IngestHandle, Error> {
+    start_among(None, plan, from, rings)
 }
 
-/// Starts feeding `producer` with this host's share of the batches after `from`: from each global batch, the rows of
-/// its own lanes, which are all without `peers`. All `peers` must start from the same position.
+/// Starts feeding `rings` with this host's share of the batches after `from`: from each global batch, the rows of
+/// its own lanes, which are all without `peers`. All `peers` must start from the same position. Only a host that owns
+/// all lanes can deal its rows to several ranks.
 ///
 /// # Errors
-/// A thread cannot be started.
+/// As for [`start`], or the plan has several ranks and there are several hosts.
 pub fn start_among(
     peers: Option<Arc<dyn Peers>>,
     plan: IngestPlan,
     from: Position,
-    producer: Producer,
+    rings: Vec<Producer>,
 ) -> Result<IngestHandle, Error> {
+    check_rings(&plan, &rings, peers.as_deref())?;
     // Hosts can agree only on an order that does not depend on which lanes are ready.
     let notify = (!plan.deterministic && peers.is_none()).then(Arc::default);
     let tuner = plan.tuner(cores());
@@ -153,15 +162,29 @@ pub fn start_among(
         resources: plan.resources(cores()),
     });
     shared.apply(tuner.setting());
-    let interrupter = producer.interrupter();
+    let interrupters = rings.iter().map(Producer::interrupter).collect();
     let packer = {
         let shared = Arc::clone(&shared);
         thread::Builder::new()
             .name("ingest-packer".to_owned())
-            .spawn(move || run(&plan, from, producer, &shared))
+            .spawn(move || run(&plan, from, rings, &shared))
             .map_err(not_started)?
     };
-    Ok(IngestHandle { control: IngestControl { shared, interrupter }, packer: Some(packer) })
+    Ok(IngestHandle { control: IngestControl { shared, interrupters }, packer: Some(packer) })
+}
+
+fn check_rings(plan: &IngestPlan, rings: &[Producer], peers: Option<&dyn Peers>) -> Result<(), Error> {
+    let ranks = plan.ranks();
+    if rings.len() != ranks as usize {
+        return Err(Error::Invalid(format!("{} rings for {ranks} ranks", rings.len())));
+    }
+    let hosts = peers.map_or(1, |peers| peers.share().hosts());
+    if ranks > 1 && hosts > 1 {
+        return Err(Error::Invalid(format!(
+            "{ranks} ranks of each of {hosts} hosts: several ranks are supported only on a single host"
+        )));
+    }
+    Ok(())
 }
 
 impl IngestControl {
@@ -195,7 +218,7 @@ impl IngestControl {
     /// Cancels the feed. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless the feed had already ended.
     pub fn cancel(&self) {
         self.shared.close();
-        self.interrupter.interrupt();
+        self.interrupters.iter().for_each(Interrupter::interrupt);
     }
 }
 
@@ -292,7 +315,7 @@ impl Drop for CloseOnDrop<'_> {
 fn run(
     plan: &IngestPlan,
     from: Position,
-    mut producer: Producer,
+    mut rings: Vec<Producer>,
     shared: &Shared,
 ) -> Result<IngestReport, Error> {
     let position = thread::scope(|scope| {
@@ -310,9 +333,9 @@ fn run(
                 .spawn_scoped(scope, move || run_lane(plan, lane, from, shared))
                 .map_err(not_started)?;
         }
-        assemble::feed(plan, from.clone(), &mut producer, shared)
+        assemble::feed(plan, from.clone(), &mut rings, shared)
     })?;
-    producer.finish();
+    rings.into_iter().for_each(Producer::finish);
     Ok(IngestReport { stats: shared.stats(), position })
 }
 

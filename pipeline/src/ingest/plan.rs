@@ -3,7 +3,7 @@
 //! The maximum memory is bounded by construction. It is computed here and compared with the job's budget:
 //!
 //! ```text
-//! ring      slots x slot bytes
+//! ring      ranks x slots x slot bytes
 //! pool      two windows per live lane: the one being drawn from and the one being filled
 //!           (2 x shuffle_rows x row bytes; in an ordered pass the same, or a small minimum), and the memory to keep
 //!           groups together
@@ -23,7 +23,7 @@
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, RaggedFeature, Size, SlotLayout, Stream};
+use millstream_batch::{BatchSchema, HandOff, Producer, RaggedFeature, RingError, Size, SlotLayout, Stream};
 use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
@@ -60,7 +60,12 @@ const SPLIT_BYTES: u64 = 512;
 pub struct IngestPlan {
     pub(crate) order: OrderSpec,
     pub(crate) feed: Feed,
+    /// The schema of a global batch.
     pub(crate) schema: BatchSchema,
+    /// The workers of this host that train together, each with a ring.
+    ranks: u32,
+    /// The schema of a rank's part of a global batch.
+    part: BatchSchema,
     pub(crate) on_bad_record: OnBadRecord,
     /// Whether the order is independent of which lane is ready first.
     pub(crate) deterministic: bool,
@@ -74,6 +79,7 @@ pub struct IngestPlan {
     eval: Option<Arc<dyn ChunkSource>>,
     fingerprint: u64,
     slots: u32,
+    budget_bytes: u64,
     memory: MemoryNeed,
     threads: Option<u32>,
     streams: Option<u32>,
@@ -89,7 +95,7 @@ pub struct IngestPlan {
 pub struct MemoryNeed {
     /// Threads, runtime, allocator, listing and the metadata of files.
     pub fixed_bytes: u64,
-    /// The slots of the ring.
+    /// The slots of all rings.
     pub ring_bytes: u64,
     /// The rows of the shuffle pool.
     pub pool_bytes: u64,
@@ -181,7 +187,7 @@ impl IngestPlan {
             let message = format!("the slot is too small for a position of {} lanes", spec.lanes);
             return Err(Error::Invalid(message));
         }
-        let mut plan = Self {
+        let plan = Self {
             order,
             feed,
             on_bad_record: spec.on_bad_record,
@@ -193,12 +199,15 @@ impl IngestPlan {
             mix,
             eval,
             slots: spec.prefetch,
+            budget_bytes: spec.memory_budget_bytes,
             memory: MemoryNeed::default(),
             threads: spec.threads,
             streams: spec.streams,
             object_bytes: ReadLimits::MIN_OBJECT_BYTES,
             extra_bytes: 0,
             recorder: Arc::default(),
+            ranks: 1,
+            part: schema.clone(),
             schema,
         };
         for stream in [Stream::Train, Stream::Eval] {
@@ -206,10 +215,38 @@ impl IngestPlan {
                 return Err(Error::NoRows { stream: name_of(stream) });
             }
         }
-        plan.memory = plan.memory_need()?;
-        plan.check_budget(spec)?;
-        plan.share_rest(spec.memory_budget_bytes);
-        Ok(plan)
+        plan.within_budget()
+    }
+
+    /// Deals each global batch to `ranks` workers of this host: a ring for each, with the rows of
+    /// [`BatchSchema::part`]. Rows, their order and positions do not depend on the number of ranks, so a job may stop
+    /// with one number and resume with another.
+    ///
+    /// # Errors
+    /// There are no ranks, or the memory budget is too small for their rings.
+    pub fn with_ranks(self, ranks: u32) -> Result<Self, Error> {
+        if ranks == 0 {
+            return Err(Error::Invalid("a feed needs at least one rank".to_owned()));
+        }
+        Self { ranks, part: self.schema.part(ranks), ..self }.within_budget()
+    }
+
+    /// Computes the memory and divides the budget.
+    fn within_budget(mut self) -> Result<Self, Error> {
+        self.memory = self.memory_need()?;
+        self.check_budget()?;
+        self.share_rest();
+        Ok(self)
+    }
+
+    /// Creates the ring of each rank, in order, and the hand-offs for their consumers.
+    ///
+    /// # Errors
+    /// The system is out of memory or descriptors.
+    pub fn create_rings(&self) -> Result<(Vec<Producer>, Vec<HandOff>), RingError> {
+        let rings: Result<Vec<_>, _> =
+            (0..self.ranks).map(|_| Producer::create(&self.part, self.slots)).collect();
+        Ok(rings?.into_iter().unzip())
     }
 
     /// The maximum memory.
@@ -217,12 +254,22 @@ impl IngestPlan {
         self.memory
     }
 
-    /// The schema of the ring's batches.
+    /// The schema of a global batch.
     pub fn schema(&self) -> &BatchSchema {
         &self.schema
     }
 
-    /// The number of slots of the ring.
+    /// The number of workers of this host that the batches are dealt to.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The schema of the batches of each rank's ring; with one rank, that of a global batch.
+    pub fn ring_schema(&self) -> &BatchSchema {
+        &self.part
+    }
+
+    /// The number of slots of each ring.
     pub fn slots(&self) -> u32 {
         self.slots
     }
@@ -312,7 +359,7 @@ impl IngestPlan {
     }
 
     fn memory_need(&self) -> Result<MemoryNeed, Error> {
-        let layout = SlotLayout::of(&self.schema).map_err(|error| Error::Invalid(error.to_string()))?;
+        let layout = SlotLayout::of(&self.part).map_err(|error| Error::Invalid(error.to_string()))?;
         // A lane may already be in the next pass while another lane is in this one, so each lane counts with the stream
         // that needs more memory.
         let (mut pool_bytes, mut reading_bytes) = (0_u64, 0_u64);
@@ -327,7 +374,8 @@ impl IngestPlan {
         let sources = self.train.iter().chain(&self.eval);
         let shared_bytes = sources.map(|source| source.shared_bytes()).max().unwrap_or(0);
         reading_bytes = reading_bytes.saturating_add(shared_bytes);
-        let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(u64::from(self.slots));
+        let slots = u64::from(self.slots).saturating_mul(self.ranks.into());
+        let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(slots);
         let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
         let held = self.train.iter().chain(&self.eval).map(|source| source.held_bytes());
         let fixed_bytes = held.fold(FIXED_BYTES + SPLIT_BYTES * splits, u64::saturating_add);
@@ -353,17 +401,17 @@ impl IngestPlan {
     }
 
     /// Assigns the rest of the budget to read-ahead, and what that leaves to the lanes.
-    fn share_rest(&mut self, budget_bytes: u64) {
-        self.share_ahead(budget_bytes);
-        let rest = budget_bytes.saturating_sub(self.memory.total_bytes());
+    fn share_rest(&mut self) {
+        self.share_ahead();
+        let rest = self.budget_bytes.saturating_sub(self.memory.total_bytes());
         self.extra_bytes = rest / u64::from(self.live_lanes()).max(1);
     }
 
-    fn share_ahead(&mut self, budget_bytes: u64) {
+    fn share_ahead(&mut self) {
         let largest = self.elastic().map(|elastic| elastic.most_object_bytes).max();
         let Some(largest) = largest.filter(|&largest| largest > ReadLimits::MIN_OBJECT_BYTES) else { return };
         let objects = 2 * u64::from(self.live_lanes()).max(1);
-        let rest = budget_bytes.saturating_sub(self.memory.least_bytes()) / objects;
+        let rest = self.budget_bytes.saturating_sub(self.memory.least_bytes()) / objects;
         let most = largest.min(MOST_OBJECT_BYTES) - ReadLimits::MIN_OBJECT_BYTES;
         let more = rest.min(most);
         self.object_bytes = ReadLimits::MIN_OBJECT_BYTES + more;
@@ -419,27 +467,27 @@ impl IngestPlan {
         }
     }
 
-    fn check_budget(&self, spec: &DataSpec) -> Result<(), Error> {
+    fn check_budget(&self) -> Result<(), Error> {
         let MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, .. } = self.memory;
-        if self.memory.least_bytes() <= spec.memory_budget_bytes {
+        if self.memory.least_bytes() <= self.budget_bytes {
             return Ok(());
         }
         let what = format!(
             "ingest ({} for prefetch = {} batches of batch_size = {} rows, {} for shuffle_rows = {}, {} to read \
              lanes = {}, {} independent of the configuration; lower one of these, or raise memory_budget)",
             Size(ring_bytes),
-            spec.prefetch,
+            self.slots,
             self.schema.rows,
             Size(pool_bytes),
-            spec.shuffle_rows,
+            self.order.shuffle_rows,
             Size(reading_bytes),
-            spec.lanes,
+            self.order.lanes,
             Size(fixed_bytes),
         );
         Err(Error::OverBudget {
             what,
             needed_bytes: self.memory.least_bytes(),
-            budget_bytes: spec.memory_budget_bytes,
+            budget_bytes: self.budget_bytes,
         })
     }
 }

@@ -63,7 +63,7 @@ pub struct Stages {
     pub shuffle: Stage,
     /// The packer filling slots. Waiting is for a lane's next window.
     pub pack: Stage,
-    /// The packer waiting for the consumer to free a slot.
+    /// The packer waiting for a free slot in every ring: for the slowest consumer.
     pub ring: Stage,
 }
 

@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use millstream_batch::{BatchHeader, BatchSchema, Consumer, IdFeature, RingError, Size, Stream};
+use millstream_batch::{
+    BatchHeader, BatchRef, BatchSchema, Consumer, IdFeature, RaggedFeature, RingError, Size, Stream,
+};
 use proptest::prelude::*;
 
 use super::*;
-use crate::chunk::Chunk;
+use crate::chunk::{Chunk, RaggedColumn};
 use crate::order::{Cursor, Mix, OrderSpec, Pass, PositionError, Weight, reference};
 use crate::spec::{DataSpec, LabelSpec, OnBadRecord};
 
@@ -39,6 +41,33 @@ pub(super) struct Synthetic {
 pub(super) enum Fault {
     Error,
     Panic,
+}
+
+/// The weight of a row.
+fn weight_of((split, row): reference::Row) -> f32 {
+    split as f32 + row as f32 / 4.0
+}
+
+/// The values of a row's ragged feature, and their weights.
+fn values_of((split, row): reference::Row) -> impl Iterator<Item = (u32, f32)> {
+    (0..(row as u32 + split) % (MAX_VALUES + 1)).map(move |i| (row as u32 * 8 + i, split as f32 + i as f32))
+}
+
+/// The maximum number of values of a row's ragged features.
+const MAX_VALUES: u32 = 3;
+
+/// A ragged column of the values of `rows`.
+fn ragged_of(rows: impl Iterator<Item = reference::Row>, weighted: bool) -> RaggedColumn {
+    let (mut offsets, mut values, mut weights) = (vec![0], Vec::new(), Vec::new());
+    for row in rows {
+        let of_row = values_of(row);
+        of_row.for_each(|(value, weight)| {
+            values.push(value);
+            weights.push(weight);
+        });
+        offsets.push(values.len() as u32);
+    }
+    RaggedColumn { offsets, values, weights: weighted.then_some(weights) }
 }
 
 /// The id of a row's group, of a few rows.
@@ -137,9 +166,12 @@ impl ChunkReader for SyntheticReader {
         let positive = |row| source.only_positive.map_or(!source.negative, |only| only == (*split, row));
         Ok((!rows.is_empty()).then(|| Chunk {
             labels: vec![rows.clone().map(|row| if positive(row) { 1.0 } else { 0.0 }).collect()],
+            weights: Some(rows.clone().map(|row| weight_of((*split, row))).collect()),
             dense: rows.clone().map(|row| row as f32).collect(),
+            ragged: [false, true]
+                .map(|weighted| ragged_of(rows.clone().map(|row| (*split, row)), weighted))
+                .into(),
             ids: rows.flat_map(|row| [*split, row as u32, group_of((*split, row))]).collect(),
-            ..Chunk::default()
         }))
     }
 
@@ -198,10 +230,18 @@ pub(super) fn spec(lanes: u32, shuffle_rows: u64, batch_size: u32) -> DataSpec {
     }
 }
 
-fn schema(spec: &DataSpec) -> BatchSchema {
+pub(super) fn schema(spec: &DataSpec) -> BatchSchema {
     let id = |name: &str| IdFeature { name: name.to_owned(), cardinality: u32::MAX };
+    let ragged = |weighted| RaggedFeature {
+        name: "values".to_owned(),
+        cardinality: u32::MAX,
+        maximum: MAX_VALUES,
+        weighted,
+    };
     BatchSchema {
         rows: spec.batch_size,
+        weighted: true,
+        ragged: [false, true].map(ragged).into(),
         dense: vec!["row".to_owned()],
         ids: vec![id("split"), id("row"), id("group")],
         position_bytes: Position::encoded_bytes(spec.lanes) as u32,
@@ -211,7 +251,11 @@ fn schema(spec: &DataSpec) -> BatchSchema {
 
 const SEED: u64 = 11;
 
-fn try_plan(spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) -> Result<IngestPlan, Error> {
+pub(super) fn try_plan(
+    spec: &DataSpec,
+    train: &Synthetic,
+    eval: Option<&Synthetic>,
+) -> Result<IngestPlan, Error> {
     let shared = |source: &Synthetic| Arc::new(source.clone()) as Arc<dyn ChunkSource>;
     training(spec, (shared(train), train.mix()), eval.map(shared))
 }
@@ -237,26 +281,73 @@ pub(super) struct Seen {
     pub(super) rows: Vec<reference::Row>,
 }
 
-pub(super) fn open(plan: &IngestPlan) -> (Producer, Consumer) {
-    let (producer, hand_off) = Producer::create(plan.schema(), plan.slots()).unwrap();
-    (producer, hand_off.open(plan.schema()).unwrap())
+/// The rings of all ranks.
+pub(super) fn open_all(plan: &IngestPlan) -> (Vec<Producer>, Vec<Consumer>) {
+    let (rings, hand_offs) = plan.create_rings().unwrap();
+    (rings, hand_offs.into_iter().map(|hand_off| hand_off.open(plan.ring_schema()).unwrap()).collect())
+}
+
+/// The ring of the only rank.
+pub(super) fn open(plan: &IngestPlan) -> (Vec<Producer>, Consumer) {
+    let (rings, consumers) = open_all(plan);
+    let [consumer] = <[_; 1]>::try_from(consumers).ok().unwrap();
+    (rings, consumer)
 }
 
 pub(super) fn see(consumer: &mut Consumer) -> Result<Option<Seen>, RingError> {
     Ok(consumer.next()?.map(|leased| {
         let batch = leased.batch();
         let rows: Vec<_> = batch.ids(0).iter().zip(batch.ids(1)).map(|(&s, &r)| (s, u64::from(r))).collect();
-        assert!(batch.dense().iter().zip(&rows).all(|(&dense, row)| dense == row.1 as f32));
+        check_sections(batch, &rows);
         Seen { header: batch.header(), position: batch.position().to_vec(), rows }
     }))
 }
 
+/// Asserts that every section has the values of `rows`.
+fn check_sections(batch: BatchRef<'_>, rows: &[reference::Row]) {
+    assert_eq!(batch.rows(), rows.len());
+    assert!(batch.labels(0).iter().all(|label| [0.0, 1.0].contains(label)));
+    assert!(batch.weights().unwrap().iter().zip(rows).all(|(&weight, &row)| weight == weight_of(row)));
+    assert!(batch.dense().iter().zip(rows).all(|(&dense, row)| dense == row.1 as f32));
+    assert!(batch.ids(2).iter().zip(rows).all(|(&group, &row)| group == group_of(row)));
+    for (feature, weighted) in [false, true].into_iter().enumerate() {
+        let expected = ragged_of(rows.iter().copied(), weighted);
+        let (offsets, values) = batch.ragged(feature);
+        assert_eq!((offsets, values), (&expected.offsets[..], &expected.values[..]));
+        let weights = batch.ragged_weights(feature).map(|weights| &weights[..values.len()]);
+        assert_eq!(weights, expected.weights.as_deref());
+    }
+}
+
+/// The next global batch, from the parts of all ranks, which must be cut as [`BatchSchema::part`] says.
+pub(super) fn see_all(plan: &IngestPlan, consumers: &mut [Consumer]) -> Result<Option<Seen>, RingError> {
+    let parts: Result<Vec<Option<Seen>>, _> = consumers.iter_mut().map(see).collect();
+    let parts = parts?;
+    if parts.iter().any(Option::is_none) {
+        assert!(parts.iter().all(Option::is_none), "the rings have different numbers of batches");
+        return Ok(None);
+    }
+    let parts: Vec<Seen> = parts.into_iter().flatten().collect();
+    let Seen { header, position, .. } = parts[0].clone();
+    let global_rows = header.global_rows;
+    let whole = BatchHeader { rows: global_rows, ..header };
+    let mut first_row = 0;
+    for part in &parts {
+        let rows = plan.ring_schema().rows.min(global_rows - first_row);
+        assert_eq!(part.header, BatchHeader { rows, first_row, ..whole });
+        assert_eq!(part.position, position, "the ranks' positions differ");
+        first_row += rows;
+    }
+    assert_eq!(first_row, global_rows);
+    Ok(Some(Seen { header: whole, position, rows: parts.into_iter().flat_map(|part| part.rows).collect() }))
+}
+
 /// All batches of a feed starting at `from`, and the result of the feed.
-fn run_from(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Error>) {
-    let (producer, mut consumer) = open(plan);
-    let ingest = start(plan.clone(), from, producer).unwrap();
+pub(super) fn run_from(plan: &IngestPlan, from: Position) -> (Vec<Seen>, Result<IngestReport, Error>) {
+    let (rings, mut consumers) = open_all(plan);
+    let ingest = start(plan.clone(), from, rings).unwrap();
     let mut seen = Vec::new();
-    while let Ok(Some(batch)) = see(&mut consumer) {
+    while let Ok(Some(batch)) = see_all(plan, &mut consumers) {
         seen.push(batch);
     }
     (seen, ingest.join())
@@ -312,7 +403,7 @@ pub(super) fn weights() -> impl Strategy<Value = Vec<f64>> {
 }
 
 prop_compose! {
-    fn synthetic()(
+    pub(super) fn synthetic()(
         lengths in prop::collection::vec(0_u64..60, 0..7), one in 1_u64..60, weights in weights(),
         chunk_rows in 0_usize..20, delay_us in prop_oneof![Just(0_u64), Just(150)], passes: bool,
     ) -> Synthetic {
@@ -580,8 +671,8 @@ fn a_lane_that_is_not_ready_delays_no_other_in_free_order() {
         let gate = Arc::new(AtomicU64::new(0));
         let source = Gated { inner: Synthetic::new(&[100, 100]), split: 1, gate: Arc::clone(&gate) };
         let plan = training(&spec, (Arc::new(source), None), None).unwrap();
-        let (producer, mut consumer) = open(&plan);
-        let ingest = start(plan.clone(), plan.start(), producer).unwrap();
+        let (rings, mut consumer) = open(&plan);
+        let ingest = start(plan.clone(), plan.start(), rings).unwrap();
         for _ in 0..19 {
             let batch = see(&mut consumer).unwrap().unwrap();
             assert!(batch.rows.iter().all(|&(split, _)| split == 0));
@@ -597,7 +688,7 @@ fn a_lane_that_is_not_ready_delays_no_other_in_free_order() {
 }
 
 /// Runs `work`, and fails the test if it does not return. The deadline is generous: the machine may be busy.
-fn without_hanging<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) fn without_hanging<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(work()));
     receiver.recv_timeout(Duration::from_secs(300)).expect("hangs")
@@ -612,8 +703,8 @@ fn cancelling_ends_every_wait() {
             without_hanging(move || {
                 let train = Synthetic { delay_us, chunk_rows: 5, ..Synthetic::new(&[1000; 6]) };
                 let plan = plan(&spec(4, 64, 8), &train, None);
-                let (producer, mut consumer) = open(&plan);
-                let ingest = start(plan.clone(), plan.start(), producer).unwrap();
+                let (rings, mut consumer) = open(&plan);
+                let ingest = start(plan.clone(), plan.start(), rings).unwrap();
                 thread::sleep(Duration::from_millis(pause_ms));
                 ingest.cancel();
                 assert!(matches!(ingest.join(), Err(Error::Cancelled)));
@@ -634,8 +725,8 @@ fn cancelling_ends_every_wait() {
 fn cancelling_after_the_end_has_no_effect() {
     without_hanging(|| {
         let plan = plan(&spec(2, 8, 16), &Synthetic::new(&[4, 4]), None);
-        let (producer, mut consumer) = open(&plan);
-        let ingest = start(plan.clone(), plan.start(), producer).unwrap();
+        let (rings, mut consumer) = open(&plan);
+        let ingest = start(plan.clone(), plan.start(), rings).unwrap();
         // The end of the ring is the last thing that ingest writes.
         while see(&mut consumer).unwrap().is_some() {}
         ingest.cancel();
@@ -647,12 +738,12 @@ fn cancelling_after_the_end_has_no_effect() {
 fn dropping_the_handle_or_the_consumer_stops_ingest() {
     without_hanging(|| {
         let plan = plan(&spec(3, 64, 8), &Synthetic::new(&[1000; 6]), None);
-        let (producer, consumer) = open(&plan);
-        drop(start(plan.clone(), plan.start(), producer).unwrap());
+        let (rings, consumer) = open(&plan);
+        drop(start(plan.clone(), plan.start(), rings).unwrap());
         drop(consumer);
 
-        let (producer, mut consumer) = open(&plan);
-        let ingest = start(plan.clone(), plan.start(), producer).unwrap();
+        let (rings, mut consumer) = open(&plan);
+        let ingest = start(plan.clone(), plan.start(), rings).unwrap();
         see(&mut consumer).unwrap();
         drop(consumer);
         assert!(matches!(ingest.join(), Err(Error::Ring(RingError::PeerGone))));
@@ -665,8 +756,8 @@ fn nothing_is_read_beyond_the_plan() {
         let spec = spec(4, 512, 16);
         let train = Synthetic::new(&[10_000; 8]);
         let plan = plan(&spec, &train, None);
-        let (producer, consumer) = open(&plan);
-        let ingest = start(plan.clone(), plan.start(), producer).unwrap();
+        let (rings, consumer) = open(&plan);
+        let ingest = start(plan.clone(), plan.start(), rings).unwrap();
         let published = u64::from(spec.prefetch * spec.batch_size);
         let chunks = u64::from(spec.lanes) * 2 * plan.chunk_rows(Stream::Train) as u64;
         let within_the_plan = || {
