@@ -78,6 +78,8 @@ impl Category {
 pub enum Phase {
     /// Waiting for a batch.
     Wait,
+    /// Agreeing with the other workers of the job that a step is taken: waiting for the slowest of them.
+    Agreement,
     /// Copying a batch to the device and validating it.
     Upload,
     /// Sorting a batch's ids by table row.
@@ -88,6 +90,8 @@ pub enum Phase {
     Loss,
     /// Computing gradients.
     Backward,
+    /// Exchanging gradients with the other workers of the job.
+    Exchange,
     /// Computing gradient norms and applying optimizer updates.
     Update,
     /// Reading the loss back from the device.
@@ -104,13 +108,15 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in the order of a step.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Wait,
+        Self::Agreement,
         Self::Upload,
         Self::Plan,
         Self::Forward,
         Self::Loss,
         Self::Backward,
+        Self::Exchange,
         Self::Update,
         Self::Read,
         Self::Release,
@@ -123,11 +129,13 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Wait => "wait",
+            Self::Agreement => "agreement",
             Self::Upload => "upload",
             Self::Plan => "plan",
             Self::Forward => "forward",
             Self::Loss => "loss",
             Self::Backward => "backward",
+            Self::Exchange => "exchange",
             Self::Update => "update",
             Self::Read => "read",
             Self::Release => "release",

@@ -65,6 +65,7 @@ fn loss(backend: &Cpu, loss: Loss, rows: u32, length: u32, runs: u32) -> Result<
     let seconds = (0..runs).map(|_| {
         let start = Instant::now();
         backend.run(ops::TaskLoss {
+            total: None,
             task: &task,
             batch: &batch,
             rows: 0..rows as usize,

@@ -1,11 +1,13 @@
 //! Processes gradients after a backward pass.
 //!
 //! A model passes each parameter with its gradient to a visitor, in a fixed order. One visitor takes an
-//! optimizer step; another computes the norm of all gradients before it.
+//! optimizer step; another computes the norm of all gradients before it. If several workers train together, two more
+//! exchange gradients before both ([`exchange`](crate::exchange)).
 
 use millstream_backend::{Backend, GradientColumns, RowGradients, ops};
 
 use crate::layers::Tables;
+use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, Parameters, Storage};
 use crate::schedule::Step;
 
@@ -55,16 +57,10 @@ impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
-        if !tables.is_empty() {
-            let (batch, plan) = self.touched;
-            let (lookups, maxima) = (&tables.lookups, tables.maxima.as_ref());
-            let gradients = RowGradients { batch, plan, lookups, gradient, columns, maxima };
-            self.backend.run(ops::RowSquares {
-                gradients: &gradients,
-                tables: &tables.tables,
-                sum: self.squares,
-            });
-        }
+        let Self { backend, touched, squares } = self;
+        for_each_table(tables, *touched, gradient, columns, |gradients, tables, _| {
+            backend.run(ops::RowSquares { gradients, tables, sum: squares });
+        });
     }
 }
 
@@ -79,18 +75,31 @@ impl<B: Backend> GradientVisitor<B> for ApplyUpdates<'_, B> {
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
-        if !tables.is_empty() {
-            let (batch, plan) = self.touched;
-            let (lookups, maxima) = (&tables.lookups, tables.maxima.as_ref());
-            let gradients = RowGradients { batch, plan, lookups, gradient, columns, maxima };
-            let update = tables.optimizer.update(self.step, self.clip);
-            self.backend.run(ops::StepRows {
-                update: &update,
-                scale: self.scale,
-                draws: self.draws,
-                gradients: &gradients,
-                tables: &mut tables.tables,
-            });
+        let Self { backend, touched, scale, draws, clip, step } = *self;
+        for_each_table(tables, touched, gradient, columns, |gradients, tables, optimizer| {
+            let update = &optimizer.update(step, clip);
+            backend.run(ops::StepRows { update, scale, draws, gradients, tables });
+        });
+    }
+}
+
+/// Calls `visit` with the gradients of all tables, or with those of one table after another if workers have merged them;
+/// and with these tables and their optimizer.
+fn for_each_table<B: Backend>(
+    tables: &mut Tables<B>,
+    touched: (&B::Batch, &B::RowPlan),
+    gradient: &B::Matrix,
+    columns: GradientColumns,
+    mut visit: impl FnMut(&RowGradients<'_, B>, &mut [B::Table], &Optimizer),
+) {
+    let optimizer = &tables.optimizer;
+    if let Some(merged) = &tables.merged {
+        for (gradients, table) in merged.gradients().zip(tables.tables.chunks_exact_mut(1)) {
+            visit(&gradients, table, optimizer);
         }
+    } else if !tables.tables.is_empty() {
+        let ((batch, plan), maxima) = (touched, tables.maxima.as_ref());
+        let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
+        visit(&gradients, &mut tables.tables, optimizer);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! * [`spec`]: the settings of a training job.
 //! * [`model`]: the models, built from [`pass`], [`layers`] and [`parameter`]. [`init`] has their initial
-//!   weights, [`loss`] their losses, and [`gradients`], [`optimizer`] and [`schedule`] update them.
+//!   weights, [`loss`] their losses, and [`gradients`], [`optimizer`] and [`schedule`] update them. Workers that train one
+//!   model together exchange gradients (`exchange`).
 //! * [`metrics`]: the metrics of an evaluation.
 //! * [`checkpoint`]: models and positions, stored completely or not at all.
 //! * [`export`]: exporting a trained model as safetensors or ONNX.
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
+pub mod exchange;
 pub mod export;
 pub mod gradients;
 pub mod init;

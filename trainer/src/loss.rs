@@ -170,6 +170,7 @@ mod tests {
                 backend.write_matrix(&mut logit, &[B::Scalar::from_f64(logits[row])]);
                 let (mut logits_grad, mut sums) = (backend.matrix(1, 1), backend.matrix(1, 2));
                 backend.run(ops::TaskLoss {
+                    total: None,
                     task: &loss.as_loss(&schema(1)).unwrap().into(),
                     batch: &batch,
                     rows: row..row + 1,
@@ -229,6 +230,7 @@ mod tests {
             backend.write_matrix(&mut matrix, &numbers(&logits));
             let (mut logits_grad, mut sums) = (backend.matrix(rows, 1), backend.matrix(1, 2));
             backend.run(ops::TaskLoss {
+                total: None,
                 task: &loss.as_loss(&schema).unwrap().into(),
                 batch: &batch,
                 rows: 0..rows,

@@ -204,7 +204,7 @@ pub struct Parameter<'a, D: Device> {
 /// The storage of a parameter.
 pub(crate) enum Storage<'a, D: Device> {
     /// Weights, optimizer state, and the gradient of a trained parameter; all of one shape.
-    Matrix { value: &'a mut D::Matrix, states: &'a mut [D::Matrix], gradient: Option<&'a D::Matrix> },
+    Matrix { value: &'a mut D::Matrix, states: &'a mut [D::Matrix], gradient: Option<&'a mut D::Matrix> },
     /// A table, with its state.
     Table(&'a mut D::Table),
 }

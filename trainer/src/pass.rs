@@ -13,6 +13,9 @@ use crate::init::key_of;
 pub struct Pass {
     /// The rows of the batch.
     pub rows: Range<usize>,
+    /// The row of the global batch that is row 0 of the batch, which random choices depend on. It is 0 unless workers
+    /// share a global batch.
+    pub first_row: usize,
     /// Its purpose.
     pub purpose: Purpose,
 }
@@ -60,10 +63,15 @@ pub fn rounding_key(seed: u64, number: u64) -> u64 {
 }
 
 impl Pass {
-    /// The passes of `rows` rows, at most `most` each.
-    pub fn all(rows: usize, most: usize, purpose: Purpose) -> impl Iterator<Item = Self> {
+    /// The passes of `rows` rows, at most `most` each, of which the first is row `first_row` of the global batch.
+    pub fn all(rows: usize, most: usize, first_row: usize, purpose: Purpose) -> impl Iterator<Item = Self> {
         let starts = (0..rows).step_by(most.max(1));
-        starts.map(move |start| Self { rows: start..rows.min(start + most), purpose })
+        starts.map(move |start| Self { rows: start..rows.min(start + most), first_row, purpose })
+    }
+
+    /// Its rows in the global batch.
+    pub fn global_rows(&self) -> Range<usize> {
+        self.first_row + self.rows.start..self.first_row + self.rows.end
     }
 
     /// The number of rows.
@@ -89,11 +97,12 @@ mod tests {
     #[test]
     fn passes_take_each_row_once() {
         for (rows, most, ends) in [(7, 3, &[3, 6, 7][..]), (6, 3, &[3, 6]), (2, 3, &[2]), (0, 3, &[])] {
-            let passes: Vec<Pass> = Pass::all(rows, most, Purpose::Scoring).collect();
+            let passes: Vec<Pass> = Pass::all(rows, most, 10, Purpose::Scoring).collect();
             assert_eq!(passes.iter().map(|pass| pass.rows.end).collect::<Vec<_>>(), ends);
             let mut start = 0;
             for (number, pass) in passes.iter().enumerate() {
                 assert_eq!((pass.rows.start, pass.is_empty()), (start, false));
+                assert_eq!(pass.global_rows(), start + 10..pass.rows.end + 10);
                 assert_eq!(
                     pass.sum(),
                     if number == 0 { GradientMode::Write } else { GradientMode::Accumulate }

@@ -27,7 +27,7 @@ const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
 const BUFFERS: BufferSpec = BufferSpec { rows: ROWS, float: Float::F32 };
 /// All rows in one pass, with dropout where layers have it.
-const PASS: Pass = Pass { rows: 0..ROWS, purpose: Purpose::Training(11) };
+const PASS: Pass = Pass { rows: 0..ROWS, first_row: 0, purpose: Purpose::Training(11) };
 
 fn sgd() -> Optimizer {
     Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 1.0, l2: 0.0 }).unwrap()
@@ -151,7 +151,7 @@ fn tables(width: usize, pooling: Pool) -> Tables<Reference> {
     let lookup =
         |(table, &column): (usize, &IdColumn)| Lookup { column, pooling, table, first: table * width };
     let lookups = COLUMNS.iter().enumerate().map(lookup).collect();
-    let mut tables = Tables::new(BACKEND, ROWS, lookups, specs, sgd());
+    let mut tables = Tables::new(BACKEND, ROWS, lookups, specs, sgd(), None);
     scatter(&mut tables);
     tables
 }
@@ -401,6 +401,7 @@ fn loss_at(loss: &Loss, batch: &<Reference as Device>::Batch, logits: &[f64]) ->
     let columns = logits.len() / ROWS;
     let (mut gradient, mut sums) = (BACKEND.matrix(ROWS, columns), BACKEND.matrix(1, 2));
     BACKEND.run(ops::TaskLoss {
+        total: None,
         task: &loss.clone().into(),
         batch,
         rows: 0..ROWS,

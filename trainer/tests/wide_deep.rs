@@ -7,7 +7,7 @@ use std::sync::Arc;
 use millstream_backend::{BatchError, Cpu};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout, Stream};
 use millstream_trainer::init::Init;
-use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, TensorRole};
+use millstream_trainer::model::{Model, ModelError, ModelPlan, NamedTensor, StepError, TensorRole};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{
     DeepSpec, EmbeddingInit, HiddenLayerSpec, ModelSpec, OptimizerSpec, Pooling, TableSpec, TrainingSpec,
@@ -255,6 +255,7 @@ fn a_bad_or_empty_batch_changes_nothing() {
     let mut bad = batch(&schema, 16, 0);
     bad.as_mut().sections().ids[3] = 50;
     let refusal = model.train_step(bad.as_ref(), Step::number(1)).unwrap_err();
+    let StepError::Batch(refusal) = refusal else { panic!("{refusal}") };
     assert!(matches!(refusal, BatchError::IdOutOfRange { row: 3, id: 50, .. }), "{refusal}");
     assert_eq!(model.predict(bad.as_ref(), &mut [0.0; 16]), Err(refusal));
     let nothing = model.train_step(batch(&schema, 0, 0).as_ref(), Step::number(1)).unwrap();

@@ -306,7 +306,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         if header.batch == 0 && epochs > 0 {
             self.steps_per_epoch = Some(before / epochs);
         }
-        self.session.submit(leased.batch())?;
+        self.session.submit(&[leased.batch()])?;
         // The batch has been copied, so the slot can be released while the step is in flight.
         self.profiler.recorder().phase(Phase::Release, || drop(leased));
         for meter in self.meters() {

@@ -19,6 +19,7 @@ pub mod batch;
 pub mod cache_lines;
 pub mod count;
 pub mod layout;
+mod part;
 pub mod ring;
 pub mod schema;
 pub mod size;

@@ -13,7 +13,6 @@
 use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use millstream_backend::collective::{Buffer, CollectiveError, Communicator, HostListener};
 use millstream_backend::{Float, Libraries};
@@ -33,15 +32,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let (rank, ranks) = (rank.parse()?, ranks.parse()?);
     let listener = HostListener::open(&Libraries::default())?;
-    let addresses = exchange_addresses(Path::new(directory), rank, ranks, listener.address())?;
-    let communicator = Communicator::new(listener.connect(rank, &addresses, LIMIT)?, LIMIT, None)?;
+    let host = listener.meet(Path::new(directory), rank, ranks, LIMIT)?;
+    let communicator = Communicator::new(host, LIMIT, None)?;
     for size in sizes {
         let bytes: usize = size.parse()?;
         for (operation, wire) in [("sum", Float::F32), ("sum as bf16", Float::Bf16)] {
             let mut numbers = Some(Buffer::zeroed(bytes / size_of::<f32>()));
             measure(&communicator, operation, bytes, || {
                 let passed = numbers.take().expect("the result of the repetition before");
-                numbers = Some(communicator.sum(passed, wire).join()?);
+                numbers = Some(communicator.sum::<f32>(passed, wire).join()?);
                 Ok(())
             })?;
         }
@@ -76,22 +75,4 @@ fn measure(
         println!(r#"{{"operation": "{operation}", "bytes": {bytes}, "seconds": {seconds:?}}}"#);
     }
     Ok(())
-}
-
-/// Writes this rank's address into the directory and waits for all others.
-fn exchange_addresses(directory: &Path, rank: usize, ranks: usize, own: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let file = |rank| directory.join(format!("rank-{rank}"));
-    let unfinished = directory.join(format!("unfinished-{rank}"));
-    fs::write(&unfinished, own)?;
-    fs::rename(&unfinished, file(rank))?;
-    let deadline = Instant::now() + LIMIT;
-    let read = |rank| loop {
-        match fs::read(file(rank)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            result => return result,
-        }
-    };
-    (0..ranks).map(read).collect()
 }

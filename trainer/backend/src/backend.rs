@@ -18,6 +18,7 @@ use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::floors::Floors;
 use crate::ops::{self, Checked, Operation, cost};
+use crate::row_sums::RowSums;
 
 /// A device that computes.
 pub trait Backend: Shapes + Sized + Send + 'static {
@@ -148,6 +149,26 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     fn check(&self, _batch: &Self::Batch) -> Result<(), BatchError> {
         Ok(())
     }
+
+    /// Sums the gradients of each row of `tables` that the batch touches, in the order of [`ops::StepRows`], into host
+    /// memory. Waits for the device.
+    fn sum_rows(
+        &self,
+        gradients: &ops::RowGradients<'_, Self>,
+        tables: &[Self::Table],
+        sums: &mut RowSums<Self::Scalar>,
+    ) {
+        gradients.check_for("sum_rows", tables);
+        let work = || gradients.work(self, tables, cost::row_squares);
+        self.record_transfer("sum_rows", work, || self.read_row_sums(gradients, tables, sums));
+    }
+    /// Implements [`Backend::sum_rows`], whose operands have been checked.
+    fn read_row_sums(
+        &self,
+        gradients: &ops::RowGradients<'_, Self>,
+        tables: &[Self::Table],
+        sums: &mut RowSums<Self::Scalar>,
+    );
 
     /// Queues a report to the host: all values of at most two `matrices`, as they are after everything queued so
     /// far, and whether `batch` is valid. Does not wait.

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
+use crate::collective::Summand;
 use crate::float::Float;
 
 /// Bits that identify an id's place, its column and its batch row, in a group of several columns: the number of
@@ -11,7 +12,7 @@ use crate::float::Float;
 pub const PLACE_BITS: u32 = 32;
 
 /// The scalar type that a backend computes with.
-pub trait Scalar: Copy + Debug + Default + PartialEq + Send + Sync + 'static {
+pub trait Scalar: Summand + Debug + Default + PartialEq {
     /// The nearest value.
     fn from_f64(value: f64) -> Self;
     /// The same value.
@@ -332,6 +333,15 @@ pub enum WorkspaceUse<'a> {
         shapes: &'a [TableShape],
         /// Dense columns concatenated with them.
         dense: usize,
+    },
+    /// The sums of gradients of the same tables' rows: [`Backend::sum_rows`](crate::Backend::sum_rows).
+    RowSums {
+        /// The schema of batches.
+        schema: &'a BatchSchema,
+        /// The lookups.
+        lookups: &'a [Lookup],
+        /// The shape of each table.
+        shapes: &'a [TableShape],
     },
     /// The gradients of a linear model's dense weights and bias.
     Linear {

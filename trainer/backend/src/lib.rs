@@ -16,6 +16,7 @@ mod library;
 pub mod ops;
 pub mod philox;
 mod reference;
+mod row_sums;
 mod sizes;
 mod update;
 
@@ -41,5 +42,6 @@ pub use ops::{
     RowGradients, SavedLayer, SavedNormalization, Sequence, Task,
 };
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
+pub use row_sums::RowSums;
 pub use sizes::{Layout, OperationBytes, Sizes};
 pub use update::{Formula, LossScaling, Update};

@@ -144,6 +144,7 @@ fn check(weighted: bool) {
         });
         cpu.run(ops::Dropout { rows: 0..rows, keep: 0.5, key: 7, matrix: &mut input });
         cpu.run(ops::TaskLoss {
+            total: None,
             task: &loss,
             batch: &uploaded,
             rows: 0..rows,

@@ -6,7 +6,7 @@
 //!     [--values 1] [--pooling sum] [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait]
 //!     [--losses 0] [--rates] [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--tables fp32]
 //!     [--without-tiles] [--device cpu] [--record no] [--part 8] [--examples 98304] [--operations] [--roof 1]
-//!     [--libraries FOLDER] [--cache FOLDER]
+//!     [--libraries FOLDER] [--cache FOLDER] [--workers 1 --rank 0 --meet FOLDER]
 //! ```
 //!
 //! The data has 26 features with `ids` ids each, drawn from a Zipf distribution, and 13 dense columns. The
@@ -35,6 +35,9 @@
 //! rates, measured by copying matrices of `--roof` times 64 MiB and multiplying matrices of `--roof` times
 //! 2048 rows.
 //!
+//! `--workers 2 --rank 0 --meet FOLDER` is one of two processes that train together over UCX, each on its part of every batch;
+//! they exchange their addresses in the empty `FOLDER`. Rates are those of the whole batches. `bench/workers.py` starts them.
+//!
 //! `--record` measures the overhead of recording: `no` has no recorder, `off` has an idle one, `on` records
 //! each run.
 //!
@@ -51,10 +54,12 @@ mod shapes;
 mod work;
 
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use millstream_backend::{Backend, BatchError, Cpu, Cuda, Floors, Libraries};
-use millstream_batch::{Lease, Producer};
+use millstream_backend::collective::{Communicator, HostListener};
+use millstream_backend::{Backend, Cpu, Cuda, Floors, Libraries};
+use millstream_batch::{BatchBuffer, BatchRef, Lease, Producer};
 use millstream_trace::Recording;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
@@ -64,6 +69,9 @@ use sha2::{Digest, Sha256};
 
 use options::{Options, Record};
 use work::{Rates, Work};
+
+/// The time limit of an operation of several workers.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Functions called on the backend around its runs.
 struct Hooks<'a, B> {
@@ -125,8 +133,15 @@ fn run<B: Backend<Scalar = f32>>(
     let schema = shapes::schema(options);
     // The models in bench/step.py start from the same weights.
     let (precision, embedding_precision) = (options.precision, options.tables);
-    let training = TrainingSpec { seed: 1, precision, embedding_precision, ..TrainingSpec::default() };
+    let workers = NonZeroU32::new(options.workers);
+    let training =
+        TrainingSpec { seed: 1, precision, embedding_precision, workers, ..TrainingSpec::default() };
     let mut model = Model::new(backend, &shapes::spec(options), &schema, &training)?;
+    if training.exchanges() {
+        let (rank, ranks) = (options.rank as usize, options.workers as usize);
+        let host = HostListener::open(&Libraries::default())?.meet(&options.meet, rank, ranks, LIMIT)?;
+        model.join(Communicator::new(host, LIMIT, None)?);
+    }
     let count = options.examples.div_ceil(options.batch).max(options.losses as u32);
     let (mut producer, hand_off) = Producer::create(&schema, count)?;
     let mut ring = hand_off.open(&schema)?;
@@ -138,23 +153,49 @@ fn run<B: Backend<Scalar = f32>>(
         slot.publish();
         batches.extend(ring.next()?);
     }
+    let batches = Batches::of(options, batches);
     if options.losses > 0 {
-        return losses(&mut model, &batches[..options.losses]);
+        return losses(&mut model, &batches, options.losses);
     }
     measure(options, &mut model, &batches, hooks)
 }
 
-/// Prints the mean loss of each batch, with one step each, and a digest of the resulting weights.
-fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Lease]) -> Result<(), Box<dyn Error>> {
-    let step = |(batch, number): (&Lease, u64)| {
-        Ok::<_, Box<dyn Error>>(model.train_step(batch.batch(), Step::number(number))?.mean())
+/// The batches of this process.
+struct Batches {
+    whole: Vec<Lease>,
+    /// Its part of each, if several workers share them; otherwise empty.
+    parts: Vec<BatchBuffer>,
+}
+
+impl Batches {
+    fn of(options: &Options, whole: Vec<Lease>) -> Self {
+        let part = |lease: &Lease| BatchBuffer::part_of(lease.batch(), options.rank, options.workers);
+        let parts = if options.workers > 1 { whole.iter().map(part).collect() } else { Vec::new() };
+        Self { whole, parts }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = BatchRef<'_>> {
+        let part = |number: usize| self.parts.get(number).map(BatchBuffer::as_ref);
+        self.whole.iter().enumerate().map(move |(number, lease)| part(number).unwrap_or(lease.batch()))
+    }
+}
+
+/// Prints the mean loss of each of the first batches, with one step each, and a digest of the resulting weights.
+fn losses<B: Backend<Scalar = f32>>(
+    model: &mut Model<B>,
+    batches: &Batches,
+    count: usize,
+) -> Result<(), Box<dyn Error>> {
+    let step = |(batch, number): (BatchRef<'_>, u64)| {
+        model.agree(&[batch], false)?;
+        Ok::<_, Box<dyn Error>>(model.train_step(batch, Step::number(number))?.mean())
     };
-    let losses = batches.iter().zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
+    let losses = batches.iter().take(count).zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
     let mut digest = Sha256::new();
     model.read_tensors(|_, numbers| {
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_bits().to_le_bytes()).collect();
         digest.update(bytes);
-        Ok::<_, BatchError>(())
+        Ok::<_, Box<dyn Error>>(())
     })?;
     let digest: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     println!("{}", json!({ "losses": losses, "digest": digest }));
@@ -164,21 +205,22 @@ fn losses<B: Backend<Scalar = f32>>(model: &mut Model<B>, batches: &[Lease]) -> 
 fn measure<B: Backend<Scalar = f32>>(
     options: &Options,
     model: &mut Model<B>,
-    batches: &[Lease],
+    batches: &Batches,
     hooks: &Hooks<'_, B>,
 ) -> Result<(), Box<dyn Error>> {
-    let work = Work::of(options, batches);
+    let work = Work::of(options, &batches.whole);
     let mut steps = 0;
     let mut pass = |model: &mut Model<B>| {
         let end = |model: &mut Model<B>, ahead: usize| {
             while model.steps_in_flight() > ahead {
                 model.finish_step()?;
             }
-            Ok::<_, BatchError>(())
+            Ok::<_, Box<dyn Error>>(())
         };
-        for batch in batches {
+        for batch in batches.iter() {
             steps += 1;
-            model.submit_step(batch.batch(), Step::number(steps))?;
+            model.agree(&[batch], false)?;
+            model.submit_step(batch, Step::number(steps))?;
             end(model, model.steps_ahead())?;
         }
         end(model, 0)
@@ -201,9 +243,10 @@ fn measure<B: Backend<Scalar = f32>>(
         (hooks.before)(model.backend());
         let (start, least) = (Instant::now(), Duration::from_secs_f64(options.seconds));
         let mut examples = 0.0;
-        while start.elapsed() < least {
+        // Workers end a run together.
+        while !model.agree(&[], start.elapsed() >= least)?.stop {
             pass(model)?;
-            examples += batches.len() as f64 * f64::from(options.batch);
+            examples += batches.whole.len() as f64 * f64::from(options.batch);
         }
         let rate = examples / start.elapsed().as_secs_f64();
         rates.push(rate);
@@ -219,7 +262,7 @@ fn measure<B: Backend<Scalar = f32>>(
         for document in operations::documents(&recording, &floors) {
             println!("{document}");
         }
-        println!("{}", json!({ "floors": floors, "steps": batches.len() }));
+        println!("{}", json!({ "floors": floors, "steps": batches.whole.len() }));
     }
     match options.device {
         _ if options.json => Ok(()),

@@ -63,6 +63,11 @@ pub(crate) struct Options {
     pub(crate) precision: Precision,
     /// The storage precision of embedding tables.
     pub(crate) tables: Precision,
+    /// The number of workers, and which one this process is.
+    pub(crate) workers: u32,
+    pub(crate) rank: u32,
+    /// The directory in which workers exchange their addresses.
+    pub(crate) meet: PathBuf,
 }
 
 impl Options {
@@ -92,6 +97,9 @@ impl Options {
                 "--rates" => options.rates = true,
                 "--operations" => options.operations = true,
                 "--roof" => options.roof = value()?.parse()?,
+                "--workers" => options.workers = value()?.parse()?,
+                "--rank" => options.rank = value()?.parse()?,
+                "--meet" => options.meet = value()?.into(),
                 "--without-tiles" => options.without_tiles = true,
                 "--record" => options.record = record(&value()?)?,
                 "--device" => options.device = device(&value()?)?,
@@ -101,6 +109,9 @@ impl Options {
             }
         }
         let counts = [options.batch, options.examples, options.ids, options.part, options.values];
+        if options.rank >= options.workers {
+            return Err(format!("`--rank {}` of `--workers {}`", options.rank, options.workers).into());
+        }
         if counts.contains(&0) || options.runs == 0 || options.roof == 0 {
             return Err(
                 "`--batch`, `--examples`, `--ids`, `--part`, `--values`, `--runs` and `--roof` must be at least 1"
@@ -165,6 +176,9 @@ impl Default for Options {
             without_tiles: false,
             precision: Precision::Fp32,
             tables: Precision::Fp32,
+            workers: 1,
+            rank: 0,
+            meet: PathBuf::new(),
         }
     }
 }

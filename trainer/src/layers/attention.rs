@@ -62,7 +62,11 @@ impl<D: Device> Attention<D> {
     /// The pass of the values of the rows of `pass`.
     fn of_values(&self, pass: &Pass) -> Pass {
         let values = self.sequence.values;
-        Pass { rows: pass.rows.start * values..pass.rows.end * values, purpose: pass.purpose }
+        Pass {
+            rows: pass.rows.start * values..pass.rows.end * values,
+            first_row: pass.first_row * values,
+            purpose: pass.purpose,
+        }
     }
 }
 

@@ -169,7 +169,7 @@ impl<B: Backend> HiddenLayer<B> {
 /// Applies dropout to `numbers`, which are outputs or their gradient.
 fn drop_out<B: Backend>(dropout: Option<&Dropout>, backend: &B, pass: &Pass, numbers: &mut B::Matrix) {
     if let (Some(Dropout { keep, key }), Purpose::Training(step)) = (dropout, pass.purpose) {
-        backend.run(ops::Dropout { rows: pass.rows.clone(), keep: *keep, key: step ^ key, matrix: numbers });
+        backend.run(ops::Dropout { rows: pass.global_rows(), keep: *keep, key: step ^ key, matrix: numbers });
     }
 }
 

@@ -2,6 +2,7 @@
 
 use millstream_backend::{Device, Lookup, Sequence, TableShape};
 
+use crate::layers::MergedRows;
 use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
 
@@ -15,22 +16,26 @@ pub struct Tables<D: Device> {
     pub maxima: Option<D::Maxima>,
     /// The optimizer that trains them.
     pub optimizer: Optimizer,
+    /// The touched rows of all workers, if several train together.
+    pub merged: Option<MergedRows<D>>,
     specs: Vec<ParameterSpec>,
 }
 
 impl<D: Device> Tables<D> {
-    /// Allocates tables `[C, W]` for `lookups` of batches of up to `rows` rows; `optimizer` trains them all.
+    /// Allocates tables `[C, W]` for `lookups` of batches of up to `rows` rows; `optimizer` trains them all. If several workers
+    /// train together, `merged` has room for their rows.
     pub fn new(
         device: &D,
         rows: usize,
         lookups: Vec<Lookup>,
         specs: Vec<ParameterSpec>,
         optimizer: Optimizer,
+        merged: Option<MergedRows<D>>,
     ) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         let maxima = Lookup::all_maxima(&lookups, |table| specs[table].columns);
         let maxima = (maxima > 0).then(|| device.maxima(rows, maxima));
-        Self { lookups, tables, maxima, specs, optimizer }
+        Self { lookups, tables, maxima, specs, optimizer, merged }
     }
 
     /// The total width of all lookups.

@@ -4,7 +4,7 @@ use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, Sequence, 
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
-use crate::layers::{Attention, Cross, Embedding, Linear, Mlp, Tables, linear_weights};
+use crate::layers::{Attention, Cross, Embedding, Linear, MergedRows, Mlp, Tables, linear_weights};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::din::SequenceFeatures;
 use crate::model::embeddings::{EmbeddingTable, EmbeddingTables};
@@ -29,6 +29,10 @@ pub(super) struct Builder<'a, D: Device> {
     /// The format of embeddings' weights.
     of_tables: Float,
     id_columns: Vec<Vec<IdColumn>>,
+    /// The number of parts that every batch is cut into, if workers exchange gradients.
+    exchanged_parts: Option<usize>,
+    /// The most numbers that the rows of all workers' tables have.
+    merged_numbers: usize,
 }
 
 impl<'a, D: Device> Builder<'a, D> {
@@ -38,7 +42,17 @@ impl<'a, D: Device> Builder<'a, D> {
         let buffers = BufferSpec { rows, float: training.precision.activations() };
         let outputs = training.outputs(schema.label_count());
         let of_tables = training.embedding_precision.tables();
-        Self { device, schema, outputs, buffers, of_tables, id_columns: Vec::new() }
+        let exchanged_parts = training.exchanges().then_some(training.parts() as usize);
+        Self {
+            device,
+            schema,
+            outputs,
+            buffers,
+            of_tables,
+            id_columns: Vec::new(),
+            exchanged_parts,
+            merged_numbers: 0,
+        }
     }
 
     /// The id columns that are looked up in each table built so far; each group once.
@@ -46,6 +60,11 @@ impl<'a, D: Device> Builder<'a, D> {
         self.id_columns.sort();
         self.id_columns.dedup();
         self.id_columns
+    }
+
+    /// The most numbers that the rows of all workers' tables have: gradients and ids.
+    pub(super) fn merged_numbers(&self) -> usize {
+        self.merged_numbers
     }
 
     /// The dimensions of activations.
@@ -135,7 +154,7 @@ impl<'a, D: Device> Builder<'a, D> {
         let pooling = millstream_backend::Pooling::Sum;
         let lookups = features.ids.iter().enumerate();
         let lookups = lookups.map(|(table, feature)| (feature.column, table, pooling));
-        let tables = self.tables(lookups.collect(), tables, optimizer);
+        let tables = self.tables(lookups.collect(), tables, optimizer)?;
         let (rows, dense, outputs) = (self.buffers.rows, features.dense.len(), self.outputs);
         self.reserve_workspace_lookups(&tables, dense);
         self.device.reserve_workspace(&WorkspaceUse::Linear { rows, dense, outputs });
@@ -197,7 +216,7 @@ impl<'a, D: Device> Builder<'a, D> {
             };
             (feature.column, lookup.table, pooling)
         });
-        let tables = self.tables(lookups.collect(), tables, optimizer);
+        let tables = self.tables(lookups.collect(), tables, optimizer)?;
         self.reserve_workspace_lookups(&tables, features.dense.len());
         Ok(Embedding { tables, dense: features.dense })
     }
@@ -224,7 +243,7 @@ impl<'a, D: Device> Builder<'a, D> {
 
     /// The numeric features only.
     pub(super) fn numbers(&self, dense: Vec<usize>, optimizer: Optimizer) -> Embedding<D> {
-        let tables = Tables::new(self.device, 0, Vec::new(), Vec::new(), optimizer);
+        let tables = Tables::new(self.device, 0, Vec::new(), Vec::new(), optimizer, None);
         self.reserve_workspace_lookups(&tables, dense.len());
         Embedding { tables, dense }
     }
@@ -315,7 +334,7 @@ impl<'a, D: Device> Builder<'a, D> {
         lookups: Vec<(IdColumn, usize, millstream_backend::Pooling)>,
         specs: Vec<ParameterSpec>,
         optimizer: Optimizer,
-    ) -> Tables<D> {
+    ) -> Result<Tables<D>, ModelError> {
         let mut first = 0;
         let lookups = lookups.into_iter().map(|(column, table, pooling)| {
             let lookup = Lookup { column, pooling, table, first };
@@ -326,6 +345,32 @@ impl<'a, D: Device> Builder<'a, D> {
         lookups.sort_by_key(|lookup| lookup.table);
         let groups = lookups.chunk_by(|one, next| one.table == next.table);
         self.id_columns.extend(groups.map(|group| group.iter().map(|lookup| lookup.column).collect()));
-        Tables::new(self.device, self.schema.rows as usize, lookups, specs, optimizer)
+        let merged =
+            self.exchanged_parts.map(|parts| self.merged_rows(parts, &lookups, &specs)).transpose()?;
+        Ok(Tables::new(self.device, self.schema.rows as usize, lookups, specs, optimizer, merged))
+    }
+
+    /// Room for the rows of the tables `specs` that all `parts` of a batch touch.
+    fn merged_rows(
+        &mut self,
+        parts: usize,
+        lookups: &[Lookup],
+        specs: &[ParameterSpec],
+    ) -> Result<MergedRows<D>, ModelError> {
+        let shapes: Vec<_> = specs.iter().map(ParameterSpec::table_shape).collect();
+        let usage = WorkspaceUse::RowSums { schema: self.schema, lookups, shapes: &shapes };
+        self.device.reserve_workspace(&usage);
+        let rows = self.schema.rows as usize;
+        let ids = |lookup: &Lookup| match lookup.column {
+            IdColumn::Single(_) => rows,
+            IdColumn::Ragged(feature) => rows.saturating_mul(self.schema.ragged[feature].maximum as usize),
+        };
+        let touched = lookups.chunk_by(|one, next| one.table == next.table);
+        let touched: Vec<usize> =
+            touched.map(|of_table| of_table.iter().map(ids).fold(0, usize::saturating_add)).collect();
+        let merged = MergedRows::new(self.device, specs, &touched, parts)
+            .ok_or(ModelError::TooManyMergedRows { parts })?;
+        self.merged_numbers += merged.most_sums();
+        Ok(merged)
     }
 }

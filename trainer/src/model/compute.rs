@@ -5,8 +5,17 @@ use millstream_backend::{Backend, Task, ops};
 use crate::gradients::GradientVisitor;
 use crate::pass::Pass;
 
+/// What a step minimizes.
+#[derive(Clone, Copy)]
+pub(crate) struct Objective<'a> {
+    /// The task of each label.
+    pub(crate) tasks: &'a [Task],
+    /// If the batch is a part of a global batch: the weight of that one, by task.
+    pub(crate) totals: Option<&'a [f64]>,
+}
+
 /// The computation of a model. The calls follow each other in this order, on the same batch.
-pub(super) trait Compute<B: Backend> {
+pub(crate) trait Compute<B: Backend> {
     /// Computes the logits of the pass's rows of `batch`.
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass);
 
@@ -19,14 +28,15 @@ pub(super) trait Compute<B: Backend> {
     fn loss(
         &mut self,
         backend: &B,
-        tasks: &[Task],
+        objective: Objective<'_>,
         batch: &B::Batch,
         pass: &Pass,
         logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
-        for task in tasks {
+        for (number, task) in objective.tasks.iter().enumerate() {
             backend.run(ops::TaskLoss {
+                total: objective.totals.map(|totals| totals[number]),
                 task,
                 batch,
                 rows: pass.rows.clone(),

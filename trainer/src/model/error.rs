@@ -1,7 +1,24 @@
-//! Why a model cannot be built.
+//! Why a model cannot be built, and why a step is not taken.
+
+use millstream_backend::BatchError;
+use millstream_backend::collective::CollectiveError;
 
 use crate::optimizer::InvalidHyperparameter;
 use crate::parameter::ParameterTooLarge;
+
+/// Why a step was not taken.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StepError {
+    /// The batch does not fit the model.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The exchange with the other workers failed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// Another worker sent the gradients of other tables.
+    #[error("another worker of the job trains another model")]
+    OtherModel,
+}
 
 /// A model that cannot be built for a batch schema.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -58,6 +75,33 @@ pub enum ModelError {
     PartsOfLists {
         /// The loss's kind.
         loss: &'static str,
+    },
+    /// Something that needs all rows of a batch, with several workers, each of which has a part of it.
+    #[error("{what} needs all rows of a batch on one worker, and batches are cut into {parts} parts")]
+    Workers {
+        /// What needs them.
+        what: String,
+        /// The number of parts.
+        parts: u32,
+    },
+    /// The parts of a batch can touch too many rows of a table.
+    #[error(
+        "the {parts} parts of a batch can touch too many rows of a table: choose a smaller `data.batch_size`"
+    )]
+    TooManyMergedRows {
+        /// The number of parts.
+        parts: usize,
+    },
+    /// The parts of a batch cannot be divided among the workers.
+    #[error(
+        "{shards} parts of a batch cannot be divided among {ranks} workers: choose a power of two that is a multiple of \
+         the number of workers"
+    )]
+    Shards {
+        /// The number of parts.
+        shards: u32,
+        /// The number of workers.
+        ranks: u32,
     },
     /// The batches lack the feature that identifies lists.
     #[error("training.loss.group: the batches have no feature `{feature}` with one id per row")]

@@ -23,6 +23,7 @@ mod steps;
 mod two_tower;
 mod wide_deep;
 
+use millstream_backend::collective::{CollectiveError, Communicator};
 use millstream_backend::{
     Backend, BatchError, Cpu, Cuda, Device, Layout, Loss, PinError, Scalar, Sizes, TablePart, TablePlace,
     Task, WorkspaceUse, ops,
@@ -30,16 +31,18 @@ use millstream_backend::{
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 use millstream_trace::Phase;
 
+use crate::exchange::{self, Agreement, Exchange, PartGradients};
 use crate::gradients::{ApplyUpdates, SumSquares};
 use crate::loss::{LossSum, rate};
 pub use crate::parameter::{NamedTensor, TensorRole};
-use crate::parameter::{Parameter, ParameterSpec};
+use crate::parameter::{Parameter, ParameterSpec, Storage};
 use crate::pass::{Pass, Purpose, rounding_key};
 use crate::schedule::Step;
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
-pub use error::ModelError;
+pub(crate) use compute::{Compute, Objective};
+pub use error::{ModelError, StepError};
 use network::Network;
 pub use scaling::LossScale;
 use scaling::Scaling;
@@ -60,6 +63,13 @@ pub struct Model<B: Backend> {
     /// Scores of a pass on the host, `[B, T]`, or `[B, K]` for the `K` classes of one label.
     host: Vec<B::Scalar>,
     steps: Steps<B>,
+    /// The number of workers that train the model together, and of the parts of a batch that each has.
+    ranks: usize,
+    parts_each: usize,
+    /// Whether gradients are exchanged, if only with itself.
+    exchanges: bool,
+    /// The exchange with the others, once this one has joined them.
+    exchange: Option<Exchange<B::Scalar>>,
 }
 
 /// How logits become scores.
@@ -92,6 +102,8 @@ struct Parts<D: Device> {
     squares: D::Matrix,
     /// The gradients of the logits, of the same shape.
     scores: D::Matrix,
+    /// The most numbers that the rows of all workers' tables have.
+    merged_numbers: usize,
 }
 
 /// The size of a model on its device, known before it is built.
@@ -125,12 +137,14 @@ pub struct CopiedTensor {
 }
 
 impl<D: Device> Parts<D> {
+    /// The parts for a worker's share of batches of `schema`.
     fn new(
         device: &D,
         spec: &ModelSpec,
         schema: &BatchSchema,
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
+        let schema = &schema.part(training.parts());
         let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
         if in_parts && spec.uses_in_batch_loss() {
             return Err(ModelError::PartsChoose);
@@ -142,6 +156,7 @@ impl<D: Device> Parts<D> {
         let tasks = training.tasks(labels);
         let losses = tasks.len();
         check_losses(spec, &tasks, in_parts)?;
+        check_workers(spec, &tasks, training)?;
         if labels > 1 && !spec.supports_multiple_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
@@ -176,6 +191,7 @@ impl<D: Device> Parts<D> {
             scale: device.matrix(1, 1),
             squares: device.matrix(1, 1),
             scores: builder.logits(),
+            merged_numbers: builder.merged_numbers(),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
     }
@@ -209,6 +225,31 @@ fn check_losses(spec: &ModelSpec, tasks: &[TaskSpec], in_parts: bool) -> Result<
     Ok(())
 }
 
+/// The number of gradients of layers.
+fn layer_numbers<D: Device>(parameters: &[Parameter<'_, D>]) -> usize {
+    let is_of_layer = |parameter: &&Parameter<'_, D>| {
+        matches!(parameter.storage, Storage::Matrix { gradient: Some(_), .. })
+    };
+    parameters.iter().filter(is_of_layer).map(|parameter| parameter.spec.len()).sum()
+}
+
+/// Each of several workers has a part of a batch: losses must not compare rows, and layers must not average over them.
+fn check_workers(spec: &ModelSpec, tasks: &[TaskSpec], training: &TrainingSpec) -> Result<(), ModelError> {
+    let (ranks, shards) = (training.ranks(), training.parts());
+    if training.shards.is_some() && !(shards.is_power_of_two() && shards.is_multiple_of(ranks)) {
+        return Err(ModelError::Shards { shards, ranks });
+    }
+    let of_lists = tasks.iter().find(|task| task.loss.group().is_some());
+    let what = match of_lists {
+        _ if !training.exchanges() => return Ok(()),
+        Some(task) => format!("the loss \"{}\"", task.loss.kind()),
+        None if spec.uses_in_batch_loss() => format!("the in-batch loss of a \"{}\" model", spec.kind()),
+        None if spec.uses_batch_normalization() => "`normalization = \"batch\"`".to_owned(),
+        None => return Ok(()),
+    };
+    Err(ModelError::Workers { what, parts: shards })
+}
+
 impl Scoring {
     fn of(spec: &ModelSpec, tasks: &[TaskSpec]) -> Self {
         let predicted: Vec<_> = tasks.iter().map(|task| spec.prediction(&task.loss)).collect();
@@ -226,7 +267,8 @@ impl Scoring {
 }
 
 impl<B: Backend> Model<B> {
-    /// Builds a model for batches of `schema`, with initial weights fixed by the seed.
+    /// Builds a model for batches of `schema`, with initial weights fixed by the seed. If several workers train it, each
+    /// has a part of every batch: [`BatchSchema::part`].
     ///
     /// # Errors
     /// When `schema` lacks a feature of `spec`, or the model is invalid.
@@ -256,9 +298,44 @@ impl<B: Backend> Model<B> {
             tasks: tasks.collect::<Result<_, _>>()?,
             scoring: Scoring::of(spec, &specs),
             clip: training.clip,
+            ranks: training.ranks() as usize,
+            parts_each: (training.parts() / training.ranks()) as usize,
+            exchanges: training.exchanges(),
+            exchange: None,
             backend,
             parts,
         })
+    }
+
+    /// Joins the other workers that train this model. A worker that trains alone, without shards, needs no exchange.
+    ///
+    /// # Panics
+    /// If they are not as many as the model was built for.
+    pub fn join(&mut self, communicator: Communicator) {
+        assert_eq!(communicator.ranks(), self.ranks, "the workers that the model was built for");
+        if !self.exchanges {
+            return;
+        }
+        let numbers = layer_numbers(&self.parts.network.parameters());
+        self.exchange = Some(Exchange::new(communicator, self.parts_each, numbers, self.tasks.len()));
+    }
+
+    /// The exchange with the other workers that train this model, if there are any.
+    pub(crate) fn exchange(&self) -> Option<&Exchange<B::Scalar>> {
+        self.exchange.as_ref()
+    }
+
+    /// Agrees with the other workers on the next step. A worker alone gets what it passes.
+    ///
+    /// # Errors
+    /// When the collective operation fails.
+    pub fn agree(&mut self, parts: &[BatchRef<'_>], stop: bool) -> Result<Agreement, CollectiveError> {
+        match &mut self.exchange {
+            Some(exchange) => {
+                self.backend.phase(Phase::Agreement, || exchange.agree(&self.tasks, parts, stop))
+            }
+            None => Ok(Agreement { is_step: !parts.is_empty(), stop }),
+        }
     }
 
     /// Takes one optimizer step on `batch` and waits for it. Returns the loss before the step. No step is in flight
@@ -266,42 +343,114 @@ impl<B: Backend> Model<B> {
     ///
     /// # Errors
     /// As of [`Model::submit_step`] and [`Model::finish_step`].
-    pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, BatchError> {
+    pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, StepError> {
         assert_eq!(self.steps_in_flight(), 0, "a step is still in flight");
         self.submit_step(batch, step)?;
-        self.finish_step()
+        Ok(self.finish_step()?)
     }
 
-    /// Submits an optimizer step on `batch`, whose memory may change once this returns. Steps complete in order.
+    /// Submits an optimizer step on `batch`: [`Model::submit_parts`] of a worker that has one part of each batch.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn submit_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), StepError> {
+        self.submit_parts(&[batch], step)
+    }
+
+    /// Submits an optimizer step on this worker's `parts` of a batch, whose memory may change once this returns. Steps complete
+    /// in order. Losses are those of the whole batch.
     ///
     /// A batch without rows changes nothing. With a loss scale, a gradient that is not finite skips the step.
     ///
     /// # Errors
-    /// When the batch does not have the model's schema, or an id is out of range. Then no step was submitted.
+    /// When a part does not have the model's schema, or an id is out of range. Then no step was submitted. When the exchange
+    /// with the other workers fails; then the model is of no use.
     ///
     /// # Panics
-    /// When more than [`Model::steps_ahead`] steps are in flight.
-    pub fn submit_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), BatchError> {
-        let Self { backend, parts, seed, tasks, clip, steps, .. } = self;
-        let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, .. } = parts;
-        let Parts { scaling, scale, squares, reports, .. } = parts;
-        assert!(steps.in_flight.len() <= steps.ahead, "{} steps are in flight", steps.in_flight.len());
-        backend.phase(Phase::Upload, || backend.upload(batch, uploaded))?;
-        let rows = batch.rows();
-        backend.run(ops::Clear { rows: tasks.len(), matrix: sums });
-        if rows == 0 {
-            steps.send(backend, reports, uploaded, sums, scaling.as_ref());
-            return Ok(());
+    /// When there are not as many parts as each worker has, more than [`Model::steps_ahead`] steps are in flight, or the
+    /// workers have not agreed on a step.
+    pub fn submit_parts(&mut self, parts: &[BatchRef<'_>], step: Step) -> Result<(), StepError> {
+        assert_eq!(parts.len(), self.parts_each, "the parts of a worker");
+        let (in_flight, ahead) = (self.steps.in_flight.len(), self.steps.ahead);
+        assert!(in_flight <= ahead, "{in_flight} steps are in flight");
+        if let Some(mut exchange) = self.exchange.take() {
+            let exchanged = self.exchange_gradients(&mut exchange, parts, step);
+            self.exchange = Some(exchange);
+            exchanged?;
+        } else {
+            let batch = parts[0];
+            self.upload(batch)?;
+            if batch.rows() > 0 {
+                self.compute_gradients(batch, step, None);
+            }
         }
+        let is_update = self.exchange.is_some() || parts[0].rows() > 0;
+        if is_update {
+            self.update(step);
+        }
+        let Parts { batch, sums, scaling, reports, .. } = &mut self.parts;
+        self.steps.send(&self.backend, reports, batch, sums, scaling.as_ref());
+        Ok(())
+    }
+
+    /// Computes the gradients and losses of this worker's parts, and exchanges them for those of the whole batch.
+    fn exchange_gradients(
+        &mut self,
+        exchange: &mut Exchange<B::Scalar>,
+        parts: &[BatchRef<'_>],
+        step: Step,
+    ) -> Result<(), StepError> {
+        let totals = exchange.take_totals();
+        for part in exchange.order() {
+            self.upload(parts[part])?;
+            self.compute_gradients(parts[part], step, Some(&totals));
+            self.exchange_part(|gradients| exchange.add(part, gradients))?;
+        }
+        self.exchange_part(|gradients| exchange.finish(gradients))
+    }
+
+    /// Runs `exchange` on the gradients of the last part.
+    fn exchange_part(
+        &mut self,
+        exchange: impl FnOnce(&mut PartGradients<'_, B>) -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        let Self { backend, parts, .. } = self;
+        let Parts { network, batch, plan, logits_grad, sums, .. } = parts;
+        let mut gradients = PartGradients {
+            backend,
+            network: network.compute(),
+            logits_grad: logits_grad.of_batch(),
+            touched: (batch, plan),
+            losses: sums,
+        };
+        backend.phase(Phase::Exchange, || exchange(&mut gradients))
+    }
+
+    /// Copies a batch to the device.
+    fn upload(&mut self, batch: BatchRef<'_>) -> Result<(), BatchError> {
+        let Self { backend, parts, tasks, .. } = self;
+        backend.phase(Phase::Upload, || backend.upload(batch, &mut parts.batch))?;
+        backend.run(ops::Clear { rows: tasks.len(), matrix: &mut parts.sums });
+        Ok(())
+    }
+
+    /// Computes the gradients and losses of the uploaded `batch`; `totals` are the weights of the global batch, by task, if
+    /// this is a part of one.
+    fn compute_gradients(&mut self, batch: BatchRef<'_>, step: Step, totals: Option<&[f64]>) {
+        let Self { backend, parts, seed, tasks, .. } = self;
+        let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, scaling, .. } = parts;
         backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
         let network = network.compute();
-        // By batch: a skipped step has its number too.
-        let draws = rounding_key(*seed, step.number);
-        for pass in Pass::all(rows, *most, Purpose::training(*seed, step.number)) {
+        let (rows, first_row) = (batch.rows(), batch.header().first_row as usize);
+        let objective = Objective { tasks, totals };
+        for pass in Pass::all(rows, *most, first_row, Purpose::training(*seed, step.number)) {
             backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
             let of_pass = logits_grad.of_pass();
             backend.phase(Phase::Loss, || {
-                network.loss(backend, tasks, uploaded, &pass, of_pass, sums);
+                network.loss(backend, objective, uploaded, &pass, of_pass, sums);
                 if let Some(scaling) = scaling {
                     network.scale(backend, &pass, &scaling.state, of_pass);
                 }
@@ -309,8 +458,15 @@ impl<B: Backend> Model<B> {
             backend.phase(Phase::Backward, || network.backward(backend, uploaded, &pass, of_pass));
             logits_grad.keep(backend, &pass);
         }
-        let logits_grad = logits_grad.of_batch();
-        let touched = (&*uploaded, &*plan);
+    }
+
+    /// Takes the optimizer step.
+    fn update(&mut self, step: Step) {
+        let Self { backend, parts, seed, clip, .. } = self;
+        let Parts { network, batch, plan, logits_grad, scaling, scale, squares, .. } = parts;
+        let (network, logits_grad, touched) = (network.compute(), logits_grad.of_batch(), (&*batch, &*plan));
+        // By batch: a skipped step has its number too.
+        let draws = rounding_key(*seed, step.number);
         backend.phase(Phase::Update, || {
             let norm = clip.norm.map(f64::from);
             if norm.is_some() || scaling.is_some() {
@@ -332,8 +488,6 @@ impl<B: Backend> Model<B> {
                 &mut ApplyUpdates { backend, touched, scale, clip, step, draws },
             );
         });
-        steps.send(backend, reports, uploaded, sums, scaling.as_ref());
-        Ok(())
     }
 
     /// Waits for the oldest step in flight. Returns the loss before the step.
@@ -386,7 +540,7 @@ impl<B: Backend> Model<B> {
         backend.upload(batch, &mut parts.batch)?;
         let rows = batch.rows();
         let network = parts.network.compute();
-        for pass in Pass::all(rows, parts.rows, Purpose::Scoring) {
+        for pass in Pass::all(rows, parts.rows, 0, Purpose::Scoring) {
             network.forward(backend, &parts.batch, &pass);
             let (logits, out) = (network.logits(), &mut parts.scores);
             match scoring {
@@ -559,10 +713,17 @@ impl ModelPlan {
         let mut parts = Parts::new(&sizes, spec, schema, training)?;
         let parameters = parts.network.parameters();
         let parameter_bytes = parameters.iter().map(Parameter::bytes).sum();
+        let each = (training.parts() / training.ranks()) as usize;
+        let exchange_bytes = match training.exchanges() {
+            false => 0,
+            true => exchange::bytes(each, layer_numbers(&parameters), parts.merged_numbers),
+        };
         // The rows of a pass plus the rows of a batch.
-        let rows = parts.rows as u64 + u64::from(schema.rows);
+        let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
-        let on_host = scores.saturating_add(L::staging_bytes(schema));
+        let on_host = scores
+            .saturating_add(L::staging_bytes(&schema.part(training.parts())))
+            .saturating_add(exchange_bytes);
         let (beside, staging_bytes) = if L::IS_APART { (0, on_host) } else { (on_host, 0) };
         let on_device = L::base_bytes().saturating_add(sizes.bytes());
         let copied: usize = parameters.iter().map(Parameter::copy_len::<L>).sum();

@@ -15,11 +15,11 @@
 //!
 //! The towers' outputs and everything after them are fp32.
 
-use millstream_backend::{Backend, Choice, Device, IdColumn, InBatchInput, Task, ops};
+use millstream_backend::{Backend, Choice, Device, IdColumn, InBatchInput, ops};
 
 use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
-use crate::model::compute::Compute;
+use crate::model::compute::{Compute, Objective};
 use crate::model::deep::Deep;
 use crate::model::error::ModelError;
 use crate::model::features::Features;
@@ -153,11 +153,11 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         &self.logits
     }
 
-    /// The in-batch loss of the towers' vectors; `_tasks` is for models that predict labels.
+    /// The in-batch loss of the towers' vectors; `_objective` is for models that predict labels.
     fn loss(
         &mut self,
         backend: &B,
-        _tasks: &[Task],
+        _objective: Objective<'_>,
         batch: &B::Batch,
         _pass: &Pass,
         _logits_grad: &mut B::Matrix,

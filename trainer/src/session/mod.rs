@@ -14,20 +14,23 @@
 
 mod cadence;
 mod difference;
+mod scored_rows;
 mod scorer;
 mod selection;
 
 use std::collections::VecDeque;
 
+use millstream_backend::collective::{CollectiveError, Communicator};
 use millstream_backend::{Backend, BatchError, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointScope, Element, ModelCopy, Snapshot, TrainingProgress,
 };
+pub use crate::exchange::Agreement;
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
-use crate::model::{LossScale, ModelError, NamedTensor, TensorRole};
+use crate::model::{LossScale, ModelError, NamedTensor, StepError, TensorRole};
 use crate::spec::{GroupSpec, ModelSpec, ScheduleSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 pub use cadence::EvalCadence;
@@ -82,6 +85,22 @@ pub enum SessionError {
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The communication with the other workers failed: one of them has ended, or is late.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// Another worker of the job trains another model.
+    #[error("another worker of the job trains another model")]
+    OtherModel,
+}
+
+impl From<StepError> for SessionError {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Batch(error) => error.into(),
+            StepError::Collective(error) => error.into(),
+            StepError::OtherModel => Self::OtherModel,
+        }
+    }
 }
 
 /// A model in training.
@@ -113,6 +132,8 @@ enum Failure {
     Scale { step: u64, scale: f32 },
     /// Steps were submitted on an invalid batch.
     Batch(BatchError),
+    /// A step failed, and the state of the other workers is unknown.
+    Step(StepError),
 }
 
 /// Below this loss scale a gradient of 1 is subnormal in half precision: nothing can be learned, so smaller scales
@@ -212,28 +233,58 @@ where
         self.judge = judge;
     }
 
-    /// Takes a step on `batch` and waits for its end: [`Session::submit`] and [`Session::drain`].
+    /// Joins the other workers of the job, each of which trains the same model on its part of every batch. From now on, all
+    /// make the same calls in the same order.
+    ///
+    /// # Panics
+    /// If they are not as many as this session's training has workers.
+    pub fn join(&mut self, communicator: Communicator) {
+        self.scorer.model.join(communicator);
+    }
+
+    /// Agrees with the other workers on the next step. Each passes its parts of the batch, or none if it lacks them, and
+    /// whether it wants to stop. If the result is a step, all workers take it; otherwise none does. A worker alone gets what
+    /// it passes.
     ///
     /// # Errors
-    /// As of both.
+    /// When another worker has ended, or is late. The session is then unusable.
+    pub fn agree(&mut self, parts: &[BatchRef<'_>], stop: bool) -> Result<Agreement, SessionError> {
+        Ok(self.scorer.model.agree(parts, stop)?)
+    }
+
+    /// Takes a step on `batch` and waits for its end: [`Session::agree`], [`Session::submit`] and [`Session::drain`].
+    ///
+    /// # Errors
+    /// As of all three.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        self.submit(batch)?;
+        self.agree(&[batch], false)?;
+        self.submit(&[batch])?;
         self.drain()
     }
 
-    /// Submits a step on `batch`, whose memory may change once this returns. The step counts as taken. Call
-    /// [`Session::throttle`] before the next one.
+    /// Submits a step on this worker's `parts` of a batch, whose memory may change once this returns. The step counts as taken.
+    /// Call [`Session::throttle`] before the next one. A worker alone has the whole batch as one part, unless its training has
+    /// shards. If several workers train the model, they have agreed on the step.
     ///
     /// # Errors
-    /// When the batch does not fit the model; then nothing was changed.
-    pub fn submit(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
+    /// When the batch does not fit the model; a worker alone has then changed nothing. When the exchange with the other
+    /// workers fails; the session is then unusable.
+    ///
+    /// # Panics
+    /// When there are not as many parts as each worker has.
+    pub fn submit(&mut self, parts: &[BatchRef<'_>]) -> Result<(), SessionError> {
         self.check_failed()?;
-        let header = batch.header();
-        self.scorer.model.submit_step(batch, self.schedule.step(self.state.step + 1))?;
+        let submitted = self.scorer.model.submit_parts(parts, self.schedule.step(self.state.step + 1));
+        if let (Err(error), true) = (&submitted, self.scorer.model.exchange().is_some()) {
+            self.failure = Some(Failure::Step(error.clone()));
+        }
+        submitted?;
         self.state.step += 1;
-        self.in_flight.push_back(InFlight { step: self.state.step, epoch: header.epoch, rows: header.rows });
+        let header = parts[0].header();
+        let (step, rows) = (self.state.step, header.global_rows);
+        self.in_flight.push_back(InFlight { step, epoch: header.epoch, rows });
         self.state.position.clear();
-        self.state.position.extend_from_slice(batch.position());
+        self.state.position.extend_from_slice(parts[0].position());
         Ok(())
     }
 
@@ -505,6 +556,7 @@ where
             Some(Failure::Loss { step, loss }) => Err(SessionError::NotFinite { step, loss }),
             Some(Failure::Scale { step, scale }) => Err(SessionError::Overflow { step, scale }),
             Some(Failure::Batch(error)) => Err(error.into()),
+            Some(Failure::Step(error)) => Err(error.into()),
             None => Ok(()),
         }
     }

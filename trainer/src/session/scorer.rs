@@ -3,6 +3,7 @@
 use millstream_backend::{Backend, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
+use super::scored_rows::RowFormat;
 use super::{SessionError, difference};
 use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{Checkpoint, CheckpointScope, Element, MODEL_PART, OPTIMIZER_PART};
@@ -60,13 +61,14 @@ where
         training: &TrainingSpec,
     ) -> Result<Self, SessionError> {
         let model = Model::new(backend, spec, schema, training)?;
+        let part = schema.part(training.parts());
         Ok(Self {
             model,
             schema: schema.clone(),
             metrics: accumulators(spec, schema, training),
             group: None,
             outputs: training.outputs(schema.label_count()),
-            scores: vec![0.0; training.outputs(schema.label_count()) * schema.rows as usize],
+            scores: vec![0.0; training.outputs(schema.label_count()) * part.rows as usize],
         })
     }
 
@@ -104,13 +106,23 @@ where
         Ok(&self.scores[..self.outputs * batch.rows()])
     }
 
-    /// Scores `batch` and adds it to the metrics of this evaluation.
+    /// Scores `batch` and adds it to the metrics of this evaluation. If several workers train the model, each passes its
+    /// part, and all get the metrics of the whole batch.
     ///
     /// # Errors
-    /// When the batch is not the model's, or the metrics of a row are undefined.
+    /// When the batch is not the model's, the metrics of a row are undefined, or another worker has ended.
     pub fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
         self.model.predict(batch, &mut self.scores)?;
         let rows = batch.rows();
+        if let Some(exchange) = self.model.exchange() {
+            let format = self.row_format();
+            let parts = exchange.gather(&format.encode(&self.scores[..self.outputs * rows], batch))?;
+            let scored = format.join(&parts).ok_or(SessionError::OtherModel)?;
+            for (label, metrics) in self.metrics.iter_mut().enumerate() {
+                metrics.add(scored.of_label(label))?;
+            }
+            return Ok(());
+        }
         // One score per label; with classes, there is one label with a score per class.
         let of_label = self.outputs / self.metrics.len() * rows;
         for (label, metrics) in self.metrics.iter_mut().enumerate() {
@@ -122,6 +134,16 @@ where
             })?;
         }
         Ok(())
+    }
+
+    /// The format of rows that workers send each other.
+    fn row_format(&self) -> RowFormat {
+        RowFormat {
+            scores: self.outputs,
+            labels: self.metrics.len(),
+            weighted: self.schema.weighted,
+            group: self.group,
+        }
     }
 
     /// Ends the evaluation and returns the metrics of each label.

@@ -3,6 +3,7 @@
 mod background;
 mod losses;
 mod precision;
+mod workers;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -93,12 +94,13 @@ fn batch(number: u64, schema: &BatchSchema) -> BatchBuffer {
     let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(schema).unwrap()));
     let mut slot = buffer.as_mut();
     let (pass, within) = (number / 5, number % 5);
+    let rows = if within == 2 { schema.rows - 1 } else { schema.rows };
     slot.set_header(&BatchHeader {
         stream: if within < 3 { Stream::Train } else { Stream::Eval },
         epoch: u32::try_from(pass).unwrap(),
         batch: within % 3,
-        rows: if within == 2 { schema.rows - 1 } else { schema.rows },
-        global_rows: schema.rows,
+        rows,
+        global_rows: rows,
         first_row: 0,
         last: within == 2 || within == 4,
     });

@@ -10,6 +10,8 @@ mod optimizer;
 mod precision;
 mod schedule;
 
+use std::num::NonZeroU32;
+
 use serde::{Deserialize, Serialize};
 
 pub use batch_scaling::{BatchScaling, RateRule};
@@ -58,9 +60,32 @@ pub struct TrainingSpec {
     /// The device.
     #[serde(default, skip_serializing_if = "is_default")]
     pub device: DeviceSpec,
+    /// The number of workers that train the model together; `None` for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<NonZeroU32>,
+    /// The number of parts that every batch is cut into, if results must have the same bits for every number of workers
+    /// that divides it: a power of two. `None` for a part per worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shards: Option<NonZeroU32>,
 }
 
 impl TrainingSpec {
+    /// The number of workers that train the model together.
+    pub fn ranks(&self) -> u32 {
+        self.workers.map_or(1, NonZeroU32::get)
+    }
+
+    /// Whether gradients are exchanged, if only with itself: a worker alone that must have the bits of several takes a step
+    /// as they do.
+    pub fn exchanges(&self) -> bool {
+        self.ranks() > 1 || self.shards.is_some()
+    }
+
+    /// The number of parts that every batch is cut into.
+    pub fn parts(&self) -> u32 {
+        self.shards.or(self.workers).map_or(1, NonZeroU32::get)
+    }
+
     /// The task of each of `labels` labels.
     pub fn tasks(&self, labels: usize) -> Vec<TaskSpec> {
         if self.tasks.is_empty() { vec![self.loss.clone().into(); labels] } else { self.tasks.clone() }

@@ -14,3 +14,4 @@ mod precision;
 mod same_bits;
 mod tables;
 mod warm_start;
+mod workers;

@@ -164,11 +164,13 @@ taken. Above 100 %, operands came from a cache: copies are measured in memory.";
 fn what_it_does(phase: &str) -> &'static str {
     match phase {
         "wait" => "waits for the next batch of ingest",
+        "agreement" => "waits for the slowest of the job's workers",
         "upload" => "copies the batch to the device, and checks it",
         "plan" => "sorts the ids of the batch by table row",
         "forward" => "computes the predictions",
         "loss" => "computes the loss and its gradient",
         "backward" => "computes the gradients of all parameters",
+        "exchange" => "exchanges gradients with the other workers",
         "update" => "applies the optimizer",
         "read" => "reads the loss back from the device",
         "release" => "gives the batch's memory back to ingest",

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::error::CollectiveError;
 use super::memory::{Buffer, Element};
-use super::operations::Operations;
+use super::operations::{Operations, Summand};
 use super::recorder::Recorder;
 use super::transport::{Operation, Transport};
 use crate::Float;
@@ -84,11 +84,12 @@ impl Communicator {
     /// Adds the numbers of all ranks, element by element. All ranks get the same bits, in every run. Each rank must pass
     /// equally many numbers.
     ///
-    /// The numbers travel as `wire`. If it has 16 bits, each contribution is rounded to it once, the contributions are
-    /// added in fp32, and the sum is rounded once. Beyond the largest fp16 number they become infinite.
-    pub fn sum(&self, numbers: Buffer<f32>, wire: Float) -> Ticket<Buffer<f32>> {
+    /// Fp32 numbers travel as `wire`. If it has 16 bits, each contribution is rounded to it once, the contributions are
+    /// added in fp32, and the sum is rounded once. Beyond the largest fp16 number they become infinite. Fp64 numbers travel
+    /// and are added as they are.
+    pub fn sum<T: Summand>(&self, numbers: Buffer<T>, wire: Float) -> Ticket<Buffer<T>> {
         let bytes = size_of_val(&numbers[..]);
-        self.call(Operation::Sum(wire), bytes, move |operations| operations.sum(numbers, wire))
+        self.call(T::operation(wire), bytes, move |operations| T::sum(operations, numbers, wire))
     }
 
     /// Sends `parts[r]` to each rank `r`; returns what each rank sent to this one, by rank. Sizes may differ and be zero.

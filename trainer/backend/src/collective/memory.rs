@@ -25,6 +25,8 @@ pub enum Format {
     U32 = 2,
     /// 64-bit unsigned integers.
     U64 = 3,
+    /// Double-precision numbers.
+    F64 = 4,
 }
 
 impl fmt::Display for Format {
@@ -34,6 +36,7 @@ impl fmt::Display for Format {
             Self::F32 => "f32",
             Self::U32 => "u32",
             Self::U64 => "u64",
+            Self::F64 => "f64",
         })
     }
 }
@@ -60,6 +63,10 @@ impl Element for u64 {
     const FORMAT: Format = Format::U64;
 }
 
+impl Element for f64 {
+    const FORMAT: Format = Format::F64;
+}
+
 /// Owned elements: an exclusive range of an allocation that is aligned to a cache line.
 pub struct Buffer<T: Element = u8> {
     // Invariant: no other buffer of this allocation contains a byte of this range, which lies within the allocation and
@@ -77,6 +84,15 @@ impl<T: Element> Buffer<T> {
         let bytes = len.checked_mul(size_of::<T>()).expect("a buffer smaller than the address space");
         let allocation = Arc::new(Memory::zeroed(bytes.div_ceil(size_of::<f32>())));
         Self { allocation, start_bytes: 0, len, element: PhantomData }
+    }
+
+    /// Changes the length. The memory stays the same if it is large enough and no other buffer shares it; the elements are
+    /// then arbitrary, otherwise zeros.
+    pub fn resize(&mut self, len: usize) {
+        let bytes = len.checked_mul(size_of::<T>()).expect("a buffer smaller than the address space");
+        let resized = std::mem::take(self).into_bytes().resized(bytes);
+        let resized = resized.and_then(|bytes| bytes.try_into_elements().ok());
+        *self = resized.unwrap_or_else(|| Self::zeroed(len));
     }
 
     /// Splits the buffer into consecutive parts, without a copy.
@@ -108,6 +124,11 @@ impl<T: Element> Buffer<T> {
             whole.len += part.len;
         }
         whole
+    }
+
+    /// The elements as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        IntoBytes::as_bytes(&self[..])
     }
 
     /// The same memory as bytes.
@@ -251,6 +272,23 @@ mod tests {
         let odd = parts.remove(1);
         let odd = odd.try_into_elements::<u64>().expect_err("12 bytes from byte 4");
         assert_eq!(odd.try_into_elements::<u32>().expect("three integers")[..], [0, 2, 0]);
+    }
+
+    #[test]
+    fn a_resized_buffer_keeps_memory_that_is_large_enough_and_unshared() {
+        let mut buffer = Buffer::<u64>::zeroed(100);
+        let start = buffer.as_ptr();
+        for len in [0, 100, 7] {
+            buffer.resize(len);
+            assert_eq!((buffer.as_ptr(), buffer.len()), (start, len));
+        }
+        buffer.resize(1000);
+        assert_eq!(buffer[..], [0; 1000]);
+        let mut parts = buffer.split(&[10, 990]);
+        let (start, shared) = (parts[0].as_ptr(), parts.remove(1));
+        parts[0].resize(5);
+        assert_ne!(parts[0].as_ptr(), start, "other parts are in use");
+        drop(shared);
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub use communicator::{Communicator, Ticket};
 pub use error::{Absent, CollectiveError};
 pub use local::{Alone, Local};
 pub use memory::{Buffer, Element, Format};
+pub use operations::{Operations, Summand};
 pub use recorder::{FlightRecord, OpenOperation, RecordError, RecordedOperation, Recorder};
 pub use transport::{Deadline, Label, Operation, Receive, Round, Transport};
 pub use ucx::{ConnectError, Host, HostListener, OpenUcxError, UcxError};

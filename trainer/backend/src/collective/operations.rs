@@ -28,8 +28,68 @@ use crate::cpu::simd::Simd;
 /// Sums of up to this many bytes on the wire take one round instead of two: what counts is latency.
 const SMALL_BYTES: usize = 4096;
 
+/// A type of numbers that can be added over all ranks.
+pub trait Summand: Element {
+    /// The operation, if the numbers are to travel as `wire`.
+    fn operation(wire: Float) -> Operation;
+
+    /// Adds `addends` to `sums`, element by element, as ranks add their contributions.
+    fn accumulate(sums: &mut [Self], addends: &[Self]);
+
+    /// Adds the numbers of all ranks, which must have equally many.
+    ///
+    /// # Errors
+    /// As of every operation.
+    fn sum(
+        operations: &mut Operations,
+        numbers: Buffer<Self>,
+        wire: Float,
+    ) -> Result<Buffer<Self>, CollectiveError>;
+}
+
+impl Summand for f32 {
+    fn operation(wire: Float) -> Operation {
+        Operation::Sum(wire)
+    }
+
+    fn accumulate(sums: &mut [Self], addends: &[Self]) {
+        sums.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x);
+    }
+
+    fn sum(
+        operations: &mut Operations,
+        numbers: Buffer<Self>,
+        wire: Float,
+    ) -> Result<Buffer<Self>, CollectiveError> {
+        match wire {
+            Float::F32 => operations.sum_whole(numbers),
+            Float::Bf16 => operations.sum_encoded::<wire::Bf16>(numbers),
+            Float::F16 => operations.sum_encoded::<wire::F16>(numbers),
+        }
+    }
+}
+
+impl Summand for f64 {
+    /// They always travel as they are.
+    fn operation(_: Float) -> Operation {
+        Operation::SumF64
+    }
+
+    fn accumulate(sums: &mut [Self], addends: &[Self]) {
+        sums.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x);
+    }
+
+    fn sum(
+        operations: &mut Operations,
+        numbers: Buffer<Self>,
+        _: Float,
+    ) -> Result<Buffer<Self>, CollectiveError> {
+        operations.sum_whole(numbers)
+    }
+}
+
 /// Runs operations over a transport.
-pub(super) struct Operations {
+pub struct Operations {
     transport: Box<dyn Transport>,
     /// The time limit of an operation.
     limit: Duration,
@@ -52,18 +112,6 @@ impl Operations {
     pub(super) fn begin(&mut self, operation: Operation, number: u64) {
         self.label = Label { operation, number, round: Round::Only };
         self.deadline = Deadline::after(self.limit);
-    }
-
-    /// Adds the numbers of all ranks, which must have equally many.
-    pub(super) fn sum(&mut self, numbers: Buffer<f32>, wire: Float) -> Result<Buffer<f32>, CollectiveError> {
-        match wire {
-            Float::F32 => {
-                let sums = self.sum_codes::<f32>(numbers.into_bytes())?;
-                Ok(sums.try_into_elements().expect("the memory of fp32 numbers"))
-            }
-            Float::Bf16 => self.sum_encoded::<wire::Bf16>(numbers),
-            Float::F16 => self.sum_encoded::<wire::F16>(numbers),
-        }
     }
 
     /// Sends `parts[r]` to each rank `r`; returns what each rank sent to this one.
@@ -112,7 +160,15 @@ impl Operations {
         self.transport.exchange(self.label, parts, Receive::Allocate, self.deadline).map(|_| ())
     }
 
-    fn sum_encoded<C: Code>(&mut self, mut numbers: Buffer<f32>) -> Result<Buffer<f32>, CollectiveError> {
+    fn sum_whole<T: Code + Element>(&mut self, numbers: Buffer<T>) -> Result<Buffer<T>, CollectiveError> {
+        let sums = self.sum_codes::<T>(numbers.into_bytes())?;
+        Ok(sums.try_into_elements().expect("the memory of the same numbers"))
+    }
+
+    fn sum_encoded<C: Code<Sum = f32>>(
+        &mut self,
+        mut numbers: Buffer<f32>,
+    ) -> Result<Buffer<f32>, CollectiveError> {
         let mut encoded = self.scratch.take(numbers.len() * size_of::<C>());
         wire::encode::<C>(self.simd, &numbers, &mut encoded);
         let sums = self.sum_codes::<C>(encoded)?;

@@ -106,6 +106,8 @@ pub enum Operation {
     Connect,
     /// A sum of fp32 numbers, which travel in this format.
     Sum(Float),
+    /// A sum of fp64 numbers.
+    SumF64,
     /// All-to-all.
     Exchange(Format),
     /// All ranks get the parts of all.
@@ -169,13 +171,14 @@ impl Operation {
             Self::Gather(format) => (3, format as u8, 0),
             Self::Broadcast { format, root } => (4, format as u8, root),
             Self::Barrier => (5, 0, 0),
+            Self::SumF64 => (6, 0, 0),
         }
     }
 
     /// The operation of these codes, if they are those of one.
     pub(super) fn of_codes(code: u8, format: u8, root: u16) -> Option<Self> {
         let float = || [Float::F32, Float::Bf16, Float::F16].into_iter().find(|&float| float as u8 == format);
-        let formats = [Format::Bytes, Format::F32, Format::U32, Format::U64];
+        let formats = [Format::Bytes, Format::F32, Format::U32, Format::U64, Format::F64];
         let element = || formats.into_iter().find(|&known| known as u8 == format);
         let operation = match code {
             0 => Self::Connect,
@@ -184,6 +187,7 @@ impl Operation {
             3 => Self::Gather(element()?),
             4 => Self::Broadcast { format: element()?, root },
             5 => Self::Barrier,
+            6 => Self::SumF64,
             _ => return None,
         };
         (operation.codes() == (code, format, root)).then_some(operation)
@@ -203,6 +207,7 @@ impl fmt::Display for Operation {
             Self::Sum(Float::F32) => f.write_str("sum of f32"),
             Self::Sum(Float::Bf16) => f.write_str("sum of f32 as bf16"),
             Self::Sum(Float::F16) => f.write_str("sum of f32 as f16"),
+            Self::SumF64 => f.write_str("sum of f64"),
             Self::Exchange(format) => write!(f, "exchange of {format}"),
             Self::Gather(format) => write!(f, "gather of {format}"),
             Self::Broadcast { format, root } => write!(f, "broadcast of {format} from rank {root}"),
@@ -227,6 +232,8 @@ mod tests {
             Operation::Gather(Format::U32),
             Operation::Broadcast { format: Format::U64, root: 300 },
             Operation::Barrier,
+            Operation::SumF64,
+            Operation::Gather(Format::F64),
         ];
         for operation in operations {
             for round in [Round::Only, Round::Parts, Round::Sums] {
@@ -239,7 +246,7 @@ mod tests {
     #[test]
     fn unknown_codes_are_no_label() {
         let label = Label { operation: Operation::Sum(Float::F16), number: 3, round: Round::Sums };
-        for (place, value) in [(8, 1), (9, 1), (10, 6), (11, 3), (12, 3), (13, 1), (15, 255)] {
+        for (place, value) in [(8, 1), (9, 1), (10, 7), (11, 3), (12, 3), (13, 1), (15, 255)] {
             let mut bytes = label.encode();
             bytes[place] = value;
             assert_eq!(Label::decode(bytes), None, "byte {place} is {value}");

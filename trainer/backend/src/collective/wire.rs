@@ -1,5 +1,7 @@
 //! Numbers as they travel between ranks: their formats, and adding them in a fixed order.
 
+use std::ops::AddAssign;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::memory::Buffer;
@@ -11,20 +13,39 @@ const BLOCK: usize = 512;
 
 /// A number on the wire.
 pub(super) trait Code: Copy + FromBytes + IntoBytes + Immutable + KnownLayout {
-    /// The nearest number of this format.
-    fn encode(x: f32) -> Self;
+    /// The type in which such numbers are added.
+    type Sum: Copy + Default + AddAssign;
 
-    fn decode(self) -> f32;
+    /// The nearest number of this format.
+    fn encode(x: Self::Sum) -> Self;
+
+    fn decode(self) -> Self::Sum;
 }
 
 impl Code for f32 {
+    type Sum = Self;
+
     #[inline(always)]
-    fn encode(x: f32) -> Self {
+    fn encode(x: Self) -> Self {
         x
     }
 
     #[inline(always)]
-    fn decode(self) -> f32 {
+    fn decode(self) -> Self {
+        self
+    }
+}
+
+impl Code for f64 {
+    type Sum = Self;
+
+    #[inline(always)]
+    fn encode(x: Self) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    fn decode(self) -> Self {
         self
     }
 }
@@ -34,6 +55,8 @@ impl Code for f32 {
 pub(super) struct Bf16(u16);
 
 impl Code for Bf16 {
+    type Sum = f32;
+
     #[inline(always)]
     fn encode(x: f32) -> Self {
         Self(Float::Bf16.encode(x))
@@ -50,6 +73,8 @@ impl Code for Bf16 {
 pub(super) struct F16(u16);
 
 impl Code for F16 {
+    type Sum = f32;
+
     #[inline(always)]
     fn encode(x: f32) -> Self {
         Self(Float::F16.encode(x))
@@ -62,7 +87,7 @@ impl Code for F16 {
 }
 
 /// Rounds numbers to `C`.
-pub(super) fn encode<C: Code>(simd: Simd, numbers: &[f32], encoded: &mut Buffer) {
+pub(super) fn encode<C: Code<Sum = f32>>(simd: Simd, numbers: &[f32], encoded: &mut Buffer) {
     let codes = codes_mut::<C>(encoded);
     simd.run(
         #[inline(always)]
@@ -71,7 +96,7 @@ pub(super) fn encode<C: Code>(simd: Simd, numbers: &[f32], encoded: &mut Buffer)
 }
 
 /// The numbers that `encoded` contains.
-pub(super) fn decode<C: Code>(simd: Simd, encoded: &Buffer, numbers: &mut [f32]) {
+pub(super) fn decode<C: Code<Sum = f32>>(simd: Simd, encoded: &Buffer, numbers: &mut [f32]) {
     let codes = codes::<C>(encoded);
     simd.run(
         #[inline(always)]
@@ -95,7 +120,7 @@ pub(super) fn add<C: Code>(simd: Simd, rank: usize, own: &mut Buffer, received: 
 
 #[inline(always)]
 fn add_codes<C: Code>(rank: usize, own: &mut [C], received: &[&[C]]) {
-    let mut partial_sums = vec![[0.0_f32; BLOCK]; received.len()]; // [ranks, BLOCK]
+    let mut partial_sums = vec![[C::Sum::default(); BLOCK]; received.len()]; // [ranks, BLOCK]
     for (block, own) in own.chunks_mut(BLOCK).enumerate() {
         let block = block * BLOCK..block * BLOCK + own.len();
         for (peer, partial) in partial_sums.iter_mut().enumerate() {
@@ -139,7 +164,7 @@ mod tests {
         terms[0]
     }
 
-    fn check<C: Code>(round: impl Fn(f32) -> f32) {
+    fn check<C: Code<Sum = f32>>(round: impl Fn(f32) -> f32) {
         // Magnitudes differ, so that the order of additions shows.
         let term = |rank: usize, index: usize| {
             let sign = if (rank + index).is_multiple_of(3) { -1.0 } else { 1.0 };

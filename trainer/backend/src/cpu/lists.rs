@@ -52,7 +52,7 @@ impl<'a> Work<'a> {
 
 /// The loss of lists that feature `group` identifies, and its gradient.
 pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>, group: usize) {
-    let TaskLoss { task, batch, rows, logits, logits_grad, sums } = operation;
+    let TaskLoss { task, batch, rows, total, logits, logits_grad, sums } = operation;
     let (rows, column, float) = (rows.len(), task.label, logits_grad.float());
     let mut scratch = cpu.scratch(numbers(rows));
     let mut work = Work::of(scratch.as_mut_slice(), rows);
@@ -70,7 +70,8 @@ pub(crate) fn loss(cpu: &Cpu, operation: TaskLoss<'_, Cpu>, group: usize) {
         Loss::Pairwise { .. } => pairwise(cpu, &mut work),
         _ => listwise(&mut work),
     };
-    let scale = if weight > 0.0 { (task.weight / weight) as f32 } else { 0.0 };
+    let total = total.unwrap_or(weight);
+    let scale = if total > 0.0 { (task.weight / total) as f32 } else { 0.0 };
     let stride = logits_grad.stride();
     let gradient = logits_grad.as_mut_slice();
     for (&key, of_row) in work.keys.iter().zip(&*work.gradient) {

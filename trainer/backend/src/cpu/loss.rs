@@ -151,15 +151,16 @@ fn by_row(
     weight_of: impl Fn(f32) -> f32 + Sync,
     loss_of: impl Fn(&[f32], f32, f32, &mut [f32]) -> f32 + Sync,
 ) {
-    let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
+    let TaskLoss { task, batch, rows, total, logits, logits_grad: gradient, sums } = operation;
     let labels = batch.labels(task.label);
     let weights_of = |rows: Range<usize>| {
         let labeled = labels[rows.clone()].iter().zip(&batch.weights()[rows]);
         labeled.map(|(&label, &weight)| weight * weight_of(label))
     };
     let sum_of = |rows| weights_of(rows).map(f64::from).sum::<f64>();
-    let (weight_sum, weight_of_all) = (sum_of(rows.clone()), sum_of(0..batch.rows()));
-    let scale = if weight_of_all > 0.0 { (task.weight / weight_of_all) as f32 } else { 0.0 };
+    let weight_sum = sum_of(rows.clone());
+    let total = total.unwrap_or_else(|| sum_of(0..batch.rows()));
+    let scale = if total > 0.0 { (task.weight / total) as f32 } else { 0.0 };
     let mut scratch = cpu.scratch(rows.len());
     let (columns, stride) = (gradient.columns(), gradient.stride());
     let out = (Rows::of(scratch.as_mut_slice(), 1), gradient.by_rows());

@@ -70,12 +70,13 @@ impl CpuMatrix {
     }
 
     pub(crate) fn write(&mut self, values: &[f32]) {
-        assert_eq!(values.len(), self.rows * self.columns, "one value per element");
-        let (stride, columns) = (self.stride, self.columns);
+        assert!(values.len() <= self.rows * self.columns, "at most one value per element");
+        let (float, stride, columns) = (self.float, self.stride, self.columns);
         for (row, values) in values.chunks_exact(columns.max(1)).enumerate() {
-            self.as_mut_slice()[row * stride..][..columns].copy_from_slice(values);
+            let row = &mut self.as_mut_slice()[row * stride..][..columns];
+            row.copy_from_slice(values);
+            float.round_all(row);
         }
-        self.float.round_all(self.memory.as_mut_slice());
     }
 
     pub(crate) fn read(&self, out: &mut [f32]) {

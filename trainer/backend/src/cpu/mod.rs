@@ -12,7 +12,7 @@
 //! - [`vectors`]: unit vectors and dot products of rows; [`in_batch`]: the losses of queries that choose
 //!   among the items of a batch, which use [`exp`] and [`logistic`].
 //! - [`copy`]: copying tables to the host.
-//! - [`rows`]: which table rows a batch touches; [`runs`]: their gradients.
+//! - [`rows`]: which table rows a batch touches; [`runs`]: their gradients; [`row_sums`]: their sums.
 //! - [`step`], [`step_rows`]: optimizer steps; [`rules`]: their formulas; [`shaping`]: gradient scaling and
 //!   clipping.
 //! - [`squares`]: gradient norms.
@@ -53,6 +53,7 @@ pub(crate) mod memory;
 mod mixture;
 mod normalize;
 mod rounding;
+mod row_sums;
 mod rows;
 mod rules;
 mod runs;
@@ -78,7 +79,10 @@ use crate::device::{
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostMaxima, HostReport};
-use crate::ops::{Checked, CopyTable, Operation, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
+use crate::ops::{
+    Checked, CopyTable, Operation, ReadMatrix, ReadTable, RowGradients, WriteMatrix, WriteTable,
+};
+use crate::row_sums::RowSums;
 use crate::sizes::{Layout, OperationBytes};
 use memory::Memory;
 use simd::Simd;
@@ -391,6 +395,15 @@ impl Backend for Cpu {
 
     fn queue_report(&self, _batch: &HostBatch, matrices: &[&CpuMatrix], report: &mut HostReport<f32>) {
         report.take(matrices, |matrix| matrix.rows() * matrix.columns(), |matrix, out| matrix.read(out));
+    }
+
+    fn read_row_sums(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CpuTable],
+        sums: &mut RowSums<f32>,
+    ) {
+        row_sums::row_sums(self, gradients, tables, sums);
     }
 
     fn receive(&self, report: &mut HostReport<f32>, numbers: &mut [f32]) -> Result<(), BatchError> {

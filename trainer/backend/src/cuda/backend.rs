@@ -18,7 +18,8 @@ use crate::description::{Description, GpuName};
 use crate::device::{BatchShape, Device, IdColumn, MatrixShape, Shapes, TableShape, WorkspaceUse};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
-use crate::ops::{Checked, Operation, PlanRows};
+use crate::ops::{Checked, Operation, PlanRows, RowGradients};
+use crate::row_sums::RowSums;
 
 impl Device for Cuda {
     type Scalar = f32;
@@ -197,6 +198,15 @@ impl Backend for Cuda {
 
     fn queue_report(&self, batch: &CudaBatch, matrices: &[&CudaMatrix], report: &mut CudaReport) {
         self.send_report(batch, matrices, report);
+    }
+
+    fn read_row_sums(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+        sums: &mut RowSums<f32>,
+    ) {
+        self.row_sums(gradients, tables, sums);
     }
 
     fn receive(&self, report: &mut CudaReport, numbers: &mut [f32]) -> Result<(), BatchError> {

@@ -132,6 +132,7 @@ pub(super) struct TableView {
     pub(super) row_state: Address,
     pub(super) partials: Address,
     pub(super) squares: Address,
+    pub(super) sums: Address,
     pub(super) key: u64,
     pub(super) source_count: u32,
     pub(super) width: u32,
@@ -252,7 +253,7 @@ program! {
     ROWS = "rows.cu";
     struct StepRows {
         update: UpdateView, batch: Address, tables: Address, scale: Address, fault: Address, gradient: MatrixView,
-        key: u64, steps: u32, holder_columns: u32,
+        key: u64, use_of_sums: u32, holder_columns: u32,
     }
     struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
     kernel STEP_PIECES = step_pieces(StepRows, THREADS);
@@ -372,7 +373,7 @@ program! {
         logits: MatrixView, gradient: MatrixView, weight: Address, partials: Address,
         kind: u32, first_row: u32, rows: u32, column: u32,
         smoothing: f32, positive_weight: f32, negative_weight: f32, task_weight: f32,
-        classes: u32, parameter: f32,
+        classes: u32, parameter: f32, total: f32, unused: u32,
     }
     struct Sums { partials: Address, first: Address, second: Address, count: u32, adds: u32 }
     struct Scores { logits: MatrixView, out: MatrixView, rows: u32, unused: u32 }
@@ -389,7 +390,7 @@ program! {
     struct Lists {
         logits: MatrixView, gradient: MatrixView, labels: Address, weights: Address, ids: Address,
         weight: Address, shares: Address, partials: Address,
-        rows: u32, column: u32, task_weight: f32, unused: u32,
+        rows: u32, column: u32, task_weight: f32, total: f32,
     }
     kernel LOSS_OF_LISTS = loss_of_lists(Lists, THREADS);
     kernel SHARE_PAIRS = share_pairs(Lists, THREADS);

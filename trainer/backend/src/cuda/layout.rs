@@ -53,6 +53,7 @@ impl Layout for Cuda {
             WorkspaceUse::Lookups { lookups, shapes, dense, .. } => {
                 lookups::constant_bytes(lookups, dense) + rows::constant_bytes(lookups, shapes)
             }
+            WorkspaceUse::RowSums { shapes, .. } => rows::table_bytes(shapes),
             WorkspaceUse::Loss { classes, .. } => losses::constant_bytes(classes),
             _ => 0,
         };
@@ -67,7 +68,12 @@ pub(super) fn scratch_bytes(operation: &WorkspaceUse<'_>) -> usize {
             layers::scratch_bytes(float, rows, inputs, outputs)
         }
         WorkspaceUse::Normalization { axis, rows, columns } => normalize::scratch_bytes(axis, rows, columns),
-        WorkspaceUse::Lookups { schema, lookups, shapes, .. } => rows::scratch_bytes(schema, lookups, shapes),
+        WorkspaceUse::Lookups { schema, lookups, shapes, .. } => {
+            rows::scratch_bytes(schema, lookups, shapes, false)
+        }
+        WorkspaceUse::RowSums { schema, lookups, shapes } => {
+            rows::scratch_bytes(schema, lookups, shapes, true)
+        }
         WorkspaceUse::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
         WorkspaceUse::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
         WorkspaceUse::Lists { rows } => lists::scratch_bytes(rows),

@@ -9,7 +9,7 @@ use super::buffers::Rooms;
 use super::driver::Address;
 use super::kernels::{LOSS_OF_LISTS, LOSS_OF_PAIRS, Lists, SHARE_PAIRS, WARP};
 use super::layers::PAIR_BYTES;
-use super::losses::{MOST_BLOCKS, kind, of_batch};
+use super::losses::{MOST_BLOCKS, kernel_total, kind, of_batch};
 use crate::device::IdColumn;
 use crate::ops::{Loss, TaskLoss};
 
@@ -41,7 +41,7 @@ pub(super) fn scratch_bytes(rows: usize) -> usize {
 impl Cuda {
     /// The loss of lists that feature `group` identifies, and its gradient.
     pub(super) fn loss_of_lists(&self, operation: TaskLoss<'_, Self>, group: usize) {
-        let TaskLoss { task, batch, logits, logits_grad, sums, .. } = operation;
+        let TaskLoss { task, batch, total, logits, logits_grad, sums, .. } = operation;
         let Work { blocks, weight, shares, partials, bytes } = Work::of(batch.rows());
         let scratch = self.scratch(bytes);
         let lists = Lists {
@@ -56,7 +56,7 @@ impl Cuda {
             rows: batch.rows() as u32,
             column: task.label as u32,
             task_weight: task.weight as f32,
-            unused: 0,
+            total: kernel_total(total),
         };
         if let Loss::Pairwise { .. } = task.loss {
             self.launch_blocks(SHARE_PAIRS, [blocks, 1], &lists);

@@ -61,6 +61,11 @@ pub(super) fn constant_bytes(classes: usize) -> u64 {
     Memory::taken(classes * size_of::<f32>())
 }
 
+/// The kernels' representation of a total: negative if they read the sum of the batch's weights.
+pub(super) fn kernel_total(total: Option<f64>) -> f32 {
+    total.map_or(-1.0, |total| total.max(0.0) as f32)
+}
+
 /// The kernel argument for a batch; the task's fields are set later.
 pub(super) fn of_batch(batch: &CudaBatch, label: usize, kind: u32) -> LossOf {
     LossOf {
@@ -71,6 +76,7 @@ pub(super) fn of_batch(batch: &CudaBatch, label: usize, kind: u32) -> LossOf {
         positive_weight: 1.0,
         negative_weight: 1.0,
         task_weight: 1.0,
+        total: kernel_total(None),
         ..LossOf::default()
     }
 }
@@ -80,15 +86,18 @@ impl Cuda {
         if let Some(group) = operation.task.loss.group() {
             return self.loss_of_lists(operation, group);
         }
-        let TaskLoss { task, batch, rows, logits, logits_grad, sums } = operation;
+        let TaskLoss { task, batch, rows, total, logits, logits_grad, sums } = operation;
         let mut of_task = self.arguments(task, batch);
         let is_of_classes = of_task.kind == kind::CROSS_ENTROPY;
         let Work { entry, blocks, weight, partials, bytes } = Work::of(rows.len(), is_of_classes);
         let scratch = self.scratch(bytes);
         of_task.weight = scratch + weight;
         of_task.partials = scratch + partials;
-        self.sum_weights(&of_task, batch.rows());
+        if total.is_none() {
+            self.sum_weights(&of_task, batch.rows());
+        }
         let of_rows = LossOf {
+            total: kernel_total(total),
             logits: logits.view(),
             gradient: logits_grad.view(),
             first_row: rows.start as u32,
@@ -207,7 +216,7 @@ mod tests {
             let (mut logits_grad, mut sums) = (cuda.matrix(2, 3), cuda.matrix(1, 2));
             let (batch, logits, rows) = (&batch, &logits, 0..2);
             let (logits_grad, sums) = (&mut logits_grad, &mut sums);
-            cuda.run(TaskLoss { task: &task, batch, rows, logits, logits_grad, sums });
+            cuda.run(TaskLoss { task: &task, batch, rows, total: None, logits, logits_grad, sums });
             let (mut found, mut gradient) = ([0.0; 2], [1.0; 6]);
             cuda.read_matrix(sums, &mut found);
             cuda.read_matrix(logits_grad, &mut gradient);

@@ -29,7 +29,8 @@ impl Cuda {
         let WriteMatrix { matrix, values } = operation;
         let dense = self.scratch(size_of_val(values));
         self.copy_to(dense, values.as_bytes());
-        let transfer = Transfer { dense, matrix: matrix.view(), rows: matrix.rows() as u32, unused: 0 };
+        let rows = values.len() / matrix.columns().max(1);
+        let transfer = Transfer { dense, matrix: matrix.view(), rows: rows as u32, unused: 0 };
         self.launch(WRITE_ROWS, [values.len(), 1], &transfer);
     }
 

@@ -1,6 +1,7 @@
-//! Optimizer steps of the table rows that a batch touches.
+//! Optimizer steps of the table rows that a batch touches, and sums of their gradients.
 
 use millstream_batch::BatchSchema;
+use zerocopy::IntoBytes;
 
 use super::buffers::{CudaTable, Rooms};
 use super::driver::{Address, Memory};
@@ -12,11 +13,19 @@ use super::updates::view;
 use super::{Cuda, host};
 use crate::device::{Lookup, TablePart, TableShape};
 use crate::ops::{self, RowGradients};
+use crate::row_sums::RowSums;
+
+/// What the kernels do with the summed gradient of a row, as in rows.cu.
+mod use_of {
+    pub(super) const ADD_SQUARES: u32 = 0;
+    pub(super) const STEP_ROW: u32 = 1;
+    pub(super) const STORE_SUM: u32 = 2;
+}
 
 /// The kernels' list of tables, and the threads that the largest table needs.
 struct Tables {
+    views: Vec<TableView>,
     address: Address,
-    count: usize,
     threads: usize,
 }
 
@@ -41,13 +50,26 @@ fn rooms_of(rooms: &mut Rooms, pieces: usize, width: usize) -> [Address; 2] {
     [2 * pieces * width, 2 * pieces].map(|numbers| rooms.add(numbers * size_of::<f32>()))
 }
 
-/// Workspace of a step of tables for batches of `schema`, in bytes.
-pub(super) fn scratch_bytes(schema: &BatchSchema, lookups: &[Lookup], shapes: &[TableShape]) -> usize {
+/// Room for a sum at the first of each row's ids.
+fn room_of_sums(rooms: &mut Rooms, ids: usize, width: usize) -> Address {
+    rooms.add(ids * width * size_of::<f32>())
+}
+
+/// Workspace of a step of tables for batches of `schema`, in bytes; or of the sums of their rows, if it `keeps_sums`.
+pub(super) fn scratch_bytes(
+    schema: &BatchSchema,
+    lookups: &[Lookup],
+    shapes: &[TableShape],
+    keeps_sums: bool,
+) -> usize {
     let mut rooms = Rooms::default();
     for (number, shape) in shapes.iter().enumerate() {
         let columns = Lookup::of_table(lookups, number).iter().map(|lookup| lookup.column);
         let ids = columns.map(|column| host::capacity(schema, column)).sum();
         rooms_of(&mut rooms, pieces(ids, shape.width), shape.width);
+        if keeps_sums {
+            room_of_sums(&mut rooms, ids, shape.width);
+        }
     }
     rooms.bytes()
 }
@@ -56,35 +78,72 @@ pub(super) fn scratch_bytes(schema: &BatchSchema, lookups: &[Lookup], shapes: &[
 pub(super) fn constant_bytes(lookups: &[Lookup], shapes: &[TableShape]) -> u64 {
     let sources = |table| Lookup::of_table(lookups, table).len() * size_of::<SourceView>();
     let sources: u64 = (0..shapes.len()).map(|table| Memory::taken(sources(table))).sum();
-    sources + Memory::taken(size_of::<TableView>() * shapes.len())
+    sources + table_bytes(shapes)
+}
+
+/// GPU memory for a list of tables, in bytes.
+pub(super) fn table_bytes(shapes: &[TableShape]) -> u64 {
+    Memory::taken(size_of::<TableView>() * shapes.len())
 }
 
 impl Cuda {
     pub(super) fn step_rows(&self, operation: ops::StepRows<'_, Self>) {
         let ops::StepRows { update, scale, draws, gradients, tables } = operation;
         let (update, scale) = (view(update), scale.numbers());
-        let views = self.tables(gradients, tables);
-        self.run_rows(
-            StepRows { update, scale, key: draws, steps: 1, ..StepRows::default() },
-            gradients,
-            &views,
-        );
+        let tables = self.tables(gradients, tables, false);
+        let step =
+            StepRows { update, scale, key: draws, use_of_sums: use_of::STEP_ROW, ..StepRows::default() };
+        self.run_rows(step, gradients, &tables);
     }
 
     pub(super) fn row_squares(&self, operation: ops::RowSquares<'_, Self>) {
         let ops::RowSquares { gradients, tables, sum } = operation;
-        let views = self.tables(gradients, tables);
-        self.run_rows(StepRows::default(), gradients, &views);
-        let squares = RowSquares {
-            tables: views.address,
-            sum: sum.numbers(),
-            table_count: views.count as u32,
-            unused: 0,
-        };
-        self.launch_blocks(ADD_ROW_SQUARES, [1, usize::from(views.count > 0)], &squares);
+        let tables = self.tables(gradients, tables, false);
+        let step = StepRows { use_of_sums: use_of::ADD_SQUARES, ..StepRows::default() };
+        self.run_rows(step, gradients, &tables);
+        let count = tables.views.len();
+        let squares =
+            RowSquares { tables: tables.address, sum: sum.numbers(), table_count: count as u32, unused: 0 };
+        self.launch_blocks(ADD_ROW_SQUARES, [1, usize::from(count > 0)], &squares);
     }
 
-    /// Sums each row's gradient; then updates the row if `step.steps` is 1, otherwise sums the squares.
+    /// Copies the sum of each touched row to the host. On the GPU, a sum is at the place of its row's first id.
+    pub(super) fn row_sums(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+        sums: &mut RowSums<f32>,
+    ) {
+        let tables = self.tables(gradients, tables, true);
+        let step = StepRows { use_of_sums: use_of::STORE_SUM, ..StepRows::default() };
+        self.run_rows(step, gradients, &tables);
+        let copied: Vec<_> = tables.views.iter().map(|view| self.sums_of_table(view)).collect();
+        let sizes = copied.iter().zip(&tables.views);
+        sums.resize(sizes.map(|((ids, _), view)| (first_places(ids).count(), view.width as usize)));
+        let (mut ids, mut rows) = sums.parts_mut(copied.len());
+        for ((sorted, at_places), view) in copied.iter().zip(&tables.views) {
+            let width = view.width as usize;
+            for place in first_places(sorted) {
+                let id = ids.split_off_first_mut().expect("an id of each row");
+                let row = rows.split_off_mut(..width).expect("room for each row");
+                *id = sorted[place];
+                row.copy_from_slice(&at_places[place * width..][..width]);
+            }
+        }
+    }
+
+    /// The sorted ids of a table, and sums at their places.
+    fn sums_of_table(&self, view: &TableView) -> (Vec<u32>, Vec<f32>) {
+        let mut size = 0_u32;
+        self.copy_from(size.as_mut_bytes(), view.size);
+        let mut ids = vec![0_u32; size as usize];
+        let mut sums = vec![0.0_f32; ids.len() * view.width as usize];
+        self.copy_from(ids.as_mut_bytes(), view.ids);
+        self.copy_from(sums.as_mut_bytes(), view.sums);
+        (ids, sums)
+    }
+
+    /// Sums each row's gradient, and uses it as `step.use_of_sums` says.
     fn run_rows(&self, step: StepRows, gradients: &RowGradients<'_, Self>, tables: &Tables) {
         let step = StepRows {
             batch: gradients.batch.address(),
@@ -97,11 +156,12 @@ impl Cuda {
         // Later commands read the plan.
         self.join();
         let pieces = if gradients.maxima.is_some() { STEP_PIECES_OF_MAXIMA } else { STEP_PIECES };
-        self.launch(pieces, [tables.threads, tables.count], &step);
-        self.launch(STEP_SPANS, [tables.threads, tables.count], &step);
+        let threads = [tables.threads, tables.views.len()];
+        self.launch(pieces, threads, &step);
+        self.launch(STEP_SPANS, threads, &step);
     }
 
-    fn tables(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable]) -> Tables {
+    fn tables(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable], keeps_sums: bool) -> Tables {
         let RowGradients { batch, plan, lookups, columns, maxima, .. } = *gradients;
         let mut first_holder = 0;
         let mut rooms = Rooms::default();
@@ -126,6 +186,8 @@ impl Cuda {
                 let sources: Vec<SourceView> = lookups.iter().map(source).collect();
                 let (pieces, lanes) = (pieces(sorted.capacity, shape.width), lanes(shape.width));
                 let [partials, squares] = rooms_of(&mut rooms, pieces, shape.width);
+                let sums =
+                    if keeps_sums { room_of_sums(&mut rooms, sorted.capacity, shape.width) } else { 0 };
                 threads = threads.max(pieces * lanes as usize);
                 TableView {
                     ids: sorted.ids,
@@ -138,6 +200,7 @@ impl Cuda {
                     row_state: table.part(TablePart::RowState(0), 0),
                     partials,
                     squares,
+                    sums,
                     key: shape.key,
                     source_count: sources.len() as u32,
                     width: shape.width as u32,
@@ -152,7 +215,13 @@ impl Cuda {
         for view in &mut views {
             view.partials += scratch;
             view.squares += scratch;
+            view.sums += scratch;
         }
-        Tables { address: self.constants_or_none(&views), count: views.len(), threads }
+        Tables { address: self.constants_or_none(&views), views, threads }
     }
+}
+
+/// The place of the first id of each row among sorted ids.
+fn first_places(ids: &[u32]) -> impl Iterator<Item = usize> + Clone + '_ {
+    (0..ids.len()).filter(|&place| place == 0 || ids[place - 1] != ids[place])
 }

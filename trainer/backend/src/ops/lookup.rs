@@ -210,6 +210,11 @@ impl GradientColumns {
 }
 
 impl<D: Shapes> RowGradients<'_, D> {
+    /// Asserts the shapes of all operands of the operation with this name, which is not one of [`super::Operation`].
+    pub(crate) fn check_for(&self, operation: &'static str, tables: &[D::Table]) {
+        self.check(Checks { operation }, tables);
+    }
+
     pub(super) fn check(&self, checks: Checks, tables: &[D::Table]) {
         check_lookups::<D>(checks, self.batch, self.lookups, tables);
         let end = |lookup: &Lookup| {
@@ -225,7 +230,7 @@ impl<D: Shapes> RowGradients<'_, D> {
 
     /// The work of an operation on the table rows that the batch touches: `of_table` gives that of one table from its
     /// number of ids and of touched rows.
-    pub(super) fn work(
+    pub(crate) fn work(
         &self,
         backend: &D,
         tables: &[D::Table],

@@ -84,6 +84,29 @@ impl Loss {
     /// The largest logarithm of a mean of [`Self::Poisson`]; a larger one counts as this one.
     pub const MAX_LOG_RATE: f64 = 40.0;
 
+    /// The weight of a row with this label and row weight in the mean. For a label that is no class, 0.
+    ///
+    /// It is not defined for [`Self::Pairwise`], where the weight of a row depends on its list; 0.
+    pub fn weight(&self, label: f64, weight: f64) -> f64 {
+        weight
+            * match self {
+                Self::BinaryCrossEntropy { positive_weight, negative_weight, .. } => {
+                    label * positive_weight + (1.0 - label) * negative_weight
+                }
+                Self::CrossEntropy { class_weights, .. } => {
+                    let class = if label >= 0.0 { class_weights.get(label as usize) } else { None };
+                    class.copied().unwrap_or(0.0)
+                }
+                Self::Listwise { .. } => label,
+                Self::Pairwise { .. } => 0.0,
+                Self::Focal { .. }
+                | Self::SquaredError
+                | Self::Huber { .. }
+                | Self::Quantile { .. }
+                | Self::Poisson => 1.0,
+            }
+    }
+
     /// The feature that identifies lists, if the loss compares rows.
     pub(crate) fn group(&self) -> Option<usize> {
         match *self {
@@ -116,7 +139,7 @@ impl From<Loss> for Task {
 ///
 /// The loss compares a column of `logits`, or all columns for a label of classes, with the task's label, weighted
 /// by the rows' weights (1 without). The gradient is that of the mean over the whole batch, zero if the batch has
-/// no weight.
+/// no weight. If the batch is a part of a larger one, the mean is over that one's `total`.
 ///
 /// # Panics
 /// On the CPU, if a label is not the index of a class. On a GPU, such a label makes the loss NaN, and the gradient zero.
@@ -127,6 +150,8 @@ pub struct TaskLoss<'a, D: Shapes> {
     pub batch: &'a D::Batch,
     /// Rows of the batch; the first is row 0 of `logits`. A loss that compares rows needs all of them.
     pub rows: Range<usize>,
+    /// The divisor of the mean: the sum of all rows' weights, by [`Loss::weight`]; `None` for the sum over this batch.
+    pub total: Option<f64>,
     /// `[B, T]`, or `[B, K]` for `K` classes.
     pub logits: &'a D::Matrix,
     /// As `logits`; the task's columns are written.

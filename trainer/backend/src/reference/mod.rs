@@ -27,10 +27,11 @@ use crate::host::{HostBatch, HostMaxima, HostReport};
 use crate::ops::{
     Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
     GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, Multiply, Operation, PlanRows,
-    ReadMatrix, ReadTable, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss, Unscale,
-    WriteMatrix, WriteTable,
+    ReadMatrix, ReadTable, RowGradients, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss,
+    Unscale, WriteMatrix, WriteTable,
 };
 use crate::philox::philox;
+use crate::row_sums::RowSums;
 pub use table::ReferenceTable;
 use table::step_one;
 use touched::{for_each_touched, shaped, shares};
@@ -176,8 +177,8 @@ impl Backend for Reference {
     fn execute(&self, operation: Checked<'_, Self>) {
         match operation.into_inner() {
             Operation::WriteMatrix(WriteMatrix { matrix, values }) => {
-                matrix.values.copy_from_slice(values);
-                matrix.round(matrix.rows());
+                matrix.values[..values.len()].copy_from_slice(values);
+                matrix.round(values.len() / matrix.columns.max(1));
             }
             Operation::ReadMatrix(ReadMatrix { matrix, out }) => matrix.read(out),
             Operation::WriteTable(WriteTable { table, part, first_row, values }) => {
@@ -248,6 +249,25 @@ impl Backend for Reference {
 
     fn queue_report(&self, _batch: &HostBatch, matrices: &[&ReferenceMatrix], report: &mut HostReport<f64>) {
         report.take(matrices, |matrix| matrix.values.len(), |matrix, out| matrix.read(out));
+    }
+
+    fn read_row_sums(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[ReferenceTable],
+        sums: &mut RowSums<f64>,
+    ) {
+        let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
+        let (mut counts, mut ids, mut rows) = (vec![0; widths.len()], Vec::new(), Vec::new());
+        for_each_touched(gradients, &widths, |table, id, gradient| {
+            counts[table] += 1;
+            ids.push(id as u32);
+            rows.extend_from_slice(gradient);
+        });
+        sums.resize(counts.iter().copied().zip(widths.iter().copied()));
+        let (of_ids, of_rows) = sums.parts_mut(widths.len());
+        of_ids.copy_from_slice(&ids);
+        of_rows.copy_from_slice(&rows);
     }
 
     fn receive(&self, report: &mut HostReport<f64>, numbers: &mut [f64]) -> Result<(), BatchError> {
@@ -449,7 +469,7 @@ impl Reference {
     }
 
     fn loss(&self, operation: TaskLoss<'_, Self>) {
-        let TaskLoss { task, batch, rows, logits, logits_grad: gradient, sums } = operation;
+        let TaskLoss { task, batch, rows, total, logits, logits_grad: gradient, sums } = operation;
         let (of_label, labels) = (task.label, batch.labels(task.label));
         if let Some(group) = task.loss.group() {
             let row = |row: usize| losses::Listed {
@@ -463,7 +483,8 @@ impl Reference {
             for (column, sum) in of_lists.into_iter().enumerate() {
                 *sums.at_mut(of_label, column) += sum;
             }
-            let factor = if of_lists[1] > 0.0 { task.weight / of_lists[1] } else { 0.0 };
+            let total = total.unwrap_or(of_lists[1]);
+            let factor = if total > 0.0 { task.weight / total } else { 0.0 };
             for (row, by_logit) in by_logit.into_iter().enumerate() {
                 *gradient.at_mut(row, of_label) = factor * by_logit;
             }
@@ -473,18 +494,15 @@ impl Reference {
         let weight = |row: usize| {
             losses::weight_factor(&task.loss, f64::from(labels[row])) * f64::from(batch.weights()[row])
         };
-        let weight_of_all: f64 = (0..batch.rows()).map(weight).sum();
+        let total = total.unwrap_or_else(|| (0..batch.rows()).map(weight).sum());
         for (place, row) in rows.clone().enumerate() {
             let (of_row, logits_grad) =
                 losses::of_row(&task.loss, &logits.row(place)[of_label..], f64::from(labels[row]));
             *sums.at_mut(of_label, 0) += weight(row) * of_row;
             *sums.at_mut(of_label, 1) += weight(row);
             for (column, by_logit) in (of_label..).zip(logits_grad) {
-                *gradient.at_mut(place, column) = if weight_of_all > 0.0 {
-                    task.weight * weight(row) * by_logit / weight_of_all
-                } else {
-                    0.0
-                };
+                let scale = if total > 0.0 { task.weight * weight(row) / total } else { 0.0 };
+                *gradient.at_mut(place, column) = scale * by_logit;
             }
         }
         gradient.round(rows.len());

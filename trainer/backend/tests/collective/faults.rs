@@ -66,7 +66,7 @@ fn processes_with_different_sizes_are_named() {
 
 fn different_sizes(seat: &mut Seat) {
     let rank = seat.rank();
-    let found = error(seat.communicator().sum(Buffer::zeroed(100 + rank), Float::F32).join());
+    let found = error(seat.communicator().sum(Buffer::<f32>::zeroed(100 + rank), Float::F32).join());
     let (peer, expected, sent) = (1 - rank, 4 * (100 + rank), 4 * (101 - rank));
     assert_eq!(
         found.to_string(),
@@ -112,7 +112,7 @@ fn late(seat: &mut Seat) {
     seat.meet();
     if seat.rank() != LATE {
         let began = Instant::now();
-        let found = error(seat.communicator().sum(Buffer::zeroed(10_000), Float::F32).join());
+        let found = error(seat.communicator().sum(Buffer::<f32>::zeroed(10_000), Float::F32).join());
         let CollectiveError::Absent { label, absent } = &found else { panic!("{found}") };
         assert_eq!(*absent, Absent { dead: vec![], late: vec![LATE], deadline: SHORT_LIMIT });
         assert_eq!(label.number, 2);
@@ -150,7 +150,7 @@ fn stopped(seat: &mut Seat) {
             });
         }
         loop {
-            if let Err(error) = seat.communicator().sum(Buffer::zeroed(4 << 20), Float::F32).join() {
+            if let Err(error) = seat.communicator().sum(Buffer::<f32>::zeroed(4 << 20), Float::F32).join() {
                 break error;
             }
         }
@@ -247,7 +247,7 @@ const KILLS: usize = 12;
 fn sum_until_killed(seat: &mut Seat) {
     seat.communicator().barrier().join().unwrap();
     seat.meet();
-    let sum = || seat.communicator().sum(Buffer::zeroed(4 << 20), Float::F32);
+    let sum = || seat.communicator().sum(Buffer::<f32>::zeroed(4 << 20), Float::F32);
     if seat.rank() == DEAD {
         // Process numbers make the moments differ: 0 to 100 ms, several sums.
         let moment = Duration::from_micros(u64::from(std::process::id()) * 7919 % 100_000);

@@ -33,7 +33,10 @@ pub(crate) fn losses_of_lists<B: Backend>(
             let (mut gradient, mut sums) = (backend.matrix(capacity, labels), backend.matrix(labels, 2));
             for label in 0..labels {
                 let task = Task { loss: loss.clone(), label, weight: 1.0 - 0.75 * label as f64 };
+                // The second label as that of a part of a larger batch.
+                let total = (label == 1).then_some(1.5 * rows as f64);
                 backend.run(ops::TaskLoss {
+                    total,
                     task: &task,
                     batch: &batch,
                     rows: 0..rows,

@@ -1,8 +1,8 @@
 //! Runs every operation on random numbers.
 
 use millstream_backend::{
-    Activation, Backend, GradientColumns, GradientMode, Lookup, Loss, Pooling, RowGradients, SavedLayer,
-    TablePart, Task, Update, ops,
+    Activation, Backend, GradientColumns, GradientMode, Lookup, Loss, Pooling, RowGradients, RowSums,
+    SavedLayer, Scalar, TablePart, Task, Update, ops,
 };
 
 use crate::lists::losses_of_lists;
@@ -121,6 +121,7 @@ fn lookups<B: Backend>(
         let mut squares = bench.matrix(1, 1, &[2.0]);
         backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
         outcome.push((format!("row_squares {name}"), bench.read(&squares, 1)));
+        outcome.push((format!("sum_rows {name}"), sums_of_rows(backend, &gradients, &tables)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
             for part in state_parts(&update.formula).into_iter().chain([TablePart::Weights]) {
                 let columns = if let TablePart::RowState(_) = part { 1 } else { size.1 };
@@ -129,6 +130,14 @@ fn lookups<B: Backend>(
             }
         }
     }
+}
+
+/// The number of touched rows of each table, their ids, and their summed gradients.
+fn sums_of_rows<B: Backend>(backend: &B, gradients: &RowGradients<'_, B>, tables: &[B::Table]) -> Vec<f64> {
+    let mut sums = RowSums::default();
+    backend.sum_rows(gradients, tables, &mut sums);
+    let ids = sums.ids.iter().copied().map(f64::from);
+    ids.chain(sums.rows.iter().map(|sum| sum.to_f64())).collect()
 }
 
 /// The linear model with one output, or several.
@@ -200,6 +209,7 @@ fn linear<B: Backend>(
         let mut squares = bench.matrix(1, 1, &[2.0]);
         backend.run(ops::RowSquares { gradients: &gradients, tables: &tables, sum: &mut squares });
         outcome.push((format!("row_squares shared {name}"), bench.read(&squares, 1)));
+        outcome.push((format!("sum_rows shared {name}"), sums_of_rows(backend, &gradients, &tables)));
         for (number, (table, size)) in tables.iter().zip(&sizes).enumerate() {
             let values = bench.read_table(table, TablePart::Weights, size.0 * columns);
             outcome.push((format!("step_rows shared {name} table {number}"), values));
@@ -313,9 +323,12 @@ fn losses<B: Backend>(
         let mut sums = backend.matrix(labels, 2);
         for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
             let count = of_pass.len() * labels;
+            // The last one as a part of a larger batch.
+            let total = (of_pass.len() == rows).then_some(1.5 * rows as f64);
             for label in 0..labels {
                 let task = Task { loss: loss.clone(), label, weight: 1.0 - 0.75 * label as f64 };
                 backend.run(ops::TaskLoss {
+                    total,
                     task: &task,
                     batch,
                     rows: of_pass.clone(),
@@ -360,6 +373,7 @@ fn losses_of_classes<B: Backend>(
         let (mut gradient, mut sums) = (backend.matrix(capacity, classes), backend.matrix(labels, 2));
         for of_pass in [0..rows / 3, rows / 3..rows, 0..rows] {
             backend.run(ops::TaskLoss {
+                total: None,
                 task: &task,
                 batch,
                 rows: of_pass.clone(),

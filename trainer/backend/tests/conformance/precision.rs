@@ -413,6 +413,7 @@ impl<B: Backend> Rounded<'_, B> {
         self.give_low("linear of three columns", &out, rows * 3);
         let (logits, mut gradient, mut sums) = (self.whole(rows, 1), self.low(rows, 1), self.whole(1, 2));
         backend.run(ops::TaskLoss {
+            total: None,
             task: &Loss::SquaredError.into(),
             batch: &batch,
             rows: 0..rows,
@@ -424,6 +425,7 @@ impl<B: Backend> Rounded<'_, B> {
         let of_classes = Loss::CrossEntropy { smoothing: 0.25, class_weights: vec![0.5, 3.0, 1.0] };
         let (logits, mut gradient) = (self.whole(rows, 3), self.low(rows, 3));
         backend.run(ops::TaskLoss {
+            total: None,
             task: &of_classes.into(),
             batch: &batch,
             rows: 0..rows,

@@ -33,7 +33,10 @@ mod exchange;
 mod parameters;
 mod worker;
 
+use std::fs;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +98,15 @@ pub enum ConnectError {
         /// Its process.
         process: u32,
         /// The system's message.
-        source: std::io::Error,
+        source: io::Error,
+    },
+    /// An address cannot be written to, or read from, the directory where ranks meet.
+    #[error("{}: the addresses of ranks cannot be exchanged: {source}", directory.display())]
+    Meet {
+        /// The directory.
+        directory: PathBuf,
+        /// The system's message.
+        source: io::Error,
     },
     /// The first exchange failed.
     #[error(transparent)]
@@ -144,6 +155,41 @@ impl HostListener {
         let nothing = Arc::new(Buffer::default());
         host.exchange(label, vec![nothing; ranks], Receive::Allocate, Deadline::after(limit))?;
         Ok(host)
+    }
+}
+
+/// Interval between checks for the addresses of other ranks.
+const MEET_INTERVAL: Duration = Duration::from_millis(1);
+
+impl HostListener {
+    /// As [`HostListener::connect`], for processes without a daemon that hands out addresses: measurements. Each rank writes its
+    /// address to a file of `directory`, which is empty before, and reads those of the others.
+    ///
+    /// # Errors
+    /// As there; or if an address cannot be written or read.
+    pub fn meet(
+        self,
+        directory: &Path,
+        rank: usize,
+        ranks: usize,
+        limit: Duration,
+    ) -> Result<Host, ConnectError> {
+        let deadline = Deadline::after(limit);
+        let file = |rank: usize| directory.join(format!("rank-{rank}"));
+        let unfinished = directory.join(format!("unfinished-{rank}"));
+        let error = |source| ConnectError::Meet { directory: directory.to_owned(), source };
+        fs::write(&unfinished, self.address()).map_err(error)?;
+        fs::rename(&unfinished, file(rank)).map_err(error)?;
+        let read = |rank| loop {
+            match fs::read(file(rank)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !deadline.left().is_zero() => {
+                    std::thread::sleep(MEET_INTERVAL);
+                }
+                result => return result.map_err(error),
+            }
+        };
+        let addresses = (0..ranks).map(read).collect::<Result<Vec<_>, _>>()?;
+        self.connect(rank, &addresses, limit)
     }
 }
 
@@ -284,7 +330,6 @@ fn tag(kind: Kind, sender: usize, exchange: u64) -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::path::Path;
     use std::process::Command;
 
     use super::*;
@@ -295,7 +340,7 @@ mod tests {
         let text = format!(
             "void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release) {{ *major = 1; *minor = {minor}; }}"
         );
-        std::fs::write(&source, text).unwrap();
+        fs::write(&source, text).unwrap();
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
         let compiled = Command::new(compiler)
             .args(["-shared", "-fPIC", "-o"])

@@ -9,7 +9,7 @@ struct Lists {
     const float* weights;
     // The list of each row.
     const u32* ids;
-    // The sum of all rows' weights.
+    // The sum of the batch's weights; see `total`.
     const float* weight;
     // The weight of each of a row's pairs.
     float* shares;
@@ -17,7 +17,8 @@ struct Lists {
     Pair* partials;
     u32 rows, column;
     float task_weight;
-    u32 unused;
+    // The sum of all rows' weights; negative if it is at `weight`.
+    float total;
 };
 
 __device__ __forceinline__ float weight_of(const Lists& args, u32 row) {
@@ -43,7 +44,7 @@ __device__ __forceinline__ void for_each_of_list(const Lists& args, u32 row, F v
 
 // One lane of each warp stores the gradient of its row.
 __device__ __forceinline__ void store_gradient(const Lists& args, u32 row, float of_sum) {
-    float all = *args.weight;
+    float all = args.total < 0.0f ? *args.weight : args.total;
     store(args.gradient, row, args.column, all > 0.0f ? args.task_weight / all * of_sum : 0.0f);
 }
 

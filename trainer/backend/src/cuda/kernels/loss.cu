@@ -13,7 +13,7 @@ struct Loss {
     // Class weights.
     const float* class_weights;
     Matrix logits, gradient;
-    // The sum of the weights of all of the batch's rows.
+    // The sum of the batch's weights; see `total`.
     float* weight;
     // Partial sums of losses and weights.
     Pair* partials;
@@ -22,6 +22,9 @@ struct Loss {
     u32 classes;
     // The delta of HUBER, the quantile of QUANTILE, the largest logarithm of a rate of POISSON, the gamma of FOCAL.
     float parameter;
+    // The sum of all rows' weights; negative if it is at `weight`.
+    float total;
+    u32 unused;
 };
 
 // Nothing has validated labels: another process wrote them.
@@ -59,7 +62,7 @@ __device__ __forceinline__ void put_partials(const Loss& args, Pair of_thread) {
 
 // The factor of the gradient of a row with this weight.
 __device__ __forceinline__ float gradient_factor(const Loss& args, float weight) {
-    float all = *args.weight;
+    float all = args.total < 0.0f ? *args.weight : args.total;
     return all > 0.0f ? args.task_weight * weight / all : 0.0f;
 }
 

@@ -36,9 +36,9 @@ struct Plan {
     u32 rows, group_count, pass, unused;
 };
 
-// The number of values of a column.
+// The number of values of a column. A batch without rows has no offsets.
 __device__ __forceinline__ u32 size_of(const char* batch, const IdColumn& column, u32 rows) {
-    return column.offsets == 0 ? rows : part<u32>(batch, column.offsets)[rows];
+    return column.offsets == 0 || rows == 0 ? rows : part<u32>(batch, column.offsets)[rows];
 }
 
 // One thread per group.

@@ -1,4 +1,4 @@
-// Optimizer steps of the table rows that a batch touches.
+// Optimizer steps of the table rows that a batch touches, and sums of their gradients.
 //
 // Ids are sorted, so the gradients of a row belong to a run of equal ids. The sorted ids are split into pieces of
 // equal size, regardless of run boundaries. A worker, some lanes of a warp, sums the runs of one piece. A run within one
@@ -12,6 +12,16 @@
 
 // Gradients loaded ahead.
 constexpr u32 AHEAD = 4;
+
+// What the summed gradient of a row is used for.
+enum Use : u32 {
+    // Its squares are added up.
+    ADD_SQUARES = 0,
+    // The row is updated.
+    STEP_ROW = 1,
+    // It is stored.
+    STORE_SUM = 2,
+};
 
 // A column of a table's ids: the first column of its gradient, its pooling, and its maxima.
 struct Source {
@@ -38,6 +48,8 @@ struct Table {
     float* partials;
     // Two sums of squares per piece.
     float* squares;
+    // The summed gradient of each row, at the place of the first of its sorted ids.
+    float* sums;
     // Combined with the step's key for stochastic rounding of 16-bit weights.
     u64 key;
     u32 source_count, width;
@@ -57,8 +69,8 @@ struct StepRows {
     const u64* fault;
     Matrix gradient;
     u64 key;
-    // Whether to update rows; otherwise sums the squares of their gradients.
-    u32 steps;
+    // A `Use`.
+    u32 use_of_sums;
     // Columns of a row of holders.
     u32 holder_columns;
 };
@@ -69,7 +81,7 @@ struct Worker {
     const Table& table;
     u32 lane, mask;
     float scale;
-    // Sum of squared gradients, when rows are not updated.
+    // The sum of squared gradients, for ADD_SQUARES.
     float squares;
 
     __device__ __forceinline__ u32 strip() const { return table.lanes * QUAD; }
@@ -151,13 +163,18 @@ struct Worker {
         return sum;
     }
 
-    // Updates row `id` or sums its squares; `sum_of(column)` is the gradient's quad at `column`.
+    // Uses the summed gradient of row `id`, whose first sorted id is at `place`; `sum_of(column)` is the gradient's quad at
+    // `column`.
     template <typename F>
-    __device__ __forceinline__ void finish(u32 id, F sum_of) {
-        if (!args.steps) {
+    __device__ __forceinline__ void finish(u32 id, u32 place, F sum_of) {
+        if (args.use_of_sums != STEP_ROW) {
             for (u32 column = lane * QUAD; column < table.width; column += strip()) {
                 Quad sum = sum_of(column);
-                for (u32 i = 0; i < QUAD; i++) squares = fmaf(sum.x[i], sum.x[i], squares);
+                if (args.use_of_sums == STORE_SUM) {
+                    store_quad(state(table.sums), place, column, min(table.width - column, QUAD), sum);
+                } else {
+                    for (u32 i = 0; i < QUAD; i++) squares = fmaf(sum.x[i], sum.x[i], squares);
+                }
             }
             return;
         }
@@ -183,7 +200,7 @@ __device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& pi
     piece = thread / table.lanes;
     u32 of_warp = threadIdx.x % WARP - lane;
     u32 mask = (table.lanes == WARP ? 0xffffffffu : (1u << table.lanes) - 1) << of_warp;
-    return {args, table, lane, mask, args.steps ? scale_of(args.scale, args.fault) : 1.0f, 0.0f};
+    return {args, table, lane, mask, args.use_of_sums == STEP_ROW ? scale_of(args.scale, args.fault) : 1.0f, 0.0f};
 }
 
 // The sum of the gradients at places `first` to `end`, for the columns from `column` on, in the order of places.
@@ -222,7 +239,7 @@ __device__ __forceinline__ void step_runs(const StepRows& args) {
         bool starts = first > begin || begin == 0 || table.ids[begin - 1] != id;
         bool ends = next < end || end == size || table.ids[end] != id;
         if (starts && ends) {
-            worker.finish(id, [&](u32 column) { return sum_of_run<HAS_MAXIMA>(worker, first, next, column); });
+            worker.finish(id, first, [&](u32 column) { return sum_of_run<HAS_MAXIMA>(worker, first, next, column); });
             continue;
         }
         float* partial = worker.partial(2 * piece + (first > begin));
@@ -231,7 +248,7 @@ __device__ __forceinline__ void step_runs(const StepRows& args) {
             for (u32 i = 0; i < QUAD && column + i < table.width; i++) partial[column + i] = sum.x[i];
         }
     }
-    if (!args.steps) {
+    if (args.use_of_sums == ADD_SQUARES) {
         float squares = worker.sum_of_lanes(worker.squares);
         if (worker.lane == 0) table.squares[2 * piece] = squares;
     }
@@ -258,9 +275,10 @@ ENTRY(step_spans, StepRows) {
     bool fills = table.ids[begin] == id;
     bool starts = !fills || begin == 0 || table.ids[begin - 1] != id;
     if (goes_on && starts) {
-        u32 last = piece + 1;
+        u32 first = end - 1, last = piece + 1;
+        while (first > begin && table.ids[first - 1] == id) first--;
         while ((last + 1) * table.piece < size && table.ids[(last + 1) * table.piece] == id) last++;
-        worker.finish(id, [&](u32 column) {
+        worker.finish(id, first, [&](u32 column) {
             Quad sum = {};
             for (u32 number = piece; number <= last; number++) {
                 const float* partial = worker.partial(2 * number + (number == piece && !fills));
@@ -269,7 +287,7 @@ ENTRY(step_spans, StepRows) {
             return sum;
         });
     }
-    if (!args.steps) {
+    if (args.use_of_sums == ADD_SQUARES) {
         float squares = worker.sum_of_lanes(worker.squares);
         if (worker.lane == 0) table.squares[2 * piece + 1] = squares;
     }

@@ -25,6 +25,7 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let logits = bench.matrix(3, 1, &logits.map(|logit| logit as f32));
     let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
     backend.run(ops::TaskLoss {
+        total: None,
         task: &BCE.into(),
         batch: &batch,
         rows: 0..3,
@@ -40,6 +41,7 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     let (mut of_two, mut sums) = (backend.matrix(3, 1), bench.matrix(1, 2, &[1.0, 1.0]));
     let last = bench.matrix(3, 1, &[3.0_f64.ln() as f32, 0.25_f64.ln() as f32, 0.0]);
     backend.run(ops::TaskLoss {
+        total: None,
         task: &loss.into(),
         batch: &batch,
         rows: 1..3,
@@ -53,6 +55,7 @@ fn the_loss_is_a_weighted_mean<B: Backend>(backend: &B) {
     close(&bench.read(&of_two, 2), &[2.0 * 0.625 / 8.0, 3.0 * -0.675 / 8.0]);
     let mut sums = backend.matrix(1, 2);
     backend.run(ops::TaskLoss {
+        total: None,
         task: &Loss::SquaredError.into(),
         batch: &batch,
         rows: 1..3,
@@ -98,6 +101,7 @@ fn losses_of_one_logit_have_their_values<B: Backend>(backend: &B) {
     for (loss, logits, losses, slopes) in cases {
         let (mut gradient, mut sums) = (backend.matrix(3, 1), backend.matrix(1, 2));
         backend.run(ops::TaskLoss {
+            total: None,
             task: &loss.into(),
             batch: &batch,
             rows: 0..3,
@@ -123,6 +127,7 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let (mut gradient, mut sums) = (backend.matrix(3, 3), backend.matrix(1, 2));
     let plain = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] };
     backend.run(ops::TaskLoss {
+        total: None,
         task: &plain.into(),
         batch: &batch,
         rows: 0..3,
@@ -143,6 +148,7 @@ fn the_loss_of_classes_is_a_weighted_mean<B: Backend>(backend: &B) {
     let loss = Loss::CrossEntropy { smoothing: 0.375, class_weights: vec![0.5, 3.0, 7.0] };
     let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
     backend.run(ops::TaskLoss {
+        total: None,
         task: &millstream_backend::Task { weight: 2.0, ..loss.into() },
         batch: &batch,
         rows: 0..2,
@@ -180,6 +186,7 @@ fn of_lists<B: Backend>(backend: &B, loss: Loss, batch: &B::Batch, logits: [f32;
     let bench = Bench(backend);
     let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), bench.matrix(1, 2, &[1.0, 1.0]));
     backend.run(ops::TaskLoss {
+        total: None,
         task: &millstream_backend::Task { weight: 2.0, ..loss.into() },
         batch,
         rows: 0..3,
@@ -283,6 +290,7 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     let logits = bench.matrix(3, 1, &[1.0, 2.0, 3.0]);
     let (mut gradient, mut sums) = (bench.matrix(3, 1, &[9.0; 3]), backend.matrix(1, 2));
     backend.run(ops::TaskLoss {
+        total: None,
         task: &BCE.into(),
         batch: &batch,
         rows: 0..3,
@@ -295,6 +303,7 @@ fn a_batch_of_no_weight_has_no_gradient<B: Backend>(backend: &B) {
     let (logits, mut gradient) = (bench.matrix(3, 2, &[1.0; 6]), bench.matrix(3, 2, &[9.0; 6]));
     let of_classes = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 2] };
     backend.run(ops::TaskLoss {
+        total: None,
         task: &of_classes.into(),
         batch: &batch,
         rows: 0..3,

@@ -445,6 +445,7 @@ pub(super) fn loss<B: Backend>(make: &mut Make<'_, B>) {
         let mut logits_grad = make.matrix("logits_grad", ROWS, columns);
         let mut sums = make.matrix("sums", 1, 2);
         make.backend.run(ops::TaskLoss {
+            total: None,
             task: &task,
             batch: make.batch,
             rows,

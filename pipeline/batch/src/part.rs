@@ -1,0 +1,54 @@
+//! A worker's part of a global batch, cut from it: what the packer deals straight into the rings of several workers.
+
+use std::sync::Arc;
+
+use crate::batch::{BatchBuffer, BatchHeader, BatchRef};
+use crate::layout::SlotLayout;
+
+impl BatchBuffer {
+    /// The part of `batch` that rank `rank` of `ranks` has, as [`BatchSchema::part`](crate::BatchSchema::part) defines it,
+    /// with the batch's position.
+    ///
+    /// # Panics
+    /// When `batch` is not a whole global batch, or there is no such rank.
+    pub fn part_of(batch: BatchRef<'_>, rank: u32, ranks: u32) -> Self {
+        assert!(rank < ranks, "a rank of {ranks}");
+        let (header, schema) = (batch.header(), batch.layout().schema().part(ranks));
+        assert_eq!((header.first_row, header.rows), (0, header.global_rows), "a whole batch");
+        let first_row = rank.saturating_mul(schema.rows).min(header.rows);
+        let rows = (header.rows - first_row).min(schema.rows);
+        let layout = SlotLayout::of(&schema).expect("a smaller layout than the batch's");
+        let mut part = Self::new(Arc::new(layout));
+        let mut slot = part.as_mut();
+        slot.set_header(&BatchHeader { rows, first_row, ..header });
+        slot.set_position(batch.position());
+
+        let (stride, first, count) = (schema.rows as usize, first_row as usize, rows as usize);
+        let mut sections = slot.sections();
+        for label in 0..schema.label_count() {
+            sections.labels[label * stride..][..count]
+                .copy_from_slice(&batch.labels(label)[first..][..count]);
+        }
+        if let (Some(to), Some(weights)) = (&mut sections.weights, batch.weights()) {
+            to[..count].copy_from_slice(&weights[first..][..count]);
+        }
+        let columns = schema.dense.len();
+        let dense = &batch.dense()[first * columns..][..count * columns];
+        sections.dense[..dense.len()].copy_from_slice(dense);
+        for feature in 0..schema.ids.len() {
+            sections.ids[feature * stride..][..count].copy_from_slice(&batch.ids(feature)[first..][..count]);
+        }
+        for (feature, (offsets, values)) in sections.ragged.iter_mut().enumerate() {
+            let (of_batch, all) = batch.ragged(feature);
+            let of_batch = &of_batch[first..=first + count];
+            let (start, end) = (of_batch[0] as usize, of_batch[count] as usize);
+            offsets.iter_mut().zip(of_batch).for_each(|(offset, &place)| *offset = place - of_batch[0]);
+            values[..end - start].copy_from_slice(&all[start..end]);
+            let weights = (&mut sections.ragged_weights[feature], batch.ragged_weights(feature));
+            if let (Some(to), Some(weights)) = weights {
+                to[..end - start].copy_from_slice(&weights[start..end]);
+            }
+        }
+        part
+    }
+}

@@ -1,0 +1,305 @@
+//! The exchange between workers that train one model together, one rank each.
+//!
+//! Each worker has the whole model. A global batch is cut into parts, of which each worker has equally many: usually one. In
+//! a step:
+//!
+//! 1. The workers agree that all of them take it ([`Exchange::agree`]), and add up the weights of their rows. The loss of
+//!    every row is divided by the weight of the global batch, so gradients only need to be added.
+//! 2. Each worker computes the gradients and losses of its parts ([`Exchange::add`]), and gets the sums over all parts
+//!    ([`Exchange::finish`]). The gradients of layers are added number by number. Of tables, the rows that a part touches are
+//!    sent ([`RowSums`]); all workers merge the rows of all parts.
+//! 3. All workers have the same gradients and losses, and take the same optimizer step. So weights, loss scales, skipped
+//!    steps and failures are the same everywhere, without messages.
+//!
+//! # The same bits for every number of workers
+//!
+//! With a part per worker, a run repeats its bits for one number of workers. With `S` parts, a power of two, it has the same
+//! bits for every number of workers `W` that divides `S`. Worker `r` has the parts `r`, `r + W`, `r + 2 W`, and so on.
+//! Whoever computes a part, its products have the same shapes, so its gradients have the same bits; and they are added in an
+//! order that depends on `S` alone:
+//!
+//! - Gradients of layers and losses: part `i` receives part `i + s` for the strides `s` = S/2, S/4, .., 1. Down to the
+//!   stride `W`, both parts are of one worker; the rest is the order in which a sum adds ranks
+//!   (`collective/operations.rs`).
+//! - Rows of tables, and weights of rows: in the order of the parts.
+
+mod rows;
+
+use millstream_backend::collective::{Buffer, CollectiveError, Communicator};
+use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
+use millstream_batch::BatchRef;
+
+use crate::gradients::GradientVisitor;
+use crate::layers::Tables;
+use crate::model::{Compute, StepError};
+use crate::parameter::{Parameters, Storage};
+
+/// What the workers have agreed on before a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Whether every worker has its parts of a batch: then all take the step, otherwise none does.
+    pub is_step: bool,
+    /// Whether any worker wants to stop.
+    pub stop: bool,
+}
+
+/// A worker's vote in the agreement: the bits of its first word.
+mod vote {
+    pub(super) const HAS_BATCH: u64 = 1;
+    pub(super) const STOP: u64 = 2;
+}
+
+/// The exchange of a worker with the others.
+pub(crate) struct Exchange<S: Scalar> {
+    communicator: Communicator,
+    /// The number of parts that each worker has.
+    parts: usize,
+    /// The weight of the global batch of the agreed step, by task, until the step is taken.
+    totals: Option<Vec<f64>>,
+    /// The number of gradients of layers and of losses.
+    numbers: usize,
+    /// The sums of some of this worker's parts in the current step, with the number of parts in each: of different sizes, the
+    /// largest first.
+    sums: Vec<(usize, Buffer<S>)>,
+    /// The rows of each of this worker's parts, by group of tables.
+    rows: Vec<Vec<RowSums<S>>>,
+    /// Memory of the last step.
+    free_numbers: Vec<Buffer<S>>,
+    free_rows: Vec<RowSums<S>>,
+}
+
+/// A network with the gradients of a part.
+pub(crate) struct PartGradients<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) network: &'a mut dyn Compute<B>,
+    pub(crate) logits_grad: &'a B::Matrix,
+    /// The part and its plan of touched table rows.
+    pub(crate) touched: (&'a B::Batch, &'a B::RowPlan),
+    /// The sums of losses and of weights, `[T, 2]`.
+    pub(crate) losses: &'a mut B::Matrix,
+}
+
+impl<S: Scalar> Exchange<S> {
+    /// An exchange of `layer_numbers` gradients of layers, and of losses of `tasks` tasks, over `parts` parts of each worker.
+    pub(crate) fn new(communicator: Communicator, parts: usize, layer_numbers: usize, tasks: usize) -> Self {
+        Self {
+            communicator,
+            parts,
+            totals: None,
+            numbers: layer_numbers + 2 * tasks,
+            sums: Vec::new(),
+            rows: (0..parts).map(|_| Vec::new()).collect(),
+            free_numbers: Vec::new(),
+            free_rows: Vec::new(),
+        }
+    }
+
+    /// The parts in the order in which they are computed: so that few sums are in memory, each part follows the one that it is
+    /// added to.
+    pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<S> {
+        let bits = self.parts.trailing_zeros();
+        (0..self.parts)
+            .map(move |place| if bits == 0 { place } else { place.reverse_bits() >> (usize::BITS - bits) })
+    }
+
+    /// Agrees with the other workers on the next step. Each passes its parts of the global batch, or none if it has none.
+    pub(crate) fn agree(
+        &mut self,
+        tasks: &[Task],
+        parts: &[BatchRef<'_>],
+        stop: bool,
+    ) -> Result<Agreement, CollectiveError> {
+        let has_batch = if parts.len() == self.parts { vote::HAS_BATCH } else { 0 };
+        let flags = has_batch | if stop { vote::STOP } else { 0 };
+        let weights = (0..self.parts).flat_map(|part| {
+            tasks.iter().map(move |task| parts.get(part).map_or(0.0, |part| weight(task, *part)).to_bits())
+        });
+        let words: Vec<u64> = std::iter::once(flags).chain(weights).collect();
+        let votes = self.communicator.gather(Buffer::from(&words[..])).join()?;
+        let is_step = votes.iter().all(|words| words[0] & vote::HAS_BATCH != 0);
+        let stop = votes.iter().any(|words| words[0] & vote::STOP != 0);
+        let total = |task: usize| {
+            let of_part = |part: usize| votes.iter().map(move |words| words[1 + part * tasks.len() + task]);
+            (0..self.parts).flat_map(of_part).map(f64::from_bits).sum()
+        };
+        self.totals = is_step.then(|| (0..tasks.len()).map(total).collect());
+        Ok(Agreement { is_step, stop })
+    }
+
+    /// The weight of the global batch of the agreed step, by task.
+    ///
+    /// # Panics
+    /// If the workers have not agreed on a step since the last one.
+    pub(crate) fn take_totals(&mut self) -> Vec<f64> {
+        self.totals.take().expect("the workers have agreed on the step")
+    }
+
+    /// The words of all workers, by rank.
+    pub(crate) fn gather(&self, words: &[u32]) -> Result<Vec<Buffer<u32>>, CollectiveError> {
+        self.communicator.gather(Buffer::from(words)).join()
+    }
+
+    /// Adds the gradients and losses of this worker's part `part`, in the order of [`Exchange::order`].
+    pub(crate) fn add<B: Backend<Scalar = S>>(
+        &mut self,
+        part: usize,
+        gradients: &mut PartGradients<'_, B>,
+    ) -> Result<(), StepError> {
+        let PartGradients { backend, network, logits_grad, touched, losses } = gradients;
+        // The other workers must not get the gradients of an invalid batch.
+        backend.check(touched.0)?;
+        let all = self.free_numbers.pop().unwrap_or_else(|| Buffer::zeroed(self.numbers));
+        let mut collect = CollectGradients {
+            backend: *backend,
+            touched: *touched,
+            numbers: Numbers { all, used: 0 },
+            free_rows: &mut self.free_rows,
+            rows: &mut self.rows[part],
+        };
+        network.visit_gradients(logits_grad, &mut collect);
+        let Numbers { mut all, used } = collect.numbers;
+        backend.read_matrix(losses, &mut all[used..]);
+        let mut sum = (1, all);
+        while let Some((count, mut earlier)) = self.sums.pop_if(|(count, _)| *count == sum.0) {
+            S::accumulate(&mut earlier, &sum.1);
+            self.free_numbers.push(std::mem::replace(&mut sum, (2 * count, earlier)).1);
+        }
+        self.sums.push(sum);
+        Ok(())
+    }
+
+    /// Replaces gradients and losses by the sums over all parts of all workers.
+    pub(crate) fn finish<B: Backend<Scalar = S>>(
+        &mut self,
+        gradients: &mut PartGradients<'_, B>,
+    ) -> Result<(), StepError> {
+        let PartGradients { backend, network, logits_grad, losses, .. } = gradients;
+        let (count, own) = self.sums.pop().expect("the sum of this worker's parts");
+        assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
+        let numbers = self.communicator.sum(own, Float::F32);
+        // One message of all rows: each operation waits for the slowest rank.
+        let messages = self.communicator.gather(rows::pack(self.rows.iter().flatten())).join()?;
+        let groups = self.rows.first().map_or(0, Vec::len);
+        self.free_rows.extend(self.rows.iter_mut().flat_map(|of_part| of_part.drain(..)));
+        // The rows of all parts, by group of tables. Part `p` of rank `r` is part `p * ranks + r` of all.
+        let mut received: Vec<Vec<RowSums<S>>> = (0..groups).map(|_| Vec::new()).collect();
+        let of_ranks = messages.into_iter().map(|message| rows::unpack(message, self.parts * groups));
+        let mut of_ranks = of_ranks.collect::<Option<Vec<_>>>().ok_or(StepError::OtherModel)?;
+        for _ in 0..self.parts {
+            for of_rank in &mut of_ranks {
+                received.iter_mut().zip(of_rank).for_each(|(of_group, rows)| of_group.push(rows));
+            }
+        }
+        let mut receive = ReceiveGradients {
+            backend: *backend,
+            numbers: Numbers { all: numbers.join()?, used: 0 },
+            rows: received.iter(),
+            result: Ok(()),
+        };
+        network.visit_gradients(logits_grad, &mut receive);
+        let ReceiveGradients { numbers: Numbers { all, used }, result, .. } = receive;
+        backend.write_matrix(losses, &all[used..]);
+        self.free_numbers.push(all);
+        result
+    }
+}
+
+/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and numbers of merged rows, in
+/// bytes.
+pub(crate) fn bytes(parts: usize, layer_numbers: usize, merged_numbers: usize) -> u64 {
+    // The sums of 1, 2, 4, .. parts, and the sum over all workers; the rows as they were received, and in the order of tables.
+    let sums = u64::from(parts.next_power_of_two().trailing_zeros()) + 2;
+    let numbers = (layer_numbers as u64).saturating_mul(sums).saturating_add(2 * merged_numbers as u64);
+    numbers.saturating_mul(size_of::<f32>() as u64)
+}
+
+/// The weight of the rows of `batch` in the loss of `task`.
+fn weight(task: &Task, batch: BatchRef<'_>) -> f64 {
+    let labels = batch.labels(task.label).iter().map(|&label| f64::from(label));
+    match batch.weights() {
+        Some(weights) => {
+            labels.zip(weights).map(|(label, &weight)| task.loss.weight(label, weight.into())).sum()
+        }
+        None => labels.map(|label| task.loss.weight(label, 1.0)).sum(),
+    }
+}
+
+/// Gradients and losses, which visitors write or read one after another.
+struct Numbers<S: Scalar> {
+    all: Buffer<S>,
+    used: usize,
+}
+
+impl<S: Scalar> Numbers<S> {
+    fn next(&mut self, count: usize) -> &mut [S] {
+        let first = self.used;
+        self.used += count;
+        &mut self.all[first..self.used]
+    }
+}
+
+/// Copies the gradients of layers to one buffer, and sums those of the rows of tables.
+struct CollectGradients<'a, B: Backend> {
+    backend: &'a B,
+    touched: (&'a B::Batch, &'a B::RowPlan),
+    numbers: Numbers<B::Scalar>,
+    /// Memory for rows.
+    free_rows: &'a mut Vec<RowSums<B::Scalar>>,
+    rows: &'a mut Vec<RowSums<B::Scalar>>,
+}
+
+impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
+    fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        // A backward pass over no rows has not taken place.
+        let is_empty = B::batch_shape(self.touched.0).rows == 0;
+        layers.visit(&mut |parameter| {
+            let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
+            let numbers = self.numbers.next(parameter.spec.len());
+            match is_empty {
+                true => numbers.fill(B::Scalar::default()),
+                false => self.backend.read_matrix(gradient, numbers),
+            }
+        });
+    }
+
+    fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
+        if tables.is_empty() {
+            return;
+        }
+        let ((batch, plan), maxima) = (self.touched, tables.maxima.as_ref());
+        let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
+        let mut sums = self.free_rows.pop().unwrap_or_default();
+        self.backend.sum_rows(&gradients, &tables.tables, &mut sums);
+        self.rows.push(sums);
+    }
+}
+
+/// Takes the sums over all workers, in the order in which they were collected.
+struct ReceiveGradients<'a, B: Backend> {
+    backend: &'a B,
+    numbers: Numbers<B::Scalar>,
+    rows: std::slice::Iter<'a, Vec<RowSums<B::Scalar>>>,
+    result: Result<(), StepError>,
+}
+
+impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
+    fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        layers.visit(&mut |parameter| {
+            let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
+            self.backend.write_matrix(gradient, self.numbers.next(parameter.spec.len()));
+        });
+    }
+
+    fn tables(&mut self, tables: &mut Tables<B>, _: &B::Matrix, _: GradientColumns) {
+        if tables.is_empty() || self.result.is_err() {
+            return;
+        }
+        let sums = self.rows.next().expect("the rows of each group of tables that was sent");
+        let merged = tables.merged.as_mut().expect("a model of several workers has room for merged rows");
+        self.result = match merged.merge(self.backend, sums) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(StepError::OtherModel),
+            Err(error) => Err(error.into()),
+        };
+    }
+}
