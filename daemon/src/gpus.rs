@@ -257,8 +257,11 @@ impl Shared {
 /// In a container, the driver lists processes by their ids outside, which are not known here. A host's only GPU is then that
 /// of the jobs that train on a GPU.
 fn with_jobs(gpus: Vec<GpuUse>, jobs: &[JobSnapshot]) -> Vec<GpuSnapshot> {
-    let workers: BTreeMap<u32, &str> =
-        jobs.iter().filter_map(|job| Some((job.worker.as_ref()?.pid, job.record.id.as_str()))).collect();
+    let of_job = |job| {
+        let JobSnapshot { worker, record, .. }: &JobSnapshot = job;
+        worker.iter().flat_map(|worker| &worker.pids).map(|&pid| (pid, record.id.as_str()))
+    };
+    let workers: BTreeMap<u32, &str> = jobs.iter().flat_map(of_job).collect();
     let is_only = gpus.len() == 1;
     let assigned = |found: GpuUse| {
         let processes = found.processes.as_deref().unwrap_or_default();

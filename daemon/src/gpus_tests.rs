@@ -8,10 +8,14 @@ use crate::snapshot::WorkerSnapshot;
 use crate::state::JobRecord;
 
 fn job(id: &str, pid: u32, gpu: Option<u32>) -> JobSnapshot {
+    job_of(id, vec![pid], gpu)
+}
+
+fn job_of(id: &str, pids: Vec<u32>, gpu: Option<u32>) -> JobSnapshot {
     let mut record = JobRecord::new(id, id, "/runs".into());
     let gpu = gpu.map(|number| GpuName { number, name: "H100".into() });
     record.device = Some(Description { text: String::new(), gpu, libraries: Vec::new() });
-    let worker = Some(WorkerSnapshot { pid, process: None });
+    let worker = Some(WorkerSnapshot { pids, process: None });
     JobSnapshot { record, checkpoint: None, worker, ingest: None }
 }
 
@@ -32,6 +36,13 @@ fn processes_belong_to_jobs_and_to_strangers() {
     assert_eq!((ids(&found[0]), found[0].other_bytes), (vec![("a", Some(30))], Some(5)));
     assert_eq!((ids(&found[1]), found[1].other_bytes), (vec![("b", None)], None));
     assert_eq!((ids(&found[2]), found[2].other_bytes), (vec![], Some(0)));
+}
+
+#[test]
+fn each_worker_of_a_job_counts_on_its_own_gpu() {
+    let jobs = [job_of("a", vec![7, 8], Some(0))];
+    let found = with_jobs(vec![gpu(0, &[(7, Some(30))]), gpu(1, &[(8, Some(20))])], &jobs);
+    assert_eq!((ids(&found[0]), ids(&found[1])), (vec![("a", Some(30))], vec![("a", Some(20))]));
 }
 
 #[test]

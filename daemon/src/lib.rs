@@ -20,6 +20,7 @@
 //! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon; `standard_services`: health and reflection of gRPC.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
+//! * [`ranks`]: what each of several workers of a job gets of the host.
 //! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `roles`: what each user of the socket may do.
 //! * `audit`: records of who changed what.
@@ -58,6 +59,7 @@ mod own_access;
 pub mod plan;
 mod priority;
 mod queue;
+pub mod ranks;
 mod requests;
 mod roles;
 mod runs;

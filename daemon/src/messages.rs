@@ -265,10 +265,12 @@ pub(crate) fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot
 }
 
 fn activity_message(job: &JobSnapshot) -> proto::JobActivity {
-    let worker = |WorkerSnapshot { pid, process }| Some(process_message(pid, process?));
+    let worker = |WorkerSnapshot { pids, process }: &WorkerSnapshot| {
+        Some(process_message(*pids.first()?, (*process)?))
+    };
     proto::JobActivity {
         job: Some(job_message(&job.record)),
-        worker: job.worker.and_then(worker),
+        worker: job.worker.as_ref().and_then(worker),
         ingest: job.ingest.as_ref().map(explanation_message),
         checkpoint_step: job.checkpoint.map(|checkpoint| checkpoint.step),
         checkpoint_ms: job.checkpoint.and_then(|checkpoint| checkpoint.committed_ms),

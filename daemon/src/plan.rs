@@ -280,7 +280,7 @@ impl Whole {
         let Some(Limits { host: limit, gpu: gpu_limit }) = limits else {
             return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
         };
-        let worker = HostMemory::of_worker(&model, &job.training).total_bytes();
+        let worker = HostMemory::of_workers(&model, &job.training).total_bytes();
         let ModelPlan { parameter_bytes, workspace_bytes, staging_bytes, copy_bytes, .. } = &model;
         let of_model = format!(
             "{} for parameters and optimizer state, {} for activations, gradients and workspaces",
@@ -356,7 +356,7 @@ impl Whole {
         let choice = Choice {
             rows: whole.schema.rows,
             limit,
-            needed_bytes: ingest + HostMemory::of_worker(&whole.model, &job.training).total_bytes(),
+            needed_bytes: ingest + HostMemory::of_workers(&whole.model, &job.training).total_bytes(),
             process_bytes: memory::process_bytes(&job.training),
             worker_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
             gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
@@ -378,20 +378,23 @@ const EVAL_SHARE: u64 = 8;
 /// Plans ingest of `job` within the memory budget of `data`, its data section. During a separate evaluation the
 /// training ingest waits and keeps its buffers, so the budget is divided.
 fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Result<Feeds> {
-    let (seed, train, eval) = (job.training.seed, fitted.train.clone(), fitted.eval.clone());
+    let (seed, parts) = (job.training.seed, job.training.parts());
+    let (train, eval) = (fitted.train.clone(), fitted.eval.clone());
     let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {
-        return Ok((IngestPlan::training(data, seed, &job.label, schema, train, eval)?, None));
+        let plan = IngestPlan::training(data, seed, &job.label, schema, train, eval)?;
+        return Ok((plan.with_ranks(parts)?, None));
     };
     let scoring = |memory_budget_bytes| {
         let data = DataSpec { memory_budget_bytes, prefetch: EVAL_SLOTS, ..data.clone() };
-        IngestPlan::scoring(&data, schema.clone(), Arc::clone(eval))
+        IngestPlan::scoring(&data, schema.clone(), Arc::clone(eval))?.with_ranks(parts)
     };
     let need = scoring(data.memory_budget_bytes)?.memory();
     let budget = need.least_bytes().max(data.memory_budget_bytes / EVAL_SHARE);
     let eval = scoring(budget)?;
     let rest = data.memory_budget_bytes.saturating_sub(eval.memory().total_bytes());
     let data = DataSpec { memory_budget_bytes: rest, ..data.clone() };
-    let training = IngestPlan::training(&data, seed, &job.label, schema, train, None);
+    let training = IngestPlan::training(&data, seed, &job.label, schema, train, None)
+        .and_then(|plan| plan.with_ranks(parts));
     Ok((training.context("next to the separate ingest of the held-out data")?, Some(eval)))
 }
 
@@ -405,7 +408,7 @@ impl JobPlan {
     /// The least memory of the job on the host.
     pub fn host_memory(&self) -> HostMemory {
         let ingest_bytes = least_ingest_bytes(&self.ingest, self.eval_ingest.as_ref());
-        HostMemory { ingest_bytes, ..HostMemory::of_worker(&self.model, &self.job.training) }
+        HostMemory { ingest_bytes, ..HostMemory::of_workers(&self.model, &self.job.training) }
     }
 }
 

@@ -97,6 +97,8 @@ impl<P: Into<PathBuf>> From<P> for WorkerProgram {
 
 /// A running worker.
 pub(crate) struct WorkerProcess {
+    /// How errors call it.
+    name: String,
     child: Child,
     socket: UnixStream,
     stderr: Option<JoinHandle<StderrTail>>,
@@ -107,6 +109,7 @@ pub(crate) struct WorkerProcess {
 /// How a worker exited.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerExit {
+    name: String,
     status: ExitStatus,
     stderr: StderrTail,
 }
@@ -141,12 +144,19 @@ impl WorkerProcess {
             .spawn()?;
         let stderr = child.stderr.take();
         let group = program.groups.as_ref().and_then(|groups| groups.add(child.id()));
-        let mut worker = Self { child, socket, stderr: None, group };
+        let mut worker = Self { name: "the worker".to_owned(), child, socket, stderr: None, group };
         if let Some(stderr) = stderr {
             let reader = move || read_lines(stderr, log);
             worker.stderr = Some(std::thread::Builder::new().name("worker-stderr".into()).spawn(reader)?);
         }
         Ok(worker)
+    }
+
+    /// The same worker, which errors call `name`.
+    #[must_use]
+    pub(crate) fn named(mut self, name: String) -> Self {
+        self.name = name;
+        self
     }
 
     /// The process id.
@@ -224,7 +234,13 @@ impl WorkerProcess {
         // A process that the worker left behind may hold its standard error open.
         self.group = None;
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        Ok(WorkerExit { status, stderr })
+        Ok(WorkerExit { name: std::mem::take(&mut self.name), status, stderr })
+    }
+
+    /// Kills the worker, without waiting for its end.
+    pub(crate) fn kill(&mut self) {
+        // Fails only if it has exited.
+        let _ = self.child.kill();
     }
 }
 
@@ -264,12 +280,11 @@ impl Drop for WorkerProcess {
 
 impl std::fmt::Display for WorkerExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.name)?;
         match (self.status.signal(), self.status.code()) {
-            (Some(signal), _) => {
-                write!(f, "the worker was killed by signal {signal}{}", describe_signal(signal))?;
-            }
-            (None, Some(code)) => write!(f, "the worker exited with status {code}")?,
-            (None, None) => write!(f, "the worker ended")?,
+            (Some(signal), _) => write!(f, " was killed by signal {signal}{}", describe_signal(signal))?,
+            (None, Some(code)) => write!(f, " exited with status {code}")?,
+            (None, None) => write!(f, " ended")?,
         }
         let lines: Vec<&str> = self.stderr.lines.iter().map(String::as_str).collect();
         if !lines.is_empty() {

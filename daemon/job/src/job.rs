@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use millstream_io::redact;
@@ -24,6 +25,7 @@ use crate::search::{self, ParameterValue, SearchSpec};
 use crate::section::Section;
 use crate::tensorboard::{self, TensorBoardSpec};
 use crate::warm_start::{self, WarmStartSpec};
+use crate::workers::{self, WorkersSpec};
 use crate::{data, label, model, storage, training};
 
 /// A resolved job: defaults are filled in, and names are checked.
@@ -45,6 +47,8 @@ pub struct Job {
     pub model: ModelSpec,
     /// How it trains. Its seed is the job's, which also determines the order of the data.
     pub training: TrainingSpec,
+    /// The workers that train it. `training` has their number, too.
+    pub workers: WorkersSpec,
     /// The source of the initial weights, for a warm start.
     pub warm_start: Option<WarmStartSpec>,
     /// How it is evaluated.
@@ -63,7 +67,7 @@ pub struct Job {
 }
 
 /// Keys and sections that are not part of a job's fingerprint.
-const NOT_FINGERPRINTED: [&str; 18] = [
+const NOT_FINGERPRINTED: [&str; 19] = [
     "name",
     "data.base",
     "data.prefetch",
@@ -82,6 +86,7 @@ const NOT_FINGERPRINTED: [&str; 18] = [
     "tensorboard",
     "storage",
     "warm_start",
+    "workers",
 ];
 
 /// Whether the job's fingerprint depends on `key`.
@@ -259,8 +264,8 @@ impl Job {
     }
 
     /// A SHA-256 hash, in hexadecimal, of everything that determines the job's result: two jobs with the same
-    /// fingerprint train the same model on the same data. Names, paths, devices, memory limits and threads are not
-    /// part of it. For an automatic batch size, neither is the size.
+    /// fingerprint train the same model on the same data. Names, paths, devices, memory limits, threads and
+    /// workers are not part of it. For an automatic batch size, neither is the size.
     pub fn fingerprint(&self) -> String {
         let redacted =
             |patterns: &[String]| patterns.iter().map(|text| redact(text).into_owned()).collect::<Vec<_>>();
@@ -275,7 +280,8 @@ impl Job {
             cache: None,
             ..self.data.clone()
         };
-        let training = TrainingSpec { threads: None, device: DeviceSpec::default(), ..self.training.clone() };
+        let device = DeviceSpec::default();
+        let training = TrainingSpec { threads: None, device, workers: None, ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // JSON can represent these structs, enums and numbers.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
@@ -326,7 +332,10 @@ pub(crate) fn read_job(
         scaling.apply(&mut model, data.batch_size);
     }
     let groups = Groups { names: &names, features: &features };
+    let workers = workers::read(&mut top);
     let mut training = training::read(section, seed, &model, &labels, groups);
+    training.workers = NonZeroU32::new(workers.0.per_host);
+    training.shards = workers.0.reproducible.and_then(NonZeroU32::new);
     data.group = training.loss.group().map(str::to_owned);
     if let Some(fraction) = data.negatives {
         weigh_negatives(fraction, &mut training, &model, table, problems);
@@ -341,6 +350,7 @@ pub(crate) fn read_job(
     let search = search::read(&mut top, &name, &data, (&evaluation, &checkpoint), &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
+    workers::check(workers, (&data, auto_batch.is_some()), (&model, &training), &top);
     top.finish();
 
     refuse_leaks(&features, &label, problems);
@@ -357,6 +367,7 @@ pub(crate) fn read_job(
         features: none,
         model,
         training,
+        workers: workers.0,
         warm_start,
         evaluation,
         checkpoint,

@@ -29,6 +29,7 @@ mod storage;
 mod tensorboard;
 mod training;
 mod warm_start;
+mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -43,3 +44,4 @@ pub use search::{Algorithm, Domain, HalvingSpec, ParameterSpec, ParameterValue, 
 pub use section::parse_bytes;
 pub use tensorboard::TensorBoardSpec;
 pub use warm_start::WarmStartSpec;
+pub use workers::WorkersSpec;

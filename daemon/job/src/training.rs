@@ -72,6 +72,8 @@ pub(super) fn read(
         loss_scale,
         threads,
         device,
+        workers: None,
+        shards: None,
     }
 }
 

@@ -66,11 +66,11 @@ fn job(active: &ActiveJob) -> JobSnapshot {
     if record.state == JobState::Queued {
         record.state = JobState::Preparing;
     }
-    let worker = control.vitals().worker();
+    let pids = control.vitals().workers();
     JobSnapshot {
         record,
         checkpoint: control.vitals().checkpoint(),
-        worker: worker.map(|pid| WorkerSnapshot { pid, process: ProcessUse::of(pid) }),
+        worker: (!pids.is_empty()).then(|| WorkerSnapshot { process: ProcessUse::of_all(&pids), pids }),
         ingest: control.explain(),
     }
 }

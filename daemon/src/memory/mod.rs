@@ -12,6 +12,8 @@ use millstream_trainer::model::ModelPlan;
 use millstream_trainer::parameter::{NamedTensor, TensorRole};
 use millstream_trainer::spec::TrainingSpec;
 
+use crate::ranks;
+
 /// A worker's memory apart from its model: the program's data, the allocator's, and message buffers.
 const WORKER_BYTES: u64 = 16 << 20;
 
@@ -27,16 +29,16 @@ const OTHER_THREADS: u64 = 3;
 /// Parts below this share of the whole are not worth naming in an error: one in this many bytes.
 const NAMED_SHARE: u64 = 20;
 
-/// The least host memory of a job, in bytes, by part.
+/// The least host memory of a job, in bytes, by part. Parts of workers are sums over all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
     /// Parameters and optimizer state; 0 if they are on a GPU.
     pub model_bytes: u64,
     /// Activations, gradients and workspaces; on a GPU, transfers to and from it.
     pub workspace_bytes: u64,
-    /// The copy of the model from which checkpoints are written.
+    /// The copy of the model from which one of the workers writes checkpoints.
     pub copy_bytes: u64,
-    /// The rest of the worker process.
+    /// The rest of the worker processes.
     pub process_bytes: u64,
     /// Ingest, without the read-ahead that it can do without.
     pub ingest_bytes: u64,
@@ -75,7 +77,19 @@ impl fmt::Display for Room {
 }
 
 impl HostMemory {
-    /// The memory of the worker of a model.
+    /// The memory of the workers that train a model.
+    pub(crate) fn of_workers(model: &ModelPlan, training: &TrainingSpec) -> Self {
+        let one = Self::of_worker(model, training);
+        let of_all = |bytes: u64| bytes.saturating_mul(training.ranks().into());
+        Self {
+            model_bytes: of_all(one.model_bytes),
+            workspace_bytes: of_all(one.workspace_bytes),
+            process_bytes: of_all(one.process_bytes),
+            ..one
+        }
+    }
+
+    /// The memory of one of them, with the copy for checkpoints.
     pub(crate) fn of_worker(model: &ModelPlan, training: &TrainingSpec) -> Self {
         let (model_bytes, workspace_bytes) = match training.device.gpu() {
             None => (model.parameter_bytes, model.workspace_bytes),
@@ -114,7 +128,7 @@ impl HostMemory {
                 "lower `data.batch_size`, or set `training.micro_batch_size`",
             ),
             (self.copy_bytes, "the copy for checkpoints", of_tables),
-            (self.process_bytes, "the worker process", "lower `training.threads`"),
+            (self.process_bytes, "worker processes", "lower `workers.per_host` or `training.threads`"),
             (
                 self.ingest_bytes,
                 "ingest",
@@ -148,11 +162,11 @@ fn largest(tensors: &[NamedTensor]) -> String {
     })
 }
 
-/// The worker's memory apart from its model.
+/// A worker's memory apart from its model.
 pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let (threads, libraries) = match training.device.gpu() {
-        None => (training.threads.map_or_else(cores, u64::from), 0),
+        None => (ranks::threads(training).map_or_else(cores, u64::from), 0),
         Some(_) => (0, CUDA_BYTES),
     };
     WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
@@ -171,6 +185,8 @@ pub fn available_bytes() -> Option<u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -208,6 +224,24 @@ mod tests {
         memory.check(&model, Room::ForJobs(memory.total_bytes())).unwrap();
         let huge = HostMemory { model_bytes: u64::MAX, ..memory };
         assert_eq!(huge.total_bytes(), u64::MAX);
+    }
+
+    #[test]
+    fn several_workers_each_have_a_model_and_one_copies_it() {
+        let plan = ModelPlan {
+            parameter_bytes: 5 * GIB,
+            workspace_bytes: 3 * GIB,
+            copy_bytes: 2 * GIB,
+            ..model("deep.layer.0.weight", [8, 8])
+        };
+        let of = |ranks| {
+            let training =
+                TrainingSpec { workers: NonZeroU32::new(ranks), threads: Some(2), ..TrainingSpec::default() };
+            HostMemory::of_workers(&plan, &training)
+        };
+        let (one, four) = (of(1), of(4));
+        assert_eq!((four.model_bytes, four.workspace_bytes, four.copy_bytes), (20 * GIB, 12 * GIB, 2 * GIB));
+        assert_eq!(four.process_bytes, 4 * one.process_bytes);
     }
 
     #[test]

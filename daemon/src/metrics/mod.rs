@@ -246,14 +246,14 @@ impl JobFamilies<'_> {
     }
 
     fn worker(&mut self) {
-        let help = "Worker processes started for a job; more than one per start of the daemon means deaths.";
+        let help = "Attempts to train a job, with one or several workers; more than one per start of the daemon means deaths.";
         self.each(Counter, "millstream_job_worker_starts", help, |job| Some(job.record.attempts.into()));
-        let process = |job: &JobSnapshot| job.worker.and_then(|worker| worker.process);
-        let help = "Resident memory of the worker, including its ring.";
+        let process = |job: &JobSnapshot| job.worker.as_ref().and_then(|worker| worker.process);
+        let help = "Resident memory of the workers, including their rings.";
         self.each(Gauge, "millstream_job_worker_resident_memory_bytes", help, |job| {
             process(job).map(|process| process.resident_bytes as f64)
         });
-        let help = "Processor time of the current worker.";
+        let help = "Processor time of the current workers.";
         self.each(Counter, "millstream_job_worker_cpu_seconds", help, |job| {
             process(job).map(|process| process.cpu_seconds)
         });

@@ -83,7 +83,7 @@ fn snapshot() -> Snapshot {
     let known = JobSnapshot {
         record,
         checkpoint: Some(CheckpointSnapshot { step: 1000, committed_ms: Some(2_250) }),
-        worker: Some(WorkerSnapshot { pid: 7, process: Some(process) }),
+        worker: Some(WorkerSnapshot { pids: vec![7], process: Some(process) }),
         ingest: Some(ingest()),
     };
     let mut record = JobRecord::new("clicks-2", "clicks", "/runs/clicks-2".into());
@@ -91,7 +91,7 @@ fn snapshot() -> Snapshot {
     let preparing = JobSnapshot {
         record,
         checkpoint: None,
-        worker: Some(WorkerSnapshot { pid: 8, process: None }),
+        worker: Some(WorkerSnapshot { pids: vec![8], process: None }),
         ingest: None,
     };
     Snapshot {

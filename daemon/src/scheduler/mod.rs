@@ -26,6 +26,7 @@ mod tests;
 use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 
 pub(crate) use reason::Reason;
 use usage::Usage;
@@ -48,12 +49,42 @@ pub(crate) type UserId = u32;
 /// What a job needs of the host while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// Memory of its worker and its ingest.
+    /// Memory of its workers and its ingest.
     pub(crate) memory_bytes: u64,
     /// Threads that compute; `None` for an equal share of all, of as many jobs as may run.
     pub(crate) threads: Option<u32>,
-    /// The number of the GPU that it trains on, which it does not share.
-    pub(crate) gpu: Option<u32>,
+    /// The GPUs that it trains on, which it does not share.
+    pub(crate) gpus: Gpus,
+}
+
+/// GPUs of consecutive numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gpus {
+    first: u32,
+    end: u32,
+}
+
+impl Gpus {
+    /// The number of GPUs.
+    fn len(self) -> u32 {
+        self.end - self.first
+    }
+
+    /// Whether there are none.
+    pub(crate) fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their numbers.
+    pub(crate) fn numbers(self) -> Range<u32> {
+        self.first..self.end
+    }
+}
+
+impl From<Range<u32>> for Gpus {
+    fn from(numbers: Range<u32>) -> Self {
+        Self { first: numbers.start, end: numbers.end.max(numbers.start) }
+    }
 }
 
 /// What the host can give to jobs.
@@ -141,7 +172,7 @@ struct Active {
 struct Granted {
     memory_bytes: u64,
     threads: u32,
-    gpu: Option<u32>,
+    gpus: Gpus,
 }
 
 /// What active jobs leave. A demand above the capacity counts as all of it: such a job runs alone.
@@ -367,7 +398,8 @@ impl Scheduler {
     /// A shortage of a GPU, with the job that trains on it.
     fn named(&self, mut shortage: Reason) -> Reason {
         if let Reason::Gpu { number, holder } = &mut shortage {
-            let user = self.active.iter().find(|active| active.job.demand.gpu == Some(*number));
+            let uses = |active: &&Active| active.job.demand.gpus.numbers().contains(number);
+            let user = self.active.iter().find(uses);
             *holder = user.map(|active| active.job.id.clone());
         }
         shortage
@@ -465,17 +497,17 @@ impl Capacity {
         Granted {
             memory_bytes: demand.memory_bytes.min(self.memory_bytes),
             threads: threads.min(self.threads),
-            gpu: demand.gpu,
+            gpus: demand.gpus,
         }
     }
 
     /// The largest share that a job has of any resource (Ghodsi et al., "Dominant resource fairness", NSDI 2011).
     fn share(&self, demand: &Demand) -> f64 {
         let of = |part: f64, whole: f64| part / whole.max(1.0);
-        let Granted { memory_bytes, threads, gpu } = self.within(demand);
+        let Granted { memory_bytes, threads, gpus } = self.within(demand);
         of(memory_bytes as f64, self.memory_bytes as f64)
             .max(of(threads.into(), self.threads.into()))
-            .max(gpu.map_or(0.0, |_| of(1.0, self.gpus.into())))
+            .max(of(gpus.len().into(), self.gpus.into()))
             .max(self.max_jobs.map_or(0.0, |jobs| of(1.0, jobs as f64)))
     }
 }
@@ -495,8 +527,8 @@ impl Free {
         if self.jobs == 0 {
             return Some(Reason::Jobs { limit: self.capacity.max_jobs.unwrap_or(usize::MAX) });
         }
-        let Granted { memory_bytes, threads, gpu } = self.capacity.within(demand);
-        if let Some(number) = gpu.filter(|number| self.used_gpus.contains(number)) {
+        let Granted { memory_bytes, threads, gpus } = self.capacity.within(demand);
+        if let Some(number) = gpus.numbers().find(|number| self.used_gpus.contains(number)) {
             return Some(Reason::Gpu { number, holder: None });
         }
         let (free_bytes, all_bytes) = (self.memory_bytes, self.capacity.memory_bytes);
@@ -508,10 +540,10 @@ impl Free {
     }
 
     fn take(&mut self, demand: &Demand) {
-        let Granted { memory_bytes, threads, gpu } = self.capacity.within(demand);
+        let Granted { memory_bytes, threads, gpus } = self.capacity.within(demand);
         self.memory_bytes = self.memory_bytes.saturating_sub(memory_bytes);
         self.threads = self.threads.saturating_sub(threads);
         self.jobs = self.jobs.saturating_sub(1);
-        self.used_gpus.extend(gpu);
+        self.used_gpus.extend(gpus.numbers());
     }
 }

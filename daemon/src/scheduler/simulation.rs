@@ -67,9 +67,11 @@ fn day(seed: u64) -> Vec<Planned> {
     let mut jobs: Vec<_> = (0..JOBS)
         .map(|number| {
             let user = if random.unit() < 0.33 { 0 } else { 1 + (random.next() % 11) as UserId };
-            let gpu = (random.unit() < 0.5).then(|| (random.next() % 8) as u32);
-            let threads = if gpu.is_some() { 4 } else { random.pick(&[2, 4, 8, 8, 16, 96]) };
-            let said = Demand { memory_bytes: random.pick(&[2, 2, 4, 8]) * GIB, threads: Some(threads), gpu };
+            let gpus = (random.unit() < 0.5).then(|| (random.next() % 8) as u32);
+            let gpus = gpus.map_or_else(Gpus::default, |number| (number..number + 1).into());
+            let threads = if !gpus.is_empty() { 4 } else { random.pick(&[2, 4, 8, 8, 16, 96]) };
+            let said =
+                Demand { memory_bytes: random.pick(&[2, 2, 4, 8]) * GIB, threads: Some(threads), gpus };
             let model_bytes = random.pick(&[0, 1, 1, 2, 8, 60]) * GIB;
             let demand = Demand { memory_bytes: said.memory_bytes + model_bytes, ..said };
             let training_seconds =
@@ -218,7 +220,7 @@ impl Simulation {
             for (of_other, _) in left {
                 used_threads += of_other.threads.unwrap();
                 used.memory_bytes += of_other.memory_bytes;
-                if of_other.gpu.is_some() && of_other.gpu == demand.gpu {
+                if of_other.gpus.numbers().any(|number| demand.gpus.numbers().contains(&number)) {
                     return false;
                 }
             }
@@ -236,7 +238,7 @@ impl Simulation {
             used_bytes += demand.memory_bytes;
             used_threads += demand.threads.unwrap();
             *of_user.entry(self.jobs[number].job.user).or_insert(0) += 1;
-            if let Some(gpu) = demand.gpu {
+            for gpu in demand.gpus.numbers() {
                 assert!(gpus.insert(gpu), "two jobs on GPU {gpu}");
             }
         }

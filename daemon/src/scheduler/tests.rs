@@ -20,7 +20,7 @@ fn job(id: &str, threads: u32, gib: u64) -> Waiting {
         id: id.to_owned(),
         user: 1,
         priority: 0,
-        demand: Demand { memory_bytes: gib * GIB, threads: Some(threads), gpu: None },
+        demand: Demand { memory_bytes: gib * GIB, threads: Some(threads), gpus: Gpus::default() },
         is_prepared: true,
         is_suspect: false,
         expected_seconds: None,
@@ -96,19 +96,27 @@ fn the_number_of_jobs_is_limited_for_all_and_for_each_user() {
 
 #[test]
 fn jobs_do_not_share_a_gpu() {
-    let on_gpu = |id: &str, number| {
+    let on_gpus = |id: &str, numbers: Range<u32>| {
         let mut job = job(id, 1, 1);
-        job.demand.gpu = Some(number);
+        job.demand.gpus = numbers.into();
         job
     };
     let mut scheduler = host(8, 16);
-    scheduler.add(on_gpu("a", 0));
-    scheduler.add(on_gpu("b", 0));
-    scheduler.add(on_gpu("c", 1));
+    scheduler.add(on_gpus("a", 0..1));
+    scheduler.add(on_gpus("b", 0..1));
+    scheduler.add(on_gpus("c", 1..2));
+    scheduler.add(on_gpus("d", 1..4));
     assert_eq!(trains(&mut scheduler, 0.0), ["a", "c"]);
     assert_eq!(reason(&mut scheduler, "b"), Some(Reason::Gpu { number: 0, holder: Some("a".into()) }));
     scheduler.remove("a");
     assert_eq!(trains(&mut scheduler, 1.0), ["b"]);
+    // A job with several workers waits for the GPUs of all, and holds them all.
+    assert_eq!(reason(&mut scheduler, "d"), Some(Reason::Gpu { number: 1, holder: Some("c".into()) }));
+    scheduler.remove("c");
+    assert_eq!(trains(&mut scheduler, 2.0), ["d"]);
+    scheduler.add(on_gpus("e", 3..4));
+    assert_eq!(trains(&mut scheduler, 3.0), [""; 0]);
+    assert_eq!(reason(&mut scheduler, "e"), Some(Reason::Gpu { number: 3, holder: Some("d".into()) }));
 }
 
 #[test]
@@ -188,7 +196,7 @@ fn waiting_jobs_are_prepared_ahead_one_at_a_time() {
     let ids = |id: &str| vec![id.to_owned()];
     assert_eq!(started(&mut scheduler, 0.0), (ids("0"), ids("1")), "one trains, one is prepared ahead");
     assert_eq!(started(&mut scheduler, 0.0), (vec![], vec![]));
-    let demand = |gib| Demand { memory_bytes: gib * GIB, threads: Some(8), gpu: None };
+    let demand = |gib| Demand { memory_bytes: gib * GIB, threads: Some(8), gpus: Gpus::default() };
     assert!(scheduler.prepared("0", demand(1)));
     for number in 1..=MAX_PREPARED {
         assert!(!scheduler.prepared(&number.to_string(), demand(1)));
@@ -212,7 +220,10 @@ fn a_job_that_is_prepared_ahead_holds_its_place() {
     scheduler.remove("running");
     // It continues to train as soon as it is prepared.
     assert_eq!(started(&mut scheduler, 1.0), (vec![], vec![]));
-    assert!(scheduler.prepared("first", Demand { memory_bytes: 9 * GIB, threads: Some(8), gpu: None }));
+    assert!(
+        scheduler
+            .prepared("first", Demand { memory_bytes: 9 * GIB, threads: Some(8), gpus: Gpus::default() })
+    );
 }
 
 #[test]
@@ -223,7 +234,10 @@ fn a_job_that_needs_more_than_its_file_says_waits_in_its_place() {
     scheduler.add(job("later", 1, 7));
     let (trains_now, _) = started(&mut scheduler, 0.0);
     assert_eq!(trains_now, ["running", "larger"]);
-    assert!(!scheduler.prepared("larger", Demand { memory_bytes: 10 * GIB, threads: Some(1), gpu: None }));
+    assert!(
+        !scheduler
+            .prepared("larger", Demand { memory_bytes: 10 * GIB, threads: Some(1), gpus: Gpus::default() })
+    );
     let wanted = Reason::Memory { needed_bytes: 10 * GIB, free_bytes: 8 * GIB, all_bytes: 16 * GIB };
     assert_eq!(reason(&mut scheduler, "larger"), Some(wanted));
     scheduler.remove("running");

@@ -123,12 +123,12 @@ pub struct CheckpointSnapshot {
     pub committed_ms: Option<u64>,
 }
 
-/// A worker process.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The worker processes of a job.
+#[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSnapshot {
-    /// Its process id.
-    pub pid: u32,
-    /// What it uses; `None` if it has just exited.
+    /// Their process ids, by rank.
+    pub pids: Vec<u32>,
+    /// What they use together; `None` if they have just exited.
     pub process: Option<ProcessUse>,
 }
 

@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::memory::available;
 
-/// What a process uses.
+/// What a process uses, or several together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProcessUse {
     /// Resident memory, shared memory such as rings included.
@@ -55,6 +55,15 @@ impl ProcessUse {
     /// Of the process `pid`.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         Self::in_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Of the processes `pids` together, without those that have exited; `None` if all have.
+    pub(crate) fn of_all(pids: &[u32]) -> Option<Self> {
+        pids.iter().filter_map(|&pid| Self::of(pid)).reduce(|sum, process| Self {
+            resident_bytes: sum.resident_bytes.saturating_add(process.resident_bytes),
+            cpu_seconds: sum.cpu_seconds + process.cpu_seconds,
+            threads: sum.threads.saturating_add(process.threads),
+        })
     }
 
     /// In the text of `/proc/PID/stat` (proc_pid_stat(5)).
@@ -125,6 +134,10 @@ mod tests {
         let same = ProcessUse::of(std::process::id()).unwrap();
         assert!(before.resident_bytes > 1 << 20 && same.cpu_seconds >= before.cpu_seconds);
         assert_eq!(ProcessUse::of(u32::MAX), None);
+        let own = std::process::id();
+        let twice = ProcessUse::of_all(&[own, u32::MAX, own]).unwrap();
+        assert!(twice.cpu_seconds >= 2.0 * same.cpu_seconds && twice.resident_bytes > before.resident_bytes);
+        assert_eq!(ProcessUse::of_all(&[u32::MAX]), None);
         let files = OpenFiles::of_self().unwrap();
         let _more: Vec<_> = (0..10).map(|_| fs::File::open("/dev/null").unwrap()).collect();
         assert!(OpenFiles::of_self().unwrap().open > files.open);

@@ -1,33 +1,31 @@
-//! One attempt at a job: a worker, a ring and the ingest that feeds it, from the newest valid checkpoint.
+//! One attempt at a job: its workers, their rings and the ingest that fills them, from the newest valid checkpoint.
 //!
-//! The worker first restores its checkpoint and reports the position; then ingest starts there and the worker
-//! gets its ring. When ingest fails, it drops its end of the ring, and the worker reports lost input and
-//! exits. When the worker dies, ingest finds the ring's other end closed and stops. So an attempt ends with
-//! the last of the worker's messages; then the outcomes of both are combined.
+//! The workers first restore the checkpoint and report the position; then ingest starts there and each worker
+//! gets its ring. When ingest fails, it drops its end of the rings, and the workers report lost input and
+//! exit. When a worker dies, ingest finds the other end of its ring closed and stops. So an attempt ends with
+//! the last of the workers' messages, or with the first death among them; then the outcomes of both are combined.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use millstream_backend::Description;
 use millstream_batch::Count;
 use millstream_pipeline::ingest::{Bound, Diagnosis};
 use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
+use super::generation::{CAUSE_TIMEOUT, Generation, ReadyWorker};
 use super::profile::Profiling;
 use super::{Event, Prepared, ProfileRequest, StopReason, Supervisor};
 use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
 use crate::memory::available;
-use crate::runs;
 use crate::state::{HistoryPoint, JobRecord};
 use crate::traces::JobEvent;
-use crate::worker::WorkerProcess;
+use crate::{ranks, runs};
 use millstream_job::Job;
 use millstream_trainer::metrics::{MetricValue, Metrics};
-use millstream_worker::protocol::{FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress};
+use millstream_worker::protocol::{FromWorker, Role, Start, ToWorker, TrainRole, WorkerProgress};
 use millstream_worker::tensorboard::EventSpec;
 use tracing::Level;
 
@@ -95,10 +93,10 @@ impl Death {
 /// A running attempt.
 pub(super) struct Attempt<'a> {
     prepared: &'a Prepared,
-    worker: WorkerProcess,
-    /// Fills the worker's ring, once it has one.
+    workers: Generation,
+    /// Fills the workers' rings, once they have any.
     feed: Option<Feed>,
-    /// Fills the ring of a separately fed evaluation, while there is one.
+    /// Fills the rings of a separately fed evaluation, while there are any.
     eval_feed: Option<Feed>,
     /// The profile in progress, if any, and its start.
     profiling: Option<(Profiling, Instant)>,
@@ -106,9 +104,13 @@ pub(super) struct Attempt<'a> {
     waiting_profile: Option<ProfileRequest>,
     /// When the next profile may start.
     next_profile: Instant,
-    /// The outcome that the worker's last message reports.
+    /// The outcome that a worker's last message reports.
     verdict: Option<Outcome>,
-    /// When to kill the worker after a stop request.
+    /// The rank of the worker that ended the attempt: it died, or reported the verdict.
+    culprit: Option<u32>,
+    /// The first report of a lost worker, and until when it waits for a worker that died.
+    lost: Option<(String, Instant)>,
+    /// When to kill the workers after a stop request.
     deadline: Option<Instant>,
     /// Sums over the attempt, for the record's rates at its end.
     totals: HistoryPoint,
@@ -117,68 +119,42 @@ pub(super) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Starts a worker and sends its assignment.
-    pub(super) fn start(supervisor: &Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
-        let recorder = Arc::clone(&supervisor.recorder);
-        let log = move |line: &str| recorder.log(Level::WARN, &format!("worker: {line}"));
-        let died = |error: std::io::Error| {
+    /// Starts the workers and sends their assignments.
+    pub(super) fn start(supervisor: &mut Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
+        let oom_kills_before = available::kills();
+        supervisor.generation += 1;
+        let workers = Generation::spawn(supervisor, prepared).map_err(|error| {
             let reason = format!("the worker cannot be started: {error}");
             if descriptors::is_exhausted(&reason) {
                 return Outcome::OutOfDescriptors(reason);
             }
             Outcome::Died(Death::of(reason))
-        };
-        let oom_kills_before = available::kills();
-        let worker = WorkerProcess::spawn(&supervisor.worker, log).map_err(died)?;
-        let events = supervisor.control.events.clone();
-        let gone = events.clone();
-        worker
-            .listen(
-                move |message| events.send(Event::Worker(message)).is_ok(),
-                move || drop(gone.send(Event::WorkerGone)),
-            )
-            .map_err(died)?;
-        // What a driver needs beside the plan is unknown.
-        if prepared.job.training.device.gpu().is_none() {
-            worker.limit_memory(prepared.memory.total_bytes());
-        }
-        supervisor.control.vitals().set_worker(Some(worker.pid()));
+        })?;
+        supervisor.control.vitals().set_workers(workers.pids());
         supervisor.recorder.update(|record| record.attempts += 1);
         let attempt = supervisor.recorder.record().attempts;
-        supervisor.recorder.trace().record(JobEvent::WorkerStarted { pid: worker.pid(), attempt });
+        let pid = workers.leader_pid();
+        supervisor.recorder.trace().record(JobEvent::WorkerStarted { pid, attempt });
         let mut attempt = Self {
             prepared,
-            worker,
+            workers,
             feed: None,
             eval_feed: None,
             profiling: None,
             waiting_profile: None,
             next_profile: Instant::now(),
             verdict: None,
+            culprit: None,
+            lost: None,
             deadline: None,
             totals: HistoryPoint::default(),
             oom_kills_before,
         };
-        let job = &prepared.job;
-        let checkpoint = &job.checkpoint;
-        let role = Role::Train(Box::new(TrainRole {
-            directory: prepared.directory.clone(),
-            job: prepared.job_file.clone(),
-            analysis: prepared.directory.join(runs::ANALYSIS),
-            every_steps: checkpoint.every_steps,
-            keep: checkpoint.keep,
-            retry_minutes: checkpoint.retry_minutes,
-            events: event_spec(job, supervisor.recorder.id()),
-            model: job.model.clone(),
-            training: job.training.clone(),
-            group: job.evaluation.group.clone(),
-            evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
-            selection: job.selection(),
-            beginning: prepared.beginning.clone(),
-            rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots())),
-        }));
-        let schema = prepared.schema.clone();
-        attempt.send(&ToWorker::Start(Box::new(Start { role, schema })));
+        let id = supervisor.recorder.id();
+        attempt.workers.send_each(|rank| {
+            let role = Role::Train(Box::new(train_role(prepared, rank, id)));
+            ToWorker::Start(Box::new(Start { role, schema: prepared.schema.clone() }))
+        });
         Ok(attempt)
     }
 
@@ -193,60 +169,87 @@ impl<'a> Attempt<'a> {
                 self.deadline = Some(Instant::now() + STOP_TIMEOUT);
                 let why = supervisor.control.stop_requested().unwrap_or(StopReason::Drain).name();
                 supervisor.recorder.trace().record(JobEvent::Stopping { why });
-                self.send(&ToWorker::Stop { checkpoint: true });
+                self.workers.send_each(|_| ToWorker::Stop { checkpoint: true });
             }
-            let profile_at = self.waiting_profile.as_ref().map(|_| self.next_profile);
-            let event = match self.deadline.into_iter().chain(profile_at).min() {
-                None => supervisor.events.recv().ok(),
-                Some(until) => {
-                    supervisor.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
-                }
-            };
-            match event {
-                Some(Event::Worker(FromWorker::Ready { restored, passed_over, device })) => {
-                    if let Err(error) = self.feed(restored, &passed_over, device, supervisor) {
+            match self.next_event(supervisor) {
+                Some(Event::Worker(id, message)) if self.workers.has(id) => {
+                    if let Err(error) = self.handle_message(id.rank, message, supervisor) {
                         return Outcome::failed(format!("{error:#}"));
                     }
                 }
-                Some(Event::Worker(FromWorker::EvalDue)) => {
-                    if let Err(error) = self.feed_evaluation() {
-                        return Outcome::failed(format!("{error:#}"));
+                Some(Event::WorkerGone(id)) if self.workers.has(id) => {
+                    if self.is_over_without(id.rank) {
+                        break;
                     }
                 }
-                Some(Event::Worker(message)) => self.handle_message(message, supervisor),
+                // Of an earlier attempt, or seen at the next iteration.
+                Some(Event::Worker(..) | Event::WorkerGone(_) | Event::Stop) => {}
                 Some(Event::Checkpoint(reply)) => {
                     supervisor.checkpoint_requests.push(reply);
                     if self.feed.is_some() {
-                        self.send(&ToWorker::Checkpoint);
+                        self.workers.send_to_leader(&ToWorker::Checkpoint);
                     }
                 }
                 Some(Event::Profile(request)) => self.profile(request),
-                Some(Event::Stop) => {}
-                Some(Event::WorkerGone) => break,
-                None if self.deadline.is_none_or(|deadline| Instant::now() < deadline) => {
-                    if let Some(request) =
-                        self.waiting_profile.take().filter(|request| !request.is_abandoned())
-                    {
-                        self.profile(request);
-                    }
-                }
                 None => {
-                    let limit = STOP_TIMEOUT.as_secs();
-                    let message = format!("the worker did not stop within {limit} s and was killed");
-                    supervisor.recorder.log(Level::WARN, &message);
-                    break;
+                    if self.is_over_in_time(supervisor) {
+                        break;
+                    }
                 }
             }
         }
         self.end(supervisor)
     }
 
-    /// Starts feeding a worker that is ready, from its position.
+    /// The next event; `None` once something is due without one.
+    fn next_event(&self, supervisor: &Supervisor) -> Option<Event> {
+        let profile_at = self.waiting_profile.as_ref().map(|_| self.next_profile);
+        let lost_at = self.lost.as_ref().map(|(_, until)| *until);
+        match self.deadline.into_iter().chain(profile_at).chain(lost_at).min() {
+            None => supervisor.events.recv().ok(),
+            Some(until) => {
+                supervisor.events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+            }
+        }
+    }
+
+    /// Worker `rank` has closed its socket. Returns whether that ends the attempt.
+    fn is_over_without(&mut self, rank: u32) -> bool {
+        let has_died = self.workers.on_gone(rank);
+        match &self.verdict {
+            // The job has its last checkpoint; the others are about to exit.
+            Some(Outcome::Finished(_) | Outcome::Stopped) => self.workers.is_over(),
+            Some(_) => true,
+            None if has_died => {
+                self.culprit = Some(rank);
+                true
+            }
+            None => self.workers.is_over(),
+        }
+    }
+
+    /// Does what is due without an event. Returns whether that ends the attempt.
+    fn is_over_in_time(&mut self, supervisor: &Supervisor) -> bool {
+        let now = Instant::now();
+        if self.deadline.is_some_and(|deadline| deadline <= now) {
+            let limit = STOP_TIMEOUT.as_secs();
+            let message = format!("the worker did not stop within {limit} s and was killed");
+            supervisor.recorder.log(Level::WARN, &message);
+            return true;
+        }
+        if self.lost.as_ref().is_some_and(|(_, until)| *until <= now) {
+            return true;
+        }
+        if let Some(request) = self.waiting_profile.take().filter(|request| !request.is_abandoned()) {
+            self.profile(request);
+        }
+        false
+    }
+
+    /// Starts feeding the workers, which are `ready`, from their position.
     fn feed(
         &mut self,
-        restored: Option<Restored>,
-        passed_over: &[String],
-        device: Description,
+        ReadyWorker { restored, passed_over, device }: ReadyWorker,
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest_step) {
@@ -270,7 +273,7 @@ impl<'a> Attempt<'a> {
             }
             (None, None) => "starts from scratch".to_owned(),
         };
-        supervisor.recorder.log(Level::INFO, &format!("worker {} {start}, on {device}", self.worker.pid()));
+        supervisor.recorder.log(Level::INFO, &format!("{} {start}, on {device}", self.workers));
         supervisor.recorder.trace().record(JobEvent::WorkerReady {
             step: restored.as_ref().map_or(0, |restored| restored.step),
             resumed: restored.is_some(),
@@ -280,14 +283,12 @@ impl<'a> Attempt<'a> {
             Some(restored) => Some(restored.position.as_slice()),
             None => continued.map(Continuation::position),
         };
-        let (feed, ring) = Feed::start_single(&self.prepared.plan, position)?;
+        let (feed, rings) = Feed::start(&self.prepared.plan, position)?;
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
-        if let Err(error) = self.worker.send_ring(ring) {
-            tracing::debug!(%error, pid = self.worker.pid(), "cannot send a worker its ring");
-        }
+        self.workers.send_rings(rings);
         if !supervisor.checkpoint_requests.is_empty() {
-            self.send(&ToWorker::Checkpoint);
+            self.workers.send_to_leader(&ToWorker::Checkpoint);
         }
         let steps_before = continued.map_or(0, Continuation::steps_before);
         let first_step = continued.map_or(0, |continued| continued.step);
@@ -309,19 +310,17 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Feeds the worker all held-out rows through a separate ring.
+    /// Feeds the workers all held-out rows through separate rings.
     fn feed_evaluation(&mut self) -> anyhow::Result<()> {
         let plan = self
             .prepared
             .eval_plan
             .as_ref()
             .context("the worker requested held-out rows, but the job has none")?;
-        let (feed, ring) = Feed::start_single(plan, None)?;
+        let (feed, rings) = Feed::start(plan, None)?;
         self.eval_feed = Some(feed);
-        self.send(&ToWorker::EvalRing);
-        if let Err(error) = self.worker.send_ring(ring) {
-            tracing::debug!(%error, pid = self.worker.pid(), "cannot send a worker the ring of an evaluation");
-        }
+        self.workers.send_each(|_| ToWorker::EvalRing);
+        self.workers.send_rings(rings);
         Ok(())
     }
 
@@ -337,20 +336,77 @@ impl<'a> Attempt<'a> {
         } else if Instant::now() < self.next_profile {
             self.waiting_profile = Some(request);
         } else {
-            self.send(&ToWorker::Profile { steps: request.steps });
+            self.workers.send_to_leader(&ToWorker::Profile { steps: request.steps });
             self.profiling = Some((Profiling::new(request), Instant::now()));
         }
     }
 
-    /// Sends a message to the worker. A failure means that the worker has died, which its exit reports.
-    fn send(&mut self, message: &ToWorker) {
-        if let Err(error) = self.worker.send(message) {
-            tracing::debug!(%error, pid = self.worker.pid(), "cannot send a message to a worker");
+    /// Handles a message of worker `rank`.
+    ///
+    /// # Errors
+    /// When the workers cannot be fed.
+    fn handle_message(
+        &mut self,
+        rank: u32,
+        message: FromWorker,
+        supervisor: &mut Supervisor,
+    ) -> anyhow::Result<()> {
+        match message {
+            FromWorker::Listening { address } => self.workers.on_listening(rank, address),
+            FromWorker::Ready { restored, passed_over, device } => {
+                let ready = ReadyWorker { restored, passed_over, device };
+                if let Some(ready) = self.workers.on_ready(rank, ready)? {
+                    self.feed(ready, supervisor)?;
+                }
+            }
+            FromWorker::Warned { message } if self.workers.is_several() => {
+                supervisor.recorder.log(Level::WARN, &format!("worker {rank}: {message}"));
+            }
+            FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
+            FromWorker::Done { .. }
+            | FromWorker::Stopped
+            | FromWorker::InputLost
+            | FromWorker::PeerLost { .. }
+            | FromWorker::DeviceFailed { .. }
+            | FromWorker::Failed { .. } => self.handle_last_message(rank, message),
+            report => return self.handle_report(report, supervisor),
+        }
+        Ok(())
+    }
+
+    /// Handles the last message of worker `rank`. The first that reports an error decides, but one that reports a lost worker
+    /// waits for the cause.
+    fn handle_last_message(&mut self, rank: u32, message: FromWorker) {
+        self.workers.on_last_message(rank);
+        let verdict = match message {
+            FromWorker::Done { stopped_early } if rank == 0 => Outcome::Finished(stopped_early),
+            FromWorker::Stopped if rank == 0 => Outcome::Stopped,
+            FromWorker::InputLost => Outcome::Died(Death::of("the worker lost its input".to_owned())),
+            FromWorker::DeviceFailed { message, out_of_memory } => {
+                Outcome::Died(Death { reason: message, out_of_memory })
+            }
+            FromWorker::Failed { message } => Outcome::Failed(message),
+            FromWorker::PeerLost { message } => {
+                let until = Instant::now() + CAUSE_TIMEOUT;
+                self.lost.get_or_insert((message, until));
+                return;
+            }
+            // Rank 0 reports the outcome of all.
+            _ => return,
+        };
+        if self.verdict.is_none() {
+            self.verdict = Some(verdict);
+            self.culprit = Some(rank);
         }
     }
 
-    fn handle_message(&mut self, message: FromWorker, supervisor: &mut Supervisor) {
+    /// Handles a message of rank 0.
+    ///
+    /// # Errors
+    /// When the workers cannot be fed.
+    fn handle_report(&mut self, message: FromWorker, supervisor: &mut Supervisor) -> anyhow::Result<()> {
         match message {
+            FromWorker::EvalDue => self.feed_evaluation()?,
             FromWorker::Progress(progress) => self.progress(progress, supervisor),
             FromWorker::Checkpointed { step, path, requested, seconds } => {
                 supervisor.committed(step, path, requested, seconds);
@@ -366,7 +422,7 @@ impl<'a> Attempt<'a> {
             FromWorker::Profiling { steps, is_over } => {
                 let profiling = self.profiling.as_mut();
                 if profiling.is_some_and(|(profiling, _)| profiling.on_progress(steps, is_over, supervisor)) {
-                    self.send(&ToWorker::EndProfile);
+                    self.workers.send_to_leader(&ToWorker::EndProfile);
                 }
             }
             FromWorker::Spans(track) => {
@@ -378,27 +434,14 @@ impl<'a> Attempt<'a> {
                 if let Some((profiling, began)) = self.profiling.take() {
                     let pause = began.elapsed().saturating_mul(PROFILE_PAUSE_FACTOR);
                     self.next_profile = Instant::now() + pause.clamp(MIN_PROFILE_PAUSE, MAX_PROFILE_PAUSE);
-                    profiling.finish(profile, self.worker.pid());
+                    profiling.finish(profile, self.workers.leader_pid());
                 }
             }
-            FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
-            FromWorker::Done { stopped_early } => self.verdict = Some(Outcome::Finished(stopped_early)),
-            FromWorker::Stopped => self.verdict = Some(Outcome::Stopped),
-            FromWorker::InputLost => {
-                self.verdict = Some(Outcome::Died(Death::of("the worker lost its input".to_owned())));
-            }
-            FromWorker::DeviceFailed { message, out_of_memory } => {
-                self.verdict = Some(Outcome::Died(Death { reason: message, out_of_memory }));
-            }
-            FromWorker::Failed { message } => self.verdict = Some(Outcome::Failed(message)),
-            FromWorker::Surveyed { .. }
-            | FromWorker::GpusSampled { .. }
-            | FromWorker::Ready { .. }
-            | FromWorker::EvalDue
-            | FromWorker::Scores { .. } => {
+            _ => {
                 tracing::warn!(job = supervisor.recorder.id(), "unexpected message from the training worker");
             }
         }
+        Ok(())
     }
 
     fn progress(&mut self, progress: WorkerProgress, supervisor: &Supervisor) {
@@ -458,7 +501,13 @@ impl<'a> Attempt<'a> {
         } else {
             EXIT_TIMEOUT
         };
-        let exit = self.worker.wait(limit);
+        let has_ended = matches!(self.verdict, Some(Outcome::Finished(_) | Outcome::Stopped));
+        let exit = match self.culprit.filter(|_| !has_ended) {
+            // One that did not die is about to exit. The others may wait for it, for as long as an operation may take.
+            Some(rank) => self.workers.kill_besides(rank, limit).map(Some),
+            None if has_ended => self.workers.finish(limit).map(|()| None),
+            None => self.workers.kill().map(|()| None),
+        };
         let oom_killer_ran = self.oom_kills_before.zip(available::kills()).map(|(before, now)| now > before);
         // Before it is fed, a worker mostly allocates memory.
         let is_allocating = self.feed.is_none();
@@ -495,14 +544,40 @@ impl<'a> Attempt<'a> {
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
             (Some(death), _) => death,
-            (None, _) => Outcome::Died(match exit {
-                Ok(exit) => Death {
+            (None, _) => Outcome::Died(match (exit, self.lost) {
+                (Ok(Some(exit)), _) => Death {
                     out_of_memory: exit.is_out_of_memory(oom_killer_ran, is_allocating),
                     reason: exit.to_string(),
                 },
-                Err(error) => Death::of(format!("the worker is lost: {error}")),
+                (Ok(None), Some((message, _))) => Death::of(message),
+                (Ok(None), None) => Death::of("the workers ended without a result".to_owned()),
+                (Err(error), _) => Death::of(format!("the worker is lost: {error}")),
             }),
         }
+    }
+}
+
+/// What worker `rank` of run `id` does.
+fn train_role(prepared: &Prepared, rank: u32, id: &str) -> TrainRole {
+    let job = &prepared.job;
+    let checkpoint = &job.checkpoint;
+    TrainRole {
+        rank,
+        timeout_seconds: job.workers.timeout_seconds,
+        directory: prepared.directory.clone(),
+        job: prepared.job_file.clone(),
+        analysis: prepared.directory.join(runs::ANALYSIS),
+        every_steps: checkpoint.every_steps,
+        keep: checkpoint.keep,
+        retry_minutes: checkpoint.retry_minutes,
+        events: event_spec(job, id),
+        model: job.model.clone(),
+        training: ranks::training_of(&job.training, rank),
+        group: job.evaluation.group.clone(),
+        evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
+        selection: job.selection(),
+        beginning: prepared.beginning.clone(),
+        rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots())),
     }
 }
 

@@ -10,15 +10,17 @@
 //! ```
 //!
 //! *Preparing* is the work shared by all attempts ([`prepare`]); what it learns is in the run directory. A prepared job
-//! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An *attempt* is one worker with one ring and
-//! one ingest feeding it, from the newest valid checkpoint ([`attempt`]). The thread spawns the worker itself
-//! and outlives it, because the kernel kills a worker when the thread that spawned it ends.
+//! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An
+//! *attempt* is one or several workers ([`generation`]), each with a ring, and one ingest that fills the rings, from the
+//! newest valid checkpoint ([`attempt`]). The thread spawns the workers itself and outlives them, because the kernel kills a
+//! worker when the thread that spawned it ends.
 //!
-//! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the worker's
+//! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the workers'
 //! messages, and a stop flag that long work polls.
 
 mod attempt;
 mod descriptors;
+mod generation;
 mod prepare;
 mod profile;
 mod recorder;
@@ -73,10 +75,19 @@ pub(crate) enum Event {
     Checkpoint(oneshot::Sender<Committed>),
     /// A client requests a profile.
     Profile(ProfileRequest),
-    /// A message from the worker.
-    Worker(FromWorker),
-    /// The worker has closed its socket; the last event of an attempt.
-    WorkerGone,
+    /// A message from a worker.
+    Worker(WorkerId, FromWorker),
+    /// A worker has closed its socket; its last event.
+    WorkerGone(WorkerId),
+}
+
+/// A worker of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WorkerId {
+    /// The number of its attempt.
+    generation: u64,
+    /// Its number among the workers of that attempt, from 0.
+    rank: u32,
 }
 
 /// Why a job is stopped.
@@ -134,6 +145,8 @@ pub(crate) struct Supervisor {
     /// Unanswered checkpoint requests.
     checkpoint_requests: Vec<oneshot::Sender<Committed>>,
     retries: RetryBudget,
+    /// The number of attempts that were started.
+    generation: u64,
     /// The step of the newest known checkpoint.
     newest_step: Option<u64>,
     /// The memory that it has to fit into; `None` if that is unknown.
@@ -231,7 +244,7 @@ impl Control {
         self.ingest().as_ref().map(IngestControl::explain)
     }
 
-    /// The job's worker and newest checkpoint.
+    /// The job's workers and newest checkpoint.
     pub(crate) fn vitals(&self) -> &Vitals {
         &self.vitals
     }
@@ -294,6 +307,7 @@ impl Supervisor {
             events,
             checkpoint_requests: Vec::new(),
             retries: RetryBudget::default(),
+            generation: 0,
             newest_step: None,
             room: None,
         }
@@ -466,7 +480,7 @@ impl Supervisor {
             Ok(attempt) => attempt.run(self),
             Err(outcome) => outcome,
         };
-        self.control.vitals.set_worker(None);
+        self.control.vitals.set_workers(Vec::new());
         self.recorder.trace().record(JobEvent::WorkerEnded { error: outcome.error() });
         outcome
     }

@@ -26,9 +26,9 @@ use crate::continuation::Continuation;
 use crate::memory::{HostMemory, Room};
 use crate::plan::{self, JobPlan, RowCount};
 use crate::runs::SharedInputs;
-use crate::scheduler::Demand;
+use crate::scheduler::{Demand, Gpus};
 use crate::traces::{JobEvent, Stage};
-use crate::{runs, warm_start};
+use crate::{ranks, runs, warm_start};
 
 /// A job that is ready to run.
 pub(crate) struct Prepared {
@@ -55,6 +55,17 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
+    /// The number of workers.
+    pub(super) fn ranks(&self) -> u32 {
+        self.job.training.ranks()
+    }
+
+    /// The least memory of the job if it had one worker.
+    pub(super) fn worker_bytes(&self) -> u64 {
+        let of_worker = HostMemory::of_worker(&self.model, &self.job.training);
+        HostMemory { ingest_bytes: self.memory.ingest_bytes, ..of_worker }.total_bytes()
+    }
+
     /// Checks that the job fits into `room`, unless its batch size was chosen to fit.
     pub(super) fn check_memory(&self, room: Room) -> Result<()> {
         if self.batch.is_some() { Ok(()) } else { self.memory.check(&self.model, room) }
@@ -63,7 +74,7 @@ impl Prepared {
 
 /// What a job demands of the host: once it is prepared, or going by its job file.
 pub(super) fn demand(job: &Job, prepared: Option<&Prepared>) -> Demand {
-    let gpu = job.training.device.gpu();
+    let gpus = Gpus::from(ranks::gpus(&job.training));
     let memory_bytes = match prepared {
         // The least part of ingest is within the budget.
         Some(Prepared { memory, batch: None, .. }) => memory
@@ -79,9 +90,10 @@ pub(super) fn demand(job: &Job, prepared: Option<&Prepared>) -> Demand {
     };
     // Ingest adapts to the threads that it gets.
     let of_ingest = job.data.threads.unwrap_or(1);
-    let of_worker = if gpu.is_some() { Some(1) } else { job.training.threads };
-    let threads = of_worker.map(|threads| threads.saturating_add(of_ingest));
-    Demand { memory_bytes, threads, gpu }
+    let of_worker = if gpus.is_empty() { job.training.threads } else { Some(1) };
+    let of_workers = of_worker.map(|threads| threads.saturating_mul(job.training.ranks()));
+    let threads = of_workers.map(|threads| threads.saturating_add(of_ingest));
+    Demand { memory_bytes, threads, gpus }
 }
 
 /// Prepares `job`, which must fit into `room`, with the rights of `requester`. Its run directory is in the record of
@@ -100,7 +112,7 @@ pub(super) fn prepare(
     let shared = SharedInputs::of_trial(job, &directory, cancel)?;
     let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
         if has_fixed_batch {
-            check_memory(HostMemory::of_worker(smallest, &job.training), smallest, room)?;
+            check_memory(HostMemory::of_workers(smallest, &job.training), smallest, room)?;
         }
         recorder.trace().record(JobEvent::Stage(Stage::Statistics));
         let learned = analysis(job, &directory, train, runtime, recorder, cancel)?;
@@ -127,8 +139,14 @@ pub(super) fn prepare(
         Size(plan.ingest_bytes()),
         Size(job.data.memory_budget_bytes)
     );
-    if let Some(number) = job.training.device.gpu() {
-        text += &format!("; {} on GPU {number}", Size(gpu::needed_bytes(&plan.model)));
+    let gpus = ranks::gpus(&job.training);
+    if let Some(last) = gpus.clone().next_back() {
+        let numbers = if gpus.len() == 1 {
+            format!("GPU {last}")
+        } else {
+            format!("each of GPUs {} to {last}", gpus.start)
+        };
+        text += &format!("; {} on {numbers}", Size(gpu::needed_bytes(&plan.model)));
     }
     recorder.log(Level::INFO, &text);
     let beginning = match &plan.continuation {

@@ -1,4 +1,4 @@
-//! What a job's thread knows of its worker and its newest checkpoint, for observers that must not wait for the job.
+//! What a job's thread knows of its workers and its newest checkpoint, for observers that must not wait for the job.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,16 +13,16 @@ use crate::state::now_ms;
 #[derive(Debug, Default)]
 pub(crate) struct Vitals(Mutex<Facts>);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Facts {
-    worker: Option<u32>,
+    workers: Vec<u32>,
     checkpoint: Option<CheckpointSnapshot>,
 }
 
 impl Vitals {
-    /// The process id of the worker, while there is one.
-    pub(crate) fn worker(&self) -> Option<u32> {
-        self.facts().worker
+    /// The process ids of the workers, by rank, while there are any.
+    pub(crate) fn workers(&self) -> Vec<u32> {
+        self.facts().workers.clone()
     }
 
     /// The newest checkpoint that the job has committed or resumed from.
@@ -30,8 +30,8 @@ impl Vitals {
         self.facts().checkpoint
     }
 
-    pub(super) fn set_worker(&self, pid: Option<u32>) {
-        self.facts().worker = pid;
+    pub(super) fn set_workers(&self, pids: Vec<u32>) {
+        self.facts().workers = pids;
     }
 
     /// A checkpoint has just been committed.

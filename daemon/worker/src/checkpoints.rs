@@ -105,6 +105,11 @@ impl Checkpointer {
         (is_due || self.requested) && self.writer.is_idle()
     }
 
+    /// Whether one is being written.
+    pub(crate) fn is_writing(&mut self) -> bool {
+        !self.writer.is_idle()
+    }
+
     /// When to try again, if the newest checkpoint could not be written.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         self.failing.map(|failing| failing.retry_at)

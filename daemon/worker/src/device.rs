@@ -16,6 +16,9 @@ use crate::protocol::FromWorker;
 /// find them.
 pub const LIBRARIES_VARIABLE: &str = "MILLSTREAM_CUDA_LIBRARIES";
 
+/// The same for UCX, over which several workers of a job communicate.
+pub const UCX_LIBRARIES_VARIABLE: &str = "MILLSTREAM_UCX_LIBRARIES";
+
 /// Work that runs on any device.
 pub(crate) trait DeviceTask {
     /// Does the work, and returns the last message. `open` opens the device with a number of CPU threads, `None` for one per core; its operations are
@@ -51,28 +54,37 @@ fn cuda(number: u32) -> Result<Cuda> {
     }
 }
 
-/// Keeps the ring's memory pinned for asynchronous copies. If pinning fails, warns the daemon and returns
-/// `None`; training continues with slower copies.
+/// Keeps the memory of rings pinned for asynchronous copies. If pinning fails, warns the daemon and keeps none; training
+/// continues with slower copies.
 ///
 /// # Errors
 /// When the daemon's socket is closed.
-pub(crate) fn pinned<P>(pinned: Result<P, PinError>, link: &mut Link) -> Result<Option<P>> {
+pub(crate) fn pinned<P>(pinned: Result<Vec<P>, PinError>, link: &mut Link) -> Result<Vec<P>> {
     match pinned {
-        Ok(pinned) => Ok(Some(pinned)),
+        Ok(pinned) => Ok(pinned),
         Err(error) => {
             let message = format!(
                 "the ring's memory cannot be pinned for the GPU: each batch is copied once more on the host ({error})"
             );
             link.send(&FromWorker::Warned { message })?;
-            Ok(None)
+            Ok(Vec::new())
         }
     }
 }
 
 /// The CUDA libraries of this host.
 pub(crate) fn libraries() -> Libraries {
-    env::var_os(LIBRARIES_VARIABLE)
-        .map_or_else(Libraries::default, |folder| Libraries::of(&PathBuf::from(folder)))
+    libraries_in(LIBRARIES_VARIABLE)
+}
+
+/// The UCX libraries of this host.
+pub(crate) fn ucx_libraries() -> Libraries {
+    libraries_in(UCX_LIBRARIES_VARIABLE)
+}
+
+/// The libraries in the directory that an environment variable names, or those that the loader finds.
+fn libraries_in(variable: &str) -> Libraries {
+    env::var_os(variable).map_or_else(Libraries::default, |folder| Libraries::of(&PathBuf::from(folder)))
 }
 
 /// The cache directory for compiled kernels, from `CACHE_DIRECTORY` (set by the service manager) or the

@@ -10,6 +10,7 @@
 //! * [`locks`]: locks of run directories, and who holds a lock.
 //! * `device`: the device that it computes on.
 //! * `train`, `checkpoints`, `rehearsal`, `profiler`: a worker that trains.
+//! * `ranks`, `leader`: a worker among several, and what the first of them does for all.
 //! * `score`: a worker that scores.
 //! * [`survey`]: a worker that reports the host's GPUs.
 //! * [`gpus`]: a worker that reads how busy they are.
@@ -20,18 +21,21 @@
 mod checkpoints;
 mod device;
 pub mod gpus;
+mod leader;
 mod link;
 pub mod locks;
 mod process;
 mod profiler;
 pub mod protocol;
+mod ranks;
 mod rehearsal;
+mod rings;
 mod score;
 pub mod survey;
 pub mod tensorboard;
 mod train;
 
-pub use device::LIBRARIES_VARIABLE;
+pub use device::{LIBRARIES_VARIABLE, UCX_LIBRARIES_VARIABLE};
 pub use process::main;
 
 /// The first argument of a program started as a worker. The second is the daemon's process id.

@@ -11,10 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, Result};
+use millstream_batch::BatchSchema;
 use millstream_batch::ring::Interrupter;
-use millstream_batch::{BatchSchema, Consumer};
 
 use crate::protocol::{self, FromWorker, ProtocolError, ToWorker};
+use crate::rings::Rings;
 
 /// The daemon's pending commands, polled between steps.
 #[derive(Default)]
@@ -30,19 +31,21 @@ pub(crate) struct PendingCommands {
 pub(crate) struct CommandReceiver {
     pub(crate) commands: Arc<PendingCommands>,
     /// Rings of held-out rows. Closed once the worker is asked to stop.
-    rings: Receiver<Consumer>,
+    rings: Receiver<Rings>,
 }
 
 /// The thread that reads the daemon's messages.
 struct CommandReader {
     socket: UnixStream,
     schema: BatchSchema,
+    /// The number of rings of the job, and of an evaluation.
+    count: u32,
     commands: Arc<PendingCommands>,
     /// Interrupters of the rings that the worker may be waiting on: the job's and an evaluation's.
     rings: Vec<Interrupter>,
-    /// Passes evaluation rings to the worker; `None` once it is asked to stop. At most one ring is requested
-    /// at a time, so the channel always has room.
-    eval_rings: Option<SyncSender<Consumer>>,
+    /// Passes evaluation rings to the worker; `None` once it is asked to stop. The rings of at most one evaluation are
+    /// requested at a time, so the channel always has room.
+    eval_rings: Option<SyncSender<Rings>>,
 }
 
 /// How the worker stops early.
@@ -78,26 +81,27 @@ impl Link {
         protocol::send(&mut self.socket, message)
     }
 
-    /// Receives the ring, then starts receiving the daemon's commands.
-    pub(crate) fn receive_ring(&self, schema: &BatchSchema) -> Result<(Consumer, CommandReceiver)> {
-        let ring = Consumer::receive(&self.socket, schema)?;
+    /// Receives `count` rings of slots of `schema`, then starts receiving the daemon's commands.
+    pub(crate) fn receive_rings(&self, schema: &BatchSchema, count: u32) -> Result<(Rings, CommandReceiver)> {
+        let of_job = Rings::receive(&self.socket, schema, count)?;
         let commands = Arc::new(PendingCommands::default());
         let (eval_rings, rings) = sync_channel(1);
         let reader = CommandReader {
             socket: self.socket.try_clone()?,
             schema: schema.clone(),
+            count,
             commands: Arc::clone(&commands),
-            rings: vec![ring.interrupter()],
+            rings: of_job.interrupters().collect(),
             eval_rings: Some(eval_rings),
         };
         std::thread::Builder::new().name("commands".into()).spawn(move || reader.run())?;
-        Ok((ring, CommandReceiver { commands, rings }))
+        Ok((of_job, CommandReceiver { commands, rings }))
     }
 }
 
 impl CommandReceiver {
-    /// Waits for a ring of held-out rows; `None` once the worker is asked to stop.
-    pub(crate) fn next_eval_ring(&self) -> Option<Consumer> {
+    /// Waits for the rings of an evaluation; `None` once the worker is asked to stop.
+    pub(crate) fn next_eval_rings(&self) -> Option<Rings> {
         self.rings.recv().ok()
     }
 }
@@ -148,16 +152,21 @@ impl CommandReader {
                     self.commands.cancel_profile.store(true, Ordering::Release);
                     continue;
                 }
-                Ok(Some(ToWorker::EvalRing)) => match self.forward_eval_ring() {
+                Ok(Some(ToWorker::EvalRing)) => match self.forward_eval_rings() {
                     Ok(()) => continue,
                     Err(error) => {
-                        tracing::error!("cannot receive an evaluation's ring: {error:#}");
+                        tracing::error!("cannot receive an evaluation's rings: {error:#}");
                         StopMode::Immediately
                     }
                 },
                 Ok(Some(ToWorker::Stop { checkpoint: true })) => StopMode::AfterCheckpoint,
                 Ok(Some(ToWorker::Stop { checkpoint: false })) => StopMode::Immediately,
-                Ok(Some(ToWorker::Start(_) | ToWorker::Survey { .. } | ToWorker::SampleGpus)) => {
+                Ok(Some(
+                    ToWorker::Start(_)
+                    | ToWorker::Connect { .. }
+                    | ToWorker::Survey { .. }
+                    | ToWorker::SampleGpus,
+                )) => {
                     tracing::warn!("ignored a second assignment");
                     continue;
                 }
@@ -173,13 +182,13 @@ impl CommandReader {
         }
     }
 
-    fn forward_eval_ring(&mut self) -> Result<()> {
-        let ring = Consumer::receive(&self.socket, &self.schema)?;
-        self.rings.truncate(1);
-        self.rings.push(ring.interrupter());
+    fn forward_eval_rings(&mut self) -> Result<()> {
+        let rings = Rings::receive(&self.socket, &self.schema, self.count)?;
+        self.rings.truncate(self.count as usize);
+        self.rings.extend(rings.interrupters());
         if let Some(eval_rings) = &self.eval_rings {
             // The send fails only if the worker is exiting.
-            let _ = eval_rings.try_send(ring);
+            let _ = eval_rings.try_send(rings);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! asks it to take a checkpoint and stop. It exits when the other end of the ring or of the socket closes.
 //!
 //! An error is sent to the daemon as [`FromWorker::Failed`]: a retry would meet it again. A device fault is sent
-//! as [`FromWorker::DeviceFailed`]. Any other panic or a signal is a crash. A retry after either may succeed.
+//! as [`FromWorker::DeviceFailed`], and the loss of another worker of the job as [`FromWorker::PeerLost`]. Any other panic or a signal is a crash. A retry after either may succeed.
 
 use std::ffi::{CStr, OsString};
 use std::fs;
@@ -24,7 +24,7 @@ use crate::protocol::{FromWorker, Role, Start, ToWorker};
 use crate::score::ScoreTask;
 use crate::survey::HostSurvey;
 use crate::train::TrainTask;
-use crate::{device, gpus};
+use crate::{device, gpus, ranks};
 
 /// Runs this process as a worker; call it first in `main`. The arguments are [`crate::ARGUMENT`] and the
 /// daemon's process id; standard input is the socket.
@@ -38,6 +38,9 @@ pub fn main() -> ExitCode {
     silence_device_faults();
     let last = match panic::catch_unwind(AssertUnwindSafe(|| work(&mut link))) {
         Ok(Ok(last)) => last,
+        Ok(Err(error)) if ranks::is_peer_lost(&error) => {
+            FromWorker::PeerLost { message: format!("{error:#}") }
+        }
         Ok(Err(error)) => FromWorker::Failed { message: format!("{error:#}") },
         Err(panic) => match panic.downcast::<DeviceFault>() {
             Ok(fault) => {

@@ -6,7 +6,9 @@
 //!
 //! ```text
 //! daemon                                   worker
-//!   Start ------------------------------->   locks the job, rehearses a step if asked,
+//!   Start ------------------------------->   locks the job, rehearses a step if asked
+//!         <-------------------------------   Listening, if it is one of several workers
+//!   Connect, when all are listening ----->   connects to the others
 //!                                            restores its newest valid checkpoint
 //!         <-------------------------------   Ready, with the position to resume the data from
 //!   the ring's descriptors -------------->
@@ -16,8 +18,12 @@
 //!   EvalRing, a ring's descriptors ------>   evaluates its batches, then continues training
 //!   Profile, EndProfile ----------------->   records its next steps
 //!         <-------------------------------   Profiling repeatedly, Spans repeatedly, Profiled once
-//!         <-------------------------------   one of Done, Stopped, InputLost, DeviceFailed, Failed
+//!         <-------------------------------   one of Done, Stopped, InputLost, PeerLost, DeviceFailed, Failed
 //! ```
+//!
+//! Several workers of a job have ranks, counted from 0. Rank 0 alone locks the run, writes checkpoints and reports: of the
+//! messages after `Ready`, other ranks send warnings and the last message only. `Checkpoint` and `Profile` go to rank 0, all
+//! others to every rank.
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
 //! job's lock, so no earlier worker can be committing another one.
@@ -63,6 +69,11 @@ pub const SCORES_PER_MESSAGE: usize = 8192;
 pub enum ToWorker {
     /// The worker's assignment; sent once, first.
     Start(Box<Start>),
+    /// The reply to [`FromWorker::Listening`], once all workers of the job are listening.
+    Connect {
+        /// The address of each rank.
+        addresses: Vec<Vec<u8>>,
+    },
     /// Instead of `Start`: report the host's GPUs and CUDA libraries, then exit.
     Survey {
         /// Whether to open each GPU, as a job does.
@@ -94,7 +105,7 @@ pub enum ToWorker {
 pub struct Start {
     /// What the worker does with the batches.
     pub role: Role,
-    /// The schema of the batches.
+    /// The schema of the batches; with several workers, of the whole batches that they share.
     pub schema: BatchSchema,
 }
 
@@ -128,7 +139,11 @@ pub struct ScoreRole {
 /// The assignment of a worker that trains.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainRole {
-    /// The run directory, which the worker locks while it runs.
+    /// The number of this worker among the `training.ranks` workers of the job, from 0.
+    pub rank: u32,
+    /// How long it waits for the others in a collective operation, in seconds.
+    pub timeout_seconds: u32,
+    /// The run directory, which rank 0 locks while it runs.
     pub directory: PathBuf,
     /// The job file that each checkpoint contains as [`JOB_PART`].
     pub job: PathBuf,
@@ -237,6 +252,11 @@ pub enum FromWorker {
         /// What was read.
         sample: GpuSample,
     },
+    /// The worker is one of several, and ready for their connections.
+    Listening {
+        /// Its address, for the other workers of this host.
+        address: Vec<u8>,
+    },
     /// The model is ready; the daemon may send the ring.
     Ready {
         /// The checkpoint that training resumes from; `None` from scratch.
@@ -315,6 +335,11 @@ pub enum FromWorker {
     Stopped,
     /// The ring's producer died before it finished. The last message.
     InputLost,
+    /// A collective operation with the other workers failed: usually one of them has died. The last message.
+    PeerLost {
+        /// The error, which names the operation and the ranks.
+        message: String,
+    },
     /// The device failed or its memory was exhausted; a retry may succeed. The last message.
     DeviceFailed {
         /// What failed.
@@ -467,6 +492,18 @@ mod tests {
         assert_eq!(receive::<FromWorker>(&mut reader).unwrap(), Some(first));
         assert_eq!(receive::<FromWorker>(&mut reader).unwrap(), Some(second));
         assert_eq!(reader, b"rest");
+    }
+
+    #[test]
+    fn addresses_of_workers_round_trip() {
+        let address: Vec<u8> = (0..=255).collect();
+        let bytes = frame(&FromWorker::Listening { address: address.clone() });
+        let Some(FromWorker::Listening { address: received }) = receive(&mut &bytes[..]).unwrap() else {
+            panic!()
+        };
+        assert_eq!(received, address);
+        let connect = ToWorker::Connect { addresses: vec![address; 64] };
+        assert_eq!(receive(&mut &frame(&connect)[..]).unwrap(), Some(connect));
     }
 
     #[test]

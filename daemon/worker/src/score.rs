@@ -36,24 +36,23 @@ impl DeviceTask for ScoreTask {
         let device = scorer.device();
         link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
         let began = Instant::now();
-        let (mut ring, receiver) = link.receive_ring(&schema)?;
-        let _pinned = device::pinned(scorer.pin(&ring.mapping()), link)?;
+        let (mut rings, receiver) = link.receive_rings(&schema, 1)?;
+        let _pinned = device::pinned(rings.mappings().map(|pages| scorer.pin(&pages)).collect(), link)?;
         loop {
             if receiver.commands.stop().is_some() {
                 return Ok(FromWorker::Stopped);
             }
-            let leased = match ring.next() {
-                Ok(Some(leased)) => leased,
+            let parts = match rings.next() {
+                Ok(Some(parts)) => parts,
                 Ok(None) => break,
                 Err(RingError::Interrupted) => continue,
                 Err(RingError::PeerGone) => return Ok(FromWorker::InputLost),
                 Err(error) => return Err(error.into()),
             };
-            match output {
-                ScoreOutput::Metrics => scorer.evaluate(leased.batch())?,
-                ScoreOutput::Scores => {
-                    let rows = leased.batch().rows();
-                    send_scores(scorer.predict(leased.batch())?, rows, link)?;
+            for batch in parts.batches() {
+                match output {
+                    ScoreOutput::Metrics => scorer.evaluate(batch)?,
+                    ScoreOutput::Scores => send_scores(scorer.predict(batch)?, batch.rows(), link)?,
                 }
             }
         }

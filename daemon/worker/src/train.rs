@@ -3,65 +3,65 @@
 //! Checkpoints are taken between steps ([`Checkpointer`]). A step is a function of the model and the batch
 //! alone, so the final checkpoint does not depend on when checkpoints were taken or how often training was
 //! interrupted.
+//!
+//! # Several workers
+//!
+//! Each rank trains on its part of every batch, and sees the same headers. All ranks run the same collective operations in
+//! the same order, because each decision follows from what is the same on all: the headers, the number of steps, the metrics
+//! of evaluations. Only a request to stop reaches ranks at different times. So before each step and each batch of held-out
+//! rows, and at the end of both, all ranks [agree](Training::agree) whether any of them was asked to stop, and stop there together. A rank
+//! whose wait for rows is interrupted by the request goes straight to the next agreement.
+//!
+//! Rank 0 alone has a [`Leader`]. What it does between steps delays the others, who wait for it in their next collective
+//! operation, for `timeout_seconds` at most.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use millstream_backend::Backend;
-use millstream_batch::{BatchRef, BatchSchema, Consumer, Lease, RingError, Stream};
+use millstream_batch::{BatchRef, BatchSchema, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
 use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
 use millstream_trainer::loss::LossSum;
-use millstream_trainer::session::{ContinuedData, EvalCadence, EvalOutcome, Session, SessionError};
+use millstream_trainer::session::{
+    Agreement, ContinuedData, EvalCadence, EvalOutcome, Session, SessionError,
+};
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
 use crate::checkpoints::{Cadence, Checkpointer};
 use crate::device::{self, DeviceTask};
+use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
 use crate::locks::RunLock;
 use crate::profiler::Profiler;
 use crate::protocol::{
     ANALYSIS_PART, BeginningRole, ContinuationRole, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole,
-    WorkerProgress,
 };
-use crate::rehearsal;
-use crate::tensorboard::{EventSpec, EventWriter, Meter};
+use crate::rings::{Parts, Rings};
+use crate::{ranks, rehearsal};
 
 /// Time limit for an earlier worker of the job to exit: it is dead or dying.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval between progress reports.
-const REPORT_PERIOD: Duration = Duration::from_millis(100);
+/// Interval between checks whether a checkpoint has been written for which all ranks wait.
+const WRITER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Interval between checks for a stop while training has ended but its last checkpoint cannot be written.
-const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// A training job.
+/// A training job, on one of its workers.
 struct Training<'a, B: Backend> {
     session: Session<B>,
     /// When held-out rows are requested; `None` if they are interleaved with the training rows.
     evaluation: Option<EvalCadence>,
     /// Whether the last step ended its epoch.
     epoch_ended: bool,
-    /// When the current evaluation began, while there is one.
-    evaluating_since: Option<Instant>,
-    checkpointer: Checkpointer,
-    /// What was done since the last progress report.
-    meter: Meter,
-    /// When that was.
-    reported: Instant,
-    /// If it has become known since.
-    steps_per_epoch: Option<u64>,
-    /// TensorBoard events, if the job writes them.
-    events: Option<EventWriter>,
-    /// Whether a failure to write events has been reported.
-    events_warned: bool,
-    profiler: Profiler,
+    /// Whether there are other workers.
+    has_peers: bool,
+    /// What rank 0 does alone; `None` on other ranks.
+    leader: Option<Leader>,
+    recorder: Arc<Recorder>,
     receiver: CommandReceiver,
     link: &'a mut Link,
 }
@@ -82,9 +82,9 @@ impl DeviceTask for TrainTask {
         let (schema, training) = (&schema, &role.training);
         let recorder = Arc::new(Recorder::default());
         let open = |threads| open(threads, Arc::clone(&recorder));
-        let _lock = RunLock::acquire(&role.directory, LOCK_TIMEOUT)?;
-        let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
-        let (job, analysis) = (read(&role.job)?, read(&role.analysis)?);
+        let (is_leader, has_peers) = (role.rank == 0, training.ranks() > 1);
+        // Before the others restore a checkpoint: an earlier worker that is ending may still commit one.
+        let _lock = is_leader.then(|| RunLock::acquire(&role.directory, LOCK_TIMEOUT)).transpose()?;
         let store = CheckpointStore::local(&role.directory)?;
         if let Some(spec) = role.rehearsal
             && store.steps()?.is_empty()
@@ -92,7 +92,11 @@ impl DeviceTask for TrainTask {
             let backend = open(training.threads)?;
             rehearsal::run(backend, spec, &role.model, schema, training).context("rehearsing a step")?;
         }
+        let communicator = training.exchanges().then(|| ranks::connect(&role, link)).transpose()?;
         let mut session = Session::new(open(training.threads)?, &role.model, schema, training)?;
+        if let Some(communicator) = communicator {
+            session.join(communicator);
+        }
         if let Some(groups) = &role.group {
             session.group_by(groups)?;
         }
@@ -120,6 +124,7 @@ impl DeviceTask for TrainTask {
         }
         // The writer of the newest checkpoint may have been killed before. Damaged ones are kept until the next commit.
         if let Some(Restored { step, .. }) = &committed
+            && is_leader
             && passed_over.is_empty()
             && let Err(error) = store.remove_expired(*step, role.keep)
         {
@@ -127,37 +132,38 @@ impl DeviceTask for TrainTask {
         }
         let device = session.device();
         link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
-        let (ring, receiver) = link.receive_ring(schema)?;
-        // Stored in each checkpoint: the job file and the statistics learned from its data.
-        let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
-        let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
-        let cadence = Cadence { every_steps: role.every_steps, keep: role.keep, retry_for };
-        let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
-        let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
+        let part = schema.part(training.parts());
+        let (rings, receiver) = link.receive_rings(&part, training.parts() / training.ranks())?;
+        let leader = is_leader.then(|| -> Result<Leader> {
+            let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+            let (job, analysis) = (read(&role.job)?, read(&role.analysis)?);
+            // Stored in each checkpoint: the job file and the statistics learned from its data.
+            let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
+            let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
+            let cadence = Cadence { every_steps: role.every_steps, keep: role.keep, retry_for };
+            let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
+            let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
+            let mut leader = Leader::new(checkpointer, profiler);
+            if let Some(spec) = role.events.take() {
+                leader.begin_events(spec, &job, link)?;
+            }
+            Ok(leader)
+        });
         let mut training = Training {
             session,
             evaluation: role.evaluation,
             epoch_ended: false,
-            evaluating_since: None,
-            checkpointer,
-            meter: Meter::default(),
-            reported: Instant::now(),
-            steps_per_epoch: None,
-            events: None,
-            events_warned: false,
-            profiler,
+            has_peers,
+            leader: leader.transpose()?,
+            recorder,
             receiver,
             link,
         };
-        if let Some(spec) = role.events.take() {
-            training.begin_events(spec, &job)?;
-        }
-        let ended = training.run(ring)?;
+        let ended = training.run(rings)?;
         training.drain()?;
-        training.profiler.end(&training.session, true, training.link)?;
-        training.report()?;
-        training.write_events(|events, session| events.end(session.step()))?;
-        training.report_skipped_steps()?;
+        if let Some(leader) = &mut training.leader {
+            leader.end(&mut training.session, training.link)?;
+        }
         Ok(ended)
     }
 }
@@ -203,50 +209,60 @@ fn restore<B: Backend<Scalar = f32>>(
 }
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {
-    fn run(&mut self, mut ring: Consumer) -> Result<FromWorker> {
-        let _pinned = device::pinned(self.session.pin(&ring.mapping()), self.link)?;
-        let recorder = Arc::clone(self.profiler.recorder());
+    fn run(&mut self, mut rings: Rings) -> Result<FromWorker> {
+        let pinned = rings.mappings().map(|pages| self.session.pin(&pages)).collect();
+        let _pinned = device::pinned(pinned, self.link)?;
+        let recorder = Arc::clone(&self.recorder);
         loop {
             if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
             let (began, start) = (Instant::now(), recorder.start());
-            if !ring.has_next() {
+            if !rings.has_next() {
                 // Time during which the device is still busy does not count as waiting for input.
                 self.drain()?;
             }
             let wait_began = Instant::now();
-            let leased = match recorder.phase(Phase::Wait, || ring.next()) {
-                Ok(Some(leased)) => leased,
-                Ok(None) => break,
-                // A stop was requested; the next iteration handles it.
-                Err(RingError::Interrupted) => continue,
+            let parts = match recorder.phase(Phase::Wait, || rings.next()) {
+                Ok(Some(parts)) => parts,
+                // The end of the data, or a request to stop.
+                Ok(None) | Err(RingError::Interrupted) => break,
                 Err(RingError::PeerGone) => return Ok(FromWorker::InputLost),
                 Err(error) => return Err(error.into()),
             };
             let waited = wait_began.elapsed();
-            match leased.batch().header().stream {
+            let batches = parts.batches();
+            let stops = match batches[0].header().stream {
                 Stream::Train => {
-                    let rows = leased.batch().rows() as u64;
-                    self.train(leased)?;
-                    self.add_time(began.elapsed(), waited);
-                    self.write_events(|events, session| events.point_if_due(session.step()))?;
-                    let began = Instant::now();
-                    if self.events.is_some() {
-                        recorder.phase(Phase::Events, || self.write_events(write_histograms))?;
+                    let rows = batches.iter().map(BatchRef::rows).sum::<usize>() as u64;
+                    let Agreement { is_step, stop } = self.agree(&batches)?;
+                    ensure!(
+                        is_step || stop,
+                        "another worker has no batch for step {}",
+                        self.session.step() + 1
+                    );
+                    if is_step {
+                        self.train(parts)?;
+                        self.after_step(began.elapsed(), waited)?;
+                        recorder.add(start, Category::Step, "step", || Work { rows, ..Work::default() });
                     }
-                    self.checkpointer.on_step(self.session.step());
-                    self.add_time(began.elapsed(), Duration::ZERO);
-                    recorder.add(start, Category::Step, "step", || Work { rows, ..Work::default() });
+                    stop
                 }
                 Stream::Eval => {
-                    recorder.phase(Phase::Evaluation, || self.evaluate(leased.batch()))?;
-                    recorder.phase(Phase::Release, || drop(leased));
+                    let stops = recorder.phase(Phase::Evaluation, || self.evaluate(&batches))?;
+                    recorder.phase(Phase::Release, || drop(parts));
+                    stops
                 }
+            };
+            if stops {
+                return self.stop();
             }
-            if self.reported.elapsed() >= REPORT_PERIOD {
-                self.report()?;
+            if let Some(leader) = &mut self.leader {
+                leader.report_if_due(&self.session, self.link)?;
             }
+        }
+        if self.agree(&[])?.stop {
+            return self.stop();
         }
         if self.evaluation.is_some() && !self.session.is_evaluated() {
             self.session.set_eval_due();
@@ -257,71 +273,58 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         self.finish(None)
     }
 
+    /// Agrees with all ranks on the next step, on these parts of a batch, or on whether to continue. A request to stop on any rank stops
+    /// all.
+    fn agree(&mut self, parts: &[BatchRef<'_>]) -> Result<Agreement> {
+        let stop = self.receiver.commands.stop().is_some();
+        Ok(self.session.agree(parts, stop)?)
+    }
+
     /// Does everything due before the next step; returns the outcome if training ends.
     fn between_steps(&mut self) -> Result<Option<FromWorker>> {
-        if let Some(ended) = self.apply_commands()? {
-            return Ok(Some(ended));
-        }
         if self.session.is_eval_due() {
-            let recorder = Arc::clone(self.profiler.recorder());
+            let recorder = Arc::clone(&self.recorder);
             if let Some(ended) = recorder.phase(Phase::Evaluation, || self.evaluate_separately())? {
-                return Ok(Some(ended));
-            }
-            if let Some(ended) = self.apply_commands()? {
                 return Ok(Some(ended));
             }
         }
         if let Some(why) = self.session.early_stop_reason() {
             return self.finish(Some(why)).map(Some);
         }
-        let began = Instant::now();
-        self.checkpoint_if_due()?;
-        self.add_time(began.elapsed(), Duration::ZERO);
-        if self.profiler.is_due(&self.session, &self.receiver.commands) {
-            self.drain()?;
-            self.profiler.between_steps(&self.session, &self.receiver.commands, self.link)?;
+        if let Some(leader) = &mut self.leader {
+            leader.between_steps(&mut self.session, &self.receiver.commands, self.link)?;
         }
         Ok(None)
     }
 
-    /// Applies the daemon's pending commands.
-    fn apply_commands(&mut self) -> Result<Option<FromWorker>> {
-        // Before the first batch there is nothing to save; the request stays pending.
+    /// Saves what was trained, unless the daemon is gone. All ranks have agreed to stop.
+    fn stop(&mut self) -> Result<FromWorker> {
+        let saves = self.receiver.commands.stop() != Some(StopMode::Immediately);
         let has_trained = !self.session.position().is_empty();
-        if has_trained && self.receiver.commands.take_checkpoint() {
-            self.checkpointer.request();
+        if let Some(leader) = &mut self.leader
+            && saves
+            && has_trained
+        {
+            leader.take_last_checkpoint(&mut self.session, &self.receiver.commands, self.link)?;
         }
-        let Some(stop) = self.receiver.commands.stop() else { return Ok(None) };
-        if has_trained && stop == StopMode::AfterCheckpoint {
-            self.take_checkpoint(true)?;
-        }
-        Ok(Some(FromWorker::Stopped))
+        Ok(FromWorker::Stopped)
     }
 
-    fn train(&mut self, leased: Lease) -> Result<()> {
-        let header = leased.batch().header();
-        // All epochs have equally many rows, unless weights draw some of them; the mean is then reported. If a short last
-        // batch is dropped, only the next epoch's first batch shows that an epoch has ended.
-        let (before, epochs) = (self.session.step(), u64::from(header.epoch));
-        if header.batch == 0 && epochs > 0 {
-            self.steps_per_epoch = Some(before / epochs);
+    fn train(&mut self, parts: Parts) -> Result<()> {
+        let batches = parts.batches();
+        let (header, before) = (batches[0].header(), self.session.step());
+        self.session.submit(&batches)?;
+        drop(batches);
+        // The batch has been copied, so the slots can be released while the step is in flight.
+        self.recorder.phase(Phase::Release, || drop(parts));
+        if let Some(leader) = &mut self.leader {
+            leader.on_step(&self.session, before, header);
         }
-        self.session.submit(&[leased.batch()])?;
-        // The batch has been copied, so the slot can be released while the step is in flight.
-        self.profiler.recorder().phase(Phase::Release, || drop(leased));
-        for meter in self.meters() {
-            meter.steps += 1;
-            meter.examples += u64::from(header.rows);
-        }
-        match self.events.as_ref().is_some_and(|events| events.point_is_due(self.session.step())) {
-            true => self.drain()?,
-            false => {
-                let loss = self.session.throttle()?;
-                self.add_loss(loss);
-            }
-        }
-        if header.last {
-            self.steps_per_epoch = Some(self.session.step() / (epochs + 1));
+        if self.leader.as_ref().is_some_and(|leader| leader.needs_drain(self.session.step())) {
+            self.drain()?;
+        } else {
+            let loss = self.session.throttle()?;
+            self.add_loss(loss);
         }
         self.epoch_ended = header.last;
         let ended = header.last.then_some(header.epoch);
@@ -329,6 +332,13 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             self.session.set_eval_due();
         }
         Ok(())
+    }
+
+    fn after_step(&mut self, trained: Duration, waited: Duration) -> Result<()> {
+        match &mut self.leader {
+            Some(leader) => leader.after_step(&mut self.session, (trained, waited), self.link),
+            None => Ok(()),
+        }
     }
 
     /// Waits until no step is in flight.
@@ -340,59 +350,74 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
 
     /// Adds the loss of completed steps.
     fn add_loss(&mut self, loss: LossSum) {
-        self.meters().for_each(|meter| meter.loss += loss);
-        if let (Some(events), Some(scale)) = (&mut self.events, self.session.loss_scale()) {
-            events.set_loss_scale(scale);
+        if let Some(leader) = &mut self.leader {
+            leader.add_loss(&self.session, loss);
         }
     }
 
-    /// The meters of progress reports and of TensorBoard's curves.
-    fn meters(&mut self) -> impl Iterator<Item = &mut Meter> {
-        std::iter::once(&mut self.meter).chain(self.events.as_mut().map(EventWriter::meter))
-    }
-
-    /// Evaluates a batch of held-out rows that is interleaved with training.
-    fn evaluate(&mut self, batch: BatchRef<'_>) -> Result<()> {
-        let header = batch.header();
-        self.evaluating_since.get_or_insert_with(Instant::now);
-        self.session.evaluate(batch)?;
+    /// Evaluates a batch of held-out rows that is interleaved with training. Returns whether training stops; then the
+    /// evaluation is repeated after a resume.
+    fn evaluate(&mut self, parts: &[BatchRef<'_>]) -> Result<bool> {
+        let header = parts[0].header();
+        if let Some(leader) = &mut self.leader {
+            leader.begin_evaluation();
+        }
+        if self.agree(&[])?.stop {
+            return Ok(true);
+        }
+        parts.iter().try_for_each(|&part| self.session.evaluate(part))?;
         if header.last {
             let judged = self.session.finish_eval()?;
             self.evaluated(header.epoch, true, judged)?;
         }
-        Ok(())
+        Ok(false)
     }
 
-    /// Requests held-out rows through a separate ring and evaluates them. A stop request ends this early.
+    /// Requests held-out rows through a separate ring and evaluates them. Returns the outcome if training ends, as after a
+    /// request to stop.
     fn evaluate_separately(&mut self) -> Result<Option<FromWorker>> {
-        // Report the training up to the evaluation first.
+        if self.agree(&[])?.stop {
+            return self.stop().map(Some);
+        }
         self.drain()?;
-        self.report()?;
-        self.evaluating_since = Some(Instant::now());
-        self.link.send(&FromWorker::EvalDue)?;
-        let Some(mut ring) = self.receiver.next_eval_ring() else { return Ok(None) };
-        // A failure was already reported for the training ring.
-        let _pinned = self.session.pin(&ring.mapping()).ok();
-        loop {
-            let leased = match ring.next() {
-                Ok(Some(leased)) => leased,
-                Ok(None) => break,
-                Err(RingError::Interrupted) => {
-                    self.session.discard_eval();
-                    self.evaluating_since = None;
-                    return Ok(None);
-                }
-                Err(RingError::PeerGone) => return Ok(Some(FromWorker::InputLost)),
-                Err(error) => return Err(error.into()),
-            };
-            self.session.evaluate(leased.batch())?;
+        if let Some(leader) = &mut self.leader {
+            // Report the training up to the evaluation first.
+            leader.report(&self.session, self.link)?;
+            leader.begin_evaluation();
+            self.link.send(&FromWorker::EvalDue)?;
+        }
+        if let Some(ended) = self.read_held_out_rows()? {
+            return Ok(Some(ended));
         }
         let judged = self.session.finish_separate_eval()?;
         let epoch = self.session.progress().epoch;
         self.evaluated(epoch, self.epoch_ended, judged)?;
-        // Evaluation time does not count as training time.
-        self.reported = Instant::now();
+        if let Some(leader) = &mut self.leader {
+            leader.skip_time();
+        }
         Ok(None)
+    }
+
+    /// Evaluates all batches of a separate ring. Returns the outcome if training ends.
+    fn read_held_out_rows(&mut self) -> Result<Option<FromWorker>> {
+        // Without rings, a stop was requested.
+        let mut rings = self.receiver.next_eval_rings();
+        // A failure was already reported for the training rings.
+        let mappings = rings.iter().flat_map(Rings::mappings);
+        let _pinned: Vec<_> = mappings.map(|pages| self.session.pin(&pages).ok()).collect();
+        loop {
+            let parts = match rings.as_mut().map_or(Ok(None), Rings::next) {
+                Err(RingError::Interrupted) => None,
+                Err(RingError::PeerGone) => return Ok(Some(FromWorker::InputLost)),
+                next => next?,
+            };
+            if self.agree(&[])?.stop {
+                self.session.discard_eval();
+                return self.stop().map(Some);
+            }
+            let Some(parts) = parts else { return Ok(None) };
+            parts.batches().into_iter().try_for_each(|part| self.session.evaluate(part))?;
+        }
     }
 
     /// Reports an evaluation, and takes a checkpoint if it is one of the best.
@@ -402,138 +427,42 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         ends_epoch: bool,
         EvalOutcome { metrics, is_best }: EvalOutcome,
     ) -> Result<()> {
-        let step = self.session.step();
         self.drain()?;
-        self.report()?;
-        self.write_events(|events, _| events.evaluated(step, &metrics))?;
-        let seconds = self.evaluating_since.take().map_or(0.0, |began| began.elapsed().as_secs_f64());
-        self.link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds })?;
+        if let Some(leader) = &mut self.leader {
+            leader.evaluated(&mut self.session, Evaluated { epoch, ends_epoch, metrics }, self.link)?;
+        }
         if is_best {
-            self.take_checkpoint(false)?;
-        }
-        Ok(())
-    }
-
-    /// Reports a committed checkpoint, and takes one if it is due and the writer is idle.
-    fn checkpoint_if_due(&mut self) -> Result<()> {
-        self.checkpointer.report_committed(self.link)?;
-        if self.checkpointer.is_ready() {
-            self.take_checkpoint(false)?;
-        }
-        Ok(())
-    }
-
-    /// Takes a checkpoint; if it `is_last`, waits until it is committed.
-    fn take_checkpoint(&mut self, is_last: bool) -> Result<()> {
-        self.drain()?;
-        // So that a worker resuming from it repeats no events.
-        self.write_events(|events, _| events.flush())?;
-        let recorder = Arc::clone(self.profiler.recorder());
-        recorder.phase(Phase::Checkpoint, || {
-            self.checkpointer.take(&mut self.session, self.link)?;
-            if is_last { self.checkpointer.wait(self.link) } else { Ok(()) }
-        })
-    }
-
-    /// Commits the last checkpoint. If it cannot be written, tries again until it can, the job's time for that is over, or a
-    /// stop is requested.
-    fn finish(&mut self, stopped_early: Option<String>) -> Result<FromWorker> {
-        loop {
-            self.take_checkpoint(true)?;
-            let Some(retry_at) = self.checkpointer.retry_at() else {
-                return Ok(FromWorker::Done { stopped_early });
-            };
-            while Instant::now() < retry_at {
-                if self.receiver.commands.stop().is_some() {
-                    return Ok(FromWorker::Stopped);
-                }
-                std::thread::sleep(STOP_POLL_INTERVAL);
+            self.wait_for_writer()?;
+            if let Some(leader) = &mut self.leader {
+                leader.take_checkpoint(&mut self.session, self.link)?;
             }
         }
+        Ok(())
     }
 
-    /// Adds training time and its part spent waiting for a batch.
-    fn add_time(&mut self, trained: Duration, waited: Duration) {
-        for meter in self.meters() {
-            meter.trained += trained;
-            meter.waited += waited;
-        }
-    }
-
-    /// Creates an event file. On failure training continues without one.
-    fn begin_events(&mut self, spec: EventSpec, job: &str) -> Result<()> {
-        let directory = spec.directory.clone();
-        match EventWriter::begin(spec, self.checkpointer.committed().map(|restored| restored.step), job) {
-            Ok(events) => self.events = Some(events),
-            Err(error) => self.warn_of_events(&directory, &error)?,
+    /// Waits until rank 0 has written its previous checkpoint. The ranks wait together, in short operations: in a single one,
+    /// rank 0 would seem to hang.
+    fn wait_for_writer(&mut self) -> Result<()> {
+        while self.has_peers {
+            let is_writing = match &mut self.leader {
+                Some(leader) => leader.is_writing(self.link)?,
+                None => false,
+            };
+            // An agreement is true if it is on any rank.
+            if !self.session.agree(&[], is_writing)?.stop {
+                break;
+            }
+            std::thread::sleep(WRITER_POLL_INTERVAL);
         }
         Ok(())
     }
 
-    /// Reports the number of skipped steps, if any.
-    fn report_skipped_steps(&mut self) -> Result<()> {
-        let Some(scale) = self.session.loss_scale().filter(|scale| scale.skipped_steps > 0) else {
-            return Ok(());
+    /// Ends the job: rank 0 commits its last checkpoint.
+    fn finish(&mut self, stopped_early: Option<String>) -> Result<FromWorker> {
+        let is_complete = match &mut self.leader {
+            Some(leader) => leader.finish(&mut self.session, &self.receiver.commands, self.link)?,
+            None => true,
         };
-        let message = format!(
-            "{} of {} steps were skipped because gradients overflowed; the loss scale is now {}",
-            scale.skipped_steps,
-            self.session.step(),
-            scale.scale
-        );
-        self.link.send(&FromWorker::Warned { message })?;
-        Ok(())
+        Ok(if is_complete { FromWorker::Done { stopped_early } } else { FromWorker::Stopped })
     }
-
-    /// Writes TensorBoard events. A failure is reported once, and training continues.
-    fn write_events(
-        &mut self,
-        write: impl FnOnce(&mut EventWriter, &mut Session<B>) -> io::Result<()>,
-    ) -> Result<()> {
-        let Some(events) = &mut self.events else { return Ok(()) };
-        let Err(error) = write(events, &mut self.session) else { return Ok(()) };
-        let path = events.path().to_owned();
-        self.warn_of_events(&path, &error)
-    }
-
-    fn warn_of_events(&mut self, path: &Path, error: &io::Error) -> Result<()> {
-        if !std::mem::replace(&mut self.events_warned, true) {
-            let message = format!(
-                "{}: {error}; training continues, but TensorBoard will miss some events",
-                path.display()
-            );
-            self.link.send(&FromWorker::Warned { message })?;
-        }
-        Ok(())
-    }
-
-    fn report(&mut self) -> Result<()> {
-        self.profiler.report(&self.session, self.link)?;
-        self.reported = Instant::now();
-        let meter = std::mem::take(&mut self.meter);
-        let progress = self.session.progress();
-        self.link.send(&FromWorker::Progress(WorkerProgress {
-            step: self.session.step(),
-            epoch: progress.epoch,
-            examples: progress.examples,
-            steps_per_epoch: self.steps_per_epoch.take(),
-            new_examples: meter.examples,
-            loss: meter.loss.mean(),
-            seconds: meter.trained.as_secs_f64(),
-            waited_seconds: meter.waited.as_secs_f64(),
-        }))?;
-        Ok(())
-    }
-}
-
-/// Writes a histogram of each weight tensor, if due.
-fn write_histograms<B: Backend<Scalar = f32>>(
-    events: &mut EventWriter,
-    session: &mut Session<B>,
-) -> io::Result<()> {
-    let step = session.step();
-    if !events.histograms_are_due(step) {
-        return Ok(());
-    }
-    session.read_parameters(|tensor, numbers| events.histogram(step, &tensor.name, numbers))
 }

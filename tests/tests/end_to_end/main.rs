@@ -40,3 +40,4 @@ mod trials;
 mod warm_start;
 mod web;
 mod weighted;
+mod workers;

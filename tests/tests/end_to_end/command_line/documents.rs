@@ -77,6 +77,7 @@ fn check_reports_the_plan() {
             "precision",
             "embedding_precision",
             "device",
+            "workers",
             "host",
             "learning_rates",
             "parameters",

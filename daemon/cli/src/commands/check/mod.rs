@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use millstream_daemon::access::Requester;
 use millstream_daemon::memory::Room;
 use millstream_daemon::plan::{JobPlan, Learning};
+use millstream_daemon::ranks;
 use millstream_daemon::survey::survey_host_with_current_exe;
 use millstream_daemon::warm_start::Beginning;
 use millstream_job::Job;
@@ -55,9 +56,13 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
 
 /// Why the job cannot use its GPU on this host.
 fn gpu_problem(job: &Job, host: Option<&HostSurvey>) -> Option<String> {
-    let here = || format!("`training.device = \"{}\"`", job.training.device);
-    let gpu = host?.gpu(job.training.device.gpu()?).with_context(here);
-    gpu.err().map(|error| format!("{error:#}"))
+    let host = host?;
+    let here = || match job.training.ranks() {
+        1 => format!("`training.device = \"{}\"`", job.training.device),
+        ranks => format!("`training.device = \"{}\"` with `workers.per_host = {ranks}`", job.training.device),
+    };
+    let problem = ranks::gpus(&job.training).find_map(|number| host.gpu(number).with_context(here).err());
+    problem.map(|error| format!("{error:#}"))
 }
 
 /// Why the job does not fit into this host's memory.

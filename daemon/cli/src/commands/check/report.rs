@@ -1,12 +1,14 @@
 //! The contents of a plan, as `--json` prints them.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
 use millstream_daemon::memory;
 use millstream_daemon::plan::{DataPlan, JobPlan, RowCount};
+use millstream_daemon::ranks;
 use millstream_daemon::sources::SourcePlan;
 use millstream_daemon::warm_start::Beginning;
 use millstream_job::Job;
@@ -42,6 +44,8 @@ pub(super) struct Report {
     pub(super) precision: &'static str,
     pub(super) embedding_precision: &'static str,
     pub(super) device: String,
+    /// The number of workers, each of which trains on a part of every batch.
+    pub(super) workers: u32,
     /// The GPUs and CUDA libraries of this host; null for a job on the CPU.
     pub(super) host: Option<HostSurvey>,
     pub(super) learning_rates: LearningRates,
@@ -142,11 +146,11 @@ pub(super) struct Memory {
     /// Evaluations whose rows are read separately from training rows.
     pub(super) evaluation_bytes: u64,
     pub(super) budget_bytes: u64,
-    /// Parameters and optimizer state.
+    /// Parameters and optimizer state of all workers.
     pub(super) model_bytes: u64,
-    /// Activations, gradients and workspaces.
+    /// Activations, gradients and workspaces of all workers.
     pub(super) workspace_bytes: u64,
-    /// The copy of the model from which checkpoints are written.
+    /// The copy of the model from which one of them writes checkpoints.
     pub(super) checkpoint_bytes: u64,
     pub(super) host: HostUse,
     /// Null on the CPU.
@@ -156,7 +160,7 @@ pub(super) struct Memory {
 /// The job's memory on this host.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct HostUse {
-    /// The least memory of ingest and the worker together.
+    /// The least memory of ingest and the workers together.
     pub(super) needed_bytes: u64,
     /// What this host has available now; null if the kernel does not report it.
     pub(super) available_bytes: Option<u64>,
@@ -164,15 +168,18 @@ pub(super) struct HostUse {
     pub(super) fits: Option<bool>,
 }
 
-/// The job's memory on its GPU. Host memory does not include it.
+/// The job's memory on its GPU; with several workers, on each of theirs. Host memory does not include it.
 #[derive(Debug, Serialize)]
 pub(super) struct GpuMemory {
+    /// The number of the first GPU.
     pub(super) number: u32,
+    /// The number of GPUs.
+    pub(super) count: u32,
     /// Parameters and optimizer state.
     pub(super) model_bytes: u64,
     /// Batches, activations, gradients and workspaces.
     pub(super) workspace_bytes: u64,
-    /// The GPU's total memory. Null, like the next two fields, if this host lacks the GPU.
+    /// The total memory of the smallest GPU. Null, like the next two fields, if this host lacks one.
     pub(super) memory_bytes: Option<u64>,
     /// The estimate of what the driver and other processes leave.
     pub(super) usable_bytes: Option<u64>,
@@ -228,6 +235,7 @@ impl Report {
             precision: job.training.precision.name(),
             embedding_precision: job.training.embedding_precision.name(),
             device: job.training.device.to_string(),
+            workers: job.training.ranks(),
             learning_rates: LearningRates::of(job),
             parameters: Parameters::of(plan),
             memory_problem: memory_problem(plan, &memory),
@@ -247,11 +255,9 @@ impl Report {
 impl Memory {
     pub(super) fn of(plan: &JobPlan, host: Option<&HostSurvey>) -> Self {
         let (need, model) = (plan.ingest.memory(), &plan.model);
-        let gpu = plan.job.training.device.gpu().map(|number| GpuMemory::of(model, number, host));
-        let (model_bytes, workspace_bytes) = match gpu {
-            None => (model.parameter_bytes, model.workspace_bytes),
-            Some(_) => (0, model.staging_bytes),
-        };
+        let gpus = ranks::gpus(&plan.job.training);
+        let gpu = (!gpus.is_empty()).then(|| GpuMemory::of(model, gpus, host));
+        let on_host = plan.host_memory();
         Self {
             ring_bytes: need.ring_bytes,
             pool_bytes: need.pool_bytes,
@@ -260,10 +266,10 @@ impl Memory {
             fixed_bytes: need.fixed_bytes,
             evaluation_bytes: plan.eval_ingest.as_ref().map_or(0, |eval| eval.memory().total_bytes()),
             budget_bytes: plan.job.data.memory_budget_bytes,
-            model_bytes,
-            workspace_bytes,
-            checkpoint_bytes: model.copy_bytes,
-            host: HostUse::of(plan.host_memory().total_bytes()),
+            model_bytes: on_host.model_bytes,
+            workspace_bytes: on_host.workspace_bytes,
+            checkpoint_bytes: on_host.copy_bytes,
+            host: HostUse::of(on_host.total_bytes()),
             gpu,
         }
     }
@@ -278,11 +284,15 @@ impl HostUse {
 }
 
 impl GpuMemory {
-    fn of(model: &ModelPlan, number: u32, host: Option<&HostSurvey>) -> Self {
-        let memory_bytes = host.and_then(|host| host.gpu(number).ok()).map(|gpu| gpu.memory_bytes);
+    fn of(model: &ModelPlan, numbers: Range<u32>, host: Option<&HostSurvey>) -> Self {
+        let (number, count) = (numbers.start, numbers.len() as u32);
+        let of_gpu = |number| Some(host?.gpu(number).ok()?.memory_bytes);
+        let all: Option<Vec<u64>> = numbers.map(of_gpu).collect();
+        let memory_bytes = all.and_then(|all| all.into_iter().min());
         let usable_bytes = memory_bytes.map(gpu::usable_bytes);
         Self {
             number,
+            count,
             model_bytes: model.parameter_bytes,
             workspace_bytes: model.workspace_bytes,
             memory_bytes,

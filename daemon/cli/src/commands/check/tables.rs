@@ -132,6 +132,13 @@ impl Report {
             of_tables => format!("{}, embeddings {of_tables}", self.precision),
         };
         table.row(["precision".to_owned(), precision]);
+        if self.workers > 1 {
+            let part = figures::counted(batch.rows.div_ceil(self.workers).into(), "row");
+            table.row([
+                "workers".to_owned(),
+                format!("{} on this host, each with {part} of a batch", self.workers),
+            ]);
+        }
         table.row(["device".to_owned(), self.device.clone()]);
         for (name, description) in self.host.iter().flat_map(describe_host) {
             table.row([format!("  {name}"), description]);
@@ -213,7 +220,8 @@ impl Report {
             table.row([part, &figures::bytes(bytes)]);
         }
         let worker = memory.model_bytes + memory.workspace_bytes + memory.checkpoint_bytes;
-        table.row(["worker memory", &format!("{bound}{}", figures::bytes(worker))]);
+        let of_all = if self.workers > 1 { " together" } else { "" };
+        table.row(["worker memory", &format!("{bound}{}{of_all}", figures::bytes(worker))]);
         if memory.gpu.is_none() {
             table.row(["  model and optimizer", &figures::bytes(memory.model_bytes)]);
         }
@@ -232,12 +240,16 @@ impl Report {
 impl GpuMemory {
     /// `bound` precedes upper bounds.
     fn describe(&self, bound: &str, table: &mut Table) {
-        let Self { number, model_bytes, workspace_bytes, memory_bytes, usable_bytes, fits } = self;
+        let Self { number, count, model_bytes, workspace_bytes, memory_bytes, usable_bytes, fits } = self;
         let mut used = format!("{bound}{}", figures::bytes(model_bytes.saturating_add(*workspace_bytes)));
         if let Some((usable, total)) = usable_bytes.zip(*memory_bytes) {
             used += &format!(" of {} usable ({} in total)", figures::bytes(usable), figures::bytes(total));
         }
-        table.row([format!("GPU {number} memory"), used]);
+        let title = match count {
+            1 => format!("GPU {number} memory"),
+            count => format!("GPU {number} to {} memory, each", number + count - 1),
+        };
+        table.row([title, used]);
         table.row(["  model and optimizer", &figures::bytes(*model_bytes)]);
         table.row(["  batch and workspace", &figures::bytes(*workspace_bytes)]);
         if *fits == Some(false) {

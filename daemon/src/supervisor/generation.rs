@@ -1,0 +1,254 @@
+//! The workers of one attempt: a *generation*.
+//!
+//! A job has one worker, or several that train together; their numbers are their ranks. All are spawned together, on the
+//! job's thread. Several first meet: each reports an address, and when all have, each gets the addresses of all. Then they
+//! restore the same checkpoint, and ingest starts once all are ready.
+//!
+//! They also end together. When one is lost, the others are killed at once and the next attempt starts a new generation:
+//! nothing is repaired, because no worker can tell what the others have seen of it. Which one was lost is not always clear at
+//! first. A worker that dies closes its socket, but another may notice the death in a collective operation and report
+//! [`FromWorker::PeerLost`] first. So such a report waits for a worker that died, for [`CAUSE_TIMEOUT`].
+//!
+//! Events carry the number of their generation: those of an earlier one may still be in the job's queue.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use millstream_backend::Description;
+use millstream_batch::HandOff;
+use millstream_worker::protocol::{Restored, ToWorker};
+use tracing::Level;
+
+use super::{Event, Prepared, Supervisor, WorkerId};
+use crate::worker::{WorkerExit, WorkerProcess};
+
+/// How long a report of a lost worker waits for the worker that died.
+pub(super) const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The workers of an attempt.
+pub(super) struct Generation {
+    number: u64,
+    /// By rank.
+    workers: Vec<Member>,
+}
+
+/// A worker of a generation.
+struct Member {
+    process: WorkerProcess,
+    /// Where other workers reach it, once it has reported that.
+    address: Option<Vec<u8>>,
+    /// Set once its model is ready.
+    ready: Option<ReadyWorker>,
+    /// Whether it has sent its last message.
+    has_ended: bool,
+    /// Whether it has closed its socket.
+    is_gone: bool,
+}
+
+/// What a worker reports when its model is ready.
+pub(super) struct ReadyWorker {
+    pub(super) restored: Option<Restored>,
+    pub(super) passed_over: Vec<String>,
+    pub(super) device: Description,
+}
+
+impl Generation {
+    /// Spawns the workers of an attempt at `prepared`.
+    ///
+    /// # Errors
+    /// When the system cannot create a process.
+    pub(super) fn spawn(supervisor: &Supervisor, prepared: &Prepared) -> io::Result<Self> {
+        let (ranks, number) = (prepared.ranks(), supervisor.generation);
+        let workers = (0..ranks).map(|rank| {
+            let recorder = Arc::clone(&supervisor.recorder);
+            let prefix = if ranks == 1 { "worker".to_owned() } else { format!("worker {rank}") };
+            let log = move |line: &str| recorder.log(Level::WARN, &format!("{prefix}: {line}"));
+            let mut process = WorkerProcess::spawn(&supervisor.worker, log)?;
+            if ranks > 1 {
+                process = process.named(format!("worker {rank} of {ranks}"));
+            }
+            // What a driver needs beside the plan is unknown.
+            if prepared.job.training.device.gpu().is_none() {
+                process.limit_memory(prepared.worker_bytes());
+            }
+            let events = supervisor.control.events.clone();
+            let (gone, id) = (events.clone(), WorkerId { generation: number, rank });
+            process.listen(
+                move |message| events.send(Event::Worker(id, message)).is_ok(),
+                move || drop(gone.send(Event::WorkerGone(id))),
+            )?;
+            Ok(Member { process, address: None, ready: None, has_ended: false, is_gone: false })
+        });
+        Ok(Self { number, workers: workers.collect::<io::Result<_>>()? })
+    }
+
+    /// Whether an event is of this generation.
+    pub(super) fn has(&self, id: WorkerId) -> bool {
+        id.generation == self.number
+    }
+
+    /// The process ids, by rank.
+    pub(super) fn pids(&self) -> Vec<u32> {
+        self.workers.iter().map(|worker| worker.process.pid()).collect()
+    }
+
+    /// The process id of rank 0.
+    pub(super) fn leader_pid(&self) -> u32 {
+        self.workers[0].process.pid()
+    }
+
+    /// Whether it has several workers.
+    pub(super) fn is_several(&self) -> bool {
+        self.workers.len() > 1
+    }
+
+    /// Sends a message to rank 0.
+    pub(super) fn send_to_leader(&mut self, message: &ToWorker) {
+        self.workers[0].send(message);
+    }
+
+    /// Sends a message to each worker; `message` returns that for a rank.
+    pub(super) fn send_each(&mut self, message: impl Fn(u32) -> ToWorker) {
+        for (rank, worker) in (0..).zip(&mut self.workers) {
+            worker.send(&message(rank));
+        }
+    }
+
+    /// Sends each worker its rings. With several for each, worker `r` of `n` has the rings `r`, `r + n`, and so on.
+    pub(super) fn send_rings(&mut self, rings: Vec<HandOff>) {
+        let count = self.workers.len();
+        for (number, ring) in rings.into_iter().enumerate() {
+            let worker = &mut self.workers[number % count];
+            if let Err(error) = worker.process.send_ring(ring) {
+                tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker its ring");
+            }
+        }
+    }
+
+    /// Worker `rank` is listening. Connects all when the last one is.
+    pub(super) fn on_listening(&mut self, rank: u32, address: Vec<u8>) {
+        self.workers[rank as usize].address = Some(address);
+        let addresses: Option<Vec<_>> = self.workers.iter().map(|worker| worker.address.clone()).collect();
+        if let Some(addresses) = addresses {
+            self.send_each(|_| ToWorker::Connect { addresses: addresses.clone() });
+        }
+    }
+
+    /// Worker `rank` is ready. Returns the report of rank 0 when the last one is.
+    ///
+    /// # Errors
+    /// When two workers have restored different steps.
+    pub(super) fn on_ready(&mut self, rank: u32, ready: ReadyWorker) -> Result<Option<ReadyWorker>> {
+        self.workers[rank as usize].ready = Some(ready);
+        if self.workers.iter().any(|worker| worker.ready.is_none()) {
+            return Ok(None);
+        }
+        let step = |worker: &Member| {
+            worker.ready.as_ref().and_then(|ready| ready.restored.as_ref()).map(|restored| restored.step)
+        };
+        check_steps(&self.workers.iter().map(step).collect::<Vec<_>>())?;
+        Ok(self.workers[0].ready.take())
+    }
+
+    /// Worker `rank` has sent its last message.
+    pub(super) fn on_last_message(&mut self, rank: u32) {
+        self.workers[rank as usize].has_ended = true;
+    }
+
+    /// Worker `rank` has closed its socket. Returns whether it died: it has not sent a last message.
+    pub(super) fn on_gone(&mut self, rank: u32) -> bool {
+        let worker = &mut self.workers[rank as usize];
+        worker.is_gone = true;
+        !worker.has_ended
+    }
+
+    /// Whether all workers have closed their sockets.
+    pub(super) fn is_over(&self) -> bool {
+        self.workers.iter().all(|worker| worker.is_gone)
+    }
+
+    /// Waits until all workers have exited, and kills those that have not after `limit`.
+    ///
+    /// # Errors
+    /// When the system does not report the end of one.
+    pub(super) fn finish(self, limit: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.workers.into_iter().try_for_each(|worker| worker.process.wait(left()).map(drop))
+    }
+
+    /// Kills all workers, and waits for their ends.
+    ///
+    /// # Errors
+    /// As for [`Generation::finish`].
+    pub(super) fn kill(mut self) -> io::Result<()> {
+        self.workers.iter_mut().for_each(|worker| worker.process.kill());
+        self.finish(Duration::ZERO)
+    }
+
+    /// Kills all workers but `rank`, then waits for that one, and kills it after `limit`. Returns how it exited.
+    ///
+    /// # Errors
+    /// As for [`Generation::finish`].
+    pub(super) fn kill_besides(mut self, rank: u32, limit: Duration) -> io::Result<WorkerExit> {
+        let culprit = self.workers.swap_remove(rank as usize);
+        self.kill()?;
+        culprit.process.wait(limit)
+    }
+}
+
+impl Member {
+    /// Sends a message. A failure means that the worker has died, which its exit reports.
+    fn send(&mut self, message: &ToWorker) {
+        if let Err(error) = self.process.send(message) {
+            tracing::debug!(%error, pid = self.process.pid(), "cannot send a message to a worker");
+        }
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pids: Vec<_> = self.pids().iter().map(u32::to_string).collect();
+        match &pids[..] {
+            [pid] => write!(f, "worker {pid}"),
+            several => write!(f, "the group of {} workers ({})", several.len(), several.join(", ")),
+        }
+    }
+}
+
+/// Checks that all workers have restored the same step, of these by rank.
+///
+/// # Errors
+/// When two differ; names both.
+fn check_steps(steps: &[Option<u64>]) -> Result<()> {
+    let Some(other) = steps.iter().position(|step| *step != steps[0]) else { return Ok(()) };
+    let name = |step: Option<u64>| {
+        step.map_or_else(|| "no checkpoint".to_owned(), |step| format!("the checkpoint of step {step}"))
+    };
+    let (first, second) = (name(steps[0]), name(steps[other]));
+    bail!(
+        "worker 0 has restored {first}, but worker {other} {second}: the run directory has changed meanwhile"
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::check_steps;
+
+    #[test]
+    fn workers_that_restored_different_checkpoints_are_named() {
+        for same in [&[None][..], &[Some(7)], &[None; 3], &[Some(7); 4]] {
+            check_steps(same).unwrap();
+        }
+        let error = check_steps(&[Some(7), Some(7), None]).unwrap_err().to_string();
+        let wanted = "worker 0 has restored the checkpoint of step 7, but worker 2 no checkpoint: the run directory has \
+                      changed meanwhile";
+        assert_eq!(error, wanted);
+        let error = check_steps(&[Some(7), Some(8)]).unwrap_err().to_string();
+        assert!(error.contains("step 7, but worker 1 the checkpoint of step 8"), "{error}");
+    }
+}

@@ -1,0 +1,365 @@
+//! What rank 0 does besides training: checkpoints, reports to the daemon, TensorBoard events and recordings of steps.
+//!
+//! All ranks have the same weights and compute the same metrics, so one of them does this for all. The only worker of a job
+//! is rank 0.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use millstream_backend::Backend;
+use millstream_batch::BatchHeader;
+use millstream_trace::{Phase, Recorder};
+use millstream_trainer::loss::LossSum;
+use millstream_trainer::metrics::Metrics;
+use millstream_trainer::session::Session;
+
+use crate::checkpoints::Checkpointer;
+use crate::link::{Link, PendingCommands};
+use crate::profiler::Profiler;
+use crate::protocol::{FromWorker, WorkerProgress};
+use crate::tensorboard::{EventSpec, EventWriter, Meter};
+
+/// Interval between progress reports.
+const REPORT_PERIOD: Duration = Duration::from_millis(100);
+
+/// Interval between checks for a stop while training has ended but its last checkpoint cannot be written.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The part of a training job that rank 0 does alone.
+pub(crate) struct Leader {
+    checkpointer: Checkpointer,
+    profiler: Profiler,
+    /// What was done since the last progress report.
+    meter: Meter,
+    /// When that was.
+    reported: Instant,
+    /// If it has become known since.
+    steps_per_epoch: Option<u64>,
+    /// When the current evaluation began, while there is one.
+    evaluating_since: Option<Instant>,
+    /// TensorBoard events, if the job writes them.
+    events: Option<EventWriter>,
+    /// Whether a failure to write events has been reported.
+    events_warned: bool,
+}
+
+/// An evaluation that has finished.
+pub(crate) struct Evaluated {
+    /// The epoch of the last step.
+    pub(crate) epoch: u32,
+    /// Whether that step ended it.
+    pub(crate) ends_epoch: bool,
+    pub(crate) metrics: Vec<Metrics>,
+}
+
+impl Leader {
+    pub(crate) fn new(checkpointer: Checkpointer, profiler: Profiler) -> Self {
+        Self {
+            checkpointer,
+            profiler,
+            meter: Meter::default(),
+            reported: Instant::now(),
+            steps_per_epoch: None,
+            evaluating_since: None,
+            events: None,
+            events_warned: false,
+        }
+    }
+
+    /// Creates an event file. On failure training continues without one.
+    pub(crate) fn begin_events(&mut self, spec: EventSpec, job: &str, link: &mut Link) -> Result<()> {
+        let directory = spec.directory.clone();
+        match EventWriter::begin(spec, self.checkpointer.committed().map(|restored| restored.step), job) {
+            Ok(events) => self.events = Some(events),
+            Err(error) => self.warn_of_events(&directory, &error, link)?,
+        }
+        Ok(())
+    }
+
+    /// Does everything due before the next step: checkpoints and recordings.
+    pub(crate) fn between_steps<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        commands: &PendingCommands,
+        link: &mut Link,
+    ) -> Result<()> {
+        let began = Instant::now();
+        self.accept_requests(session, commands);
+        self.checkpointer.report_committed(link)?;
+        if self.checkpointer.is_ready() {
+            self.take_checkpoint(session, link)?;
+        }
+        self.add_time(began.elapsed(), Duration::ZERO);
+        if self.profiler.is_due(session, commands) {
+            self.drain(session)?;
+            self.profiler.between_steps(session, commands, link)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a submitted step on a batch with this `header`; `before` is the number of steps before it.
+    pub(crate) fn on_step<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        before: u64,
+        header: BatchHeader,
+    ) {
+        // All epochs have equally many rows, unless weights draw some of them; the mean is then reported. If a short last
+        // batch is dropped, only the next epoch's first batch shows that an epoch has ended.
+        let epochs = u64::from(header.epoch);
+        if header.batch == 0 && epochs > 0 {
+            self.steps_per_epoch = Some(before / epochs);
+        }
+        for meter in self.meters() {
+            meter.steps += 1;
+            meter.examples += u64::from(header.global_rows);
+        }
+        if header.last {
+            self.steps_per_epoch = Some(session.step() / (epochs + 1));
+        }
+    }
+
+    /// Whether the next point of TensorBoard's curves needs the loss of all steps.
+    pub(crate) fn needs_drain(&self, step: u64) -> bool {
+        self.events.as_ref().is_some_and(|events| events.point_is_due(step))
+    }
+
+    /// Writes what is due after a step that took `trained`, of which it `waited` for its batch.
+    pub(crate) fn after_step<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        (trained, waited): (Duration, Duration),
+        link: &mut Link,
+    ) -> Result<()> {
+        self.add_time(trained, waited);
+        self.write_events(session, link, |events, session| events.point_if_due(session.step()))?;
+        let began = Instant::now();
+        if self.events.is_some() {
+            let recorder = Arc::clone(self.recorder());
+            recorder.phase(Phase::Events, || self.write_events(session, link, write_histograms))?;
+        }
+        self.checkpointer.on_step(session.step());
+        self.add_time(began.elapsed(), Duration::ZERO);
+        Ok(())
+    }
+
+    /// Adds the loss of completed steps of `session`.
+    pub(crate) fn add_loss<B: Backend<Scalar = f32>>(&mut self, session: &Session<B>, loss: LossSum) {
+        self.meters().for_each(|meter| meter.loss += loss);
+        if let (Some(events), Some(scale)) = (&mut self.events, session.loss_scale()) {
+            events.set_loss_scale(scale);
+        }
+    }
+
+    /// Notes that rows of an evaluation are due.
+    pub(crate) fn begin_evaluation(&mut self) {
+        self.evaluating_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Reports an evaluation.
+    pub(crate) fn evaluated<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        Evaluated { epoch, ends_epoch, metrics }: Evaluated,
+        link: &mut Link,
+    ) -> Result<()> {
+        let step = session.step();
+        self.report(session, link)?;
+        self.write_events(session, link, |events, _| events.evaluated(step, &metrics))?;
+        let seconds = self.evaluating_since.take().map_or(0.0, |began| began.elapsed().as_secs_f64());
+        link.send(&FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds })?;
+        Ok(())
+    }
+
+    /// Excludes the time until now from training.
+    pub(crate) fn skip_time(&mut self) {
+        self.reported = Instant::now();
+    }
+
+    /// Whether a checkpoint is being written.
+    pub(crate) fn is_writing(&mut self, link: &mut Link) -> Result<bool> {
+        self.checkpointer.report_committed(link)?;
+        Ok(self.checkpointer.is_writing())
+    }
+
+    /// Takes a checkpoint, which is then written while training continues.
+    pub(crate) fn take_checkpoint<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.drain(session)?;
+        // So that a worker resuming from it repeats no events.
+        self.write_events(session, link, |events, _| events.flush())?;
+        let recorder = Arc::clone(self.recorder());
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.take(session, link))
+    }
+
+    /// Takes the last checkpoint of this worker, and waits until it is committed or cannot be.
+    pub(crate) fn take_last_checkpoint<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        commands: &PendingCommands,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.accept_requests(session, commands);
+        self.take_checkpoint(session, link)?;
+        let recorder = Arc::clone(self.recorder());
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.wait(link))
+    }
+
+    /// Commits the last checkpoint of the job; returns false if a stop was requested before. If it cannot be written, tries
+    /// again until it can or the job's time for that is over.
+    pub(crate) fn finish<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        commands: &PendingCommands,
+        link: &mut Link,
+    ) -> Result<bool> {
+        loop {
+            self.take_last_checkpoint(session, commands, link)?;
+            let Some(retry_at) = self.checkpointer.retry_at() else { return Ok(true) };
+            while Instant::now() < retry_at {
+                if commands.stop().is_some() {
+                    return Ok(false);
+                }
+                std::thread::sleep(STOP_POLL_INTERVAL);
+            }
+        }
+    }
+
+    /// Sends and writes what is left at the end of training.
+    pub(crate) fn end<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.profiler.end(session, true, link)?;
+        self.report(session, link)?;
+        self.write_events(session, link, |events, session| events.end(session.step()))?;
+        report_skipped_steps(session, link)
+    }
+
+    /// Reports progress if the last report is old enough.
+    pub(crate) fn report_if_due<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        if self.reported.elapsed() >= REPORT_PERIOD { self.report(session, link) } else { Ok(()) }
+    }
+
+    /// Reports progress.
+    pub(crate) fn report<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.profiler.report(session, link)?;
+        self.reported = Instant::now();
+        let meter = std::mem::take(&mut self.meter);
+        let progress = session.progress();
+        link.send(&FromWorker::Progress(WorkerProgress {
+            step: session.step(),
+            epoch: progress.epoch,
+            examples: progress.examples,
+            steps_per_epoch: self.steps_per_epoch.take(),
+            new_examples: meter.examples,
+            loss: meter.loss.mean(),
+            seconds: meter.trained.as_secs_f64(),
+            waited_seconds: meter.waited.as_secs_f64(),
+        }))?;
+        Ok(())
+    }
+
+    /// The recorder of the session and its backend.
+    fn recorder(&self) -> &Arc<Recorder> {
+        self.profiler.recorder()
+    }
+
+    /// Passes on the daemon's request for a checkpoint. Before the first batch there is nothing to save; the request stays
+    /// pending.
+    fn accept_requests<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        commands: &PendingCommands,
+    ) {
+        if !session.position().is_empty() && commands.take_checkpoint() {
+            self.checkpointer.request();
+        }
+    }
+
+    /// Waits until no step is in flight.
+    fn drain<B: Backend<Scalar = f32>>(&mut self, session: &mut Session<B>) -> Result<()> {
+        let loss = session.drain()?;
+        self.add_loss(session, loss);
+        Ok(())
+    }
+
+    /// The meters of progress reports and of TensorBoard's curves.
+    fn meters(&mut self) -> impl Iterator<Item = &mut Meter> {
+        std::iter::once(&mut self.meter).chain(self.events.as_mut().map(EventWriter::meter))
+    }
+
+    /// Adds training time and its part spent waiting for a batch.
+    fn add_time(&mut self, trained: Duration, waited: Duration) {
+        for meter in self.meters() {
+            meter.trained += trained;
+            meter.waited += waited;
+        }
+    }
+
+    /// Writes TensorBoard events. A failure is reported once, and training continues.
+    fn write_events<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+        write: impl FnOnce(&mut EventWriter, &mut Session<B>) -> io::Result<()>,
+    ) -> Result<()> {
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let Err(error) = write(events, session) else { return Ok(()) };
+        let path = events.path().to_owned();
+        self.warn_of_events(&path, &error, link)
+    }
+
+    fn warn_of_events(&mut self, path: &Path, error: &io::Error, link: &mut Link) -> Result<()> {
+        if !std::mem::replace(&mut self.events_warned, true) {
+            let message = format!(
+                "{}: {error}; training continues, but TensorBoard will miss some events",
+                path.display()
+            );
+            link.send(&FromWorker::Warned { message })?;
+        }
+        Ok(())
+    }
+}
+
+/// Reports the number of skipped steps, if any.
+fn report_skipped_steps<B: Backend<Scalar = f32>>(session: &Session<B>, link: &mut Link) -> Result<()> {
+    let Some(scale) = session.loss_scale().filter(|scale| scale.skipped_steps > 0) else {
+        return Ok(());
+    };
+    let message = format!(
+        "{} of {} steps were skipped because gradients overflowed; the loss scale is now {}",
+        scale.skipped_steps,
+        session.step(),
+        scale.scale
+    );
+    link.send(&FromWorker::Warned { message })?;
+    Ok(())
+}
+
+/// Writes a histogram of each weight tensor, if due.
+fn write_histograms<B: Backend<Scalar = f32>>(
+    events: &mut EventWriter,
+    session: &mut Session<B>,
+) -> io::Result<()> {
+    let step = session.step();
+    if !events.histograms_are_due(step) {
+        return Ok(());
+    }
+    session.read_parameters(|tensor, numbers| events.histogram(step, &tensor.name, numbers))
+}

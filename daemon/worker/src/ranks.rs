@@ -1,0 +1,63 @@
+//! The other workers of a job: how they meet, and how the loss of one is recognised.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use millstream_backend::collective::{Alone, Communicator, ConnectError, HostListener};
+use millstream_trainer::session::SessionError;
+
+use crate::device;
+use crate::link::Link;
+use crate::protocol::{FromWorker, ToWorker, TrainRole};
+
+/// Time limit for all workers to connect, once all are listening.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Connects this worker to the others of its job, whose addresses the daemon passes on. A worker that only exchanges gradients
+/// with itself needs no others.
+///
+/// # Errors
+/// When UCX cannot be used, or a worker does not connect in time.
+pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<Communicator> {
+    let limit = Duration::from_secs(role.timeout_seconds.into());
+    if role.training.ranks() == 1 {
+        return Ok(Communicator::new(Alone, limit, None)?);
+    }
+    let listener = HostListener::open(&device::ucx_libraries())?;
+    link.send(&FromWorker::Listening { address: listener.address().to_vec() })?;
+    let Some(ToWorker::Connect { addresses }) = link.receive()? else {
+        bail!("the daemon did not send the addresses of the other workers");
+    };
+    let host = listener.connect(role.rank as usize, &addresses, CONNECT_TIMEOUT)?;
+    Ok(Communicator::new(host, limit, None)?)
+}
+
+/// Whether a worker has ended with `error` because it lost another one: in a collective operation, or while connecting, when
+/// UCX does not find the memory of one that has just died.
+pub(crate) fn is_peer_lost(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let in_session = matches!(cause.downcast_ref(), Some(SessionError::Collective(_)));
+        let of_peer = |error: &ConnectError| {
+            matches!(error, ConnectError::Ucx(_) | ConnectError::Process { .. } | ConnectError::Exchange(_))
+        };
+        in_session || cause.downcast_ref().is_some_and(of_peer)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+    use millstream_backend::collective::CollectiveError;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_collective_operation_is_a_lost_worker() {
+        let lost = SessionError::from(CollectiveError::Panicked);
+        assert!(is_peer_lost(&anyhow::Error::from(lost)));
+        let lost = Err::<(), _>(ConnectError::from(CollectiveError::Panicked)).context("connecting");
+        assert!(lost.is_err_and(|error| is_peer_lost(&error)));
+        assert!(!is_peer_lost(&ConnectError::Address { rank: 1, bytes: 4 }.into()));
+        assert!(!is_peer_lost(&anyhow!("the disk is full")));
+    }
+}

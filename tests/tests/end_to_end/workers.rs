@@ -1,0 +1,264 @@
+//! Several workers that train one model together: the same result as one worker, and all of them restarted when one is lost.
+//!
+//! UCX must be installed to run these tests, as `tests/run` does.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::Path;
+
+use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, wait_until};
+use millstream_tests::shell::{Completed, Shell};
+use millstream_tests::table::Table;
+use millstream_tests::tiny_job::{TinyJob, draw, kill_count};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Epochs of the tiny job: enough to be interrupted several times.
+const EPOCHS: u64 = 6;
+
+/// Rows of the tiny job, and its steps, in an epoch.
+const ROWS: u64 = 24_000;
+const STEPS: u64 = ROWS / 32;
+
+/// Kills in a run of `tests/run`.
+const KILLS: u32 = 5;
+
+/// The tiny job's settings for `workers` workers.
+fn settings(workers: u32) -> [String; 2] {
+    [format!("workers.per_host={workers}"), format!("data.epochs={EPOCHS}")]
+}
+
+/// Runs `millstream COMMAND job.toml` with these settings.
+fn run(shell: &Shell, command: &[&str], set: &[String]) -> Completed {
+    let mut line = command.to_vec();
+    line.extend(set.iter().flat_map(|set| ["--set", set]));
+    shell.run(&line)
+}
+
+fn submit(daemon: &Daemon, job: &TinyJob, set: &[String]) -> String {
+    let file = job.file();
+    let mut line = vec!["submit", file.to_str().unwrap()];
+    line.extend(set.iter().flat_map(|set| ["--set", set]));
+    daemon.json(&line)["id"].as_str().unwrap().to_owned()
+}
+
+/// Asserts that a job, as `show` prints it, has trained on each row of the tiny data once an epoch.
+fn assert_complete(job: &Value) {
+    assert_eq!(job["state"], "succeeded", "{job:#}");
+    assert_eq!(job["progress"]["examples"].as_u64(), Some(EPOCHS * ROWS), "{job:#}");
+    assert_eq!(job["progress"]["step"].as_u64(), Some(EPOCHS * STEPS), "{job:#}");
+}
+
+/// Asserts the same of a report of `train`, for `rows` rows in `steps` steps an epoch.
+fn assert_trained(report: &Value, rows: u64, steps: u64) {
+    assert_eq!(report["state"], "succeeded", "{report:#}");
+    assert_eq!(report["examples"].as_u64(), Some(EPOCHS * rows), "{report:#}");
+    assert_eq!(report["steps"].as_u64(), Some(EPOCHS * steps), "{report:#}");
+}
+
+fn log(daemon: &Daemon, id: &str) -> String {
+    String::from_utf8(daemon.run(&["logs", id]).stdout).unwrap()
+}
+
+/// Waits until the job has a checkpoint that differs from `before`, or has ended. Returns the job.
+fn new_checkpoint(daemon: &Daemon, id: &str, before: &Value) -> Value {
+    let mut job = Value::Null;
+    wait_until("there is a new checkpoint", || {
+        job = daemon.show(id);
+        has_ended(&job) || job["checkpoint"] != *before
+    });
+    job
+}
+
+#[test]
+fn the_census_example_ends_alike_with_any_number_of_workers() {
+    let job = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/census/job.toml");
+    let reports: Vec<Value> = (1..=3)
+        .map(|workers| {
+            let scratch = tempfile::tempdir().unwrap();
+            let directory = format!("checkpoint.directory={}", scratch.path().join("checkpoints").display());
+            let set = [directory, format!("workers.per_host={workers}"), "data.epochs=4".to_owned()];
+            let trained = run(&Shell::new(scratch.path()), &["train", job.to_str().unwrap(), "--json"], &set);
+            trained.with_code(0).json()
+        })
+        .collect();
+    let [one, others @ ..] = &reports[..] else { unreachable!() };
+    assert!(one["examples"].as_u64() > Some(100_000), "{one:#}");
+    for other in others {
+        for key in ["examples", "steps"] {
+            assert_eq!(other[key], one[key], "{key}");
+        }
+        assert_eq!(other["eval"]["examples"], one["eval"]["examples"]);
+        for metric in ["auc", "log_loss", "accuracy"] {
+            let [other, one] = [other, one].map(|report| report["eval"][metric].as_f64().unwrap());
+            assert!((other - one).abs() < 1e-4, "{metric}: {other} and {one}");
+        }
+    }
+}
+
+#[test]
+fn all_workers_are_restarted_when_one_is_killed() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let mut random = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+    while kills < wanted_kills {
+        let id = submit(&daemon, &job, &settings(3));
+        let mut before = Value::Null;
+        while kills < wanted_kills {
+            let state = new_checkpoint(&daemon, &id, &before);
+            if has_ended(&state) {
+                break;
+            }
+            before = state["checkpoint"].clone();
+            let workers = children(daemon.pid());
+            let victim = workers.get(draw(&mut random, 3) as usize);
+            // Between attempts there are fewer.
+            if !victim.is_some_and(|&victim| kill(victim)) {
+                continue;
+            }
+            kills += 1;
+            wait_until("all workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
+        }
+        assert_complete(&daemon.succeeded(&id));
+        let log = log(&daemon, &id);
+        let deaths = log.lines().filter(|line| line.contains("; resuming in")).collect::<Vec<_>>();
+        let is_named = |line: &&&str| line.contains(" of 3 was killed by signal 9");
+        assert_eq!(deaths.iter().filter(is_named).count(), deaths.len(), "{log}");
+    }
+    assert!(children(daemon.pid()).is_empty());
+    daemon.stop();
+}
+
+/// With two workers, one of them is killed.
+#[test]
+fn reproducible_jobs_have_the_same_bits_for_every_number_of_workers() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let models = [1, 2, 4].map(|workers| {
+        let set = [&settings(workers)[..], &["workers.reproducible=4".to_owned()]].concat();
+        let id = submit(&daemon, &job, &set);
+        if workers == 2 {
+            new_checkpoint(&daemon, &id, &Value::Null);
+            assert!(kill(children(daemon.pid())[1]), "a worker trains");
+        }
+        let ended = daemon.succeeded(&id);
+        assert_complete(&ended);
+        assert_eq!(log(&daemon, &id).contains("; resuming in"), workers == 2);
+        let checkpoint = Path::new(ended["checkpoint"].as_str().unwrap());
+        ["model.safetensors", "optimizer.safetensors"].map(|part| fs::read(checkpoint.join(part)).unwrap())
+    });
+    assert!(models.iter().all(|model| *model == models[0]));
+    daemon.stop();
+}
+
+#[test]
+fn a_worker_that_hangs_is_found_by_the_others() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let set = [&settings(3)[..], &["workers.timeout_seconds=2".to_owned()]].concat();
+    let id = submit(&daemon, &job, &set);
+    new_checkpoint(&daemon, &id, &Value::Null);
+    let workers = children(daemon.pid());
+    assert_eq!(workers.len(), 3);
+    let hanging = Pid::from_raw(workers[1] as i32).unwrap();
+    kill_process(hanging, Signal::STOP).unwrap();
+    wait_until("all workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
+    assert_complete(&daemon.succeeded(&id));
+    let log = log(&daemon, &id);
+    assert!(log.contains(" did not complete it within 2 s"), "{log}");
+    daemon.stop();
+}
+
+#[test]
+fn ctrl_c_leaves_no_worker_and_any_number_of_workers_resumes() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let has_checkpoint =
+        || shell.files().iter().any(|path| path.file_name().is_some_and(|name| name == "manifest.json"));
+    for (workers, command) in [(2, ["train", "job.toml", "--json"].as_slice()), (4, &RESUME), (1, &RESUME)] {
+        let set = settings(workers);
+        let mut line = command.to_vec();
+        line.extend(set.iter().flat_map(|set| ["--set", set]));
+        let running = shell.start(&line);
+        wait_until("the workers train", || {
+            children(running.pid()).len() == workers as usize && has_checkpoint()
+        });
+        running.signal(Signal::INT);
+        // Also waits until no process is left.
+        let ended = running.wait().with_code(130);
+        assert_eq!(ended.json()["state"], "cancelled", "{}", ended.stderr);
+    }
+    let ended = run(&shell, &RESUME, &settings(3)).with_code(0);
+    assert_trained(&ended.json(), ROWS, STEPS);
+}
+
+const RESUME: [&str; 4] = ["train", "job.toml", "--json", "--resume"];
+
+#[test]
+fn a_file_with_fewer_rows_than_workers_fill_is_trained_completely() {
+    let job = TinyJob::new();
+    for file in 0..4 {
+        fs::remove_file(job.directory().join(format!("train-{file}.parquet"))).unwrap();
+    }
+    Table::clicks(100, 7).write_parquet(&job.directory().join("train-0.parquet"));
+    let shell = Shell::new(job.directory());
+    let set = settings(4);
+    let report = run(&shell, &["train", "job.toml", "--json"], &set).with_code(0).json();
+    // The fourth batch has 4 rows, all for the first worker.
+    assert_trained(&report, 100, 4);
+    assert_eq!(report["eval"]["examples"].as_u64(), Some(6_000), "{report:#}");
+}
+
+#[test]
+fn evaluations_by_steps_and_best_checkpoints_are_those_of_one_worker() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let evaluations = |workers| {
+        let mut set = settings(workers).to_vec();
+        set.extend(["evaluation.every_steps=400", "checkpoint.keep_best=2"].map(str::to_owned));
+        let report = run(&shell, &["train", "job.toml", "--json"], &set).with_code(0).json();
+        assert_trained(&report, ROWS, STEPS);
+        report["eval"]["auc"].as_f64().unwrap()
+    };
+    let (one, two) = (evaluations(1), evaluations(2));
+    assert!((one - two).abs() < 1e-4, "{one} and {two}");
+}
+
+#[test]
+fn check_prints_the_workers_and_their_memory() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let report =
+        |workers| run(&shell, &["check", "job.toml", "--json"], &settings(workers)).with_code(0).json();
+    let (one, four) = (report(1), report(4));
+    assert_eq!((&one["workers"], &four["workers"]), (&1.into(), &4.into()));
+    let memory = |report: &Value, part: &str| report["memory"][part].as_u64().unwrap();
+    assert_eq!(memory(&four, "model_bytes"), 4 * memory(&one, "model_bytes"));
+    assert_eq!(memory(&four, "checkpoint_bytes"), memory(&one, "checkpoint_bytes"));
+    let text = run(&shell, &["check", "job.toml"], &settings(4)).with_code(0).stdout;
+    assert!(text.contains("4 on this host, each with 8 rows of a batch"), "{text}");
+}
+
+#[test]
+fn jobs_that_several_workers_cannot_train_are_refused() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let set = [&settings(2)[..], &["model.deep.normalization=\"batch\"".to_owned()]].concat();
+    let refused = run(&shell, &["check", "job.toml"], &set).with_code(2).stderr;
+    assert!(refused.contains("2 workers: batch normalization needs all rows of a batch"), "{refused}");
+}
+
+#[test]
+fn a_host_without_ucx_reports_the_package_to_install() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let set = settings(2);
+    let line = ["train", "job.toml", "--set", &set[0], "--set", &set[1]];
+    let mut command = shell.command(&line);
+    let output = command.env("MILLSTREAM_UCX_LIBRARIES", job.directory()).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("install package libucx0 (deb) or ucx (rpm)"), "{stderr}");
+}
