@@ -15,8 +15,8 @@
 //!
 //! With a part per worker, a run repeats its bits for one number of workers. With `S` parts, a power of two, it has the same
 //! bits for every number of workers `W` that divides `S`. Worker `r` has the parts `r`, `r + W`, `r + 2 W`, and so on.
-//! Whoever computes a part, its products have the same shapes, so its gradients have the same bits; and they are added in an
-//! order that depends on `S` alone:
+//! The shapes of products do not depend on the worker that computes a part, so its gradients always have the same bits. They are
+//! added in an order that depends on `S` alone:
 //!
 //! - Gradients of layers and losses: part `i` receives part `i + s` for the strides `s` = S/2, S/4, .., 1. Down to the
 //!   stride `W`, both parts are of one worker; the rest is the order in which a sum adds ranks

@@ -1,9 +1,9 @@
 //! The touched rows of tables over all parts of a batch, each of which one of several workers has.
 //!
 //! Each worker sums the gradients of the rows that a part touches. All workers then get the sums of all parts, and each
-//! applies them to its own tables. For that, the sums of a table count as a batch: an id per row, looked up in the
-//! table, with a gradient of its own. So the operations that sum and step the rows of any batch also merge the sums of
-//! parts, in their order.
+//! applies them to its own tables. For that, the sums of a table are treated as a batch with one id per row,
+//! each with its gradient. The operations that sum and step the rows of any batch then merge the sums of all parts, in the
+//! order of the parts.
 
 use std::sync::Arc;
 
