@@ -110,7 +110,7 @@ mod tests {
     use std::sync::Arc;
 
     use millstream_backend::{Backend, Cpu, Reference, Scalar, ops};
-    use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
+    use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout};
     use serde::Deserialize;
 
     use super::*;
@@ -137,16 +137,7 @@ mod tests {
     fn batch(labels: &[f32]) -> BatchBuffer {
         let rows = labels.len() as u32;
         let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema(rows)).unwrap()));
-        let (stream, epoch, batch, last) = (Stream::Train, 0, 0, false);
-        buffer.as_mut().set_header(&BatchHeader {
-            stream,
-            epoch,
-            batch,
-            rows,
-            global_rows: rows,
-            first_row: 0,
-            last,
-        });
+        buffer.as_mut().set_header(&BatchHeader::train(rows));
         buffer.as_mut().sections().labels.copy_from_slice(labels);
         buffer
     }

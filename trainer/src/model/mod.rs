@@ -19,29 +19,26 @@ mod mlp;
 pub(crate) mod mmoe;
 mod network;
 mod scaling;
+mod step;
 mod steps;
 mod two_tower;
 mod wide_deep;
 
-use millstream_backend::collective::{CollectiveError, Communicator};
 use millstream_backend::{
     Backend, BatchError, Cpu, Cuda, Device, Layout, Loss, PinError, Scalar, Sizes, TablePart, TablePlace,
     Task, WorkspaceUse, ops,
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
-use millstream_trace::Phase;
 
-use crate::exchange::{self, Agreement, Exchange, PartGradients};
-use crate::gradients::{ApplyUpdates, SumSquares};
-use crate::loss::{LossSum, rate};
+use crate::exchange::{self, Exchange};
+use crate::loss::rate;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::parameter::{Parameter, ParameterSpec, Storage};
-use crate::pass::{Pass, Purpose, rounding_key};
-use crate::schedule::Step;
+use crate::pass::{Pass, Purpose};
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
-pub(crate) use compute::{Compute, Objective};
+pub(crate) use compute::Compute;
 pub use error::{ModelError, StepError};
 use network::Network;
 pub use scaling::LossScale;
@@ -305,203 +302,6 @@ impl<B: Backend> Model<B> {
             backend,
             parts,
         })
-    }
-
-    /// Joins the other workers that train this model. A worker that trains alone, without shards, needs no exchange.
-    ///
-    /// # Panics
-    /// If they are not as many as the model was built for.
-    pub fn join(&mut self, communicator: Communicator) {
-        assert_eq!(communicator.ranks(), self.ranks, "the workers that the model was built for");
-        if !self.exchanges {
-            return;
-        }
-        let numbers = layer_numbers(&self.parts.network.parameters());
-        self.exchange = Some(Exchange::new(communicator, self.parts_each, numbers, self.tasks.len()));
-    }
-
-    /// The exchange with the other workers that train this model, if there are any.
-    pub(crate) fn exchange(&self) -> Option<&Exchange<B::Scalar>> {
-        self.exchange.as_ref()
-    }
-
-    /// Agrees with the other workers on the next step. A worker alone gets what it passes.
-    ///
-    /// # Errors
-    /// When the collective operation fails.
-    pub fn agree(&mut self, parts: &[BatchRef<'_>], stop: bool) -> Result<Agreement, CollectiveError> {
-        match &mut self.exchange {
-            Some(exchange) => {
-                self.backend.phase(Phase::Agreement, || exchange.agree(&self.tasks, parts, stop))
-            }
-            None => Ok(Agreement { is_step: !parts.is_empty(), stop }),
-        }
-    }
-
-    /// Takes one optimizer step on `batch` and waits for it. Returns the loss before the step. No step is in flight
-    /// afterwards.
-    ///
-    /// # Errors
-    /// As of [`Model::submit_step`] and [`Model::finish_step`].
-    pub fn train_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<LossSum, StepError> {
-        assert_eq!(self.steps_in_flight(), 0, "a step is still in flight");
-        self.submit_step(batch, step)?;
-        Ok(self.finish_step()?)
-    }
-
-    /// Submits an optimizer step on `batch`: [`Model::submit_parts`] of a worker that has one part of each batch.
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn submit_step(&mut self, batch: BatchRef<'_>, step: Step) -> Result<(), StepError> {
-        self.submit_parts(&[batch], step)
-    }
-
-    /// Submits an optimizer step on this worker's `parts` of a batch, whose memory may change once this returns. Steps complete
-    /// in order. Losses are those of the whole batch.
-    ///
-    /// A batch without rows changes nothing. With a loss scale, a gradient that is not finite skips the step.
-    ///
-    /// # Errors
-    /// When a part does not have the model's schema, or an id is out of range. Then no step was submitted. When the exchange
-    /// with the other workers fails; then the model is of no use.
-    ///
-    /// # Panics
-    /// When there are not as many parts as each worker has, more than [`Model::steps_ahead`] steps are in flight, or the
-    /// workers have not agreed on a step.
-    pub fn submit_parts(&mut self, parts: &[BatchRef<'_>], step: Step) -> Result<(), StepError> {
-        assert_eq!(parts.len(), self.parts_each, "the parts of a worker");
-        let (in_flight, ahead) = (self.steps.in_flight.len(), self.steps.ahead);
-        assert!(in_flight <= ahead, "{in_flight} steps are in flight");
-        if let Some(mut exchange) = self.exchange.take() {
-            let exchanged = self.exchange_gradients(&mut exchange, parts, step);
-            self.exchange = Some(exchange);
-            exchanged?;
-        } else {
-            let batch = parts[0];
-            self.upload(batch)?;
-            if batch.rows() > 0 {
-                self.compute_gradients(batch, step, None);
-            }
-        }
-        let is_update = self.exchange.is_some() || parts[0].rows() > 0;
-        if is_update {
-            self.update(step);
-        }
-        let Parts { batch, sums, scaling, reports, .. } = &mut self.parts;
-        self.steps.send(&self.backend, reports, batch, sums, scaling.as_ref());
-        Ok(())
-    }
-
-    /// Computes the gradients and losses of this worker's parts, and exchanges them for those of the whole batch.
-    fn exchange_gradients(
-        &mut self,
-        exchange: &mut Exchange<B::Scalar>,
-        parts: &[BatchRef<'_>],
-        step: Step,
-    ) -> Result<(), StepError> {
-        let totals = exchange.take_totals();
-        for part in exchange.order() {
-            self.upload(parts[part])?;
-            self.compute_gradients(parts[part], step, Some(&totals));
-            self.exchange_part(|gradients| exchange.add(part, gradients))?;
-        }
-        self.exchange_part(|gradients| exchange.finish(gradients))
-    }
-
-    /// Runs `exchange` on the gradients of the last part.
-    fn exchange_part(
-        &mut self,
-        exchange: impl FnOnce(&mut PartGradients<'_, B>) -> Result<(), StepError>,
-    ) -> Result<(), StepError> {
-        let Self { backend, parts, .. } = self;
-        let Parts { network, batch, plan, logits_grad, sums, .. } = parts;
-        let mut gradients = PartGradients {
-            backend,
-            network: network.compute(),
-            logits_grad: logits_grad.of_batch(),
-            touched: (batch, plan),
-            losses: sums,
-        };
-        backend.phase(Phase::Exchange, || exchange(&mut gradients))
-    }
-
-    /// Copies a batch to the device.
-    fn upload(&mut self, batch: BatchRef<'_>) -> Result<(), BatchError> {
-        let Self { backend, parts, tasks, .. } = self;
-        backend.phase(Phase::Upload, || backend.upload(batch, &mut parts.batch))?;
-        backend.run(ops::Clear { rows: tasks.len(), matrix: &mut parts.sums });
-        Ok(())
-    }
-
-    /// Computes the gradients and losses of the uploaded `batch`; `totals` are the weights of the global batch, by task, if
-    /// this is a part of one.
-    fn compute_gradients(&mut self, batch: BatchRef<'_>, step: Step, totals: Option<&[f64]>) {
-        let Self { backend, parts, seed, tasks, .. } = self;
-        let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, scaling, .. } = parts;
-        backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
-        let network = network.compute();
-        let (rows, first_row) = (batch.rows(), batch.header().first_row as usize);
-        let objective = Objective { tasks, totals };
-        for pass in Pass::all(rows, *most, first_row, Purpose::training(*seed, step.number)) {
-            backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
-            let of_pass = logits_grad.of_pass();
-            backend.phase(Phase::Loss, || {
-                network.loss(backend, objective, uploaded, &pass, of_pass, sums);
-                if let Some(scaling) = scaling {
-                    network.scale(backend, &pass, &scaling.state, of_pass);
-                }
-            });
-            backend.phase(Phase::Backward, || network.backward(backend, uploaded, &pass, of_pass));
-            logits_grad.keep(backend, &pass);
-        }
-    }
-
-    /// Takes the optimizer step.
-    fn update(&mut self, step: Step) {
-        let Self { backend, parts, seed, clip, .. } = self;
-        let Parts { network, batch, plan, logits_grad, scaling, scale, squares, .. } = parts;
-        let (network, logits_grad, touched) = (network.compute(), logits_grad.of_batch(), (&*batch, &*plan));
-        // By batch: a skipped step has its number too.
-        let draws = rounding_key(*seed, step.number);
-        backend.phase(Phase::Update, || {
-            let norm = clip.norm.map(f64::from);
-            if norm.is_some() || scaling.is_some() {
-                backend.run(ops::Clear { rows: 1, matrix: squares });
-                network.visit_gradients(logits_grad, &mut SumSquares { backend, touched, squares });
-            }
-            let mut step = step;
-            match (scaling.as_mut(), norm) {
-                (Some(Scaling { rule, state, known }), norm) => {
-                    step.number -= u64::from(known.skipped_steps);
-                    backend.run(ops::Unscale { rule, maximum: norm, squares, state, scale });
-                }
-                (None, Some(norm)) => backend.run(ops::ClipScale { maximum: norm, squares, scale }),
-                (None, None) => {}
-            }
-            let clip = clip.value.map_or(f64::INFINITY, f64::from);
-            network.visit_gradients(
-                logits_grad,
-                &mut ApplyUpdates { backend, touched, scale, clip, step, draws },
-            );
-        });
-    }
-
-    /// Waits for the oldest step in flight. Returns the loss before the step.
-    ///
-    /// # Errors
-    /// When its batch is invalid. Then neither this step nor any later one was taken, and none is in flight.
-    ///
-    /// # Panics
-    /// When no step is in flight.
-    pub fn finish_step(&mut self) -> Result<LossSum, BatchError> {
-        let Self { backend, parts, tasks, steps, .. } = self;
-        let (reports, scaling) = (&mut parts.reports, parts.scaling.as_mut());
-        backend.phase(Phase::Read, || steps.receive(backend, reports, scaling))?;
-        Ok(LossSum::of_batch(tasks, &steps.of_tasks))
     }
 
     /// How many steps should be in flight when another one is submitted, so that the device never waits:

@@ -130,9 +130,7 @@ enum Failure {
     Loss { step: u64, loss: f64 },
     /// Gradients of a step overflowed at this loss scale.
     Scale { step: u64, scale: f32 },
-    /// Steps were submitted on an invalid batch.
-    Batch(BatchError),
-    /// A step failed, and the state of the other workers is unknown.
+    /// A step failed: its batch is invalid, or the state of the other workers is unknown.
     Step(StepError),
 }
 
@@ -329,7 +327,7 @@ where
         let ended = self.scorer.model.finish_step();
         if let Err(error) = &ended {
             self.in_flight.clear();
-            self.failure = Some(Failure::Batch(error.clone()));
+            self.failure = Some(Failure::Step(error.clone().into()));
         }
         let mut loss = ended?;
         let skipped = before.filter(|before| Some(before.skipped_steps) < self.skipped_steps());
@@ -555,7 +553,6 @@ where
         match self.failure.clone() {
             Some(Failure::Loss { step, loss }) => Err(SessionError::NotFinite { step, loss }),
             Some(Failure::Scale { step, scale }) => Err(SessionError::Overflow { step, scale }),
-            Some(Failure::Batch(error)) => Err(error.into()),
             Some(Failure::Step(error)) => Err(error.into()),
             None => Ok(()),
         }

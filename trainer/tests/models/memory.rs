@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millstream_backend::Cuda;
-use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, SlotLayout, Stream};
+use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, SlotLayout};
 use millstream_trainer::model::{Model, ModelPlan};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{DeviceSpec, Precision, TrainingSpec};
@@ -42,17 +42,7 @@ fn full(schema: &BatchSchema) -> BatchBuffer {
     let layout = SlotLayout::of(schema).expect("a schema with rows");
     let mut buffer = BatchBuffer::new(Arc::new(layout));
     let mut slot = buffer.as_mut();
-    let rows = schema.rows;
-    let (stream, epoch, batch) = (Stream::Train, 0, 0);
-    slot.set_header(&BatchHeader {
-        stream,
-        epoch,
-        batch,
-        rows,
-        global_rows: rows,
-        first_row: 0,
-        last: false,
-    });
+    slot.set_header(&BatchHeader::train(schema.rows));
     let sections = slot.sections();
     sections.weights.expect("a weighted schema").fill(1.0);
     for ((offsets, _), feature) in sections.ragged.into_iter().zip(&schema.ragged) {
