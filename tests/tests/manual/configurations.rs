@@ -18,7 +18,7 @@ const REFERENCE: &str = include_str!("../../../examples/job-reference.toml");
 const REPLACED: [&str; 3] = ["model", "label", "labels"];
 
 /// Sections that need not be there, and do not suit every model.
-const OPTIONAL: [&str; 3] = ["evaluation", "training", "warm_start"];
+const OPTIONAL: [&str; 4] = ["evaluation", "training", "warm_start", "workers"];
 
 #[test]
 fn jobs_and_configurations_are_valid() {
