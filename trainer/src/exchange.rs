@@ -204,12 +204,13 @@ impl<S: Scalar> Exchange<S> {
     }
 }
 
-/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and numbers of merged rows, in
-/// bytes.
-pub(crate) fn bytes(parts: usize, layer_numbers: usize, merged_numbers: usize) -> u64 {
-    // The sums of 1, 2, 4, .. parts, and the sum over all workers; the rows as they were received, and in the order of tables.
+/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and numbers of table rows of all
+/// parts, in bytes. A device apart from the host gets merged rows by way of host memory.
+pub(crate) fn bytes(parts: usize, layer_numbers: usize, row_numbers: u64, is_apart: bool) -> u64 {
+    // The sums of 1, 2, 4, .. parts, and the sum over all workers; the rows as they were received.
     let sums = u64::from(parts.next_power_of_two().trailing_zeros()) + 2;
-    let numbers = (layer_numbers as u64).saturating_mul(sums).saturating_add(2 * merged_numbers as u64);
+    let of_rows = row_numbers.saturating_mul(1 + u64::from(is_apart));
+    let numbers = (layer_numbers as u64).saturating_mul(sums).saturating_add(of_rows);
     numbers.saturating_mul(size_of::<f32>() as u64)
 }
 
@@ -296,10 +297,8 @@ impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
         }
         let sums = self.rows.next().expect("the rows of each group of tables that was sent");
         let merged = tables.merged.as_mut().expect("a model of several workers has room for merged rows");
-        self.result = match merged.merge(self.backend, sums) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(StepError::OtherModel),
-            Err(error) => Err(error.into()),
-        };
+        if !self.backend.merge_rows(sums, merged) {
+            self.result = Err(StepError::OtherModel);
+        }
     }
 }

@@ -7,7 +7,6 @@
 use millstream_backend::{Backend, GradientColumns, RowGradients, ops};
 
 use crate::layers::Tables;
-use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, Parameters, Storage};
 use crate::schedule::Step;
 
@@ -57,10 +56,18 @@ impl<B: Backend> GradientVisitor<B> for SumSquares<'_, B> {
     }
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
-        let Self { backend, touched, squares } = self;
-        for_each_table(tables, *touched, gradient, columns, |gradients, tables, _| {
-            backend.run(ops::RowSquares { gradients, tables, sum: squares });
-        });
+        let Self { backend, touched, .. } = *self;
+        let sum = &mut *self.squares;
+        let Tables { lookups, tables, maxima, merged, .. } = &*tables;
+        match (merged, touched) {
+            _ if tables.is_empty() => {}
+            (Some(rows), _) => backend.run(ops::MergedRowSquares { rows, tables, sum }),
+            (None, (batch, plan)) => {
+                let maxima = maxima.as_ref();
+                let gradients = &RowGradients { batch, plan, lookups, gradient, columns, maxima };
+                backend.run(ops::RowSquares { gradients, tables, sum });
+            }
+        }
     }
 }
 
@@ -76,30 +83,16 @@ impl<B: Backend> GradientVisitor<B> for ApplyUpdates<'_, B> {
 
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns) {
         let Self { backend, touched, scale, draws, clip, step } = *self;
-        for_each_table(tables, touched, gradient, columns, |gradients, tables, optimizer| {
-            let update = &optimizer.update(step, clip);
-            backend.run(ops::StepRows { update, scale, draws, gradients, tables });
-        });
-    }
-}
-
-/// Calls `visit` with the gradients of all tables, or with those of one table after another if workers have merged them;
-/// and with these tables and their optimizer.
-fn for_each_table<B: Backend>(
-    tables: &mut Tables<B>,
-    touched: (&B::Batch, &B::RowPlan),
-    gradient: &B::Matrix,
-    columns: GradientColumns,
-    mut visit: impl FnMut(&RowGradients<'_, B>, &mut [B::Table], &Optimizer),
-) {
-    let optimizer = &tables.optimizer;
-    if let Some(merged) = &tables.merged {
-        for (gradients, table) in merged.gradients().zip(tables.tables.chunks_exact_mut(1)) {
-            visit(&gradients, table, optimizer);
+        let Tables { lookups, tables, maxima, merged, optimizer, .. } = tables;
+        let update = &optimizer.update(step, clip);
+        match (merged, touched) {
+            _ if tables.is_empty() => {}
+            (Some(rows), _) => backend.run(ops::StepMergedRows { update, scale, draws, rows, tables }),
+            (None, (batch, plan)) => {
+                let maxima = maxima.as_ref();
+                let gradients = &RowGradients { batch, plan, lookups, gradient, columns, maxima };
+                backend.run(ops::StepRows { update, scale, draws, gradients, tables });
+            }
         }
-    } else if !tables.tables.is_empty() {
-        let ((batch, plan), maxima) = (touched, tables.maxima.as_ref());
-        let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
-        visit(&gradients, &mut tables.tables, optimizer);
     }
 }

@@ -170,6 +170,15 @@ pub trait Backend: Shapes + Sized + Send + 'static {
         sums: &mut RowSums<Self::Scalar>,
     );
 
+    /// Merges the rows of all `parts` of a batch, in their order. Returns whether the parts are of the tables of `merged`; if
+    /// not, the merged rows are arbitrary.
+    fn merge_rows(&self, parts: &[RowSums<Self::Scalar>], merged: &mut Self::MergedRows) -> bool {
+        let work = || cost::merge_rows(parts.iter().map(|sums| sums.ids.len() + sums.rows.len()).sum());
+        self.record_transfer("merge_rows", work, || self.take_merged_rows(parts, merged))
+    }
+    /// Implements [`Backend::merge_rows`].
+    fn take_merged_rows(&self, parts: &[RowSums<Self::Scalar>], merged: &mut Self::MergedRows) -> bool;
+
     /// Queues a report to the host: all values of at most two `matrices`, as they are after everything queued so
     /// far, and whether `batch` is valid. Does not wait.
     fn send(&self, batch: &Self::Batch, matrices: &[&Self::Matrix], report: &mut Self::Report) {

@@ -6,6 +6,7 @@ use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::collective::Summand;
 use crate::float::Float;
+use crate::merged_rows::MergedShape;
 
 /// Bits that identify an id's place, its column and its batch row, in a group of several columns: the number of
 /// columns times the batch's rows, the latter rounded up to a power of two, is at most two to this power.
@@ -343,6 +344,13 @@ pub enum WorkspaceUse<'a> {
         /// The shape of each table.
         shapes: &'a [TableShape],
     },
+    /// The steps of the rows of tables that all parts of a batch touch.
+    MergedRows {
+        /// The shape of each table.
+        shapes: &'a [TableShape],
+        /// The most rows of each.
+        most: &'a [usize],
+    },
     /// The gradients of a linear model's dense weights and bias.
     Linear {
         /// The most rows.
@@ -392,6 +400,8 @@ pub trait Device {
     /// the lookups. [`Gather`](crate::ops::Gather) records them, because the tables may have changed, and a table's
     /// rows are being stepped in parallel, when their gradients are summed.
     type Maxima: Send + 'static;
+    /// The rows of tables that all parts of a batch touch: see [`Backend::merge_rows`](crate::Backend::merge_rows).
+    type MergedRows: Send + 'static;
     /// Values on their way to the host: see [`Backend::send`](crate::Backend::send).
     type Report: Send + 'static;
 
@@ -418,6 +428,9 @@ pub trait Device {
     fn in_batch_numbers(rows: usize, columns: usize) -> usize;
     /// Allocates a record of maxima for batches of up to `rows` rows.
     fn maxima(&self, rows: usize, columns: usize) -> Self::Maxima;
+    /// Allocates room for the rows of tables that all parts of a batch touch: of each of the tables `shapes`, at most as many
+    /// as `most` says.
+    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> Self::MergedRows;
     /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.
@@ -437,6 +450,10 @@ pub trait Shapes: Device {
     fn table_shape(table: &Self::Table) -> TableShape;
     /// The size of a batch.
     fn batch_shape(batch: &Self::Batch) -> &BatchShape;
+    /// The shapes of merged rows, by table.
+    fn merged_shapes(rows: &Self::MergedRows) -> &[MergedShape];
+    /// The number of merged rows of table `table`.
+    fn merged_count(rows: &Self::MergedRows, table: usize) -> usize;
     /// The columns of a plan's groups.
     fn planned_columns(plan: &Self::RowPlan) -> impl Iterator<Item = IdColumn>;
     /// Size of a table's weight on the device, in bytes.

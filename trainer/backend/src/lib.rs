@@ -13,6 +13,7 @@ mod float;
 mod floors;
 mod host;
 mod library;
+mod merged_rows;
 pub mod ops;
 pub mod philox;
 mod reference;
@@ -23,8 +24,9 @@ mod update;
 pub use backend::Backend;
 pub use cpu::{Cpu, CpuInstructions, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaPinned, CudaReport, CudaRowPlan,
-    CudaTable, DriverError, Fault, Found, Gpu, OpenBlasError, OutOfMemory, ProgramError, Resources, Survey,
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaMergedRows, CudaPinned, CudaReport,
+    CudaRowPlan, CudaTable, DriverError, Fault, Found, Gpu, OpenBlasError, OutOfMemory, ProgramError,
+    Resources, Survey,
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
@@ -37,6 +39,7 @@ pub use float::Float;
 pub use floors::Floors;
 pub use host::{HostBatch, HostMaxima, HostReport};
 pub use library::{Libraries, LibraryError};
+pub use merged_rows::{HostMergedRows, MergedShape};
 pub use ops::{
     Activation, Choice, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape, Normalization,
     RowGradients, SavedLayer, SavedNormalization, Sequence, Task,

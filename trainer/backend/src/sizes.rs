@@ -30,6 +30,8 @@ pub trait Layout: Backend<Scalar = f32> {
     }
     /// A record of maxima.
     fn maxima_bytes(rows: usize, columns: usize) -> u64;
+    /// Merged rows of the tables `shapes`, at most `most` of each.
+    fn merged_rows_bytes(shapes: &[TableShape], most: &[usize]) -> u64;
     /// A row plan.
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
     /// A report of `numbers` values.
@@ -82,6 +84,7 @@ impl<L: Layout> Device for Sizes<L> {
     type Batch = ();
     type RowPlan = ();
     type Maxima = ();
+    type MergedRows = ();
     type Report = ();
 
     const STEPS_AHEAD: usize = L::STEPS_AHEAD;
@@ -104,6 +107,10 @@ impl<L: Layout> Device for Sizes<L> {
 
     fn maxima(&self, rows: usize, columns: usize) {
         self.add(L::maxima_bytes(rows, columns));
+    }
+
+    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) {
+        self.add(L::merged_rows_bytes(shapes, most));
     }
 
     fn report(&self, numbers: usize) {

@@ -2,7 +2,6 @@
 
 use millstream_backend::{Device, Lookup, Sequence, TableShape};
 
-use crate::layers::MergedRows;
 use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
 
@@ -17,7 +16,7 @@ pub struct Tables<D: Device> {
     /// The optimizer that trains them.
     pub optimizer: Optimizer,
     /// The touched rows of all workers, if several train together.
-    pub merged: Option<MergedRows<D>>,
+    pub merged: Option<D::MergedRows>,
     specs: Vec<ParameterSpec>,
 }
 
@@ -30,7 +29,7 @@ impl<D: Device> Tables<D> {
         lookups: Vec<Lookup>,
         specs: Vec<ParameterSpec>,
         optimizer: Optimizer,
-        merged: Option<MergedRows<D>>,
+        merged: Option<D::MergedRows>,
     ) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         let maxima = Lookup::all_maxima(&lookups, |table| specs[table].columns);

@@ -4,7 +4,7 @@ use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, Sequence, 
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
-use crate::layers::{Attention, Cross, Embedding, Linear, MergedRows, Mlp, Tables, linear_weights};
+use crate::layers::{Attention, Cross, Embedding, Linear, Mlp, Tables, linear_weights};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::din::SequenceFeatures;
 use crate::model::embeddings::{EmbeddingTable, EmbeddingTables};
@@ -32,7 +32,7 @@ pub(super) struct Builder<'a, D: Device> {
     /// The number of parts that every batch is cut into, if workers exchange gradients.
     exchanged_parts: Option<usize>,
     /// The most numbers that the rows of all workers' tables have.
-    merged_numbers: usize,
+    row_numbers: u64,
 }
 
 impl<'a, D: Device> Builder<'a, D> {
@@ -51,7 +51,7 @@ impl<'a, D: Device> Builder<'a, D> {
             of_tables,
             id_columns: Vec::new(),
             exchanged_parts,
-            merged_numbers: 0,
+            row_numbers: 0,
         }
     }
 
@@ -63,8 +63,8 @@ impl<'a, D: Device> Builder<'a, D> {
     }
 
     /// The most numbers that the rows of all workers' tables have: gradients and ids.
-    pub(super) fn merged_numbers(&self) -> usize {
-        self.merged_numbers
+    pub(super) fn row_numbers(&self) -> u64 {
+        self.row_numbers
     }
 
     /// The dimensions of activations.
@@ -345,32 +345,30 @@ impl<'a, D: Device> Builder<'a, D> {
         lookups.sort_by_key(|lookup| lookup.table);
         let groups = lookups.chunk_by(|one, next| one.table == next.table);
         self.id_columns.extend(groups.map(|group| group.iter().map(|lookup| lookup.column).collect()));
-        let merged =
-            self.exchanged_parts.map(|parts| self.merged_rows(parts, &lookups, &specs)).transpose()?;
+        let merged = self.exchanged_parts.map(|parts| self.merged_rows(parts, &lookups, &specs));
         Ok(Tables::new(self.device, self.schema.rows as usize, lookups, specs, optimizer, merged))
     }
 
     /// Room for the rows of the tables `specs` that all `parts` of a batch touch.
-    fn merged_rows(
-        &mut self,
-        parts: usize,
-        lookups: &[Lookup],
-        specs: &[ParameterSpec],
-    ) -> Result<MergedRows<D>, ModelError> {
+    fn merged_rows(&mut self, parts: usize, lookups: &[Lookup], specs: &[ParameterSpec]) -> D::MergedRows {
         let shapes: Vec<_> = specs.iter().map(ParameterSpec::table_shape).collect();
-        let usage = WorkspaceUse::RowSums { schema: self.schema, lookups, shapes: &shapes };
-        self.device.reserve_workspace(&usage);
-        let rows = self.schema.rows as usize;
+        let schema = self.schema;
+        self.device.reserve_workspace(&WorkspaceUse::RowSums { schema, lookups, shapes: &shapes });
+        let rows = schema.rows as usize;
         let ids = |lookup: &Lookup| match lookup.column {
             IdColumn::Single(_) => rows,
-            IdColumn::Ragged(feature) => rows.saturating_mul(self.schema.ragged[feature].maximum as usize),
+            IdColumn::Ragged(feature) => rows.saturating_mul(schema.ragged[feature].maximum as usize),
         };
-        let touched = lookups.chunk_by(|one, next| one.table == next.table);
-        let touched: Vec<usize> =
-            touched.map(|of_table| of_table.iter().map(ids).fold(0, usize::saturating_add)).collect();
-        let merged = MergedRows::new(self.device, specs, &touched, parts)
-            .ok_or(ModelError::TooManyMergedRows { parts })?;
-        self.merged_numbers += merged.most_sums();
-        Ok(merged)
+        let of_tables = lookups.chunk_by(|one, next| one.table == next.table);
+        let of_part = |lookups: &[Lookup]| lookups.iter().map(ids).fold(0, usize::saturating_add);
+        let of_part: Vec<usize> = of_tables.map(of_part).collect();
+        let sent = of_part.iter().zip(&shapes).map(|(&ids, shape)| {
+            let numbers = (ids.min(shape.rows) as u64).saturating_mul(1 + shape.width as u64);
+            numbers.saturating_mul(parts as u64)
+        });
+        self.row_numbers = sent.fold(self.row_numbers, u64::saturating_add);
+        let most: Vec<usize> = of_part.iter().map(|ids| ids.saturating_mul(parts)).collect();
+        self.device.reserve_workspace(&WorkspaceUse::MergedRows { shapes: &shapes, most: &most });
+        self.device.merged_rows(&shapes, &most)
     }
 }

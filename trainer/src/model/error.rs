@@ -84,14 +84,6 @@ pub enum ModelError {
         /// The number of parts.
         parts: u32,
     },
-    /// The parts of a batch can touch too many rows of a table.
-    #[error(
-        "the {parts} parts of a batch can touch too many rows of a table: choose a smaller `data.batch_size`"
-    )]
-    TooManyMergedRows {
-        /// The number of parts.
-        parts: usize,
-    },
     /// The parts of a batch cannot be divided among the workers.
     #[error(
         "{shards} parts of a batch cannot be divided among {ranks} workers: choose a power of two that is a multiple of \

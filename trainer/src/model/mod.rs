@@ -99,8 +99,8 @@ struct Parts<D: Device> {
     squares: D::Matrix,
     /// The gradients of the logits, of the same shape.
     scores: D::Matrix,
-    /// The most numbers that the rows of all workers' tables have.
-    merged_numbers: usize,
+    /// The most ids and gradients that workers send of the rows of their tables, all together.
+    row_numbers: u64,
 }
 
 /// The size of a model on its device, known before it is built.
@@ -188,7 +188,7 @@ impl<D: Device> Parts<D> {
             scale: device.matrix(1, 1),
             squares: device.matrix(1, 1),
             scores: builder.logits(),
-            merged_numbers: builder.merged_numbers(),
+            row_numbers: builder.row_numbers(),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
     }
@@ -516,7 +516,7 @@ impl ModelPlan {
         let each = (training.parts() / training.ranks()) as usize;
         let exchange_bytes = match training.exchanges() {
             false => 0,
-            true => exchange::bytes(each, layer_numbers(&parameters), parts.merged_numbers),
+            true => exchange::bytes(each, layer_numbers(&parameters), parts.row_numbers, L::IS_APART),
         };
         // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);

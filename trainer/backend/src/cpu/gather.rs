@@ -6,7 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::memory::prefetch;
 use crate::cpu::parts::{Blocks, Rows};
-use crate::cpu::runs::STRIP;
+use crate::cpu::touched::STRIP;
 use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
 use crate::ops::Gather;

@@ -12,7 +12,8 @@
 //! - [`vectors`]: unit vectors and dot products of rows; [`in_batch`]: the losses of queries that choose
 //!   among the items of a batch, which use [`exp`] and [`logistic`].
 //! - [`copy`]: copying tables to the host.
-//! - [`rows`]: which table rows a batch touches; [`runs`]: their gradients; [`row_sums`]: their sums.
+//! - [`rows`]: which table rows a batch touches; [`runs`]: their gradients; [`row_sums`]: their sums; [`touched`]: what
+//!   steps need of them, also of the rows of several workers.
 //! - [`step`], [`step_rows`]: optimizer steps; [`rules`]: their formulas; [`shaping`]: gradient scaling and
 //!   clipping.
 //! - [`squares`]: gradient norms.
@@ -62,6 +63,7 @@ mod squares;
 mod step;
 mod step_rows;
 mod team;
+mod touched;
 mod vectors;
 mod weights;
 
@@ -79,6 +81,7 @@ use crate::device::{
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostMaxima, HostReport};
+use crate::merged_rows::{HostMergedRows, MergedShape};
 use crate::ops::{
     Checked, CopyTable, Operation, ReadMatrix, ReadTable, RowGradients, WriteMatrix, WriteTable,
 };
@@ -204,6 +207,7 @@ impl Device for Cpu {
     type Batch = HostBatch;
     type RowPlan = CpuRowPlan;
     type Maxima = HostMaxima;
+    type MergedRows = HostMergedRows<f32>;
     type Report = HostReport<f32>;
 
     const STEPS_AHEAD: usize = 0;
@@ -222,6 +226,10 @@ impl Device for Cpu {
 
     fn maxima(&self, rows: usize, columns: usize) -> HostMaxima {
         HostMaxima::new(rows, columns)
+    }
+
+    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> HostMergedRows<f32> {
+        HostMergedRows::new(MergedShape::of(shapes, most))
     }
 
     fn report(&self, numbers: usize) -> HostReport<f32> {
@@ -263,6 +271,14 @@ impl Shapes for Cpu {
         batch.shape()
     }
 
+    fn merged_shapes(rows: &HostMergedRows<f32>) -> &[MergedShape] {
+        rows.shapes()
+    }
+
+    fn merged_count(rows: &HostMergedRows<f32>, table: usize) -> usize {
+        rows.tables()[table].ids().len()
+    }
+
     fn planned_columns(plan: &CpuRowPlan) -> impl Iterator<Item = IdColumn> {
         plan.columns()
     }
@@ -299,6 +315,10 @@ impl Layout for Cpu {
 
     fn maxima_bytes(rows: usize, columns: usize) -> u64 {
         HostMaxima::bytes(rows, columns)
+    }
+
+    fn merged_rows_bytes(shapes: &[TableShape], most: &[usize]) -> u64 {
+        HostMergedRows::<f32>::bytes(&MergedShape::of(shapes, most))
     }
 
     fn report_bytes(numbers: usize) -> u64 {
@@ -378,10 +398,12 @@ impl Backend for Cpu {
             Operation::Softmax(operation) => loss::softmax_of_rows(self, operation),
             Operation::Squares(operation) => squares::squares(self, operation),
             Operation::RowSquares(operation) => squares::row_squares(self, operation),
+            Operation::MergedRowSquares(operation) => squares::merged_row_squares(self, operation),
             Operation::ClipScale(operation) => squares::clip_scale(operation),
             Operation::Unscale(operation) => squares::unscale(operation),
             Operation::Step(operation) => step::step(self, operation),
             Operation::StepRows(operation) => step_rows::step_rows(self, operation),
+            Operation::StepMergedRows(operation) => step_rows::step_merged_rows(self, operation),
         }
     }
 
@@ -404,6 +426,10 @@ impl Backend for Cpu {
         sums: &mut RowSums<f32>,
     ) {
         row_sums::row_sums(self, gradients, tables, sums);
+    }
+
+    fn take_merged_rows(&self, parts: &[RowSums<f32>], merged: &mut HostMergedRows<f32>) -> bool {
+        merged.merge(parts, |tasks, task| self.team.run(tasks, task))
     }
 
     fn receive(&self, report: &mut HostReport<f32>, numbers: &mut [f32]) -> Result<(), BatchError> {

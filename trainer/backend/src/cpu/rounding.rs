@@ -1,7 +1,7 @@
 //! Stochastic rounding of new table weights to the table's format. The random numbers depend on the weights'
 //! positions.
 
-use crate::cpu::runs::STRIP;
+use crate::cpu::touched::STRIP;
 use crate::device::TableShape;
 use crate::float::Float;
 use crate::philox::philox;

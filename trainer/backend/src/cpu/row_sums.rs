@@ -4,6 +4,7 @@ use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::parts::{Blocks, Spans};
 use crate::cpu::runs::{Runs, tasks_each};
+use crate::cpu::touched::TouchedRows;
 use crate::device::Lookup;
 use crate::ops::RowGradients;
 use crate::row_sums::RowSums;
@@ -29,7 +30,7 @@ pub(crate) fn row_sums(
     for task in 0..tasks {
         let runs = runs_of(task);
         starts.push(end);
-        end += runs.len() * runs.width;
+        end += runs.len() * runs.width();
         for (number, id) in (0..runs.len()).zip(&mut ids) {
             *id = runs.id_of(number);
         }
@@ -37,7 +38,7 @@ pub(crate) fn row_sums(
     starts.push(end);
     run_blocks!(cpu, Blocks::of(tasks, 1), Spans::of(rows, 1, &starts), |task, rows| {
         let runs = runs_of(task.start);
-        for (number, row) in (0..runs.len()).zip(rows.chunks_exact_mut(runs.width)) {
+        for (number, row) in (0..runs.len()).zip(rows.chunks_exact_mut(runs.width())) {
             runs.fetch_ahead(number);
             for (first, columns) in runs.strips() {
                 row[first..first + columns].copy_from_slice(&runs.sum(number, first, columns)[..columns]);

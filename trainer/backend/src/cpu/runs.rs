@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::cpu::Cpu;
 use crate::cpu::memory::prefetch;
 use crate::cpu::rows::{Entry, SortedIds};
+use crate::cpu::touched::{STRIP, TouchedRows};
 use crate::device::{Lookup, Pooling};
 use crate::host::{HostBatch, Ids, Shares};
 use crate::ops::{GradientColumns, RowGradients};
@@ -15,8 +16,6 @@ const ENTRIES: usize = 1024;
 /// Prefetch distance for gradients, in ids: far enough to hide memory latency, near enough that prefetched lines
 /// are still in the L1 cache.
 const ENTRIES_AHEAD: usize = 16;
-/// Columns of a row that are summed together, in registers.
-pub(super) const STRIP: usize = 16;
 
 /// The number of tasks for the runs of each table.
 pub(super) fn tasks_each(gradients: &RowGradients<'_, Cpu>) -> usize {
@@ -45,7 +44,7 @@ pub(super) struct Runs<'a> {
     /// Starts at the first gradient column of the table's one lookup.
     gradient: &'a [f32],
     gradient_stride: usize,
-    pub(super) width: usize,
+    width: usize,
 }
 
 /// A gradient of a run.
@@ -214,75 +213,9 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// The number of runs.
-    pub(super) fn len(&self) -> usize {
-        self.starts.len() - 1
-    }
-
-    /// The id of run `number`.
-    #[inline(always)]
-    pub(super) fn id_of(&self, number: usize) -> u32 {
-        self.entries[self.starts[number] as usize].id
-    }
-
-    /// The id of run `number`, if the run exists.
-    #[inline(always)]
-    pub(super) fn id(&self, number: usize) -> Option<u32> {
-        (number < self.len()).then(|| self.id_of(number))
-    }
-
     #[inline(always)]
     fn range(&self, number: usize) -> Range<usize> {
         self.starts[number] as usize..self.starts[number + 1] as usize
-    }
-
-    /// A row's strips: first column and number of columns.
-    #[inline(always)]
-    pub(super) fn strips(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let whole = self.width / STRIP * STRIP;
-        let rest = self.width - whole;
-        (0..whole).step_by(STRIP).map(|first| (first, STRIP)).chain((rest > 0).then_some((whole, rest)))
-    }
-
-    /// The gradient of `columns` columns from `first` on, summed over the ids of run `number`.
-    #[inline(always)]
-    pub(super) fn sum(&self, number: usize, first: usize, columns: usize) -> [f32; STRIP] {
-        let id = self.id_of(number);
-        let mut sum = [0.0_f32; STRIP];
-        self.each(
-            number,
-            #[inline(always)]
-            |Part { start, factor, holders }| {
-                let gradient = &self.gradient[start + first..][..columns];
-                let Some(holders) = holders else {
-                    for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
-                        *sum += g * factor;
-                    }
-                    return;
-                };
-                let holders = &self.holders[holders + first..][..columns];
-                for ((sum, &g), &holder) in sum[..columns].iter_mut().zip(gradient).zip(holders) {
-                    *sum += if holder == id { g } else { 0.0 };
-                }
-            },
-        );
-        sum
-    }
-
-    /// The same for a table of one column.
-    #[inline(always)]
-    pub(super) fn sum_of_one(&self, number: usize) -> f32 {
-        let id = self.id_of(number);
-        let mut sum = 0.0;
-        self.each(
-            number,
-            #[inline(always)]
-            |Part { start, factor, holders }| {
-                let is_held = holders.is_none_or(|at| self.holders[at] == id);
-                sum += if is_held { self.gradient[start] * factor } else { 0.0 };
-            },
-        );
-        sum
     }
 
     /// Calls `add` with each gradient of run `number`. An id that a batch row repeats holds maxima once.
@@ -347,10 +280,65 @@ impl<'a> Runs<'a> {
         let row = entry.row as usize;
         (row * self.gradient_stride, self.shares.map_or(weight, |shares| shares.of(row, weight)))
     }
+}
+
+impl TouchedRows for Runs<'_> {
+    /// The number of runs.
+    fn len(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    #[inline(always)]
+    fn id_of(&self, number: usize) -> u32 {
+        self.entries[self.starts[number] as usize].id
+    }
+
+    #[inline(always)]
+    fn sum(&self, number: usize, first: usize, columns: usize) -> [f32; STRIP] {
+        let id = self.id_of(number);
+        let mut sum = [0.0_f32; STRIP];
+        self.each(
+            number,
+            #[inline(always)]
+            |Part { start, factor, holders }| {
+                let gradient = &self.gradient[start + first..][..columns];
+                let Some(holders) = holders else {
+                    for (sum, &g) in sum[..columns].iter_mut().zip(gradient) {
+                        *sum += g * factor;
+                    }
+                    return;
+                };
+                let holders = &self.holders[holders + first..][..columns];
+                for ((sum, &g), &holder) in sum[..columns].iter_mut().zip(gradient).zip(holders) {
+                    *sum += if holder == id { g } else { 0.0 };
+                }
+            },
+        );
+        sum
+    }
+
+    #[inline(always)]
+    fn sum_of_one(&self, number: usize) -> f32 {
+        let id = self.id_of(number);
+        let mut sum = 0.0;
+        self.each(
+            number,
+            #[inline(always)]
+            |Part { start, factor, holders }| {
+                let is_held = holders.is_none_or(|at| self.holders[at] == id);
+                sum += if is_held { self.gradient[start] * factor } else { 0.0 };
+            },
+        );
+        sum
+    }
 
     /// Prefetches the gradients of later ids, as many as run `number` has.
     #[inline(always)]
-    pub(super) fn fetch_ahead(&self, number: usize) {
+    fn fetch_ahead(&self, number: usize) {
         let run = self.range(number);
         let ahead = self.entries.get(run.start + ENTRIES_AHEAD..).unwrap_or_default();
         for entry in ahead.iter().take(run.len()) {

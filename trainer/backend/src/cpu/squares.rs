@@ -5,8 +5,9 @@
 use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, Rows, block_of};
-use crate::cpu::runs::{Runs, STRIP, tasks_each};
-use crate::ops::{ClipScale, RowSquares, Squares, Unscale};
+use crate::cpu::runs::{Runs, tasks_each};
+use crate::cpu::touched::{MergedPart, STRIP, TouchedRows};
+use crate::ops::{ClipScale, MergedRowSquares, RowSquares, Squares, Unscale};
 
 /// Elements per task.
 const NUMBERS: usize = 8192;
@@ -43,18 +44,36 @@ pub(crate) fn row_squares(cpu: &Cpu, operation: RowSquares<'_, Cpu>) {
         tables.len() * each,
         #[inline(always)]
         |task| {
-            let runs = Runs::new(gradients, task / each, task % each, |table| tables[table].shape().width);
-            let mut lanes = [0.0_f32; STRIP];
-            for number in 0..runs.len() {
-                runs.fetch_ahead(number);
-                for (first, columns) in runs.strips() {
-                    let sum = runs.sum(number, first, columns);
-                    lanes.iter_mut().zip(sum).for_each(|(lane, g)| *lane += g * g);
-                }
-            }
-            lanes.iter().sum()
+            squares_of(&Runs::new(gradients, task / each, task % each, |table| tables[table].shape().width))
         },
     );
+}
+
+/// The same over the rows that all parts of a batch touch.
+pub(crate) fn merged_row_squares(cpu: &Cpu, operation: MergedRowSquares<'_, Cpu>) {
+    let MergedRowSquares { rows, sum, .. } = operation;
+    let each = MergedPart::tasks_each(rows);
+    add_all(
+        cpu,
+        sum,
+        rows.tables().len() * each,
+        #[inline(always)]
+        |task| squares_of(&MergedPart::new(rows, task / each, task % each)),
+    );
+}
+
+/// The sum of the squares of the gradients of some rows.
+#[inline(always)]
+fn squares_of(rows: &impl TouchedRows) -> f32 {
+    let mut lanes = [0.0_f32; STRIP];
+    for number in 0..rows.len() {
+        rows.fetch_ahead(number);
+        for (first, columns) in rows.strips() {
+            let sum = rows.sum(number, first, columns);
+            lanes.iter_mut().zip(sum).for_each(|(lane, g)| *lane += g * g);
+        }
+    }
+    lanes.iter().sum()
 }
 
 /// Adds the results of `each` for all tasks, in order.

@@ -9,6 +9,7 @@ use super::batch::CudaBatch;
 use super::buffers::{CudaMatrix, CudaMaxima, CudaTable, Shape, number_bytes};
 use super::fault::must;
 use super::layout::scratch_bytes;
+use super::merged_rows::CudaMergedRows;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
@@ -18,6 +19,7 @@ use crate::description::{Description, GpuName};
 use crate::device::{BatchShape, Device, IdColumn, MatrixShape, Shapes, TableShape, WorkspaceUse};
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
+use crate::merged_rows::MergedShape;
 use crate::ops::{Checked, Operation, PlanRows, RowGradients};
 use crate::row_sums::RowSums;
 
@@ -28,6 +30,7 @@ impl Device for Cuda {
     type Batch = CudaBatch;
     type RowPlan = CudaRowPlan;
     type Maxima = CudaMaxima;
+    type MergedRows = CudaMergedRows;
     type Report = CudaReport;
 
     /// One step per slot of the feed.
@@ -52,6 +55,10 @@ impl Device for Cuda {
 
     fn maxima(&self, rows: usize, columns: usize) -> CudaMaxima {
         CudaMaxima::new(rows, columns, self.zeros(CudaMaxima::bytes(rows, columns)))
+    }
+
+    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> CudaMergedRows {
+        CudaMergedRows::new(self, MergedShape::of(shapes, most))
     }
 
     fn report(&self, numbers: usize) -> CudaReport {
@@ -87,6 +94,14 @@ impl Shapes for Cuda {
 
     fn batch_shape(batch: &CudaBatch) -> &BatchShape {
         batch.shape()
+    }
+
+    fn merged_shapes(rows: &CudaMergedRows) -> &[MergedShape] {
+        rows.host().shapes()
+    }
+
+    fn merged_count(rows: &CudaMergedRows, table: usize) -> usize {
+        rows.host().tables()[table].ids().len()
     }
 
     fn planned_columns(plan: &CudaRowPlan) -> impl Iterator<Item = IdColumn> {
@@ -177,10 +192,12 @@ impl Backend for Cuda {
             Operation::Softmax(operation) => self.softmax(operation),
             Operation::Squares(operation) => self.squares(operation),
             Operation::RowSquares(operation) => self.row_squares(operation),
+            Operation::MergedRowSquares(operation) => self.merged_row_squares(operation),
             Operation::ClipScale(operation) => self.clip_scale(operation),
             Operation::Unscale(operation) => self.unscale(operation),
             Operation::Step(operation) => self.step(operation),
             Operation::StepRows(operation) => self.step_rows(operation),
+            Operation::StepMergedRows(operation) => self.step_merged_rows(operation),
         }
     }
 
@@ -207,6 +224,10 @@ impl Backend for Cuda {
         sums: &mut RowSums<f32>,
     ) {
         self.row_sums(gradients, tables, sums);
+    }
+
+    fn take_merged_rows(&self, parts: &[RowSums<f32>], merged: &mut CudaMergedRows) -> bool {
+        self.merge(parts, merged)
     }
 
     fn receive(&self, report: &mut CudaReport, numbers: &mut [f32]) -> Result<(), BatchError> {

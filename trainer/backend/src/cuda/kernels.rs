@@ -119,7 +119,7 @@ pub(super) struct SourceView {
 }
 
 /// `Table` of rows.cu.
-#[derive(Clone, Copy, Immutable, IntoBytes)]
+#[derive(Clone, Copy, Default, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct TableView {
     pub(super) ids: Address,

@@ -8,7 +8,7 @@ use super::buffers::{CudaMaxima, CudaTable, Shape};
 use super::driver::Memory;
 use super::kernels::Faults;
 use super::plan::CudaRowPlan;
-use super::{Cuda, layers, lists, lookups, losses, normalize, report, rows, updates};
+use super::{Cuda, layers, lists, lookups, losses, merged_rows, normalize, report, rows, updates};
 use crate::device::{IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
 use crate::sizes::{Layout, OperationBytes};
@@ -44,6 +44,10 @@ impl Layout for Cuda {
         Memory::taken(CudaMaxima::bytes(rows, columns))
     }
 
+    fn merged_rows_bytes(shapes: &[TableShape], most: &[usize]) -> u64 {
+        merged_rows::bytes(shapes, most)
+    }
+
     fn report_bytes(numbers: usize) -> u64 {
         Memory::taken(report::bytes(numbers))
     }
@@ -74,6 +78,7 @@ pub(super) fn scratch_bytes(operation: &WorkspaceUse<'_>) -> usize {
         WorkspaceUse::RowSums { schema, lookups, shapes } => {
             rows::scratch_bytes(schema, lookups, shapes, true)
         }
+        WorkspaceUse::MergedRows { shapes, most } => merged_rows::scratch_bytes(shapes, most),
         WorkspaceUse::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
         WorkspaceUse::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
         WorkspaceUse::Lists { rows } => lists::scratch_bytes(rows),

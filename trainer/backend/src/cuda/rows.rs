@@ -3,7 +3,7 @@
 use millstream_batch::BatchSchema;
 use zerocopy::IntoBytes;
 
-use super::buffers::{CudaTable, Rooms};
+use super::buffers::{CudaMatrix, CudaTable, Rooms};
 use super::driver::{Address, Memory};
 use super::kernels::{
     ADD_ROW_SQUARES, QUAD, RowSquares, STEP_PIECES, STEP_PIECES_OF_MAXIMA, STEP_SPANS, SourceView, StepRows,
@@ -14,6 +14,7 @@ use super::{Cuda, host};
 use crate::device::{Lookup, TablePart, TableShape};
 use crate::ops::{self, RowGradients};
 use crate::row_sums::RowSums;
+use crate::update::Update;
 
 /// What the kernels do with the summed gradient of a row, as in rows.cu.
 mod use_of {
@@ -23,10 +24,54 @@ mod use_of {
 }
 
 /// The kernels' list of tables, and the threads that the largest table needs.
-struct Tables {
+pub(super) struct Tables {
     views: Vec<TableView>,
     address: Address,
     threads: usize,
+}
+
+/// The same while it grows. Addresses of the workspace are relative.
+#[derive(Default)]
+pub(super) struct TableList {
+    views: Vec<TableView>,
+    rooms: Rooms,
+    threads: usize,
+}
+
+impl TableList {
+    /// Adds a table of which at most `ids` ids are looked up, with rows of `width` columns.
+    pub(super) fn add(&mut self, view: TableView, ids: usize, width: usize, keeps_sums: bool) {
+        let (pieces, lanes) = (pieces(ids, width), lanes(width));
+        let [partials, squares] = rooms_of(&mut self.rooms, pieces, width);
+        let sums = if keeps_sums { room_of_sums(&mut self.rooms, ids, width) } else { 0 };
+        self.threads = self.threads.max(pieces * lanes as usize);
+        self.views.push(TableView { partials, squares, sums, lanes, piece: piece(lanes), ..view });
+    }
+}
+
+/// A table, without the ids that are looked up in it.
+pub(super) fn view_of(table: &CudaTable) -> TableView {
+    let shape = table.shape();
+    TableView {
+        weights: table.part(TablePart::Weights, 0),
+        states: [0, 1].map(|state| table.part(TablePart::State(state), 0)),
+        row_state: table.part(TablePart::RowState(0), 0),
+        key: shape.key,
+        width: shape.width as u32,
+        format: shape.float as u32,
+        ..TableView::default()
+    }
+}
+
+/// A step of rows, without their gradients.
+pub(super) fn step_of(update: &Update, scale: &CudaMatrix, draws: u64) -> StepRows {
+    let (update, scale) = (view(update), scale.numbers());
+    StepRows { update, scale, key: draws, use_of_sums: use_of::STEP_ROW, ..StepRows::default() }
+}
+
+/// The sum of the squares of rows, without their gradients.
+pub(super) fn squares() -> StepRows {
+    StepRows { use_of_sums: use_of::ADD_SQUARES, ..StepRows::default() }
 }
 
 /// Lanes of a warp that share a row of `width` columns, four columns each.
@@ -41,12 +86,12 @@ fn piece(lanes: u32) -> u32 {
 }
 
 /// The number of pieces that `ids` ids of rows of `width` columns are split into.
-fn pieces(ids: usize, width: usize) -> usize {
+pub(super) fn pieces(ids: usize, width: usize) -> usize {
     ids.div_ceil(piece(lanes(width)) as usize)
 }
 
 /// The partial sums of rows that span pieces: of their gradients, and of the squares of those.
-fn rooms_of(rooms: &mut Rooms, pieces: usize, width: usize) -> [Address; 2] {
+pub(super) fn rooms_of(rooms: &mut Rooms, pieces: usize, width: usize) -> [Address; 2] {
     [2 * pieces * width, 2 * pieces].map(|numbers| rooms.add(numbers * size_of::<f32>()))
 }
 
@@ -89,18 +134,19 @@ pub(super) fn table_bytes(shapes: &[TableShape]) -> u64 {
 impl Cuda {
     pub(super) fn step_rows(&self, operation: ops::StepRows<'_, Self>) {
         let ops::StepRows { update, scale, draws, gradients, tables } = operation;
-        let (update, scale) = (view(update), scale.numbers());
         let tables = self.tables(gradients, tables, false);
-        let step =
-            StepRows { update, scale, key: draws, use_of_sums: use_of::STEP_ROW, ..StepRows::default() };
-        self.run_rows(step, gradients, &tables);
+        self.run_rows(step_of(update, scale, draws), gradients, &tables);
     }
 
     pub(super) fn row_squares(&self, operation: ops::RowSquares<'_, Self>) {
         let ops::RowSquares { gradients, tables, sum } = operation;
         let tables = self.tables(gradients, tables, false);
-        let step = StepRows { use_of_sums: use_of::ADD_SQUARES, ..StepRows::default() };
-        self.run_rows(step, gradients, &tables);
+        self.run_rows(squares(), gradients, &tables);
+        self.add_squares(&tables, sum);
+    }
+
+    /// Adds the squares that the kernels have found.
+    pub(super) fn add_squares(&self, tables: &Tables, sum: &CudaMatrix) {
         let count = tables.views.len();
         let squares =
             RowSquares { tables: tables.address, sum: sum.numbers(), table_count: count as u32, unused: 0 };
@@ -147,15 +193,19 @@ impl Cuda {
     fn run_rows(&self, step: StepRows, gradients: &RowGradients<'_, Self>, tables: &Tables) {
         let step = StepRows {
             batch: gradients.batch.address(),
-            tables: tables.address,
-            fault: self.fault(),
             gradient: gradients.gradient.view(),
             holder_columns: gradients.maxima.map_or(0, |maxima| maxima.shape().columns as u32),
             ..step
         };
         // Later commands read the plan.
         self.join();
-        let pieces = if gradients.maxima.is_some() { STEP_PIECES_OF_MAXIMA } else { STEP_PIECES };
+        self.launch_rows(gradients.maxima.is_some(), step, tables);
+    }
+
+    /// Launches the kernels of a step of `tables`.
+    pub(super) fn launch_rows(&self, has_maxima: bool, step: StepRows, tables: &Tables) {
+        let step = StepRows { tables: tables.address, fault: self.fault(), ..step };
+        let pieces = if has_maxima { STEP_PIECES_OF_MAXIMA } else { STEP_PIECES };
         let threads = [tables.threads, tables.views.len()];
         self.launch(pieces, threads, &step);
         self.launch(STEP_SPANS, threads, &step);
@@ -164,53 +214,39 @@ impl Cuda {
     fn tables(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable], keeps_sums: bool) -> Tables {
         let RowGradients { batch, plan, lookups, columns, maxima, .. } = *gradients;
         let mut first_holder = 0;
-        let mut rooms = Rooms::default();
-        let mut threads = 0;
-        let mut views: Vec<TableView> = tables
-            .iter()
-            .enumerate()
-            .map(|(number, table)| {
-                let lookups = Lookup::of_table(lookups, number);
-                let (sorted, shape) = (plan.sorted(batch, lookups), table.shape());
-                let source = |lookup: &Lookup| {
-                    let maxima = maxima.filter(|_| lookup.has_maxima());
-                    let holders = maxima.map_or(0, |maxima| maxima.column(first_holder));
-                    first_holder += lookup.maxima(shape.width);
-                    SourceView {
-                        column: batch.column(lookup.column),
-                        first: columns.first_of(lookup) as u32,
-                        pooling: lookup.pooling.code(),
-                        holders,
-                    }
-                };
-                let sources: Vec<SourceView> = lookups.iter().map(source).collect();
-                let (pieces, lanes) = (pieces(sorted.capacity, shape.width), lanes(shape.width));
-                let [partials, squares] = rooms_of(&mut rooms, pieces, shape.width);
-                let sums =
-                    if keeps_sums { room_of_sums(&mut rooms, sorted.capacity, shape.width) } else { 0 };
-                threads = threads.max(pieces * lanes as usize);
-                TableView {
-                    ids: sorted.ids,
-                    places: sorted.places,
-                    size: sorted.size,
-                    starts: sorted.starts,
-                    sources: self.constants(&sources),
-                    weights: table.part(TablePart::Weights, 0),
-                    states: [0, 1].map(|state| table.part(TablePart::State(state), 0)),
-                    row_state: table.part(TablePart::RowState(0), 0),
-                    partials,
-                    squares,
-                    sums,
-                    key: shape.key,
-                    source_count: sources.len() as u32,
-                    width: shape.width as u32,
-                    lanes,
-                    format: shape.float as u32,
-                    piece: piece(lanes),
-                    unused: 0,
+        let mut list = TableList::default();
+        for (number, table) in tables.iter().enumerate() {
+            let lookups = Lookup::of_table(lookups, number);
+            let (sorted, width) = (plan.sorted(batch, lookups), table.shape().width);
+            let source = |lookup: &Lookup| {
+                let maxima = maxima.filter(|_| lookup.has_maxima());
+                let holders = maxima.map_or(0, |maxima| maxima.column(first_holder));
+                first_holder += lookup.maxima(width);
+                SourceView {
+                    column: batch.column(lookup.column),
+                    first: columns.first_of(lookup) as u32,
+                    pooling: lookup.pooling.code(),
+                    holders,
                 }
-            })
-            .collect();
+            };
+            let sources: Vec<SourceView> = lookups.iter().map(source).collect();
+            let view = TableView {
+                ids: sorted.ids,
+                places: sorted.places,
+                size: sorted.size,
+                starts: sorted.starts,
+                sources: self.constants(&sources),
+                source_count: sources.len() as u32,
+                ..view_of(table)
+            };
+            list.add(view, sorted.capacity, width, keeps_sums);
+        }
+        self.listed(list)
+    }
+
+    /// Passes a list of tables to the kernels.
+    pub(super) fn listed(&self, list: TableList) -> Tables {
+        let TableList { mut views, rooms, threads } = list;
         let scratch = self.scratch(rooms.bytes());
         for view in &mut views {
             view.partials += scratch;

@@ -141,7 +141,29 @@ pub(crate) fn step_rows(
     work(0, moved, ids * table.width + touched * table.width * step_flops(formula))
 }
 
-/// The squared norm of the same gradients.
+/// An optimizer step on `touched` rows of a table, with one gradient each.
+pub(crate) fn step_merged_rows(
+    touched: usize,
+    table: TableShape,
+    weight_bytes: usize,
+    formula: &Formula,
+) -> Work {
+    let row = table.width * weight_bytes + (table.width * table.states + table.row_states) * WORD;
+    let gradient = (1 + table.width) * WORD;
+    work(0, touched * (gradient + 2 * row), touched * table.width * step_flops(formula))
+}
+
+/// The squared norm of `touched` rows of `width` gradients.
+pub(crate) fn merged_row_squares(touched: usize, width: usize) -> Work {
+    work(0, touched * width * WORD, 2 * touched * width)
+}
+
+/// Adding up the rows of several parts of a batch, with `numbers` ids and gradients, each of which is read and written.
+pub(crate) fn merge_rows(numbers: usize) -> Work {
+    work(0, 2 * numbers * WORD, numbers)
+}
+
+/// The squared norm of the same gradients as of [`step_rows`].
 pub(crate) fn row_squares(ids: usize, touched: usize, table: TableShape) -> Work {
     work(0, ids * ENTRY, (ids + 2 * touched) * table.width)
 }

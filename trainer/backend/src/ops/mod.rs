@@ -47,7 +47,7 @@ pub use normalization::{
 pub(crate) use retrieval::MIN_SQUARE;
 pub use retrieval::{Choice, InBatchInput, InBatchLoss, RowProducts, UnitBackward, UnitForward};
 pub use transfer::{CopyTable, ReadMatrix, ReadTable, WriteMatrix, WriteTable};
-pub use update::{ClipScale, RowSquares, Squares, Step, StepRows, Unscale};
+pub use update::{ClipScale, MergedRowSquares, RowSquares, Squares, Step, StepMergedRows, StepRows, Unscale};
 
 /// Declares [`Operation`] over the operations, each with the name that recordings show.
 macro_rules! operations {
@@ -140,10 +140,12 @@ operations! {
     Softmax = "softmax",
     Squares = "squares",
     RowSquares = "row_squares",
+    MergedRowSquares = "merged_row_squares",
     ClipScale = "clip_scale",
     Unscale = "unscale",
     Step = "step",
     StepRows = "step_rows",
+    StepMergedRows = "step_merged_rows",
 }
 
 /// An operation whose operands have the shapes that it needs.

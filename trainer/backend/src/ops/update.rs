@@ -5,9 +5,7 @@ use millstream_trace::Work;
 use super::check::Checks;
 use super::cost;
 use super::lookup::RowGradients;
-use crate::device::Shapes;
-#[cfg(doc)]
-use crate::device::TableShape;
+use crate::device::{Shapes, TableShape};
 use crate::update::{Formula, LossScaling, Update};
 
 /// `sum += sum of the squares of the gradient`
@@ -47,6 +45,30 @@ impl<D: Shapes> RowSquares<'_, D> {
 
     pub(super) fn work(&self, backend: &D) -> Work {
         self.gradients.work(backend, self.tables, cost::row_squares)
+    }
+}
+
+/// As [`RowSquares`], over the rows that all parts of a batch touch.
+pub struct MergedRowSquares<'a, D: Shapes> {
+    /// The rows.
+    pub rows: &'a D::MergedRows,
+    /// The tables.
+    pub tables: &'a [D::Table],
+    /// `[1, 1]`
+    pub sum: &'a mut D::Matrix,
+}
+
+impl<D: Shapes> MergedRowSquares<'_, D> {
+    pub(super) fn check(&self, checks: Checks) {
+        check_merged::<D>(checks, self.rows, self.tables);
+        checks.matrix::<D>("sum", self.sum).rows(1).columns(1);
+    }
+
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let of_tables = self.tables.iter().enumerate().map(|(number, table)| {
+            cost::merged_row_squares(D::merged_count(self.rows, number), D::table_shape(table).width)
+        });
+        cost::sum(0, of_tables)
     }
 }
 
@@ -173,9 +195,7 @@ impl<D: Shapes> StepRows<'_, D> {
         self.gradients.check(checks, self.tables);
         checks.matrix::<D>("scale", self.scale).rows_at_least(1).columns_at_least(1);
         for table in &*self.tables {
-            let (shape, formula) = (D::table_shape(table), &self.update.formula);
-            checks.equal("tables", shape.states, formula.states());
-            checks.equal("tables", shape.row_states, formula.row_states());
+            check_states(checks, D::table_shape(table), &self.update.formula);
         }
     }
 
@@ -185,4 +205,53 @@ impl<D: Shapes> StepRows<'_, D> {
             cost::step_rows(ids, touched, shape, D::weight_bytes(shape), formula)
         })
     }
+}
+
+/// As [`StepRows`], on the rows that all parts of a batch touch, with the sums of their gradients.
+pub struct StepMergedRows<'a, D: Shapes> {
+    /// The formula and how gradients are shaped.
+    pub update: &'a Update,
+    /// `[1, 1]`; see [`Update`].
+    pub scale: &'a D::Matrix,
+    /// Identifies the step in the stochastic rounding of 16-bit tables.
+    pub draws: u64,
+    /// The rows.
+    pub rows: &'a D::MergedRows,
+    /// Changed in place.
+    pub tables: &'a mut [D::Table],
+}
+
+impl<D: Shapes> StepMergedRows<'_, D> {
+    pub(super) fn check(&self, checks: Checks) {
+        check_merged::<D>(checks, self.rows, self.tables);
+        checks.matrix::<D>("scale", self.scale).rows_at_least(1).columns_at_least(1);
+        for table in &*self.tables {
+            check_states(checks, D::table_shape(table), &self.update.formula);
+        }
+    }
+
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let of_tables = self.tables.iter().enumerate().map(|(number, table)| {
+            let (touched, shape) = (D::merged_count(self.rows, number), D::table_shape(table));
+            cost::step_merged_rows(touched, shape, D::weight_bytes(shape), &self.update.formula)
+        });
+        cost::sum(0, of_tables)
+    }
+}
+
+/// Asserts that `tables` are those of merged rows.
+fn check_merged<D: Shapes>(checks: Checks, rows: &D::MergedRows, tables: &[D::Table]) {
+    let shapes = D::merged_shapes(rows);
+    checks.equal("tables", tables.len(), shapes.len());
+    for (table, of_rows) in tables.iter().zip(shapes) {
+        let shape = D::table_shape(table);
+        checks.at_least("tables", shape.rows, of_rows.rows);
+        checks.equal("tables", shape.width, of_rows.width);
+    }
+}
+
+/// Asserts that a table has the states of `formula`.
+fn check_states(checks: Checks, shape: TableShape, formula: &Formula) {
+    checks.equal("tables", shape.states, formula.states());
+    checks.equal("tables", shape.row_states, formula.row_states());
 }

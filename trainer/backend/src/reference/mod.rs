@@ -1,7 +1,8 @@
 //! The plain reference: fp64, one loop per formula, no regard for speed.
 //!
 //! [`crate::Cpu`] and every other device are tested against it, and finite differences and the fp64 golden
-//! trajectory run on it. It shares nothing with them except the validated batch.
+//! trajectory run on it. It shares nothing with them except the validated batch and
+//! the merged rows of several workers.
 
 mod attention;
 mod interaction;
@@ -24,14 +25,16 @@ use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Pooling, 
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostMaxima, HostReport};
+use crate::merged_rows::{HostMergedRows, MergedShape, MergedTable};
 use crate::ops::{
     Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
-    GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, Multiply, Operation, PlanRows,
-    ReadMatrix, ReadTable, RowGradients, RowSquares, Sigmoid, Softmax, Squares, Step, StepRows, TaskLoss,
-    Unscale, WriteMatrix, WriteTable,
+    GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, MergedRowSquares, Multiply,
+    Operation, PlanRows, ReadMatrix, ReadTable, RowGradients, RowSquares, Sigmoid, Softmax, Squares, Step,
+    StepMergedRows, StepRows, TaskLoss, Unscale, WriteMatrix, WriteTable,
 };
 use crate::philox::philox;
 use crate::row_sums::RowSums;
+use crate::update::Update;
 pub use table::ReferenceTable;
 use table::step_one;
 use touched::{for_each_touched, shaped, shares};
@@ -108,6 +111,7 @@ impl Device for Reference {
     type Batch = HostBatch;
     type RowPlan = ReferencePlan;
     type Maxima = HostMaxima;
+    type MergedRows = HostMergedRows<f64>;
     type Report = HostReport<f64>;
 
     const STEPS_AHEAD: usize = 0;
@@ -126,6 +130,10 @@ impl Device for Reference {
 
     fn maxima(&self, rows: usize, columns: usize) -> HostMaxima {
         HostMaxima::new(rows, columns)
+    }
+
+    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> HostMergedRows<f64> {
+        HostMergedRows::new(MergedShape::of(shapes, most))
     }
 
     fn report(&self, numbers: usize) -> HostReport<f64> {
@@ -156,6 +164,14 @@ impl Shapes for Reference {
 
     fn batch_shape(batch: &HostBatch) -> &BatchShape {
         batch.shape()
+    }
+
+    fn merged_shapes(rows: &HostMergedRows<f64>) -> &[MergedShape] {
+        rows.shapes()
+    }
+
+    fn merged_count(rows: &HostMergedRows<f64>, table: usize) -> usize {
+        rows.tables()[table].ids().len()
     }
 
     fn planned_columns(plan: &ReferencePlan) -> impl Iterator<Item = IdColumn> {
@@ -232,10 +248,12 @@ impl Backend for Reference {
             Operation::Softmax(operation) => self.softmax(operation),
             Operation::Squares(operation) => self.squares(operation),
             Operation::RowSquares(operation) => self.row_squares(operation),
+            Operation::MergedRowSquares(operation) => self.merged_row_squares(operation),
             Operation::ClipScale(operation) => self.clip_scale(operation),
             Operation::Unscale(operation) => self.unscale(operation),
             Operation::Step(operation) => self.step(operation),
             Operation::StepRows(operation) => self.step_rows(operation),
+            Operation::StepMergedRows(operation) => self.step_merged_rows(operation),
         }
     }
 
@@ -268,6 +286,10 @@ impl Backend for Reference {
         let (of_ids, of_rows) = sums.parts_mut(widths.len());
         of_ids.copy_from_slice(&ids);
         of_rows.copy_from_slice(&rows);
+    }
+
+    fn take_merged_rows(&self, parts: &[RowSums<f64>], merged: &mut HostMergedRows<f64>) -> bool {
+        merged.merge(parts, |tasks, task| (0..tasks).for_each(task))
     }
 
     fn receive(&self, report: &mut HostReport<f64>, numbers: &mut [f64]) -> Result<(), BatchError> {
@@ -543,6 +565,12 @@ impl Reference {
         });
     }
 
+    fn merged_row_squares(&self, operation: MergedRowSquares<'_, Self>) {
+        let MergedRowSquares { rows, sum, .. } = operation;
+        let sums = rows.tables().iter().flat_map(MergedTable::sums);
+        *sum.at_mut(0, 0) += sums.map(|g| g * g).sum::<f64>();
+    }
+
     fn clip_scale(&self, operation: ClipScale<'_, Self>) {
         let ClipScale { maximum, squares, scale } = operation;
         let norm = squares.at(0, 0).sqrt();
@@ -579,13 +607,28 @@ impl Reference {
         }
         let widths: Vec<usize> = tables.iter().map(|table| table.shape.width).collect();
         for_each_touched(gradients, &widths, |table, id, g| {
-            let table = &mut tables[table];
-            let weights = table.row(id as u32);
-            let g: Vec<f64> =
-                g.iter().zip(weights).map(|(&g, &w)| shaped(update, scale.at(0, 0), g, w)).collect();
-            table.step_row(&update.formula, draws, id, &g);
+            step_row(&mut tables[table], id, g, update, scale.at(0, 0), draws);
         });
     }
+
+    fn step_merged_rows(&self, operation: StepMergedRows<'_, Self>) {
+        let StepMergedRows { update, scale, draws, rows, tables } = operation;
+        if scale.at(0, 0) == 0.0 {
+            return;
+        }
+        for (table, rows) in tables.iter_mut().zip(rows.tables()) {
+            for (&id, g) in rows.ids().iter().zip(rows.sums().chunks_exact(table.shape.width)) {
+                step_row(table, id as usize, g, update, scale.at(0, 0), draws);
+            }
+        }
+    }
+}
+
+/// One optimizer step on row `id` with the gradient `g`; see [`StepRows`].
+fn step_row(table: &mut ReferenceTable, id: usize, g: &[f64], update: &Update, scale: f64, draws: u64) {
+    let weights = table.row(id as u32);
+    let g: Vec<f64> = g.iter().zip(weights).map(|(&g, &w)| shaped(update, scale, g, w)).collect();
+    table.step_row(&update.formula, draws, id, &g);
 }
 
 /// The largest of `values`, or 0 if there are none; sets `place` to that of the first one that is as large.

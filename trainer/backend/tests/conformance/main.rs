@@ -13,6 +13,8 @@ mod interactions;
 
 mod lists;
 
+mod merged;
+
 mod normalization;
 
 mod operations;

@@ -1,9 +1,12 @@
 //! The CPU and CUDA against the reference, and the CPU against itself on other numbers of threads.
 
+use std::fmt::Debug;
+
 use millstream_backend::{Pooling, Reference};
 
 use crate::case::{IdsFall, Outcome, Random, Shapes, cpus, cuda};
 
+use crate::merged;
 use crate::operations::run;
 
 const POOLINGS: [Pooling; 3] = [Pooling::Sum, Pooling::Mean, Pooling::SqrtN];
@@ -75,16 +78,27 @@ fn tolerance(shapes: &Shapes) -> f64 {
     1e-5 * (each * summed / 300.0).max(1.0)
 }
 
-fn agree(expected: &Outcome, found: &Outcome, tolerance: f64, shapes: &Shapes) {
+fn agree(expected: &Outcome, found: &Outcome, tolerance: f64, case: impl Debug) {
     assert_eq!(expected.len(), found.len());
     for ((name, expected), (_, found)) in expected.iter().zip(found) {
         assert_eq!(expected.len(), found.len(), "{name}");
         let largest = expected.iter().fold(1.0_f64, |largest, x| largest.max(x.abs()));
         for (item, (expected, found)) in expected.iter().zip(found).enumerate() {
             let close = (expected - found).abs() <= tolerance * largest;
-            assert!(close, "{name}, item {item}: {found}, not {expected}; {shapes:?}");
+            assert!(close, "{name}, item {item}: {found}, not {expected}; {case:?}");
         }
     }
+}
+
+#[test]
+fn merged_rows_are_stepped_as_by_the_reference() {
+    let expected = merged::run(&Reference);
+    for (cpu, of_one_thread) in cpus(3).iter().zip(&cpus(1)) {
+        let found = merged::run(cpu);
+        agree(&expected, &found, 1e-5, "CPU");
+        assert_eq!(bits(&found), bits(&merged::run(of_one_thread)));
+    }
+    agree(&expected, &merged::run(&cuda()), 1e-5, "CUDA");
 }
 
 #[test]

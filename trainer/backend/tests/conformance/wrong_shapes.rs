@@ -159,10 +159,12 @@ fn cases<B: Backend>() -> Vec<(&'static str, Case<B>)> {
         ("softmax", softmax),
         ("squares", squares),
         ("row_squares", row_squares),
+        ("merged_row_squares", merged_row_squares),
         ("clip_scale", clip_scale),
         ("unscale", unscale),
         ("step", step),
         ("step_rows", step_rows),
+        ("step_merged_rows", step_merged_rows),
     ]
 }
 

@@ -509,6 +509,20 @@ pub(super) fn row_squares<B: Backend>(make: &mut Make<'_, B>) {
     });
 }
 
+/// Merged rows of two tables, and these tables.
+fn merged<B: Backend>(make: &mut Make<'_, B>, formula: &Formula) -> (B::MergedRows, Vec<B::Table>) {
+    let tables = vec![make.table(WIDTH, formula), make.table(WIDTH, formula)];
+    let width = make.value("tables", WIDTH, WIDTH + 1);
+    let shapes = [WIDTH, width].map(|width| TableShape { width, ..B::table_shape(&tables[0]) });
+    (make.backend.merged_rows(&shapes, &[ROWS; 2]), tables)
+}
+
+pub(super) fn merged_row_squares<B: Backend>(make: &mut Make<'_, B>) {
+    let (rows, tables) = merged(make, &SGD);
+    let mut sum = make.matrix("sum", 1, 1);
+    make.backend.run(ops::MergedRowSquares { rows: &rows, tables: &tables, sum: &mut sum });
+}
+
 pub(super) fn clip_scale<B: Backend>(make: &mut Make<'_, B>) {
     let squares = make.at_least("squares", 1, 1);
     let mut scale = make.at_least("scale", 1, 1);
@@ -557,5 +571,18 @@ pub(super) fn step_rows<B: Backend>(make: &mut Make<'_, B>) {
             gradients,
             tables: &mut tables,
         });
+    });
+}
+
+pub(super) fn step_merged_rows<B: Backend>(make: &mut Make<'_, B>) {
+    let (rows, mut tables) = merged(make, &MOMENTUM);
+    let scale = make.at_least("scale", 1, 1);
+    let update: Update = MOMENTUM.into();
+    make.backend.run(ops::StepMergedRows {
+        update: &update,
+        scale: &scale,
+        draws: 1,
+        rows: &rows,
+        tables: &mut tables,
     });
 }

@@ -1,0 +1,207 @@
+//! The rows of tables that all parts of a batch touch, in GPU memory.
+//!
+//! Rows are merged on the host and copied. The kernels of [`rows`](super::rows) step them: to these, the rows of a table are
+//! sorted ids without repetitions, at places 0, 1, 2 and so on, whose gradients are rows of a matrix.
+
+use std::iter::once;
+
+use zerocopy::IntoBytes;
+
+use super::Cuda;
+use super::buffers::{CudaTable, Rooms};
+use super::driver::{Address, Memory};
+use super::kernels::{ColumnView, MatrixView, SourceView, StepRows, TableView};
+use super::rows::{self, Tables};
+use crate::device::{Pooling, TableShape};
+use crate::float::Float;
+use crate::merged_rows::{HostMergedRows, MergedShape};
+use crate::ops::{MergedRowSquares, StepMergedRows};
+use crate::row_sums::RowSums;
+
+/// Merged rows of tables.
+pub struct CudaMergedRows {
+    host: HostMergedRows<f32>,
+    arrangement: Arrangement,
+    _memory: Memory,
+}
+
+/// The memory layout of merged rows, starting at a given address.
+struct Arrangement {
+    /// The number of rows of each table.
+    sizes: Address,
+    /// A zero: the first place of a table's gradients.
+    starts: Address,
+    /// 0, 1, 2 and so on.
+    places: Address,
+    /// The most rows of a table.
+    most: usize,
+    /// Parallel to the tables.
+    rooms: Vec<Room>,
+    groups: Vec<Group>,
+    bytes: usize,
+}
+
+/// The memory of a table's rows.
+#[derive(Clone, Copy)]
+struct Room {
+    ids: Address,
+    /// Rows without padding.
+    gradient: Address,
+    /// How many numbers it is after the gradient of the table's group.
+    first: u32,
+}
+
+/// Tables of equally many columns. To the kernels their gradients are columns of one matrix, whose stride is that of a row:
+/// those of a table start at column [`Room::first`].
+struct Group {
+    /// The numbers of the tables.
+    tables: Vec<usize>,
+    gradient: Address,
+    width: usize,
+}
+
+impl Arrangement {
+    fn of(shapes: &[MergedShape]) -> Self {
+        let mut rooms = Rooms::default();
+        let most = shapes.iter().map(|shape| shape.most).max().unwrap_or(0);
+        let sizes = rooms.add(shapes.len() * size_of::<u32>());
+        let starts = rooms.add(size_of::<u32>());
+        let places = rooms.add(most * size_of::<u32>());
+        let ids: Vec<_> = shapes.iter().map(|shape| rooms.add(shape.most * size_of::<u32>())).collect();
+        let mut of_tables: Vec<Option<Room>> = vec![None; shapes.len()];
+        let mut groups: Vec<Group> = Vec::new();
+        let mut by_width: Vec<usize> = (0..shapes.len()).collect();
+        by_width.sort_by_key(|&table| shapes[table].width);
+        for table in by_width {
+            let MergedShape { width, most, .. } = shapes[table];
+            let gradient = rooms.add(most * width * size_of::<f32>());
+            let first_in = |group: &Group| {
+                let first = (gradient - group.gradient) as usize / size_of::<f32>();
+                // The kernels number columns with 32 bits.
+                u32::try_from(first + width).is_ok_and(|_| group.width == width).then_some(first as u32)
+            };
+            let first = groups.last().and_then(first_in);
+            if first.is_none() {
+                groups.push(Group { tables: Vec::new(), gradient, width });
+            }
+            groups.last_mut().expect("a group").tables.push(table);
+            of_tables[table] = Some(Room { ids: ids[table], gradient, first: first.unwrap_or(0) });
+        }
+        let of_tables = of_tables.into_iter().collect::<Option<_>>().expect("a room for each table");
+        Self { sizes, starts, places, most, rooms: of_tables, groups, bytes: rooms.bytes() }
+    }
+
+    /// Adds `base` to all addresses.
+    fn move_to(&mut self, base: Address) {
+        let Self { sizes, starts, places, rooms, groups, .. } = self;
+        let of_rooms = rooms.iter_mut().flat_map(|room| [&mut room.ids, &mut room.gradient]);
+        let of_groups = groups.iter_mut().map(|group| &mut group.gradient);
+        for address in [sizes, starts, places].into_iter().chain(of_rooms).chain(of_groups) {
+            *address += base;
+        }
+    }
+}
+
+/// GPU memory of merged rows, and of the kernels' lists of their tables, in bytes.
+pub(super) fn bytes(shapes: &[TableShape], most: &[usize]) -> u64 {
+    let Arrangement { groups, bytes, .. } = Arrangement::of(&MergedShape::of(shapes, most));
+    let sources = groups.iter().flat_map(|group| &group.tables).map(|_| size_of::<SourceView>());
+    let tables = groups.iter().map(|group| group.tables.len() * size_of::<TableView>());
+    once(bytes).chain(sources).chain(tables).map(Memory::taken).sum()
+}
+
+/// Workspace of a step of merged rows, in bytes.
+pub(super) fn scratch_bytes(shapes: &[TableShape], most: &[usize]) -> usize {
+    let mut rooms = Rooms::default();
+    for shape in MergedShape::of(shapes, most) {
+        rows::rooms_of(&mut rooms, rows::pieces(shape.most, shape.width), shape.width);
+    }
+    rooms.bytes()
+}
+
+impl CudaMergedRows {
+    pub(super) fn new(cuda: &Cuda, shapes: Vec<MergedShape>) -> Self {
+        let mut arrangement = Arrangement::of(&shapes);
+        let memory = cuda.zeros(arrangement.bytes);
+        arrangement.move_to(memory.address());
+        let places: Vec<u32> = (0..arrangement.most as u32).collect();
+        cuda.copy_to(arrangement.places, places.as_bytes());
+        Self { host: HostMergedRows::new(shapes), arrangement, _memory: memory }
+    }
+
+    pub(super) fn host(&self) -> &HostMergedRows<f32> {
+        &self.host
+    }
+}
+
+impl Cuda {
+    /// Merges the rows of all parts, and copies them to the GPU.
+    pub(super) fn merge(&self, parts: &[RowSums<f32>], merged: &mut CudaMergedRows) -> bool {
+        let CudaMergedRows { host, arrangement, .. } = merged;
+        if !host.merge(parts, |tasks, task| (0..tasks).for_each(task)) {
+            return false;
+        }
+        let sizes: Vec<u32> = host.tables().iter().map(|table| table.ids().len() as u32).collect();
+        self.copy_to(arrangement.sizes, sizes.as_bytes());
+        for (table, room) in host.tables().iter().zip(&arrangement.rooms) {
+            self.copy_to(room.ids, table.ids().as_bytes());
+            self.copy_to(room.gradient, table.sums().as_bytes());
+        }
+        true
+    }
+
+    pub(super) fn step_merged_rows(&self, operation: StepMergedRows<'_, Self>) {
+        let StepMergedRows { update, scale, draws, rows, tables } = operation;
+        let step = rows::step_of(update, scale, draws);
+        self.for_each_group(rows, tables, |gradient, tables| {
+            self.launch_rows(false, StepRows { gradient, ..step }, tables);
+        });
+    }
+
+    pub(super) fn merged_row_squares(&self, operation: MergedRowSquares<'_, Self>) {
+        let MergedRowSquares { rows, tables, sum } = operation;
+        self.for_each_group(rows, tables, |gradient, tables| {
+            self.launch_rows(false, StepRows { gradient, ..rows::squares() }, tables);
+            self.add_squares(tables, sum);
+        });
+    }
+
+    /// Calls `launch` with the gradient and the tables of each group.
+    fn for_each_group(
+        &self,
+        rows: &CudaMergedRows,
+        tables: &[CudaTable],
+        mut launch: impl FnMut(MatrixView, &Tables),
+    ) {
+        let Arrangement { sizes, starts, places, ref rooms, ref groups, .. } = rows.arrangement;
+        for group in groups {
+            let mut list = rows::TableList::default();
+            for &number in &group.tables {
+                let room = rooms[number];
+                let source = SourceView {
+                    column: ColumnView::default(),
+                    first: room.first,
+                    pooling: Pooling::Sum.code(),
+                    holders: 0,
+                };
+                let view = TableView {
+                    ids: room.ids,
+                    places,
+                    size: sizes + (number * size_of::<u32>()) as Address,
+                    starts,
+                    sources: self.constants(&[source]),
+                    source_count: 1,
+                    ..rows::view_of(&tables[number])
+                };
+                list.add(view, rows.host.shapes()[number].most, group.width, false);
+            }
+            let gradient = MatrixView {
+                data: group.gradient,
+                stride: group.width as u64,
+                format: Float::F32 as u32,
+                columns: group.width as u32,
+            };
+            launch(gradient, &self.listed(list));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The rows of tables that all parts of a batch touch. Each part is computed by one of several workers, which send the sums of
+//! their rows to each other ([`RowSums`]); each merges the sums of all parts, and steps the rows.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::device::{Scalar, TableShape};
+use crate::row_sums::RowSums;
+
+/// The rows of tables that a batch touches, and the sums of their gradients over all parts, in host memory.
+pub struct HostMergedRows<S: Scalar> {
+    shapes: Vec<MergedShape>,
+    /// Parallel to `shapes`.
+    tables: Vec<MergedTable<S>>,
+}
+
+/// The rows of a table that batches touch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MergedShape {
+    /// Rows of the table, `C`.
+    pub rows: usize,
+    /// Columns of the table, `W`.
+    pub width: usize,
+    /// The most rows that a batch touches.
+    pub most: usize,
+}
+
+impl MergedShape {
+    /// Rows of each of the tables `shapes`, of which the batch touches at most as many as `most` says.
+    pub(crate) fn of(shapes: &[TableShape], most: &[usize]) -> Vec<Self> {
+        let shape = |(shape, &most): (&TableShape, &usize)| Self {
+            rows: shape.rows,
+            width: shape.width,
+            most: most.min(shape.rows),
+        };
+        shapes.iter().zip(most).map(shape).collect()
+    }
+}
+
+/// The touched rows of a table. The ids ascend, without repetitions, and are below the number of the table's rows.
+pub(crate) struct MergedTable<S> {
+    ids: Vec<u32>,
+    /// The gradient of each row, `[ids, W]`.
+    sums: Vec<S>,
+}
+
+impl<S: Scalar> HostMergedRows<S> {
+    pub(crate) fn new(shapes: Vec<MergedShape>) -> Self {
+        let tables = shapes.iter().map(|_| MergedTable { ids: Vec::new(), sums: Vec::new() }).collect();
+        Self { shapes, tables }
+    }
+
+    /// The most memory that these rows use, in bytes.
+    pub(crate) fn bytes(shapes: &[MergedShape]) -> u64 {
+        let of_table = |shape: &MergedShape| {
+            let row = size_of::<u32>() + shape.width * size_of::<S>();
+            (shape.most as u64).saturating_mul(row as u64)
+        };
+        shapes.iter().map(of_table).fold(0, u64::saturating_add)
+    }
+
+    pub(crate) fn shapes(&self) -> &[MergedShape] {
+        &self.shapes
+    }
+
+    pub(crate) fn tables(&self) -> &[MergedTable<S>] {
+        &self.tables
+    }
+
+    /// Takes the rows of all `parts`. Sums of a row are added in the order of the parts. Returns whether the parts are of these
+    /// tables; if not, the rows are arbitrary.
+    ///
+    /// `run` calls a task with each number below the given one, perhaps in several threads.
+    pub(crate) fn merge(
+        &mut self,
+        parts: &[RowSums<S>],
+        run: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
+    ) -> bool {
+        let widths: Vec<usize> = self.shapes.iter().map(|shape| shape.width).collect();
+        let Some(parts) = parts.iter().map(|sums| sums.by_table(&widths)).collect::<Option<Vec<_>>>() else {
+            return false;
+        };
+        // Each table has one task, so no lock waits.
+        let tables: Vec<_> = self.tables.iter_mut().zip(&self.shapes).map(Mutex::new).collect();
+        let are_of_tables = AtomicBool::new(true);
+        run(tables.len(), &|number| {
+            let of_table = parts.iter().map(|tables| tables[number]).collect();
+            let mut table = tables[number].lock().unwrap_or_else(PoisonError::into_inner);
+            let (table, shape) = &mut *table;
+            if !table.merge(**shape, of_table) {
+                are_of_tables.store(false, Ordering::Relaxed);
+            }
+        });
+        are_of_tables.into_inner()
+    }
+}
+
+impl<S: Scalar> MergedTable<S> {
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    pub(crate) fn sums(&self) -> &[S] {
+        &self.sums
+    }
+
+    /// Takes the rows of all parts: ids, and as many sums. Returns whether they are of a table of this shape.
+    fn merge(&mut self, shape: MergedShape, mut parts: Vec<(&[u32], &[S])>) -> bool {
+        let MergedShape { rows, width, most } = shape;
+        let Self { ids: merged, sums } = self;
+        merged.clear();
+        sums.clear();
+        let is_of_table = |ids: &[u32]| {
+            ids.is_sorted_by(|id, next| id < next) && ids.last().is_none_or(|&last| (last as usize) < rows)
+        };
+        if !parts.iter().all(|(ids, sums)| is_of_table(ids) && sums.len() == ids.len() * width) {
+            return false;
+        }
+        while let Some(&id) = parts.iter().filter_map(|(ids, _)| ids.first()).min() {
+            merged.push(id);
+            let start = sums.len();
+            for (ids, of_part) in &mut parts {
+                if ids.first() == Some(&id) {
+                    *ids = &ids[1..];
+                    let row;
+                    (row, *of_part) = of_part.split_at(width);
+                    match sums.len() == start {
+                        true => sums.extend_from_slice(row),
+                        false => S::accumulate(&mut sums[start..], row),
+                    }
+                }
+            }
+        }
+        merged.len() <= most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const SHAPES: [MergedShape; 3] = [
+        MergedShape { rows: 10, width: 2, most: 3 },
+        MergedShape { rows: 4, width: 1, most: 4 },
+        MergedShape { rows: 5, width: 3, most: 5 },
+    ];
+
+    fn sums(tables: [(&[u32], &[f32]); 3]) -> RowSums<f32> {
+        let counts = tables.iter().map(|(ids, _)| ids.len() as u32);
+        let ids: Vec<u32> = counts.chain(tables.iter().flat_map(|(ids, _)| ids.iter().copied())).collect();
+        let rows: Vec<f32> = tables.iter().flat_map(|(_, rows)| rows.iter().copied()).collect();
+        RowSums { ids: ids[..].into(), rows: rows[..].into() }
+    }
+
+    fn merge(rows: &mut HostMergedRows<f32>, parts: &[RowSums<f32>]) -> bool {
+        rows.merge(parts, |tasks, task| (0..tasks).rev().for_each(task))
+    }
+
+    #[test]
+    fn rows_are_added_in_the_order_of_the_parts() {
+        let mut rows = HostMergedRows::new(SHAPES.to_vec());
+        assert!(rows.tables().iter().all(|table| table.ids().is_empty() && table.sums().is_empty()));
+        // Only in this order is the sum of the last row 1.
+        let parts = [
+            sums([(&[1, 9], &[1.0, 2.0, 1e30, 0.5]), (&[3], &[7.0]), (&[], &[])]),
+            sums([(&[], &[]), (&[0, 3], &[5.0, 1.0]), (&[], &[])]),
+            sums([(&[4, 9], &[3.0, 4.0, -1e30, 0.25]), (&[], &[]), (&[], &[])]),
+            sums([(&[9], &[1.0, 0.0]), (&[3], &[-8.0]), (&[2], &[1.0, 2.0, 3.0])]),
+        ];
+        assert!(merge(&mut rows, &parts));
+        let found: Vec<_> = rows.tables().iter().map(|table| (table.ids(), table.sums())).collect();
+        let expected: [(&[u32], &[f32]); 3] = [
+            (&[1, 4, 9], &[1.0, 2.0, 3.0, 4.0, 1.0, 0.75]),
+            (&[0, 3], &[5.0, 0.0]),
+            (&[2], &[1.0, 2.0, 3.0]),
+        ];
+        assert_eq!(found, expected);
+        assert!(merge(&mut rows, &[]));
+        assert!(rows.tables().iter().all(|table| table.ids().is_empty()));
+    }
+
+    #[test]
+    fn rows_of_other_tables_are_refused() {
+        let mut rows = HostMergedRows::new(SHAPES.to_vec());
+        let with_ids = |ids: &[u32]| sums([(ids, &vec![1.0; 2 * ids.len()]), (&[], &[]), (&[], &[])]);
+        assert!(merge(&mut rows, &[with_ids(&[0, 5, 9])]));
+        for wrong in [&[10][..], &[5, 5], &[5, 4], &[0, 1, 2, 3]] {
+            assert!(!merge(&mut rows, &[with_ids(wrong)]), "{wrong:?}");
+        }
+        assert!(!merge(&mut rows, &[with_ids(&[0, 1]), with_ids(&[2, 3])]), "more than the most rows");
+        assert!(merge(&mut rows, &[with_ids(&[0, 1]), with_ids(&[1, 3])]));
+        assert!(!merge(&mut rows, &[sums([(&[1], &[1.0]), (&[], &[]), (&[], &[])])]), "a narrow row");
+        assert!(!merge(&mut rows, &[RowSums::default()]), "no counts");
+    }
+}
