@@ -2,17 +2,15 @@
 //
 // Combinations of formats that the library does not support, according to the tables of cublasLtMatmul's documentation, are
 // CUBLAS_STATUS_NOT_SUPPORTED. The driver's stand-in in the same folder enqueues the work in a stream.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
 
 #include "api.h"
+#include "beside.h"
 #include "products.h"
 #include "script.h"
 
@@ -72,15 +70,9 @@ struct Driver {
 
 const Driver& driver() {
     static const Driver found = [] {
-        Dl_info info;
-        dladdr(reinterpret_cast<void*>(&driver), &info);
-        auto path = std::filesystem::canonical(info.dli_fname).parent_path() / "libcuda.so.1";
         Driver found;
-        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
-        if (library != nullptr) {
-            found.enqueue = reinterpret_cast<decltype(found.enqueue)>(dlsym(library, "stand_in_enqueue"));
-            found.reaches = reinterpret_cast<decltype(found.reaches)>(dlsym(library, "stand_in_reaches"));
-        }
+        look_up(found.enqueue, "stand_in_enqueue");
+        look_up(found.reaches, "stand_in_reaches");
         return found;
     }();
     return found;

@@ -86,7 +86,8 @@ EXPORT CUresult stand_in_enqueue(CUstream handle, const char* name, CUresult (*r
     std::string title = name;
     Work work{title, [=](std::uint64_t) -> Failure {
                   CUresult code = run(owned.get());
-                  return {code, code == CUDA_SUCCESS ? "" : title + " uses memory that is not there (any more)"};
+                  bool is_fault = code != CUDA_SUCCESS && code != CUDA_ERROR_NOT_READY;
+                  return {code, !is_fault ? "" : title + " uses memory that is not there (any more)"};
               }};
     return driver().enqueue(*stream, {std::make_shared<Work>(std::move(work)), {}, {}, {}});
 }
@@ -94,4 +95,18 @@ EXPORT CUresult stand_in_enqueue(CUstream handle, const char* name, CUresult (*r
 EXPORT int stand_in_reaches(std::uintptr_t address, std::size_t bytes) {
     auto lock = locked_driver();
     return driver().device_memory.holds(address, bytes);
+}
+
+EXPORT int stand_in_current_device() { return current == nullptr ? -1 : current->device; }
+
+EXPORT int stand_in_is_captured(CUstream handle) {
+    auto lock = locked_driver();
+    auto stream = driver().streams.find(handle);
+    return stream != nullptr && stream->capture != nullptr;
+}
+
+EXPORT void stand_in_advance(CUstream handle) {
+    auto lock = locked_driver();
+    auto stream = driver().streams.find(handle);
+    if (stream != nullptr) driver().advance(lock, stream);
 }

@@ -1,5 +1,5 @@
-// Control functions for tests and for the stand-in of cuBLASLt, which do not exist in CUDA. The stand-ins of NVRTC and
-// cuBLASLt also export stand_in_fail and stand_in_calls, for their own functions.
+// Control functions for tests and for the stand-ins of cuBLASLt and NCCL, which do not exist in CUDA. The stand-ins of NVRTC,
+// cuBLASLt and NCCL also export stand_in_fail and stand_in_calls, for their own functions.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ void stand_in_attribute(int attribute, int value);
 
 // Makes the `nth` call of a function from now on (1: the next) fail with this code. The function "work" stands for work
 // items as they run (kernels, copies, fills and products): like a failed launch, their failure is the context's.
-// Initially, for all three libraries: MILLSTREAM_STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
+// Initially, for all of these libraries: MILLSTREAM_STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
 void stand_in_fail(const char* function, std::uint64_t nth, int code);
 
 // The number of calls of a function, or of "work" items run, so far.
@@ -37,10 +37,21 @@ std::uint64_t stand_in_count(const char* what);
 std::size_t stand_in_message(char* message, std::size_t room);
 
 // Enqueues work in a stream, or in the graph that it captures. `run` is called each time the work runs and returns a
-// CUresult; `free` is called when it will not run again, including when this function fails.
+// CUresult; `free` is called when it will not run again, including when this function fails. If `run` returns
+// CUDA_ERROR_NOT_READY, the work waits for something outside of the driver, and is called again: not in a graph.
 CUresult stand_in_enqueue(CUstream stream, const char* name, CUresult (*run)(void* data), void (*free)(void* data),
                           void* data);
 
 // Whether a range lies within one allocation of device memory.
 int stand_in_reaches(std::uintptr_t address, std::size_t bytes);
+
+// The device of the calling thread's context, or -1.
+int stand_in_current_device();
+
+// Whether a stream is captured.
+int stand_in_is_captured(CUstream stream);
+
+// Runs the work of a stream and what it depends on, as far as it need not wait for anything outside of the driver. By this,
+// work that other processes wait for gets done while no thread of this one waits for it, as on a device.
+void stand_in_advance(CUstream stream);
 }

@@ -12,6 +12,9 @@ namespace stand_in {
 
 thread_local Context* current = nullptr;
 
+// How long a wait sleeps when it finds work that waits for something outside of the driver.
+constexpr std::chrono::microseconds outside_interval(50);
+
 Driver& driver() {
     // Never destroyed: threads may make calls until the process exits.
     static Driver* driver = new Driver;
@@ -138,8 +141,9 @@ CUresult Driver::wait(std::unique_lock<std::mutex>& lock, Context& context, Stre
     bool lazy = wanted != nullptr && random.below(2) == 0;
     while (context.error == CUDA_SUCCESS && !done()) {
         Stream* stream = lazy ? choose_for(wanted) : choose();
-        if (stream != nullptr) run_first(lock, *stream);
-        else if (is_running()) changed.wait(lock);
+        if (stream != nullptr) {
+            if (!run_first(lock, *stream)) changed.wait_for(lock, outside_interval);
+        } else if (is_running()) changed.wait(lock);
         else return refuse(CUDA_ERROR_UNKNOWN, "a wait for what no stream is ever going to do");
     }
     return context.error;
@@ -150,23 +154,30 @@ void Driver::nudge(std::unique_lock<std::mutex>& lock) {
     if (stream != nullptr) run_first(lock, *stream);
 }
 
-void Driver::run_first(std::unique_lock<std::mutex>& lock, Stream& stream) {
+void Driver::advance(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Stream>& stream) {
+    for (Stream* next = choose_for(stream.get()); next != nullptr; next = choose_for(stream.get()))
+        if (!run_first(lock, *next)) break;
+}
+
+bool Driver::run_first(std::unique_lock<std::mutex>& lock, Stream& stream) {
     Context& context = *stream.context;
     stream.running = true;
     Item& item = stream.items.front();
-    bool finished = true;
+    bool finished = true, waits = false;
     if (item.record != nullptr) {
         item.record->done = true;
         item.record->at = std::chrono::steady_clock::now();
     } else if (item.work != nullptr) {
-        run(lock, context, item.work);
+        finished = run(lock, context, item.work, item.begun);
+        waits = !finished;
+        item.begun = true;
     } else if (item.graph != nullptr) {
         GraphRun& graph = *item.graph;
         if (graph.left > 0) {
             std::swap(graph.ready[random.below(graph.ready.size())], graph.ready.back());
             unsigned node = graph.ready.back();
             graph.ready.pop_back();
-            if (graph.plan->work[node] != nullptr) run(lock, context, graph.plan->work[node]);
+            if (graph.plan->work[node] != nullptr) run(lock, context, graph.plan->work[node], false);
             for (unsigned after : graph.plan->after[node])
                 if (--graph.before[after] == 0) graph.ready.push_back(after);
             --graph.left;
@@ -179,11 +190,12 @@ void Driver::run_first(std::unique_lock<std::mutex>& lock, Stream& stream) {
     if (finished && !stream.items.empty()) stream.items.pop_front();
     if (context.error != CUDA_SUCCESS) stream.items.clear();
     changed.notify_all();
+    return !waits;
 }
 
-void Driver::run(std::unique_lock<std::mutex>& lock, Context& context, const Shared& work) {
+bool Driver::run(std::unique_lock<std::mutex>& lock, Context& context, const Shared& work, bool again) {
     std::uint64_t seed = random.next();
-    int scripted = script.call("work");
+    int scripted = again ? 0 : script.call("work");
     Failure failure;
     if (scripted != 0) {
         failure = {scripted, work->name + " failed by script"};
@@ -193,7 +205,9 @@ void Driver::run(std::unique_lock<std::mutex>& lock, Context& context, const Sha
         failure = kept->run(seed);
         lock.lock();
     }
+    if (failure.code == CUDA_ERROR_NOT_READY) return false;
     if (failure.code != CUDA_SUCCESS) fail(context, failure);
+    return true;
 }
 
 void Driver::fail(Context& context, const Failure& failure) {

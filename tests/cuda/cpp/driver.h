@@ -57,6 +57,8 @@ struct Driver {
                   const std::function<bool()>& done);
     // Runs one work item, if there is any.
     void nudge(std::unique_lock<std::mutex>& lock);
+    // Runs what a stream's work depends on, as far as it need not wait for anything outside of the driver.
+    void advance(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Stream>& stream);
     // Enqueues an item in a stream, or in the graph that it captures.
     CUresult enqueue(Stream& stream, Item item);
     // The stream that must reach a mark.
@@ -74,8 +76,9 @@ private:
     Stream* choose();
     Stream* choose_for(Stream* wanted);
     bool is_running() const;
-    void run_first(std::unique_lock<std::mutex>& lock, Stream& stream);
-    void run(std::unique_lock<std::mutex>& lock, Context& context, const Shared& work);
+    // Returns false if the item waits for something outside of the driver.
+    bool run_first(std::unique_lock<std::mutex>& lock, Stream& stream);
+    bool run(std::unique_lock<std::mutex>& lock, Context& context, const Shared& work, bool again);
     void fail(Context& context, const Failure& failure);
 };
 

@@ -58,6 +58,7 @@ struct Item {
     Shared work;
     std::shared_ptr<Mark> record, wait;
     std::shared_ptr<GraphRun> graph;
+    bool begun = false;  // the work was run, and waits for something outside of the driver
 };
 
 struct Graph;

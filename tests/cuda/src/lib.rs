@@ -5,6 +5,7 @@
 //! waits, in a random order among those allowed, so that a missing wait is noticed. Kernels are compiled by the system's C++
 //! compiler and run on the host, with one fiber per thread of a block. Memory is poisoned, bounds are checked, and freed
 //! memory stays inaccessible. `libnvidia-ml.so.1` reports the state of these GPUs, which a test can script (`cpp/nvml.cpp`).
+//! The ranks of `libnccl.so` are threads or processes, with devices of any of these folders (`cpp/nccl.cpp`).
 //!
 //! A [`StandIn`] is a folder with the libraries, built once and kept in cargo's target directory. A [`Variant`] lacks a
 //! function or library, or reports an older version. `cpp/control.h` documents how tests control the stand-ins (scripted

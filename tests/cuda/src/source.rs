@@ -23,6 +23,7 @@ pub(crate) const SHIM: &[(&str, &str)] = files![
 /// Headers of the libraries, besides those for kernels.
 pub(crate) const HEADERS: &[(&str, &str)] = files![
     "api.h",
+    "beside.h",
     "blocks.h",
     "compile.h",
     "control.h",
@@ -30,6 +31,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = files![
     "driver.h",
     "fibers.h",
     "graphs.h",
+    "meeting.h",
     "memory.h",
     "modules.h",
     "products.h",
@@ -57,7 +59,7 @@ pub(crate) fn units(library: Library) -> &'static [(&'static str, &'static str)]
         ],
         Library::Nvrtc => files!["compile.cpp", "nvrtc.cpp"],
         Library::CublasLt => files!["blas.cpp", "products.cpp"],
-        Library::Nccl => files!["nccl.cpp"],
+        Library::Nccl => files!["meeting.cpp", "nccl.cpp"],
         Library::Nvml => files!["nvml.cpp"],
     }
 }

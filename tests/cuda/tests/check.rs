@@ -95,6 +95,11 @@ fn faults_counts_and_devices_are_controllable() {
 }
 
 #[test]
+fn sums_over_ranks_are_those_of_nccl() {
+    check("nccl", 7);
+}
+
+#[test]
 fn variants_lack_the_requested_functions() {
     let lacking = Variant::default()
         .without_function(Library::Cuda, "cuGraphAddMemcpyNode")

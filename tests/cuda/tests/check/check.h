@@ -37,7 +37,7 @@ void equal(const A& left, const B& right, const char* what, const char* file, in
 }
 
 // A function of one of the libraries: `in_cuda<CUresult>("cuInit", 0u)`.
-enum Of { cuda, nvrtc, cublaslt };
+enum Of { cuda, nvrtc, cublaslt, nccl };
 void* symbol(Of library, const char* name);
 // The same, or null.
 void* find(Of library, const char* name);

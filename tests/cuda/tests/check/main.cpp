@@ -13,7 +13,7 @@ std::map<std::string, void (*)()>& cases() {
 }
 
 std::string folder, copy;
-void* libraries[3];
+void* libraries[4];
 
 std::string text_of(const std::string& path) {
     std::ifstream file(path);
@@ -33,7 +33,8 @@ void fail(const char* file, int line, const std::string& what) {
 
 void* find(Of library, const char* name) {
     static const std::vector<const char*> names[] = {
-        {"libcuda.so.1"}, {"libnvrtc.so.13", "libnvrtc.so.12"}, {"libcublasLt.so.13", "libcublasLt.so.12"}};
+        {"libcuda.so.1"}, {"libnvrtc.so.13", "libnvrtc.so.12"}, {"libcublasLt.so.13", "libcublasLt.so.12"},
+        {"libnccl.so.2"}};
     void*& opened = libraries[library];
     for (const char* file : names[library])
         if (opened == nullptr) opened = dlopen((folder + "/" + file).c_str(), RTLD_NOW | RTLD_LOCAL);
