@@ -29,6 +29,7 @@ pub struct Variant {
     functions: BTreeSet<(Library, String)>,
     versions: BTreeMap<Library, u32>,
     has_plain_products: bool,
+    copy: u32,
 }
 
 impl Variant {
@@ -58,6 +59,14 @@ impl Variant {
     #[must_use]
     pub fn with_plain_products(mut self) -> Self {
         self.has_plain_products = true;
+        self
+    }
+
+    /// Copy `number` of the same libraries, kept like any variant. Libraries are loaded once per file, so a process has the
+    /// devices of each copy.
+    #[must_use]
+    pub fn copy(mut self, number: u32) -> Self {
+        self.copy = number;
         self
     }
 

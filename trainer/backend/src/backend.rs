@@ -12,9 +12,10 @@ use std::sync::Arc;
 use millstream_batch::{BatchRef, RingMapping};
 use millstream_trace::{OperationInfo, Phase, Recorder, Recording, Work};
 
+use crate::collective::Communicator;
 use crate::description::Description;
 use crate::device::{Shapes, TablePart};
-use crate::error::{BatchError, PinError};
+use crate::error::{BatchError, ConnectDevicesError, PinError};
 use crate::float::Float;
 use crate::floors::Floors;
 use crate::ops::{self, Checked, Operation, cost};
@@ -24,6 +25,8 @@ use crate::row_sums::RowSums;
 pub trait Backend: Shapes + Sized + Send + 'static {
     /// Memory of a ring that the device copies from directly while this is held.
     type Pinned: Send;
+    /// The connection to the devices of other ranks. [`Infallible`](std::convert::Infallible) if this kind of device has none.
+    type Peers: Send;
 
     /// The device and its libraries.
     fn describe(&self) -> Description;
@@ -125,6 +128,23 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// # Errors
     /// If the device does not support it.
     fn pin(&self, pages: &RingMapping) -> Result<Self::Pinned, PinError>;
+
+    /// Connects the device to those of the other ranks of `communicator`, all of which make this call. `None` if this kind of
+    /// device communicates through host memory.
+    ///
+    /// # Errors
+    /// If the host lacks what is needed, or another rank does not connect in time.
+    fn connect(&self, _communicator: &Communicator) -> Result<Option<Self::Peers>, ConnectDevicesError> {
+        Ok(None)
+    }
+    /// Replaces each matrix that `visit` passes on by its sum over all ranks, each of which passes matrices of the same shapes
+    /// in the same order. All ranks get the same bits. Does not wait: operations that are queued from now on, in `visit` too,
+    /// are executed after the sum.
+    ///
+    /// # Panics
+    /// If another rank does not take part within the communicator's time limit, now or while the host waits for the device
+    /// later; the payload is a [`CollectiveError`](crate::collective::CollectiveError). The device is then unusable.
+    fn sum_over_ranks(&self, peers: &Self::Peers, visit: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix)));
 
     /// Copies a batch to the device and validates every id and offset, so that operations need not. The batch's
     /// memory may change once this returns.

@@ -1,4 +1,8 @@
-//! Errors of batches and of the backends' creation.
+//! Errors of batches, and of the creation and connection of backends.
+
+use crate::collective::CollectiveError;
+use crate::cuda::{DriverError, NcclError};
+use crate::library::LibraryError;
 
 /// A batch that does not match the schema of the buffer it is uploaded to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,4 +54,21 @@ pub enum BackendError {
         /// The operating system's error.
         source: std::io::Error,
     },
+}
+
+/// The devices of the ranks cannot be connected.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectDevicesError {
+    /// This host lacks the library for it.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The library refuses: a retry would meet that again.
+    #[error(transparent)]
+    Nccl(#[from] NcclError),
+    /// The driver refuses.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// Another rank has ended or is late.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
 }

@@ -24,16 +24,16 @@ mod update;
 pub use backend::Backend;
 pub use cpu::{Cpu, CpuInstructions, CpuMatrix, CpuRowPlan, CpuTable};
 pub use cuda::{
-    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaMergedRows, CudaPinned, CudaReport,
-    CudaRowPlan, CudaTable, DriverError, Fault, Found, Gpu, OpenBlasError, OutOfMemory, ProgramError,
-    Resources, Survey,
+    CompileError, Cuda, CudaBatch, CudaError, CudaMatrix, CudaMaxima, CudaMergedRows, CudaPeers, CudaPinned,
+    CudaReport, CudaRowPlan, CudaTable, DriverError, Fault, Found, Gpu, NcclError, OpenBlasError,
+    OutOfMemory, ProgramError, Resources, Survey,
 };
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
     Axis, BatchShape, Device, IdColumn, Lookup, MatrixShape, PLACE_BITS, Pooling, Scalar, Shapes, TablePart,
     TablePlace, TableShape, WorkspaceUse,
 };
-pub use error::{BackendError, BatchError, PinError};
+pub use error::{BackendError, BatchError, ConnectDevicesError, PinError};
 pub use fault::DeviceFault;
 pub use float::Float;
 pub use floors::Floors;

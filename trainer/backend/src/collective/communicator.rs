@@ -26,6 +26,7 @@ const MOST_WAITING: usize = 256;
 pub struct Communicator {
     rank: usize,
     ranks: usize,
+    limit: Duration,
     calls: Option<SyncSender<Call>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -68,7 +69,7 @@ impl Communicator {
         let thread = std::thread::Builder::new()
             .name(format!("collective-{rank}"))
             .spawn(move || server.serve(&waiting))?;
-        Ok(Self { rank, ranks, calls: Some(calls), thread: Some(thread) })
+        Ok(Self { rank, ranks, limit, calls: Some(calls), thread: Some(thread) })
     }
 
     /// The number of this rank.
@@ -79,6 +80,11 @@ impl Communicator {
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// The time limit of an operation.
+    pub fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Adds the numbers of all ranks, element by element. All ranks get the same bits, in every run. Each rank must pass

@@ -3,6 +3,7 @@
 //! They name the operation and the ranks at fault, because a job hangs on one rank and is noticed on all others.
 
 use std::fmt;
+use std::panic;
 use std::time::Duration;
 
 use super::transport::Label;
@@ -70,11 +71,30 @@ pub enum CollectiveError {
         /// The engine's message.
         reason: String,
     },
+    /// The devices of the ranks cannot complete an operation.
+    #[error("{label}: {reason}; the workers of this job must be started again")]
+    Device {
+        /// The operation.
+        label: Label,
+        /// What was found on this rank.
+        reason: String,
+    },
     /// The communicator's thread has panicked.
     #[error(
         "the thread that runs collective operations has panicked; the workers of this job must be started again"
     )]
     Panicked,
+}
+
+impl CollectiveError {
+    /// Panics with this error as the payload: an operation of a device cannot return it. As of a
+    /// [`DeviceFault`](crate::DeviceFault), the process that owns the device can report it and end.
+    ///
+    /// # Panics
+    /// Always.
+    pub fn raise(self) -> ! {
+        panic::panic_any(self)
+    }
 }
 
 /// The ranks that are missing in an operation.

@@ -77,7 +77,7 @@ impl Deadline {
     }
 
     /// The time left, zero after the deadline.
-    pub(super) fn left(self) -> Duration {
+    pub(crate) fn left(self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 
@@ -121,6 +121,8 @@ pub enum Operation {
     },
     /// All ranks wait for all.
     Barrier,
+    /// A sum of matrices in the memory of the ranks' devices, which they communicate directly.
+    DeviceSum,
 }
 
 /// One of an operation's exchanges.
@@ -172,6 +174,7 @@ impl Operation {
             Self::Broadcast { format, root } => (4, format as u8, root),
             Self::Barrier => (5, 0, 0),
             Self::SumF64 => (6, 0, 0),
+            Self::DeviceSum => (7, 0, 0),
         }
     }
 
@@ -188,6 +191,7 @@ impl Operation {
             4 => Self::Broadcast { format: element()?, root },
             5 => Self::Barrier,
             6 => Self::SumF64,
+            7 => Self::DeviceSum,
             _ => return None,
         };
         (operation.codes() == (code, format, root)).then_some(operation)
@@ -212,6 +216,7 @@ impl fmt::Display for Operation {
             Self::Gather(format) => write!(f, "gather of {format}"),
             Self::Broadcast { format, root } => write!(f, "broadcast of {format} from rank {root}"),
             Self::Barrier => f.write_str("barrier"),
+            Self::DeviceSum => f.write_str("sum on GPUs"),
         }
     }
 }
@@ -234,6 +239,7 @@ mod tests {
             Operation::Barrier,
             Operation::SumF64,
             Operation::Gather(Format::F64),
+            Operation::DeviceSum,
         ];
         for operation in operations {
             for round in [Round::Only, Round::Parts, Round::Sums] {
@@ -246,7 +252,7 @@ mod tests {
     #[test]
     fn unknown_codes_are_no_label() {
         let label = Label { operation: Operation::Sum(Float::F16), number: 3, round: Round::Sums };
-        for (place, value) in [(8, 1), (9, 1), (10, 7), (11, 3), (12, 3), (13, 1), (15, 255)] {
+        for (place, value) in [(8, 1), (9, 1), (10, 8), (11, 3), (12, 3), (13, 1), (15, 255)] {
             let mut bytes = label.encode();
             bytes[place] = value;
             assert_eq!(Label::decode(bytes), None, "byte {place} is {value}");

@@ -67,6 +67,7 @@ mod touched;
 mod vectors;
 mod weights;
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
@@ -338,6 +339,7 @@ impl Layout for Cpu {
 
 impl Backend for Cpu {
     type Pinned = ();
+    type Peers = Infallible;
 
     fn describe(&self) -> Description {
         Description::of(match self.threads() {
@@ -409,6 +411,10 @@ impl Backend for Cpu {
 
     fn copy_batch(&self, batch: BatchRef<'_>, into: &mut HostBatch) -> Result<(), BatchError> {
         into.upload(batch)
+    }
+
+    fn sum_over_ranks(&self, peers: &Infallible, _: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix))) {
+        match *peers {}
     }
 
     fn pin(&self, _pages: &RingMapping) -> Result<(), PinError> {

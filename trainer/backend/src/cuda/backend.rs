@@ -13,11 +13,12 @@ use super::merged_rows::CudaMergedRows;
 use super::plan::CudaRowPlan;
 use super::report::CudaReport;
 use super::retrieval::Work;
-use super::{Cuda, CudaPinned, Gpu};
+use super::{Cuda, CudaPeers, CudaPinned, Gpu};
 use crate::backend::Backend;
+use crate::collective::Communicator;
 use crate::description::{Description, GpuName};
 use crate::device::{BatchShape, Device, IdColumn, MatrixShape, Shapes, TableShape, WorkspaceUse};
-use crate::error::{BatchError, PinError};
+use crate::error::{BatchError, ConnectDevicesError, PinError};
 use crate::float::Float;
 use crate::merged_rows::MergedShape;
 use crate::ops::{Checked, Operation, PlanRows, RowGradients};
@@ -111,6 +112,7 @@ impl Shapes for Cuda {
 
 impl Backend for Cuda {
     type Pinned = CudaPinned;
+    type Peers = CudaPeers;
 
     fn recorder(&self) -> Option<&Arc<Recorder>> {
         Some(&self.recorder)
@@ -136,6 +138,7 @@ impl Backend for Cuda {
 
     fn finish(&self) {
         self.flush();
+        self.wait_for_sums();
         must(self.stream.wait());
     }
 
@@ -207,6 +210,14 @@ impl Backend for Cuda {
 
     fn pin(&self, pages: &RingMapping) -> Result<CudaPinned, PinError> {
         self.pinned.pin(self.context(), pages).map_err(|fault| PinError(fault.to_string()))
+    }
+
+    fn connect(&self, communicator: &Communicator) -> Result<Option<CudaPeers>, ConnectDevicesError> {
+        self.connect_peers(communicator).map(Some)
+    }
+
+    fn sum_over_ranks(&self, peers: &CudaPeers, visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix))) {
+        self.sum_over_peers(peers, visit);
     }
 
     fn check(&self, batch: &CudaBatch) -> Result<(), BatchError> {

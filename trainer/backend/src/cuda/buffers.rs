@@ -2,6 +2,7 @@
 
 use super::driver::{Address, Memory};
 use super::kernels::MatrixView;
+use super::nccl::Summand;
 use crate::device::{MatrixShape, TablePart, TableShape};
 use crate::float::Float;
 
@@ -97,6 +98,12 @@ impl CudaMatrix {
 
     pub(super) fn float(&self) -> Float {
         self.shape.float
+    }
+
+    /// All numbers, with their padding.
+    pub(super) fn summand(&mut self) -> Summand {
+        let float = self.float();
+        Summand { address: self.memory.address(), count: self.shape.bytes() / number_bytes(float), float }
     }
 
     pub(super) fn rows(&self) -> usize {

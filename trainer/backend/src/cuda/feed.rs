@@ -124,7 +124,7 @@ impl Feed {
         cuda.flush();
         must(slot.taken.record(&cuda.stream));
         if is_pinned {
-            must(slot.copied.wait());
+            cuda.wait_for(&slot.copied);
         }
     }
 }
@@ -139,7 +139,7 @@ impl Slot {
             return bytes;
         }
         // Wait for the slot's previous copy to leave the staging buffer.
-        must(self.copied.wait());
+        cuda.wait_for(&self.copied);
         let staging =
             self.staging.get_or_insert_with(|| must(PageLocked::new(cuda.context(), layout.slot_bytes())));
         let staging = staging.bytes_mut();

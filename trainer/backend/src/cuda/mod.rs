@@ -7,6 +7,7 @@
 //! - [`commands`]: the commands that operations enqueue, as lists and CUDA graphs.
 //! - [`buffers`], [`batch`], [`plan`]: data in GPU memory; [`layout`]: how much memory it uses.
 //! - [`feed`], [`report`]: uploading batches and reading back step results, both overlapped with compute.
+//! - [`peers`]: sums over the GPUs of several workers.
 //! - [`spans`]: profiling spans, recorded on demand.
 //! - [`lookups`], [`rows`]: embeddings and linear models: the forward pass, and the update of the touched rows.
 //! - [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the
@@ -43,6 +44,7 @@ mod moves;
 mod nccl;
 mod normalize;
 mod nvrtc;
+mod peers;
 mod plan;
 mod programs;
 mod report;
@@ -78,8 +80,11 @@ pub use feed::CudaPinned;
 use feed::PinnedRanges;
 use kernels::{Faults, Step};
 pub use merged_rows::CudaMergedRows;
+pub use nccl::NcclError;
 pub use nvrtc::CompileError;
 use nvrtc::{Architecture, Compiler};
+pub use peers::CudaPeers;
+use peers::OpenSums;
 pub use plan::CudaRowPlan;
 use programs::{Arguments, Entry, Kernels};
 pub use programs::{ProgramError, Resources};
@@ -106,6 +111,10 @@ pub struct Cuda {
     blas: Blas,
     /// The libraries that compute, besides our kernels.
     libraries: Vec<LibraryVersion>,
+    /// Where the libraries were found.
+    found_in: Libraries,
+    /// Sums over ranks that the device may not have completed.
+    sums: OpenSums,
     /// Uploads batches.
     copies: Stream,
     /// Runs everything else.
@@ -129,14 +138,14 @@ impl Cuda {
         self
     }
 
-    fn on(context: &Arc<Context>, libraries: &Libraries, cache: Option<&Path>) -> Result<Self, CudaError> {
-        let compiler = Compiler::open(libraries)?;
-        let blas = Blas::open(libraries, context)?;
+    fn on(context: &Arc<Context>, found_in: &Libraries, cache: Option<&Path>) -> Result<Self, CudaError> {
+        let compiler = Compiler::open(found_in)?;
+        let blas = Blas::open(found_in, context)?;
         let kernels = Kernels::load(context, &compiler, &kernels::PROGRAMS, cache)?;
         let versions = [
             (driver::NAME, context.gpu().driver.clone()),
             (nvrtc::NAME, compiler.version()),
-            (blas::NAME, blas::version(libraries).map_err(OpenBlasError::from)?),
+            (blas::NAME, blas::version(found_in).map_err(OpenBlasError::from)?),
         ];
         let library =
             |(name, version): (Name, String)| LibraryVersion { library: name.library.to_owned(), version };
@@ -156,6 +165,8 @@ impl Cuda {
             kernels,
             blas,
             libraries,
+            found_in: found_in.clone(),
+            sums: OpenSums::default(),
             copies: stream()?,
             stream: stream()?,
         };
@@ -191,6 +202,7 @@ impl Cuda {
 
     /// Allocates uninitialized memory; reports out of memory with the job's own usage.
     fn memory(&self, bytes: usize) -> Memory {
+        self.wait_for_sums();
         must(Memory::new(self.context(), bytes).inspect_err(|fault| {
             if fault.is_out_of_memory() {
                 let held = self.held_bytes();
@@ -251,6 +263,7 @@ impl Cuda {
     /// Copies `bytes` to GPU memory of this backend. The caller may change `bytes` once this returns.
     fn copy_to(&self, address: Address, bytes: &[u8]) {
         self.flush();
+        self.wait_for_sums();
         // SAFETY: callers pass addresses of this backend's buffers with room for `bytes`. The driver reads host
         // memory that is not page-locked before the call returns.
         must(unsafe { self.stream.copy_to_device(address, bytes) });
@@ -259,6 +272,7 @@ impl Cuda {
     /// Waits for all commands issued so far, then copies from the GPU.
     fn copy_from(&self, bytes: &mut [u8], address: Address) {
         self.flush();
+        self.wait_for_sums();
         // SAFETY: callers pass addresses of this backend's buffers that hold `bytes.len()` bytes. `bytes` is
         // exclusively borrowed until `wait` returns.
         must(unsafe { self.stream.copy_to_host(bytes, address) });
@@ -334,6 +348,7 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
+        self.forget_completed_sums();
         // Pending commands will never run: nobody can read their results.
         self.context().catch_up();
     }

@@ -71,7 +71,7 @@ impl Cuda {
         numbers: &mut [f32],
     ) -> Result<(), BatchError> {
         let (address, layout) = report.batch.take().expect("a report that was sent");
-        must(report.arrived.wait());
+        self.wait_for(&report.arrived);
         let (faults, rest) = report.host.bytes_mut().split_at(size_of::<Faults>());
         for (number, bytes) in numbers.iter_mut().zip(rest.chunks_exact(size_of::<f32>())) {
             *number = f32::from_ne_bytes(bytes.try_into().expect("four bytes"));

@@ -86,6 +86,7 @@ impl Spans {
 impl Cuda {
     pub(super) fn begin_spans(&self, recorder: &Arc<Recorder>) {
         self.flush();
+        self.wait_for_sums();
         must(self.stream.wait());
         let spans = Spans { recorder: Arc::clone(recorder), base: Base::of(self), waiting: VecDeque::new() };
         *self.spans() = Some(spans);
@@ -93,6 +94,7 @@ impl Cuda {
 
     pub(super) fn end_spans(&self) {
         self.flush();
+        self.wait_for_sums();
         must(self.copies.wait());
         must(self.stream.wait());
         if let Some(mut spans) = self.spans().take() {

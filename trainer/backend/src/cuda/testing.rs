@@ -48,12 +48,35 @@ pub(super) fn fail(stand_in: &StandIn, function: &CStr, code: c_int) {
     );
 }
 
+/// Makes the `nth` call of a function of the emulated NCCL from now on fail with `code`.
+pub(super) fn fail_nccl(stand_in: &StandIn, function: &CStr, nth: u64, code: c_int) {
+    // SAFETY: `F` is the function's signature in control.h, and `function` is zero-terminated.
+    with_library(
+        stand_in,
+        Library::Nccl,
+        c"stand_in_fail",
+        |fail: Symbol<'_, unsafe extern "C" fn(*const c_char, u64, c_int)>| unsafe {
+            fail(function.as_ptr(), nth, code);
+        },
+    );
+}
+
 /// Calls `call` with a control function of the emulated driver.
 fn with<F, R>(stand_in: &StandIn, name: &CStr, call: impl FnOnce(Symbol<'_, F>) -> R) -> R {
-    // SAFETY: the library is loaded already, so no initializer runs again. The caller guarantees that `F` is the
+    with_library(stand_in, Library::Cuda, name, call)
+}
+
+/// Calls `call` with a control function of an emulated library.
+fn with_library<F, R>(
+    stand_in: &StandIn,
+    library: Library,
+    name: &CStr,
+    call: impl FnOnce(Symbol<'_, F>) -> R,
+) -> R {
+    // SAFETY: the library is loaded already, or its initializers impose no requirements. The caller guarantees that `F` is the
     // function's type.
     unsafe {
-        let driver = libloading::Library::new(stand_in.library(Library::Cuda)).unwrap();
-        call(driver.get::<F>(name.to_bytes()).unwrap())
+        let library = libloading::Library::new(stand_in.library(library)).unwrap();
+        call(library.get::<F>(name.to_bytes()).unwrap())
     }
 }

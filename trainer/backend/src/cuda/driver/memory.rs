@@ -91,7 +91,7 @@ impl PageLocked {
         };
         // SAFETY: `create` writes the start of memory that the driver allocated, to be freed once.
         let object = unsafe { Object::new(context, create, |functions| functions.cuMemFreeHost) };
-        Ok(Self { object: object.map_err(|fault| NotLocked { bytes, fault })?, bytes })
+        Ok(Self { object: object.map_err(|fault| NotLocked { bytes, fault })?.waiting(), bytes })
     }
 
     /// The bytes; only to be accessed while no copy is in flight.
@@ -124,6 +124,6 @@ impl Registered {
         };
         // SAFETY: `create` registers memory and writes its start, to be unregistered once.
         let object = unsafe { Object::new(context, create, |functions| functions.cuMemHostUnregister) }?;
-        Ok(Self { _object: object, _pages: pages.clone() })
+        Ok(Self { _object: object.waiting(), _pages: pages.clone() })
     }
 }

@@ -12,7 +12,7 @@ mod stream;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::fault::GpuError;
@@ -65,6 +65,7 @@ functions! {
         cuStreamWaitEvent: fn(stream: Handle, event: Handle, flags: c_uint),
         cuEventCreate: fn(event: *mut Handle, flags: c_uint),
         cuEventRecord: fn(event: Handle, stream: Handle),
+        cuEventQuery: fn(event: Handle),
         cuEventSynchronize: fn(event: Handle),
         cuEventElapsedTime: fn(milliseconds: *mut f32, start: Handle, end: Handle),
         cuStreamBeginCapture_v2: fn(stream: Handle, mode: c_int),
@@ -280,8 +281,11 @@ pub(super) struct Context {
     handle: Handle,
     /// Whether commands are pending that were not submitted to the driver yet.
     is_behind: AtomicBool,
-    /// Dropped memory that pending commands may still use; freed when they have been submitted.
+    /// Dropped memory that pending commands or open sums may still use; freed when they have been submitted, or have ended.
     left: Mutex<Vec<Address>>,
+    /// Sums over ranks that have not ended, as far as the host knows. One that waits for a lost rank never ends, and neither
+    /// do calls that wait for the device. So nothing is freed or destroyed meanwhile; the process that has lost a rank ends.
+    open_sums: AtomicUsize,
     /// Bytes of all live allocations.
     held_bytes: AtomicU64,
 }
@@ -304,8 +308,16 @@ impl Context {
                 false => fault.into(),
             });
         }
-        let (is_behind, left, held_bytes) = (AtomicBool::new(false), Mutex::default(), AtomicU64::new(0));
-        Ok(Arc::new(Self { driver, gpu, device, handle, is_behind, left, held_bytes }))
+        Ok(Arc::new(Self {
+            driver,
+            gpu,
+            device,
+            handle,
+            is_behind: AtomicBool::new(false),
+            left: Mutex::default(),
+            open_sums: AtomicUsize::new(0),
+            held_bytes: AtomicU64::new(0),
+        }))
     }
 
     pub(super) fn gpu(&self) -> &Gpu {
@@ -333,14 +345,36 @@ impl Context {
         Ok(functions)
     }
 
+    /// Makes this context current on the calling thread, for a library that uses the current one.
+    pub(super) fn make_current(&self) -> Result<(), Fault> {
+        self.enter().map(|_| ())
+    }
+
+    /// A sum over ranks begins: from now on, dropped memory is not freed.
+    pub(super) fn begin_sum(&self) {
+        self.open_sums.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A sum over ranks has ended.
+    pub(super) fn end_sum(&self) {
+        self.open_sums.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_open_sums(&self) -> bool {
+        self.open_sums.load(Ordering::Relaxed) > 0
+    }
+
     /// Defers freeing dropped memory, because commands are pending that were not submitted to the driver yet.
     pub(super) fn fall_behind(&self) {
         self.is_behind.store(true, Ordering::Relaxed);
     }
 
-    /// Frees the memory dropped meanwhile: all commands were submitted, or will never run.
+    /// Frees the memory dropped meanwhile, unless sums are open: all commands were submitted, or will never run.
     pub(super) fn catch_up(&self) {
         self.is_behind.store(false, Ordering::Relaxed);
+        if self.has_open_sums() {
+            return;
+        }
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         if let (false, Ok(functions)) = (left.is_empty(), self.enter()) {
             for address in left.drain(..) {
@@ -354,6 +388,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.has_open_sums() {
+            return;
+        }
         // SAFETY: retained once in `new`, released once here. The status is ignored: nothing can be done about a
         // broken context.
         unsafe { (self.driver.functions.cuDevicePrimaryCtxRelease_v2)(self.device) };
@@ -365,6 +402,8 @@ struct Object {
     context: Arc<Context>,
     handle: Handle,
     destroy: unsafe extern "C" fn(Handle) -> Status,
+    /// Whether its destruction may wait for the device.
+    may_wait: bool,
 }
 
 impl Object {
@@ -381,7 +420,13 @@ impl Object {
         let functions = context.enter()?;
         let mut handle = Handle::NULL;
         create(functions, &raw mut handle)?;
-        Ok(Self { context: Arc::clone(context), handle, destroy: destroy(functions) })
+        Ok(Self { context: Arc::clone(context), handle, destroy: destroy(functions), may_wait: false })
+    }
+
+    /// The same object, whose destruction may wait for the device.
+    fn waiting(mut self) -> Self {
+        self.may_wait = true;
+        self
     }
 
     /// The driver's functions, with the object's context current on the calling thread.
@@ -392,7 +437,8 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
-        if !self.handle.is_null() && self.enter().is_ok() {
+        let may_hang = self.may_wait && self.context.has_open_sums();
+        if !self.handle.is_null() && !may_hang && self.enter().is_ok() {
             // SAFETY: the caller of `new` guarantees that the object may be destroyed once. The library is loaded as
             // long as its context exists. The driver completes submitted work that uses the object.
             unsafe { (self.destroy)(self.handle) };

@@ -32,7 +32,8 @@ impl Module {
         unsafe {
             let load =
                 |functions: &Functions, module| functions.cuModuleLoadData(module, image.as_ptr().cast());
-            Object::new(context, load, |functions| functions.cuModuleUnload).map(Self)
+            Object::new(context, load, |functions| functions.cuModuleUnload)
+                .map(|object| Self(object.waiting()))
         }
     }
 

@@ -156,6 +156,15 @@ impl Event {
         }
     }
 
+    /// Whether the event has completed.
+    pub(in crate::cuda) fn is_over(&self) -> Result<bool, Fault> {
+        // SAFETY: the handle is a live event of this context.
+        match unsafe { self.0.enter()?.cuEventQuery(self.0.handle) } {
+            Err(fault) if fault.status == NOT_READY => Ok(false),
+            queried => queried.map(|()| true),
+        }
+    }
+
     /// Waits until the event has completed.
     pub(in crate::cuda) fn wait(&self) -> Result<(), Fault> {
         // SAFETY: the handle is a live event of this context.
