@@ -72,6 +72,13 @@ const WORKER_VARIABLE_PREFIXES: [&str; 11] = [
     "ASAN_",
 ];
 
+/// Settings of NCCL that a worker gets in place of the daemon's. Sums in NVSwitches would change their order from run to run
+/// (NCCL's issue 1497). All workers of a job are on this host, so nothing needs to listen on its networks.
+const NCCL_VARIABLES: [(&str, &str); 2] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_SOCKET_IFNAME", "=lo")];
+
+/// A fixed address where all communicators of the host would meet, instead of a secret one for each.
+const NCCL_MEETING_VARIABLE: &str = "NCCL_COMM_ID";
+
 /// What workers are started from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerProgram {
@@ -138,6 +145,7 @@ impl WorkerProcess {
             .arg(std::process::id().to_string())
             .env_clear()
             .envs(std::env::vars_os().filter(|(name, _)| is_inherited(name)))
+            .envs(NCCL_VARIABLES)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -248,7 +256,7 @@ impl WorkerProcess {
 fn is_inherited(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| {
         let has_prefix = WORKER_VARIABLE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-        has_prefix || WORKER_VARIABLES.contains(&name)
+        (has_prefix && name != NCCL_MEETING_VARIABLE) || WORKER_VARIABLES.contains(&name)
     })
 }
 
@@ -404,6 +412,7 @@ mod tests {
             "AZURE_STORAGE_KEY",
             "PATH2",
             "DB_PASSWORD",
+            "NCCL_COMM_ID",
         ] {
             assert!(!inherits(secret), "{secret}");
         }
@@ -412,6 +421,9 @@ mod tests {
         let (_, lines) = exit_of("env >&2", Duration::from_secs(60));
         assert!(lines.iter().any(|line| line.starts_with("PATH=")), "{lines:?}");
         assert!(!lines.iter().any(|line| line.starts_with("CARGO_")), "{lines:?}");
+        for setting in ["NCCL_NVLS_ENABLE=0", "NCCL_SOCKET_IFNAME==lo"] {
+            assert!(lines.iter().any(|line| line == setting), "{setting}: {lines:?}");
+        }
     }
 
     #[test]

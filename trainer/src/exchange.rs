@@ -22,11 +22,14 @@
 //!   stride `W`, both parts are of one worker; the rest is the order in which a sum adds ranks
 //!   (`collective/operations.rs`).
 //! - Rows of tables, and weights of rows: in the order of the parts.
+//!
+//! Without `S`, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
+//! gradients of layers and the losses themselves, in place. Nothing but rows then passes through host memory.
 
 mod rows;
 
-use millstream_backend::collective::{Buffer, CollectiveError, Communicator};
-use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
+use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Ticket};
+use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task, ops};
 use millstream_batch::BatchRef;
 
 use crate::gradients::GradientVisitor;
@@ -77,6 +80,8 @@ pub(crate) struct PartGradients<'a, B: Backend> {
     pub(crate) touched: (&'a B::Batch, &'a B::RowPlan),
     /// The sums of losses and of weights, `[T, 2]`.
     pub(crate) losses: &'a mut B::Matrix,
+    /// The devices of the other workers, if they add gradients of layers and losses.
+    pub(crate) peers: Option<&'a B::Peers>,
 }
 
 impl<S: Scalar> Exchange<S> {
@@ -145,19 +150,22 @@ impl<S: Scalar> Exchange<S> {
         part: usize,
         gradients: &mut PartGradients<'_, B>,
     ) -> Result<(), StepError> {
-        let PartGradients { backend, network, logits_grad, touched, losses } = gradients;
+        let PartGradients { backend, network, logits_grad, touched, losses, peers } = gradients;
         // The other workers must not get the gradients of an invalid batch.
         backend.check(touched.0)?;
-        let all = self.free_numbers.pop().unwrap_or_else(|| Buffer::zeroed(self.numbers));
+        let numbers = peers.is_none().then(|| {
+            let all = self.free_numbers.pop().unwrap_or_else(|| Buffer::zeroed(self.numbers));
+            Numbers { all, used: 0 }
+        });
         let mut collect = CollectGradients {
             backend: *backend,
             touched: *touched,
-            numbers: Numbers { all, used: 0 },
+            numbers,
             free_rows: &mut self.free_rows,
             rows: &mut self.rows[part],
         };
         network.visit_gradients(logits_grad, &mut collect);
-        let Numbers { mut all, used } = collect.numbers;
+        let Some(Numbers { mut all, used }) = collect.numbers else { return Ok(()) };
         backend.read_matrix(losses, &mut all[used..]);
         let mut sum = (1, all);
         while let Some((count, mut earlier)) = self.sums.pop_if(|(count, _)| *count == sum.0) {
@@ -173,10 +181,18 @@ impl<S: Scalar> Exchange<S> {
         &mut self,
         gradients: &mut PartGradients<'_, B>,
     ) -> Result<(), StepError> {
-        let PartGradients { backend, network, logits_grad, losses, .. } = gradients;
-        let (count, own) = self.sums.pop().expect("the sum of this worker's parts");
-        assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
-        let numbers = self.communicator.sum(own, Float::F32);
+        let PartGradients { backend, network, logits_grad, touched, losses, peers } = gradients;
+        let numbers = match peers {
+            Some(peers) => {
+                sum_on_devices(*backend, peers, *network, logits_grad, touched.0, losses);
+                None
+            }
+            None => {
+                let (count, own) = self.sums.pop().expect("the sum of this worker's parts");
+                assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
+                Some(self.communicator.sum(own, Float::F32))
+            }
+        };
         // One message of all rows: each operation waits for the slowest rank.
         let messages = self.communicator.gather(rows::pack(self.rows.iter().flatten())).join()?;
         let groups = self.rows.first().map_or(0, Vec::len);
@@ -192,16 +208,56 @@ impl<S: Scalar> Exchange<S> {
         }
         let mut receive = ReceiveGradients {
             backend: *backend,
-            numbers: Numbers { all: numbers.join()?, used: 0 },
+            numbers: numbers.map(Ticket::join).transpose()?.map(|all| Numbers { all, used: 0 }),
             rows: received.iter(),
             result: Ok(()),
         };
         network.visit_gradients(logits_grad, &mut receive);
-        let ReceiveGradients { numbers: Numbers { all, used }, result, .. } = receive;
-        backend.write_matrix(losses, &all[used..]);
-        self.free_numbers.push(all);
+        let ReceiveGradients { numbers, result, .. } = receive;
+        if let Some(Numbers { all, used }) = numbers {
+            backend.write_matrix(losses, &all[used..]);
+            self.free_numbers.push(all);
+        }
         result
     }
+}
+
+/// Replaces the gradients of layers, and the losses, by their sums over all workers, on the devices.
+fn sum_on_devices<B: Backend>(
+    backend: &B,
+    peers: &B::Peers,
+    network: &mut dyn Compute<B>,
+    logits_grad: &B::Matrix,
+    batch: &B::Batch,
+    losses: &mut B::Matrix,
+) {
+    if B::batch_shape(batch).rows == 0 {
+        // A backward pass over no rows has not taken place.
+        let clear = |gradient: &mut B::Matrix| {
+            let rows = B::matrix_shape(gradient).rows;
+            backend.run(ops::Clear { rows, matrix: gradient });
+        };
+        network.visit_gradients(logits_grad, &mut LayerGradients(clear));
+    }
+    backend.sum_over_ranks(peers, |sum| {
+        network.visit_gradients(logits_grad, &mut LayerGradients(&mut *sum));
+        sum(losses);
+    });
+}
+
+/// Calls a function with each gradient of layers.
+struct LayerGradients<F>(F);
+
+impl<B: Backend, F: FnMut(&mut B::Matrix)> GradientVisitor<B> for LayerGradients<F> {
+    fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        layers.visit(&mut |parameter| {
+            if let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage {
+                (self.0)(gradient);
+            }
+        });
+    }
+
+    fn tables(&mut self, _: &mut Tables<B>, _: &B::Matrix, _: GradientColumns) {}
 }
 
 /// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and numbers of table rows of all
@@ -243,7 +299,8 @@ impl<S: Scalar> Numbers<S> {
 struct CollectGradients<'a, B: Backend> {
     backend: &'a B,
     touched: (&'a B::Batch, &'a B::RowPlan),
-    numbers: Numbers<B::Scalar>,
+    /// `None` if the devices add them.
+    numbers: Option<Numbers<B::Scalar>>,
     /// Memory for rows.
     free_rows: &'a mut Vec<RowSums<B::Scalar>>,
     rows: &'a mut Vec<RowSums<B::Scalar>>,
@@ -251,11 +308,12 @@ struct CollectGradients<'a, B: Backend> {
 
 impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        let Some(numbers) = &mut self.numbers else { return };
         // A backward pass over no rows has not taken place.
         let is_empty = B::batch_shape(self.touched.0).rows == 0;
         layers.visit(&mut |parameter| {
             let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
-            let numbers = self.numbers.next(parameter.spec.len());
+            let numbers = numbers.next(parameter.spec.len());
             match is_empty {
                 true => numbers.fill(B::Scalar::default()),
                 false => self.backend.read_matrix(gradient, numbers),
@@ -278,16 +336,18 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
 /// Takes the sums over all workers, in the order in which they were collected.
 struct ReceiveGradients<'a, B: Backend> {
     backend: &'a B,
-    numbers: Numbers<B::Scalar>,
+    /// `None` if the devices have added them.
+    numbers: Option<Numbers<B::Scalar>>,
     rows: std::slice::Iter<'a, Vec<RowSums<B::Scalar>>>,
     result: Result<(), StepError>,
 }
 
 impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
+        let Some(numbers) = &mut self.numbers else { return };
         layers.visit(&mut |parameter| {
             let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
-            self.backend.write_matrix(gradient, self.numbers.next(parameter.spec.len()));
+            self.backend.write_matrix(gradient, numbers.next(parameter.spec.len()));
         });
     }
 

@@ -5,8 +5,10 @@
 //! asks it to take a checkpoint and stop. It exits when the other end of the ring or of the socket closes.
 //!
 //! An error is sent to the daemon as [`FromWorker::Failed`]: a retry would meet it again. A device fault is sent
-//! as [`FromWorker::DeviceFailed`], and the loss of another worker of the job as [`FromWorker::PeerLost`]. Any other panic or a signal is a crash. A retry after either may succeed.
+//! as [`FromWorker::DeviceFailed`], and the loss of another worker of the job as [`FromWorker::PeerLost`]. Any other panic or a
+//! signal is a crash. A retry after either may succeed.
 
+use std::any::Any;
 use std::ffi::{CStr, OsString};
 use std::fs;
 use std::io;
@@ -16,6 +18,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use millstream_backend::DeviceFault;
+use millstream_backend::collective::CollectiveError;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -35,19 +38,14 @@ pub fn main() -> ExitCode {
     lines.log_internal_errors(false).without_time().with_ansi(false).init();
     let Some(mut link) = bind_to_daemon(std::env::args_os().nth(2)) else { return ExitCode::FAILURE };
     identify();
-    silence_device_faults();
+    silence_device_errors();
     let last = match panic::catch_unwind(AssertUnwindSafe(|| work(&mut link))) {
         Ok(Ok(last)) => last,
         Ok(Err(error)) if ranks::is_peer_lost(&error) => {
             FromWorker::PeerLost { message: format!("{error:#}") }
         }
         Ok(Err(error)) => FromWorker::Failed { message: format!("{error:#}") },
-        Err(panic) => match panic.downcast::<DeviceFault>() {
-            Ok(fault) => {
-                FromWorker::DeviceFailed { message: fault.message, out_of_memory: fault.out_of_memory }
-            }
-            Err(crash) => panic::resume_unwind(crash),
-        },
+        Err(panic) => last_message_of(panic),
     };
     match link.send(&last) {
         Ok(()) => ExitCode::SUCCESS,
@@ -58,11 +56,23 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Keeps the panic hook from printing device faults, which the daemon logs; a backtrace would not help.
-fn silence_device_faults() {
+/// The last message after a panic with an error that an operation of a device could not return. Continues any other panic.
+fn last_message_of(panic: Box<dyn Any + Send>) -> FromWorker {
+    let panic = match panic.downcast::<CollectiveError>() {
+        Ok(error) => return FromWorker::PeerLost { message: error.to_string() },
+        Err(panic) => panic,
+    };
+    match panic.downcast::<DeviceFault>() {
+        Ok(fault) => FromWorker::DeviceFailed { message: fault.message, out_of_memory: fault.out_of_memory },
+        Err(crash) => panic::resume_unwind(crash),
+    }
+}
+
+/// Keeps the panic hook from printing errors of devices, which the daemon logs; a backtrace would not help.
+fn silence_device_errors() {
     let default_hook = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<DeviceFault>() {
+        if !info.payload().is::<DeviceFault>() && !info.payload().is::<CollectiveError>() {
             default_hook(info);
         }
     }));

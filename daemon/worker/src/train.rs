@@ -95,7 +95,7 @@ impl DeviceTask for TrainTask {
         let communicator = training.exchanges().then(|| ranks::connect(&role, link)).transpose()?;
         let mut session = Session::new(open(training.threads)?, &role.model, schema, training)?;
         if let Some(communicator) = communicator {
-            session.join(communicator);
+            session.join(communicator)?;
         }
         if let Some(groups) = &role.group {
             session.group_by(groups)?;

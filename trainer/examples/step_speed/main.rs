@@ -140,7 +140,7 @@ fn run<B: Backend<Scalar = f32>>(
     if training.exchanges() {
         let (rank, ranks) = (options.rank as usize, options.workers as usize);
         let host = HostListener::open(&Libraries::default())?.meet(&options.meet, rank, ranks, LIMIT)?;
-        model.join(Communicator::new(host, LIMIT, None)?);
+        model.join(Communicator::new(host, LIMIT, None)?)?;
     }
     let count = options.examples.div_ceil(options.batch).max(options.losses as u32);
     let (mut producer, hand_off) = Producer::create(&schema, count)?;

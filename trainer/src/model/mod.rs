@@ -65,6 +65,10 @@ pub struct Model<B: Backend> {
     parts_each: usize,
     /// Whether gradients are exchanged, if only with itself.
     exchanges: bool,
+    /// Whether devices that can be connected add the gradients of layers.
+    sums_on_devices: bool,
+    /// The devices of the other workers, once they are connected.
+    peers: Option<B::Peers>,
     /// The exchange with the others, once this one has joined them.
     exchange: Option<Exchange<B::Scalar>>,
 }
@@ -298,6 +302,8 @@ impl<B: Backend> Model<B> {
             ranks: training.ranks() as usize,
             parts_each: (training.parts() / training.ranks()) as usize,
             exchanges: training.exchanges(),
+            sums_on_devices: training.may_sum_on_devices(),
+            peers: None,
             exchange: None,
             backend,
             parts,
@@ -514,9 +520,12 @@ impl ModelPlan {
         let parameters = parts.network.parameters();
         let parameter_bytes = parameters.iter().map(Parameter::bytes).sum();
         let each = (training.parts() / training.ranks()) as usize;
+        // Devices with their own memory add the gradients of layers there.
+        let on_devices = L::IS_APART && training.may_sum_on_devices();
+        let layer_numbers = if on_devices { 0 } else { layer_numbers(&parameters) };
         let exchange_bytes = match training.exchanges() {
             false => 0,
-            true => exchange::bytes(each, layer_numbers(&parameters), parts.row_numbers, L::IS_APART),
+            true => exchange::bytes(each, layer_numbers, parts.row_numbers, L::IS_APART),
         };
         // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);

@@ -1,7 +1,7 @@
 //! A training step: gradients, their exchange with other workers, and the update.
 
 use millstream_backend::collective::{CollectiveError, Communicator};
-use millstream_backend::{Backend, BatchError, ops};
+use millstream_backend::{Backend, BatchError, ConnectDevicesError, ops};
 use millstream_batch::BatchRef;
 use millstream_trace::Phase;
 
@@ -15,17 +15,25 @@ use crate::pass::{Pass, Purpose, rounding_key};
 use crate::schedule::Step;
 
 impl<B: Backend> Model<B> {
-    /// Joins the other workers that train this model. A worker that trains alone, without shards, needs no exchange.
+    /// Joins the other workers that train this model, and connects their devices if those may add gradients. A worker that
+    /// trains alone, without shards, needs no exchange.
+    ///
+    /// # Errors
+    /// When the devices cannot be connected.
     ///
     /// # Panics
     /// If they are not as many as the model was built for.
-    pub fn join(&mut self, communicator: Communicator) {
+    pub fn join(&mut self, communicator: Communicator) -> Result<(), ConnectDevicesError> {
         assert_eq!(communicator.ranks(), self.ranks, "the workers that the model was built for");
         if !self.exchanges {
-            return;
+            return Ok(());
+        }
+        if self.sums_on_devices {
+            self.peers = self.backend.connect(&communicator)?;
         }
         let numbers = layer_numbers(&self.parts.network.parameters());
         self.exchange = Some(Exchange::new(communicator, self.parts_each, numbers, self.tasks.len()));
+        Ok(())
     }
 
     /// The exchange with the other workers that train this model, if there are any.
@@ -125,7 +133,7 @@ impl<B: Backend> Model<B> {
         &mut self,
         exchange: impl FnOnce(&mut PartGradients<'_, B>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        let Self { backend, parts, .. } = self;
+        let Self { backend, parts, peers, .. } = self;
         let Parts { network, batch, plan, logits_grad, sums, .. } = parts;
         let mut gradients = PartGradients {
             backend,
@@ -133,6 +141,7 @@ impl<B: Backend> Model<B> {
             logits_grad: logits_grad.of_batch(),
             touched: (batch, plan),
             losses: sums,
+            peers: peers.as_ref(),
         };
         backend.phase(Phase::Exchange, || exchange(&mut gradients))
     }

@@ -21,7 +21,7 @@ mod selection;
 use std::collections::VecDeque;
 
 use millstream_backend::collective::{CollectiveError, Communicator};
-use millstream_backend::{Backend, BatchError, Description, PinError};
+use millstream_backend::{Backend, BatchError, ConnectDevicesError, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::checkpoint::{
@@ -91,6 +91,18 @@ pub enum SessionError {
     /// Another worker of the job trains another model.
     #[error("another worker of the job trains another model")]
     OtherModel,
+    /// The devices of the workers cannot be connected.
+    #[error(transparent)]
+    Devices(ConnectDevicesError),
+}
+
+impl From<ConnectDevicesError> for SessionError {
+    fn from(error: ConnectDevicesError) -> Self {
+        match error {
+            ConnectDevicesError::Collective(error) => error.into(),
+            error => Self::Devices(error),
+        }
+    }
 }
 
 impl From<StepError> for SessionError {
@@ -234,10 +246,13 @@ where
     /// Joins the other workers of the job, each of which trains the same model on its part of every batch. From now on, all
     /// make the same calls in the same order.
     ///
+    /// # Errors
+    /// When the devices of the workers cannot be connected.
+    ///
     /// # Panics
     /// If they are not as many as this session's training has workers.
-    pub fn join(&mut self, communicator: Communicator) {
-        self.scorer.model.join(communicator);
+    pub fn join(&mut self, communicator: Communicator) -> Result<(), SessionError> {
+        Ok(self.scorer.model.join(communicator)?)
     }
 
     /// Agrees with the other workers on the next step. Each passes its parts of the batch, or none if it lacks them, and

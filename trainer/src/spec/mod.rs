@@ -81,6 +81,11 @@ impl TrainingSpec {
         self.ranks() > 1 || self.shards.is_some()
     }
 
+    /// Whether devices that can be connected add gradients: the order of their sums is not known.
+    pub fn may_sum_on_devices(&self) -> bool {
+        self.ranks() > 1 && self.shards.is_none()
+    }
+
     /// The number of parts that every batch is cut into.
     pub fn parts(&self) -> u32 {
         self.shards.or(self.workers).map_or(1, NonZeroU32::get)

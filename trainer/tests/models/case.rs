@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use millstream_backend::{Backend, Cuda, Libraries, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
-use millstream_test_cuda::StandIn;
+use millstream_test_cuda::{StandIn, Variant};
 use millstream_trainer::model::Model;
 use millstream_trainer::spec::{ClipSpec, ModelSpec, Precision, TrainingSpec};
 use serde::Deserialize;
@@ -19,6 +19,13 @@ pub(crate) fn cuda() -> Cuda {
         return Cuda::new(&Libraries::default(), 0, Some(Path::new(&images))).expect("a GPU");
     }
     let stand_in = StandIn::whole().expect("a C++ compiler");
+    let images = stand_in.folder().join("images");
+    Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
+}
+
+/// The GPU of worker `rank`: each has its own emulated one, and they communicate by the stand-in of NCCL.
+pub(crate) fn cuda_of(rank: u32) -> Cuda {
+    let stand_in = StandIn::of(&Variant::default().copy(rank)).expect("a C++ compiler");
     let images = stand_in.folder().join("images");
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }

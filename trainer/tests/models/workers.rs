@@ -4,14 +4,14 @@ use std::num::NonZeroU32;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use millstream_backend::collective::{Communicator, Local};
+use millstream_backend::collective::{CollectiveError, Communicator, Local};
 use millstream_backend::{Backend, Cpu, DeviceFault, Reference};
 use millstream_batch::BatchBuffer;
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{Precision, TrainingSpec};
 
-use crate::case::{Case, Golden, Tensors, cuda, golden, tensors_of, write};
+use crate::case::{Case, Golden, Tensors, cuda, cuda_of, golden, tensors_of, write};
 use crate::golden::close;
 
 /// The time limit of an operation.
@@ -46,15 +46,15 @@ fn train<B: Backend>(
     case: &Case,
     division: Division,
     steps: usize,
-    backend: impl Fn() -> B + Sync,
+    backend: impl Fn(u32) -> B + Sync,
 ) -> Vec<Trained> {
     let schema = golden.schema(case);
     let training = division.apply(case.training(1));
     let (ranks, all) = (training.ranks(), training.parts());
     let worker = |rank: u32, transport: Local| {
-        let mut model = Model::new(backend(), &case.spec(), &schema, &training).expect("a model");
+        let mut model = Model::new(backend(rank), &case.spec(), &schema, &training).expect("a model");
         write(&mut model, &case.start);
-        model.join(Communicator::new(transport, LIMIT, None).expect("a thread"));
+        model.join(Communicator::new(transport, LIMIT, None).expect("a thread")).expect("devices");
         let losses = (0..steps).map(|number| {
             let batch = golden.batch(case, number);
             let own = (rank..all).step_by(ranks as usize);
@@ -75,11 +75,14 @@ fn train<B: Backend>(
     })
 }
 
-/// The result of a worker; fails with the message of its device's fault.
+/// The result of a worker; fails with the message of its device's error.
 fn joined<T>(worker: ScopedJoinHandle<'_, T>) -> T {
-    worker.join().unwrap_or_else(|panic| match panic.downcast_ref::<DeviceFault>() {
-        Some(fault) => panic!("{}", fault.message),
-        None => std::panic::resume_unwind(panic),
+    worker.join().unwrap_or_else(|panic| {
+        match (panic.downcast_ref::<DeviceFault>(), panic.downcast_ref::<CollectiveError>()) {
+            (Some(fault), _) => panic!("{}", fault.message),
+            (_, Some(error)) => panic!("{error}"),
+            (None, None) => std::panic::resume_unwind(panic),
+        }
     })
 }
 
@@ -96,7 +99,7 @@ fn bits((losses, tensors): &Trained) -> Vec<u64> {
 fn agree_with_pytorch<B: Backend>(
     divisions: impl IntoIterator<Item = Division>,
     tolerance: f64,
-    backend: impl Fn() -> B + Sync,
+    backend: impl Fn(u32) -> B + Sync,
 ) {
     let golden = golden();
     for division in divisions {
@@ -143,17 +146,19 @@ fn divisions() -> [Division; 6] {
 
 #[test]
 fn workers_agree_with_pytorch_on_the_reference() {
-    agree_with_pytorch(divisions(), 1e-12, || Reference);
+    agree_with_pytorch(divisions(), 1e-12, |_| Reference);
 }
 
 #[test]
 fn workers_agree_with_pytorch_on_the_cpu() {
-    agree_with_pytorch(divisions(), 1e-5, || Cpu::new(Some(1)).expect("a thread"));
+    agree_with_pytorch(divisions(), 1e-5, |_| Cpu::new(Some(1)).expect("a thread"));
 }
 
+/// Without shards over NCCL, with shards through host memory.
 #[test]
 fn workers_agree_with_pytorch_on_cuda() {
-    agree_with_pytorch([Division::among(4), divisions()[5]], 1e-5, cuda);
+    let divisions = [Division::among(2), Division::among(4), divisions()[5]];
+    agree_with_pytorch(divisions, 1e-5, cuda_of);
 }
 
 #[test]
@@ -161,7 +166,7 @@ fn workers_repeat_their_bits() {
     let golden = golden();
     for case in shared(&golden).step_by(5) {
         let run = |threads| {
-            let backend = || Cpu::new(Some(threads)).expect("threads");
+            let backend = |_| Cpu::new(Some(threads)).expect("threads");
             train(&golden, case, Division::among(3), 8, backend).iter().map(bits).collect::<Vec<_>>()
         };
         assert!(run(1) == run(2), "{}", case.name);
@@ -176,7 +181,7 @@ fn shards_have_the_same_bits_for_every_number_of_workers() {
     for case in shared(&golden) {
         let run = |ranks, shards| {
             let division = Division { shards, ..Division::among(ranks) };
-            let backend = || Cpu::new(Some(1)).expect("a thread");
+            let backend = |_| Cpu::new(Some(1)).expect("a thread");
             bits(&train(&golden, case, division, 8, backend)[0])
         };
         for shards in [2, 8] {
@@ -196,7 +201,7 @@ fn shards_have_the_same_bits_on_cuda() {
     for case in shared(&golden).step_by(7) {
         let run = |ranks| {
             let division = Division { shards: Some(4), ..Division::among(ranks) };
-            bits(&train(&golden, case, division, 4, cuda)[0])
+            bits(&train(&golden, case, division, 4, |_| cuda())[0])
         };
         assert!(run(1) == run(4), "{}", case.name);
     }
@@ -218,7 +223,9 @@ fn workers_agree_in_every_precision() {
                     let mut model = Model::new(backend, &case.spec(), &schema, &training).expect("a model");
                     write(&mut model, &case.start);
                     if ranks > 1 {
-                        model.join(Communicator::new(transport, LIMIT, None).expect("a thread"));
+                        model
+                            .join(Communicator::new(transport, LIMIT, None).expect("a thread"))
+                            .expect("devices");
                     }
                     let losses: Vec<f64> = (0..8)
                         .map(|number| {
@@ -280,7 +287,7 @@ fn a_step_is_taken_only_if_every_worker_has_a_batch() {
     let training = TrainingSpec { workers: NonZeroU32::new(2), ..case.training(1) };
     let worker = |rank: u32, transport: Local| {
         let mut model = Model::new(Reference, &case.spec(), &schema, &training).expect("a model");
-        model.join(Communicator::new(transport, LIMIT, None).expect("a thread"));
+        model.join(Communicator::new(transport, LIMIT, None).expect("a thread")).expect("devices");
         let batch = golden.batch(case, 0);
         let part = BatchBuffer::part_of(batch.as_ref(), rank, 2);
         let votes = [(true, false), (rank == 0, false), (rank == 1, rank == 0), (true, rank == 1)];

@@ -65,7 +65,7 @@ fn follow(session: &mut Session<Cpu>, rank: u32, ranks: u32, end: u64) {
 fn train(directory: &Path, ranks: u32, end: u64) -> Vec<State> {
     let worker = |rank: u32, transport: Local| {
         let mut session = session(ranks);
-        session.join(Communicator::new(transport, Duration::from_secs(60), None).unwrap());
+        session.join(Communicator::new(transport, Duration::from_secs(60), None).unwrap()).unwrap();
         let store = CheckpointStore::local(directory).unwrap();
         if let Some(&step) = store.steps().unwrap().last() {
             session.restore(&store.load(step, CheckpointScope::Full).unwrap()).unwrap();
