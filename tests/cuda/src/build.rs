@@ -56,8 +56,9 @@ pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
 /// The folder for everything built from this source, in the target directory of the running test.
 fn root() -> io::Result<PathBuf> {
     let program = env::current_exe()?;
-    // <target>/<profile>/deps/<program>
-    let programs = program.ancestors().find(|folder| folder.ends_with("deps"));
+    // <target>/<profile>/deps/<program>, or examples
+    let programs =
+        program.ancestors().find(|folder| folder.ends_with("deps") || folder.ends_with("examples"));
     let target = programs
         .and_then(|programs| programs.parent()?.parent())
         .ok_or_else(|| io::Error::other(format!("{} is in no target directory", program.display())))?;
