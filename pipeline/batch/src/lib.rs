@@ -8,6 +8,7 @@
 //! * [`batch`]: typed views of a slot's memory, and a batch on the heap.
 //! * [`allocator`]: settings of the C library's allocator.
 //! * [`cache_lines`]: prefetching into the processor's caches.
+//! * `descriptors`: passing file descriptors to another process.
 //! * [`ring`]: slots in a sealed memfd, shared by one producer and one consumer process.
 //! * [`count`]: counts of things, as messages show them.
 //! * [`size`]: sizes in bytes, as messages show them.
@@ -18,6 +19,8 @@ pub mod allocator;
 pub mod batch;
 pub mod cache_lines;
 pub mod count;
+#[cfg(not(loom))]
+pub mod descriptors;
 pub mod layout;
 mod part;
 pub mod ring;
