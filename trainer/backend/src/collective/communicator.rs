@@ -64,8 +64,8 @@ impl Communicator {
     ) -> std::io::Result<Self> {
         let (rank, ranks) = (transport.rank(), transport.ranks());
         let (calls, waiting) = sync_channel::<Call>(MOST_WAITING);
-        let operations = Operations::new(Box::new(transport), limit);
-        let server = Server { operations, recorder, broken: None };
+        let operations = Operations::new(Box::new(transport), limit, recorder);
+        let server = Server { operations, broken: None };
         let thread = std::thread::Builder::new()
             .name(format!("collective-{rank}"))
             .spawn(move || server.serve(&waiting))?;
@@ -154,7 +154,6 @@ impl Drop for Communicator {
 /// What the thread works with.
 struct Server {
     operations: Operations,
-    recorder: Option<Recorder>,
     /// The first error.
     broken: Option<CollectiveError>,
 }
@@ -177,16 +176,10 @@ impl Server {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
-        if let Some(recorder) = &self.recorder {
-            recorder.begin(operation, number, bytes);
-        }
-        self.operations.begin(operation, number);
+        self.operations.begin(operation, number, bytes);
         let outcome = run(&mut self.operations);
-        match (&outcome, &self.recorder) {
-            (Ok(_), Some(recorder)) => recorder.end(number),
-            (Ok(_), None) => {}
-            (Err(error), _) => self.broken = Some(error.clone()),
-        }
+        self.operations.end(outcome.is_ok());
+        self.broken = outcome.as_ref().err().cloned();
         outcome
     }
 }

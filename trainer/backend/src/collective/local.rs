@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
 
 use super::error::CollectiveError;
 use super::memory::Buffer;
+use super::recorder::Recorder;
 use super::transport::{Deadline, Label, Receive, Transport};
 
 /// A world of one rank, which nothing is exchanged with.
@@ -27,6 +29,7 @@ impl Transport for Alone {
         _: Vec<Arc<Buffer>>,
         _: Receive,
         _: Deadline,
+        _: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         Ok(vec![Buffer::default()])
     }
@@ -35,6 +38,9 @@ impl Transport for Alone {
 /// The most messages that wait between two ranks: a rank is at most one exchange ahead of another, and sends the next
 /// message only afterwards.
 const MOST_WAITING: usize = 2;
+
+/// The time between signs of life of a rank that waits.
+const LONGEST_WAIT: Duration = Duration::from_millis(10);
 
 struct Message {
     label: Label,
@@ -79,8 +85,19 @@ impl Local {
         label: Label,
         peer: usize,
         deadline: Deadline,
+        recorder: Option<&Recorder>,
     ) -> Result<Message, CollectiveError> {
-        self.receivers[peer].recv_timeout(deadline.left()).map_err(|error| match error {
+        let received = loop {
+            let received = self.receivers[peer].recv_timeout(deadline.left().min(LONGEST_WAIT));
+            if let Some(recorder) = recorder {
+                recorder.show_life();
+            }
+            let is_early = matches!(received, Err(RecvTimeoutError::Timeout)) && !deadline.left().is_zero();
+            if !is_early {
+                break received;
+            }
+        };
+        received.map_err(|error| match error {
             RecvTimeoutError::Disconnected => deadline.absent(label, self.dead(), Vec::new()),
             RecvTimeoutError::Timeout => {
                 let dead = self.dead();
@@ -110,6 +127,7 @@ impl Transport for Local {
         parts: Vec<Arc<Buffer>>,
         mut receive: Receive,
         deadline: Deadline,
+        recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         let rank = self.rank;
         for (peer, part) in parts.iter().enumerate().filter(|&(peer, _)| peer != rank) {
@@ -129,7 +147,7 @@ impl Transport for Local {
                 received.push(Buffer::default());
                 continue;
             }
-            let message = self.next_message(label, peer, deadline)?;
+            let message = self.next_message(label, peer, deadline, recorder)?;
             if message.label != label {
                 return Err(CollectiveError::Mismatch { rank, ours: label, peer, theirs: message.label });
             }

@@ -17,9 +17,11 @@
 //! 3. Nothing is repaired. After an error a communicator is of no use, and a world that has lost a rank ends.
 //! 4. Sums have the same bits on all ranks and in every run.
 //!
-//! A flight recorder ([`Recorder`]) keeps the last operations in memory that outlives the process.
+//! A flight recorder ([`Recorder`]) keeps the last operations in memory that outlives the process. From the records of all
+//! ranks follows which one the others wait for ([`OpenOperation`]).
 
 mod communicator;
+mod diagnosis;
 mod error;
 mod local;
 mod memory;
@@ -30,10 +32,11 @@ mod ucx;
 mod wire;
 
 pub use communicator::{Communicator, Ticket};
+pub use diagnosis::OpenOperation;
 pub use error::{Absent, CollectiveError};
 pub use local::{Alone, Local};
 pub use memory::{Buffer, Element, Format};
 pub use operations::{Operations, Summand};
-pub use recorder::{FlightRecord, OpenOperation, RecordError, RecordedOperation, Recorder};
+pub use recorder::{FlightRecord, RecordError, RecordedOperation, Recorder};
 pub use transport::{Deadline, Label, Operation, Receive, Round, Transport};
 pub use ucx::{ConnectError, Host, HostListener, OpenUcxError, UcxError};

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use super::error::CollectiveError;
 use super::memory::{Buffer, Element, Scratch};
+use super::recorder::Recorder;
 use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
 use super::wire::{self, Code};
 use crate::Float;
@@ -91,6 +92,7 @@ impl Summand for f64 {
 /// Runs operations over a transport.
 pub struct Operations {
     transport: Box<dyn Transport>,
+    recorder: Option<Recorder>,
     /// The time limit of an operation.
     limit: Duration,
     scratch: Scratch,
@@ -101,17 +103,48 @@ pub struct Operations {
 }
 
 impl Operations {
-    pub(super) fn new(transport: Box<dyn Transport>, limit: Duration) -> Self {
+    pub(super) fn new(transport: Box<dyn Transport>, limit: Duration, recorder: Option<Recorder>) -> Self {
         // A sum has at most one buffer per rank, and one for its numbers on the wire.
         let scratch = Scratch::new(transport.ranks() + 1);
         let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
-        Self { transport, limit, scratch, simd: Simd::detect(), label, deadline: Deadline::after(limit) }
+        Self {
+            transport,
+            recorder,
+            limit,
+            scratch,
+            simd: Simd::detect(),
+            label,
+            deadline: Deadline::after(limit),
+        }
     }
 
-    /// Begins an operation: it must end within the limit from now on.
-    pub(super) fn begin(&mut self, operation: Operation, number: u64) {
+    /// Begins an operation, to which this rank passes `bytes`: it must end within the limit from now on.
+    pub(super) fn begin(&mut self, operation: Operation, number: u64, bytes: usize) {
+        if let Some(recorder) = &self.recorder {
+            recorder.begin(operation, number, bytes);
+        }
         self.label = Label { operation, number, round: Round::Only };
         self.deadline = Deadline::after(self.limit);
+    }
+
+    /// Ends the operation under way.
+    pub(super) fn end(&self, has_succeeded: bool) {
+        match &self.recorder {
+            Some(recorder) if has_succeeded => recorder.end(self.label.number),
+            Some(recorder) => recorder.fail(self.label.number),
+            None => {}
+        }
+    }
+
+    /// An exchange of the operation under way.
+    fn exchange_round(
+        &mut self,
+        round: Round,
+        parts: Vec<Arc<Buffer>>,
+        receive: Receive,
+    ) -> Result<Vec<Buffer>, CollectiveError> {
+        let label = Label { round, ..self.label };
+        self.transport.exchange(label, parts, receive, self.deadline, self.recorder.as_ref())
     }
 
     /// Sends `parts[r]` to each rank `r`; returns what each rank sent to this one.
@@ -157,7 +190,7 @@ impl Operations {
     pub(super) fn barrier(&mut self) -> Result<(), CollectiveError> {
         let nothing = Arc::new(Buffer::default());
         let parts = vec![nothing; self.transport.ranks()];
-        self.transport.exchange(self.label, parts, Receive::Allocate, self.deadline).map(|_| ())
+        self.exchange_round(Round::Only, parts, Receive::Allocate).map(|_| ())
     }
 
     fn sum_whole<T: Code + Element>(&mut self, numbers: Buffer<T>) -> Result<Buffer<T>, CollectiveError> {
@@ -186,7 +219,7 @@ impl Operations {
         let codes = Arc::new(codes);
         let receive = self.scratch_for_others(codes.len());
         let parts = vec![codes.clone(); self.transport.ranks()];
-        let received = self.transport.exchange(self.label, parts, receive, self.deadline)?;
+        let received = self.exchange_round(Round::Only, parts, receive)?;
         let mut sums = released(codes);
         self.add::<C>(&mut sums, received);
         Ok(sums)
@@ -201,14 +234,12 @@ impl Operations {
         let mut own = std::mem::take(&mut chunks[rank]);
         let parts: Vec<Arc<Buffer>> = chunks.into_iter().map(Arc::new).collect();
         let receive = self.scratch_for_others(own.len());
-        let label = Label { round: Round::Parts, ..self.label };
-        let received = self.transport.exchange(label, parts.clone(), receive, self.deadline)?;
+        let received = self.exchange_round(Round::Parts, parts.clone(), receive)?;
         self.add::<C>(&mut own, received);
 
         let own = Arc::new(own);
         let others = Receive::Into(parts.into_iter().map(released).collect());
-        let label = Label { round: Round::Sums, ..self.label };
-        let mut chunks = self.transport.exchange(label, vec![own.clone(); ranks], others, self.deadline)?;
+        let mut chunks = self.exchange_round(Round::Sums, vec![own.clone(); ranks], others)?;
         chunks[rank] = released(own);
         Ok(Buffer::join(chunks))
     }
@@ -235,7 +266,7 @@ impl Operations {
         own: Buffer<T>,
     ) -> Result<Vec<Buffer<T>>, CollectiveError> {
         let rank = self.transport.rank();
-        let received = self.transport.exchange(self.label, parts, Receive::Allocate, self.deadline)?;
+        let received = self.exchange_round(Round::Only, parts, Receive::Allocate)?;
         let typed = received.into_iter().enumerate().map(|(peer, buffer)| self.elements(peer, buffer));
         let mut typed = typed.collect::<Result<Vec<_>, _>>()?;
         typed[rank] = own;

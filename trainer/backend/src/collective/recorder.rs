@@ -1,26 +1,27 @@
 //! The flight recorder: a rank's last operations, in memory that outlives its process.
 //!
 //! A hanging collective shows on all ranks but the one at fault, and a killed worker cannot be asked. So each worker records
-//! the operations that it begins and ends in an anonymous file. A holder of the file's descriptor, such as the daemon,
-//! reads it at any time, also after the worker's death.
+//! the operations that it begins and ends in an anonymous file, and signs of life while it waits in one. A holder of the
+//! file's descriptor, such as the daemon, reads it at any time, also after the worker's death.
 //!
 //! ```text
 //! offset   0   magic      8 bytes, "millfrec"
 //!          8   version    u64, [`VERSION`]
 //!         16   rank       u64
 //!         24   ranks      u64
+//!         32   alive      u64, when the thread last ran in an operation; 0 before the first
 //!         64   entry 0    number       u64, of the operation; 0: none
 //!                         codes        u64: root << 16 | format << 8 | operation
 //!                         bytes        u64, that this rank passed
-//!                         began, ended u64, nanoseconds of the system's monotonic clock; ended is 0 while it is open
-//!                         24 unused bytes
+//!                         began, ended, failed
+//!                                      u64; ended is 0 until it has succeeded, failed until it has failed
+//!                         16 unused bytes
 //!        128   entry 1, and so on to [`ENTRIES`]; operation n has entry n % ENTRIES
 //! ```
 //!
-//! One thread writes, and readers may read at the same time: an entry has number 0 while it changes, and a reader that finds
+//! Times are nanoseconds of the system's monotonic clock. One thread writes, and readers may read at the same time: an entry has number 0 while it changes, and a reader that finds
 //! another number after reading than before skips the entry.
 
-use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,10 +39,13 @@ use super::transport::Operation;
 /// How many operations a recorder keeps.
 const ENTRIES: usize = 1023;
 
+/// The recent time of a rank.
+const WINDOW: Duration = Duration::from_secs(30);
+
 const MAGIC: u64 = u64::from_ne_bytes(*b"millfrec");
 
 /// Changes whenever the layout above changes.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
@@ -51,6 +55,7 @@ struct Head {
     version: AtomicU64,
     rank: AtomicU64,
     ranks: AtomicU64,
+    alive: AtomicU64,
 }
 
 #[repr(C, align(64))]
@@ -60,6 +65,7 @@ struct Entry {
     bytes: AtomicU64,
     began: AtomicU64,
     ended: AtomicU64,
+    failed: AtomicU64,
 }
 
 #[repr(C)]
@@ -79,21 +85,29 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// An empty record of rank `rank` among `ranks`, and the descriptor to read it with.
+    /// An empty file for the record of rank `rank` among `ranks`.
     ///
     /// # Errors
     /// If the system refuses the memory.
-    pub fn new(rank: usize, ranks: usize) -> io::Result<(Self, OwnedFd)> {
-        let fd = anonymous_file()?;
-        rustix::fs::ftruncate(&fd, size_of::<Contents>() as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-        let contents = Mapping::new(&fd, ProtFlags::READ | ProtFlags::WRITE)?;
+    pub fn create_file(rank: usize, ranks: usize) -> io::Result<OwnedFd> {
+        let file = anonymous_file()?;
+        rustix::fs::ftruncate(&file, size_of::<Contents>() as u64)?;
+        rustix::fs::fcntl_add_seals(&file, SEALS)?;
+        let contents = Mapping::new(&file, ProtFlags::READ | ProtFlags::WRITE)?;
         let head = &contents.get().head;
         head.version.store(VERSION, Ordering::Relaxed);
         head.rank.store(rank as u64, Ordering::Relaxed);
         head.ranks.store(ranks as u64, Ordering::Relaxed);
         head.magic.store(MAGIC, Ordering::Release);
-        Ok((Self { contents }, fd))
+        Ok(file)
+    }
+
+    /// Records into a file of [`Recorder::create_file`], which may be from another process.
+    ///
+    /// # Errors
+    /// If it is not such a file of this version.
+    pub fn open(file: impl AsFd) -> Result<Self, RecordError> {
+        Ok(Self { contents: Mapping::of_record(file, ProtFlags::READ | ProtFlags::WRITE)? })
     }
 
     /// Operation `number`, counted from 1, begins.
@@ -108,12 +122,24 @@ impl Recorder {
         entry.bytes.store(bytes as u64, Ordering::Relaxed);
         entry.began.store(now(), Ordering::Relaxed);
         entry.ended.store(0, Ordering::Relaxed);
+        entry.failed.store(0, Ordering::Relaxed);
         entry.number.store(number, Ordering::Release);
+        self.show_life();
     }
 
-    /// Operation `number`, the last that began, has ended.
+    /// The thread runs. Transports call this while they wait for other ranks, many times a second.
+    pub(super) fn show_life(&self) {
+        self.contents.get().head.alive.store(now(), Ordering::Release);
+    }
+
+    /// Operation `number`, the last that began, has succeeded.
     pub(super) fn end(&self, number: u64) {
         self.entry(number).ended.store(now(), Ordering::Release);
+    }
+
+    /// Operation `number`, the last that began, has failed.
+    pub(super) fn fail(&self, number: u64) {
+        self.entry(number).failed.store(now(), Ordering::Release);
     }
 
     fn entry(&self, number: u64) -> &Entry {
@@ -128,6 +154,8 @@ pub struct FlightRecord {
     pub rank: usize,
     /// The number of ranks.
     pub ranks: usize,
+    /// When it last showed life in an operation, on the system's monotonic clock; zero before the first.
+    pub alive: Duration,
     /// The last operations, by number.
     pub operations: Vec<RecordedOperation>,
 }
@@ -143,8 +171,10 @@ pub struct RecordedOperation {
     pub bytes: u64,
     /// When it began, on the system's monotonic clock.
     pub began: Duration,
-    /// When it ended; `None` while it is open, and if it failed.
+    /// When it succeeded; `None` while it is open, and if it failed.
     pub ended: Option<Duration>,
+    /// When it failed.
+    pub failed: Option<Duration>,
 }
 
 /// Why a flight record cannot be read.
@@ -164,33 +194,35 @@ impl FlightRecord {
     /// # Errors
     /// If it is not the file of a recorder of this version.
     pub fn read(file: impl AsFd) -> Result<Self, RecordError> {
-        // The seal keeps the size, so that no access to the mapping can fault.
-        match rustix::fs::fcntl_get_seals(&file) {
-            Ok(seals) if seals.contains(SEALS) => {}
-            _ => return Err(RecordError::Format("the file is not sealed against resizing")),
-        }
-        let size = rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size;
-        if size != size_of::<Contents>() as i64 {
-            return Err(RecordError::Format("the file has another size"));
-        }
-        let mapping = Mapping::new(&file, ProtFlags::READ)?;
+        let mapping = Mapping::of_record(file, ProtFlags::READ)?;
         let Contents { head, entries } = mapping.get();
-        if head.magic.load(Ordering::Acquire) != MAGIC || head.version.load(Ordering::Relaxed) != VERSION {
-            return Err(RecordError::Format("the file was written by another version of Millstream"));
-        }
         let mut operations: Vec<RecordedOperation> = entries.iter().filter_map(Entry::read).collect();
         operations.sort_unstable_by_key(|operation| operation.number);
-        let rank = head.rank.load(Ordering::Relaxed) as usize;
-        Ok(Self { rank, ranks: head.ranks.load(Ordering::Relaxed) as usize, operations })
+        let (rank, ranks) = (&head.rank, &head.ranks);
+        let [rank, ranks] = [rank, ranks].map(|number| number.load(Ordering::Relaxed) as usize);
+        Ok(Self { rank, ranks, alive: Duration::from_nanos(head.alive.load(Ordering::Acquire)), operations })
     }
 
-    /// The oldest operation that has not ended.
+    /// The oldest operation that has not succeeded.
     pub fn oldest_open(&self) -> Option<&RecordedOperation> {
         self.operations.iter().find(|operation| operation.ended.is_none())
     }
 
+    /// The share of its recent time in which this rank was in operations, from 0 to 1; `None` before the second operation. The
+    /// slowest rank of a world waits the least.
+    pub fn share_in_operations(&self) -> Option<f64> {
+        let last = self.operations.last()?;
+        let end = last.ended.unwrap_or(last.began);
+        let is_recent = |operation: &RecordedOperation| operation.began + WINDOW >= end;
+        let recent = &self.operations[self.operations.iter().position(is_recent)?..];
+        let span = end.checked_sub(recent[0].began).filter(|span| !span.is_zero() && recent.len() > 1)?;
+        let time = |operation: &RecordedOperation| operation.ended?.checked_sub(operation.began);
+        let in_operations: Duration = recent.iter().filter_map(time).sum();
+        Some(in_operations.as_secs_f64() / span.as_secs_f64())
+    }
+
     /// The number of the last operation that began; 0 if none has.
-    fn last_begun(&self) -> u64 {
+    pub(super) fn last_begun(&self) -> u64 {
         self.operations.last().map_or(0, |operation| operation.number)
     }
 }
@@ -203,65 +235,15 @@ impl Entry {
         let operation = Operation::of_codes(code, format, u16::from_le_bytes([root[0], root[1]]));
         let bytes = self.bytes.load(Ordering::Relaxed);
         let began = Duration::from_nanos(self.began.load(Ordering::Relaxed));
-        let ended = self.ended.load(Ordering::Relaxed);
-        let ended = (ended != 0).then(|| Duration::from_nanos(ended));
+        let moment = |time: &AtomicU64| match time.load(Ordering::Relaxed) {
+            0 => None,
+            time => Some(Duration::from_nanos(time)),
+        };
+        let (ended, failed) = (moment(&self.ended), moment(&self.failed));
         fence(Ordering::Acquire);
         let is_stable = number != 0 && self.number.load(Ordering::Relaxed) == number;
         is_stable.then_some(())?;
-        Some(RecordedOperation { operation: operation?, number, bytes, began, ended })
-    }
-}
-
-/// An operation that some ranks of a world have begun and not ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenOperation {
-    /// The operation, as the first rank in it recorded it.
-    pub operation: RecordedOperation,
-    /// The ranks that wait in it.
-    pub waiting: Vec<usize>,
-    /// The ranks that have not begun it: the others wait for them.
-    pub missing: Vec<usize>,
-    /// The time since the first rank has begun it.
-    pub open_for: Duration,
-}
-
-impl OpenOperation {
-    /// The oldest open operation of a world, from the records of its ranks.
-    pub fn oldest(records: &[FlightRecord]) -> Option<Self> {
-        let open = records.iter().filter_map(FlightRecord::oldest_open);
-        let oldest = open.min_by_key(|operation| (operation.number, operation.began))?.clone();
-        let ranks = |is_in: &dyn Fn(&FlightRecord) -> bool| {
-            records.iter().filter(|record| is_in(record)).map(|record| record.rank).collect()
-        };
-        let waits =
-            |record: &FlightRecord| record.oldest_open().is_some_and(|open| open.number == oldest.number);
-        let open_for = Duration::from_nanos(now()).saturating_sub(oldest.began);
-        Some(Self {
-            waiting: ranks(&waits),
-            missing: ranks(&|record| record.last_begun() < oldest.number),
-            open_for,
-            operation: oldest,
-        })
-    }
-}
-
-impl fmt::Display for OpenOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |ranks: &[usize]| {
-            let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-            format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
-        };
-        let RecordedOperation { operation, number, bytes, .. } = &self.operation;
-        let seconds = self.open_for.as_secs_f64();
-        write!(
-            f,
-            "{operation}, number {number}, {bytes} bytes, open for {seconds:.1} s in {}",
-            list(&self.waiting)
-        )?;
-        if !self.missing.is_empty() {
-            write!(f, "; not begun by {}", list(&self.missing))?;
-        }
-        Ok(())
+        Some(RecordedOperation { operation: operation?, number, bytes, began, ended, failed })
     }
 }
 
@@ -284,6 +266,25 @@ impl Mapping {
         Ok(Self { base: NonNull::new(base?.cast()).expect("the kernel maps null only on request") })
     }
 
+    /// Maps the file of a record.
+    fn of_record(file: impl AsFd, access: ProtFlags) -> Result<Self, RecordError> {
+        // The seal keeps the size, so that no access to the mapping can fault.
+        match rustix::fs::fcntl_get_seals(&file) {
+            Ok(seals) if seals.contains(SEALS) => {}
+            _ => return Err(RecordError::Format("the file is not sealed against resizing")),
+        }
+        let size = rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size;
+        if size != size_of::<Contents>() as i64 {
+            return Err(RecordError::Format("the file has another size"));
+        }
+        let mapping = Self::new(&file, access)?;
+        let head = &mapping.get().head;
+        if head.magic.load(Ordering::Acquire) != MAGIC || head.version.load(Ordering::Relaxed) != VERSION {
+            return Err(RecordError::Format("the file was written by another version of Millstream"));
+        }
+        Ok(mapping)
+    }
+
     fn get(&self) -> &Contents {
         // SAFETY: the mapping has the size of `Contents`, page alignment, and the lifetime of `self`; the seals keep the
         // file's size. Any bytes are valid contents, all of which are atomics. A read-only mapping is only loaded from.
@@ -300,7 +301,7 @@ impl Drop for Mapping {
 }
 
 /// Nanoseconds of the monotonic clock, which all processes of a host share.
-fn now() -> u64 {
+pub(super) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos() as u64
 }
@@ -325,9 +326,14 @@ mod tests {
     const SUM: Operation = Operation::Sum(Float::F16);
     const BROADCAST: Operation = Operation::Broadcast { format: Format::U64, root: 258 };
 
+    fn recorder(rank: usize, ranks: usize) -> (Recorder, OwnedFd) {
+        let file = Recorder::create_file(rank, ranks).unwrap();
+        (Recorder::open(&file).unwrap(), file)
+    }
+
     #[test]
     fn a_record_outlives_its_recorder() {
-        let (recorder, file) = Recorder::new(1, 3).unwrap();
+        let (recorder, file) = recorder(1, 3);
         recorder.begin(SUM, 1, 4000);
         recorder.end(1);
         recorder.begin(BROADCAST, 2, 16);
@@ -338,12 +344,17 @@ mod tests {
         assert_eq!((first.operation, first.number, first.bytes), (SUM, 1, 4000));
         assert!(first.ended.unwrap() >= first.began && second.began >= first.ended.unwrap());
         assert_eq!((second.operation, second.number, second.bytes, second.ended), (BROADCAST, 2, 16, None));
-        assert_eq!(record.oldest_open(), Some(second));
+        assert_eq!((record.oldest_open(), second.failed), (Some(second), None));
+        assert!(record.alive >= second.began);
+        // Another process goes on with the same file.
+        Recorder::open(&file).unwrap().fail(2);
+        let failed = FlightRecord::read(&file).unwrap().operations[1].failed;
+        assert!(failed.unwrap() >= second.began);
     }
 
     #[test]
     fn the_last_operations_are_kept() {
-        let (recorder, file) = Recorder::new(0, 1).unwrap();
+        let (recorder, file) = recorder(0, 1);
         let last = 3 * ENTRIES as u64 + 7;
         for number in 1..=last {
             recorder.begin(SUM, number, 4);
@@ -355,10 +366,30 @@ mod tests {
         assert_eq!(record.oldest_open(), None);
     }
 
+    #[test]
+    fn the_share_of_operations_is_that_of_the_recent_time() {
+        let operation = |number: u64, began: u64, milliseconds: Option<u64>| {
+            let began = Duration::from_secs(began);
+            let ended = milliseconds.map(|milliseconds| began + Duration::from_millis(milliseconds));
+            RecordedOperation { operation: SUM, number, bytes: 4, began, ended, failed: None }
+        };
+        let share = |operations: &[RecordedOperation]| {
+            let operations = operations.to_vec();
+            FlightRecord { rank: 0, ranks: 2, alive: Duration::ZERO, operations }.share_in_operations()
+        };
+        let long_ago = operation(1, 10, Some(900));
+        let recent = [operation(2, 100, Some(500)), operation(3, 101, Some(1000))];
+        assert_eq!(share(&recent), Some(0.75));
+        assert_eq!(share(&[std::slice::from_ref(&long_ago), &recent[..]].concat()), Some(0.75));
+        // The time in an open operation is not known yet.
+        assert_eq!(share(&[&recent[..], &[operation(4, 103, None)]].concat()), Some(0.5));
+        assert_eq!([share(&[]), share(&[long_ago])], [None, None]);
+    }
+
     /// Entries that are read while they change are consistent or skipped.
     #[test]
     fn readers_never_see_half_an_entry() {
-        let (recorder, file) = Recorder::new(0, 1).unwrap();
+        let (recorder, file) = recorder(0, 1);
         std::thread::scope(|scope| {
             let writer = scope.spawn(move || {
                 for number in 1..200_000 {
@@ -382,35 +413,12 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_open_operation_names_who_waits_and_who_is_missing() {
-        let record = |rank: usize, last: u64, is_open: bool| {
-            let (recorder, file) = Recorder::new(rank, 3).unwrap();
-            for number in 1..=last {
-                recorder.begin(SUM, number, 4000);
-                if number < last || !is_open {
-                    recorder.end(number);
-                }
-            }
-            FlightRecord::read(&file).unwrap()
-        };
-        let open =
-            OpenOperation::oldest(&[record(0, 9, true), record(1, 8, false), record(2, 9, true)]).unwrap();
-        assert_eq!((open.operation.number, &open.waiting[..], &open.missing[..]), (9, &[0, 2][..], &[1][..]));
-        let text = OpenOperation { open_for: Duration::from_millis(3210), ..open }.to_string();
-        assert_eq!(
-            text,
-            "sum of f32 as f16, number 9, 4000 bytes, open for 3.2 s in ranks 0, 2; not begun by rank 1"
-        );
-        // A rank that has ended an operation is neither waiting nor missing.
-        let open = OpenOperation::oldest(&[record(0, 9, false), record(1, 9, true)]).unwrap();
-        assert_eq!((&open.waiting[..], open.missing.len()), (&[1][..], 0));
-        assert_eq!(OpenOperation::oldest(&[record(0, 9, false), record(1, 9, false)]), None);
-        assert_eq!(OpenOperation::oldest(&[record(0, 0, false)]), None);
-    }
-
-    #[test]
     fn other_files_are_refused() {
-        let message = |file: &OwnedFd| FlightRecord::read(file).unwrap_err().to_string();
+        let message = |file: &OwnedFd| {
+            let [read, opened] = [FlightRecord::read(file).err(), Recorder::open(file).err()];
+            assert_eq!(read.as_ref().map(RecordError::to_string), opened.map(|error| error.to_string()));
+            read.unwrap().to_string()
+        };
         let file = anonymous_file().unwrap();
         assert_eq!(message(&file), "flight record: the file is not sealed against resizing");
         rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();

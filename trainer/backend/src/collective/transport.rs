@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::{Absent, CollectiveError};
 use super::memory::{Buffer, Format};
+use super::recorder::Recorder;
 use crate::Float;
 
 /// Moves data between the ranks of a world.
@@ -21,7 +22,7 @@ pub trait Transport: Send {
 
     /// Sends `parts[r]` to each other rank `r`, and returns what each other rank sent to this one, by rank; nothing at
     /// this rank's own place, where `parts` is not read either. Sizes may differ and be zero. When this returns, the
-    /// transport has released all parts.
+    /// transport has released all parts. While it waits, it shows signs of life to `recorder`, many times a second.
     ///
     /// # Errors
     /// If the labels or sizes of two ranks differ, a rank dies, or one has not completed the exchange by the deadline. The
@@ -32,6 +33,7 @@ pub trait Transport: Send {
         parts: Vec<Arc<Buffer>>,
         receive: Receive,
         deadline: Deadline,
+        recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError>;
 }
 

@@ -72,9 +72,9 @@ fn be_rank(rank: usize, limit: Duration, body: Body) {
     let ranks = link.receive().unwrap()[0];
     let addresses: Vec<Vec<u8>> = (0..ranks).map(|_| link.receive().unwrap()).collect();
     let host = listener.connect(rank, &addresses, PATIENCE).unwrap();
-    let (mut seat, record) =
-        Seat::new(host, limit, Others::Processes(Link::new(link.socket.try_clone().unwrap())));
-    link.send(record.as_raw_fd().to_string().as_bytes()).unwrap();
+    let others = Others::Processes(Link::new(link.socket.try_clone().unwrap()));
+    let mut seat = Seat::new(host, limit, others);
+    link.send(seat.record().as_raw_fd().to_string().as_bytes()).unwrap();
     assert_eq!(link.receive().unwrap(), b"begin");
     body(&mut seat);
 }

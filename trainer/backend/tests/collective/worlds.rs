@@ -1,7 +1,6 @@
 //! Worlds of ranks: starts them, runs a test body on each, and reports how each rank ended.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
@@ -28,6 +27,8 @@ pub(crate) struct Seat {
     /// Its communicator, until it leaves.
     communicator: Option<Communicator>,
     others: Others,
+    /// The file of its flight record.
+    record: OwnedFd,
     has_died: bool,
 }
 
@@ -47,15 +48,16 @@ pub(crate) struct End {
 }
 
 impl Seat {
-    /// A rank, and the file of its flight record.
-    pub(crate) fn new(
-        transport: impl Transport + 'static,
-        limit: Duration,
-        others: Others,
-    ) -> (Self, OwnedFd) {
-        let (recorder, record) = Recorder::new(transport.rank(), transport.ranks()).unwrap();
+    pub(crate) fn new(transport: impl Transport + 'static, limit: Duration, others: Others) -> Self {
+        let record = Recorder::create_file(transport.rank(), transport.ranks()).unwrap();
+        let recorder = Recorder::open(&record).unwrap();
         let communicator = Communicator::new(transport, limit, Some(recorder)).unwrap();
-        (Self { communicator: Some(communicator), others, has_died: false }, record)
+        Self { communicator: Some(communicator), others, record, has_died: false }
+    }
+
+    /// The file of its flight record.
+    pub(crate) fn record(&self) -> BorrowedFd<'_> {
+        self.record.as_fd()
     }
 
     pub(crate) fn communicator(&self) -> &Communicator {
@@ -106,9 +108,9 @@ pub(crate) fn kill_self() {
 pub(crate) fn run(kind: Kind, ranks: usize, limit: Duration, test: &str, body: Body) -> Vec<End> {
     match kind {
         Kind::Alone => {
-            let (mut seat, record) = Seat::new(Alone, limit, Others::None);
+            let mut seat = Seat::new(Alone, limit, Others::None);
             body(&mut seat);
-            vec![End::of(&File::from(record), seat.has_died)]
+            vec![End::of(seat.record(), seat.has_died)]
         }
         Kind::Local => on_threads(ranks, limit, body),
         Kind::Host => processes::run(ranks, limit, test, body),
@@ -121,9 +123,9 @@ fn on_threads(ranks: usize, limit: Duration, body: Body) -> Vec<End> {
         let spawn = |transport: Local| {
             let barrier = barrier.clone();
             scope.spawn(move || {
-                let (mut seat, record) = Seat::new(transport, limit, Others::Threads(barrier));
+                let mut seat = Seat::new(transport, limit, Others::Threads(barrier));
                 body(&mut seat);
-                End::of(&File::from(record), seat.has_died)
+                End::of(seat.record(), seat.has_died)
             })
         };
         let threads: Vec<_> = Local::world(ranks).into_iter().map(spawn).collect();
@@ -132,7 +134,7 @@ fn on_threads(ranks: usize, limit: Duration, body: Body) -> Vec<End> {
 }
 
 impl End {
-    pub(crate) fn of(record: &File, has_died: bool) -> Self {
+    pub(crate) fn of(record: impl AsFd, has_died: bool) -> Self {
         Self { has_died, record: FlightRecord::read(record).unwrap() }
     }
 }

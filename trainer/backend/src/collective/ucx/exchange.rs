@@ -9,6 +9,7 @@ use super::worker::{InFlight, Progress, UcxError, Worker};
 use super::{Kind, Peer, tag};
 use crate::collective::error::CollectiveError;
 use crate::collective::memory::Buffer;
+use crate::collective::recorder::Recorder;
 use crate::collective::transport::{Deadline, Label, Receive};
 
 /// Size of a head, in bytes.
@@ -30,6 +31,7 @@ pub(super) struct Exchange<'a> {
     pub(super) rank: usize,
     pub(super) number: u64,
     pub(super) worker: &'a Worker,
+    pub(super) recorder: Option<&'a Recorder>,
 }
 
 /// One exchange with one other rank.
@@ -225,7 +227,7 @@ impl Exchange<'_> {
         data.map(Receiving::Data).map_err(|error| self.engine(peer, error))
     }
 
-    /// Looks for dead ranks and at the deadline. With `sleeps`, waits for a limited time until something happens.
+    /// Shows life, and looks for dead ranks and at the deadline. With `sleeps`, waits for a limited time until something happens.
     fn look_around(
         &self,
         contacts: &mut [Contact<'_>],
@@ -233,6 +235,9 @@ impl Exchange<'_> {
         deadline: Deadline,
         sleeps: bool,
     ) -> Result<(), CollectiveError> {
+        if let Some(recorder) = self.recorder {
+            recorder.show_life();
+        }
         let own_error = |error| self.engine(self.rank, error);
         let ended = self.wait(contacts, sleeps, deadline).map_err(own_error)?;
         // What a rank has sent before its end is here already.

@@ -49,6 +49,7 @@ use self::worker::{Endpoint, InFlight, Progress, Worker};
 pub use self::worker::{OpenUcxError, UcxError};
 use super::error::CollectiveError;
 use super::memory::Buffer;
+use super::recorder::Recorder;
 use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
 use crate::library::Libraries;
 
@@ -153,7 +154,7 @@ impl HostListener {
         let mut host = Host { rank, peers, exchanges: 0, is_broken: false, worker: self.worker };
         let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
         let nothing = Arc::new(Buffer::default());
-        host.exchange(label, vec![nothing; ranks], Receive::Allocate, Deadline::after(limit))?;
+        host.exchange(label, vec![nothing; ranks], Receive::Allocate, Deadline::after(limit), None)?;
         Ok(host)
     }
 }
@@ -304,9 +305,11 @@ impl Transport for Host {
         parts: Vec<Arc<Buffer>>,
         receive: Receive,
         deadline: Deadline,
+        recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         self.exchanges += 1;
-        let exchange = Exchange { label, rank: self.rank, number: self.exchanges, worker: &self.worker };
+        let (rank, number, worker) = (self.rank, self.exchanges, &self.worker);
+        let exchange = Exchange { label, rank, number, worker, recorder };
         let received = exchange.run(&mut self.peers, parts, receive, deadline);
         self.is_broken |= received.is_err();
         received

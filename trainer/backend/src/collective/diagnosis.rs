@@ -1,0 +1,175 @@
+//! Which rank the others wait for, from the flight records of all ranks.
+//!
+//! No rank can tell: one that waits sees only which data it lacks, and the sender may itself wait for the rank at fault. A
+//! rank is at fault in the oldest open operation if it has not begun it, or if it has begun it and shows no sign of life any
+//! more, as a stopped process does.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::recorder::{FlightRecord, RecordedOperation, now};
+
+/// A rank without a sign of life for this time in an operation hangs. Ranks show one each millisecond, but a busy host may
+/// delay them.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// An operation that some ranks of a world have begun and not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenOperation {
+    /// The operation, as the first rank in it recorded it.
+    pub operation: RecordedOperation,
+    /// The ranks that wait in it, or have given up waiting.
+    pub waiting: Vec<usize>,
+    /// The ranks that have not begun it.
+    pub missing: Vec<usize>,
+    /// The ranks that have begun it, but hang.
+    pub silent: Vec<usize>,
+    /// The time since the first rank has begun it, until that rank failed if it has.
+    pub open_for: Duration,
+}
+
+impl OpenOperation {
+    /// The oldest open operation of a world, from the records of its ranks.
+    pub fn oldest(records: &[FlightRecord]) -> Option<Self> {
+        Self::oldest_at(Duration::from_nanos(now()), records)
+    }
+
+    fn oldest_at(now: Duration, records: &[FlightRecord]) -> Option<Self> {
+        let open = records.iter().filter_map(FlightRecord::oldest_open);
+        let oldest = open.min_by_key(|operation| (operation.number, operation.began))?.clone();
+        let (mut waiting, mut missing, mut silent) = (Vec::new(), Vec::new(), Vec::new());
+        for record in records {
+            let its = record.oldest_open().filter(|open| open.number == oldest.number);
+            let is_silent = now.saturating_sub(record.alive) > SILENCE;
+            match its {
+                Some(open) if open.failed.is_none() && is_silent => silent.push(record.rank),
+                Some(_) => waiting.push(record.rank),
+                None if record.last_begun() < oldest.number => missing.push(record.rank),
+                // It has all data, and may have left the operation before the others.
+                None => {}
+            }
+        }
+        let open_for = oldest.failed.unwrap_or(now).saturating_sub(oldest.began);
+        Some(Self { operation: oldest, waiting, missing, silent, open_for })
+    }
+
+    /// The ranks that the others wait for, in order. Empty if the records do not tell.
+    pub fn awaited(&self) -> Vec<usize> {
+        let mut awaited = [&self.missing[..], &self.silent].concat();
+        awaited.sort_unstable();
+        awaited
+    }
+}
+
+impl fmt::Display for OpenOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |ranks: &[usize]| {
+            let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+            format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+        };
+        let RecordedOperation { operation, number, bytes, .. } = &self.operation;
+        write!(
+            f,
+            "{operation}, number {number}, {bytes} bytes, open for {:.1} s",
+            self.open_for.as_secs_f64()
+        )?;
+        let groups = [
+            (" in ", &self.waiting),
+            ("; not begun by ", &self.missing),
+            ("; no sign of life from ", &self.silent),
+        ];
+        groups
+            .into_iter()
+            .filter(|(_, ranks)| !ranks.is_empty())
+            .try_for_each(|(text, ranks)| write!(f, "{text}{}", list(ranks)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Float;
+    use crate::collective::transport::Operation;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    /// How a rank stands in its last operation.
+    #[derive(Clone, Copy)]
+    enum Last {
+        Ended,
+        Open,
+        Failed,
+    }
+
+    /// The record of a rank whose last operation has number `last`, and began 3 s ago. It was alive `silent_ms` ago.
+    fn record(rank: usize, (last, state): (u64, Last), silent_ms: u64) -> FlightRecord {
+        let began = |number: u64| NOW - Duration::from_secs(3 + last - number);
+        let operation = |number: u64| {
+            let end = Some(began(number) + Duration::from_millis(500));
+            let (ended, failed) = match state {
+                _ if number < last => (end, None),
+                Last::Ended => (end, None),
+                Last::Open => (None, None),
+                Last::Failed => (None, Some(began(number) + Duration::from_secs(2))),
+            };
+            let operation = Operation::Sum(Float::F16);
+            RecordedOperation { operation, number, bytes: 4000, began: began(number), ended, failed }
+        };
+        let alive = NOW - Duration::from_millis(silent_ms);
+        FlightRecord { rank, ranks: 3, alive, operations: (1..=last).map(operation).collect() }
+    }
+
+    fn oldest(records: [FlightRecord; 3]) -> OpenOperation {
+        OpenOperation::oldest_at(NOW, &records).expect("an open operation")
+    }
+
+    #[test]
+    fn a_rank_that_has_not_begun_the_operation_is_awaited() {
+        let open = oldest([
+            record(0, (9, Last::Open), 1),
+            record(1, (8, Last::Ended), 4000),
+            record(2, (9, Last::Open), 1),
+        ]);
+        assert_eq!((open.operation.number, &open.waiting[..], open.awaited()), (9, &[0, 2][..], vec![1]));
+        let text =
+            "sum of f32 as f16, number 9, 4000 bytes, open for 3.0 s in ranks 0, 2; not begun by rank 1";
+        assert_eq!(open.to_string(), text);
+    }
+
+    #[test]
+    fn a_rank_that_hangs_in_the_operation_is_awaited() {
+        let open = oldest([
+            record(0, (9, Last::Open), 2),
+            record(1, (9, Last::Open), 2900),
+            record(2, (9, Last::Open), 1),
+        ]);
+        assert_eq!((&open.waiting[..], open.awaited()), (&[0, 2][..], vec![1]));
+        assert!(open.to_string().ends_with(" in ranks 0, 2; no sign of life from rank 1"), "{open}");
+        // The others have all data of this operation, and wait for the next one.
+        let open = oldest([
+            record(0, (10, Last::Open), 2),
+            record(1, (9, Last::Open), 2900),
+            record(2, (10, Last::Open), 1),
+        ]);
+        assert_eq!((open.operation.number, &open.waiting[..], open.awaited()), (9, &[][..], vec![1]));
+    }
+
+    #[test]
+    fn ranks_that_have_given_up_are_not_awaited() {
+        let failed = |rank| record(rank, (9, Last::Failed), 1500);
+        let open = oldest([failed(0), record(1, (9, Last::Open), 2900), failed(2)]);
+        assert_eq!((&open.waiting[..], open.awaited()), (&[0, 2][..], vec![1]));
+        assert_eq!(oldest([failed(0), failed(1), failed(2)]).awaited(), [0; 0]);
+        assert_eq!(oldest([failed(0), failed(1), failed(2)]).open_for, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn without_an_open_operation_nobody_is_awaited() {
+        let ended = |rank| record(rank, (9, Last::Ended), 4000);
+        assert_eq!(OpenOperation::oldest_at(NOW, &[ended(0), ended(1)]), None);
+        assert_eq!(OpenOperation::oldest_at(NOW, &[record(0, (0, Last::Ended), 4000)]), None);
+        // A rank that has ended an operation is neither waiting nor awaited.
+        let open = oldest([ended(0), record(1, (9, Last::Open), 1), ended(2)]);
+        assert_eq!((&open.waiting[..], open.awaited()), (&[1][..], vec![]));
+    }
+}
