@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 28] = [
+const PRINTED: [&str; 29] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -32,15 +32,17 @@ const PRINTED: [&str; 28] = [
     "Trial",
     "TrialsReply",
     "WebReply",
+    "Worker",
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 9] = [
+const SPECIAL: [(&str, &str); 10] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
     ("Job.eval", "serialize_with = \"crate::json::eval\""),
     ("Job.eval_epoch", "skip"),
     ("Job.gpus", "skip_serializing_if = \"Vec::is_empty\""),
+    ("Job.workers", "skip_serializing_if = \"Vec::is_empty\""),
     ("Explanation.gpus", "skip_serializing_if = \"Vec::is_empty\""),
     ("TrialsReply.best_job", "skip_serializing_if = \"Option::is_none\""),
     ("EvaluateReply.metrics", "serialize_with = \"crate::json::eval\""),

@@ -12,7 +12,8 @@ use millstream_worker::gpus::GpuUse;
 use crate::daemon::{Predicted, ShownTrial, Trials};
 use crate::roles::Role;
 use crate::snapshot::{
-    EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, JobSnapshot, ProcessUse, Snapshot, WorkerSnapshot,
+    EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, JobSnapshot, ProcessUse, RankSnapshot, Snapshot,
+    WorkerSnapshot,
 };
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
 
@@ -37,6 +38,7 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         eval: record.eval.iter().map(metrics_message).collect(),
         eval_epoch: record.eval_epoch,
         gpus: Vec::new(),
+        workers: Vec::new(),
     }
 }
 
@@ -261,6 +263,17 @@ pub(crate) fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot
         is_divided: found.is_divided,
         jobs: jobs.iter().map(job).collect(),
         other_bytes: *other_bytes,
+    }
+}
+
+pub(crate) fn worker_message(rank: u32, worker: &RankSnapshot) -> proto::Worker {
+    let RankSnapshot { pid, exchange_share, awaited } = worker;
+    proto::Worker {
+        rank,
+        pid: *pid,
+        exchange_fraction: *exchange_share,
+        awaited_seconds: awaited.as_ref().map(|awaited| awaited.since.as_secs_f64()),
+        awaited_in: awaited.as_ref().map(|awaited| awaited.exchange.clone()),
     }
 }
 

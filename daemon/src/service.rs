@@ -30,7 +30,7 @@ use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
     explanation_message, gpu_message, history_message, job_message, line_message, metrics_message, path_text,
-    scores_message, seen_by, snapshot_message, trials_message,
+    scores_message, seen_by, snapshot_message, trials_message, worker_message,
 };
 use crate::metrics::{self, Format};
 use crate::roles::{Call, Role, Roles};
@@ -246,16 +246,22 @@ impl Control for Service {
         let role = self.role(&request);
         let show = |daemon: &Daemon, id: &str| {
             let record = daemon.show(id)?;
-            let gpus = daemon.gpus_of(&record.id);
-            Ok::<_, anyhow::Error>((record, gpus))
+            let (gpus, workers) = (daemon.gpus_of(&record.id), daemon.ranks_of(&record.id));
+            Ok::<_, anyhow::Error>((record, gpus, workers))
         };
-        let (record, gpus) = self.ask(request, show).await?;
+        let (record, gpus, workers) = self.ask(request, show).await?;
         let best_checkpoint = match role {
             Role::Operator => self.daemon.best_checkpoint(&record).await.as_deref().map(path_text),
             Role::Viewer => None,
         };
         let gpus = gpus.iter().map(gpu_message).collect();
-        Ok(Response::new(proto::Job { best_checkpoint, gpus, ..seen_by(role, job_message(&record)) }))
+        let workers = (0..).zip(&workers).map(|(rank, worker)| worker_message(rank, worker)).collect();
+        Ok(Response::new(proto::Job {
+            best_checkpoint,
+            gpus,
+            workers,
+            ..seen_by(role, job_message(&record))
+        }))
     }
 
     type LogsStream = Replies<LogLine>;

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -16,11 +16,12 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use millstream_batch::descriptors::{self, DescriptorError};
 use millstream_batch::{HandOff, RingError};
 use rustix::process::Signal;
 use signal_hook::low_level::signal_name;
 
-use millstream_worker::protocol::{self, FromWorker, ProtocolError, ToWorker};
+use millstream_worker::protocol::{self, FromWorker, ProtocolError, RECORD_GREETING, ToWorker};
 
 use crate::cgroup::{WorkerGroup, WorkerGroups};
 
@@ -193,6 +194,14 @@ impl WorkerProcess {
     /// As for [`WorkerProcess::send`].
     pub(crate) fn send_ring(&mut self, ring: HandOff) -> Result<(), RingError> {
         ring.send(&self.socket)
+    }
+
+    /// Sends the worker the file of its flight record, which follows [`ToWorker::Connect`].
+    ///
+    /// # Errors
+    /// As for [`WorkerProcess::send`].
+    pub(crate) fn send_record(&self, record: BorrowedFd<'_>) -> Result<(), DescriptorError> {
+        descriptors::send(&self.socket, RECORD_GREETING, [record])
     }
 
     /// Reads the worker's messages on a new thread and passes each to `receive` until it returns false or the

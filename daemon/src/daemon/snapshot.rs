@@ -1,13 +1,21 @@
 //! The daemon's state at a moment.
 
+use std::time::Duration;
+
+use millstream_backend::collective::OpenOperation;
 use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::queue::ActiveJob;
 use crate::snapshot::{
-    GpuSnapshot, HostUse, JobSnapshot, OpenFiles, ProcessUse, Snapshot, WorkerSnapshot, system,
+    AwaitedSnapshot, GpuSnapshot, HostUse, JobSnapshot, OpenFiles, ProcessUse, RankSnapshot, Snapshot,
+    WorkerSnapshot, system,
 };
 use crate::state::now_ms;
+use crate::supervisor::Exchanges;
+
+/// An exchange that is open for longer keeps workers from training.
+const LONG_EXCHANGE: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Its state now, from memory and `/proc`. Never waits for the state database.
@@ -57,6 +65,30 @@ impl Daemon {
         gpus.retain(|gpu| !gpu.jobs.is_empty());
         gpus
     }
+
+    /// The workers of job `id`, by rank, if it has several now.
+    pub(crate) fn ranks_of(&self, id: &str) -> Vec<RankSnapshot> {
+        let running = self.shared.jobs().running.clone();
+        let Some(job) = running.iter().find(|job| job.recorder.id() == id) else { return Vec::new() };
+        let vitals = job.control.vitals();
+        ranks(&vitals.workers(), vitals.exchanges())
+    }
+}
+
+/// The workers with these process ids, by rank, of which `exchanges` are known.
+fn ranks(pids: &[u32], exchanges: Exchanges) -> Vec<RankSnapshot> {
+    let Exchanges { shares, open } = exchanges;
+    let open = open.filter(|open| open.open_for > LONG_EXCHANGE);
+    let awaited = open.as_ref().map(OpenOperation::awaited).unwrap_or_default();
+    let ranks = pids.iter().zip(shares).enumerate();
+    let snapshot = |(rank, (&pid, exchange_share))| {
+        let awaited = open
+            .as_ref()
+            .filter(|_| awaited.contains(&rank))
+            .map(|open| AwaitedSnapshot { exchange: open.operation.to_string(), since: open.open_for });
+        RankSnapshot { pid, exchange_share, awaited }
+    };
+    ranks.map(snapshot).collect()
 }
 
 fn job(active: &ActiveJob) -> JobSnapshot {
@@ -79,7 +111,6 @@ fn job(active: &ActiveJob) -> JobSnapshot {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::sync::mpsc::sync_channel;
-    use std::time::Duration;
 
     use super::*;
 

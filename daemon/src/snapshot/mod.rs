@@ -6,6 +6,8 @@
 
 pub(crate) mod system;
 
+use std::time::Duration;
+
 use millstream_control::proto::JobState;
 use millstream_pipeline::ingest::Explanation;
 use millstream_worker::gpus::GpuUse;
@@ -130,6 +132,27 @@ pub struct WorkerSnapshot {
     pub pids: Vec<u32>,
     /// What they use together; `None` if they have just exited.
     pub process: Option<ProcessUse>,
+}
+
+/// One of several workers of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RankSnapshot {
+    /// Its process id.
+    pub pid: u32,
+    /// The share of its recent time in exchanges with the other workers, from 0 to 1; `None` before the second exchange. The
+    /// slowest worker waits the least.
+    pub exchange_share: Option<f64>,
+    /// Set while the others wait for it.
+    pub awaited: Option<AwaitedSnapshot>,
+}
+
+/// The exchange in which others wait for a worker.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AwaitedSnapshot {
+    /// The exchange, as `gather of f32, number 512`.
+    pub exchange: String,
+    /// How long they have waited.
+    pub since: Duration,
 }
 
 impl Snapshot {

@@ -130,7 +130,7 @@ impl<'a> Attempt<'a> {
             }
             Outcome::Died(Death::of(reason))
         })?;
-        supervisor.control.vitals().set_workers(workers.pids());
+        supervisor.control.vitals().set_workers(workers.pids(), workers.records().clone());
         supervisor.recorder.update(|record| record.attempts += 1);
         let attempt = supervisor.recorder.record().attempts;
         let pid = workers.leader_pid();
@@ -235,6 +235,9 @@ impl<'a> Attempt<'a> {
             let limit = STOP_TIMEOUT.as_secs();
             let message = format!("the worker did not stop within {limit} s and was killed");
             supervisor.recorder.log(Level::WARN, &message);
+            if let Some(hanging) = self.workers.hanging(self.exchange_timeout()) {
+                supervisor.recorder.log(Level::WARN, &hanging);
+            }
             return true;
         }
         if self.lost.as_ref().is_some_and(|(_, until)| *until <= now) {
@@ -493,7 +496,16 @@ impl<'a> Attempt<'a> {
         outcome
     }
 
+    /// How long workers wait for each other in an exchange.
+    fn exchange_timeout(&self) -> Duration {
+        Duration::from_secs(self.prepared.job.workers.timeout_seconds.into())
+    }
+
     fn shut_down(self, supervisor: &Supervisor) -> Outcome {
+        // Before the workers are killed, after which none shows signs of life.
+        let lost = self.lost.as_ref().map(|(report, _)| {
+            self.workers.hanging(self.exchange_timeout()).unwrap_or_else(|| report.clone())
+        });
         let stopped = supervisor.control.stop_requested().is_some();
         // Past the deadline there is nothing left to wait for.
         let limit = if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
@@ -544,12 +556,12 @@ impl<'a> Attempt<'a> {
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::failed(error.to_string()),
             _ if stopped => Outcome::Stopped,
             (Some(death), _) => death,
-            (None, _) => Outcome::Died(match (exit, self.lost) {
+            (None, _) => Outcome::Died(match (exit, lost) {
                 (Ok(Some(exit)), _) => Death {
                     out_of_memory: exit.is_out_of_memory(oom_killer_ran, is_allocating),
                     reason: exit.to_string(),
                 },
-                (Ok(None), Some((message, _))) => Death::of(message),
+                (Ok(None), Some(reason)) => Death::of(reason),
                 (Ok(None), None) => Death::of("the workers ended without a result".to_owned()),
                 (Err(error), _) => Death::of(format!("the worker is lost: {error}")),
             }),

@@ -7,7 +7,8 @@
 //! They also end together. When one is lost, the others are killed at once and the next attempt starts a new generation:
 //! nothing is repaired, because no worker can tell what the others have seen of it. Which one was lost is not always clear at
 //! first. A worker that dies closes its socket, but another may notice the death in a collective operation and report
-//! [`FromWorker::PeerLost`] first. So such a report waits for a worker that died, for [`CAUSE_TIMEOUT`].
+//! [`FromWorker::PeerLost`] first. So such a report waits for a worker that died, for [`CAUSE_TIMEOUT`]. If none has, the
+//! flight records of all workers show which one hangs ([`FlightRecords`]); a report may name one that only waits for it.
 //!
 //! Events carry the number of their generation: those of an earlier one may still be in the job's queue.
 
@@ -22,7 +23,7 @@ use millstream_batch::HandOff;
 use millstream_worker::protocol::{Restored, ToWorker};
 use tracing::Level;
 
-use super::{Event, Prepared, Supervisor, WorkerId};
+use super::{Event, FlightRecords, Prepared, Supervisor, WorkerId};
 use crate::worker::{WorkerExit, WorkerProcess};
 
 /// How long a report of a lost worker waits for the worker that died.
@@ -33,6 +34,8 @@ pub(super) struct Generation {
     number: u64,
     /// By rank.
     workers: Vec<Member>,
+    /// What they record of their exchanges.
+    records: FlightRecords,
 }
 
 /// A worker of a generation.
@@ -59,9 +62,10 @@ impl Generation {
     /// Spawns the workers of an attempt at `prepared`.
     ///
     /// # Errors
-    /// When the system cannot create a process.
+    /// When the system cannot create a process or the file of a flight record.
     pub(super) fn spawn(supervisor: &Supervisor, prepared: &Prepared) -> io::Result<Self> {
         let (ranks, number) = (prepared.ranks(), supervisor.generation);
+        let records = FlightRecords::create(ranks)?;
         let workers = (0..ranks).map(|rank| {
             let recorder = Arc::clone(&supervisor.recorder);
             let prefix = if ranks == 1 { "worker".to_owned() } else { format!("worker {rank}") };
@@ -82,7 +86,7 @@ impl Generation {
             )?;
             Ok(Member { process, address: None, ready: None, has_ended: false, is_gone: false })
         });
-        Ok(Self { number, workers: workers.collect::<io::Result<_>>()? })
+        Ok(Self { number, workers: workers.collect::<io::Result<_>>()?, records })
     }
 
     /// Whether an event is of this generation.
@@ -93,6 +97,16 @@ impl Generation {
     /// The process ids, by rank.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.workers.iter().map(|worker| worker.process.pid()).collect()
+    }
+
+    /// What the workers record of their exchanges.
+    pub(super) fn records(&self) -> &FlightRecords {
+        &self.records
+    }
+
+    /// Names the workers that hang: the others have waited for them in an exchange for longer than `timeout`.
+    pub(super) fn hanging(&self, timeout: Duration) -> Option<String> {
+        self.records.now().hanging(self.workers.len(), timeout)
     }
 
     /// The process id of rank 0.
@@ -128,12 +142,17 @@ impl Generation {
         }
     }
 
-    /// Worker `rank` is listening. Connects all when the last one is.
+    /// Worker `rank` is listening. Connects all when the last one is, and hands out the files of their flight records.
     pub(super) fn on_listening(&mut self, rank: u32, address: Vec<u8>) {
         self.workers[rank as usize].address = Some(address);
         let addresses: Option<Vec<_>> = self.workers.iter().map(|worker| worker.address.clone()).collect();
         if let Some(addresses) = addresses {
             self.send_each(|_| ToWorker::Connect { addresses: addresses.clone() });
+            for (worker, record) in self.workers.iter().zip(self.records.files()) {
+                if let Err(error) = worker.process.send_record(record) {
+                    tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker its flight record");
+                }
+            }
         }
     }
 

@@ -20,6 +20,7 @@
 
 mod attempt;
 mod descriptors;
+mod exchanges;
 mod generation;
 mod prepare;
 mod profile;
@@ -55,6 +56,7 @@ use crate::worker::WorkerProgram;
 use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
+pub(crate) use exchanges::{Exchanges, FlightRecords};
 pub(crate) use prepare::Prepared;
 pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;
@@ -480,7 +482,7 @@ impl Supervisor {
             Ok(attempt) => attempt.run(self),
             Err(outcome) => outcome,
         };
-        self.control.vitals.set_workers(Vec::new());
+        self.control.vitals.set_workers(Vec::new(), FlightRecords::default());
         self.recorder.trace().record(JobEvent::WorkerEnded { error: outcome.error() });
         outcome
     }

@@ -6,6 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use millstream_trainer::checkpoint::MANIFEST;
 
+use super::{Exchanges, FlightRecords};
 use crate::snapshot::CheckpointSnapshot;
 use crate::state::now_ms;
 
@@ -16,6 +17,7 @@ pub(crate) struct Vitals(Mutex<Facts>);
 #[derive(Clone, Debug, Default)]
 struct Facts {
     workers: Vec<u32>,
+    records: FlightRecords,
     checkpoint: Option<CheckpointSnapshot>,
 }
 
@@ -30,8 +32,15 @@ impl Vitals {
         self.facts().checkpoint
     }
 
-    pub(super) fn set_workers(&self, pids: Vec<u32>) {
-        self.facts().workers = pids;
+    /// The exchanges between the workers, if there are several.
+    pub(crate) fn exchanges(&self) -> Exchanges {
+        let records = self.facts().records.clone();
+        records.now()
+    }
+
+    pub(super) fn set_workers(&self, pids: Vec<u32>, flight_records: FlightRecords) {
+        let mut facts = self.facts();
+        (facts.workers, facts.records) = (pids, flight_records);
     }
 
     /// A checkpoint has just been committed.

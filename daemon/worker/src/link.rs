@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, Result};
+use millstream_backend::collective::Recorder;
 use millstream_batch::BatchSchema;
+use millstream_batch::descriptors;
 use millstream_batch::ring::Interrupter;
 
-use crate::protocol::{self, FromWorker, ProtocolError, ToWorker};
+use crate::protocol::{self, FromWorker, ProtocolError, RECORD_GREETING, ToWorker};
 use crate::rings::Rings;
 
 /// The daemon's pending commands, polled between steps.
@@ -79,6 +81,12 @@ impl Link {
     /// Sends a message.
     pub(crate) fn send(&mut self, message: &FromWorker) -> Result<(), ProtocolError> {
         protocol::send(&mut self.socket, message)
+    }
+
+    /// Receives the file of this worker's flight record, which follows the daemon's last message.
+    pub(crate) fn receive_record(&mut self) -> Result<Recorder> {
+        let [file] = descriptors::receive(&self.socket, RECORD_GREETING).context("the flight record")?;
+        Ok(Recorder::open(file)?)
     }
 
     /// Receives `count` rings of slots of `schema`, then starts receiving the daemon's commands.

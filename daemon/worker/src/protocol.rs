@@ -8,7 +8,8 @@
 //! daemon                                   worker
 //!   Start ------------------------------->   locks the job, rehearses a step if asked
 //!         <-------------------------------   Listening, if it is one of several workers
-//!   Connect, when all are listening ----->   connects to the others
+//!   Connect, when all are listening,
+//!   the descriptor of a flight record --->   connects to the others
 //!                                            restores its newest valid checkpoint
 //!         <-------------------------------   Ready, with the position to resume the data from
 //!   the ring's descriptors -------------->
@@ -36,6 +37,7 @@ use std::path::PathBuf;
 
 use millstream_backend::{Description, Floors};
 use millstream_batch::BatchSchema;
+use millstream_batch::descriptors::Greeting;
 use millstream_trace::Track;
 use millstream_trainer::metrics::Metrics;
 use millstream_trainer::session::{EvalCadence, SelectionSpec};
@@ -50,6 +52,9 @@ use crate::tensorboard::EventSpec;
 /// The longest message. A schema of ten thousand features and [`SCORES_PER_MESSAGE`] scores stay far below
 /// it.
 pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
+
+/// What the message begins with that passes a worker the file of its flight record.
+pub const RECORD_GREETING: Greeting = *b"millfrec";
 
 /// The name of the job file in a checkpoint.
 pub const JOB_PART: &str = "job.toml";
@@ -69,7 +74,8 @@ pub const SCORES_PER_MESSAGE: usize = 8192;
 pub enum ToWorker {
     /// The worker's assignment; sent once, first.
     Start(Box<Start>),
-    /// The reply to [`FromWorker::Listening`], once all workers of the job are listening.
+    /// The reply to [`FromWorker::Listening`], once all workers of the job are listening; the descriptor of the worker's flight
+    /// record follows.
     Connect {
         /// The address of each rank.
         addresses: Vec<Vec<u8>>,

@@ -28,8 +28,9 @@ pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<Communicator>
     let Some(ToWorker::Connect { addresses }) = link.receive()? else {
         bail!("the daemon did not send the addresses of the other workers");
     };
+    let recorder = link.receive_record()?;
     let host = listener.connect(role.rank as usize, &addresses, CONNECT_TIMEOUT)?;
-    Ok(Communicator::new(host, limit, None)?)
+    Ok(Communicator::new(host, limit, Some(recorder))?)
 }
 
 /// Whether a worker has ended with `error` because it lost another one: in a collective operation, or while connecting, when

@@ -154,20 +154,45 @@ fn reproducible_jobs_have_the_same_bits_for_every_number_of_workers() {
 }
 
 #[test]
-fn a_worker_that_hangs_is_found_by_the_others() {
+fn a_worker_that_hangs_is_named() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
-    let set = [&settings(3)[..], &["workers.timeout_seconds=2".to_owned()]].concat();
+    let set = [&settings(3)[..], &["workers.timeout_seconds=6".to_owned()]].concat();
     let id = submit(&daemon, &job, &set);
     new_checkpoint(&daemon, &id, &Value::Null);
     let workers = children(daemon.pid());
     assert_eq!(workers.len(), 3);
+    let shown = |rank: usize| daemon.show(&id)["workers"][rank].clone();
+    for (rank, pid) in workers.iter().enumerate() {
+        let worker = shown(rank);
+        assert_eq!(
+            (worker["rank"].as_u64(), worker["pid"].as_u64()),
+            (Some(rank as u64), Some(u64::from(*pid)))
+        );
+        let share = worker["exchange_fraction"].as_f64();
+        assert!(share.is_some_and(|share| share > 0.0 && share < 1.0), "{worker:#}");
+    }
     let hanging = Pid::from_raw(workers[1] as i32).unwrap();
     kill_process(hanging, Signal::STOP).unwrap();
+    wait_until("the worker is named", || !shown(1)["awaited_seconds"].is_null());
+    assert!(is_alive(workers[1]), "it is named before the time limit");
+    let [first, second, third] = [0, 1, 2].map(shown);
+    assert!(
+        second["awaited_in"].as_str().is_some_and(|exchange| exchange.contains(", number ")),
+        "{second:#}"
+    );
+    assert!(first["awaited_in"].is_null() && third["awaited_in"].is_null(), "{first:#} {third:#}");
+    let text = String::from_utf8(daemon.run(&["show", &id]).stdout).unwrap();
+    assert!(text.contains(&format!("process {}, the others have waited for it for ", workers[1])), "{text}");
+
     wait_until("all workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
-    assert_complete(&daemon.succeeded(&id));
+    let ended = daemon.succeeded(&id);
+    assert_complete(&ended);
+    assert!(ended["workers"].is_null(), "{ended:#}");
     let log = log(&daemon, &id);
-    assert!(log.contains(" did not complete it within 2 s"), "{log}");
+    let named =
+        "worker 1 of 3 hangs, or needs more than `workers.timeout_seconds` = 6: the others waited for it in ";
+    assert!(log.contains(named), "{log}");
     daemon.stop();
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::{Job, Library};
+use millstream_control::proto::{Job, Library, Worker};
 
 use crate::arguments::JobId;
 use crate::connection::to_daemon;
@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
 use crate::gpu_use;
+use crate::printable::one_line;
 use crate::table::Table;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
@@ -51,6 +52,9 @@ fn describe(job: &Job) -> String {
             table.row([format!("  {library}"), version.clone()]);
         }
     }
+    for worker in &job.workers {
+        table.row([format!("worker {}", worker.rank), describe_worker(worker)]);
+    }
     for gpu in &job.gpus {
         table.row(["gpu", &gpu_use::of_job(gpu, &job.id)]);
     }
@@ -84,11 +88,47 @@ fn describe(job: &Job) -> String {
     table.render()
 }
 
+fn describe_worker(worker: &Worker) -> String {
+    let Worker { pid, exchange_fraction, awaited_seconds, awaited_in, .. } = worker;
+    let mut parts = vec![format!("process {pid}")];
+    if let (Some(seconds), Some(exchange)) = (awaited_seconds, awaited_in) {
+        let time = figures::duration(Duration::try_from_secs_f64(*seconds).unwrap_or_default());
+        parts.push(format!("the others have waited for it for {time}, in {}", one_line(exchange)));
+    } else if let Some(fraction) = exchange_fraction {
+        parts.push(format!("{} of the time in exchanges", figures::percent(*fraction)));
+    }
+    parts.join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use millstream_control::proto::Device;
 
     use super::*;
+
+    #[test]
+    fn workers_are_shown_with_the_one_that_the_others_wait_for() {
+        let worker = |rank, awaited_seconds: Option<f64>| Worker {
+            rank,
+            pid: 100 + rank,
+            exchange_fraction: (rank < 2).then_some(0.375),
+            awaited_seconds,
+            awaited_in: awaited_seconds.map(|_| "gather of f32, number 512".to_owned()),
+        };
+        let job =
+            Job { workers: vec![worker(0, None), worker(1, Some(12.3)), worker(2, None)], ..Job::default() };
+        let shown = describe(&job);
+        let lines: Vec<_> =
+            shown.lines().map(str::trim_end).filter(|line| line.starts_with("worker")).collect();
+        assert_eq!(
+            lines,
+            [
+                "worker 0   process 100, 37.5 % of the time in exchanges",
+                "worker 1   process 101, the others have waited for it for 12s, in gather of f32, number 512",
+                "worker 2   process 102",
+            ]
+        );
+    }
 
     #[test]
     fn device_is_shown_if_known() {

@@ -67,12 +67,8 @@ impl fmt::Display for OpenOperation {
             let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
             format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
         };
-        let RecordedOperation { operation, number, bytes, .. } = &self.operation;
-        write!(
-            f,
-            "{operation}, number {number}, {bytes} bytes, open for {:.1} s",
-            self.open_for.as_secs_f64()
-        )?;
+        let Self { operation, open_for, .. } = self;
+        write!(f, "{operation}, {} bytes, open for {:.1} s", operation.bytes, open_for.as_secs_f64())?;
         let groups = [
             (" in ", &self.waiting),
             ("; not begun by ", &self.missing),

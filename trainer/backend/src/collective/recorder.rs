@@ -22,6 +22,7 @@
 //! Times are nanoseconds of the system's monotonic clock. One thread writes, and readers may read at the same time: an entry has number 0 while it changes, and a reader that finds
 //! another number after reading than before skips the entry.
 
+use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
@@ -34,7 +35,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::transport::Operation;
+use super::transport::{Label, Operation, Round};
 
 /// How many operations a recorder keeps.
 const ENTRIES: usize = 1023;
@@ -175,6 +176,14 @@ pub struct RecordedOperation {
     pub ended: Option<Duration>,
     /// When it failed.
     pub failed: Option<Duration>,
+}
+
+/// As errors name it.
+impl fmt::Display for RecordedOperation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, number, .. } = *self;
+        Label { operation, number, round: Round::Only }.fmt(f)
+    }
 }
 
 /// Why a flight record cannot be read.
