@@ -10,13 +10,16 @@ ends, of a random worker. Runs with all numbers of workers alternate until there
 
 * succeed, and train on each row once an epoch,
 * have the bits of the undisturbed run in the model and the optimizer's state,
-* leave no process.
+* leave no process,
+* leave nothing of the dead workers behind: no memory file or socket in the daemon, no file in /dev/shm, no System V segment; nor
+  more descriptors of a kind in the daemon than the first generation needed.
 
 The report has the time from a fault until no worker of that generation exists, and until the next generation has restored its
 checkpoint and is fed.
 """
 
 import argparse
+import collections
 import datetime
 import hashlib
 import json
@@ -93,14 +96,30 @@ def run(workers: int, faults: tuple | None) -> tuple[dict, list]:
         times = []
         if faults:
             draw, number, most = faults
+            usual, committed, unsaved = {}, 0, 0
             while len(times) < most and (victims := wait_for_workers(process, workers)):
-                time.sleep(draw.uniform(*PAUSES))
-                fed = lines.count(FED)
+                until = time.monotonic() + draw.uniform(*PAUSES)
+                while not times and time.monotonic() < until:
+                    usual = most_of(usual, descriptors(process.pid))
+                    time.sleep(0.01)
+                time.sleep(max(0, until - time.monotonic()))
+                # A third death without a new checkpoint would end the job.
+                if unsaved == 2:
+                    wait(lambda: lines.count(COMMITTED) > committed, process)
+                fed, before = lines.count(FED), Possessions(victims)
                 began = time.monotonic()
                 if process.poll() is not None or not send(draw.choice(victims), number):
                     continue
+                unsaved = unsaved + 1 if lines.count(COMMITTED) == committed else 1
+                committed = lines.count(COMMITTED)
                 gone = wait(lambda: not any(map(is_alive, victims)), process)
                 again = wait(lambda: lines.count(FED) > fed, process)
+                wait(lambda: not before.left(process.pid), process, lambda: f"left behind: {before.left(process.pid)}")
+                wait(
+                    lambda: not beyond(usual, descriptors(process.pid)),
+                    process,
+                    lambda: f"{descriptors(process.pid)}, at first {usual}",
+                )
                 if gone and (process.poll() is None or process.returncode == 0):
                     times.append((gone - began, again - began if again else None))
         output, _ = process.communicate(timeout=20 * PATIENCE)
@@ -120,6 +139,7 @@ def run(workers: int, faults: tuple | None) -> tuple[dict, list]:
 
 # A generation has restored its checkpoint, and its rings are about to be filled.
 FED = re.compile(r"resumes from step|starts from scratch")
+COMMITTED = re.compile(r"checkpoint at step")
 
 
 class Lines(threading.Thread):
@@ -147,14 +167,15 @@ def wait_for_workers(process: subprocess.Popen, count: int) -> list[int]:
     return children(process.pid) if process.poll() is None else []
 
 
-def wait(is_so, process: subprocess.Popen) -> float | None:
-    """The moment from which it is so; nothing if the program has ended before."""
+def wait(is_so, process: subprocess.Popen, why=lambda: "a job hangs") -> float | None:
+    """The moment from which it is so; nothing if the program has ended before. After too long, the program ends with the reason."""
     deadline = time.monotonic() + PATIENCE
     while not is_so():
         if process.poll() is not None:
             return time.monotonic() if is_so() else None
         if time.monotonic() > deadline:
-            sys.exit("a job hangs")
+            process.kill()
+            sys.exit(why())
         time.sleep(0.001)
     return time.monotonic()
 
@@ -175,6 +196,77 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+class Possessions:
+    """What the workers of a generation hold that can outlive them."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self.pids = set(pids)
+        self.memory, self.sockets, self.shared = set(), set(), set()
+        for pid in pids:
+            for number, target in opened(pid):
+                if target.startswith("/memfd:") and (file := inode(pid, number)):
+                    self.memory.add(file)
+                elif socket := re.fullmatch(r"socket:\[(\d+)\]", target):
+                    self.sockets.add(socket.group(1))
+            for line in read(f"/proc/{pid}/maps").splitlines():
+                if "/memfd:" in line:
+                    self.memory.add(line.split()[4])
+                self.shared.update(re.findall(r"/dev/shm/[^ ]+", line))
+
+    def left(self, daemon: int) -> list[str]:
+        """What is left of it, once they have ended."""
+        held = {inode(daemon, number): target for number, target in opened(daemon) if target.startswith("/memfd:")}
+        mapped = {line.split()[4] for line in read(f"/proc/{daemon}/maps").splitlines() if "/memfd:" in line}
+        sockets = {line.split()[6] for line in read("/proc/net/unix").splitlines()[1:]}
+        segments = [line.split() for line in read("/proc/sysvipc/shm").splitlines()[1:]]
+        return [
+            *(f"memory file {held.get(file, file)}" for file in self.memory & ({*held} | mapped)),
+            *(f"socket {number}" for number in self.sockets & sockets),
+            *(path for path in self.shared if os.path.exists(path)),
+            *(f"segment {fields[1]} of process {fields[4]}" for fields in segments if int(fields[4]) in self.pids),
+        ]
+
+
+def descriptors(pid: int) -> dict[str, int]:
+    """The number of a process's descriptors, by kind. Files come and go as data is read."""
+    kept = (target for _, target in opened(pid) if target.startswith("/memfd:") or not target.startswith("/"))
+    return dict(collections.Counter(re.sub(r":\[\d+\]| \(deleted\)$", "", target) for target in kept))
+
+
+def most_of(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in one | other}
+
+
+def beyond(usual: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+    return {kind: count for kind, count in now.items() if count > usual.get(kind, 0)}
+
+
+def opened(pid: int) -> list[tuple[str, str]]:
+    """The descriptors of a process, with what each refers to."""
+    found = []
+    try:
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            found.append((number, os.readlink(f"/proc/{pid}/fd/{number}")))
+    except OSError:
+        # The process, or the descriptor, has just been closed.
+        pass
+    return found
+
+
+def inode(pid: int, number: str) -> str:
+    try:
+        return str(os.stat(f"/proc/{pid}/fd/{number}").st_ino)
+    except OSError:
+        return ""
+
+
+def read(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text()
+    except OSError:
+        return ""
+
+
 def send(pid: int, number: int) -> bool:
     try:
         os.kill(pid, number)
@@ -190,7 +282,8 @@ def heading(options: argparse.Namespace) -> str:
         f"## Faults of workers, {datetime.date.today()}\n\n"
         f"{processor} (family {family}), {os.cpu_count()} CPUs, Linux {platform.release()}. `python bench/worker_faults.py --kills "
         f"{options.kills} --stops {options.stops} --seed {options.seed}`, workers {options.workers}. All runs ended with the rows "
-        f"and the bits of the undisturbed ones. Times in ms, median / maximum; a stopped worker is found after {TIMEOUT} s.\n\n"
+        f"and the bits of the undisturbed ones, and nothing of a dead worker was left behind. Times in ms, median / maximum; a "
+        f"stopped worker is found after {TIMEOUT} s.\n\n"
         "| fault | faults | runs | until all workers are gone | until the next generation is fed |\n|---|---:|---:|---:|---:|"
     )
 
