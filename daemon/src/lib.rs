@@ -44,6 +44,7 @@ mod connections;
 pub mod continuation;
 pub mod daemon;
 mod datasets;
+pub mod devices;
 pub mod export;
 mod feed;
 mod gpus;

@@ -1,12 +1,14 @@
 //! What each worker of a job gets of the host: its GPU and its threads.
 
-use std::ops::Range;
-
 use millstream_trainer::spec::{DeviceSpec, TrainingSpec};
 
 /// The numbers of the GPUs on which the workers of a job train, one each; empty on the CPU.
-pub fn gpus(training: &TrainingSpec) -> Range<u32> {
-    training.device.gpu().map_or(0..0, |first| first..first.saturating_add(training.ranks()))
+pub fn gpus(training: &TrainingSpec) -> Vec<u32> {
+    match training.device.gpu() {
+        None => Vec::new(),
+        Some(first) if training.gpus.is_empty() => (first..first.saturating_add(training.ranks())).collect(),
+        Some(_) => training.gpus.clone(),
+    }
 }
 
 /// The CPU threads of each worker; `None` for one per core.
@@ -18,11 +20,9 @@ pub(crate) fn threads(training: &TrainingSpec) -> Option<u32> {
 
 /// How worker `rank` of a job trains.
 pub(crate) fn training_of(training: &TrainingSpec, rank: u32) -> TrainingSpec {
-    let device = match training.device {
-        DeviceSpec::Cpu => DeviceSpec::Cpu,
-        DeviceSpec::Cuda(first) => DeviceSpec::Cuda(first.saturating_add(rank)),
-    };
-    TrainingSpec { device, threads: threads(training), ..training.clone() }
+    let device =
+        gpus(training).get(rank as usize).map_or(DeviceSpec::Cpu, |&number| DeviceSpec::Cuda(number));
+    TrainingSpec { device, gpus: Vec::new(), threads: threads(training), ..training.clone() }
 }
 
 #[cfg(test)]
@@ -39,10 +39,14 @@ mod tests {
             ..TrainingSpec::default()
         };
         let several = on(DeviceSpec::Cuda(2), 3);
-        assert_eq!(gpus(&several), 2..5);
+        assert_eq!(gpus(&several), [2, 3, 4]);
         assert_eq!(training_of(&several, 2).device, DeviceSpec::Cuda(4));
         assert!(gpus(&on(DeviceSpec::Cpu, 3)).is_empty());
-        assert_eq!(gpus(&on(DeviceSpec::Cuda(1), 1)), 1..2);
+        assert_eq!(gpus(&on(DeviceSpec::Cuda(1), 1)), [1]);
+        let chosen = TrainingSpec { gpus: vec![3, 0], ..on(DeviceSpec::Cuda(3), 2) };
+        assert_eq!(gpus(&chosen), [3, 0]);
+        let second = training_of(&chosen, 1);
+        assert_eq!((second.device, gpus(&second).len()), (DeviceSpec::Cuda(0), 2));
 
         assert_eq!(threads(&on(DeviceSpec::Cpu, 1)), None, "the worker counts the cores");
         let many = threads(&on(DeviceSpec::Cpu, 64)).unwrap_or_default();

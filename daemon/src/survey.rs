@@ -47,7 +47,15 @@ pub fn survey_host(program: &WorkerProgram) -> Result<HostSurvey> {
 /// # Errors
 /// When the driver does not answer, with what to do; as for [`survey_host`] otherwise.
 pub fn sample_gpus_with_current_exe() -> Result<GpuSample> {
-    match ask(&env::current_exe()?.into(), &ToWorker::SampleGpus)?.0 {
+    sample_gpus(&env::current_exe()?.into())
+}
+
+/// Reads the state of the GPUs once through NVML, in a worker started from `program`.
+///
+/// # Errors
+/// As for [`sample_gpus_with_current_exe`].
+pub(crate) fn sample_gpus(program: &WorkerProgram) -> Result<GpuSample> {
+    match ask(program, &ToWorker::SampleGpus)?.0 {
         FromWorker::GpusSampled { sample } => Ok(sample),
         _ => bail!("unexpected message from the worker that reads GPUs"),
     }

@@ -25,6 +25,10 @@ use millstream_worker::protocol::{self, FromWorker, ProtocolError, RECORD_GREETI
 
 use crate::cgroup::{WorkerGroup, WorkerGroups};
 
+/// The environment variable of the order in which CUDA numbers GPUs: in workers that of `nvidia-smi`, so that jobs and displays
+/// mean the same GPU by a number.
+const ORDER_VARIABLE: &str = "CUDA_DEVICE_ORDER";
+
 /// Number of last lines of a worker's standard error kept to explain its exit.
 const TAIL_LINES: usize = 5;
 
@@ -147,6 +151,7 @@ impl WorkerProcess {
             .env_clear()
             .envs(std::env::vars_os().filter(|(name, _)| is_inherited(name)))
             .envs(NCCL_VARIABLES)
+            .env(ORDER_VARIABLE, "PCI_BUS_ID")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

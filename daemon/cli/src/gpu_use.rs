@@ -66,7 +66,7 @@ pub(crate) fn of_job(gpu: &GpuUse, id: &str) -> String {
         parts.push(power(gpu));
     }
     parts.extend(notes(gpu));
-    format!("{} in nvidia-smi: {}", gpu.number, parts.join(", "))
+    format!("{}: {}", gpu.number, parts.join(", "))
 }
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
             jobs: vec![share],
             ..GpuUse::default()
         };
-        let wanted = "1 in nvidia-smi: 37 % busy, 3.0 GiB of 80.0 GiB used by the job, 91 °C, 310 of 700 W, slowed by hardware \
+        let wanted = "1: 37 % busy, 3.0 GiB of 80.0 GiB used by the job, 91 °C, 310 of 700 W, slowed by hardware \
                       heat, 2 memory errors";
         assert_eq!(of_job(&gpu, "a"), wanted);
         assert!(of_job(&gpu, "b").contains("4.0 GiB of 80.0 GiB used,"), "its share is unknown");
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn what_the_driver_does_not_report_is_absent() {
         let divided = GpuUse { celsius: Some(41), is_divided: true, ..GpuUse::default() };
-        assert_eq!(of_job(&divided, "a"), "0 in nvidia-smi: 41 °C");
+        assert_eq!(of_job(&divided, "a"), "0: 41 °C");
         assert_eq!([busy(&divided), memory(&divided), power(&divided)], ["-"; 3]);
     }
 }

@@ -281,7 +281,8 @@ impl Job {
             ..self.data.clone()
         };
         let device = DeviceSpec::default();
-        let training = TrainingSpec { threads: None, device, workers: None, ..self.training.clone() };
+        let training =
+            TrainingSpec { threads: None, device, gpus: Vec::new(), workers: None, ..self.training.clone() };
         let what = (data, &self.label, &self.features, &self.model, training);
         // JSON can represent these structs, enums and numbers.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
@@ -332,10 +333,12 @@ pub(crate) fn read_job(
         scaling.apply(&mut model, data.batch_size);
     }
     let groups = Groups { names: &names, features: &features };
-    let workers = workers::read(&mut top);
+    let (workers, workers_at) = workers::read(&mut top);
+    let names_device = section.has("device");
     let mut training = training::read(section, seed, &model, &labels, groups);
-    training.workers = NonZeroU32::new(workers.0.per_host);
-    training.shards = workers.0.reproducible.and_then(NonZeroU32::new);
+    training.workers = NonZeroU32::new(workers.per_host);
+    training.shards = workers.reproducible.and_then(NonZeroU32::new);
+    workers::apply_devices((&workers, workers_at), names_device, &mut training, &top);
     data.group = training.loss.group().map(str::to_owned);
     if let Some(fraction) = data.negatives {
         weigh_negatives(fraction, &mut training, &model, table, problems);
@@ -350,7 +353,7 @@ pub(crate) fn read_job(
     let search = search::read(&mut top, &name, &data, (&evaluation, &checkpoint), &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
-    workers::check(workers, (&data, auto_batch.is_some()), (&model, &training), &top);
+    workers::check((&workers, workers_at), (&data, auto_batch.is_some()), (&model, &training), &top);
     top.finish();
 
     refuse_leaks(&features, &label, problems);
@@ -367,7 +370,7 @@ pub(crate) fn read_job(
         features: none,
         model,
         training,
-        workers: workers.0,
+        workers,
         warm_start,
         evaluation,
         checkpoint,

@@ -44,4 +44,4 @@ pub use search::{Algorithm, Domain, HalvingSpec, ParameterSpec, ParameterValue, 
 pub use section::parse_bytes;
 pub use tensorboard::TensorBoardSpec;
 pub use warm_start::WarmStartSpec;
-pub use workers::WorkersSpec;
+pub use workers::{DeviceName, Devices, WorkersSpec};

@@ -72,6 +72,7 @@ pub(super) fn read(
         loss_scale,
         threads,
         device,
+        gpus: Vec::new(),
         workers: None,
         shards: None,
     }

@@ -2,23 +2,31 @@
 //!
 //! Each worker trains on a part of every batch, so the batch size stays that of the whole step.
 
-use millstream_pipeline::spec::DataSpec;
-use millstream_trainer::spec::{ModelSpec, TrainingSpec};
+use std::fmt;
 
+use millstream_pipeline::spec::DataSpec;
+use millstream_trainer::spec::{DeviceSpec, ModelSpec, TrainingSpec};
+
+use crate::document::Value;
 use crate::error::At;
 use crate::section::Section;
 
 /// The largest number of workers on a host.
 const MAX_PER_HOST: u32 = 64;
 
+/// The largest number of a GPU.
+const MAX_NUMBER: u64 = 1023;
+
 /// The most parts of a batch.
 const MAX_PARTS: u32 = 256;
 
 /// How many workers train a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkersSpec {
     /// The number of workers on each host.
     pub per_host: u32,
+    /// The GPUs of the workers; `None` for those from `training.device` on.
+    pub devices: Option<Devices>,
     /// The number of parts that every batch is cut into, so that results have the same bits for every number of workers that
     /// divides it; a power of two. `None` for a part per worker.
     pub reproducible: Option<u32>,
@@ -26,9 +34,48 @@ pub struct WorkersSpec {
     pub timeout_seconds: u32,
 }
 
+/// The GPUs of a job's workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// All of the host.
+    All,
+    /// One for each worker, by rank.
+    Chosen(Vec<DeviceName>),
+}
+
+/// What names a GPU of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceName {
+    /// Its number.
+    Number(u32),
+    /// `GPU-` and a UUID, as `nvidia-smi -L` prints it.
+    Uuid(String),
+}
+
+impl Devices {
+    /// The numbers of the GPUs, by rank, unless that depends on the host.
+    pub fn numbers(&self) -> Option<Vec<u32>> {
+        let Self::Chosen(names) = self else { return None };
+        let number = |name: &DeviceName| match name {
+            DeviceName::Number(number) => Some(*number),
+            DeviceName::Uuid(_) => None,
+        };
+        names.iter().map(number).collect()
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Uuid(uuid) => write!(f, "\"{uuid}\""),
+        }
+    }
+}
+
 impl Default for WorkersSpec {
     fn default() -> Self {
-        Self { per_host: 1, reproducible: None, timeout_seconds: 60 }
+        Self { per_host: 1, devices: None, reproducible: None, timeout_seconds: 60 }
     }
 }
 
@@ -36,9 +83,12 @@ impl Default for WorkersSpec {
 pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, At) {
     let usual = WorkersSpec::default();
     let mut section = top.section("workers", "[workers]");
-    let at = section.at_key(if section.has("per_host") { "per_host" } else { "reproducible" });
+    let decides = ["per_host", "devices"].into_iter().find(|key| section.has(key));
+    let at = section.at_key(decides.unwrap_or("reproducible"));
+    let devices = read_devices(&mut section);
     let spec = WorkersSpec {
-        per_host: section.whole_u32("per_host", 1..=MAX_PER_HOST).unwrap_or(usual.per_host),
+        per_host: read_per_host(&mut section, devices.as_ref()).unwrap_or(usual.per_host),
+        devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
         timeout_seconds: section.whole_u32("timeout_seconds", 1..=86_400).unwrap_or(usual.timeout_seconds),
     };
@@ -54,15 +104,78 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, At) {
     (spec, at)
 }
 
+/// The number of workers, which must be that of `devices`.
+fn read_per_host(section: &mut Section<'_>, devices: Option<&Devices>) -> Option<u32> {
+    let given = section.whole_u32("per_host", 1..=MAX_PER_HOST);
+    let Some(Devices::Chosen(names)) = devices else { return given };
+    let count = names.len() as u32;
+    if let Some(other) = given.filter(|&given| given != count) {
+        section.error("per_host", format!("expected {count}, the number of `devices`, found {other}"));
+    }
+    Some(count)
+}
+
+fn read_devices(section: &mut Section<'_>) -> Option<Devices> {
+    const SYNTAX: &str = "\"all\", or a list of numbers and UUIDs";
+    let node = section.node("devices")?;
+    if let Value::Text(text) = &node.value {
+        if text == "all" {
+            return Some(Devices::All);
+        }
+        section.error_at(node.at, format!("expected {SYNTAX}, found \"{text}\""));
+        return None;
+    }
+    let items = section.as_list(node, "numbers and UUIDs of GPUs")?;
+    if items.len() > MAX_PER_HOST as usize {
+        section.error_at(node.at, format!("expected at most {MAX_PER_HOST} GPUs, found {}", items.len()));
+    }
+    let mut names = Vec::with_capacity(items.len());
+    for item in items {
+        let name = match &item.value {
+            Value::Text(text) if text.starts_with("GPU-") => DeviceName::Uuid(text.clone()),
+            Value::Text(text) => {
+                let expected =
+                    "expected a number, or a UUID that begins with \"GPU-\" (nvidia-smi -L prints them)";
+                section.error_at(item.at, format!("{expected}, found \"{text}\""));
+                return None;
+            }
+            _ => DeviceName::Number(section.as_whole(item, 0..=MAX_NUMBER)? as u32),
+        };
+        if names.contains(&name) {
+            section.error_at(item.at, format!("GPU {name} is listed twice: each worker needs its own"));
+            return None;
+        }
+        names.push(name);
+    }
+    (!names.is_empty()).then_some(Devices::Chosen(names))
+}
+
+/// Sets the GPUs of the workers. With `devices`, a `training.device` that the file names must be "cuda".
+pub(super) fn apply_devices(
+    (spec, at): (&WorkersSpec, At),
+    names_device: bool,
+    training: &mut TrainingSpec,
+    top: &Section<'_>,
+) {
+    let Some(devices) = &spec.devices else { return };
+    if names_device && training.device != DeviceSpec::Cuda(0) {
+        let device = training.device;
+        let remedy = "remove that key, or set it to \"cuda\"";
+        top.error_at(at, format!("`devices` contradicts `training.device = \"{device}\"`: {remedy}"));
+    }
+    training.gpus = devices.numbers().unwrap_or_default();
+    training.device = DeviceSpec::Cuda(training.gpus.first().copied().unwrap_or(0));
+}
+
 /// Reports why parts of batches cannot train the job, at the position of `per_host`, or of `reproducible` if there is one
 /// worker.
 pub(super) fn check(
-    (spec, at): (WorkersSpec, At),
+    (spec, at): (&WorkersSpec, At),
     (data, is_auto): (&DataSpec, bool),
     (model, training): (&ModelSpec, &TrainingSpec),
     top: &Section<'_>,
 ) {
-    let WorkersSpec { per_host, reproducible, .. } = spec;
+    let &WorkersSpec { per_host, reproducible, .. } = spec;
     let (parts, what, alone) = match reproducible {
         None if per_host == 1 => return,
         None => (per_host, "workers", "set `per_host = 1`"),
@@ -98,7 +211,9 @@ mod tests {
 
     use std::path::Path;
 
-    use super::WorkersSpec;
+    use millstream_trainer::spec::DeviceSpec;
+
+    use super::{DeviceName, Devices, WorkersSpec};
     use crate::Job;
 
     const JOB: &str = r#"name = "clicks"
@@ -119,7 +234,10 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         let plain = read(&[]).unwrap();
         assert_eq!((plain.workers, plain.training.ranks()), (WorkersSpec::default(), 1));
         let several = read(&["workers.per_host=4", "workers.timeout_seconds=5"]).unwrap();
-        assert_eq!(several.workers, WorkersSpec { per_host: 4, reproducible: None, timeout_seconds: 5 });
+        assert_eq!(
+            several.workers,
+            WorkersSpec { per_host: 4, timeout_seconds: 5, ..WorkersSpec::default() }
+        );
         let parts = |set| read(&[set, "workers.reproducible=8"]).unwrap().training.parts();
         assert_eq!([parts("workers.per_host=2"), parts("workers.per_host=8")], [8, 8]);
         for (per_host, parts) in [(1, 6), (3, 6), (4, 2)] {
@@ -137,6 +255,51 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         assert!(error.contains("expected a whole number from 1 to 86400, found 0"), "{error}");
         let error = read(&["workers.per_hosts=2"]).unwrap_err();
         assert!(error.contains("unknown key `per_hosts` in [workers]; did you mean `per_host`?"), "{error}");
+    }
+
+    #[test]
+    fn devices_are_numbers_uuids_or_all_of_the_host() {
+        let chosen = read(&["workers.devices=[3, 0, 2]"]).unwrap();
+        assert_eq!((chosen.workers.per_host, &chosen.training.gpus[..]), (3, &[3, 0, 2][..]));
+        assert_eq!((chosen.training.ranks(), chosen.training.device), (3, DeviceSpec::Cuda(3)));
+        read(&["workers.devices=[1, 0]", "workers.per_host=2", "training.device=cuda"]).unwrap();
+
+        // The host decides which numbers these are.
+        let named = read(&["workers.devices=[\"GPU-a\", 1]"]).unwrap();
+        let names = vec![DeviceName::Uuid("GPU-a".into()), DeviceName::Number(1)];
+        assert_eq!((named.workers.devices, named.workers.per_host), (Some(Devices::Chosen(names)), 2));
+        assert_eq!((named.training.gpus.len(), named.training.device), (0, DeviceSpec::Cuda(0)));
+        assert_eq!(read(&["workers.devices=all"]).unwrap().workers.devices, Some(Devices::All));
+        assert_eq!(read(&["workers.devices=[]"]).unwrap().workers, WorkersSpec::default());
+        assert_eq!(read(&[]).unwrap().fingerprint(), chosen.fingerprint());
+        let many = format!("workers.devices={:?}", (0..65).collect::<Vec<u32>>());
+        assert!(read(&[&many]).unwrap_err().contains("expected at most 64 GPUs, found 65"));
+    }
+
+    #[test]
+    fn mistakes_in_devices_are_reported() {
+        let cases = [
+            (
+                vec!["workers.devices=some"],
+                "expected \"all\", or a list of numbers and UUIDs, found \"some\"",
+            ),
+            (vec!["workers.devices=3"], "expected a list of numbers and UUIDs of GPUs, found"),
+            (vec!["workers.devices=[0, 1, 0]"], "GPU 0 is listed twice"),
+            (vec!["workers.devices=[0, -1]"], "expected a whole number from 0 to 1023, found -1"),
+            (vec!["workers.devices=[\"0\"]"], "expected a number, or a UUID that begins with \"GPU-\""),
+            (
+                vec!["workers.devices=[0, 1]", "workers.per_host=3"],
+                "expected 2, the number of `devices`, found 3",
+            ),
+            (
+                vec!["workers.devices=[0, 1]", "training.device=cpu"],
+                "`devices` contradicts `training.device = \"cpu\"`: remove that key",
+            ),
+        ];
+        for (set, why) in cases {
+            let error = read(&set).unwrap_err();
+            assert!(error.contains(why), "{set:?}: {error}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
 use crate::traces::Entry;
-use crate::{datasets, own_access};
+use crate::{datasets, devices, own_access, survey};
 
 /// A job under way at this many abnormal ends of the daemon, without a new checkpoint in between, is held.
 const MAX_DAEMON_DEATHS: u32 = 2;
@@ -82,7 +82,8 @@ impl Daemon {
         own_access::check_data(&job.data)?;
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
-        let (run, pinned) = if resume {
+        let devices = devices::setting(&job, || survey::sample_gpus(&self.shared.worker))?;
+        let (run, mut pinned) = if resume {
             let run = runs::newest_unfinished(&job, &requester)?;
             let pinned = datasets::pin_as(&job, &runs::job_of(&run.directory, &requester)?);
             (Some(run), pinned)
@@ -90,6 +91,7 @@ impl Daemon {
             let stores = self.shared.stores.for_job(&job.storage);
             (None, datasets::pin(&job, (&stores, &requester), &self.shared.runtime)?)
         };
+        pinned.extend(devices);
         let job = match pinned.is_empty() {
             true => job,
             false => Job::parse_with(&job.text, &path, &pinned, &|file| requester.open(file))?.0,

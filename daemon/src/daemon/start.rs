@@ -8,6 +8,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use millstream_control::proto::JobState;
+use millstream_worker::gpus::VISIBLE_VARIABLE;
 
 use super::Daemon;
 use crate::config::Limits;
@@ -35,12 +36,14 @@ pub(super) fn capacity(limits: &Limits) -> Capacity {
     }
 }
 
-/// The number of NVIDIA's GPUs of this host, at least 1.
+/// The number of NVIDIA's GPUs that this host shows to workers, at least 1.
 fn gpus() -> u32 {
     let nodes = std::fs::read_dir("/dev").into_iter().flatten().flatten();
     let names = nodes.filter_map(|node| node.file_name().into_string().ok());
     let is_gpu = |name: &str| name.strip_prefix("nvidia").is_some_and(|number| number.parse::<u32>().is_ok());
-    (names.filter(|name| is_gpu(name)).count() as u32).max(1)
+    let count = names.filter(|name| is_gpu(name)).count() as u32;
+    let visible = std::env::var(VISIBLE_VARIABLE).ok().map(|list| list.split(',').count() as u32);
+    visible.map_or(count, |visible| visible.min(count)).max(1)
 }
 
 impl Daemon {

@@ -48,7 +48,7 @@ impl Families<'_> {
     }
 
     fn state(&mut self) {
-        let help = "The name, the UUID and the PCI address of a GPU, by its index in nvidia-smi.";
+        let help = "The name, the UUID and the PCI address of a GPU, by its number in jobs.";
         self.all(Info, "millstream_gpu", help, |gpu, number, samples| {
             let found = &gpu.found;
             let labels =

@@ -26,7 +26,6 @@ mod tests;
 use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Range;
 
 pub(crate) use reason::Reason;
 use usage::Usage;
@@ -47,7 +46,7 @@ const CHARGED_SECONDS: f64 = 600.0;
 pub(crate) type UserId = u32;
 
 /// What a job needs of the host while it runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
     /// Memory of its workers and its ingest.
     pub(crate) memory_bytes: u64,
@@ -57,33 +56,30 @@ pub(crate) struct Demand {
     pub(crate) gpus: Gpus,
 }
 
-/// GPUs of consecutive numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Gpus {
-    first: u32,
-    end: u32,
-}
+/// GPUs, by their numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gpus(BTreeSet<u32>);
 
 impl Gpus {
     /// The number of GPUs.
-    fn len(self) -> u32 {
-        self.end - self.first
+    fn len(&self) -> u32 {
+        self.0.len() as u32
     }
 
     /// Whether there are none.
-    pub(crate) fn is_empty(self) -> bool {
-        self.len() == 0
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Their numbers.
-    pub(crate) fn numbers(self) -> Range<u32> {
-        self.first..self.end
+    pub(crate) fn numbers(&self) -> &BTreeSet<u32> {
+        &self.0
     }
 }
 
-impl From<Range<u32>> for Gpus {
-    fn from(numbers: Range<u32>) -> Self {
-        Self { first: numbers.start, end: numbers.end.max(numbers.start) }
+impl FromIterator<u32> for Gpus {
+    fn from_iter<I: IntoIterator<Item = u32>>(numbers: I) -> Self {
+        Self(numbers.into_iter().collect())
     }
 }
 
@@ -169,10 +165,10 @@ struct Active {
 }
 
 /// What a job gets of what it demands.
-struct Granted {
+struct Granted<'a> {
     memory_bytes: u64,
     threads: u32,
-    gpus: Gpus,
+    gpus: &'a Gpus,
 }
 
 /// What active jobs leave. A demand above the capacity counts as all of it: such a job runs alone.
@@ -242,12 +238,12 @@ impl Scheduler {
         }
         let Some(at) = self.active.iter().position(|active| active.job.id == id) else { return false };
         let mut active = self.active.remove(at);
-        let before = self.capacity.within(&std::mem::replace(&mut active.job.demand, demand));
-        let now = self.capacity.within(&demand);
+        let before = std::mem::replace(&mut active.job.demand, demand);
+        let (before, now) = (self.capacity.within(&before), self.capacity.within(&active.job.demand));
         active.job.is_prepared = true;
         // A job keeps what it has, even if the host has less to give by now.
         let shrank = now.memory_bytes <= before.memory_bytes && now.threads <= before.threads;
-        if shrank || self.free().shortage(&demand).is_none() {
+        if shrank || self.free().shortage(&active.job.demand).is_none() {
             self.active.insert(at, active);
             return true;
         }
@@ -491,13 +487,13 @@ fn ends_within(job: &Waiting, seconds: Option<f64>) -> bool {
 
 impl Capacity {
     /// What a job gets: its demand, limited by the capacity.
-    fn within(&self, demand: &Demand) -> Granted {
+    fn within<'a>(&self, demand: &'a Demand) -> Granted<'a> {
         let jobs = self.max_jobs.map_or(1, |jobs| u32::try_from(jobs).unwrap_or(u32::MAX));
         let threads = demand.threads.unwrap_or(self.threads.div_ceil(jobs.max(1)));
         Granted {
             memory_bytes: demand.memory_bytes.min(self.memory_bytes),
             threads: threads.min(self.threads),
-            gpus: demand.gpus,
+            gpus: &demand.gpus,
         }
     }
 
@@ -528,7 +524,7 @@ impl Free {
             return Some(Reason::Jobs { limit: self.capacity.max_jobs.unwrap_or(usize::MAX) });
         }
         let Granted { memory_bytes, threads, gpus } = self.capacity.within(demand);
-        if let Some(number) = gpus.numbers().find(|number| self.used_gpus.contains(number)) {
+        if let Some(&number) = gpus.numbers().intersection(&self.used_gpus).next() {
             return Some(Reason::Gpu { number, holder: None });
         }
         let (free_bytes, all_bytes) = (self.memory_bytes, self.capacity.memory_bytes);

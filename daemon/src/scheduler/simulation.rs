@@ -68,12 +68,12 @@ fn day(seed: u64) -> Vec<Planned> {
         .map(|number| {
             let user = if random.unit() < 0.33 { 0 } else { 1 + (random.next() % 11) as UserId };
             let gpus = (random.unit() < 0.5).then(|| (random.next() % 8) as u32);
-            let gpus = gpus.map_or_else(Gpus::default, |number| (number..number + 1).into());
+            let gpus: Gpus = gpus.into_iter().collect();
             let threads = if !gpus.is_empty() { 4 } else { random.pick(&[2, 4, 8, 8, 16, 96]) };
             let said =
                 Demand { memory_bytes: random.pick(&[2, 2, 4, 8]) * GIB, threads: Some(threads), gpus };
             let model_bytes = random.pick(&[0, 1, 1, 2, 8, 60]) * GIB;
-            let demand = Demand { memory_bytes: said.memory_bytes + model_bytes, ..said };
+            let demand = Demand { memory_bytes: said.memory_bytes + model_bytes, ..said.clone() };
             let training_seconds =
                 if random.unit() < 0.01 { 2_000.0 } else { 4.0 } * (0.1 - random.unit().ln());
             let job = Waiting {
@@ -211,20 +211,20 @@ impl Simulation {
 
     /// When a job starts if active jobs end as expected and no other job starts.
     fn start_without_others(&self, number: usize, now: f64) -> f64 {
-        let demand = self.jobs[number].job.demand;
+        let demand = &self.jobs[number].job.demand;
         let mut ends: Vec<_> = self.active.values().map(|(_, end)| end.unwrap_or(f64::INFINITY)).collect();
         ends.sort_by(f64::total_cmp);
         let fits_at = |time: f64| {
             let left = self.active.values().filter(|(_, end)| end.unwrap_or(f64::INFINITY) > time);
-            let (mut used, mut used_threads) = (demand, demand.threads.unwrap());
+            let (mut used_bytes, mut used_threads) = (demand.memory_bytes, demand.threads.unwrap());
             for (of_other, _) in left {
                 used_threads += of_other.threads.unwrap();
-                used.memory_bytes += of_other.memory_bytes;
-                if of_other.gpus.numbers().any(|number| demand.gpus.numbers().contains(&number)) {
+                used_bytes += of_other.memory_bytes;
+                if !of_other.gpus.numbers().is_disjoint(demand.gpus.numbers()) {
                     return false;
                 }
             }
-            used_threads <= HOST.threads && used.memory_bytes <= HOST.memory_bytes
+            used_threads <= HOST.threads && used_bytes <= HOST.memory_bytes
         };
         ends.into_iter().find(|&end| fits_at(end)).unwrap_or(now)
     }
@@ -238,7 +238,7 @@ impl Simulation {
             used_bytes += demand.memory_bytes;
             used_threads += demand.threads.unwrap();
             *of_user.entry(self.jobs[number].job.user).or_insert(0) += 1;
-            for gpu in demand.gpus.numbers() {
+            for &gpu in demand.gpus.numbers() {
                 assert!(gpus.insert(gpu), "two jobs on GPU {gpu}");
             }
         }
@@ -285,7 +285,7 @@ fn the_first_job_is_never_delayed_by_later_ones() {
         planned.job = Waiting {
             user: 1,
             priority: 0,
-            demand: planned.demand,
+            demand: planned.demand.clone(),
             is_prepared: true,
             expected_seconds: Some(planned.training_seconds),
             ..planned.job

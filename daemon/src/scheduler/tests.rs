@@ -96,16 +96,16 @@ fn the_number_of_jobs_is_limited_for_all_and_for_each_user() {
 
 #[test]
 fn jobs_do_not_share_a_gpu() {
-    let on_gpus = |id: &str, numbers: Range<u32>| {
+    let on_gpus = |id: &str, numbers: &[u32]| {
         let mut job = job(id, 1, 1);
-        job.demand.gpus = numbers.into();
+        job.demand.gpus = numbers.iter().copied().collect();
         job
     };
     let mut scheduler = host(8, 16);
-    scheduler.add(on_gpus("a", 0..1));
-    scheduler.add(on_gpus("b", 0..1));
-    scheduler.add(on_gpus("c", 1..2));
-    scheduler.add(on_gpus("d", 1..4));
+    scheduler.add(on_gpus("a", &[0]));
+    scheduler.add(on_gpus("b", &[0]));
+    scheduler.add(on_gpus("c", &[1]));
+    scheduler.add(on_gpus("d", &[1, 2, 3]));
     assert_eq!(trains(&mut scheduler, 0.0), ["a", "c"]);
     assert_eq!(reason(&mut scheduler, "b"), Some(Reason::Gpu { number: 0, holder: Some("a".into()) }));
     scheduler.remove("a");
@@ -114,9 +114,29 @@ fn jobs_do_not_share_a_gpu() {
     assert_eq!(reason(&mut scheduler, "d"), Some(Reason::Gpu { number: 1, holder: Some("c".into()) }));
     scheduler.remove("c");
     assert_eq!(trains(&mut scheduler, 2.0), ["d"]);
-    scheduler.add(on_gpus("e", 3..4));
+    scheduler.add(on_gpus("e", &[3]));
     assert_eq!(trains(&mut scheduler, 3.0), [""; 0]);
     assert_eq!(reason(&mut scheduler, "e"), Some(Reason::Gpu { number: 3, holder: Some("d".into()) }));
+}
+
+#[test]
+fn jobs_with_disjoint_gpus_run_side_by_side() {
+    let on_gpus = |id: &str, numbers: &[u32]| {
+        let mut job = job(id, 1, 1);
+        job.demand.gpus = numbers.iter().copied().collect();
+        job
+    };
+    let mut scheduler = host(8, 16);
+    scheduler.add(on_gpus("even", &[0, 2, 4]));
+    scheduler.add(on_gpus("odd", &[5, 3, 1]));
+    scheduler.add(on_gpus("both", &[6, 2, 1]));
+    assert_eq!(trains(&mut scheduler, 0.0), ["even", "odd"]);
+    assert_eq!(reason(&mut scheduler, "both"), Some(Reason::Gpu { number: 1, holder: Some("odd".into()) }));
+    scheduler.remove("odd");
+    assert_eq!(trains(&mut scheduler, 1.0), [""; 0]);
+    assert_eq!(reason(&mut scheduler, "both"), Some(Reason::Gpu { number: 2, holder: Some("even".into()) }));
+    scheduler.remove("even");
+    assert_eq!(trains(&mut scheduler, 2.0), ["both"]);
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl Prepared {
 
 /// What a job demands of the host: once it is prepared, or going by its job file.
 pub(super) fn demand(job: &Job, prepared: Option<&Prepared>) -> Demand {
-    let gpus = Gpus::from(ranks::gpus(&job.training));
+    let gpus: Gpus = ranks::gpus(&job.training).into_iter().collect();
     let memory_bytes = match prepared {
         // The least part of ingest is within the budget.
         Some(Prepared { memory, batch: None, .. }) => memory
@@ -140,11 +140,11 @@ pub(super) fn prepare(
         Size(job.data.memory_budget_bytes)
     );
     let gpus = ranks::gpus(&job.training);
-    if let Some(last) = gpus.clone().next_back() {
-        let numbers = if gpus.len() == 1 {
-            format!("GPU {last}")
-        } else {
-            format!("each of GPUs {} to {last}", gpus.start)
+    if !gpus.is_empty() {
+        let numbers: Vec<_> = gpus.iter().map(u32::to_string).collect();
+        let numbers = match &numbers[..] {
+            [only] => format!("GPU {only}"),
+            several => format!("each of GPUs {}", several.join(", ")),
         };
         text += &format!("; {} on {numbers}", Size(gpu::needed_bytes(&plan.model)));
     }

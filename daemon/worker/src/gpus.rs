@@ -24,6 +24,9 @@ use crate::protocol::{FromWorker, ToWorker};
 /// The library's file.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
+/// The environment variable that limits the GPUs that CUDA shows.
+pub const VISIBLE_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
 /// The maximum number of GPUs and of processes on each that a sample contains.
 const MAX_GPUS: u32 = 64;
 const MAX_PROCESSES: usize = 256;
@@ -47,7 +50,7 @@ pub enum GpuSample {
         /// The loader's error.
         reason: String,
     },
-    /// All GPUs, in the order of `nvidia-smi`.
+    /// All GPUs, in the order of `nvidia-smi`; those of `CUDA_VISIBLE_DEVICES`, if that is set.
     Gpus {
         /// The GPUs.
         gpus: Vec<GpuUse>,
@@ -57,7 +60,7 @@ pub enum GpuSample {
 /// A GPU at a moment. What the driver does not report is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuUse {
-    /// Its index in `nvidia-smi`. CUDA may number GPUs differently.
+    /// Its number in jobs: its index in `nvidia-smi`, or its place in `CUDA_VISIBLE_DEVICES` if that is set.
     pub number: u32,
     /// `GPU-` and a UUID; empty if unknown.
     pub uuid: String,
@@ -165,8 +168,29 @@ fn sample(nvml: &Nvml) -> Result<Vec<GpuUse>> {
     // After the driver was reloaded, every call fails until NVML is opened again.
     match gpus.iter().map(|gpu| gpu.problem.as_ref()).collect::<Option<Vec<_>>>() {
         Some(problems) if !problems.is_empty() => bail!(lost_all(problems[0])),
-        _ => Ok(gpus),
+        _ => Ok(visible(gpus, env::var(VISIBLE_VARIABLE).ok().as_deref())),
     }
+}
+
+/// The GPUs that CUDA shows a process with this value of [`VISIBLE_VARIABLE`], with CUDA's numbers. NVML counts all GPUs of the
+/// host, but jobs, the scheduler and displays must mean the same one by a number. CUDA stops at the first entry that names
+/// no GPU. An instance of a divided GPU (MIG) has a number, but is none of NVML's GPUs.
+fn visible(gpus: Vec<GpuUse>, list: Option<&str>) -> Vec<GpuUse> {
+    let Some(list) = list else { return gpus };
+    let mut shown = Vec::new();
+    for (number, name) in (0..).zip(list.split(',').map(str::trim)) {
+        let is_named = |gpu: &&GpuUse| match name.parse::<u32>() {
+            Ok(index) => gpu.number == index,
+            // CUDA accepts the beginning of a UUID.
+            Err(_) => name.starts_with("GPU-") && gpu.uuid.starts_with(name),
+        };
+        match gpus.iter().find(is_named) {
+            Some(gpu) => shown.push(GpuUse { number, ..gpu.clone() }),
+            None if name.starts_with("MIG-") => {}
+            None => break,
+        }
+    }
+    shown
 }
 
 fn lost_all(problem: &str) -> String {
@@ -237,6 +261,27 @@ mod tests {
         assert_eq!(words(hot), ["hardware_heat"]);
         assert_eq!(words(ThrottleReasons::HW_SLOWDOWN), ["hardware_slowdown"]);
         assert_eq!(words(ThrottleReasons::all()).len(), 4);
+    }
+
+    #[test]
+    fn visible_gpus_have_the_numbers_of_cuda() {
+        let gpus: Vec<GpuUse> = (0..4)
+            .map(|number| GpuUse { number, uuid: format!("GPU-{number}a-{number}b"), ..GpuUse::default() })
+            .collect();
+        let shown = |list| -> Vec<(u32, String)> {
+            visible(gpus.clone(), list).into_iter().map(|gpu| (gpu.number, gpu.uuid)).collect()
+        };
+        let numbered = |indices: &[u32]| -> Vec<(u32, String)> {
+            (0..).zip(indices).map(|(number, index)| (number, format!("GPU-{index}a-{index}b"))).collect()
+        };
+        assert_eq!(shown(None), numbered(&[0, 1, 2, 3]));
+        assert_eq!(shown(Some("2,0")), numbered(&[2, 0]));
+        assert_eq!(shown(Some("GPU-3a, 1")), numbered(&[3, 1]));
+        assert_eq!(shown(Some("1,9,2")), numbered(&[1]), "nothing after a GPU that does not exist");
+        for none in ["", "-1", "none"] {
+            assert_eq!(shown(Some(none)), [], "{none}");
+        }
+        assert_eq!(shown(Some("MIG-1,2")), [(1, "GPU-2a-2b".to_owned())]);
     }
 
     #[test]

@@ -231,7 +231,7 @@ fn lost_hot_and_damaged_gpus_are_named_with_advice() {
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };
     let document = run("1 throttle 96\n1 celsius 91\n1 uncorrected 2\n2 lost 1\n", "");
-    assert!(text(only(&document, "gpu.state", "ok"), "found").starts_with("GPU 0 in nvidia-smi, "));
+    assert!(text(only(&document, "gpu.state", "ok"), "found").starts_with("GPU 0, "));
     assert_fails(&document, "gpu.state", "restart the host");
     let of_gpu_1: Vec<_> =
         of(&document, "gpu.state").into_iter().filter(|found| found["mark"] == "warn").collect();

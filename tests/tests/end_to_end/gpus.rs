@@ -112,7 +112,7 @@ fn the_use_of_gpus_is_shown_with_the_job_that_trains() {
     assert_eq!(shown["gpus"][0]["jobs"], serde_json::json!([{ "id": id, "used_bytes": 3_u64 << 30 }]));
     assert_eq!(shown["gpus"].as_array().unwrap().len(), 1, "{shown:#}");
     let printed = String::from_utf8(host.daemon.run(&["show", &id]).stdout).unwrap();
-    let wanted = "0 in nvidia-smi: 37 % busy, 3.0 GiB of 80.0 GiB used by the job, 41 °C, 310 of 700 W";
+    let wanted = "0: 37 % busy, 3.0 GiB of 80.0 GiB used by the job, 41 °C, 310 of 700 W";
     assert!(printed.lines().any(|line| line.starts_with("gpu ") && line.ends_with(wanted)), "{printed}");
     wait_until("ingest is explained", || host.daemon.run(&["explain", &id]).status.success());
     let printed = String::from_utf8(host.daemon.run(&["explain", &id]).stdout).unwrap();

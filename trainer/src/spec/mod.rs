@@ -60,6 +60,9 @@ pub struct TrainingSpec {
     /// The device.
     #[serde(default, skip_serializing_if = "is_default")]
     pub device: DeviceSpec,
+    /// The number of each worker's GPU, by rank; empty if they follow that of `device`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<u32>,
     /// The number of workers that train the model together; `None` for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<NonZeroU32>,

@@ -150,7 +150,7 @@ decoding         2 of 16 lanes at a time on 2 cores; tuned
 read-ahead       1.0 MiB per file, 4 ranges in flight (set by the job)
 cache            1,200 of 1,234 splits hit, 5.0 GiB read and 7.0 MiB written
 truncated        4,321 rows lost values of a feature to its `maximum`
-gpu              0 in nvidia-smi: 37 % busy, 41 °C
+gpu              0: 37 % busy, 41 °C
 
 STAGE        BUSY  WAITING  FOR
 fetch           -      5.3  lanes for bytes

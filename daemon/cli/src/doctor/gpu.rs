@@ -277,7 +277,7 @@ mod tests {
             "this user may use 1 device nodes",
             "CUDA 13.0, cuBLASLt 13.0",
             "cuda:0, H100, compute capability 9.0, 79.0 GiB of 80.0 GiB free",
-            "GPU 0 in nvidia-smi, PCI 00000000:17:00.0, 41 C: no memory errors, full clocks",
+            "GPU 0, PCI 00000000:17:00.0, 41 C: no memory errors, full clocks",
             "no errors of GPUs in the kernel's log",
         ];
         assert_eq!(found, wanted);

@@ -46,8 +46,7 @@ pub(super) fn findings(state: &State) -> Vec<Finding> {
 
 /// The problems of a GPU; otherwise its description.
 fn of_gpu(gpu: &GpuUse) -> Vec<Finding> {
-    // Not the number of CUDA, which may count GPUs in another order.
-    let name = format!("GPU {} in nvidia-smi, PCI {}", gpu.number, gpu.pci);
+    let name = format!("GPU {}, PCI {}", gpu.number, gpu.pci);
     if let Some(problem) = &gpu.problem {
         let advice =
             "restart the host; if this recurs, check the GPU's power, cooling and slot, or have it replaced";
@@ -56,13 +55,13 @@ fn of_gpu(gpu: &GpuUse) -> Vec<Finding> {
     let celsius = gpu.celsius.map(|celsius| format!(", {celsius} C")).unwrap_or_default();
     let mut findings = Vec::new();
     if let Some(errors) = gpu.uncorrected_errors.filter(|&errors| errors > 0) {
-        let number = gpu.number;
+        let pci = &gpu.pci;
         let finding = Finding::warn(
             CHECK,
             format!("{name}: {errors} memory errors since the driver was loaded that ECC could not correct"),
             format!(
-                "stop its jobs, then: sudo nvidia-smi -r -i {number}; if they recur, have it replaced \
-                 (nvidia-smi -q -d ECC,ROW_REMAPPER -i {number})"
+                "stop its jobs, then: sudo nvidia-smi -r -i {pci}; if they recur, have it replaced \
+                 (nvidia-smi -q -d ECC,ROW_REMAPPER -i {pci})"
             ),
         );
         findings.push(finding.with("uncorrected_errors", errors as f64));
@@ -109,7 +108,7 @@ mod tests {
         for gpu in [gpu(), busy] {
             let findings = of(gpu);
             assert_eq!((findings.len(), findings[0].mark), (1, Mark::Ok));
-            let wanted = "GPU 0 in nvidia-smi, PCI 00000000:17:00.0, 41 C: no memory errors, full clocks";
+            let wanted = "GPU 0, PCI 00000000:17:00.0, 41 C: no memory errors, full clocks";
             assert_eq!(findings[0].found, wanted);
         }
     }
@@ -119,7 +118,11 @@ mod tests {
         let slowed = |reason: &str| GpuUse { throttled_by: vec![reason.into()], ..gpu() };
         for (gpu, mark, sign) in [
             (GpuUse { problem: Some("lost".into()), ..gpu() }, Mark::Fail, "restart the host"),
-            (GpuUse { uncorrected_errors: Some(2), ..gpu() }, Mark::Warn, "nvidia-smi -r -i 0"),
+            (
+                GpuUse { uncorrected_errors: Some(2), ..gpu() },
+                Mark::Warn,
+                "nvidia-smi -r -i 00000000:17:00.0",
+            ),
             (slowed("heat"), Mark::Warn, "air flow"),
             (slowed("hardware_heat"), Mark::Warn, "air flow"),
             (slowed("power_brake"), Mark::Warn, "power cables"),

@@ -5,10 +5,11 @@ mod tables;
 
 use anyhow::Context as _;
 use millstream_daemon::access::Requester;
+use millstream_daemon::devices;
 use millstream_daemon::memory::Room;
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::ranks;
-use millstream_daemon::survey::survey_host_with_current_exe;
+use millstream_daemon::survey::{sample_gpus_with_current_exe, survey_host_with_current_exe};
 use millstream_daemon::warm_start::Beginning;
 use millstream_job::Job;
 use millstream_worker::survey::HostSurvey;
@@ -25,7 +26,7 @@ use crate::progress::Gauge;
 const LEARN_BY_DEFAULT_BYTES: u64 = 64 << 20;
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
-    let job = job_file::resolve(&arguments.job, context)?;
+    let job = devices::resolve(job_file::resolve(&arguments.job, context)?, sample_gpus_with_current_exe)?;
     let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
     let surveyed = || host.clone().context("a CPU job does not survey GPUs");
     let runtime = Runtime::new()?;
@@ -58,10 +59,12 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
 fn gpu_problem(job: &Job, host: Option<&HostSurvey>) -> Option<String> {
     let host = host?;
     let here = || match job.training.ranks() {
+        _ if job.workers.devices.is_some() => "`workers.devices`".to_owned(),
         1 => format!("`training.device = \"{}\"`", job.training.device),
         ranks => format!("`training.device = \"{}\"` with `workers.per_host = {ranks}`", job.training.device),
     };
-    let problem = ranks::gpus(&job.training).find_map(|number| host.gpu(number).with_context(here).err());
+    let numbers = ranks::gpus(&job.training);
+    let problem = numbers.into_iter().find_map(|number| host.gpu(number).with_context(here).err());
     problem.map(|error| format!("{error:#}"))
 }
 
@@ -89,6 +92,7 @@ pub(crate) struct Fit {
 
 /// Plans `job` as `check` does without `--learn`. Blocks, so it must not be called from async code.
 pub(crate) fn fit(job: &Job, runtime: &Handle) -> anyhow::Result<Fit> {
+    let job = &devices::resolve(job.clone(), sample_gpus_with_current_exe)?;
     let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
     let gpu_problem = gpu_problem(job, host.as_ref());
     let surveyed = || host.clone().context("a CPU job does not survey GPUs");

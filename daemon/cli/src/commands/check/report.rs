@@ -1,7 +1,6 @@
 //! The contents of a plan, as `--json` prints them.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::PathBuf;
 
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
@@ -171,10 +170,12 @@ pub(super) struct HostUse {
 /// The job's memory on its GPU; with several workers, on each of theirs. Host memory does not include it.
 #[derive(Debug, Serialize)]
 pub(super) struct GpuMemory {
-    /// The number of the first GPU.
+    /// The number of the first worker's GPU.
     pub(super) number: u32,
     /// The number of GPUs.
     pub(super) count: u32,
+    /// The numbers of the GPUs, by worker.
+    pub(super) numbers: Vec<u32>,
     /// Parameters and optimizer state.
     pub(super) model_bytes: u64,
     /// Batches, activations, gradients and workspaces.
@@ -284,15 +285,15 @@ impl HostUse {
 }
 
 impl GpuMemory {
-    fn of(model: &ModelPlan, numbers: Range<u32>, host: Option<&HostSurvey>) -> Self {
-        let (number, count) = (numbers.start, numbers.len() as u32);
+    fn of(model: &ModelPlan, numbers: Vec<u32>, host: Option<&HostSurvey>) -> Self {
         let of_gpu = |number| Some(host?.gpu(number).ok()?.memory_bytes);
-        let all: Option<Vec<u64>> = numbers.map(of_gpu).collect();
+        let all: Option<Vec<u64>> = numbers.iter().map(|&number| of_gpu(number)).collect();
         let memory_bytes = all.and_then(|all| all.into_iter().min());
         let usable_bytes = memory_bytes.map(gpu::usable_bytes);
         Self {
-            number,
-            count,
+            number: numbers.first().copied().unwrap_or_default(),
+            count: numbers.len() as u32,
+            numbers,
             model_bytes: model.parameter_bytes,
             workspace_bytes: model.workspace_bytes,
             memory_bytes,

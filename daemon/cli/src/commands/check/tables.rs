@@ -240,14 +240,17 @@ impl Report {
 impl GpuMemory {
     /// `bound` precedes upper bounds.
     fn describe(&self, bound: &str, table: &mut Table) {
-        let Self { number, count, model_bytes, workspace_bytes, memory_bytes, usable_bytes, fits } = self;
+        let Self { numbers, model_bytes, workspace_bytes, memory_bytes, usable_bytes, fits, .. } = self;
         let mut used = format!("{bound}{}", figures::bytes(model_bytes.saturating_add(*workspace_bytes)));
         if let Some((usable, total)) = usable_bytes.zip(*memory_bytes) {
             used += &format!(" of {} usable ({} in total)", figures::bytes(usable), figures::bytes(total));
         }
-        let title = match count {
-            1 => format!("GPU {number} memory"),
-            count => format!("GPU {number} to {} memory, each", number + count - 1),
+        let title = match &numbers[..] {
+            [only] => format!("GPU {only} memory"),
+            several => {
+                let numbers: Vec<_> = several.iter().map(u32::to_string).collect();
+                format!("GPU {} memory, each", numbers.join(", "))
+            }
         };
         table.row([title, used]);
         table.row(["  model and optimizer", &figures::bytes(*model_bytes)]);
