@@ -81,8 +81,9 @@ const WORKER_VARIABLE_PREFIXES: [&str; 11] = [
 /// (NCCL's issue 1497). All workers of a job are on this host, so nothing needs to listen on its networks.
 const NCCL_VARIABLES: [(&str, &str); 2] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_SOCKET_IFNAME", "=lo")];
 
-/// A fixed address where all communicators of the host would meet, instead of a secret one for each.
-const NCCL_MEETING_VARIABLE: &str = "NCCL_COMM_ID";
+/// Settings of NCCL that a worker does not inherit: a fixed address where all communicators of the host would meet, instead of a
+/// secret one for each; and calls that wait for other ranks without a limit.
+const NCCL_REFUSED_VARIABLES: [&str; 2] = ["NCCL_COMM_ID", "NCCL_COMM_BLOCKING"];
 
 /// What workers are started from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -270,7 +271,7 @@ impl WorkerProcess {
 fn is_inherited(name: &OsStr) -> bool {
     name.to_str().is_some_and(|name| {
         let has_prefix = WORKER_VARIABLE_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
-        (has_prefix && name != NCCL_MEETING_VARIABLE) || WORKER_VARIABLES.contains(&name)
+        (has_prefix && !NCCL_REFUSED_VARIABLES.contains(&name)) || WORKER_VARIABLES.contains(&name)
     })
 }
 
@@ -427,6 +428,7 @@ mod tests {
             "PATH2",
             "DB_PASSWORD",
             "NCCL_COMM_ID",
+            "NCCL_COMM_BLOCKING",
         ] {
             assert!(!inherits(secret), "{secret}");
         }

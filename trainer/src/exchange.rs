@@ -26,10 +26,11 @@
 //! Without `S`, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
 //! gradients of layers and the losses themselves, in place. Nothing but rows then passes through host memory.
 
+mod devices;
 mod rows;
 
 use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Ticket};
-use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task, ops};
+use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
 use millstream_batch::BatchRef;
 
 use crate::gradients::GradientVisitor;
@@ -184,7 +185,7 @@ impl<S: Scalar> Exchange<S> {
         let PartGradients { backend, network, logits_grad, touched, losses, peers } = gradients;
         let numbers = match peers {
             Some(peers) => {
-                sum_on_devices(*backend, peers, *network, logits_grad, touched.0, losses);
+                devices::sum(*backend, peers, *network, logits_grad, touched.0, losses);
                 None
             }
             None => {
@@ -220,44 +221,6 @@ impl<S: Scalar> Exchange<S> {
         }
         result
     }
-}
-
-/// Replaces the gradients of layers, and the losses, by their sums over all workers, on the devices.
-fn sum_on_devices<B: Backend>(
-    backend: &B,
-    peers: &B::Peers,
-    network: &mut dyn Compute<B>,
-    logits_grad: &B::Matrix,
-    batch: &B::Batch,
-    losses: &mut B::Matrix,
-) {
-    if B::batch_shape(batch).rows == 0 {
-        // A backward pass over no rows has not taken place.
-        let clear = |gradient: &mut B::Matrix| {
-            let rows = B::matrix_shape(gradient).rows;
-            backend.run(ops::Clear { rows, matrix: gradient });
-        };
-        network.visit_gradients(logits_grad, &mut LayerGradients(clear));
-    }
-    backend.sum_over_ranks(peers, |sum| {
-        network.visit_gradients(logits_grad, &mut LayerGradients(&mut *sum));
-        sum(losses);
-    });
-}
-
-/// Calls a function with each gradient of layers.
-struct LayerGradients<F>(F);
-
-impl<B: Backend, F: FnMut(&mut B::Matrix)> GradientVisitor<B> for LayerGradients<F> {
-    fn layers(&mut self, layers: &mut dyn Parameters<B>) {
-        layers.visit(&mut |parameter| {
-            if let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage {
-                (self.0)(gradient);
-            }
-        });
-    }
-
-    fn tables(&mut self, _: &mut Tables<B>, _: &B::Matrix, _: GradientColumns) {}
 }
 
 /// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and numbers of table rows of all

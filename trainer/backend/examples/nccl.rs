@@ -1,5 +1,6 @@
 //! Tries NVIDIA's own libnccl on a host without a GPU, beside an emulated driver: `nccl FILE`. Prints its version, and the
 //! error of a connection, which gets as far as the library's use of the GPU.
+#![allow(clippy::print_stdout, reason = "a report prints")]
 
 use std::error::Error;
 use std::fs;

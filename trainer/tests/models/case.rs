@@ -12,6 +12,11 @@ use millstream_trainer::spec::{ClipSpec, ModelSpec, Precision, TrainingSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+/// Whether tests run on the host's GPU.
+pub(crate) fn is_real_gpu() -> bool {
+    std::env::var_os("MILLSTREAM_GPU").is_some()
+}
+
 /// The CUDA backend on stand-ins for a GPU and its libraries, with kernels compiled for the host; or on the
 /// host's GPU if `MILLSTREAM_GPU` names a cache directory for compiled kernels (see `bench/gpu`).
 pub(crate) fn cuda() -> Cuda {
@@ -23,8 +28,12 @@ pub(crate) fn cuda() -> Cuda {
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
-/// The GPU of worker `rank`: each has its own emulated one, and they communicate by the stand-in of NCCL.
+/// The GPU of worker `rank`: each has its own emulated one, and they communicate by the stand-in of NCCL; or all share the
+/// host's GPU, which NCCL refuses.
 pub(crate) fn cuda_of(rank: u32) -> Cuda {
+    if is_real_gpu() {
+        return cuda();
+    }
     let stand_in = StandIn::of(&Variant::default().copy(rank)).expect("a C++ compiler");
     let images = stand_in.folder().join("images");
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")

@@ -93,14 +93,12 @@ impl Config {
 
 /// A failed call of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{function} of NVIDIA's collectives library (NCCL) failed: {text}{}", .detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default())]
+#[error("{function} of NVIDIA's collectives library (NCCL) failed: {text}")]
 pub struct NcclError {
     /// The function that failed.
     pub function: &'static str,
-    /// The library's description of the error.
+    /// The library's description of the error, and its message about this failure if there is one.
     pub text: String,
-    /// The library's message about this failure, if there is one.
-    pub detail: Option<String>,
     status: Status,
 }
 
@@ -146,8 +144,8 @@ impl Functions {
         let text = text_at(unsafe { (self.ncclGetErrorString)(status) });
         // SAFETY: the last error of the process needs no communicator, says the documentation.
         let detail = text_at(unsafe { (self.ncclGetLastError)(Handle::NULL) });
-        let text = text.unwrap_or_else(|| format!("status {status}"));
-        Err(NcclError { function, text, detail, status })
+        let text: Vec<String> = [text, detail].into_iter().flatten().collect();
+        Err(NcclError { function, text: text.join(": "), status })
     }
 }
 
