@@ -168,6 +168,42 @@ fn a_single_gpu_job_does_not_need_nccl() {
     }
 }
 
+/// Each worker is a process with its own GPU; UCX must be installed, as `tests/run` does.
+#[test]
+fn workers_on_several_gpus_train_as_one_on_a_cpu() {
+    let train = |on: &[&str], libraries: &Path, more: &[(&str, &str)]| {
+        let job = TinyJob::new();
+        let rows = ["--set", "data.batch_size=512"];
+        let arguments = [&["train", "job.toml", "--json"], &SHORT[..], &rows, on].concat();
+        run(job.directory(), libraries, more, &arguments)
+    };
+    let on_gpus =
+        [&ON_CUDA[..], &["--set", "workers.per_host=2", "--set", "workers.timeout_seconds=20"]].concat();
+    let two_gpus = ("MILLSTREAM_STAND_IN_DEVICES", "2");
+    let whole = StandIn::whole().unwrap();
+    let [several, one] =
+        [train(&on_gpus, whole.folder(), &[two_gpus]), train(&[], Path::new("/nowhere"), &[])].map(|ended| {
+            assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+            auc(&ended.stdout)
+        });
+    assert!((several - one).abs() < 1e-3, "{several}, and one worker on the CPU {one}");
+
+    // Without the library, the job fails at once, with the package to install.
+    let without = StandIn::of(&Variant::default().without(Library::Nccl)).unwrap();
+    let failed = train(&on_gpus, without.folder(), &[two_gpus]);
+    let message = "(NCCL) is not on this host (looked for libnccl.so.2): for jobs on several GPUs install package libnccl2";
+    assert!(failed.code != Some(0) && failed.stderr.contains(message), "{}", failed.stderr);
+    assert!(!failed.stderr.contains("resuming"), "{}", failed.stderr);
+
+    // A rank that is silent in a sum is a lost worker.
+    let silent = ("MILLSTREAM_STAND_IN_FAIL", "silent:20:1");
+    let on_gpus = [&on_gpus[..], &["--set", "workers.timeout_seconds=3"]].concat();
+    let failed = train(&on_gpus, whole.folder(), &[two_gpus, silent]);
+    let message = "sum on GPUs, number 20: a rank did not complete it within 3 s";
+    assert!(failed.code != Some(0) && failed.stderr.contains(message), "{}", failed.stderr);
+    assert!(failed.stderr.contains("resuming"), "{}", failed.stderr);
+}
+
 #[test]
 fn show_reports_the_device_of_a_job() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());

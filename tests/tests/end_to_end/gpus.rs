@@ -11,6 +11,9 @@ use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::TinyJob;
 use serde_json::Value;
 
+/// The UUIDs of the stand-in's GPUs, but for their index.
+const UUID: &str = "GPU-00000000-0000-0000-0000-00000000000";
+
 /// A daemon on a host with stand-ins for GPUs.
 struct Host {
     job: TinyJob,
@@ -121,6 +124,53 @@ fn the_use_of_gpus_is_shown_with_the_job_that_trains() {
     host.daemon.json(&["cancel", &id]);
     assert_eq!(host.daemon.json(&["show", &id])["gpus"], Value::Null);
     wait_until("the job's share ends", || host.gpus()["gpus"][0]["jobs"] == serde_json::json!([]));
+    host.daemon.stop();
+}
+
+/// A daemon that sees two of three GPUs, in another order: jobs, `top` and the resolved job mean the same ones by a number.
+#[test]
+fn devices_of_workers_are_those_that_cuda_shows_the_daemon() {
+    let stand_in = StandIn::whole().unwrap();
+    let more = [("MILLSTREAM_STAND_IN_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "2,0")];
+    let host = Host::start(&stand_in, &more, "2 celsius 77\n");
+    wait_until("GPUs are read", || host.gpus()["gpus"].is_array());
+    let gpus = host.gpus()["gpus"].clone();
+    assert_eq!(gpus.as_array().unwrap().len(), 2, "{gpus:#}");
+    assert_eq!((&gpus[0]["number"], &gpus[0]["celsius"]), (&0.into(), &77.into()), "{gpus:#}");
+    let [shown, second, hidden] = [&gpus[0]["uuid"], &gpus[1]["uuid"], &Value::from(UUID.to_owned() + "1")]
+        .map(|uuid| uuid.as_str().unwrap().to_owned());
+    assert_eq!((shown, &second), (UUID.to_owned() + "2", &(UUID.to_owned() + "0")));
+
+    let file = host.job.file();
+    let line = |devices: &str| {
+        let setting = format!("workers.devices={devices}");
+        ["submit", file.to_str().unwrap(), "--set", &setting, "--set", "data.epochs=100000"]
+            .map(str::to_owned)
+    };
+    let submit = |devices: &str| {
+        let line = line(devices);
+        host.daemon.json(&line.each_ref().map(String::as_str))["id"].as_str().unwrap().to_owned()
+    };
+    let id = submit(&format!("[\"{second}\"]"));
+    wait_until("the job trains", || {
+        let job = host.daemon.show(&id);
+        assert_ne!(job["state"], "failed", "{job:#}");
+        job["progress"]["step"].as_u64() > Some(0)
+    });
+    assert_eq!(host.daemon.show(&id)["device"]["gpu"]["number"], 1);
+    let all = submit("all");
+    let why = format!("job {id} trains on GPU 1");
+    wait_until("the second job waits for the first", || host.daemon.show(&all)["waits_for"] == *why);
+
+    let refused = host.daemon.run(&line(&format!("[\"{hidden}\"]")).each_ref().map(String::as_str));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    let wanted = format!(
+        "`workers.devices`: this host has no GPU \"{hidden}\"; it has 0 ({UUID}2, NVIDIA stand-in), 1 ("
+    );
+    assert!(message.contains(&wanted), "{message}");
+    for id in [&all, &id] {
+        host.daemon.json(&["cancel", id]);
+    }
     host.daemon.stop();
 }
 
