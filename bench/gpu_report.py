@@ -193,11 +193,27 @@ def auc(figures: Figures) -> list[str]:
     return ["### Held-out AUC", "", *table(["", "on the CPU", "on the GPU", "apart", f"within {WANTED_AUC}"], rows)] if rows else []
 
 
+def workers(figures: Figures) -> list[str]:
+    """Steps of a batch of the same size by several workers, a GPU each."""
+    rows, of_one = [], {}
+    for name in figures.names("dlrm by", "wide_deep by"):
+        _, rates, _, _ = parted(figures.results[name])
+        if not rates:
+            continue
+        model, count, median = name.split()[0], int(name.split()[2]), statistics.median(rates)
+        if count == 1:
+            of_one[model] = median
+        efficiency = f"{median / (count * of_one[model]):.2f}" if model in of_one else ""
+        rows.append([name, spread(rates), efficiency])
+    titles = ["", "examples/s, min / median / max", "of one worker's rate times workers"]
+    return ["### Several workers", "", *table(titles, rows)] if rows else []
+
+
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     figures = Figures(sys.argv[1:])
-    parts = (head, checks, steps, mlperf, operations, files, auc)
+    parts = (head, checks, steps, mlperf, operations, files, auc, workers)
     print("\n".join(line for part in parts for line in part(figures)), end="")
 
 

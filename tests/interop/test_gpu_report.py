@@ -57,6 +57,8 @@ class Report(unittest.TestCase):
             *of_part("auc", "Census in bf16 on cuda", [{"eval": None}]),
             *of_part("auc", "clicks in fp16 on cpu", auc(0.7)),
             *of_part("auc", "clicks in fp16 on cuda", auc(0.7006)),
+            *of_part("workers", "dlrm by 1 workers", [{"rate": 4e6}]),
+            *of_part("workers", "dlrm by 2 workers", [{"rate": 6e6}, {"rate": 6e6}]),
             {"part": "sanitizer", "check": "compute-sanitizer", "ended": "left out", "why": "it is not installed"},
         ])
         # The floor is 1e6 / 1e14 + 1e4 / 1e12 seconds per row; operations took 38 microseconds for 2000 rows.
@@ -72,6 +74,7 @@ class Report(unittest.TestCase):
             "| Census in fp32 | 0.900000 | 0.900400 | 0.000400 | yes |",
             "| Census in bf16 | 0.900000 |  |  |  |",
             "| clicks in fp16 | 0.700000 | 0.700600 | 0.000600 | no |",
+            "| dlrm by 2 workers | 6,000,000 / 6,000,000 / 6,000,000 | 0.75 |",
         ]:
             self.assertIn(wanted, lines)
 

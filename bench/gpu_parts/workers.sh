@@ -1,0 +1,48 @@
+# Several workers that train one model together: the same results, and rates by the number of GPUs.
+# shellcheck shell=bash disable=SC2154
+
+part_workers() {
+    if ! ldconfig -p | grep -q 'libucp\.so\.0'; then
+        ended "several workers" left_out "UCX (package libucx0) is not installed"
+        return
+    fi
+    local gpus model count
+    gpus=$(gpu_count)
+    for model in dlrm wide_deep; do
+        if ((gpus > 1)); then
+            losses_of_workers "$model" 2 "$device"
+        else
+            losses_of_workers "$model" 2 shared
+        fi
+    done
+    for model in dlrm wide_deep; do
+        for count in 1 2 4 8; do
+            if ((count > gpus)); then
+                ended "$model by $count workers" left_out "the machine has $gpus GPU(s)"
+                continue
+            fi
+            measure "$model by $count workers" bench/gpu_parts/each_rank.sh "$count" "$device" "$programs/step_speed" "${step[@]}" \
+                --model "$model" --precision bf16 "${shape[@]}" "${runs[@]:0:4}" --json
+        done
+    done
+}
+
+# The GPUs of this machine; without any, as many as the CPU or the emulated libraries stand for.
+gpu_count() {
+    if [[ "$command" == try ]]; then
+        echo "${MILLSTREAM_STAND_IN_DEVICES:-2}"
+    else
+        nvidia-smi -L | wc -l
+    fi
+}
+
+# losses_of_workers MODEL COUNT DEVICE: in fp32, all workers have the same weights, and the losses are those of one worker.
+losses_of_workers() {
+    local name="$1: losses of $2 workers are those of one ($3)" began=$SECONDS
+    local program=("$programs/step_speed" "${step[@]}" --model "$1" "${agree_shape[@]}" --precision fp32)
+    echo "== $name"
+    within "${program[@]}" >"$work/ours" &&
+        SAME=1 within bench/gpu_parts/each_rank.sh "$2" "$3" "${program[@]}" >"$work/theirs" &&
+        within python3 bench/gpu_agree.py "$work/ours" "$work/theirs"
+    judge "$name" $? $((SECONDS - began))
+}
