@@ -2,8 +2,12 @@
 # shellcheck shell=bash disable=SC2154
 
 part_workers() {
-    if ! ldconfig -p | grep -q 'libucp\.so\.0'; then
+    if ! has_library libucp.so.0; then
         ended "several workers" left_out "UCX (package libucx0) is not installed"
+        return
+    fi
+    if [[ "$command" == run ]] && ! has_library libnccl.so.2; then
+        ended "several workers" left_out "NCCL (package libnccl2) is not installed"
         return
     fi
     local gpus model count
@@ -25,6 +29,17 @@ part_workers() {
                 --model "$model" --precision bf16 "${shape[@]}" "${runs[@]:0:4}" --json
         done
     done
+}
+
+# has_library FILE: whether the loader finds it.
+has_library() {
+    local folder folders
+    ldconfig -p | grep -qF "$1 " && return
+    IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}"
+    for folder in "${folders[@]}"; do
+        [[ -e "$folder/$1" ]] && return
+    done
+    return 1
 }
 
 # The GPUs of this machine; without any, as many as the CPU or the emulated libraries stand for.

@@ -61,7 +61,7 @@ impl Host {
 
 #[test]
 fn the_use_of_gpus_is_shown_with_the_job_that_trains() {
-    // Libraries of its own: the stand-in counts all processes that have loaded its driver.
+    // A stand-in for this test alone: it counts all processes that have loaded its driver.
     let stand_in = StandIn::of(&Variant::default().with_version(Library::Nccl, 2_210)).unwrap();
     let host = Host::start(
         &stand_in,
@@ -131,7 +131,7 @@ fn the_use_of_gpus_is_shown_with_the_job_that_trains() {
 /// A daemon that sees two of three GPUs, in another order: jobs, `top` and the resolved job mean the same ones by a number.
 #[test]
 fn devices_of_workers_are_those_that_cuda_shows_the_daemon() {
-    // Libraries of its own: the stand-in counts all processes that have loaded its driver.
+    // A stand-in for this test alone: it counts all processes that have loaded its driver.
     let stand_in = StandIn::of(&Variant::default().with_version(Library::Nccl, 2_200)).unwrap();
     let more = [("MILLSTREAM_STAND_IN_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "2,0")];
     let host = Host::start(&stand_in, &more, "2 celsius 77\n");

@@ -136,9 +136,14 @@ pub(crate) fn step_rows(
     weight_bytes: usize,
     formula: &Formula,
 ) -> Work {
-    let row = table.width * weight_bytes + (table.width * table.states + table.row_states) * WORD;
+    let row = row_bytes(table, weight_bytes);
     let moved = ids * ENTRY + 2 * touched * row;
     work(0, moved, ids * table.width + touched * table.width * step_flops(formula))
+}
+
+/// Size of a row of a table with its optimizer state, in bytes.
+fn row_bytes(table: TableShape, weight_bytes: usize) -> usize {
+    table.width * weight_bytes + (table.width * table.states + table.row_states) * WORD
 }
 
 /// An optimizer step on `touched` rows of a table, with one gradient each.
@@ -148,7 +153,7 @@ pub(crate) fn step_merged_rows(
     weight_bytes: usize,
     formula: &Formula,
 ) -> Work {
-    let row = table.width * weight_bytes + (table.width * table.states + table.row_states) * WORD;
+    let row = row_bytes(table, weight_bytes);
     let gradient = (1 + table.width) * WORD;
     work(0, touched * (gradient + 2 * row), touched * table.width * step_flops(formula))
 }

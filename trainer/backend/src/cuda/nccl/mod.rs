@@ -53,8 +53,8 @@ functions! {
     }
 }
 
-/// Names the meeting of the ranks of one communicator: an address and a random number. A secret, since whoever knows it can
-/// take part; so it has no `Debug`.
+/// Identifies one communicator, whose ranks all pass the same id: the address of rank 0 and a random number. A secret, because
+/// every process that knows it can join; so it has no `Debug`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(super) struct UniqueId([u8; 128]);
