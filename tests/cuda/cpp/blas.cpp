@@ -1,4 +1,4 @@
-// The stand-in of cuBLASLt: products of column-major matrices, with the epilogues of a layer's steps.
+// The stand-in of cuBLASLt: products of column-major matrices, with bias and ReLU as epilogues.
 //
 // Combinations of formats that the library does not support, according to the tables of cublasLtMatmul's documentation, are
 // CUBLAS_STATUS_NOT_SUPPORTED. The driver's stand-in in the same folder enqueues the work in a stream.
@@ -92,12 +92,9 @@ CUresult run(void* raw) {
     bool there = reaches(it.a, span(it.la)) && reaches(it.b, span(it.lb)) && reaches(it.d, span(it.ld)) &&
                  (it.beta == 0 || reaches(it.c, span(it.lc))) &&
                  (it.workspace_bytes == 0 || reaches(it.workspace, it.workspace_bytes));
-    if (it.has(BIAS | BGRAD | BGRADA | BGRADB))
-        there &= reaches(it.desc.bias, size_t((it.ld.batches - 1) * it.desc.bias_stride + it.bias_length()) *
-                                           bytes_of(it.bias_type()));
-    if (it.has(AUX))
-        there &= reaches(it.desc.aux,
-                         size_t((it.ld.batches - 1) * it.desc.aux_stride + it.n() * it.desc.aux_ld) / 8);
+    if (it.has(BIAS))
+        there &= reaches(it.desc.bias,
+                         size_t((it.ld.batches - 1) * it.desc.bias_stride + it.m()) * bytes_of(it.bias_type()));
     if (!there) return CUDA_ERROR_ILLEGAL_ADDRESS;
     // Overwrites the workspace, so that concurrent use of it is noticed.
     if (it.workspace_bytes != 0) std::memset(it.workspace, 0xff, it.workspace_bytes);
@@ -132,17 +129,11 @@ cublasStatus_t check(const MatmulDesc& desc, const MatrixLayout& a, const Matrix
             [[fallthrough]];
         default: return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    static const uint32_t epilogues[] = {EPILOGUE_DEFAULT, RELU, RELU | AUX, BIAS, RELU | BIAS, RELU | AUX | BIAS,
-                                         DRELU | AUX, DRELU | AUX | BGRAD, BGRADA, BGRADB};
-    if (std::find(std::begin(epilogues), std::end(epilogues), desc.epilogue) == std::end(epilogues))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (desc.epilogue == EPILOGUE_DEFAULT) return CUBLAS_STATUS_SUCCESS;
+    if ((desc.epilogue & ~(RELU | BIAS)) != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (stand_in_has_plain_products) return CUBLAS_STATUS_NOT_SUPPORTED;
     // A bias has D's format.
     if (desc.bias_type >= 0 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
-    // "Must be divisible by 128 and be no less than the number of rows in the output matrix."
-    if ((desc.epilogue & AUX) && (desc.aux_ld % 128 != 0 || desc.aux_ld < int64_t(d.rows)))
-        return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -230,9 +221,6 @@ EXPORT cublasStatus_t cublasLtMatmulDescSetAttribute(MatmulDesc* desc, int attri
         case 7: return set(desc->epilogue, from, bytes);
         case 8: return set(desc->bias, from, bytes);
         case 10: return set(desc->bias_stride, from, bytes);
-        case 11: return set(desc->aux, from, bytes);
-        case 12: return set(desc->aux_ld, from, bytes);
-        case 13: return set(desc->aux_stride, from, bytes);
         case 15: return set(desc->sm_count, from, bytes);
         case 26: return set(desc->bias_type, from, bytes);
         default: return CUBLAS_STATUS_INVALID_VALUE;
@@ -343,8 +331,7 @@ EXPORT cublasStatus_t cublasLtMatmul(Handle*, const MatmulDesc* desc, const void
     if (overlap(d, span(*ld), a, span(*la)) || overlap(d, span(*ld), b, span(*lb)) ||
         (product->beta != 0 && !in_place && overlap(d, span(*ld), c, span(*lc))))
         return CUBLAS_STATUS_INVALID_VALUE;
-    bool has_bias = product->has(BIAS | BGRAD | BGRADA | BGRADB), has_aux = product->has(AUX);
-    if ((has_bias && desc->bias == nullptr) || (has_aux && desc->aux == nullptr)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (product->has(BIAS) && desc->bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
     // Freed by the stream, even if enqueueing fails.
     CUresult enqueued = driver().enqueue(
         stream, "a product", run, [](void* raw) { delete static_cast<Product*>(raw); }, product.release());

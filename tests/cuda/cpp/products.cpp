@@ -42,13 +42,6 @@ std::vector<float> unpacked(const void* from, const MatrixLayout& layout, int64_
     return to;
 }
 
-bool bit(const void* mask, int64_t at) { return static_cast<const unsigned char*>(mask)[at / 8] >> (at % 8) & 1; }
-
-void set_bit(void* mask, int64_t at, bool value) {
-    auto& byte = static_cast<unsigned char*>(mask)[at / 8];
-    byte = static_cast<unsigned char>((byte & ~(1 << (at % 8))) | value << (at % 8));
-}
-
 }  // namespace
 
 void multiply(const Product& it, int64_t batch) {
@@ -56,10 +49,9 @@ void multiply(const Product& it, int64_t batch) {
     bool tf32 = it.desc.compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<float> a = unpacked(it.a, it.la, batch * it.la.stride, it.desc.transa, tf32);
     std::vector<float> b = unpacked(it.b, it.lb, batch * it.lb.stride, it.desc.transb, tf32);
-    std::vector<float> sums(static_cast<size_t>(m)), gradient(static_cast<size_t>(it.bias_length()));
+    std::vector<float> sums(static_cast<size_t>(m));
     auto* bias =
         static_cast<unsigned char*>(it.desc.bias) + size_t(batch * it.desc.bias_stride) * bytes_of(it.bias_type());
-    auto* aux = static_cast<unsigned char*>(it.desc.aux) + batch * it.desc.aux_stride / 8;
     for (int64_t col = 0; col < n; ++col) {
         std::fill(sums.begin(), sums.end(), 0.0f);
         for (int64_t i = 0; i < k; ++i) {
@@ -72,23 +64,10 @@ void multiply(const Product& it, int64_t batch) {
             // C is not read if beta is 0.
             if (it.beta != 0) value += it.beta * load(it.lc.type, it.c, batch * it.lc.stride + col * it.lc.ld + row);
             if (it.has(BIAS)) value += load(it.bias_type(), bias, row);
-            if (it.has(RELU)) {
-                if (it.has(AUX)) set_bit(aux, col * it.desc.aux_ld + row, value > 0);
-                value = value > 0 || value != value ? value : 0;
-            }
-            if (it.has(DRELU) && !bit(aux, col * it.desc.aux_ld + row)) value = 0;
-            if (it.has(DRELU) && it.has(BGRAD)) gradient[size_t(row)] += value;
+            if (it.has(RELU)) value = value > 0 || value != value ? value : 0;
             store(it.ld.type, it.d, batch * it.ld.stride + col * it.ld.ld + row, value);
         }
     }
-    for (int64_t i = 0; i < k; ++i) {
-        if (it.has(BGRADA))
-            for (int64_t row = 0; row < m; ++row) gradient[size_t(row)] += a[size_t(i * m + row)];
-        if (it.has(BGRADB))
-            for (int64_t col = 0; col < n; ++col) gradient[size_t(col)] += b[size_t(col * k + i)];
-    }
-    if (it.has(BGRADA) || it.has(BGRADB) || it.has(BGRAD))
-        for (int64_t i = 0; i < it.bias_length(); ++i) store(it.bias_type(), bias, i, gradient[size_t(i)]);
 }
 
 }  // namespace stand_in

@@ -9,7 +9,7 @@ namespace stand_in {
 enum { CUDA_R_32F = 0, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
 // CUBLASLT_EPILOGUE_...: flags, except DEFAULT.
-enum { EPILOGUE_DEFAULT = 1, RELU = 2, BIAS = 4, DRELU = 8, BGRAD = 16, AUX = 128, BGRADA = 256, BGRADB = 512 };
+enum { EPILOGUE_DEFAULT = 1, RELU = 2, BIAS = 4 };
 
 // The contents of the opaque descriptors.
 struct MatmulDesc {
@@ -17,8 +17,7 @@ struct MatmulDesc {
     uint32_t epilogue;
     int32_t bias_type, sm_count;
     void* bias;
-    void* aux;
-    int64_t aux_ld, bias_stride, aux_stride;
+    int64_t bias_stride;
 };
 
 struct MatrixLayout {
@@ -47,8 +46,6 @@ struct Product {
     int64_t k() const { return int64_t(desc.transa ? la.rows : la.cols); }
     bool has(unsigned flag) const { return desc.epilogue != EPILOGUE_DEFAULT && (desc.epilogue & flag) != 0; }
     int bias_type() const { return desc.bias_type < 0 ? ld.type : desc.bias_type; }
-    // The length of the bias, or of its gradient.
-    int64_t bias_length() const { return has(BGRADB) ? n() : m(); }
 };
 
 // The distance from the first element to the last.

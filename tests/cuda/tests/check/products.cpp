@@ -80,15 +80,10 @@ void check(const Kind& kind) {
     Matrix a(kind.transa ? k : m, kind.transa ? m : k, random(3), kind.type);
     Matrix b(kind.transb ? n : k, kind.transb ? k : n, random(3), kind.type);
     Matrix d(m, n, random(3), kind.out);
-    bool bgrada = kind.epilogue == 256, bgradb = kind.epilogue == 512, bgrad = kind.epilogue & 16;
-    bool bias = kind.epilogue != 1 && (kind.epilogue & 4), relu = kind.epilogue & 2, drelu = kind.epilogue & 8,
-         aux = kind.epilogue & 128;
-    Matrix vector(bgradb ? n : m, 1, 0, kind.out);
-    std::int64_t aux_ld = 128;
-    std::vector<unsigned char> mask(size_t(aux_ld) * n / 8);
-    for (unsigned char& byte : mask) byte = static_cast<unsigned char>(random(256));
+    bool bias = kind.epilogue & 4, relu = kind.epilogue & 2;
+    Matrix vector(m, 1, 0, kind.out);
     CUdeviceptr at_a = put(kind.type, a.values), at_b = put(kind.type, b.values), at_d = put(kind.out, d.values),
-                at_vector = put(kind.out, vector.values), at_mask = upload(mask), workspace = allocate(1 << 16);
+                at_vector = put(kind.out, vector.values), workspace = allocate(1 << 16);
 
     void *handle, *desc, *preference;
     EQUAL(lt("cublasLtCreate", &handle), 0);
@@ -97,8 +92,6 @@ void check(const Kind& kind) {
     set(desc, 4, std::int32_t(kind.transb));
     set(desc, 7, std::uint32_t(kind.epilogue));
     set(desc, 8, at_vector);
-    set(desc, 11, at_mask);
-    set(desc, 12, aux_ld);
     void *la = a.layout(kind.type), *lb = b.layout(kind.type), *ld = d.layout(kind.out);
     EQUAL(lt("cublasLtMatmulPreferenceCreate", &preference), 0);
     std::uint64_t room = 1 << 16;
@@ -120,8 +113,7 @@ void check(const Kind& kind) {
              result.workspace, by), 0);
     synchronize(by);
 
-    std::vector<float> got = get(kind.out, at_d, d.values.size()), gradient(std::size_t(vector.rows));
-    std::vector<unsigned char> got_mask = download<unsigned char>(at_mask, mask.size());
+    std::vector<float> got = get(kind.out, at_d, d.values.size());
     auto near = [&](float left, double right) {
         double tolerance = kind.out == f32 ? 1e-4 : kind.out == f16 ? 2e-3 : 1.6e-2;
         if (std::fabs(left - right) > tolerance * (1 + std::fabs(right)))
@@ -138,20 +130,9 @@ void check(const Kind& kind) {
             for (std::uint64_t i = 0; i < k; ++i) sum += double(a.at(kind.transa, row, i)) * b.at(kind.transb, i, col);
             sum = kind.alpha * sum + kind.beta * d.at(row, col);
             if (bias) sum += vector.values[row];
-            size_t in_mask = col * size_t(aux_ld) + row;
-            if (relu && aux) EQUAL(got_mask[in_mask / 8] >> in_mask % 8 & 1, sum > 0);
             if (relu) sum = std::fmax(sum, 0);
-            if (drelu && !(mask[in_mask / 8] >> in_mask % 8 & 1)) sum = 0;
-            if (drelu && bgrad) gradient[row] += float(sum);
             near(got[at], sum);
         }
-    for (std::uint64_t i = 0; i < k; ++i) {
-        for (std::uint64_t row = 0; bgrada && row < m; ++row) gradient[row] += a.at(kind.transa, row, i);
-        for (std::uint64_t col = 0; bgradb && col < n; ++col) gradient[col] += b.at(kind.transb, i, col);
-    }
-    auto got_vector = get(kind.out, at_vector, vector.values.size());
-    for (size_t i = 0; i < gradient.size(); ++i)
-        near(got_vector[i], bgrada || bgradb || bgrad ? gradient[i] : vector.values[i]);
     for (void* layout : {la, lb, ld}) EQUAL(lt("cublasLtMatrixLayoutDestroy", layout), 0);
     EQUAL(lt("cublasLtMatmulPreferenceDestroy", preference), 0);
     EQUAL(lt("cublasLtMatmulDescDestroy", desc), 0);
@@ -165,12 +146,12 @@ CASE(products_of_all_kinds) {
     unsigned checked = 0;
     for (auto [type, out] : {std::pair{int(f32), int(f32)}, {f16, f16}, {bf16, bf16}, {f16, f32}, {bf16, f32}})
         for (int transposed = 0; transposed < 4; ++transposed)
-            for (unsigned epilogue : {1, 2, 4, 6, 2 | 128, 6 | 128, 8 | 128, 8 | 128 | 16, 256, 512})
+            for (unsigned epilogue : {1, 2, 4, 6})
                 for (auto [alpha, beta] : {std::pair{1.0f, 0.0f}, {1.0f, 1.0f}, {0.5f, -0.25f}}) {
                     check({type, out, transposed & 1, transposed >> 1, alpha, beta, epilogue});
                     ++checked;
                 }
-    EQUAL(checked, 5u * 4 * 10 * 3);
+    EQUAL(checked, 5u * 4 * 4 * 3);
     check({f32, f32, 0, 1, 1, 0, 1, 77});
 }
 
