@@ -48,7 +48,7 @@ impl Floors {
         let [mut from, mut to] = [copied_rows; 2].map(|rows| backend.matrix(rows, SIDE));
         let bytes = 2 * copied_rows * SIDE * B::matrix_shape(&from).number_bytes;
         let copy = best(backend, |backend| {
-            backend.run(CopyRows { rows: copied_rows, from: &from, to: &mut to, first: 0 });
+            backend.run(CopyRows { rows: copied_rows, from: (&from, 0), to: (&mut to, 0) });
             std::mem::swap(&mut from, &mut to);
         });
         drop((from, to));

@@ -35,9 +35,8 @@ impl<B: Backend> BatchGradient<B> {
         if let Some(of_batch) = &mut self.of_batch {
             backend.run(ops::CopyRows {
                 rows: pass.len(),
-                from: &self.of_pass,
-                to: of_batch,
-                first: pass.rows.start,
+                from: (&self.of_pass, 0),
+                to: (of_batch, pass.rows.start),
             });
         }
     }

@@ -15,14 +15,15 @@ pub(crate) fn copy(cpu: &Cpu, operation: CopyColumns<'_, Cpu>) {
     });
 }
 
-/// Copies the first `rows` rows of `from` to `to` from row `first` on.
+/// Copies `rows` rows of `from`, from `first` on, to `to`, from `to_first` on.
 pub(crate) fn copy_rows(cpu: &Cpu, operation: CopyRows<'_, Cpu>) {
-    let CopyRows { rows, from, to, first } = operation;
+    let CopyRows { rows, from: (from, first), to: (to, to_first) } = operation;
     let stride = to.stride();
     let float = to.float();
-    let out = Rows::of(&mut to.as_mut_slice()[first * stride..], stride);
+    let from = &from.as_slice()[first * stride..];
+    let out = Rows::of(&mut to.as_mut_slice()[to_first * stride..], stride);
     run_blocks!(cpu, Blocks::of(rows, ROWS), out, |block, out| {
-        out.copy_from_slice(&from.as_slice()[block.start * stride..block.end * stride]);
+        out.copy_from_slice(&from[block.start * stride..block.end * stride]);
         float.round_all(out);
     });
 }

@@ -133,8 +133,8 @@ impl Cuda {
     }
 
     pub(super) fn copy_rows(&self, operation: ops::CopyRows<'_, Self>) {
-        let ops::CopyRows { rows, from, to, first } = operation;
-        self.copy(rows, (from.view(), 0), (to.view_from(first), 0), from.columns());
+        let ops::CopyRows { rows, from: (from, first), to: (to, to_first) } = operation;
+        self.copy(rows, (from.view_from(first), 0), (to.view_from(to_first), 0), from.columns());
     }
 
     pub(super) fn add(&self, operation: Add<'_, Self>) {

@@ -34,27 +34,27 @@ impl<D: Shapes> CopyColumns<'_, D> {
     }
 }
 
-/// Copies the first `rows` rows of `from` to `to`, from its row `first` on. Both have the same number of columns.
+/// Copies `rows` rows of one matrix to another with the same number of columns.
 pub struct CopyRows<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
-    /// The source.
-    pub from: &'a D::Matrix,
-    /// The destination.
-    pub to: &'a mut D::Matrix,
-    /// Its first row written.
-    pub first: usize,
+    /// The source, and its first row.
+    pub from: (&'a D::Matrix, usize),
+    /// The destination, and its first row.
+    pub to: (&'a mut D::Matrix, usize),
 }
 
 impl<D: Shapes> CopyRows<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let (end, columns) = (self.first.saturating_add(self.rows), D::matrix_shape(self.from).columns);
-        checks.matrix::<D>("from", self.from).rows_at_least(self.rows);
-        checks.matrix::<D>("to", self.to).rows_at_least(end).columns(columns);
+        let columns = D::matrix_shape(self.from.0).columns;
+        for (name, matrix, first) in [("from", self.from.0, self.from.1), ("to", &*self.to.0, self.to.1)] {
+            let end = first.saturating_add(self.rows);
+            checks.matrix::<D>(name, matrix).rows_at_least(end).columns(columns);
+        }
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
-        cost::elementwise(self.rows, [D::matrix_shape(self.from), D::matrix_shape(self.to)], 0)
+        cost::elementwise(self.rows, [D::matrix_shape(self.from.0), D::matrix_shape(self.to.0)], 0)
     }
 }
 

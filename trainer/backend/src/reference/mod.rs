@@ -455,10 +455,13 @@ impl Reference {
     }
 
     fn copy_rows(&self, operation: CopyRows<'_, Self>) {
-        let CopyRows { rows, from, to, first } = operation;
-        let columns = from.columns;
-        to.values[first * columns..][..rows * columns].copy_from_slice(&from.values[..rows * columns]);
-        to.round(first + rows);
+        let CopyRows { rows, from: (from, first), to: (to, to_first) } = operation;
+        for row in 0..rows {
+            for column in 0..from.columns {
+                *to.at_mut(to_first + row, column) = from.at(first + row, column);
+            }
+        }
+        to.round(to_first + rows);
     }
 
     fn dropout(&self, operation: Dropout<'_, Self>) {

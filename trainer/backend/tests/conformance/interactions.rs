@@ -148,9 +148,9 @@ fn columns<B: Backend>(bench: &Bench<'_, B>, shapes: &Shapes, random: &mut Rando
     outcome.push(("add".to_owned(), bench.read(&to, capacity * narrow)));
     backend.run(ops::CopyColumns { rows, from: (&from, 2), to: (&mut to, narrow - 1), columns: 1 });
     outcome.push(("copy_columns".to_owned(), bench.read(&to, capacity * narrow)));
-    // Copied to rows after the first third.
+    // Rows after the first quarter, copied to rows after the first third.
     let (from, count) = (bench.matrix(capacity, narrow, &random.numbers(capacity * narrow)), rows - rows / 3);
-    backend.run(ops::CopyRows { rows: count, from: &from, to: &mut to, first: rows / 3 });
+    backend.run(ops::CopyRows { rows: count, from: (&from, rows / 4), to: (&mut to, rows / 3) });
     outcome.push(("copy_rows".to_owned(), bench.read(&to, capacity * narrow)));
     for keep in [1.0, 0.75, 1e-3] {
         let mut dropped = bench.matrix(capacity, wide, &vec![1.0; capacity * wide]);

@@ -306,7 +306,7 @@ impl<B: Backend> Rounded<'_, B> {
         self.give_low("add", &to, rows * columns);
         backend.run(ops::CopyColumns { rows, from: (&from, 0), to: (&mut to, columns - 1), columns: 1 });
         self.give_low("copy_columns", &to, rows * columns);
-        backend.run(ops::CopyRows { rows: rows - 1, from: &from, to: &mut to, first: 1 });
+        backend.run(ops::CopyRows { rows: rows - 1, from: (&from, 0), to: (&mut to, 1) });
         self.give_low("copy_rows", &to, rows * columns);
         backend.run(ops::Dropout { rows: 0..rows, keep: 0.7, key: 3, matrix: &mut to });
         self.give_low("dropout", &to, rows * columns);
@@ -343,7 +343,7 @@ impl<B: Backend> Rounded<'_, B> {
                 SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &given };
             let (mut scale_grad, mut shift_grad) = (self.whole(1, columns), self.whole(1, columns));
             let mut gradient = self.low(rows, columns);
-            backend.run(ops::CopyRows { rows, from: &output_grad, to: &mut gradient, first: 0 });
+            backend.run(ops::CopyRows { rows, from: (&output_grad, 0), to: (&mut gradient, 0) });
             let (by, mode) = ((&mut scale_grad, &mut shift_grad), GradientMode::Write);
             backend.run(ops::NormalizeBackward {
                 rows,

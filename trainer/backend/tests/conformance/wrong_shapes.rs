@@ -310,8 +310,12 @@ fn refuses_maxima<B: Backend>(backend: &B) {
 fn sizes_that_overflow_are_refused() {
     let (from, mut to) = (Reference.matrix(ROWS, 2), Reference.matrix(ROWS, 2));
     let most = usize::MAX;
-    let copies: [&mut dyn FnMut(); 2] = [
-        &mut || Reference.run(ops::CopyRows { rows: 2, from: &from, to: &mut to, first: most }),
+    let copies: [&mut dyn FnMut(); 3] = [
+        &mut || {
+            let to = (&mut Reference.matrix(ROWS, 2), 0);
+            Reference.run(ops::CopyRows { rows: 2, from: (&from, most), to });
+        },
+        &mut || Reference.run(ops::CopyRows { rows: 2, from: (&from, 0), to: (&mut to, most) }),
         &mut || {
             let to = (&mut Reference.matrix(ROWS, 2), 0);
             Reference.run(ops::CopyColumns { rows: 1, from: (&from, most), to, columns: 2 });

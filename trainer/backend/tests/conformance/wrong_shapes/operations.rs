@@ -307,9 +307,9 @@ pub(super) fn copy_columns<B: Backend>(make: &mut Make<'_, B>) {
 }
 
 pub(super) fn copy_rows<B: Backend>(make: &mut Make<'_, B>) {
-    let from = make.rows("from", ROWS, 4);
+    let from = make.rows("from", 1 + ROWS, 4);
     let mut to = make.matrix("to", 2 + ROWS, 4);
-    make.backend.run(ops::CopyRows { rows: ROWS, from: &from, to: &mut to, first: 2 });
+    make.backend.run(ops::CopyRows { rows: ROWS, from: (&from, 1), to: (&mut to, 2) });
 }
 
 pub(super) fn dropout<B: Backend>(make: &mut Make<'_, B>) {
