@@ -385,6 +385,7 @@ impl Backend for Cpu {
             Operation::CopyRows(operation) => columns::copy_rows(self, operation),
             Operation::Dropout(operation) => dropout::dropout(self, operation),
             Operation::Moments(operation) => normalize::moments(self, operation),
+            Operation::MergeMoments(operation) => normalize::merge_moments(operation),
             Operation::NormalizeForward(operation) => normalize::forward(self, operation),
             Operation::NormalizeBackward(operation) => normalize::backward(self, operation),
             Operation::UnitForward(operation) => vectors::unit_forward(self, operation),

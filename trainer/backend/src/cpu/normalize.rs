@@ -8,7 +8,9 @@ use crate::cpu::matrix::CpuMatrix;
 use crate::cpu::parts::{Blocks, PerBlock};
 use crate::cpu::vectors::sum;
 use crate::device::Axis;
-use crate::ops::{Blend, GradientMode, Moments, NormalizeBackward, NormalizeForward, SavedNormalization};
+use crate::ops::{
+    Blend, GradientMode, MergeMoments, Moments, NormalizeBackward, NormalizeForward, SavedNormalization,
+};
 
 /// Batch rows per task.
 const ROWS: usize = 128;
@@ -42,6 +44,26 @@ pub(crate) fn moments(cpu: &Cpu, operation: Moments<'_, Cpu>) {
                 }
             });
             variances.iter_mut().for_each(|variance| *variance *= share);
+        }
+    }
+}
+
+/// The mean and variance of each column from those of parts. A single part is copied exactly.
+pub(crate) fn merge_moments(operation: MergeMoments<'_, Cpu>) {
+    let MergeMoments { rows, part, moments, mean, variance } = operation;
+    let columns = moments.columns();
+    let (means, variances) = (&mut mean.as_mut_slice()[..columns], &mut variance.as_mut_slice()[..columns]);
+    let shares =
+        || (0..rows.div_ceil(part)).map(|p| (2 * p, (rows - p * part).min(part) as f32 / rows as f32));
+    means.fill(0.0);
+    for (first, share) in shares() {
+        means.iter_mut().zip(moments.row(first)).for_each(|(sum, mean)| *sum += share * mean);
+    }
+    variances.fill(0.0);
+    for (first, share) in shares() {
+        let of_part = moments.row(first).iter().zip(moments.row(first + 1));
+        for ((sum, all), (mean, variance)) in variances.iter_mut().zip(&*means).zip(of_part) {
+            *sum += share * (variance + (mean - all) * (mean - all));
         }
     }
 }

@@ -337,6 +337,7 @@ program! {
     struct Moments {
         input: MatrixView, mean: MatrixView, variance: MatrixView, partials: Address, rows: u32, unused: u32,
     }
+    struct MergeMoments { moments: MatrixView, mean: MatrixView, variance: MatrixView, rows: u32, part: u32 }
     struct Normalize {
         input: MatrixView, mean: MatrixView, variance: MatrixView, scale: MatrixView, shift: MatrixView,
         output: MatrixView, gradient: MatrixView, partials: Address, of_lines: Address,
@@ -345,6 +346,7 @@ program! {
     kernel ROW_MOMENTS = row_moments(Moments, THREADS);
     kernel COLUMN_MEANS = column_means(Moments, COLUMN_THREADS);
     kernel COLUMN_VARIANCES = column_variances(Moments, COLUMN_THREADS);
+    kernel MERGE_MOMENTS = merge_moments(MergeMoments, THREADS);
     kernel NORMALIZE_FORWARD = normalize_forward(Normalize, THREADS);
     kernel NORMALIZE_BY_PARAMETERS = normalize_by_parameters(Normalize, COLUMN_THREADS);
     kernel NORMALIZE_ROW_MEANS = normalize_row_means(Normalize, THREADS);

@@ -5,8 +5,9 @@ use super::buffers::{CudaMatrix, Rooms};
 use super::driver::Address;
 use super::interactions::warps;
 use super::kernels::{
-    COLUMN_MEANS, COLUMN_VARIANCES, Moments, NORMALIZE_BACKWARD, NORMALIZE_BY_PARAMETERS,
-    NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
+    COLUMN_MEANS, COLUMN_VARIANCES, MERGE_MOMENTS, MergeMoments, Moments, NORMALIZE_BACKWARD,
+    NORMALIZE_BY_PARAMETERS, NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize,
+    ROW_MOMENTS,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::device::Axis;
@@ -34,6 +35,18 @@ impl Cuda {
             let to = [Some(to), None];
             self.finish_columns(rows, columns, moments.partials, to, GradientMode::Write, share);
         }
+    }
+
+    pub(super) fn merge_moments(&self, operation: ops::MergeMoments<'_, Self>) {
+        let ops::MergeMoments { rows, part, moments, mean, variance } = operation;
+        let merge = MergeMoments {
+            moments: moments.view(),
+            mean: mean.view(),
+            variance: variance.view(),
+            rows: rows as u32,
+            part: part.min(rows) as u32,
+        };
+        self.launch(MERGE_MOMENTS, [moments.columns(), 1], &merge);
     }
 
     pub(super) fn normalize_forward(&self, operation: NormalizeForward<'_, Self>) {

@@ -42,7 +42,7 @@ pub use lookup::{
 pub use loss::{Loss, Sigmoid, Softmax, Task, TaskLoss};
 pub use mixture::{MixtureBackward, MixtureForward, MixtureShape};
 pub use normalization::{
-    Blend, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
+    Blend, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
 };
 pub(crate) use retrieval::MIN_SQUARE;
 pub use retrieval::{Choice, InBatchInput, InBatchLoss, RowProducts, UnitBackward, UnitForward};
@@ -125,6 +125,7 @@ operations! {
     CopyRows = "copy_rows",
     Dropout = "dropout",
     Moments = "moments",
+    MergeMoments = "merge_moments",
     NormalizeForward = "normalize_forward",
     NormalizeBackward = "normalize_backward",
     UnitForward = "unit_forward",

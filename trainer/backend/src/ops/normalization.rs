@@ -61,6 +61,46 @@ impl<D: Shapes> Moments<'_, D> {
     }
 }
 
+/// The mean and variance of each column over `rows` rows, from those of parts of the rows: Chan, Golub and LeVeque,
+/// "Algorithms for Computing the Sample Variance", 1983, equation 2.1.
+///
+/// Each part has `part` rows; the last one that has rows may have fewer, and later ones have none. With
+/// `c_p = clamp(rows - p * part, 0, part)` rows in part `p`,
+///
+/// ```text
+/// mean     = sum over p of c_p mean_p / rows
+/// variance = sum over p of c_p (variance_p + (mean_p - mean)^2) / rows
+/// ```
+///
+/// The moments of parts without rows are not read.
+pub struct MergeMoments<'a, D: Shapes> {
+    /// Number of rows of all parts, at least 1.
+    pub rows: usize,
+    /// Rows per part, at least 1.
+    pub part: usize,
+    /// `[2 P, N]`, fp32: rows `2 p` and `2 p + 1` are the means and variances of part `p`.
+    pub moments: &'a D::Matrix,
+    /// `[1, N]`
+    pub mean: &'a mut D::Matrix,
+    /// `[1, N]`
+    pub variance: &'a mut D::Matrix,
+}
+
+impl<D: Shapes> MergeMoments<'_, D> {
+    pub(super) fn check(&self, checks: Checks) {
+        checks.at_least("rows", self.rows, 1);
+        checks.at_least("part", self.part, 1);
+        let parts = self.rows.div_ceil(self.part);
+        checks.matrix::<D>("moments", self.moments).rows_at_least(parts.saturating_mul(2));
+        let columns = D::matrix_shape(self.moments).columns;
+        check_moments::<D>(checks, self.rows, Axis::Column, columns, (self.mean, self.variance));
+    }
+
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        cost::elementwise(2 * self.rows.div_ceil(self.part), [D::matrix_shape(self.moments)], 3)
+    }
+}
+
 /// Normalizes `input` with the given means and variances; see [`Normalization`].
 pub struct NormalizeForward<'a, D: Shapes> {
     /// Number of rows.

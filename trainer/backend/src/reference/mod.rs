@@ -236,6 +236,7 @@ impl Backend for Reference {
             Operation::CopyRows(operation) => self.copy_rows(operation),
             Operation::Dropout(operation) => self.dropout(operation),
             Operation::Moments(operation) => self.moments(operation),
+            Operation::MergeMoments(operation) => self.merge_moments(operation),
             Operation::NormalizeForward(operation) => self.normalize_forward(operation),
             Operation::NormalizeBackward(operation) => self.normalize_backward(operation),
             Operation::UnitForward(operation) => self.unit_forward(operation),

@@ -2,7 +2,7 @@
 
 use super::{Reference, ReferenceMatrix, relu};
 use crate::device::Axis;
-use crate::ops::{GradientMode, Moments, Normalization, NormalizeBackward, NormalizeForward};
+use crate::ops::{GradientMode, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward};
 
 impl Reference {
     /// The mean and variance of each row or column.
@@ -15,6 +15,21 @@ impl Reference {
             mean.values[line] = average;
             variance.values[line] =
                 (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / items as f64;
+        }
+    }
+
+    /// The mean and variance of each column, as written at [`MergeMoments`].
+    pub(super) fn merge_moments(&self, operation: MergeMoments<'_, Self>) {
+        let MergeMoments { rows, part, moments, mean, variance } = operation;
+        let counts = || (0..rows.div_ceil(part)).map(|p| (p, (rows - p * part).min(part) as f64));
+        for column in 0..moments.columns {
+            let sum = |of: &dyn Fn(f64, f64) -> f64| {
+                let of_part = |p| of(moments.at(2 * p, column), moments.at(2 * p + 1, column));
+                counts().map(|(p, count)| count * of_part(p)).sum::<f64>() / rows as f64
+            };
+            let of_all = sum(&|mean, _| mean);
+            mean.values[column] = of_all;
+            variance.values[column] = sum(&|mean, variance| variance + (mean - of_all).powi(2));
         }
     }
 

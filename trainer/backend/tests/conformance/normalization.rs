@@ -1,8 +1,8 @@
 //! Normalization by row and column, on random values.
 
-use millstream_backend::{Axis, Backend, GradientMode, Normalization, SavedNormalization, ops};
+use millstream_backend::{Axis, Backend, GradientMode, Normalization, Reference, SavedNormalization, ops};
 
-use crate::case::{Bench, Outcome, Random, Shapes};
+use crate::case::{Bench, Outcome, Random, Shapes, cpus, cuda};
 
 /// Runs the operations on matrices as wide as the shapes' layer.
 pub(crate) fn normalization<B: Backend>(
@@ -70,7 +70,77 @@ pub(crate) fn normalization<B: Backend>(
             }
         }
     }
-    let mut blended = matrix(1);
+    merge(bench, (rows, columns), random, outcome);
+    let mut blended = bench.matrix(1, columns, &random.numbers(columns));
     backend.run(ops::Blend { share: 0.25, factor: 3.0, from: &scale, to: &mut blended });
     outcome.push(("blend".to_owned(), bench.read(&blended, columns)));
+}
+
+/// Merges random moments of parts; those of a part without rows are NaN.
+fn merge<B: Backend>(
+    bench: &Bench<'_, B>,
+    (rows, columns): (usize, usize),
+    random: &mut Random,
+    outcome: &mut Outcome,
+) {
+    for part in [1, rows.div_ceil(3), rows, rows + 5] {
+        let parts = rows.div_ceil(part);
+        let mut numbers = random.numbers(2 * parts * columns);
+        numbers.chunks_mut(columns).skip(1).step_by(2).flatten().for_each(|variance| *variance += 1.0);
+        numbers.resize(numbers.len() + 2 * columns, f32::NAN);
+        let moments = bench.matrix(2 * (parts + 1), columns, &numbers);
+        let (mut mean, mut variance) = (bench.0.matrix(1, columns), bench.0.matrix(1, columns));
+        let merged = (&mut mean, &mut variance);
+        bench.0.run(ops::MergeMoments { rows, part, moments: &moments, mean: merged.0, variance: merged.1 });
+        outcome.push((format!("mean of parts of {part}"), bench.read(&mean, columns)));
+        outcome.push((format!("variance of parts of {part}"), bench.read(&variance, columns)));
+    }
+}
+
+#[test]
+fn merged_moments_are_those_of_all_rows() {
+    merges(&Reference);
+    cpus(2).iter().for_each(merges);
+    merges(&cuda());
+}
+
+fn merges<B: Backend>(backend: &B) {
+    const ROWS: usize = 37;
+    const COLUMNS: usize = 5;
+    let bench = Bench(backend);
+    let mut numbers = Random(3).numbers(ROWS * COLUMNS);
+    // Columns whose mean is several times their deviation.
+    numbers.iter_mut().enumerate().for_each(|(place, x)| *x += (place % COLUMNS) as f32 * 2.0);
+    let all = bench.matrix(ROWS, COLUMNS, &numbers);
+    let read = |moments: [B::Matrix; 2]| moments.map(|moments| bench.read(&moments, COLUMNS));
+    let moments_of = |input: &B::Matrix, rows| {
+        let [mut mean, mut variance] = [(); 2].map(|()| backend.matrix(1, COLUMNS));
+        let (axis, to) = (Axis::Column, (&mut mean, &mut variance));
+        backend.run(ops::Moments { rows, axis, input, mean: to.0, variance: to.1 });
+        [mean, variance]
+    };
+    let expected = read(moments_of(&all, ROWS));
+    for part in [1, 4, 9, 36, 37, 100] {
+        let parts = ROWS.div_ceil(part);
+        let mut moments = bench.matrix(2 * parts + 2, COLUMNS, &vec![f32::NAN; (2 * parts + 2) * COLUMNS]);
+        for number in 0..parts {
+            let (first, mut rows) = (number * part, backend.matrix(part, COLUMNS));
+            let count = part.min(ROWS - first);
+            backend.run(ops::CopyRows { rows: count, from: (&all, first), to: (&mut rows, 0) });
+            for (which, of_part) in moments_of(&rows, count).iter().enumerate() {
+                let to = (&mut moments, 2 * number + which);
+                backend.run(ops::CopyRows { rows: 1, from: (of_part, 0), to });
+            }
+        }
+        let [mut mean, mut variance] = [(); 2].map(|()| backend.matrix(1, COLUMNS));
+        let to = (&mut mean, &mut variance);
+        backend.run(ops::MergeMoments { rows: ROWS, part, moments: &moments, mean: to.0, variance: to.1 });
+        let found = read([mean, variance]);
+        if parts == 1 {
+            assert_eq!(found, expected, "one part");
+        }
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() < 1e-5, "parts of {part}: {found}, not {expected}");
+        }
+    }
 }

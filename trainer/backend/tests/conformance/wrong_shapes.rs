@@ -144,6 +144,7 @@ fn cases<B: Backend>() -> Vec<(&'static str, Case<B>)> {
         ("copy_rows", copy_rows),
         ("dropout", dropout),
         ("moments", moments),
+        ("merge_moments", merge_moments),
         ("normalize_forward", normalize_forward),
         ("normalize_backward", normalize_backward),
         ("unit_forward", unit_forward),

@@ -41,6 +41,30 @@ ENTRY(column_variances, Moments) {
     });
 }
 
+struct MergeMoments {
+    // Rows `2 p` and `2 p + 1` of `moments` are the means and variances of part `p`.
+    Matrix moments, mean, variance;
+    // Of all parts, and of each but the last.
+    u32 rows, part;
+};
+
+// One thread per column. The moments of a single part are copied exactly.
+ENTRY(merge_moments, MergeMoments) {
+    u32 column = blockIdx.x * blockDim.x + threadIdx.x;
+    if (column >= args.moments.columns) return;
+    u32 parts = (args.rows - 1) / args.part + 1;
+    auto share = [&](u32 p) { return float(min(args.rows - p * args.part, args.part)) / float(args.rows); };
+    float mean = 0.0f, variance = 0.0f;
+    for (u32 p = 0; p < parts; p++) mean = fmaf(share(p), load(args.moments, u64(2) * p, column), mean);
+    for (u32 p = 0; p < parts; p++) {
+        float off = load(args.moments, u64(2) * p, column) - mean;
+        float square = fmaf(off, off, load(args.moments, u64(2) * p + 1, column));
+        variance = fmaf(share(p), square, variance);
+    }
+    store(args.mean, 0, column, mean);
+    store(args.variance, 0, column, variance);
+}
+
 struct Normalize {
     Matrix input, mean, variance, scale, shift, output, gradient;
     Pair* partials;

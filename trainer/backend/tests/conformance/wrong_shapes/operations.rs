@@ -331,6 +331,15 @@ pub(super) fn moments<B: Backend>(make: &mut Make<'_, B>) {
     }
 }
 
+pub(super) fn merge_moments<B: Backend>(make: &mut Make<'_, B>) {
+    // Parts of 2 rows, so 2 of them.
+    let moments = make.rows("moments", 2 * 2, 4);
+    let (mut mean, mut variance) = (make.matrix("mean", 1, 4), make.matrix("variance", 1, 4));
+    let (rows, part) = (make.value("rows", ROWS, 0), make.value("part", 2, 0));
+    let (mean, variance) = (&mut mean, &mut variance);
+    make.backend.run(ops::MergeMoments { rows, part, moments: &moments, mean, variance });
+}
+
 pub(super) fn normalize_forward<B: Backend>(make: &mut Make<'_, B>) {
     for (axis, rows, columns) in AXES {
         let input = make.rows("input", ROWS, 4);
