@@ -92,9 +92,16 @@ fn loss(
     };
     let (queries, items) = (matrix("queries"), matrix("items"));
     let (mut query_grad, mut item_grad, mut sums) = (matrix("a"), matrix("b"), backend.matrix(1, 2));
-    let mut work = backend.in_batch_work(rows, dim);
-    let input =
-        InBatchInput { batch: &batch, queries: &queries, items: &items, temperature: 0.125, choice, item_id };
+    let mut work = backend.in_batch_work(rows, rows, dim);
+    let input = InBatchInput {
+        batch: &batch,
+        rows: 0..rows,
+        queries: &queries,
+        items: &items,
+        temperature: 0.125,
+        choice,
+        item_id,
+    };
     Ok(best_of(runs, || {
         backend.run(ops::InBatchLoss {
             input: &input,

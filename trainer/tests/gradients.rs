@@ -444,7 +444,7 @@ fn losses_of_choices() {
     const WIDTH: usize = 3;
     let batch = uploaded();
     let (queries, items) = (numbers("queries", ROWS * WIDTH), numbers("items", ROWS * WIDTH));
-    let mut work = BACKEND.in_batch_work(ROWS, WIDTH);
+    let mut work = BACKEND.in_batch_work(ROWS, ROWS, WIDTH);
     for choice in [Choice::Softmax, Choice::Pairwise] {
         for item_id in [None, Some(0)] {
             let mut value = |queries: &[f64], items: &[f64]| {
@@ -455,6 +455,7 @@ fn losses_of_choices() {
                 BACKEND.run(ops::InBatchLoss {
                     input: &InBatchInput {
                         batch: &batch,
+                        rows: 0..ROWS,
                         queries: &queries,
                         items: &items,
                         temperature,

@@ -419,13 +419,13 @@ pub trait Device {
     fn table(&self, shape: TableShape) -> Self::Table;
     /// Allocates a buffer for batches of `schema`.
     fn batch(&self, schema: &BatchSchema) -> Self::Batch;
-    /// Allocates the workspace of [`InBatchInput`](crate::ops::InBatchInput), for up to `rows` rows of `columns`
-    /// columns.
-    fn in_batch_work(&self, rows: usize, columns: usize) -> Self::Matrix {
-        self.matrix(1, Self::in_batch_numbers(rows, columns))
+    /// Allocates the workspace of [`InBatchInput`](crate::ops::InBatchInput), for up to `queries` queries and `items` items of
+    /// `columns` columns.
+    fn in_batch_work(&self, queries: usize, items: usize, columns: usize) -> Self::Matrix {
+        self.matrix(1, Self::in_batch_numbers(queries, items, columns))
     }
     /// The size of this workspace, in values.
-    fn in_batch_numbers(rows: usize, columns: usize) -> usize;
+    fn in_batch_numbers(queries: usize, items: usize, columns: usize) -> usize;
     /// Allocates a record of maxima for batches of up to `rows` rows.
     fn maxima(&self, rows: usize, columns: usize) -> Self::Maxima;
     /// Allocates room for the rows of tables that all parts of a batch touch: of each of the tables `shapes`, at most as many

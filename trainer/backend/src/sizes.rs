@@ -101,8 +101,8 @@ impl<L: Layout> Device for Sizes<L> {
         self.add(L::batch_bytes(schema));
     }
 
-    fn in_batch_numbers(rows: usize, columns: usize) -> usize {
-        L::in_batch_numbers(rows, columns)
+    fn in_batch_numbers(queries: usize, items: usize, columns: usize) -> usize {
+        L::in_batch_numbers(queries, items, columns)
     }
 
     fn maxima(&self, rows: usize, columns: usize) {

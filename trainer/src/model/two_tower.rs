@@ -73,7 +73,7 @@ impl<D: Device> TwoTower<D> {
             },
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
             logits: builder.logits(),
-            work: builder.device.in_batch_work(builder.buffers().rows, *dim as usize),
+            work: builder.device.in_batch_work(builder.buffers().rows, builder.buffers().rows, *dim as usize),
         })
     }
 
@@ -159,7 +159,7 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         backend: &B,
         _objective: Objective<'_>,
         batch: &B::Batch,
-        _pass: &Pass,
+        pass: &Pass,
         _logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
@@ -167,7 +167,8 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
         let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
         let (temperature, choice, item_id) = (*temperature, *choice, *item_id);
-        let input = InBatchInput { batch, queries, items, temperature, choice, item_id };
+        let input =
+            InBatchInput { batch, rows: pass.rows.clone(), queries, items, temperature, choice, item_id };
         let (query_grad, item_grad) = (&mut query.vectors_grad, &mut item.vectors_grad);
         backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad, sums });
     }

@@ -1,14 +1,14 @@
 //! The loss of each query over the batch's items, and the gradients with respect to queries and items, in one pass.
 //!
-//! The matrix of all scores, `[B, B]`, is never materialized. Queries are processed in strips of [`STRIP`] rows. A
+//! The matrix of all scores, `[Q, B]`, is never materialized. Queries are processed in strips of [`STRIP`] rows. A
 //! strip's scores over all items fill a block that stays in the L2 cache while it is turned into the gradient with
 //! respect to the scores, and this into the gradient with respect to the strip's queries and the strip's contribution
 //! to the gradient with respect to the items. So each score and each exponential is computed once, and the total cost
-//! is three products of `2 B^2 W` floating-point operations. (Blocking over items as well, with running maxima, would
-//! compute scores and exponentials a second time: 8 `B^2 W` instead of 6.)
+//! is three products of `2 Q B W` floating-point operations. (Blocking over items as well, with running maxima, would
+//! compute scores and exponentials a second time: 8 `Q B W` instead of 6.)
 //!
 //! The strips' contributions to the item gradient are summed in a few groups of strips, one copy per group, and
-//! then over the groups. Groups depend on the number of rows alone, so sums do not depend on the number of threads.
+//! then over the groups. Groups depend on the number of queries alone, so sums do not depend on the number of threads.
 
 use std::ops::Range;
 
@@ -30,10 +30,11 @@ const GROUPS: usize = 8;
 /// Rows per task when summing over groups.
 const ROWS: usize = 128;
 
-/// The division of the workspace, for given rows and columns.
+/// The division of the workspace, for a number of queries, of items and of columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
-    rows: usize,
+    queries: usize,
+    items: usize,
     /// Row stride of the scores: an odd number of cache lines, so that a column does not map to one cache set.
     stride: usize,
     /// Size of the transposed items divided by the temperature, `[W, B]`.
@@ -53,14 +54,14 @@ struct Divided<'a> {
 }
 
 impl Work {
-    pub(crate) fn of(rows: usize, columns: usize) -> Self {
-        let stride = (rows.div_ceil(LINE) | 1) * LINE;
+    pub(crate) fn of(queries: usize, items: usize, columns: usize) -> Self {
+        let stride = (items.div_ceil(LINE) | 1) * LINE;
         let turned = columns.next_multiple_of(TILE) * stride;
-        Self { rows, stride, turned, item_grad: rows * CpuMatrix::stride_of(columns) }
+        Self { queries, items, stride, turned, item_grad: items * CpuMatrix::stride_of(columns) }
     }
 
     fn strips(&self) -> usize {
-        self.rows.div_ceil(STRIP)
+        self.queries.div_ceil(STRIP)
     }
 
     fn groups(&self) -> usize {
@@ -76,9 +77,9 @@ impl Work {
         group * self.strips() / self.groups().max(1)
     }
 
-    /// The first row of a group; the number of rows for groups past the last.
-    fn first_row(&self, group: usize) -> usize {
-        (self.first_strip(group) * STRIP).min(self.rows)
+    /// The first query of a group; the number of queries for groups past the last.
+    fn first_query(&self, group: usize) -> usize {
+        (self.first_strip(group) * STRIP).min(self.queries)
     }
 
     /// The total size.
@@ -91,23 +92,22 @@ impl Work {
         let (losses, rest) = rest.split_at_mut(self.stride);
         let (scores, rest) = rest.split_at_mut(self.groups() * STRIP * self.stride);
         let item_grad = &mut rest[..self.groups() * self.item_grad];
-        Divided { turned, losses: &mut losses[..self.rows], scores, item_grad }
+        Divided { turned, losses: &mut losses[..self.queries], scores, item_grad }
     }
 }
 
 /// The loss, and its gradients with respect to queries and items.
 pub(crate) fn loss(cpu: &Cpu, operation: InBatchLoss<'_, Cpu>) {
     let InBatchLoss { input, work: memory, query_grad, item_grad, sums } = operation;
-    let InBatchInput { batch, queries, .. } = *input;
-    let (rows, columns) = (batch.rows(), queries.columns());
-    let work = Work::of(rows, columns);
+    let InBatchInput { batch, rows, queries, .. } = input;
+    let work = Work::of(rows.len(), batch.rows(), queries.columns());
     let mut divided = work.divide(memory.as_mut_slice());
     turn(cpu, input, work, divided.turned);
-    let weight = (0..rows).map(|row| f64::from(weight_of(batch, row))).sum::<f64>();
-    sweep(cpu, input, work, weight, &mut divided, query_grad);
+    let weight = |rows: Range<usize>| rows.map(|row| f64::from(weight_of(batch, row))).sum::<f64>();
+    sweep(cpu, input, work, weight(0..batch.rows()), &mut divided, query_grad);
     sum_groups(cpu, work, divided.item_grad, item_grad);
     let loss = divided.losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
-    for (sum, of_rows) in sums.as_mut_slice().iter_mut().zip([loss, weight]) {
+    for (sum, of_rows) in sums.as_mut_slice().iter_mut().zip([loss, weight(rows.clone())]) {
         *sum = (f64::from(*sum) + of_rows) as f32;
     }
 }
@@ -123,7 +123,7 @@ fn turn(cpu: &Cpu, input: &InBatchInput<'_, Cpu>, work: Work, turned: &mut [f32]
     let (columns, stride) = (input.items.columns(), work.stride);
     let strips = PerBlock::of(turned, TILE * stride);
     run_blocks!(cpu, Blocks::of(columns, TILE), strips, |columns, strip| {
-        transpose(input.items, columns, work.rows, strip, stride);
+        transpose(input.items, columns, work.items, strip, stride);
         strip.iter_mut().for_each(|x| *x *= factor);
     });
 }
@@ -137,14 +137,14 @@ fn sweep(
     divided: &mut Divided<'_>,
     query_grad: &mut CpuMatrix,
 ) {
-    let &InBatchInput { batch, queries, items, temperature, choice, item_id } = input;
-    let (rows, columns, stride) = (work.rows, queries.columns(), work.stride);
+    let &InBatchInput { batch, ref rows, queries, items, temperature, choice, item_id } = input;
+    let (count, columns, stride) = (work.items, queries.columns(), work.stride);
     let ids = item_id.map(|feature| batch.single_ids(feature));
     let by_score = if weight > 0.0 { (1.0 / (weight * temperature)) as f32 } else { 0.0 };
-    let turned = View::row_major(divided.turned, columns, rows, stride);
+    let turned = View::row_major(divided.turned, columns, count, stride);
     let (query_stride, item_stride) = (query_grad.stride(), CpuMatrix::stride_of(columns));
     let float = query_grad.float();
-    let starts: [usize; GROUPS + 1] = std::array::from_fn(|group| work.first_row(group));
+    let starts: [usize; GROUPS + 1] = std::array::from_fn(|group| work.first_query(group));
     let of_groups = (Rows::of(divided.scores, STRIP * stride), Rows::of(divided.item_grad, work.item_grad));
     let of_rows =
         (Spans::of(divided.losses, 1, &starts), Spans::of(query_grad.as_mut_slice(), query_stride, &starts));
@@ -153,12 +153,13 @@ fn sweep(
         let group = group.start;
         let strips = losses.chunks_mut(STRIP).zip(query_grad.chunks_mut((STRIP * query_stride).max(1)));
         for (strip, (losses, query_grad)) in work.group(group).zip(strips) {
-            let block = block_of(strip, STRIP, rows);
+            let block = block_of(strip, STRIP, work.queries);
             let of_strip = rows_of(queries, block.clone());
             product(of_strip, turned, scores, stride, false);
-            for ((row, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
+            for ((query, loss), scores) in block.clone().zip(losses).zip(scores.chunks_exact_mut(stride)) {
+                let row = rows.start + query;
                 let weight = weight_of(batch, row);
-                let (scores, factor) = (&mut scores[..rows], weight * by_score);
+                let (scores, factor) = (&mut scores[..count], weight * by_score);
                 // Not a pointer to a function, which would not be compiled for the machine's vectors.
                 let of_row = match choice {
                     Choice::Softmax => choose_by_softmax(scores, row, ids, factor),
@@ -166,8 +167,8 @@ fn sweep(
                 };
                 *loss = weight * of_row;
             }
-            let scores = View::row_major(scores, block.len(), rows, stride);
-            product(scores, rows_of(items, 0..rows), query_grad, query_stride, false);
+            let scores = View::row_major(scores, block.len(), count, stride);
+            product(scores, rows_of(items, 0..count), query_grad, query_stride, false);
             float.round_all(query_grad);
             let is_first = strip == work.group(group).start;
             product(scores.transposed(), of_strip, item_grad, item_stride, !is_first);
@@ -175,7 +176,7 @@ fn sweep(
     });
 }
 
-/// Returns the loss of query `row` given its `scores`, and replaces them by their gradient times `factor`.
+/// Returns the loss of row `row` given its `scores`, and replaces them by their gradient times `factor`.
 #[inline(always)]
 fn choose_by_softmax(scores: &mut [f32], row: usize, ids: Option<&[u32]>, factor: f32) -> f32 {
     if factor == 0.0 {
@@ -265,7 +266,7 @@ fn by_lanes(numbers: &mut [f32], start: f32, with: impl Fn(f32, &mut f32) -> f32
 fn sum_groups(cpu: &Cpu, work: Work, groups: &[f32], item_grad: &mut CpuMatrix) {
     let stride = item_grad.stride();
     let float = item_grad.float();
-    run_blocks!(cpu, Blocks::of(work.rows, ROWS), item_grad.by_rows(), |block, out| {
+    run_blocks!(cpu, Blocks::of(work.items, ROWS), item_grad.by_rows(), |block, out| {
         let block = block.start * stride..block.end * stride;
         out.fill(0.0);
         for of_group in groups.chunks_exact(work.item_grad.max(1)) {

@@ -246,8 +246,8 @@ impl Device for Cpu {
         drop(self.scratch(numbers));
     }
 
-    fn in_batch_numbers(rows: usize, columns: usize) -> usize {
-        in_batch::Work::of(rows, columns).numbers()
+    fn in_batch_numbers(queries: usize, items: usize, columns: usize) -> usize {
+        in_batch::Work::of(queries, items, columns).numbers()
     }
 
     fn row_plan(&self, schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> CpuRowPlan {

@@ -50,8 +50,8 @@ impl Device for Cuda {
         CudaBatch::new(self, schema)
     }
 
-    fn in_batch_numbers(rows: usize, columns: usize) -> usize {
-        Work::of(rows, columns).numbers()
+    fn in_batch_numbers(queries: usize, items: usize, columns: usize) -> usize {
+        Work::of(queries, items, columns).numbers()
     }
 
     fn maxima(&self, rows: usize, columns: usize) -> CudaMaxima {

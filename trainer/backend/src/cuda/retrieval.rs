@@ -10,7 +10,7 @@ use super::layers::PAIR_BYTES;
 use super::losses::{MOST_BLOCKS, kind, of_batch};
 use crate::device::IdColumn;
 use crate::float::Float;
-use crate::ops::{Choice, InBatchInput, InBatchLoss};
+use crate::ops::{Choice, Clear, InBatchInput, InBatchLoss};
 
 /// The most scores in memory at once; at least those of one query.
 const MOST_SCORES: usize = 16 << 20;
@@ -19,7 +19,8 @@ const MOST_SCORES: usize = 16 << 20;
 pub(super) struct Work {
     /// Queries per chunk.
     each: usize,
-    vectors: Shape,
+    of_queries: Shape,
+    of_items: Shape,
     scores: Shape,
     queries: Address,
     items: Address,
@@ -33,20 +34,22 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn of(rows: usize, columns: usize) -> Self {
-        let each = (MOST_SCORES / rows.max(1)).clamp(1, rows.max(1));
-        let (vectors, scores) = (Shape::of(Float::F32, rows, columns), Shape::of(Float::F32, each, rows));
+    pub(super) fn of(queries: usize, items: usize, columns: usize) -> Self {
+        let each = (MOST_SCORES / items.max(1)).clamp(1, queries.max(1));
+        let [of_queries, of_items] = [queries, items].map(|rows| Shape::of(Float::F32, rows, columns));
+        let scores = Shape::of(Float::F32, each, items);
         let mut rooms = Rooms::default();
         Self {
             each,
-            vectors,
+            of_queries,
+            of_items,
             scores,
-            queries: rooms.add(vectors.bytes()),
-            items: rooms.add(vectors.bytes()),
-            query_grad: rooms.add(vectors.bytes()),
-            item_grad: rooms.add(vectors.bytes()),
+            queries: rooms.add(of_queries.bytes()),
+            items: rooms.add(of_items.bytes()),
+            query_grad: rooms.add(of_queries.bytes()),
+            item_grad: rooms.add(of_items.bytes()),
             of_scores: rooms.add(scores.bytes()),
-            of_rows: rooms.add(rows * PAIR_BYTES),
+            of_rows: rooms.add(queries * PAIR_BYTES),
             weight: rooms.add(size_of::<f32>()),
             partials: rooms.add(MOST_BLOCKS * PAIR_BYTES),
             bytes: rooms.bytes(),
@@ -61,13 +64,18 @@ impl Work {
 impl Cuda {
     pub(super) fn in_batch_loss(&self, operation: InBatchLoss<'_, Self>) {
         let InBatchLoss { input, work: room, query_grad, item_grad, sums } = operation;
-        let &InBatchInput { batch, queries, items, temperature, choice, item_id } = input;
+        let &InBatchInput { batch, rows: ref own, queries, items, temperature, choice, item_id } = input;
         let (rows, width) = (batch.rows(), queries.columns());
-        let work = Work::of(rows, width);
+        if own.is_empty() {
+            self.clear(Clear { rows, matrix: item_grad });
+            return;
+        }
+        let work = Work::of(own.len(), rows, width);
         let at = |place: Address| room.numbers() + place;
-        let whole = |place: Address| work.vectors.view(at(place));
-        self.copy(rows, (queries.view(), 0), (whole(work.queries), 0), width);
-        self.copy(rows, (items.view(), 0), (whole(work.items), 0), width);
+        let of_queries = |place: Address| work.of_queries.view(at(place));
+        let of_items = |place: Address| work.of_items.view(at(place));
+        self.copy(own.len(), (queries.view(), 0), (of_queries(work.queries), 0), width);
+        self.copy(rows, (items.view(), 0), (of_items(work.items), 0), width);
         let weights = LossOf {
             weight: at(work.weight),
             partials: at(work.partials),
@@ -80,17 +88,17 @@ impl Cuda {
             stride: view.stride as usize,
             is_transposed,
         };
-        for first in (0..rows).step_by(work.each) {
-            let count = work.each.min(rows - first);
-            let before = (first * work.vectors.stride() * size_of::<f32>()) as Address;
-            let some = |place: Address| work.vectors.view(at(place) + before);
+        for first in (0..own.len()).step_by(work.each) {
+            let count = work.each.min(own.len() - first);
+            let before = (first * work.of_queries.stride() * size_of::<f32>()) as Address;
+            let some = |place: Address| work.of_queries.view(at(place) + before);
             let scores = MatrixView { columns: rows as u32, ..work.scores.view(at(work.of_scores)) };
             let product = Product {
                 rows: count,
                 depth: width,
                 columns: rows,
                 left: factor(some(work.queries), false),
-                right: factor(whole(work.items), true),
+                right: factor(of_items(work.items), true),
                 out: factor(scores, false),
                 adds: false,
                 epilogue: Epilogue::Plain,
@@ -105,7 +113,7 @@ impl Cuda {
                 weight: at(work.weight),
                 of_rows: at(work.of_rows) + (first * PAIR_BYTES) as Address,
                 temperature: temperature as f32,
-                first_row: first as u32,
+                first_row: (own.start + first) as u32,
                 rows: count as u32,
                 all_rows: rows as u32,
             };
@@ -119,7 +127,7 @@ impl Cuda {
                 depth: rows,
                 columns: width,
                 left: factor(scores, false),
-                right: factor(whole(work.items), false),
+                right: factor(of_items(work.items), false),
                 out: factor(some(work.query_grad), false),
                 ..product
             });
@@ -129,14 +137,14 @@ impl Cuda {
                 columns: width,
                 left: factor(scores, true),
                 right: factor(some(work.queries), false),
-                out: factor(whole(work.item_grad), false),
+                out: factor(of_items(work.item_grad), false),
                 adds: first > 0,
                 ..product
             });
         }
-        self.copy(rows, (whole(work.query_grad), 0), (query_grad.view(), 0), width);
-        self.copy(rows, (whole(work.item_grad), 0), (item_grad.view(), 0), width);
+        self.copy(own.len(), (of_queries(work.query_grad), 0), (query_grad.view(), 0), width);
+        self.copy(rows, (of_items(work.item_grad), 0), (item_grad.view(), 0), width);
         let to = [sums.numbers(), sums.numbers() + size_of::<f32>() as Address];
-        self.finish_sums(at(work.of_rows), rows, to, true);
+        self.finish_sums(at(work.of_rows), own.len(), to, true);
     }
 }

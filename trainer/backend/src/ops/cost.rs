@@ -116,9 +116,10 @@ pub(crate) fn mixture<const N: usize>(
     Work { flops: (rows * products * flops) as u64, ..elementwise(rows, moved, 0) }
 }
 
-/// Each query times each item, and each gradient of a product times both.
-pub(crate) fn in_batch_loss(rows: usize, queries: MatrixShape) -> Work {
-    work(rows, 4 * bytes(rows, queries), 6 * rows * rows * queries.columns)
+/// Each of `rows` queries times each of `items` items, and each gradient of a product times both.
+pub(crate) fn in_batch_loss(rows: usize, items: usize, queries: MatrixShape) -> Work {
+    let moved = 2 * (bytes(rows, queries) + bytes(items, queries));
+    work(rows, moved, 6 * rows * items * queries.columns)
 }
 
 /// An optimizer step on a matrix with its states.

@@ -1,5 +1,7 @@
 //! Unit vectors, dot products of rows, and the losses of queries that choose among the items of a batch.
 
+use std::ops::Range;
+
 use millstream_trace::Work;
 
 use super::check::Checks;
@@ -87,14 +89,16 @@ pub enum Choice {
     Pairwise,
 }
 
-/// Queries and items of a batch: row `i` of one belongs to row `i` of the other.
+/// The items of a batch of `B` rows, and the queries of `Q` of them.
 ///
 /// Row `i` chooses its item among those of all rows by the scores `s_ij = q_i . v_j / temperature`. Its loss is weighted
 /// by the row's weight times its label: a row with label 0 chooses nothing, but its item is a candidate for other rows.
 pub struct InBatchInput<'a, D: Shapes> {
     /// The batch: labels, weights and ids.
     pub batch: &'a D::Batch,
-    /// `[B, W]`
+    /// The rows that choose; others have the queries of the other rows.
+    pub rows: Range<usize>,
+    /// `[Q, W]`, the queries of these rows.
     pub queries: &'a D::Matrix,
     /// `[B, W]`
     pub items: &'a D::Matrix,
@@ -107,17 +111,17 @@ pub struct InBatchInput<'a, D: Shapes> {
     pub item_id: Option<usize>,
 }
 
-/// The loss of all rows of a batch whose queries choose among its items, and its gradient; see [`InBatchInput`].
+/// The loss of rows of a batch whose queries choose among its items, and its gradient; see [`InBatchInput`].
 pub struct InBatchLoss<'a, D: Shapes> {
     /// Queries and items.
     pub input: &'a InBatchInput<'a, D>,
     /// The workspace, from [`Device::in_batch_work`](crate::Device::in_batch_work).
     pub work: &'a mut D::Matrix,
-    /// `[B, W]`, written: the gradient of the mean loss, zeros if the batch has no weight.
+    /// `[Q, W]`, written: the gradient of the mean loss over all rows of the batch, zeros if the batch has no weight.
     pub query_grad: &'a mut D::Matrix,
-    /// As `query_grad`.
+    /// `[B, W]`, written: the part of the same gradient that comes from these rows.
     pub item_grad: &'a mut D::Matrix,
-    /// `[1, 2]`: the sum of weighted losses and the sum of weights are added.
+    /// `[1, 2]`: the sums of weighted losses and of weights of these rows are added.
     pub sums: &'a mut D::Matrix,
 }
 
@@ -125,24 +129,25 @@ impl<D: Shapes> InBatchLoss<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
         let (batch, columns) =
             (D::batch_shape(self.input.batch), D::matrix_shape(self.input.queries).columns);
-        let rows = batch.rows;
-        let operands = [
-            ("queries", self.input.queries),
-            ("items", self.input.items),
-            ("query_grad", &*self.query_grad),
-            ("item_grad", &*self.item_grad),
-        ];
-        checks.alike::<D>(rows, &operands);
+        let Range { start, end } = self.input.rows;
+        checks.at_most("rows", start, end);
+        checks.at_most("rows", end, batch.rows);
+        let of_queries = [("queries", self.input.queries), ("query_grad", &*self.query_grad)];
+        let of_items = [("items", self.input.items), ("item_grad", &*self.item_grad)];
+        checks.alike::<D>(end - start, &of_queries);
+        checks.matrix::<D>("items", self.input.items).columns(columns);
+        checks.alike::<D>(batch.rows, &of_items);
         if let Some(feature) = self.input.item_id {
             checks.index("item_id", feature, batch.single_ids);
         }
         checks.index("label", 0, batch.labels);
         let work = checks.matrix::<D>("work", self.work);
-        work.columns_at_least(D::in_batch_numbers(rows, columns));
+        work.columns_at_least(D::in_batch_numbers(end - start, batch.rows, columns));
         checks.matrix::<D>("sums", self.sums).rows_at_least(1).columns(2);
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
-        cost::in_batch_loss(D::batch_shape(self.input.batch).rows, D::matrix_shape(self.input.queries))
+        let items = D::batch_shape(self.input.batch).rows;
+        cost::in_batch_loss(self.input.rows.len(), items, D::matrix_shape(self.input.queries))
     }
 }

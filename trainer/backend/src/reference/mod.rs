@@ -141,7 +141,7 @@ impl Device for Reference {
         HostReport::new(numbers)
     }
 
-    fn in_batch_numbers(_rows: usize, _columns: usize) -> usize {
+    fn in_batch_numbers(_queries: usize, _items: usize, _columns: usize) -> usize {
         0
     }
 

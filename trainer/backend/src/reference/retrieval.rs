@@ -34,25 +34,26 @@ impl Reference {
 
     pub(super) fn in_batch_loss(&self, operation: InBatchLoss<'_, Self>) {
         let InBatchLoss { input, query_grad, item_grad, sums, .. } = operation;
-        let &InBatchInput { batch, queries, items, temperature, choice, item_id } = input;
+        let InBatchInput { batch, rows: own, queries, items, temperature, choice, item_id } = input;
         let (rows, width) = (batch.rows(), queries.columns);
         let id = |row: usize| item_id.map(|feature| batch.single_ids(feature)[row]);
         let is_rival = |i: usize, j: usize| i == j || id(i).is_none() || id(i) != id(j);
         let weight = |row: usize| f64::from(batch.labels(0)[row]) * f64::from(batch.weights()[row]);
         let weight_of_all: f64 = (0..rows).map(weight).sum();
-        query_grad.values[..rows * width].fill(0.0);
+        query_grad.values[..own.len() * width].fill(0.0);
         item_grad.values[..rows * width].fill(0.0);
-        for i in (0..rows).filter(|&row| weight(row) != 0.0) {
-            let score = |j: usize| dot((queries, i), (items, j)) / temperature;
+        for i in own.clone().filter(|&row| weight(row) != 0.0) {
+            let query = i - own.start;
+            let score = |j: usize| dot((queries, query), (items, j)) / temperature;
             let rivals: Vec<usize> = (0..rows).filter(|&j| is_rival(i, j)).collect();
             let mut add = |j: usize, by_score: f64| {
                 let by_score = by_score * weight(i) / weight_of_all;
                 for k in 0..width {
-                    *query_grad.at_mut(i, k) += by_score / temperature * items.at(j, k);
-                    *item_grad.at_mut(j, k) += by_score / temperature * queries.at(i, k);
+                    *query_grad.at_mut(query, k) += by_score / temperature * items.at(j, k);
+                    *item_grad.at_mut(j, k) += by_score / temperature * queries.at(query, k);
                 }
             };
-            if choice == Choice::Pairwise {
+            if *choice == Choice::Pairwise {
                 let others = (rivals.len() - 1) as f64;
                 for &j in rivals.iter().filter(|&&j| j != i) {
                     let distance = score(j) - score(i);
@@ -70,8 +71,8 @@ impl Reference {
                 add(j, probability - f64::from(u8::from(i == j)));
             }
         }
-        *sums.at_mut(0, 1) += weight_of_all;
-        query_grad.round(rows);
+        *sums.at_mut(0, 1) += own.clone().map(weight).sum::<f64>();
+        query_grad.round(own.len());
         item_grad.round(rows);
     }
 }

@@ -1,5 +1,7 @@
 //! Unit vectors, and the losses of queries that choose among the items of a batch, on random values.
 
+use std::ops::Range;
+
 use millstream_backend::{Backend, Choice, InBatchInput, ops};
 
 use crate::case::{Bench, Outcome, Random, Shapes};
@@ -55,9 +57,11 @@ fn choose<B: Backend>(
     let mut matrix = || bench.matrix(capacity, width, &random.numbers(capacity * width));
     let (queries, items, mut query_grad, mut item_grad) = (matrix(), matrix(), matrix(), matrix());
     let mut sums = bench.matrix(1, 2, &[2.0, 0.5]);
-    let mut work = backend.in_batch_work(capacity, width);
+    let mut work = backend.in_batch_work(capacity, capacity, width);
     for temperature in [1.0, 0.0625] {
-        let input = InBatchInput { batch, queries: &queries, items: &items, temperature, choice, item_id };
+        let whole = 0..rows;
+        let (queries, items) = (&queries, &items);
+        let input = InBatchInput { batch, rows: whole, queries, items, temperature, choice, item_id };
         backend.run(ops::InBatchLoss {
             input: &input,
             work: &mut work,
@@ -70,6 +74,35 @@ fn choose<B: Backend>(
         let share =
             |gradient: Vec<f64>| gradient.into_iter().map(|g| g * rows as f64 * temperature).collect();
         outcome.push((name("gradient of queries"), share(bench.read(&query_grad, rows * width))));
+        outcome.push((name("gradient of items"), share(bench.read(&item_grad, rows * width))));
+        outcome.push((name("sums"), bench.read(&sums, 2)));
+    }
+    let numbers = random.numbers(capacity * width);
+    let of_rows = |rows: &Range<usize>| bench.matrix(capacity, width, &numbers[rows.start * width..]);
+    for range in [0..0, rows / 3..rows / 3 + 1, rows / 3..rows - rows / 4, rows..rows] {
+        let range = range.start.min(rows)..range.end.min(rows);
+        let (count, queries) = (range.len(), of_rows(&range));
+        let mut work = backend.in_batch_work(count, rows, width);
+        let name = |what| format!("in-batch {choice:?} of {width}, {item_id:?}, rows {range:?}: {what}");
+        let items = &items;
+        let input = InBatchInput {
+            batch,
+            rows: range.clone(),
+            queries: &queries,
+            items,
+            temperature: 0.5,
+            choice,
+            item_id,
+        };
+        backend.run(ops::InBatchLoss {
+            input: &input,
+            work: &mut work,
+            query_grad: &mut query_grad,
+            item_grad: &mut item_grad,
+            sums: &mut sums,
+        });
+        let share = |gradient: Vec<f64>| gradient.into_iter().map(|g| g * rows as f64).collect();
+        outcome.push((name("gradient of queries"), share(bench.read(&query_grad, count * width))));
         outcome.push((name("gradient of items"), share(bench.read(&item_grad, rows * width))));
         outcome.push((name("sums"), bench.read(&sums, 2)));
     }

@@ -246,12 +246,13 @@ fn a_query_chooses_among_the_items_of_its_batch<B: Backend>(backend: &B) {
     let items = [3.0_f64.ln() / 2.0, 0.0, 2.0_f64.ln() / 2.0];
     let (queries, items_matrix) =
         (bench.matrix(3, 1, &[1.0, 5.0, 2.0]), bench.matrix(3, 1, &items.map(|item| item as f32)));
-    let mut work = backend.in_batch_work(3, 1);
+    let mut work = backend.in_batch_work(3, 3, 1);
     let (mut query_grad, mut item_grad) = (backend.matrix(3, 1), backend.matrix(3, 1));
     let mut run = |choice, item_id| {
         let mut sums = bench.matrix(1, 2, &[1.0, 1.0]);
         let (queries, items) = (&queries, &items_matrix);
-        let input = InBatchInput { batch: &batch, queries, items, temperature: 0.5, choice, item_id };
+        let input =
+            InBatchInput { batch: &batch, rows: 0..3, queries, items, temperature: 0.5, choice, item_id };
         backend.run(ops::InBatchLoss {
             input: &input,
             work: &mut work,

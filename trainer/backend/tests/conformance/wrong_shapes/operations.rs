@@ -404,12 +404,14 @@ pub(super) fn in_batch_loss<B: Backend>(make: &mut Make<'_, B>) {
     let queries = make.rows("queries", ROWS, 4);
     let items = make.matrix("items", ROWS, 4);
     let item_id = Some(make.value("item_id", 0, 1));
-    let mut work = make.backend.in_batch_work(ROWS, 4);
+    let rows = 0..make.value("rows", ROWS, ROWS + 1);
+    let mut work = make.backend.in_batch_work(ROWS, ROWS, 4);
     let (mut query_grad, mut item_grad) =
         (make.matrix("query_grad", ROWS, 4), make.matrix("item_grad", ROWS, 4));
     let mut sums = make.matrix("sums", 1, 2);
     let input = InBatchInput {
         batch: make.batch,
+        rows,
         queries: &queries,
         items: &items,
         temperature: 0.5,
