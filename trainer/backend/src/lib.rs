@@ -41,8 +41,8 @@ pub use host::{HostBatch, HostMaxima, HostReport};
 pub use library::{Libraries, LibraryError};
 pub use merged_rows::{HostMergedRows, MergedShape};
 pub use ops::{
-    Activation, Choice, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape, Normalization,
-    RowGradients, SavedLayer, SavedNormalization, Sequence, Task,
+    Activation, Choice, ColumnSums, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape,
+    Normalization, RowGradients, SavedLayer, SavedNormalization, Sequence, Task,
 };
 pub use reference::{Reference, ReferenceMatrix, ReferencePlan, ReferenceTable};
 pub use row_sums::RowSums;

@@ -10,7 +10,7 @@
 //! as in PyTorch).
 
 use millstream_backend::{
-    Axis, Backend, Device, Normalization as Formula, SavedNormalization, WorkspaceUse, ops,
+    Axis, Backend, ColumnSums, Device, Normalization as Formula, SavedNormalization, WorkspaceUse, ops,
 };
 
 use crate::init::Init;
@@ -137,15 +137,21 @@ impl<B: Backend> Normalization<B> {
         let formula = formula(axis, &scale.value, &shift.value);
         let saved = SavedNormalization { input, mean, variance, output };
         let (scale_grad, shift_grad) = (&mut scale.gradient, &mut shift.gradient);
-        backend.run(ops::NormalizeBackward {
-            rows: pass.len(),
+        let (rows, mode) = (pass.len(), pass.sum());
+        backend.run(ops::NormalizeParameters {
+            rows,
             layer: &formula,
             saved: &saved,
             grad: gradient,
-            mode: pass.sum(),
+            mode,
             scale_grad,
             shift_grad,
         });
+        let columns = match axis {
+            Axis::Row => None,
+            Axis::Column => Some(ColumnSums { rows, scale: scale_grad, shift: shift_grad }),
+        };
+        backend.run(ops::NormalizeBackward { rows, layer: &formula, saved: &saved, grad: gradient, columns });
     }
 }
 

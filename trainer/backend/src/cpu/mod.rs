@@ -387,6 +387,7 @@ impl Backend for Cpu {
             Operation::Moments(operation) => normalize::moments(self, operation),
             Operation::MergeMoments(operation) => normalize::merge_moments(operation),
             Operation::NormalizeForward(operation) => normalize::forward(self, operation),
+            Operation::NormalizeParameters(operation) => normalize::parameters(self, operation),
             Operation::NormalizeBackward(operation) => normalize::backward(self, operation),
             Operation::UnitForward(operation) => vectors::unit_forward(self, operation),
             Operation::UnitBackward(operation) => vectors::unit_backward(self, operation),

@@ -9,7 +9,8 @@ use crate::cpu::parts::{Blocks, PerBlock};
 use crate::cpu::vectors::sum;
 use crate::device::Axis;
 use crate::ops::{
-    Blend, GradientMode, MergeMoments, Moments, NormalizeBackward, NormalizeForward, SavedNormalization,
+    Blend, GradientMode, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward,
+    NormalizeParameters, SavedNormalization,
 };
 
 /// Batch rows per task.
@@ -130,66 +131,85 @@ pub(crate) fn forward(cpu: &Cpu, operation: NormalizeForward<'_, Cpu>) {
     });
 }
 
-/// The gradients with respect to the input, in place, and to scale and shift.
-pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
-    let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } = operation;
+/// The gradients with respect to scale and shift.
+pub(crate) fn parameters(cpu: &Cpu, operation: NormalizeParameters<'_, Cpu>) {
+    let NormalizeParameters { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } = operation;
     let columns = gradient.columns();
     let sum_product = &mut scale_grad.as_mut_slice()[..columns];
     let sum_g = &mut shift_grad.as_mut_slice()[..columns];
-    let normal = Normal { axis: layer.axis, saved, epsilon: layer.epsilon as f32 };
-    let masked = |row: usize, column: usize, g: f32| {
-        let is_off = layer.is_rectified && saved.output.row(row)[column] <= 0.0;
-        if is_off { 0.0 } else { g }
-    };
-    sum_columns(cpu, rows, mode, [&mut *sum_g, &mut *sum_product], |row, [sum_g, sum_product]| {
+    let saved = Saved::of(layer, saved);
+    sum_columns(cpu, rows, mode, [sum_g, sum_product], |row, [sum_g, sum_product]| {
         for (column, &g) in gradient.row(row).iter().enumerate() {
-            let g = masked(row, column, g);
+            let g = saved.masked(row, column, g);
             sum_g[column] += g;
-            sum_product[column] += g * normal.at(row, column).0;
+            sum_product[column] += g * saved.normal(row, column).0;
         }
     });
-    let (sum_g, sum_product) = (&*sum_g, &*sum_product);
-    let scale = layer.scale.row(0);
+}
+
+/// The gradient with respect to the input, in place.
+pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
+    let NormalizeBackward { rows, layer, saved, grad: gradient, columns: sums } = operation;
+    let (saved, scale) = (Saved::of(layer, saved), layer.scale.row(0));
+    let Some(sums) = sums else {
+        let share = gradient.columns() as f32;
+        run_rows!(cpu, rows, ROWS, gradient, |row, gradient| {
+            let (mut sum_g, mut sum_product) = (0.0, 0.0);
+            for (column, g) in gradient.iter_mut().enumerate() {
+                *g = saved.masked(row, column, *g) * scale[column];
+                sum_g += *g;
+                sum_product += *g * saved.normal(row, column).0;
+            }
+            let (mean_g, mean_product) = (sum_g / share, sum_product / share);
+            for (column, g) in gradient.iter_mut().enumerate() {
+                let (x, inverse) = saved.normal(row, column);
+                *g = inverse * (*g - mean_g - x * mean_product);
+            }
+        });
+        return;
+    };
+    let (sum_g, sum_product, share) = (sums.shift.row(0), sums.scale.row(0), 1.0 / sums.rows as f32);
     run_rows!(cpu, rows, ROWS, gradient, |row, gradient| {
         for (column, g) in gradient.iter_mut().enumerate() {
-            *g = masked(row, column, *g) * scale[column];
-        }
-        let of_row = (layer.axis == Axis::Row).then(|| {
-            let (mut g_sum, mut product_sum) = (0.0, 0.0);
-            for (column, g) in gradient.iter().enumerate() {
-                g_sum += g;
-                product_sum += g * normal.at(row, column).0;
-            }
-            (g_sum / columns as f32, product_sum / columns as f32)
-        });
-        let share = 1.0 / rows as f32;
-        for (column, g) in gradient.iter_mut().enumerate() {
-            let (x, inverse) = normal.at(row, column);
+            let (x, inverse) = saved.normal(row, column);
             let of_column = scale[column] * share;
-            let (mean_g, mean_product) =
-                of_row.unwrap_or((sum_g[column] * of_column, sum_product[column] * of_column));
-            *g = inverse * (*g - mean_g - x * mean_product);
+            let (mean_g, mean_product) = (sum_g[column] * of_column, sum_product[column] * of_column);
+            *g = inverse * (saved.masked(row, column, *g) * scale[column] - mean_g - x * mean_product);
         }
     });
 }
 
-/// The normalized input.
-struct Normal<'a> {
+/// The operands of a forward pass, by element.
+struct Saved<'a> {
     axis: Axis,
-    saved: &'a SavedNormalization<'a, CpuMatrix>,
+    operands: &'a SavedNormalization<'a, CpuMatrix>,
     epsilon: f32,
+    is_rectified: bool,
 }
 
-impl Normal<'_> {
+impl<'a> Saved<'a> {
+    fn of(layer: &Normalization<'_, CpuMatrix>, operands: &'a SavedNormalization<'a, CpuMatrix>) -> Self {
+        let &Normalization { axis, epsilon, is_rectified, .. } = layer;
+        Self { axis, operands, epsilon: epsilon as f32, is_rectified }
+    }
+
+    /// A gradient with respect to the output, behind the activation.
+    #[inline(always)]
+    fn masked(&self, row: usize, column: usize, g: f32) -> f32 {
+        let is_off = self.is_rectified && self.operands.output.row(row)[column] <= 0.0;
+        if is_off { 0.0 } else { g }
+    }
+
     /// A normalized element, and the factor it was multiplied by.
     #[inline(always)]
-    fn at(&self, row: usize, column: usize) -> (f32, f32) {
+    fn normal(&self, row: usize, column: usize) -> (f32, f32) {
+        let SavedNormalization { input, mean, variance, .. } = self.operands;
         let (mean, variance) = match self.axis {
-            Axis::Row => (self.saved.mean.row(row)[0], self.saved.variance.row(row)[0]),
-            Axis::Column => (self.saved.mean.row(0)[column], self.saved.variance.row(0)[column]),
+            Axis::Row => (mean.row(row)[0], variance.row(row)[0]),
+            Axis::Column => (mean.row(0)[column], variance.row(0)[column]),
         };
         let inverse = inverse(variance, self.epsilon);
-        ((self.saved.input.row(row)[column] - mean) * inverse, inverse)
+        ((input.row(row)[column] - mean) * inverse, inverse)
     }
 }
 

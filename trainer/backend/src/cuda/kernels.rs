@@ -340,8 +340,9 @@ program! {
     struct MergeMoments { moments: MatrixView, mean: MatrixView, variance: MatrixView, rows: u32, part: u32 }
     struct Normalize {
         input: MatrixView, mean: MatrixView, variance: MatrixView, scale: MatrixView, shift: MatrixView,
-        output: MatrixView, gradient: MatrixView, partials: Address, of_lines: Address,
-        epsilon: f32, rows: u32, is_by_row: u32, is_rectified: u32, shares: u32, unused: u32,
+        output: MatrixView, gradient: MatrixView, scale_sums: MatrixView, shift_sums: MatrixView,
+        partials: Address, of_rows: Address,
+        epsilon: f32, rows: u32, all_rows: u32, is_by_row: u32, is_rectified: u32, unused: u32,
     }
     kernel ROW_MOMENTS = row_moments(Moments, THREADS);
     kernel COLUMN_MEANS = column_means(Moments, COLUMN_THREADS);
@@ -350,7 +351,6 @@ program! {
     kernel NORMALIZE_FORWARD = normalize_forward(Normalize, THREADS);
     kernel NORMALIZE_BY_PARAMETERS = normalize_by_parameters(Normalize, COLUMN_THREADS);
     kernel NORMALIZE_ROW_MEANS = normalize_row_means(Normalize, THREADS);
-    kernel NORMALIZE_COLUMN_MEANS = normalize_column_means(Normalize, THREADS);
     kernel NORMALIZE_BACKWARD = normalize_backward(Normalize, THREADS);
 }
 

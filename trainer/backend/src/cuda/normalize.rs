@@ -1,17 +1,18 @@
 //! Normalization of rows and of columns.
 
 use super::Cuda;
-use super::buffers::{CudaMatrix, Rooms};
-use super::driver::Address;
+use super::buffers::CudaMatrix;
 use super::interactions::warps;
 use super::kernels::{
     COLUMN_MEANS, COLUMN_VARIANCES, MERGE_MOMENTS, MergeMoments, Moments, NORMALIZE_BACKWARD,
-    NORMALIZE_BY_PARAMETERS, NORMALIZE_COLUMN_MEANS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize,
-    ROW_MOMENTS,
+    NORMALIZE_BY_PARAMETERS, NORMALIZE_FORWARD, NORMALIZE_ROW_MEANS, Normalize, ROW_MOMENTS,
 };
-use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
+use super::layers::{PAIR_BYTES, column_blocks, partial_bytes};
 use crate::device::Axis;
-use crate::ops::{self, GradientMode, Normalization, NormalizeBackward, NormalizeForward};
+use crate::ops::{
+    self, ColumnSums, GradientMode, Normalization, NormalizeBackward, NormalizeForward, NormalizeParameters,
+    SavedNormalization,
+};
 
 impl Cuda {
     pub(super) fn moments(&self, operation: ops::Moments<'_, Self>) {
@@ -28,7 +29,7 @@ impl Cuda {
             self.launch(ROW_MOMENTS, warps(rows), &moments);
             return;
         }
-        moments.partials = self.scratch(Work::of(axis, rows, columns).bytes);
+        moments.partials = self.scratch(partial_bytes(rows, columns));
         let share = 1.0 / rows as f32;
         for (entry, to) in [(COLUMN_MEANS, &*mean), (COLUMN_VARIANCES, variance)] {
             self.launch_blocks(entry, column_blocks(rows, columns), &moments);
@@ -55,55 +56,53 @@ impl Cuda {
         self.launch(NORMALIZE_FORWARD, [rows * input.columns(), 1], &arguments);
     }
 
-    pub(super) fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
-        let NormalizeBackward { rows, layer, saved, grad, mode, scale_grad, shift_grad } = operation;
-        let (input, columns) = (saved.input, saved.input.columns());
-        let work = Work::of(layer.axis, rows, columns);
-        let scratch = self.scratch(work.bytes);
-        let partials = scratch + work.partials;
-        let arguments = Normalize {
-            output: saved.output.view(),
-            gradient: grad.view(),
-            partials,
-            of_lines: scratch + work.of_lines,
-            shares: shares(rows) as u32,
-            ..arguments(rows, layer, (saved.mean, saved.variance), input)
-        };
+    pub(super) fn normalize_parameters(&self, operation: NormalizeParameters<'_, Self>) {
+        let NormalizeParameters { rows, layer, saved, grad, mode, scale_grad, shift_grad } = operation;
+        let columns = saved.input.columns();
+        let partials = self.scratch(partial_bytes(rows, columns));
+        let arguments = Normalize { partials, ..of_gradient(rows, layer, saved, grad) };
         self.launch_blocks(NORMALIZE_BY_PARAMETERS, column_blocks(rows, columns), &arguments);
-        // With column moments, one call covers all rows, so its sums are complete and overwrite.
-        let sum = if layer.axis == Axis::Column { GradientMode::Write } else { mode };
-        let to = [Some(&*scale_grad), Some(&*shift_grad)];
-        self.finish_columns(rows, columns, partials, to, sum, 1.0);
-        match layer.axis {
-            Axis::Row => self.launch(NORMALIZE_ROW_MEANS, warps(rows), &arguments),
-            Axis::Column => self.launch(NORMALIZE_COLUMN_MEANS, [columns, 1], &arguments),
-        }
-        self.launch(NORMALIZE_BACKWARD, [rows * columns, 1], &arguments);
+        self.finish_columns(rows, columns, partials, [Some(scale_grad), Some(shift_grad)], mode, 1.0);
+    }
+
+    pub(super) fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
+        let NormalizeBackward { rows, layer, saved, grad, columns } = operation;
+        let of_gradient = of_gradient(rows, layer, saved, grad);
+        let arguments = match columns {
+            Some(ColumnSums { rows: all_rows, scale, shift }) => Normalize {
+                scale_sums: scale.view(),
+                shift_sums: shift.view(),
+                all_rows: all_rows as u32,
+                ..of_gradient
+            },
+            None => {
+                let arguments = Normalize { of_rows: self.scratch(rows * PAIR_BYTES), ..of_gradient };
+                self.launch(NORMALIZE_ROW_MEANS, warps(rows), &arguments);
+                arguments
+            }
+        };
+        self.launch(NORMALIZE_BACKWARD, [rows * saved.input.columns(), 1], &arguments);
     }
 }
 
-/// The workspace of a normalization.
-struct Work {
-    partials: Address,
-    of_lines: Address,
-    bytes: usize,
-}
-
-impl Work {
-    fn of(axis: Axis, rows: usize, columns: usize) -> Self {
-        let lines = if axis == Axis::Row { rows } else { columns };
-        let mut rooms = Rooms::default();
-        Self {
-            partials: rooms.add(partial_bytes(rows, columns)),
-            of_lines: rooms.add(lines * PAIR_BYTES),
-            bytes: rooms.bytes(),
-        }
-    }
-}
-
-/// Workspace of a normalization, in bytes.
+/// Workspace of a normalization, in bytes: partial sums over rows, or two means of each row.
 pub(super) fn scratch_bytes(axis: Axis, rows: usize, columns: usize) -> usize {
-    Work::of(axis, rows, columns).bytes
+    let of_rows = if axis == Axis::Row { rows * PAIR_BYTES } else { 0 };
+    partial_bytes(rows, columns).max(of_rows)
+}
+
+/// The arguments of a gradient, without those of one of the kernels.
+fn of_gradient(
+    rows: usize,
+    layer: &Normalization<'_, CudaMatrix>,
+    saved: &SavedNormalization<'_, CudaMatrix>,
+    grad: &CudaMatrix,
+) -> Normalize {
+    Normalize {
+        output: saved.output.view(),
+        gradient: grad.view(),
+        ..arguments(rows, layer, (saved.mean, saved.variance), saved.input)
+    }
 }
 
 fn arguments(

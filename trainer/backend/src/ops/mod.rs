@@ -42,7 +42,8 @@ pub use lookup::{
 pub use loss::{Loss, Sigmoid, Softmax, Task, TaskLoss};
 pub use mixture::{MixtureBackward, MixtureForward, MixtureShape};
 pub use normalization::{
-    Blend, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward, SavedNormalization,
+    Blend, ColumnSums, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward,
+    NormalizeParameters, SavedNormalization,
 };
 pub(crate) use retrieval::MIN_SQUARE;
 pub use retrieval::{Choice, InBatchInput, InBatchLoss, RowProducts, UnitBackward, UnitForward};
@@ -127,6 +128,7 @@ operations! {
     Moments = "moments",
     MergeMoments = "merge_moments",
     NormalizeForward = "normalize_forward",
+    NormalizeParameters = "normalize_parameters",
     NormalizeBackward = "normalize_backward",
     UnitForward = "unit_forward",
     UnitBackward = "unit_backward",

@@ -23,7 +23,7 @@ pub struct Normalization<'a, M> {
     pub is_rectified: bool,
 }
 
-/// The operands of a forward pass that the backward pass of a normalization reads.
+/// The operands of a forward pass that its gradients need.
 pub struct SavedNormalization<'a, M> {
     /// Its input, `[B, N]`.
     pub input: &'a M,
@@ -128,7 +128,50 @@ impl<D: Shapes> NormalizeForward<'_, D> {
     }
 }
 
-/// The gradient of [`NormalizeForward`] with means and variances of the same rows.
+/// The gradients of [`NormalizeForward`] with respect to scale and shift, summed over rows.
+pub struct NormalizeParameters<'a, D: Shapes> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The formula.
+    pub layer: &'a Normalization<'a, D::Matrix>,
+    /// The operands of the forward pass.
+    pub saved: &'a SavedNormalization<'a, D::Matrix>,
+    /// `[B, N]`: the gradient with respect to the output.
+    pub grad: &'a D::Matrix,
+    /// Whether `scale_grad` and `shift_grad` are written or accumulated.
+    pub mode: GradientMode,
+    /// `[1, N]`
+    pub scale_grad: &'a mut D::Matrix,
+    /// `[1, N]`
+    pub shift_grad: &'a mut D::Matrix,
+}
+
+impl<D: Shapes> NormalizeParameters<'_, D> {
+    pub(super) fn check(&self, checks: Checks) {
+        let columns = check_saved::<D>(checks, self.rows, self.layer, self.saved, self.grad);
+        for (name, matrix) in [("scale_grad", &*self.scale_grad), ("shift_grad", &*self.shift_grad)] {
+            checks.matrix::<D>(name, matrix).rows_at_least(1).columns(columns);
+        }
+    }
+
+    pub(super) fn work(&self, _backend: &D) -> Work {
+        let operands = [self.saved.input, self.saved.output, self.grad];
+        cost::elementwise(self.rows, operands.map(D::matrix_shape), 5)
+    }
+}
+
+/// The gradients with respect to scale and shift, as [`NormalizeParameters`] computes them, over all rows that the
+/// moments of columns cover.
+pub struct ColumnSums<'a, M> {
+    /// The number of those rows. With several workers, they are more than a worker's own.
+    pub rows: usize,
+    /// `[1, N]`
+    pub scale: &'a M,
+    /// `[1, N]`
+    pub shift: &'a M,
+}
+
+/// The gradient of [`NormalizeForward`] with respect to its input, including the paths through means and variances.
 pub struct NormalizeBackward<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,
@@ -138,37 +181,42 @@ pub struct NormalizeBackward<'a, D: Shapes> {
     pub saved: &'a SavedNormalization<'a, D::Matrix>,
     /// `[B, N]`: the gradient with respect to the output, replaced by that with respect to the input.
     pub grad: &'a mut D::Matrix,
-    /// Whether `scale_grad` and `shift_grad` are written or accumulated. With [`Axis::Column`], whose moments cover
-    /// all rows, only [`GradientMode::Write`] is allowed.
-    pub mode: GradientMode,
-    /// `[1, N]`
-    pub scale_grad: &'a mut D::Matrix,
-    /// `[1, N]`
-    pub shift_grad: &'a mut D::Matrix,
+    /// Required for [`Axis::Column`], whose moments depend on other rows; absent for [`Axis::Row`].
+    pub columns: Option<ColumnSums<'a, D::Matrix>>,
 }
 
 impl<D: Shapes> NormalizeBackward<'_, D> {
     pub(super) fn check(&self, checks: Checks) {
-        let Self { rows, layer, saved, .. } = *self;
-        checks.alike::<D>(rows, &[("input", saved.input), ("output", saved.output), ("grad", self.grad)]);
-        let columns = D::matrix_shape(saved.input).columns;
-        check_moments::<D>(checks, rows, layer.axis, columns, (saved.mean, saved.variance));
-        check_formula::<D>(checks, layer, columns);
-        for (name, matrix) in [("scale_grad", &*self.scale_grad), ("shift_grad", &*self.shift_grad)] {
-            checks.matrix::<D>(name, matrix).rows_at_least(1).columns(columns);
+        let columns = check_saved::<D>(checks, self.rows, self.layer, self.saved, self.grad);
+        let wanted = usize::from(self.layer.axis == Axis::Column);
+        checks.equal("columns", usize::from(self.columns.is_some()), wanted);
+        if let Some(ColumnSums { rows, scale, shift }) = self.columns {
+            checks.at_least("columns.rows", rows, self.rows);
+            for (name, matrix) in [("columns.scale", scale), ("columns.shift", shift)] {
+                checks.matrix::<D>(name, matrix).rows_at_least(1).columns(columns);
+            }
         }
-        let is_written = layer.axis == Axis::Row || self.mode == GradientMode::Write;
-        assert!(
-            is_written,
-            "normalize_backward: operand `mode` is Accumulate, but columns are normalized over all rows"
-        );
     }
 
     pub(super) fn work(&self, _backend: &D) -> Work {
-        let [input, output] = [self.saved.input, self.saved.output].map(D::matrix_shape);
-        let grad = D::matrix_shape(self.grad);
-        cost::elementwise(self.rows, [input, output, grad, grad], 10)
+        let operands = [self.saved.input, self.saved.output, self.grad, self.grad];
+        cost::elementwise(self.rows, operands.map(D::matrix_shape), 7)
     }
+}
+
+/// Checks the operands that both gradients share, and returns the number of columns.
+fn check_saved<D: Shapes>(
+    checks: Checks,
+    rows: usize,
+    layer: &Normalization<'_, D::Matrix>,
+    saved: &SavedNormalization<'_, D::Matrix>,
+    grad: &D::Matrix,
+) -> usize {
+    checks.alike::<D>(rows, &[("input", saved.input), ("output", saved.output), ("grad", grad)]);
+    let columns = D::matrix_shape(saved.input).columns;
+    check_moments::<D>(checks, rows, layer.axis, columns, (saved.mean, saved.variance));
+    check_formula::<D>(checks, layer, columns);
+    columns
 }
 
 fn check_moments<D: Shapes>(

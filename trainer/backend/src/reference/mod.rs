@@ -238,6 +238,7 @@ impl Backend for Reference {
             Operation::Moments(operation) => self.moments(operation),
             Operation::MergeMoments(operation) => self.merge_moments(operation),
             Operation::NormalizeForward(operation) => self.normalize_forward(operation),
+            Operation::NormalizeParameters(operation) => self.normalize_parameters(operation),
             Operation::NormalizeBackward(operation) => self.normalize_backward(operation),
             Operation::UnitForward(operation) => self.unit_forward(operation),
             Operation::UnitBackward(operation) => self.unit_backward(operation),

@@ -2,7 +2,10 @@
 
 use super::{Reference, ReferenceMatrix, relu};
 use crate::device::Axis;
-use crate::ops::{GradientMode, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward};
+use crate::ops::{
+    GradientMode, MergeMoments, Moments, Normalization, NormalizeBackward, NormalizeForward,
+    NormalizeParameters, SavedNormalization,
+};
 
 impl Reference {
     /// The mean and variance of each row or column.
@@ -43,43 +46,66 @@ impl Reference {
         });
     }
 
-    /// The gradient, along every path from an input element to the output.
-    pub(super) fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
-        let NormalizeBackward { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } =
+    /// The gradients with respect to scale and shift.
+    pub(super) fn normalize_parameters(&self, operation: NormalizeParameters<'_, Self>) {
+        let NormalizeParameters { rows, layer, saved, grad: gradient, mode, scale_grad, shift_grad } =
             operation;
-        let normal = |at| normal_at(layer, (saved.mean, saved.variance), saved.input, at);
         if mode == GradientMode::Write {
             scale_grad.values.fill(0.0);
             shift_grad.values.fill(0.0);
         }
         for row in 0..rows {
             for column in 0..gradient.columns {
-                if layer.is_rectified && saved.output.at(row, column) <= 0.0 {
-                    *gradient.at_mut(row, column) = 0.0;
-                }
-                let g = gradient.at(row, column);
-                *scale_grad.at_mut(0, column) += g * normal((row, column)).0;
+                let g = masked(layer, saved, gradient, (row, column));
+                *scale_grad.at_mut(0, column) += g * saved_normal(layer, saved, (row, column)).0;
                 *shift_grad.at_mut(0, column) += g;
-                *gradient.at_mut(row, column) = g * layer.scale.at(0, column);
             }
         }
-        let (lines, items) = lines_of(layer.axis, rows, gradient.columns);
-        for line in 0..lines {
-            let place = |item| layer.axis.place(line, item);
-            let mean = |of: &dyn Fn((usize, usize)) -> f64| {
-                (0..items).map(|item| of(place(item))).sum::<f64>() / items as f64
-            };
-            let g = |(row, column)| gradient.at(row, column);
-            let (mean_g, mean_product) = (mean(&|at| g(at)), mean(&|at| g(at) * normal(at).0));
-            for item in 0..items {
-                let (row, column) = place(item);
-                let (x, inverse) = normal((row, column));
-                let g = gradient.at(row, column);
+    }
+
+    /// The gradient with respect to the input, along every path to the output.
+    pub(super) fn normalize_backward(&self, operation: NormalizeBackward<'_, Self>) {
+        let NormalizeBackward { rows, layer, saved, grad: gradient, columns: sums } = operation;
+        let columns = gradient.columns;
+        let scale = |column| layer.scale.at(0, column);
+        for row in 0..rows {
+            let g: Vec<f64> = (0..columns)
+                .map(|column| masked(layer, saved, gradient, (row, column)) * scale(column))
+                .collect();
+            let normal = |column| saved_normal(layer, saved, (row, column));
+            let mean = |of: &dyn Fn(usize) -> f64| (0..columns).map(of).sum::<f64>() / columns as f64;
+            let of_row = (mean(&|column| g[column]), mean(&|column| g[column] * normal(column).0));
+            for (column, &g) in g.iter().enumerate() {
+                let (mean_g, mean_product) = sums.as_ref().map_or(of_row, |sums| {
+                    let share = scale(column) / sums.rows as f64;
+                    (sums.shift.at(0, column) * share, sums.scale.at(0, column) * share)
+                });
+                let (x, inverse) = normal(column);
                 *gradient.at_mut(row, column) = inverse * (g - mean_g - x * mean_product);
             }
         }
         gradient.round(rows);
     }
+}
+
+/// An element of the gradient with respect to the output, behind the activation.
+fn masked(
+    layer: &Normalization<'_, ReferenceMatrix>,
+    saved: &SavedNormalization<'_, ReferenceMatrix>,
+    gradient: &ReferenceMatrix,
+    (row, column): (usize, usize),
+) -> f64 {
+    let is_masked = layer.is_rectified && saved.output.at(row, column) <= 0.0;
+    if is_masked { 0.0 } else { gradient.at(row, column) }
+}
+
+/// [`normal_at`] of a saved input.
+fn saved_normal(
+    layer: &Normalization<'_, ReferenceMatrix>,
+    saved: &SavedNormalization<'_, ReferenceMatrix>,
+    at: (usize, usize),
+) -> (f64, f64) {
+    normal_at(layer, (saved.mean, saved.variance), saved.input, at)
 }
 
 /// The number of lines along the axis, and the length of each.

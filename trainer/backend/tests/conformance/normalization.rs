@@ -1,6 +1,8 @@
 //! Normalization by row and column, on random values.
 
-use millstream_backend::{Axis, Backend, GradientMode, Normalization, Reference, SavedNormalization, ops};
+use millstream_backend::{
+    Axis, Backend, ColumnSums, GradientMode, Normalization, Reference, SavedNormalization, ops,
+};
 
 use crate::case::{Bench, Outcome, Random, Shapes, cpus, cuda};
 
@@ -44,9 +46,6 @@ pub(crate) fn normalization<B: Backend>(
                 SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &given };
             let (mut scale_grad, mut shift_grad) = (backend.matrix(1, columns), backend.matrix(1, columns));
             for sum in [GradientMode::Write, GradientMode::Accumulate] {
-                if axis == Axis::Column && sum == GradientMode::Accumulate {
-                    continue;
-                }
                 let mut gradient = backend.matrix(capacity, columns);
                 backend.run(ops::CopyColumns {
                     rows,
@@ -55,18 +54,29 @@ pub(crate) fn normalization<B: Backend>(
                     columns,
                 });
                 let (scale_grad, shift_grad) = (&mut scale_grad, &mut shift_grad);
-                backend.run(ops::NormalizeBackward {
+                backend.run(ops::NormalizeParameters {
                     rows,
                     layer: &layer,
                     saved: &saved,
-                    grad: &mut gradient,
+                    grad: &gradient,
                     mode: sum,
                     scale_grad,
                     shift_grad,
                 });
-                outcome.push((name("gradient of input"), bench.read(&gradient, rows * columns)));
                 outcome.push((name("gradient of scale"), bench.read(scale_grad, columns)));
                 outcome.push((name("gradient of shift"), bench.read(shift_grad, columns)));
+                // Accumulated sums are those of twice the rows.
+                let all = if sum == GradientMode::Accumulate { 2 * rows } else { rows };
+                let sums = ColumnSums { rows: all, scale: scale_grad, shift: shift_grad };
+                let (grad, columns_of) = (&mut gradient, (axis == Axis::Column).then_some(sums));
+                backend.run(ops::NormalizeBackward {
+                    rows,
+                    layer: &layer,
+                    saved: &saved,
+                    grad,
+                    columns: columns_of,
+                });
+                outcome.push((name("gradient of input"), bench.read(&gradient, rows * columns)));
             }
         }
     }

@@ -5,8 +5,9 @@
 //! boundary, it may be off by one more unit of the format.
 
 use millstream_backend::{
-    Activation, Axis, Backend, Cpu, Device, Float, GradientMode, IdColumn, Lookup, Loss, LossScaling,
-    MixtureShape, Normalization, Pooling, Reference, SavedLayer, SavedNormalization, Sequence, ops,
+    Activation, Axis, Backend, ColumnSums, Cpu, Device, Float, GradientMode, IdColumn, Lookup, Loss,
+    LossScaling, MixtureShape, Normalization, Pooling, Reference, SavedLayer, SavedNormalization, Sequence,
+    ops,
 };
 
 use crate::case::{Bench, IdsFall, Random, Shapes, cpus, cuda, cuda_of_plain_products};
@@ -345,14 +346,22 @@ impl<B: Backend> Rounded<'_, B> {
             let mut gradient = self.low(rows, columns);
             backend.run(ops::CopyRows { rows, from: (&output_grad, 0), to: (&mut gradient, 0) });
             let (by, mode) = ((&mut scale_grad, &mut shift_grad), GradientMode::Write);
+            backend.run(ops::NormalizeParameters {
+                rows,
+                layer: &layer,
+                saved: &saved,
+                grad: &gradient,
+                mode,
+                scale_grad: by.0,
+                shift_grad: by.1,
+            });
+            let sums = ColumnSums { rows, scale: &scale_grad, shift: &shift_grad };
             backend.run(ops::NormalizeBackward {
                 rows,
                 layer: &layer,
                 saved: &saved,
                 grad: &mut gradient,
-                mode,
-                scale_grad: by.0,
-                shift_grad: by.1,
+                columns: (axis == Axis::Column).then_some(sums),
             });
             self.give_low(&format!("normalized by {axis:?}, gradient of input"), &gradient, rows * columns);
         }

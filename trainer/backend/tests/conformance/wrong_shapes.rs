@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millstream_backend::{
-    Activation, Axis, Backend, Choice, Device, Float, Formula, GradientColumns, GradientMode, IdColumn,
-    InBatchInput, Lookup, Loss, LossScaling, MixtureShape, Normalization, Pooling, Reference, RowGradients,
-    SavedLayer, SavedNormalization, Sequence, TablePart, TableShape, Task, Update, ops,
+    Activation, Axis, Backend, Choice, ColumnSums, Device, Float, Formula, GradientColumns, GradientMode,
+    IdColumn, InBatchInput, Lookup, Loss, LossScaling, MixtureShape, Normalization, Pooling, Reference,
+    RowGradients, SavedLayer, SavedNormalization, Sequence, TablePart, TableShape, Task, Update, ops,
 };
 
 use crate::case::{IdsFall, Random, Shapes, cpus, cuda};
@@ -146,6 +146,7 @@ fn cases<B: Backend>() -> Vec<(&'static str, Case<B>)> {
         ("moments", moments),
         ("merge_moments", merge_moments),
         ("normalize_forward", normalize_forward),
+        ("normalize_parameters", normalize_parameters),
         ("normalize_backward", normalize_backward),
         ("unit_forward", unit_forward),
         ("unit_backward", unit_backward),

@@ -67,14 +67,13 @@ ENTRY(merge_moments, MergeMoments) {
 
 struct Normalize {
     Matrix input, mean, variance, scale, shift, output, gradient;
+    // Gradients with respect to scale and shift over the `all_rows` rows that the moments cover; for columns only.
+    Matrix scale_sums, shift_sums;
     Pair* partials;
-    // Per line along the axis: the mean gradient with respect to the normalized values, and the mean of its product
-    // with those values.
-    Pair* of_lines;
+    // The means of each row, as `means_of_column` returns those of a column; for rows only.
+    Pair* of_rows;
     float epsilon;
-    u32 rows, is_by_row, is_rectified;
-    // The number of shares in `partials`.
-    u32 shares, unused;
+    u32 rows, all_rows, is_by_row, is_rectified, unused;
 };
 
 // A normalized input element, and the inverse standard deviation.
@@ -116,25 +115,22 @@ ENTRY(normalize_row_means, Normalize) {
         sum = sum + Pair{g, g * normal_at(args, row, column).first};
     }
     sum = {warp_sum(sum.first), warp_sum(sum.second)};
-    if (lane == 0) args.of_lines[row] = {sum.first / float(columns), sum.second / float(columns)};
+    if (lane == 0) args.of_rows[row] = {sum.first / float(columns), sum.second / float(columns)};
 }
 
-// Means along each column, from the sums over rows for scale and shift.
-ENTRY(normalize_column_means, Normalize) {
-    u32 column = blockIdx.x * blockDim.x + threadIdx.x, columns = args.input.columns;
-    if (column >= columns) return;
-    Pair sum = {0.0f, 0.0f};
-    for (u32 share = 0; share < args.shares; share++) sum = sum + args.partials[u64(share) * columns + column];
-    float scale = load(args.scale, 0, column) / float(args.rows);
-    args.of_lines[column] = {sum.second * scale, sum.first * scale};
+// The mean gradient with respect to the normalized values, and the mean of its product with those values.
+__device__ __forceinline__ Pair means_of_column(const Normalize& args, u32 column) {
+    float scale = load(args.scale, 0, column) / float(args.all_rows);
+    return {load(args.shift_sums, 0, column) * scale, load(args.scale_sums, 0, column) * scale};
 }
 
-// The gradient with respect to the input; runs after the means are complete.
+// The gradient with respect to the input; runs after the means of rows are complete.
 ENTRY(normalize_backward, Normalize) {
     u32 columns = args.input.columns, number = blockIdx.x * blockDim.x + threadIdx.x;
     u32 row = number / columns, column = number % columns;
     if (row >= args.rows) return;
-    Pair normal = normal_at(args, row, column), line = args.of_lines[args.is_by_row ? row : column];
+    Pair normal = normal_at(args, row, column);
+    Pair line = args.is_by_row ? args.of_rows[row] : means_of_column(args, column);
     float g = gradient_at(args, row, column) * load(args.scale, 0, column);
     store(args.gradient, row, column, normal.second * (g - line.first - normal.first * line.second));
 }

@@ -357,25 +357,51 @@ pub(super) fn normalize_forward<B: Backend>(make: &mut Make<'_, B>) {
     }
 }
 
+pub(super) fn normalize_parameters<B: Backend>(make: &mut Make<'_, B>) {
+    for (axis, rows, columns) in AXES {
+        let input = make.rows("input", ROWS, 4);
+        let (mean, variance) = (make.matrix("mean", rows, columns), make.matrix("variance", rows, columns));
+        let (scale, shift) = (make.matrix("scale", 1, 4), make.matrix("shift", 1, 4));
+        let (output, grad) = (make.matrix("output", ROWS, 4), make.matrix("grad", ROWS, 4));
+        let mut scale_grad = make.matrix("scale_grad", 1, 4);
+        let mut shift_grad = make.matrix("shift_grad", 1, 4);
+        let layer = Normalization { axis, scale: &scale, shift: &shift, epsilon: 1e-3, is_rectified: true };
+        let saved = SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &output };
+        make.backend.run(ops::NormalizeParameters {
+            rows: ROWS,
+            layer: &layer,
+            saved: &saved,
+            grad: &grad,
+            mode: GradientMode::Accumulate,
+            scale_grad: &mut scale_grad,
+            shift_grad: &mut shift_grad,
+        });
+    }
+}
+
 pub(super) fn normalize_backward<B: Backend>(make: &mut Make<'_, B>) {
     for (axis, rows, columns) in AXES {
         let input = make.rows("input", ROWS, 4);
         let (mean, variance) = (make.matrix("mean", rows, columns), make.matrix("variance", rows, columns));
         let (scale, shift) = (make.matrix("scale", 1, 4), make.matrix("shift", 1, 4));
-        let output = make.matrix("output", ROWS, 4);
-        let mut grad = make.matrix("grad", ROWS, 4);
-        let mut scale_grad = make.matrix("scale_grad", 1, 4);
-        let mut shift_grad = make.matrix("shift_grad", 1, 4);
+        let (output, mut grad) = (make.matrix("output", ROWS, 4), make.matrix("grad", ROWS, 4));
+        let needs_sums = axis == Axis::Column;
+        let sums = needs_sums.then(|| {
+            let [scale, shift] = ["columns.scale", "columns.shift"].map(|name| make.matrix(name, 1, 4));
+            (make.value("columns.rows", 2 * ROWS, ROWS - 1), scale, shift)
+        });
+        let unneeded = make.any(1, 4);
+        let right = sums.as_ref().map(|(rows, scale, shift)| ColumnSums { rows: *rows, scale, shift });
+        let wrong = (!needs_sums).then_some(ColumnSums { rows: ROWS, scale: &unneeded, shift: &unneeded });
         let layer = Normalization { axis, scale: &scale, shift: &shift, epsilon: 1e-3, is_rectified: true };
         let saved = SavedNormalization { input: &input, mean: &mean, variance: &variance, output: &output };
+        let columns = make.value("columns", right, wrong);
         make.backend.run(ops::NormalizeBackward {
             rows: ROWS,
             layer: &layer,
             saved: &saved,
             grad: &mut grad,
-            mode: GradientMode::Write,
-            scale_grad: &mut scale_grad,
-            shift_grad: &mut shift_grad,
+            columns,
         });
     }
 }
