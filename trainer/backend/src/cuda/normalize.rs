@@ -30,7 +30,7 @@ impl Cuda {
             return;
         }
         moments.partials = self.scratch(partial_bytes(rows, columns));
-        let share = 1.0 / rows as f32;
+        let share = 1.0 / rows.max(1) as f32;
         for (entry, to) in [(COLUMN_MEANS, &*mean), (COLUMN_VARIANCES, variance)] {
             self.launch_blocks(entry, column_blocks(rows, columns), &moments);
             let to = [Some(to), None];

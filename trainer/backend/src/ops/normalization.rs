@@ -35,7 +35,7 @@ pub struct SavedNormalization<'a, M> {
     pub output: &'a M,
 }
 
-/// The mean and variance of each row or column over the first `rows` rows of `input`.
+/// The mean and variance of each row or column over the first `rows` rows of `input`. Those of columns without rows are 0.
 pub struct Moments<'a, D: Shapes> {
     /// Number of rows.
     pub rows: usize,

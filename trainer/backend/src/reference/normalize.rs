@@ -12,12 +12,13 @@ impl Reference {
     pub(super) fn moments(&self, operation: Moments<'_, Self>) {
         let Moments { rows, axis, input, mean, variance } = operation;
         let (lines, items) = lines_of(axis, rows, input.columns);
+        let count = items.max(1) as f64;
         for line in 0..lines {
             let number = |item| input.on(axis, line, item);
-            let average = (0..items).map(number).sum::<f64>() / items as f64;
+            let average = (0..items).map(number).sum::<f64>() / count;
             mean.values[line] = average;
             variance.values[line] =
-                (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / items as f64;
+                (0..items).map(|item| (number(item) - average).powi(2)).sum::<f64>() / count;
         }
     }
 

@@ -93,6 +93,8 @@ fn merge<B: Backend>(
     random: &mut Random,
     outcome: &mut Outcome,
 ) {
+    // Moments of no rows are not merged.
+    let rows = rows.max(1);
     for part in [1, rows.div_ceil(3), rows, rows + 5] {
         let parts = rows.div_ceil(part);
         let mut numbers = random.numbers(2 * parts * columns);

@@ -70,6 +70,30 @@ fn cuda_agrees_with_the_reference() {
     }
 }
 
+/// A worker whose part of a batch is empty runs its passes on no rows.
+#[test]
+fn no_rows_agree_with_the_reference() {
+    for pooling in [Pooling::Sum, Pooling::Mean, Pooling::Unpooled(0), Pooling::Max] {
+        let shapes = Shapes {
+            rows: 0,
+            capacity: 5,
+            dense: 3,
+            single: vec![(7, 8), (100, 3)],
+            ragged: vec![(9, 16, 4)],
+            pooling,
+            shared: false,
+            weighted: true,
+            weighted_ids: pooling == Pooling::Mean,
+            ids: IdsFall::Anywhere,
+            layer: (33, 17),
+        };
+        let expected = run(&Reference, &shapes, 2);
+        assert!(expected.iter().flat_map(|(_, values)| values).all(|value| value.is_finite()));
+        cpus(2).iter().for_each(|cpu| agree(&expected, &run(cpu, &shapes, 2), 1e-5, &shapes));
+        agree(&expected, &run(&cuda(), &shapes, 2), 1e-5, &shapes);
+    }
+}
+
 /// A table row that every batch row names, three times if columns share it, sums as many gradients, which nearly
 /// cancel. Unpooled ones are not averaged before: they are as many as five times that. Nor are those of maxima.
 fn tolerance(shapes: &Shapes) -> f64 {
