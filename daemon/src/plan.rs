@@ -33,9 +33,9 @@ use tokio::runtime::Handle;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
 use crate::continuation::{Continuation, Source};
-use crate::memory::{self, HostMemory};
+use crate::memory::HostMemory;
 use crate::sources::SourcePlan;
-use crate::{feed, runs};
+use crate::{feed, ranks, runs};
 
 /// The plan of a job.
 pub struct JobPlan {
@@ -300,8 +300,12 @@ impl Whole {
             Some(_) => format!("{} for transfers to and from the GPU", Size(*staging_bytes)),
         };
         let takes = format!(
-            "batches of {rows} rows need {} in the worker ({of_worker}, {} for the copy for checkpoints)",
+            "batches of {rows} rows need {} in {}{of_worker}, {} for the copy for checkpoints)",
             Size(worker),
+            match job.training.ranks() {
+                1 => "the worker (".to_owned(),
+                ranks => format!("{ranks} workers (in each "),
+            },
             Size(*copy_bytes)
         );
         if worker >= limit {
@@ -338,13 +342,12 @@ impl Whole {
             }
             None => {
                 let limit = Limit::of(auto)?;
-                let of_gpu = job.training.device.gpu();
-                let of_gpu = of_gpu.map(|number| gpu::limit(auto, number, host)).transpose()?;
+                let of_gpu = gpu::limit(auto, &ranks::gpus(&job.training), host)?;
                 let limits = Limits { host: limit.bytes, gpu: of_gpu.map(|limit| limit.bytes) };
                 let of_data = rows.and_then(|rows| u32::try_from(rows).ok()).filter(|&rows| rows < auto.most);
                 let most = of_data.unwrap_or(auto.most);
                 let (_, whole, why) =
-                    auto_batch::largest(most, |rows| Self::new(job, fitted, rows, Some(limits)))?;
+                    auto_batch::largest(auto.least, most, |rows| Self::new(job, fitted, rows, Some(limits)))?;
                 let why = why.map(|error| format!("{error:#}")).unwrap_or_else(|| match of_data {
                     Some(rows) => format!("an epoch has {rows} rows"),
                     None => format!("`data.auto_batch.most` is {most}"),
@@ -353,12 +356,15 @@ impl Whole {
             }
         };
         let ingest = least_ingest_bytes(&whole.feeds.0, whole.feeds.1.as_ref());
+        let of_workers = HostMemory::of_workers(&whole.model, &job.training);
         let choice = Choice {
             rows: whole.schema.rows,
             limit,
-            needed_bytes: ingest + HostMemory::of_workers(&whole.model, &job.training).total_bytes(),
-            process_bytes: memory::process_bytes(&job.training),
-            worker_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
+            needed_bytes: ingest + of_workers.total_bytes(),
+            process_bytes: of_workers.process_bytes,
+            workers_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
+            workers: job.training.ranks(),
+            copy_bytes: whole.model.copy_bytes,
             gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
             why_not_more,
         };

@@ -27,7 +27,9 @@
 //! gradients of layers and the losses themselves, in place. Nothing but rows then passes through host memory.
 
 mod devices;
+mod ranks;
 mod rows;
+pub(crate) mod scored_rows;
 
 use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Ticket};
 use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
@@ -37,6 +39,7 @@ use crate::gradients::GradientVisitor;
 use crate::layers::Tables;
 use crate::model::{Compute, StepError};
 use crate::parameter::{Parameters, Storage};
+pub(crate) use ranks::Ranks;
 
 /// What the workers have agreed on before a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +143,17 @@ impl<S: Scalar> Exchange<S> {
         self.totals.take().expect("the workers have agreed on the step")
     }
 
+    /// The workers that pass their parts of a batch of `rows` rows through the model together, of `part` rows each;
+    /// `peers` are their devices.
+    pub(crate) fn ranks<'a, B: Backend<Scalar = S>>(
+        &'a self,
+        peers: Option<&'a B::Peers>,
+        rows: usize,
+        part: usize,
+    ) -> Ranks<'a, B> {
+        Ranks { communicator: &self.communicator, peers, rows, part }
+    }
+
     /// The words of all workers, by rank.
     pub(crate) fn gather(&self, words: &[u32]) -> Result<Vec<Buffer<u32>>, CollectiveError> {
         self.communicator.gather(Buffer::from(words)).join()
@@ -223,13 +237,23 @@ impl<S: Scalar> Exchange<S> {
     }
 }
 
-/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and numbers of table rows of all
-/// parts, in bytes. A device apart from the host gets merged rows by way of host memory.
-pub(crate) fn bytes(parts: usize, layer_numbers: usize, row_numbers: u64, is_apart: bool) -> u64 {
+/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers, numbers that are summed in the middle
+/// of a pass, and numbers of table rows of all parts, in bytes. A device apart from the host gets merged rows by way of host
+/// memory.
+pub(crate) fn bytes(
+    parts: usize,
+    layer_numbers: usize,
+    summed_numbers: u64,
+    row_numbers: u64,
+    is_apart: bool,
+) -> u64 {
     // The sums of 1, 2, 4, .. parts, and the sum over all workers; the rows as they were received.
     let sums = u64::from(parts.next_power_of_two().trailing_zeros()) + 2;
     let of_rows = row_numbers.saturating_mul(1 + u64::from(is_apart));
-    let numbers = (layer_numbers as u64).saturating_mul(sums).saturating_add(of_rows);
+    let of_layers = (layer_numbers as u64).saturating_mul(sums);
+    // A worker's own numbers, and what others send of them.
+    let of_passes = summed_numbers.saturating_mul(2);
+    let numbers = of_layers.saturating_add(of_rows).saturating_add(of_passes);
     numbers.saturating_mul(size_of::<f32>() as u64)
 }
 

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
-use millstream_backend::{Device, Float, GradientMode};
+use millstream_backend::{Backend, Device, Float, GradientMode};
 
+use crate::exchange::Ranks;
 use crate::init::key_of;
 
 /// Rows of a batch that pass through a model together: the whole batch, or one micro-batch at a time.
 ///
 /// Activations have the rows of a pass; the gradients for table updates have the rows of the batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pass {
+pub struct Pass<'a, B: Backend> {
     /// The rows of the batch.
     pub rows: Range<usize>,
     /// The row of the global batch that is row 0 of the batch, which random choices depend on. It is 0 unless workers
@@ -18,6 +18,9 @@ pub struct Pass {
     pub first_row: usize,
     /// Its purpose.
     pub purpose: Purpose,
+    /// The workers of which each has a pass with its part of the global batch, if this is one of them. They all make the
+    /// same calls, also those without rows.
+    pub(crate) ranks: Option<Ranks<'a, B>>,
 }
 
 /// The dimensions of a pass's activations and their gradients.
@@ -27,6 +30,8 @@ pub struct BufferSpec {
     pub rows: usize,
     /// The format of their values.
     pub float: Float,
+    /// The number of workers of which each has such a pass, with its part of a batch.
+    pub ranks: usize,
 }
 
 impl BufferSpec {
@@ -62,11 +67,26 @@ pub fn rounding_key(seed: u64, number: u64) -> u64 {
     key_of(seed, &format!("rounding of step {number}"))
 }
 
-impl Pass {
+impl<'a, B: Backend> Pass<'a, B> {
     /// The passes of `rows` rows, at most `most` each, of which the first is row `first_row` of the global batch.
     pub fn all(rows: usize, most: usize, first_row: usize, purpose: Purpose) -> impl Iterator<Item = Self> {
         let starts = (0..rows).step_by(most.max(1));
-        starts.map(move |start| Self { rows: start..rows.min(start + most), first_row, purpose })
+        starts.map(move |start| Self { rows: start..rows.min(start + most), first_row, purpose, ranks: None })
+    }
+
+    /// The pass of all of this worker's `rows` rows, at the same time as those of the other `ranks`.
+    pub(crate) fn of_rank(rows: usize, first_row: usize, purpose: Purpose, ranks: Ranks<'a, B>) -> Self {
+        Self { rows: 0..rows, first_row, purpose, ranks: Some(ranks) }
+    }
+
+    /// The pass of the values of these rows, of which each has `values`.
+    pub fn of_values(&self, values: usize) -> Self {
+        Self {
+            rows: self.rows.start * values..self.rows.end * values,
+            first_row: self.first_row * values,
+            purpose: self.purpose,
+            ranks: self.ranks.as_ref().map(|ranks| ranks.of_values(values)),
+        }
     }
 
     /// Its rows in the global batch.
@@ -92,12 +112,14 @@ impl Pass {
 
 #[cfg(test)]
 mod tests {
+    use millstream_backend::Reference;
+
     use super::*;
 
     #[test]
     fn passes_take_each_row_once() {
         for (rows, most, ends) in [(7, 3, &[3, 6, 7][..]), (6, 3, &[3, 6]), (2, 3, &[2]), (0, 3, &[])] {
-            let passes: Vec<Pass> = Pass::all(rows, most, 10, Purpose::Scoring).collect();
+            let passes: Vec<Pass<'_, Reference>> = Pass::all(rows, most, 10, Purpose::Scoring).collect();
             assert_eq!(passes.iter().map(|pass| pass.rows.end).collect::<Vec<_>>(), ends);
             let mut start = 0;
             for (number, pass) in passes.iter().enumerate() {

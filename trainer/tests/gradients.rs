@@ -25,9 +25,12 @@ use millstream_trainer::spec::{CrossSpec, HiddenLayerSpec, Normalization, Optimi
 const ROWS: usize = 6;
 const STEP: f64 = 1e-5;
 const BACKEND: &Reference = &Reference;
-const BUFFERS: BufferSpec = BufferSpec { rows: ROWS, float: Float::F32 };
+const BUFFERS: BufferSpec = BufferSpec { rows: ROWS, float: Float::F32, ranks: 1 };
+
 /// All rows in one pass, with dropout where layers have it.
-const PASS: Pass = Pass { rows: 0..ROWS, first_row: 0, purpose: Purpose::Training(11) };
+fn pass() -> Pass<'static, Reference> {
+    Pass::all(ROWS, ROWS, 0, Purpose::Training(11)).next().unwrap()
+}
 
 fn sgd() -> Optimizer {
     Optimizer::new(&OptimizerSpec::Sgd { learning_rate: 1.0, l2: 0.0 }).unwrap()
@@ -189,13 +192,13 @@ fn dense_layer() {
         let input = matrix("input", ROWS, inputs);
         let output_grad = numbers("output gradient", ROWS * outputs);
         let value = |layer: &mut Dense<Reference>, input: &ReferenceMatrix| {
-            layer.forward(BACKEND, &PASS, input);
+            layer.forward(BACKEND, &pass(), input);
             dot(&layer.output, &output_grad)
         };
         value(&mut layer, &input);
         let mut input_grad = BACKEND.matrix(ROWS, inputs);
         let mut masked = filled(ROWS, outputs, &output_grad);
-        layer.backward(BACKEND, &PASS, &input, &mut masked, Some(&mut input_grad));
+        layer.backward(BACKEND, &pass(), &input, &mut masked, Some(&mut input_grad));
 
         let at = read(&input, ROWS * inputs);
         check("input", &at, &read(&input_grad, ROWS * inputs), |x| {
@@ -232,7 +235,7 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     let input = matrix("input", ROWS, 5);
     let output_grad = numbers("output gradient", ROWS * 2);
     let value = |mlp: &mut Mlp<Reference>, input: &ReferenceMatrix| {
-        mlp.forward(BACKEND, &PASS, input);
+        mlp.forward(BACKEND, &pass(), input);
         dot(mlp.output(), &output_grad)
     };
     value(&mut mlp, &input);
@@ -240,7 +243,7 @@ fn mlp_with(hidden_layer: &HiddenLayerSpec) {
     // The last input column needs no gradient.
     let mut input_grad = BACKEND.matrix(ROWS, 4);
     let mut by_last = filled(ROWS, 2, &output_grad);
-    mlp.backward(BACKEND, &PASS, &input, &mut work, &mut by_last, Some(&mut input_grad));
+    mlp.backward(BACKEND, &pass(), &input, &mut work, &mut by_last, Some(&mut input_grad));
 
     let all = read(&input, ROWS * 5);
     let at: Vec<f64> = all.chunks(5).flat_map(|row| row[..4].to_vec()).collect();
@@ -276,7 +279,7 @@ fn embedding() {
         let weights = numbers("output gradient", ROWS * columns);
         let value = |embedding: &mut Embedding<Reference>| {
             let mut output = BACKEND.matrix(ROWS, columns + 1);
-            embedding.forward(BACKEND, &batch, &PASS, &mut output, 0);
+            embedding.forward(BACKEND, &batch, &pass(), &mut output, 0);
             let all = read(&output, ROWS * (columns + 1));
             let rows = all.chunks(columns + 1).zip(weights.chunks(columns));
             rows.flat_map(|(y, w)| y.iter().zip(w)).map(|(y, w)| y * w).sum::<f64>()
@@ -310,12 +313,12 @@ fn linear() {
     let output_grad = numbers("output gradient", ROWS);
     let value = |linear: &Linear<Reference>| {
         let mut output = BACKEND.matrix(ROWS, 1);
-        linear.forward(BACKEND, &batch, &PASS, &mut output);
+        linear.forward(BACKEND, &batch, &pass(), &mut output);
         dot(&output, &output_grad)
     };
     let mut stepped = new();
     let gradient = filled(ROWS, 1, &output_grad);
-    stepped.backward(BACKEND, &batch, &PASS, &gradient);
+    stepped.backward(BACKEND, &batch, &pass(), &gradient);
     descend(|visitor| stepped.visit_gradients(&gradient, visitor));
     let mut moved = new();
     let at = value_of(&moved.dense_weights);
@@ -351,14 +354,14 @@ fn cross() {
         let first = matrix("first", ROWS, WIDTH);
         let output_grad = numbers("output gradient", ROWS * WIDTH);
         let value = |cross: &mut Cross<Reference>, first: &ReferenceMatrix| {
-            cross.forward(BACKEND, &PASS, first);
+            cross.forward(BACKEND, &pass(), first);
             dot(cross.output(), &output_grad)
         };
         value(&mut cross, &first);
         let mut by_last = filled(ROWS, WIDTH, &output_grad);
         // The gradient is accumulated.
         let mut first_grad = filled(ROWS, WIDTH, &[100.0; ROWS * WIDTH]);
-        cross.backward(BACKEND, &PASS, &first, &mut by_last, &mut first_grad);
+        cross.backward(BACKEND, &pass(), &first, &mut by_last, &mut first_grad);
         let gradient: Vec<f64> = read(&first_grad, ROWS * WIDTH).iter().map(|g| g - 100.0).collect();
         let at = read(&first, ROWS * WIDTH);
         check("first", &at, &gradient, |x| value(&mut cross, &filled(ROWS, WIDTH, x)));

@@ -19,8 +19,8 @@ use super::section::Section;
 /// The maximum number of rows per batch.
 const MAX_ROWS: u32 = 16_777_216;
 
-/// The minimum batch size that a search tries.
-pub const MIN_AUTO_ROWS: u32 = 16;
+/// The minimum batch size that a search tries, if every worker has a row of it.
+const MIN_AUTO_ROWS: u32 = 16;
 
 /// Batches as large as memory allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +30,18 @@ pub struct AutoBatchSpec {
     pub memory_bytes: Option<u64>,
     /// The limit on its GPU memory; `None` for nearly all of it.
     pub gpu_memory_bytes: Option<u64>,
+    /// The minimum number of rows, a power of two.
+    pub least: u32,
     /// The maximum number of rows.
     pub most: u32,
+}
+
+impl AutoBatchSpec {
+    /// The same for batches that are cut into `parts` parts, each of which has a row.
+    #[must_use]
+    pub(super) fn of_parts(self, parts: u32) -> Self {
+        Self { least: MIN_AUTO_ROWS.max(parts.next_power_of_two()), ..self }
+    }
 }
 
 /// Reads `batch_size` and its dependent keys. For "auto", the batch size is the smallest that a search tries.
@@ -54,7 +64,8 @@ pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) 
     let most = auto.whole_u32("most", MIN_AUTO_ROWS..=MAX_ROWS).unwrap_or(65_536);
     auto.finish();
     if is_auto {
-        return (MIN_AUTO_ROWS, Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, most }));
+        let least = MIN_AUTO_ROWS;
+        return (least, Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, least, most }));
     }
     let rows = node.and_then(|node| data.as_whole(node, 1..=MAX_ROWS.into()));
     let rows = rows.and_then(|rows| u32::try_from(rows).ok());
@@ -142,7 +153,7 @@ model = { kind = "mlp", features = ["age", "job"], hidden = [4], optimizer = { k
         assert_eq!((plain.data.batch_size, plain.auto_batch, plain.batch_scaling), (256, None, None));
         let auto = read(&["data.batch_size=auto"]).unwrap();
         let spec = |memory_bytes, gpu_memory_bytes, most| {
-            Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, most })
+            Some(AutoBatchSpec { memory_bytes, gpu_memory_bytes, least: 16, most })
         };
         assert_eq!(auto.auto_batch, spec(None, None, 65_536));
         assert_eq!(auto.batch_scaling, Some(BatchScaling { reference: 256, rule: RateRule::Sqrt }));

@@ -286,7 +286,8 @@ impl Job {
         let what = (data, &self.label, &self.features, &self.model, training);
         // JSON can represent these structs, enums and numbers.
         let mut json = serde_json::to_vec(&what).unwrap_or_default();
-        if let Some(AutoBatchSpec { most, memory_bytes: _, gpu_memory_bytes: _ }) = self.auto_batch {
+        if let Some(AutoBatchSpec { most, memory_bytes: _, gpu_memory_bytes: _, least: _ }) = self.auto_batch
+        {
             json.extend(serde_json::to_vec(&(most, self.batch_scaling)).unwrap_or_default());
         }
         if let Some(warm_start) = &self.warm_start {
@@ -319,7 +320,7 @@ pub(crate) fn read_job(
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
     let section = top.required_section("data", "[data]", "the data to train on");
-    let (mut data, auto_batch) = data::read(section, path, problems);
+    let (mut data, mut auto_batch) = data::read(section, path, problems);
     let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "the inputs of the model");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).take(features::MAX_FEATURES).collect();
@@ -339,6 +340,10 @@ pub(crate) fn read_job(
     training.workers = NonZeroU32::new(workers.per_host);
     training.shards = workers.reproducible.and_then(NonZeroU32::new);
     workers::apply_devices((&workers, workers_at), names_device, &mut training, &top);
+    if let Some(auto) = &mut auto_batch {
+        *auto = auto.of_parts(training.parts());
+        data.batch_size = auto.least;
+    }
     data.group = training.loss.group().map(str::to_owned);
     if let Some(fraction) = data.negatives {
         weigh_negatives(fraction, &mut training, &model, table, problems);
@@ -353,7 +358,7 @@ pub(crate) fn read_job(
     let search = search::read(&mut top, &name, &data, (&evaluation, &checkpoint), &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
-    workers::check((&workers, workers_at), (&data, auto_batch.is_some()), (&model, &training), &top);
+    workers::check((&workers, workers_at), (&data, auto_batch), (&model, &training), &top);
     top.finish();
 
     refuse_leaks(&features, &label, problems);

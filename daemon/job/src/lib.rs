@@ -34,7 +34,7 @@ mod workers;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{AutoBatchSpec, MIN_AUTO_ROWS};
+pub use batch::AutoBatchSpec;
 pub use checkpoint::CheckpointSpec;
 pub use error::{JobError, Problem, Warning};
 pub use evaluation::EvaluationSpec;

@@ -7,6 +7,7 @@ use std::fmt;
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::spec::{DeviceSpec, ModelSpec, TrainingSpec};
 
+use crate::batch::AutoBatchSpec;
 use crate::document::Value;
 use crate::error::At;
 use crate::section::Section;
@@ -171,7 +172,7 @@ pub(super) fn apply_devices(
 /// worker.
 pub(super) fn check(
     (spec, at): (&WorkersSpec, At),
-    (data, is_auto): (&DataSpec, bool),
+    (data, auto): (&DataSpec, Option<AutoBatchSpec>),
     (model, training): (&ModelSpec, &TrainingSpec),
     top: &Section<'_>,
 ) {
@@ -179,23 +180,25 @@ pub(super) fn check(
     let (parts, what, alone) = match reproducible {
         None if per_host == 1 => return,
         None => (per_host, "workers", "set `per_host = 1`"),
-        Some(parts) => (parts, "parts of each batch", "train with one worker and without `reproducible`"),
+        Some(parts) => (parts, "parts of each batch", "train without `reproducible`"),
     };
     let refuse = |why: String| top.error_at(at, format!("{parts} {what}: {why}"));
-    if is_auto {
-        refuse("`data.batch_size = \"auto\"` chooses a size for one worker; set a number".to_owned());
-    } else if data.batch_size < parts {
-        refuse(format!(
-            "each needs a row of every batch, but `data.batch_size` is {}; raise it or {alone}",
-            data.batch_size
-        ));
+    let (key, most) = match auto {
+        Some(auto) => ("auto_batch.most", auto.most),
+        None => ("batch_size", data.batch_size),
+    };
+    if most < parts {
+        refuse(format!("each needs a row of every batch, but `data.{key}` is {most}; raise it or {alone}"));
+    }
+    if reproducible.is_none() {
+        return;
     }
     if model.uses_in_batch_loss() {
         refuse(format!("the loss of a \"two_tower\" model compares all rows of a batch; {alone}"));
     }
     if model.uses_batch_normalization() {
         refuse(format!(
-            "batch normalization needs all rows of a batch; use `normalization = \"layer\"`, or {alone}"
+            "batch normalization depends on all rows of a batch; use `normalization = \"layer\"`, or {alone}"
         ));
     }
     let of_tasks = training.tasks.iter().map(|task| &task.loss);
@@ -310,21 +313,25 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
     }
 
     #[test]
-    fn what_several_workers_cannot_train_is_refused() {
+    fn what_parts_of_batches_cannot_train_is_refused() {
         let cases = [
-            (vec!["data.batch_size=3"], "each needs a row of every batch, but `data.batch_size` is 3"),
-            (vec!["data.batch_size=auto"], "`data.batch_size = \"auto\"` chooses a size for one worker"),
-            (vec!["model.normalization=batch"], "batch normalization needs all rows of a batch"),
+            (vec!["data.batch_size=3"], true, "each needs a row of every batch, but `data.batch_size` is 3"),
+            (vec!["model.normalization=batch"], false, "batch normalization depends on all rows of a batch"),
             (
                 vec!["training.loss={ kind = \"listwise\", group = \"list\" }"],
+                false,
                 "the loss \"listwise\" compares the rows of a list",
             ),
         ];
-        for (mut set, why) in cases {
+        for (mut set, of_workers, why) in cases {
             read(&set).unwrap();
             set.push("workers.per_host=4");
-            let error = read(&set).unwrap_err();
-            assert!(error.contains(&format!("error: 4 workers: {why}")), "{error}");
+            match read(&set) {
+                Err(error) if of_workers => {
+                    assert!(error.contains(&format!("error: 4 workers: {why}")), "{error}");
+                }
+                read => assert!(!of_workers && read.is_ok(), "{why}"),
+            }
             set.pop();
             set.push("workers.reproducible=4");
             let error = read(&set).unwrap_err();
@@ -334,11 +341,30 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
     }
 
     #[test]
+    fn an_automatic_batch_size_begins_with_a_row_for_each_part() {
+        let size = |set: &str| {
+            let job = read(&["data.batch_size=auto", set]).unwrap();
+            assert_eq!(job.auto_batch.unwrap().least, job.data.batch_size);
+            job.data.batch_size
+        };
+        assert_eq!((size("workers.per_host=3"), size("workers.per_host=33")), (16, 64));
+        assert_eq!(size("workers.reproducible=128"), 128);
+        let set = ["data.batch_size=auto", "data.auto_batch.most=32", "workers.per_host=33"];
+        let error = read(&set).unwrap_err();
+        assert!(
+            error.contains("33 workers: each needs a row of every batch, but `data.auto_batch.most` is 32")
+        );
+    }
+
+    #[test]
     fn a_mistake_is_reported_at_the_number_of_workers() {
         let text = format!(
-            "{JOB}\n[workers]\nper_host = 4\n[training]\nloss.kind = \"pairwise\"\nloss.group = \"list\"\n"
+            "{JOB}\n[workers]\nper_host = 4\nreproducible = 4\n[training]\nloss.kind = \"pairwise\"\nloss.group = \"list\"\n"
         );
         let error = Job::parse(&text, Path::new("job.toml"), &[]).unwrap_err().to_string();
-        assert!(error.starts_with("job.toml:8:12: error: 4 workers: the loss \"pairwise\""), "{error}");
+        assert!(
+            error.starts_with("job.toml:8:12: error: 4 parts of each batch: the loss \"pairwise\""),
+            "{error}"
+        );
     }
 }

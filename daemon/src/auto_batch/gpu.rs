@@ -26,26 +26,34 @@ pub fn needed_bytes(model: &ModelPlan) -> u64 {
     model.parameter_bytes.saturating_add(model.workspace_bytes)
 }
 
-/// The GPU memory limit for an automatic batch size, on GPU number `number` of the host that `host` surveys.
+/// The GPU memory limit for an automatic batch size, on each of the GPUs `numbers` of the host that `host` surveys; `None`
+/// without GPUs.
 ///
 /// # Errors
 /// When neither the job nor the host defines it.
 pub(crate) fn limit(
     spec: &AutoBatchSpec,
-    number: u32,
+    numbers: &[u32],
     host: &dyn Fn() -> Result<HostSurvey>,
-) -> Result<Limit> {
+) -> Result<Option<Limit>> {
+    if numbers.is_empty() {
+        return Ok(None);
+    }
     if let Some(bytes) = spec.gpu_memory_bytes {
-        return Ok(Limit { bytes, source: LimitSource::JobOfGpu });
+        return Ok(Some(Limit { bytes, source: LimitSource::JobOfGpu }));
     }
     let host = host()?;
-    let gpu = host.gpu(number).with_context(|| {
-        format!(
-            "`data.batch_size = \"auto\"`, `training.device = \"cuda:{number}\"`: the GPU's memory size is \
-             unknown, and `data.auto_batch.gpu_memory` is not set"
-        )
-    })?;
-    Ok(Limit { bytes: usable_bytes(gpu.memory_bytes), source: LimitSource::Gpu })
+    let of_gpu = |&number: &u32| {
+        let gpu = host.gpu(number).with_context(|| {
+            format!(
+                "`data.batch_size = \"auto\"` on GPU {number}: its memory size is unknown, and \
+                 `data.auto_batch.gpu_memory` is not set"
+            )
+        })?;
+        Ok(usable_bytes(gpu.memory_bytes))
+    };
+    let all = numbers.iter().map(of_gpu).collect::<Result<Vec<_>>>()?;
+    Ok(all.into_iter().min().map(|bytes| Limit { bytes, source: LimitSource::Gpu }))
 }
 
 #[cfg(test)]
@@ -73,25 +81,30 @@ mod tests {
 
     #[test]
     fn the_limit_is_the_jobs_or_most_of_the_gpus_memory() {
-        let spec = AutoBatchSpec { memory_bytes: Some(7), gpu_memory_bytes: None, most: 16 };
-        let gpu = GpuSurvey {
-            number: 1,
+        let spec = AutoBatchSpec { memory_bytes: Some(7), gpu_memory_bytes: None, least: 16, most: 16 };
+        let gpu = |number, gib: u64| GpuSurvey {
+            number,
             name: "a GPU".to_owned(),
             capability: "9.0".to_owned(),
             multiprocessors: 132,
-            memory_bytes: 80 << 30,
+            memory_bytes: gib << 30,
             opened: None,
         };
-        let of_gpu = limit(&spec, 1, &|| Ok(host(vec![gpu.clone()], None))).unwrap();
-        assert_eq!(of_gpu, Limit { bytes: 74 << 30, source: LimitSource::Gpu });
+        let of_host = || Ok(host(vec![gpu(1, 80), gpu(2, 16)], None));
+        let usable = |numbers: &[u32]| limit(&spec, numbers, &of_host).unwrap();
+        assert_eq!(usable(&[1]), Some(Limit { bytes: 74 << 30, source: LimitSource::Gpu }));
+        assert_eq!(usable(&[1, 2]), Some(Limit { bytes: 14 << 30, source: LimitSource::Gpu }));
+        assert_eq!(usable(&[]), None);
         let with_limit = AutoBatchSpec { gpu_memory_bytes: Some(9), ..spec };
-        let of_job = limit(&with_limit, 1, &|| panic!("the job sets the limit")).unwrap();
-        assert_eq!(of_job, Limit { bytes: 9, source: LimitSource::JobOfGpu });
+        let of_job = limit(&with_limit, &[1], &|| panic!("the job sets the limit")).unwrap();
+        assert_eq!(of_job, Some(Limit { bytes: 9, source: LimitSource::JobOfGpu }));
         assert_eq!(usable_bytes(1 << 29), 0);
 
-        let refusal = |host: HostSurvey| format!("{:#}", limit(&spec, 0, &|| Ok(host.clone())).unwrap_err());
-        let error = refusal(host(vec![gpu], None));
-        for part in ["cuda:0", "`data.auto_batch.gpu_memory`", "no GPU number 0 on this host, which has 1"] {
+        let refusal =
+            |host: HostSurvey| format!("{:#}", limit(&spec, &[0], &|| Ok(host.clone())).unwrap_err());
+        let error = refusal(host(vec![gpu(1, 80)], None));
+        for part in ["on GPU 0", "`data.auto_batch.gpu_memory`", "no GPU number 0 on this host, which has 1"]
+        {
             assert!(error.contains(part), "{part}: {error}");
         }
         assert!(refusal(host(Vec::new(), None)).ends_with("no GPU number 0 on this host, which has 0"));

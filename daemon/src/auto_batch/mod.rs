@@ -1,16 +1,16 @@
 //! `batch_size = "auto"`: the largest batch whose plan fits a memory limit.
 //!
 //! Sizes are powers of two, planned in ascending order; the last one that fits the limit is chosen. A plan counts the
-//! whole job: the worker's parameters, optimizer state, activations, workspaces, checkpoint copy and process
-//! overhead, and the minimum that ingest needs. Read-ahead uses the rest of the limit.
+//! whole job: the parameters, optimizer state, activations, workspaces and process overhead of all workers, the copy for
+//! checkpoints, and the minimum that ingest needs. Read-ahead uses the rest of the limit.
 //!
 //! A GPU has its own memory and limit ([`gpu`]), which cover parameters, optimizer state, activations and workspaces;
 //! the rest is on the host.
 //!
 //! The order of rows, positions and checkpoints depend on the size. So it is decided once, when the job is prepared,
 //! and recorded in the run directory with its limit: later attempts use the same size, whatever memory they have. A
-//! plan may be wrong, so the worker of a job without a checkpoint first rehearses its allocations
-//! ([`RehearsalSpec`]). If it runs out of memory before the first checkpoint, the size is [halved](halve) and the job
+//! plan may be wrong, so each worker of a job without a checkpoint first rehearses its allocations
+//! ([`RehearsalSpec`]). If one runs out of memory before the first checkpoint, the size is [halved](halve) and the job
 //! restarts. After the first checkpoint the size is fixed.
 
 pub mod gpu;
@@ -23,7 +23,7 @@ use millstream_batch::Size;
 use millstream_trainer::spec::BatchScaling;
 use serde::{Deserialize, Serialize};
 
-use millstream_job::{AutoBatchSpec, Job, MIN_AUTO_ROWS};
+use millstream_job::{AutoBatchSpec, Job};
 use millstream_worker::protocol::RehearsalSpec;
 
 use crate::memory::available;
@@ -77,8 +77,12 @@ pub struct Choice {
     pub needed_bytes: u64,
     /// The part of it that is the worker's process overhead.
     pub process_bytes: u64,
-    /// The part of the limit that ingest leaves to the worker; `None` if libraries of others allocate from it.
-    pub worker_bytes: Option<u64>,
+    /// The part of the limit that ingest leaves to the workers; `None` if libraries of others allocate from it.
+    pub workers_bytes: Option<u64>,
+    /// Number of workers.
+    pub workers: u32,
+    /// The copy for checkpoints, which the first of them has.
+    pub copy_bytes: u64,
     /// The same for the GPU, if the job uses one.
     pub gpu: Option<GpuChoice>,
     /// Why twice the rows do not fit; `None` if that was not tried.
@@ -124,9 +128,11 @@ impl Display for LimitSource {
 }
 
 impl Choice {
-    /// The memory rehearsal of the worker of a new job, whose ring has `slots` slots.
-    pub(crate) fn rehearsal(&self, slots: u32) -> RehearsalSpec {
-        RehearsalSpec { slots, max_bytes: self.worker_bytes }
+    /// The memory rehearsal of worker `rank` of a new job, whose ring has `slots` slots.
+    pub(crate) fn rehearsal(&self, slots: u32, rank: u32) -> RehearsalSpec {
+        let of_each = |bytes: u64| bytes.saturating_sub(self.copy_bytes) / u64::from(self.workers.max(1));
+        let copy_bytes = if rank == 0 { self.copy_bytes } else { 0 };
+        RehearsalSpec { slots, max_bytes: self.workers_bytes.map(|bytes| of_each(bytes) + copy_bytes) }
     }
 
     /// The part that the run directory records.
@@ -148,18 +154,19 @@ impl Display for Choice {
     }
 }
 
-/// Finds the largest power of two, up to `most`, for which `plan` succeeds. Returns it with its plan, and the error
-/// for twice the rows unless it is `most`.
+/// Finds the largest power of two, from `least` up to `most`, for which `plan` succeeds. Returns it with its plan, and the
+/// error for twice the rows unless it is `most`.
 ///
 /// # Errors
 /// The error for the smallest size.
 pub(crate) fn largest<T>(
+    least: u32,
     most: u32,
     mut plan: impl FnMut(u32) -> Result<T>,
 ) -> Result<(u32, T, Option<anyhow::Error>)> {
-    let mut rows = MIN_AUTO_ROWS;
+    let mut rows = least;
     let mut fits = plan(rows).with_context(|| {
-        format!("`data.batch_size = \"auto\"`: batches of {MIN_AUTO_ROWS} rows, the minimum, do not fit")
+        format!("`data.batch_size = \"auto\"`: batches of {least} rows, the minimum, do not fit")
     })?;
     while rows <= most / 2 {
         match plan(2 * rows) {
@@ -188,13 +195,13 @@ pub(crate) fn keep(directory: &Path, decided: Decided) -> Result<()> {
     runs::put(directory, runs::AUTO_BATCH, &serde_json::to_vec(&decided)?)
 }
 
-/// Halves the size of the run in `directory`, which has no checkpoint.
+/// Halves the size of the run in `directory`, which has no checkpoint, to `least` rows or more.
 ///
 /// # Errors
 /// When the size would be below the minimum, or cannot be recorded.
-pub(crate) fn halve(directory: &Path, before: Decided) -> Result<Decided> {
+pub(crate) fn halve(directory: &Path, before: Decided, least: u32) -> Result<Decided> {
     let after = Decided { rows: before.rows / 2, ..before };
-    if after.rows < MIN_AUTO_ROWS {
+    if after.rows < least {
         let Decided { rows, limit_bytes, gpu_limit_bytes } = before;
         let of_gpu =
             gpu_limit_bytes.map(|bytes| format!(", and on the GPU {}", Size(bytes))).unwrap_or_default();

@@ -20,7 +20,7 @@ fn the_largest_power_of_two_that_fits_is_found() {
         for limit in [148, 500, 1_000, 5_000, 100_000] {
             let wanted =
                 (4..=16).map(|power| 1 << power).filter(|rows| 100 + row_bytes * rows <= limit).max();
-            match (largest(65_536, plan(limit, row_bytes)), wanted) {
+            match (largest(16, 65_536, plan(limit, row_bytes)), wanted) {
                 (Ok((rows, bytes, why)), Some(wanted)) => {
                     assert_eq!((u64::from(rows), bytes), (wanted, 100 + row_bytes * wanted));
                     assert_eq!(why.is_none(), wanted == 65_536, "{why:?}");
@@ -35,16 +35,16 @@ fn the_largest_power_of_two_that_fits_is_found() {
 #[test]
 fn the_size_never_exceeds_the_maximum() {
     for (most, wanted) in [(16, 16), (31, 16), (32, 32), (1_000, 512), (1_024, 1_024)] {
-        let (rows, _, why) = largest(most, plan(u64::MAX, 1)).unwrap();
+        let (rows, _, why) = largest(16, most, plan(u64::MAX, 1)).unwrap();
         assert_eq!((rows, why.map(|why| why.to_string())), (wanted, None), "{most}");
     }
 }
 
 #[test]
 fn the_reason_for_the_maximum_is_returned() {
-    let (rows, _, why) = largest(65_536, plan(1_000, 8)).unwrap();
+    let (rows, _, why) = largest(16, 65_536, plan(1_000, 8)).unwrap();
     assert_eq!((rows, why.unwrap().to_string().as_str()), (64, "128 rows take 1124 of 1000 bytes"));
-    let error = format!("{:#}", largest(65_536, plan(100, 8)).unwrap_err());
+    let error = format!("{:#}", largest(16, 65_536, plan(100, 8)).unwrap_err());
     assert_eq!(
         error,
         "`data.batch_size = \"auto\"`: batches of 16 rows, the minimum, do not fit: 16 rows take 228 of 100 bytes"
@@ -59,11 +59,11 @@ fn the_size_is_recorded_and_halved_to_the_minimum() {
     let mut now = Decided { rows: 64, limit_bytes: 999, gpu_limit_bytes: Some(77) };
     keep(directory, now).unwrap();
     for rows in [32, 16] {
-        now = halve(directory, now).unwrap();
+        now = halve(directory, now, 16).unwrap();
         assert_eq!(now, Decided { rows, limit_bytes: 999, gpu_limit_bytes: Some(77) });
         assert_eq!(decided(directory).unwrap(), Some(now));
     }
-    let error = halve(directory, now).unwrap_err().to_string();
+    let error = halve(directory, now, 16).unwrap_err().to_string();
     assert!(error.contains("not enough memory for batches of 16 rows") && error.contains("999"), "{error}");
     assert_eq!(decided(directory).unwrap(), Some(now));
     runs::put(directory, runs::AUTO_BATCH, b"{\"rows\":").unwrap();
@@ -72,8 +72,28 @@ fn the_size_is_recorded_and_halved_to_the_minimum() {
 }
 
 #[test]
+fn workers_rehearse_with_their_shares_of_the_memory() {
+    let limit = Limit { bytes: 1_000, source: LimitSource::Job };
+    let choice = Choice {
+        rows: 64,
+        limit,
+        needed_bytes: 800,
+        process_bytes: 10,
+        workers_bytes: Some(700),
+        workers: 3,
+        copy_bytes: 100,
+        gpu: None,
+        why_not_more: None,
+    };
+    let most = [0, 1, 2].map(|rank| choice.rehearsal(4, rank).max_bytes);
+    assert_eq!(most, [Some(300), Some(200), Some(200)]);
+    let on_gpus = Choice { workers_bytes: None, ..choice };
+    assert_eq!(on_gpus.rehearsal(4, 1), RehearsalSpec { slots: 4, max_bytes: None });
+}
+
+#[test]
 fn the_limit_is_the_jobs_or_a_fraction_of_the_hosts_memory() {
-    let spec = |memory_bytes| AutoBatchSpec { memory_bytes, gpu_memory_bytes: Some(9), most: 16 };
+    let spec = |memory_bytes| AutoBatchSpec { memory_bytes, gpu_memory_bytes: Some(9), least: 16, most: 16 };
     let of_job = Limit::of(&spec(Some(7))).unwrap();
     assert_eq!(of_job, Limit { bytes: 7, source: LimitSource::Job });
     let of_host = Limit::of(&spec(None)).unwrap();

@@ -589,7 +589,7 @@ fn train_role(prepared: &Prepared, rank: u32, id: &str) -> TrainRole {
         evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
         selection: job.selection(),
         beginning: prepared.beginning.clone(),
-        rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots())),
+        rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots(), rank)),
     }
 }
 

@@ -433,7 +433,8 @@ impl Supervisor {
             ))?;
             return Ok(None);
         }
-        let less = auto_batch::halve(&prepared.directory, decided);
+        let least = self.job.auto_batch.map_or(1, |auto| auto.least);
+        let less = auto_batch::halve(&prepared.directory, decided, least);
         let less = less.with_context(|| reason.clone()).map_err(failed)?;
         let message = format!(
             "{reason}: too little memory for batches of {} rows; restarts with batches of {} rows; {}",

@@ -217,7 +217,7 @@ pub struct WarmStartRole {
 /// The memory that a worker allocates on trial before its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RehearsalSpec {
-    /// Number of slots in the job's ring.
+    /// Number of slots in the job's ring, or in each of its rings.
     pub slots: u32,
     /// Limit on the worker's private memory, if there is one.
     pub max_bytes: Option<u64>,

@@ -2,7 +2,9 @@
 //! size.
 //!
 //! The worker creates a ring, a model and a checkpoint copy as in training, fills the ring's slots with full
-//! synthetic batches, takes a step and drops everything. Weights and the position in the data are unaffected.
+//! synthetic batches, takes a step and drops everything. Weights and the position in the data are unaffected. One of several
+//! workers does so alone, with its part of a batch, and the copy only if it is the first: what it would receive from the others
+//! is not part of it.
 //! Meanwhile a resource limit refuses the process more private memory than the job's limit allows, so a wrong
 //! plan fails now rather than hours later: the first allocation beyond the limit aborts the process, which
 //! the daemon recognizes as out of memory. If the machine or its control group has less memory than the
@@ -15,9 +17,11 @@
 //! spread over their tables.
 
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use millstream_backend::Backend;
+use millstream_backend::collective::{Alone, Communicator};
 use millstream_batch::{BatchHeader, BatchMut, BatchSchema, Consumer, Producer, Stream};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
@@ -34,30 +38,31 @@ struct MemoryLimit {
     before: Rlimit,
 }
 
-/// Allocates what training allocates, within `spec`'s limit if it has one, and frees it. The process aborts
-/// when that is too much.
+/// Allocates what training allocates, within `spec`'s limit if it has one, and frees it: with a copy for checkpoints if
+/// `has_copy`. The process aborts when that is too much.
 ///
 /// # Errors
 /// When the system cannot create a ring or threads, or the model is invalid.
 pub(crate) fn run<B: Backend<Scalar = f32>>(
     backend: B,
     spec: RehearsalSpec,
-    model: &ModelSpec,
-    schema: &BatchSchema,
-    training: &TrainingSpec,
+    (model, schema, training): (&ModelSpec, &BatchSchema, &TrainingSpec),
+    has_copy: bool,
 ) -> Result<()> {
-    let (mut producer, hand_off) = Producer::create(schema, spec.slots)?;
+    let part = &schema.part(training.parts());
+    let (mut producer, hand_off) = Producer::create(part, spec.slots)?;
     let (theirs, ours) = UnixStream::pair()?;
     hand_off.send(&theirs)?;
-    let mut ring = Consumer::receive(&ours, schema)?;
+    let mut ring = Consumer::receive(&ours, part)?;
     for _ in 0..spec.slots {
         let mut slot = producer.claim()?;
-        fill(&mut slot.batch(), schema);
+        fill(&mut slot.batch(), part);
         slot.publish();
     }
     let limit = spec.max_bytes.map(MemoryLimit::set).transpose()?;
     let leased = ring.next()?.context("a filled ring is empty")?;
-    Session::new(backend, model, schema, training)?.dry_run(leased.batch())?;
+    let alone = Communicator::new(Alone, Duration::from_secs(60), None)?;
+    Session::new(backend, model, schema, training)?.dry_run(leased.batch(), alone, has_copy)?;
     drop(limit);
     Ok(())
 }

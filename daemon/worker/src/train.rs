@@ -90,7 +90,8 @@ impl DeviceTask for TrainTask {
             && store.steps()?.is_empty()
         {
             let backend = open(training.threads)?;
-            rehearsal::run(backend, spec, &role.model, schema, training).context("rehearsing a step")?;
+            rehearsal::run(backend, spec, (&role.model, schema, training), is_leader)
+                .context("rehearsing a step")?;
         }
         let communicator = training.exchanges().then(|| ranks::connect(&role, link)).transpose()?;
         let mut session = Session::new(open(training.threads)?, &role.model, schema, training)?;

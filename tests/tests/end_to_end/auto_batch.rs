@@ -127,6 +127,32 @@ fn the_chosen_size_fits_and_trains_like_an_explicit_one() {
 }
 
 #[test]
+fn workers_fit_into_the_limit_together_and_train_with_one_size() {
+    let job = TinyJob::new();
+    let shell = Shell::new(job.directory());
+    let plan = |workers: &str| {
+        let set = [AUTO, "data.auto_batch.memory=80MiB", MODEL, workers];
+        run(&shell, &["check", "job.toml", "--json"], &set)
+    };
+    let (one, three) = (plan("workers.per_host=1"), plan("workers.per_host=3"));
+    let rows = |plan: &Value| plan["batch"]["rows"].as_u64().unwrap();
+    assert!(rows(&three) < rows(&one), "{three:#}");
+    assert!(three["auto_batch"]["needed_bytes"].as_u64().unwrap() <= 80 << 20, "{three:#}");
+    let why = three["auto_batch"]["why_not_more"].as_str().unwrap();
+    assert!(why.contains("in 3 workers (in each"), "{why}");
+
+    let workers = ["workers.per_host=3", MODEL, "data.epochs=2"];
+    let auto = [&workers[..], &[AUTO, "data.auto_batch.memory=80MiB"]].concat();
+    let found = run(&shell, &["train", "job.toml", "--json"], &auto);
+    let explicit = explicit_settings(rows(&three), &three);
+    let explicit = [&workers[..], &[&explicit[0], &explicit[1], &explicit[2]]].concat();
+    let written = run(&shell, &["train", "job.toml", "--json"], &explicit);
+    let contents = |outcome| Contents::of(checkpoint(outcome)).without_job_description();
+    contents(&found).assert_same(&contents(&written));
+    assert_eq!(found["steps"], 2 * 24_000_u64.div_ceil(rows(&three)));
+}
+
+#[test]
 fn the_size_respects_the_maximum_and_too_little_memory_is_an_error() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());
@@ -191,9 +217,18 @@ fn a_worker_out_of_memory_restarts_with_half_the_rows() {
 
 #[test]
 fn a_wrong_plan_is_corrected_before_the_first_checkpoint() {
+    corrects_a_wrong_plan("workers.per_host=1");
+}
+
+#[test]
+fn a_wrong_plan_of_several_workers_is_corrected() {
+    corrects_a_wrong_plan("workers.per_host=2");
+}
+
+fn corrects_a_wrong_plan(workers: &str) {
     let job = TinyJob::new();
     let file = job.file();
-    let set = [AUTO, WIDE_MODEL, "data.epochs=1", "data.auto_batch.memory=4GiB"];
+    let set = [AUTO, WIDE_MODEL, "data.epochs=1", "data.auto_batch.memory=4GiB", workers];
     let daemon = Daemon::start(job.directory());
     let id =
         daemon.json(&with_set(&["submit", file.to_str().unwrap()], &set))["id"].as_str().unwrap().to_owned();

@@ -58,22 +58,12 @@ impl<D: Device> Attention<D> {
             mlp,
         })
     }
-
-    /// The pass of the values of the rows of `pass`.
-    fn of_values(&self, pass: &Pass) -> Pass {
-        let values = self.sequence.values;
-        Pass {
-            rows: pass.rows.start * values..pass.rows.end * values,
-            first_row: pass.first_row * values,
-            purpose: pass.purpose,
-        }
-    }
 }
 
 impl<B: Backend> Attention<B> {
     /// Computes the sum, `W` columns of `out`, from the vectors of the history and its target in `vectors`.
-    pub fn forward(&mut self, backend: &B, pass: &Pass, vectors: &B::Matrix, out: &mut B::Matrix) {
-        let (rows, of_values) = (pass.len(), self.of_values(pass));
+    pub fn forward(&mut self, backend: &B, pass: &Pass<'_, B>, vectors: &B::Matrix, out: &mut B::Matrix) {
+        let (rows, of_values) = (pass.len(), pass.of_values(self.sequence.values));
         let Self { sequence, first_column, mlp, pairs, .. } = self;
         let (sequence, first_column) = (*sequence, *first_column);
         backend.run(ops::PairForward { rows, sequence, vectors, pairs });
@@ -87,12 +77,12 @@ impl<B: Backend> Attention<B> {
     pub fn backward(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         vectors: &B::Matrix,
         out_grad: &B::Matrix,
         vectors_grad: &mut B::Matrix,
     ) {
-        let (rows, of_values) = (pass.len(), self.of_values(pass));
+        let (rows, of_values) = (pass.len(), pass.of_values(self.sequence.values));
         let Self { sequence, first_column, mlp, pairs, work, pairs_grad, scores_grad } = self;
         let (sequence, first_column) = (*sequence, *first_column);
         backend.run(ops::AttendBackward { rows, sequence, vectors, out_grad, first_column, scores_grad });

@@ -79,7 +79,7 @@ impl<D: Device> Cross<D> {
 
 impl<B: Backend> Cross<B> {
     /// Computes the output from `first`, which is `x_0`, `[B, N]`.
-    pub fn forward(&mut self, backend: &B, pass: &Pass, first: &B::Matrix) {
+    pub fn forward(&mut self, backend: &B, pass: &Pass<'_, B>, first: &B::Matrix) {
         let mut input = first;
         for CrossLayer { down, product, output } in &mut self.layers {
             let inner = match down {
@@ -101,7 +101,7 @@ impl<B: Backend> Cross<B> {
     pub fn backward(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         first: &B::Matrix,
         output_grad: &mut B::Matrix,
         first_grad: &mut B::Matrix,

@@ -70,7 +70,7 @@ impl<D: Device> Dense<D> {
     ) -> Result<Self, ParameterTooLarge> {
         let init = Init::layer(LayerInit::default(), inputs, outputs);
         let weights = ParameterSpec::matrix(format!("{name}.weight"), (inputs, outputs), init, optimizer)?;
-        let BufferSpec { rows, float } = buffers;
+        let BufferSpec { rows, float, .. } = buffers;
         device.reserve_workspace(&WorkspaceUse::Layer { float, rows, inputs, outputs });
         Ok(Self { weights: MatrixParameter::new(device, weights), bias: None, output, activation })
     }
@@ -88,7 +88,7 @@ impl<D: Device> Dense<D> {
 
 impl<B: Backend> Dense<B> {
     /// Computes the output from `input` `[B, N]`.
-    pub fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix) {
+    pub fn forward(&mut self, backend: &B, pass: &Pass<'_, B>, input: &B::Matrix) {
         let bias = self.bias.as_ref().map(|bias| &bias.value);
         backend.run(ops::LayerForward {
             rows: pass.len(),
@@ -105,7 +105,7 @@ impl<B: Backend> Dense<B> {
     pub fn backward(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         input: &B::Matrix,
         output_grad: &mut B::Matrix,
         input_grad: Option<&mut B::Matrix>,
@@ -118,7 +118,7 @@ impl<B: Backend> Dense<B> {
     pub fn backward_between(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         input: Given<'_, B>,
         activation: Activation,
         output_grad: &mut B::Matrix,

@@ -34,7 +34,7 @@ impl<B: Backend> Embedding<B> {
         &mut self,
         backend: &B,
         batch: &B::Batch,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         output: &mut B::Matrix,
         first_column: usize,
     ) {

@@ -61,7 +61,7 @@ pub fn linear_weights(
 
 impl<B: Backend> Linear<B> {
     /// Adds the model's output to `output`, `[B, 1]` or `[B, K]`.
-    pub fn forward(&self, backend: &B, batch: &B::Batch, pass: &Pass, output: &mut B::Matrix) {
+    pub fn forward(&self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>, output: &mut B::Matrix) {
         backend.run(ops::LinearForward {
             batch,
             rows: pass.rows.clone(),
@@ -75,7 +75,7 @@ impl<B: Backend> Linear<B> {
     }
 
     /// Computes the gradients of dense weights and bias from the gradient with respect to `output`.
-    pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, output_grad: &B::Matrix) {
+    pub fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>, output_grad: &B::Matrix) {
         let (weight_grad, bias_grad) = (&mut self.dense_weights.gradient, &mut self.bias.gradient);
         let (rows, sum) = (pass.rows.clone(), pass.sum());
         backend.run(ops::LinearBackward {

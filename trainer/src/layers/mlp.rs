@@ -136,7 +136,7 @@ impl<D: Device> HiddenLayer<D> {
 }
 
 impl<B: Backend> HiddenLayer<B> {
-    fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix) {
+    fn forward(&mut self, backend: &B, pass: &Pass<'_, B>, input: &B::Matrix) {
         let Self { dense, normalization, dropout } = self;
         dense.forward(backend, pass, input);
         let output = match normalization {
@@ -152,7 +152,7 @@ impl<B: Backend> HiddenLayer<B> {
     fn backward(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         input: Given<'_, B>,
         output_grad: &mut B::Matrix,
         input_grad: Option<&mut B::Matrix>,
@@ -167,7 +167,7 @@ impl<B: Backend> HiddenLayer<B> {
 }
 
 /// Applies dropout to `numbers`, which are outputs or their gradient.
-fn drop_out<B: Backend>(dropout: Option<&Dropout>, backend: &B, pass: &Pass, numbers: &mut B::Matrix) {
+fn drop_out<B: Backend>(dropout: Option<&Dropout>, backend: &B, pass: &Pass<'_, B>, numbers: &mut B::Matrix) {
     if let (Some(Dropout { keep, key }), Purpose::Training(step)) = (dropout, pass.purpose) {
         backend.run(ops::Dropout { rows: pass.global_rows(), keep: *keep, key: step ^ key, matrix: numbers });
     }
@@ -184,7 +184,7 @@ fn given<'a, B: Backend>(before: &'a [HiddenLayer<B>], first: &'a B::Matrix) -> 
 
 impl<B: Backend> Mlp<B> {
     /// Computes the output from `input` `[B, N]`; in training, updates running moments.
-    pub fn forward(&mut self, backend: &B, pass: &Pass, input: &B::Matrix) {
+    pub fn forward(&mut self, backend: &B, pass: &Pass<'_, B>, input: &B::Matrix) {
         let mut input = input;
         for layer in &mut self.hidden {
             layer.forward(backend, pass, input);
@@ -199,7 +199,7 @@ impl<B: Backend> Mlp<B> {
     pub fn backward(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         input: &B::Matrix,
         work: &mut MlpGradients<B>,
         output_grad: &mut B::Matrix,

@@ -31,7 +31,7 @@ impl<D: Device> BatchGradient<D> {
 
 impl<B: Backend> BatchGradient<B> {
     /// Keeps the gradient that `pass` has written.
-    pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
+    pub(super) fn keep(&mut self, backend: &B, pass: &Pass<'_, B>) {
         if let Some(of_batch) = &mut self.of_batch {
             backend.run(ops::CopyRows {
                 rows: pass.len(),

@@ -22,6 +22,8 @@ use crate::spec::{
 pub(super) struct Builder<'a, D: Device> {
     pub(super) device: &'a D,
     schema: &'a BatchSchema,
+    /// The most rows of a global batch, of which `schema` has this worker's part.
+    global_rows: usize,
     /// Number of logits per row.
     outputs: usize,
     /// The dimensions of activations.
@@ -33,25 +35,36 @@ pub(super) struct Builder<'a, D: Device> {
     exchanged_parts: Option<usize>,
     /// The most numbers that the rows of all workers' tables have.
     row_numbers: u64,
+    /// The most numbers that workers sum in the middle of a pass.
+    summed_numbers: u64,
 }
 
 impl<'a, D: Device> Builder<'a, D> {
-    /// A builder for batches of `schema`. With micro-batches, at most `micro_batch_rows` rows pass at once.
-    pub(super) fn new(device: &'a D, schema: &'a BatchSchema, training: &TrainingSpec) -> Self {
+    /// A builder for batches of `schema`, which are parts of global batches of `global_rows` rows. With micro-batches, at most
+    /// `micro_batch_rows` rows pass at once.
+    pub(super) fn new(
+        device: &'a D,
+        schema: &'a BatchSchema,
+        global_rows: usize,
+        training: &TrainingSpec,
+    ) -> Self {
         let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
-        let buffers = BufferSpec { rows, float: training.precision.activations() };
+        let buffers =
+            BufferSpec { rows, float: training.precision.activations(), ranks: training.ranks() as usize };
         let outputs = training.outputs(schema.label_count());
         let of_tables = training.embedding_precision.tables();
         let exchanged_parts = training.exchanges().then_some(training.parts() as usize);
         Self {
             device,
             schema,
+            global_rows,
             outputs,
             buffers,
             of_tables,
             id_columns: Vec::new(),
             exchanged_parts,
             row_numbers: 0,
+            summed_numbers: 0,
         }
     }
 
@@ -67,9 +80,26 @@ impl<'a, D: Device> Builder<'a, D> {
         self.row_numbers
     }
 
+    /// The most numbers that workers sum in the middle of a pass.
+    pub(super) fn summed_numbers(&self) -> u64 {
+        self.summed_numbers
+    }
+
+    /// Allocates `columns` columns of the rows of all workers, which they sum; `None` if there is one worker.
+    pub(super) fn global_matrix(&mut self, columns: usize) -> Option<D::Matrix> {
+        let rows = self.global_rows()?;
+        self.summed_numbers = self.summed_numbers.max((rows as u64).saturating_mul(columns as u64));
+        Some(self.device.matrix(rows, columns))
+    }
+
     /// The dimensions of activations.
     pub(super) fn buffers(&self) -> BufferSpec {
         self.buffers
+    }
+
+    /// The most rows of a global batch, of which the workers have parts, if they pass them through the model together.
+    pub(super) fn global_rows(&self) -> Option<usize> {
+        (self.buffers.ranks > 1).then_some(self.global_rows)
     }
 
     /// Number of labels per row.

@@ -6,18 +6,19 @@ use crate::gradients::GradientVisitor;
 use crate::pass::Pass;
 
 /// What a step minimizes.
-#[derive(Clone, Copy)]
-pub(crate) struct Objective<'a> {
+pub(crate) struct Objective<'a, B: Backend> {
     /// The task of each label.
     pub(crate) tasks: &'a [Task],
     /// If the batch is a part of a global batch: the weight of that one, by task.
     pub(crate) totals: Option<&'a [f64]>,
+    /// If it is, and rows are compared: labels, weights and the compared ids of all rows of the global batch.
+    pub(crate) compared: Option<&'a B::Batch>,
 }
 
 /// The computation of a model. The calls follow each other in this order, on the same batch.
 pub(crate) trait Compute<B: Backend> {
     /// Computes the logits of the pass's rows of `batch`.
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass);
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>);
 
     /// The logits of the last forward pass, `[B, T]`: a column for each label. For one label of `K` classes they are
     /// `[B, K]`, a column for each class, as are their gradients.
@@ -28,9 +29,9 @@ pub(crate) trait Compute<B: Backend> {
     fn loss(
         &mut self,
         backend: &B,
-        objective: Objective<'_>,
+        objective: &Objective<'_, B>,
         batch: &B::Batch,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
@@ -48,12 +49,12 @@ pub(crate) trait Compute<B: Backend> {
     }
 
     /// Multiplies the gradient of the last call of [`Compute::loss`] by the number in `factor`, `[1, 1]` or wider.
-    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, logits_grad: &mut B::Matrix) {
+    fn scale(&mut self, backend: &B, pass: &Pass<'_, B>, factor: &B::Matrix, logits_grad: &mut B::Matrix) {
         backend.run(ops::Multiply { rows: pass.len(), factor, matrix: logits_grad });
     }
 
     /// Computes the gradients of all dense parameters and of the looked-up embeddings from `logits_grad` `[B, T]`.
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix);
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix);
 
     /// Visits every parameter with its gradient, in a fixed order. `logits_grad` is the gradient over the whole batch.
     fn visit_gradients(&mut self, logits_grad: &B::Matrix, visitor: &mut dyn GradientVisitor<B>);

@@ -72,7 +72,7 @@ impl<D: Device> Dcn<D> {
 }
 
 impl<B: Backend> Compute<B> for Dcn<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         let Self { embedding, cross, deep, output, input, .. } = self;
         embedding.forward(backend, batch, pass, input, 0);
         cross.forward(backend, pass, input);
@@ -90,7 +90,7 @@ impl<B: Backend> Compute<B> for Dcn<B> {
         self.deep.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         let Self { cross, deep, output, input, cross_grad, work, .. } = self;
         let input_grad = self.input_grad.of_pass();
         match output {

@@ -51,7 +51,7 @@ impl<D: Device> Deep<D> {
 }
 
 impl<B: Backend> Deep<B> {
-    pub(super) fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    pub(super) fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.embedding.forward(backend, batch, pass, &mut self.input, 0);
         self.mlp.forward(backend, pass, &self.input);
     }
@@ -62,13 +62,13 @@ impl<B: Backend> Deep<B> {
     }
 
     /// Computes the layers' gradients and the gradient with respect to the embeddings.
-    pub(super) fn backward(&mut self, backend: &B, pass: &Pass, logits_grad: &mut B::Matrix) {
+    pub(super) fn backward(&mut self, backend: &B, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         let (input, input_grad) = (&self.input, self.embedding_grad.as_mut().map(BatchGradient::of_pass));
         self.mlp.backward(backend, pass, input, &mut self.work, logits_grad, input_grad);
     }
 
     /// Keeps the gradient with respect to the embeddings, once it is complete.
-    pub(super) fn keep(&mut self, backend: &B, pass: &Pass) {
+    pub(super) fn keep(&mut self, backend: &B, pass: &Pass<'_, B>) {
         if let Some(embedding_grad) = &mut self.embedding_grad {
             embedding_grad.keep(backend, pass);
         }

@@ -48,7 +48,7 @@ impl<D: Device> DeepFm<D> {
 }
 
 impl<B: Backend> Compute<B> for DeepFm<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.deep.forward(backend, batch, pass);
         let (logits, input) = self.deep.logits_mut();
         backend.run(ops::FmForward { rows: pass.len(), vectors: input, shape: self.vectors, out: logits });
@@ -59,7 +59,7 @@ impl<B: Backend> Compute<B> for DeepFm<B> {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         self.linear.backward(backend, batch, pass, logits_grad);
         self.deep.backward(backend, pass, logits_grad);
         let Deep { input, embedding_grad, .. } = &mut self.deep;

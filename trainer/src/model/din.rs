@@ -167,7 +167,7 @@ impl<D: Device> Din<D> {
 }
 
 impl<B: Backend> Compute<B> for Din<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         let Self { embedding, numbers, attention, vectors, input, pooled, attended, .. } = self;
         embedding.forward(backend, batch, pass, vectors, 0);
         backend.run(ops::CopyColumns {
@@ -189,7 +189,7 @@ impl<B: Backend> Compute<B> for Din<B> {
         self.mlp.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         let Self { attention, mlp, pooled, vectors, input, work, input_grad, vectors_grad, .. } = self;
         mlp.backward(backend, pass, input, work, logits_grad, Some(input_grad));
         let of_pass = vectors_grad.of_pass();

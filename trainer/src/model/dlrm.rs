@@ -126,7 +126,7 @@ impl<D: Device> Interaction<D> {
 }
 
 impl<B: Backend> Interaction<B> {
-    fn forward(&mut self, backend: &B, pass: &Pass, vectors: &B::Matrix, width: usize) {
+    fn forward(&mut self, backend: &B, pass: &Pass<'_, B>, vectors: &B::Matrix, width: usize) {
         match self {
             Self::Dot(out) => backend.run(ops::DotForward { rows: pass.len(), vectors, width, out }),
             Self::Cross(layers) => layers.forward(backend, pass, vectors),
@@ -137,7 +137,7 @@ impl<B: Backend> Interaction<B> {
     fn backward(
         &mut self,
         backend: &B,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         (vectors, width): (&B::Matrix, usize),
         out_grad: &mut B::Matrix,
         vectors_grad: &mut B::Matrix,
@@ -156,7 +156,7 @@ impl<B: Backend> Interaction<B> {
 }
 
 impl<B: Backend> Compute<B> for Dlrm<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         let Self { bottom, interaction, dense, vectors, width, .. } = self;
         self.numbers.forward(backend, batch, pass, dense, 0);
         bottom.forward(backend, pass, dense);
@@ -175,7 +175,7 @@ impl<B: Backend> Compute<B> for Dlrm<B> {
         self.top.output()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         let Self { bottom, interaction, top, width, dense, vectors, .. } = self;
         let Work { bottom: bottom_work, bottom_grad, vectors_grad: batch_grad, output_grad, top: top_work } =
             &mut self.work;

@@ -76,13 +76,11 @@ pub enum ModelError {
         /// The loss's kind.
         loss: &'static str,
     },
-    /// Something that needs all rows of a batch, with several workers, each of which has a part of it.
-    #[error("{what} needs all rows of a batch on one worker, and batches are cut into {parts} parts")]
-    Workers {
-        /// What needs them.
+    /// Something that depends on all rows of a batch, with shards.
+    #[error("{what} depends on all rows of a batch, which `workers.reproducible` divides: remove it")]
+    WholeBatches {
+        /// What depends on them.
         what: String,
-        /// The number of parts.
-        parts: u32,
     },
     /// The parts of a batch cannot be divided among the workers.
     #[error(

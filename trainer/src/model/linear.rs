@@ -27,7 +27,7 @@ impl<D: Device> LinearModel<D> {
 }
 
 impl<B: Backend> Compute<B> for LinearModel<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         backend.run(ops::Clear { rows: pass.len(), matrix: &mut self.logits });
         self.linear.forward(backend, batch, pass, &mut self.logits);
     }
@@ -36,7 +36,7 @@ impl<B: Backend> Compute<B> for LinearModel<B> {
         &self.logits
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         self.linear.backward(backend, batch, pass, logits_grad);
     }
 

@@ -28,7 +28,7 @@ impl<D: Device> MlpModel<D> {
 }
 
 impl<B: Backend> Compute<B> for MlpModel<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.deep.forward(backend, batch, pass);
     }
 
@@ -36,7 +36,7 @@ impl<B: Backend> Compute<B> for MlpModel<B> {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         self.deep.backward(backend, pass, logits_grad);
         self.deep.keep(backend, pass);
     }

@@ -163,7 +163,7 @@ pub(crate) fn tower_name(label: &str) -> String {
 }
 
 impl<B: Backend> Compute<B> for Mmoe<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         let (rows, width) = (pass.len(), self.shape.width);
         let Saved { input, given, gates, mixtures, tower_inputs, logits } = &mut self.saved;
         self.embedding.forward(backend, batch, pass, input, 0);
@@ -201,7 +201,7 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
         &self.saved.logits
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         self.towers_backward(backend, pass, logits_grad);
         let (rows, width) = (pass.len(), self.shape.width);
         let Saved { input, given, gates, .. } = &self.saved;
@@ -256,7 +256,7 @@ impl<B: Backend> Compute<B> for Mmoe<B> {
 
 impl<B: Backend> Mmoe<B> {
     /// Computes the gradients of the towers and the gradient with respect to the mixtures.
-    fn towers_backward(&mut self, backend: &B, pass: &Pass, logits_grad: &B::Matrix) {
+    fn towers_backward(&mut self, backend: &B, pass: &Pass<'_, B>, logits_grad: &B::Matrix) {
         let (rows, width) = (pass.len(), self.shape.width);
         let Work { logit_grad, tower: work, mixture_grad, mixtures_grad, .. } = &mut self.work;
         for (task, (tower, mixture)) in self.towers.iter_mut().zip(&self.saved.tower_inputs).enumerate() {

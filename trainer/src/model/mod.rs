@@ -5,6 +5,7 @@
 
 mod batch_gradient;
 mod builder;
+mod compared;
 mod compute;
 mod dcn;
 mod deep;
@@ -38,6 +39,7 @@ use crate::pass::{Pass, Purpose};
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
 use builder::Builder;
+use compared::ComparedRows;
 pub(crate) use compute::Compute;
 pub use error::{ModelError, StepError};
 use network::Network;
@@ -87,6 +89,10 @@ struct Parts<D: Device> {
     network: Network<D>,
     batch: D::Batch,
     plan: D::RowPlan,
+    /// Whether the passes of several workers with their parts of a batch depend on each other.
+    is_joint: bool,
+    /// What the loss compares of the parts of all of them.
+    compared: Option<ComparedRows<D>>,
     /// `[B, T]`, or `[B, K]` for classes.
     logits_grad: BatchGradient<D>,
     /// Maximum number of rows per pass.
@@ -105,6 +111,8 @@ struct Parts<D: Device> {
     scores: D::Matrix,
     /// The most ids and gradients that workers send of the rows of their tables, all together.
     row_numbers: u64,
+    /// The most numbers that they sum in the middle of a pass.
+    summed_numbers: u64,
 }
 
 /// The size of a model on its device, known before it is built.
@@ -145,7 +153,7 @@ impl<D: Device> Parts<D> {
         schema: &BatchSchema,
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
-        let schema = &schema.part(training.parts());
+        let (global, schema) = (schema, &schema.part(training.parts()));
         let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
         if in_parts && spec.uses_in_batch_loss() {
             return Err(ModelError::PartsChoose);
@@ -157,15 +165,16 @@ impl<D: Device> Parts<D> {
         let tasks = training.tasks(labels);
         let losses = tasks.len();
         check_losses(spec, &tasks, in_parts)?;
-        check_workers(spec, &tasks, training)?;
+        check_shards(spec, &tasks, training)?;
         if labels > 1 && !spec.supports_multiple_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
         if labels != losses {
             return Err(ModelError::Losses { losses, labels });
         }
-        let mut builder = Builder::new(device, schema, training);
+        let mut builder = Builder::new(device, schema, global.rows as usize, training);
         let network = Network::new(&mut builder, spec)?;
+        let compared = ComparedRows::new(&mut builder, spec, &tasks, global)?;
         let (rows, outputs) = (builder.buffers().rows, builder.outputs());
         let reported = reported_numbers(labels, training.precision.scales_loss());
         for (label, task) in tasks.iter().enumerate() {
@@ -173,7 +182,9 @@ impl<D: Device> Parts<D> {
                 Loss::CrossEntropy { class_weights, .. } => {
                     WorkspaceUse::Loss { rows, classes: class_weights.len() }
                 }
-                Loss::Listwise { .. } | Loss::Pairwise { .. } => WorkspaceUse::Lists { rows },
+                Loss::Listwise { .. } | Loss::Pairwise { .. } => {
+                    WorkspaceUse::Lists { rows: builder.global_rows().unwrap_or(rows) }
+                }
                 _ => WorkspaceUse::Loss { rows, classes: 0 },
             });
         }
@@ -184,6 +195,8 @@ impl<D: Device> Parts<D> {
         Ok(Self {
             network,
             batch: device.batch(schema),
+            is_joint: training.ranks() > 1 && (compared.is_some() || spec.uses_batch_normalization()),
+            compared,
             logits_grad: builder.logits_grad(),
             rows,
             sums: device.matrix(labels, 2),
@@ -193,6 +206,7 @@ impl<D: Device> Parts<D> {
             squares: device.matrix(1, 1),
             scores: builder.logits(),
             row_numbers: builder.row_numbers(),
+            summed_numbers: builder.summed_numbers(),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
     }
@@ -234,21 +248,22 @@ fn layer_numbers<D: Device>(parameters: &[Parameter<'_, D>]) -> usize {
     parameters.iter().filter(is_of_layer).map(|parameter| parameter.spec.len()).sum()
 }
 
-/// Each of several workers has a part of a batch: losses must not compare rows, and layers must not average over them.
-fn check_workers(spec: &ModelSpec, tasks: &[TaskSpec], training: &TrainingSpec) -> Result<(), ModelError> {
+/// Shards of a batch are computed one after another, so nothing may depend on the rows of several.
+fn check_shards(spec: &ModelSpec, tasks: &[TaskSpec], training: &TrainingSpec) -> Result<(), ModelError> {
     let (ranks, shards) = (training.ranks(), training.parts());
-    if training.shards.is_some() && !(shards.is_power_of_two() && shards.is_multiple_of(ranks)) {
+    if training.shards.is_none() {
+        return Ok(());
+    }
+    if !(shards.is_power_of_two() && shards.is_multiple_of(ranks)) {
         return Err(ModelError::Shards { shards, ranks });
     }
-    let of_lists = tasks.iter().find(|task| task.loss.group().is_some());
-    let what = match of_lists {
-        _ if !training.exchanges() => return Ok(()),
+    let what = match tasks.iter().find(|task| task.loss.group().is_some()) {
         Some(task) => format!("the loss \"{}\"", task.loss.kind()),
         None if spec.uses_in_batch_loss() => format!("the in-batch loss of a \"{}\" model", spec.kind()),
         None if spec.uses_batch_normalization() => "`normalization = \"batch\"`".to_owned(),
         None => return Ok(()),
     };
-    Err(ModelError::Workers { what, parts: shards })
+    Err(ModelError::WholeBatches { what })
 }
 
 impl Scoring {
@@ -525,7 +540,10 @@ impl ModelPlan {
         let layer_numbers = if on_devices { 0 } else { layer_numbers(&parameters) };
         let exchange_bytes = match training.exchanges() {
             false => 0,
-            true => exchange::bytes(each, layer_numbers, parts.row_numbers, L::IS_APART),
+            true => {
+                let summed = if on_devices { 0 } else { parts.summed_numbers };
+                exchange::bytes(each, layer_numbers, summed, parts.row_numbers, L::IS_APART)
+            }
         };
         // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);

@@ -1,7 +1,7 @@
 //! A training step: gradients, their exchange with other workers, and the update.
 
 use millstream_backend::collective::{CollectiveError, Communicator};
-use millstream_backend::{Backend, BatchError, ConnectDevicesError, ops};
+use millstream_backend::{Backend, BatchError, ConnectDevicesError, Task, ops};
 use millstream_batch::BatchRef;
 use millstream_trace::Phase;
 
@@ -31,9 +31,29 @@ impl<B: Backend> Model<B> {
         if self.sums_on_devices {
             self.peers = self.backend.connect(&communicator)?;
         }
-        let numbers = layer_numbers(&self.parts.network.parameters());
-        self.exchange = Some(Exchange::new(communicator, self.parts_each, numbers, self.tasks.len()));
+        self.exchange = Some(self.new_exchange(communicator));
         Ok(())
+    }
+
+    /// Takes a step on `batch`, as each of this worker's parts, without the others: a rehearsal, after which the weights are
+    /// meaningless. Where workers exchange gradients, this one does so over `alone`, a world of one rank.
+    pub(crate) fn rehearse(
+        &mut self,
+        batch: BatchRef<'_>,
+        step: Step,
+        alone: Communicator,
+    ) -> Result<(), StepError> {
+        self.exchange = self.exchanges.then(|| self.new_exchange(alone));
+        let parts = vec![batch; self.parts_each];
+        self.agree(&parts, false)?;
+        self.submit_parts(&parts, step)?;
+        self.finish_step()?;
+        Ok(())
+    }
+
+    fn new_exchange(&mut self, communicator: Communicator) -> Exchange<B::Scalar> {
+        let numbers = layer_numbers(&self.parts.network.parameters());
+        Exchange::new(communicator, self.parts_each, numbers, self.tasks.len())
     }
 
     /// The exchange with the other workers that train this model, if there are any.
@@ -122,10 +142,22 @@ impl<B: Backend> Model<B> {
         let totals = exchange.take_totals();
         for part in exchange.order() {
             self.upload(parts[part])?;
-            self.compute_gradients(parts[part], step, Some(&totals));
+            self.gather_compared(exchange, parts[part])?;
+            self.compute_gradients(parts[part], step, Some((&*exchange, &totals)));
             self.exchange_part(|gradients| exchange.add(part, gradients))?;
         }
         self.exchange_part(|gradients| exchange.finish(gradients))
+    }
+
+    /// Gets what the loss compares of the parts of all workers, if it does.
+    fn gather_compared(
+        &mut self,
+        exchange: &Exchange<B::Scalar>,
+        part: BatchRef<'_>,
+    ) -> Result<(), StepError> {
+        let Self { backend, parts, .. } = self;
+        let Some(compared) = &mut parts.compared else { return Ok(()) };
+        backend.phase(Phase::Exchange, || compared.gather(backend, exchange, part))
     }
 
     /// Runs `exchange` on the gradients of the last part.
@@ -154,26 +186,27 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// Computes the gradients and losses of the uploaded `batch`; `totals` are the weights of the global batch, by task, if
-    /// this is a part of one.
-    fn compute_gradients(&mut self, batch: BatchRef<'_>, step: Step, totals: Option<&[f64]>) {
-        let Self { backend, parts, seed, tasks, .. } = self;
-        let Parts { network, batch: uploaded, plan, logits_grad, rows: most, sums, scaling, .. } = parts;
+    /// Computes the gradients and losses of the uploaded `batch`. If this is a part of one: the exchange with the workers that
+    /// have the others, and the weights of the global batch, by task.
+    fn compute_gradients(
+        &mut self,
+        batch: BatchRef<'_>,
+        step: Step,
+        exchange: Option<(&Exchange<B::Scalar>, &[f64])>,
+    ) {
+        let Self { backend, parts, seed, tasks, peers, .. } = self;
+        let Parts { batch: uploaded, plan, rows: most, is_joint, .. } = parts;
         backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
-        let network = network.compute();
-        let (rows, first_row) = (batch.rows(), batch.header().first_row as usize);
-        let objective = Objective { tasks, totals };
-        for pass in Pass::all(rows, *most, first_row, Purpose::training(*seed, step.number)) {
-            backend.phase(Phase::Forward, || network.forward(backend, uploaded, &pass));
-            let of_pass = logits_grad.of_pass();
-            backend.phase(Phase::Loss, || {
-                network.loss(backend, objective, uploaded, &pass, of_pass, sums);
-                if let Some(scaling) = scaling {
-                    network.scale(backend, &pass, &scaling.state, of_pass);
-                }
-            });
-            backend.phase(Phase::Backward, || network.backward(backend, uploaded, &pass, of_pass));
-            logits_grad.keep(backend, &pass);
+        let header = batch.header();
+        let (rows, first_row) = (batch.rows(), header.first_row as usize);
+        let (purpose, totals) = (Purpose::training(*seed, step.number), exchange.map(|(_, totals)| totals));
+        if let (true, Some((exchange, _))) = (*is_joint && header.global_rows > 0, exchange) {
+            let ranks = exchange.ranks(peers.as_ref(), header.global_rows as usize, *most);
+            parts.pass(backend, tasks, totals, &Pass::of_rank(rows, first_row, purpose, ranks));
+            return;
+        }
+        for pass in Pass::all(rows, *most, first_row, purpose) {
+            parts.pass(backend, tasks, totals, &pass);
         }
     }
 
@@ -219,5 +252,33 @@ impl<B: Backend> Model<B> {
         let (reports, scaling) = (&mut parts.reports, parts.scaling.as_mut());
         backend.phase(Phase::Read, || steps.receive(backend, reports, scaling))?;
         Ok(LossSum::of_batch(tasks, &steps.of_tasks))
+    }
+}
+
+impl<B: Backend> Parts<B> {
+    /// Computes the gradients and losses of a pass; `totals` are the weights of the global batch, by task, if the uploaded batch is
+    /// a part of one.
+    fn pass(&mut self, backend: &B, tasks: &[Task], totals: Option<&[f64]>, pass: &Pass<'_, B>) {
+        let Self { network, batch, compared, logits_grad, sums, scaling, .. } = self;
+        let network = network.compute();
+        backend.phase(Phase::Forward, || network.forward(backend, batch, pass));
+        let of_pass = logits_grad.of_pass();
+        backend.phase(Phase::Loss, || {
+            match (compared.as_mut(), &pass.ranks) {
+                (Some(compared), Some(ranks)) if compared.has_lists() => {
+                    compared.loss_of_lists(backend, (pass, ranks), network.logits(), of_pass, sums);
+                }
+                _ => {
+                    let compared = compared.as_ref().map(|compared| &compared.batch);
+                    let objective = Objective { tasks, totals, compared };
+                    network.loss(backend, &objective, batch, pass, of_pass, sums);
+                }
+            }
+            if let Some(scaling) = scaling {
+                network.scale(backend, pass, &scaling.state, of_pass);
+            }
+        });
+        backend.phase(Phase::Backward, || network.backward(backend, batch, pass, of_pass));
+        logits_grad.keep(backend, pass);
     }
 }

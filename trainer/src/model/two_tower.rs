@@ -13,6 +13,9 @@
 //! the rows of a batch depend on each other, and micro-batches are not possible. The towers interact only in the score,
 //! so each is useful alone: item vectors fill a nearest-neighbour index, and query vectors search it.
 //!
+//! If several workers have parts of a batch, each has the item vectors of all. Its queries choose among them, which costs it
+//! its share of all products. The gradients with respect to the items are summed over the workers.
+//!
 //! The towers' outputs and everything after them are fp32.
 
 use millstream_backend::{Backend, Choice, Device, IdColumn, InBatchInput, ops};
@@ -39,6 +42,14 @@ pub(super) struct TwoTower<D: Device> {
     logits: D::Matrix,
     /// The workspace of the loss.
     work: D::Matrix,
+    all: Option<AllItems<D>>,
+}
+
+/// The items of all workers.
+struct AllItems<D: Device> {
+    /// Their vectors, and the gradient with respect to these, `[global B, W]`.
+    vectors: D::Matrix,
+    vectors_grad: D::Matrix,
 }
 
 /// A tower.
@@ -62,7 +73,10 @@ impl<D: Device> TwoTower<D> {
             let expected = "the temperature must be above 0";
             return Err(ModelError::Empty { key: "model.temperature".to_owned(), expected });
         }
-        let vectors = (*dim as usize, *normalize);
+        let (dim, rows) = (*dim as usize, builder.buffers().rows);
+        let vectors = (dim, *normalize);
+        let all_rows = builder.global_rows().unwrap_or(rows);
+        let (vectors_of_all, grad_of_all) = (builder.global_matrix(dim), builder.global_matrix(dim));
         Ok(Self {
             query: Tower::new(builder, "query", query, vectors)?,
             item: Tower::new(builder, "item", item, vectors)?,
@@ -73,7 +87,10 @@ impl<D: Device> TwoTower<D> {
             },
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
             logits: builder.logits(),
-            work: builder.device.in_batch_work(builder.buffers().rows, builder.buffers().rows, *dim as usize),
+            work: builder.device.in_batch_work(rows, all_rows, dim),
+            all: vectors_of_all
+                .zip(grad_of_all)
+                .map(|(vectors, vectors_grad)| AllItems { vectors, vectors_grad }),
         })
     }
 
@@ -114,7 +131,7 @@ impl<D: Device> Tower<D> {
 }
 
 impl<B: Backend> Tower<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.deep.forward(backend, batch, pass);
         if let Some(unit) = &mut self.unit {
             backend.run(ops::UnitForward { rows: pass.len(), input: self.deep.logits(), output: unit });
@@ -122,7 +139,7 @@ impl<B: Backend> Tower<B> {
     }
 
     /// The backward pass from the gradient with respect to the vectors.
-    fn backward(&mut self, backend: &B, pass: &Pass) {
+    fn backward(&mut self, backend: &B, pass: &Pass<'_, B>) {
         if self.unit.is_some() {
             backend.run(ops::UnitBackward {
                 rows: pass.len(),
@@ -136,7 +153,7 @@ impl<B: Backend> Tower<B> {
 }
 
 impl<B: Backend> Compute<B> for TwoTower<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.query.forward(backend, batch, pass);
         self.item.forward(backend, batch, pass);
         let (queries, items) = (self.query.vectors(), self.item.vectors());
@@ -153,33 +170,52 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         &self.logits
     }
 
-    /// The in-batch loss of the towers' vectors; `_objective` is for models that predict labels.
+    /// The in-batch loss of the towers' vectors.
     fn loss(
         &mut self,
         backend: &B,
-        _objective: Objective<'_>,
+        objective: &Objective<'_, B>,
         batch: &B::Batch,
-        pass: &Pass,
+        pass: &Pass<'_, B>,
         _logits_grad: &mut B::Matrix,
         sums: &mut B::Matrix,
     ) {
-        let Self { query, item, temperature, choice, item_id, work, .. } = self;
+        let Self { query, item, temperature, choice, item_id, work, all, .. } = self;
+        let (temperature, choice) = (*temperature, *choice);
         let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
         let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
-        let (temperature, choice, item_id) = (*temperature, *choice, *item_id);
-        let input =
-            InBatchInput { batch, rows: pass.rows.clone(), queries, items, temperature, choice, item_id };
         let (query_grad, item_grad) = (&mut query.vectors_grad, &mut item.vectors_grad);
-        backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad, sums });
+        let rows = pass.global_rows();
+        let (Some(all), Some(ranks), Some(compared)) = (all, &pass.ranks, objective.compared) else {
+            let input = InBatchInput { batch, rows, queries, items, temperature, choice, item_id: *item_id };
+            backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad, sums });
+            return;
+        };
+        let AllItems { vectors, vectors_grad } = all;
+        backend.run(ops::Clear { rows: ranks.rows, matrix: vectors });
+        backend.run(ops::CopyRows { rows: rows.len(), from: (items, 0), to: (vectors, rows.start) });
+        ranks.sum(backend, [(ranks.rows, &mut *vectors)]);
+        let input = InBatchInput {
+            batch: compared,
+            rows: rows.clone(),
+            queries,
+            items: vectors,
+            temperature,
+            choice,
+            item_id: item_id.map(|_| 0),
+        };
+        backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad: vectors_grad, sums });
+        ranks.sum(backend, [(ranks.rows, &mut *vectors_grad)]);
+        backend.run(ops::CopyRows { rows: rows.len(), from: (vectors_grad, rows.start), to: (item_grad, 0) });
     }
 
-    fn scale(&mut self, backend: &B, pass: &Pass, factor: &B::Matrix, _logits_grad: &mut B::Matrix) {
+    fn scale(&mut self, backend: &B, pass: &Pass<'_, B>, factor: &B::Matrix, _logits_grad: &mut B::Matrix) {
         for tower in [&mut self.query, &mut self.item] {
             backend.run(ops::Multiply { rows: pass.len(), factor, matrix: &mut tower.vectors_grad });
         }
     }
 
-    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass, _logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, _batch: &B::Batch, pass: &Pass<'_, B>, _logits_grad: &mut B::Matrix) {
         self.query.backward(backend, pass);
         self.item.backward(backend, pass);
     }

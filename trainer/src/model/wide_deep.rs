@@ -42,7 +42,7 @@ impl<D: Device> WideDeep<D> {
 }
 
 impl<B: Backend> Compute<B> for WideDeep<B> {
-    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass) {
+    fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.deep.forward(backend, batch, pass);
         self.wide.forward(backend, batch, pass, self.deep.logits_mut().0);
     }
@@ -51,7 +51,7 @@ impl<B: Backend> Compute<B> for WideDeep<B> {
         self.deep.logits()
     }
 
-    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass, logits_grad: &mut B::Matrix) {
+    fn backward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>, logits_grad: &mut B::Matrix) {
         self.wide.backward(backend, batch, pass, logits_grad);
         self.deep.backward(backend, pass, logits_grad);
         self.deep.keep(backend, pass);

@@ -3,10 +3,10 @@
 use millstream_backend::{Backend, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
-use super::scored_rows::RowFormat;
 use super::{SessionError, difference};
 use crate::checkpoint::tensors::TensorFile;
 use crate::checkpoint::{Checkpoint, CheckpointScope, Element, MODEL_PART, OPTIMIZER_PART};
+use crate::exchange::scored_rows::RowFormat;
 use crate::metrics::{Accumulator, Metrics, ScoredBatch};
 use crate::model::{Model, NamedTensor, TensorRole};
 use crate::spec::{GroupSpec, ModelSpec, TrainingSpec};

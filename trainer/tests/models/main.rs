@@ -13,5 +13,6 @@ mod memory;
 mod precision;
 mod same_bits;
 mod tables;
+mod traffic;
 mod warm_start;
 mod workers;

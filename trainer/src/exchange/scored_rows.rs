@@ -11,19 +11,19 @@ use crate::metrics::ScoredBatch;
 
 /// What the words of a row are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowFormat {
+pub(crate) struct RowFormat {
     /// Number of scores.
-    pub(super) scores: usize,
+    pub(crate) scores: usize,
     /// Number of labels.
-    pub(super) labels: usize,
+    pub(crate) labels: usize,
     /// Whether rows have weights.
-    pub(super) weighted: bool,
+    pub(crate) weighted: bool,
     /// The single-valued feature whose ids are groups, if there are groups.
-    pub(super) group: Option<usize>,
+    pub(crate) group: Option<usize>,
 }
 
 /// The scored rows of a batch.
-pub(super) struct ScoredRows {
+pub(crate) struct ScoredRows {
     format: RowFormat,
     rows: usize,
     /// Scores, labels and weights, `[columns, rows]`.
@@ -42,7 +42,7 @@ impl RowFormat {
     }
 
     /// The words of the rows of `batch`, which have these `scores`, `[scores, rows]`.
-    pub(super) fn encode(self, scores: &[f32], batch: BatchRef<'_>) -> Vec<u32> {
+    pub(crate) fn encode(self, scores: &[f32], batch: BatchRef<'_>) -> Vec<u32> {
         let labels = (0..self.labels).flat_map(|label| batch.labels(label));
         let weights = batch.weights().unwrap_or_default();
         let numbers = scores.iter().chain(labels).chain(weights).map(|number| number.to_bits());
@@ -51,7 +51,7 @@ impl RowFormat {
     }
 
     /// The rows of all parts of a batch, in order; `None` if these are not rows of this format.
-    pub(super) fn join(self, parts: &[Buffer<u32>]) -> Option<ScoredRows> {
+    pub(crate) fn join(self, parts: &[Buffer<u32>]) -> Option<ScoredRows> {
         if parts.iter().any(|part| !part.len().is_multiple_of(self.words())) {
             return None;
         }
@@ -69,7 +69,7 @@ impl RowFormat {
 
 impl ScoredRows {
     /// The rows with the scores and the values of label `label`.
-    pub(super) fn of_label(&self, label: usize) -> ScoredBatch<'_> {
+    pub(crate) fn of_label(&self, label: usize) -> ScoredBatch<'_> {
         let RowFormat { scores, labels, weighted, group } = self.format;
         let columns = |first: usize, count: usize| &self.numbers[first * self.rows..][..count * self.rows];
         // With classes, there is one label with a score per class.
