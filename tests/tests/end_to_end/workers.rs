@@ -272,7 +272,7 @@ fn batch_normalization_is_over_the_rows_of_all_workers() {
     let shell = Shell::new(job.directory());
     let normalized = "model.deep.normalization=\"batch\"".to_owned();
     let trained = [1, 2, 3].map(|workers| {
-        let set = [&settings(workers)[..], &[normalized.clone()]].concat();
+        let set = [&settings(workers)[..], std::slice::from_ref(&normalized)].concat();
         let report = run(&shell, &["train", "job.toml", "--json"], &set).with_code(0).json();
         assert_trained(&report, ROWS, STEPS);
         report["eval"]["log_loss"].as_f64().unwrap()

@@ -14,7 +14,6 @@
 
 mod cadence;
 mod difference;
-mod scored_rows;
 mod scorer;
 mod selection;
 
@@ -209,16 +208,24 @@ where
         })
     }
 
-    /// Takes a step on `batch`, scores it and copies the model, which allocates all the memory that training needs.
-    /// The session is consumed, because its weights are meaningless.
+    /// Takes a step on `batch`, scores it and, with `has_copy`, copies the model, which allocates all the memory that training
+    /// needs. One of several workers takes the step without the others, over `alone`, a world of one rank, with `batch` as each
+    /// of its parts. The session is consumed, because its weights are meaningless.
     ///
     /// # Errors
     /// When the batch does not fit the model.
-    pub fn dry_run(mut self, batch: BatchRef<'_>) -> Result<(), SessionError> {
-        let mut model_copy = self.allocate_copy();
-        self.scorer.model.train_step(batch, self.schedule.step(self.state.step + 1))?;
+    pub fn dry_run(
+        mut self,
+        batch: BatchRef<'_>,
+        alone: Communicator,
+        has_copy: bool,
+    ) -> Result<(), SessionError> {
+        let mut model_copy = has_copy.then(|| self.allocate_copy());
+        self.scorer.model.rehearse(batch, self.schedule.step(self.state.step + 1), alone)?;
         self.scorer.predict(batch)?;
-        model_copy.copy(&mut self.scorer.model);
+        if let Some(model_copy) = &mut model_copy {
+            model_copy.copy(&mut self.scorer.model);
+        }
         Ok(())
     }
 

@@ -7,9 +7,12 @@ mod workers;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use millstream_backend::collective::Alone;
 use millstream_backend::{Cpu, Reference};
 use millstream_batch::{BatchBuffer, BatchHeader, IdFeature, RaggedFeature, SlotLayout, Stream};
 
@@ -145,15 +148,30 @@ fn run<B: Backend<Scalar: Element>>(session: &mut Session<B>, end: u64) {
 
 #[test]
 fn a_rehearsal_accepts_every_batch_that_training_does() {
+    let alone = || Communicator::new(Alone, Duration::from_secs(60), None).unwrap();
     let taken = |rows, of: u32| {
         let session = session(cpu());
-        session.dry_run(batch(rows, &schema(of)).as_ref())
+        session.dry_run(batch(rows, &schema(of)).as_ref(), alone(), true)
     };
     taken(0, ROWS).unwrap();
     // A batch with fewer rows than its capacity.
     taken(2, ROWS).unwrap();
     let error = taken(0, ROWS + 1).unwrap_err();
     assert!(matches!(error, SessionError::Batch(BatchError::WrongSchema)), "{error}");
+
+    // One of several workers, with one or several parts of a batch.
+    for (workers, shards) in [(2, None), (2, Some(8)), (1, Some(4))] {
+        let training = TrainingSpec {
+            workers: NonZeroU32::new(workers),
+            shards: shards.and_then(NonZeroU32::new),
+            ..training()
+        };
+        let part = schema(ROWS).part(training.parts());
+        for has_copy in [true, false] {
+            let session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
+            session.dry_run(batch(0, &part).as_ref(), alone(), has_copy).unwrap();
+        }
+    }
 }
 
 fn store(directory: &Path) -> CheckpointStore {
