@@ -434,7 +434,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no such job, or it is not training.
-    pub(crate) fn profile(&self, id: &str, steps: u64) -> Result<(String, PendingProfile)> {
+    pub(crate) fn profile(&self, id: &str, steps: u64, rank: u32) -> Result<(String, PendingProfile)> {
         let JobRecord { id, state, .. } = self.show(id)?;
         match state {
             JobState::Queued => bail!("job {id} is queued and not training yet"),
@@ -443,7 +443,7 @@ impl Daemon {
             _ => bail!("job {id} is over: {state}"),
         }
         let active = self.shared.active(&id).with_context(|| format!("job {id} is over"))?;
-        let pending = active.control.profile(steps).with_context(|| format!("job {id}"))?;
+        let pending = active.control.profile(steps, rank).with_context(|| format!("job {id}"))?;
         Ok((id, pending))
     }
 

@@ -35,6 +35,7 @@ use crate::messages::{
 use crate::metrics::{self, Format};
 use crate::roles::{Call, Role, Roles};
 use crate::state::{AuditFilter, JobFilter, JobRecord, StoreError};
+use crate::supervisor::NoSuchRank;
 use crate::turns::Answers;
 use crate::web::Web;
 
@@ -324,8 +325,9 @@ impl Control for Service {
 
     async fn profile(&self, request: Request<ProfileRequest>) -> Reply<Self::ProfileStream> {
         let answers = answers(&request);
-        let ProfileRequest { id, steps } = request.into_inner();
-        let pending = self.daemon.in_turn(&answers, move |daemon| daemon.profile(&id, steps.max(1))).await;
+        let ProfileRequest { id, steps, rank } = request.into_inner();
+        let profile = move |daemon: &Daemon| daemon.profile(&id, steps.max(1), rank);
+        let pending = self.daemon.in_turn(&answers, profile).await;
         let (id, pending) = pending.map_err(error_status)?;
         Ok(Response::new(profile::replies(id, pending)))
     }
@@ -495,6 +497,7 @@ fn error_status(error: anyhow::Error) -> Status {
     };
     match error.downcast::<NotOwner>() {
         Ok(refused) => Status::permission_denied(refused.to_string()),
+        Err(error) if error.is::<NoSuchRank>() => Status::invalid_argument(format!("{error:#}")),
         Err(error) => Status::unknown(format!("{error:#}")),
     }
 }
@@ -529,7 +532,7 @@ mod tests {
         assert!(unknown(client.checkpoint("nope").await.unwrap_err()));
         assert!(unknown(client.explain("nope").await.unwrap_err()));
         assert!(unknown(client.history("nope").await.unwrap_err()));
-        assert!(unknown(client.profile("nope", 1).await.unwrap_err()));
+        assert!(unknown(client.profile("nope", 1, 0).await.unwrap_err()));
         assert!(unknown(client.watch("nope").await.unwrap_err()));
         assert!(unknown(
             client.logs(LogsRequest { id: "nope".to_owned(), ..LogsRequest::default() }).await.unwrap_err()

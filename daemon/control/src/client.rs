@@ -206,12 +206,18 @@ impl Client {
         Ok(self.inner.explain(job_request(id)).await?.into_inner())
     }
 
-    /// Records the next steps of a running job. Dropping the replies stops the recording.
+    /// Records the next steps of a running job, on its worker `rank`. Dropping the replies stops the recording.
     ///
     /// # Errors
-    /// `NotFound` when there is no such job, `Failed` when it is not training; later errors arrive with the replies.
-    pub async fn profile(&mut self, id: &str, steps: u64) -> Result<Replies<ProfileReply>, ClientError> {
-        let request = ProfileRequest { id: id.to_owned(), steps };
+    /// `NotFound` when there is no such job, `Failed` when it is not training. Later errors arrive with the replies: `Invalid`
+    /// when it has no such worker.
+    pub async fn profile(
+        &mut self,
+        id: &str,
+        steps: u64,
+        rank: u32,
+    ) -> Result<Replies<ProfileReply>, ClientError> {
+        let request = ProfileRequest { id: id.to_owned(), steps, rank };
         Ok(Replies(self.inner.profile(request).await?.into_inner()))
     }
 

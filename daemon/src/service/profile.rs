@@ -65,7 +65,7 @@ async fn send_all(id: String, pending: PendingProfile, sender: &Sender<Result<Pr
 }
 
 fn messages(id: String, profile: Profile) -> impl Iterator<Item = Reply> {
-    let Profile { worker, pid, tracks, ingest, input } = profile;
+    let Profile { worker, rank, ranks, pid, tracks, ingest, input } = profile;
     let summary = proto::Profile {
         id,
         began_ns: worker.began_ns,
@@ -79,13 +79,19 @@ fn messages(id: String, profile: Profile) -> impl Iterator<Item = Reply> {
         flops_per_second: worker.floors.flops_per_second,
         precision: worker.precision.name().to_owned(),
         ingest: Some(diagnosis_message(&input)),
+        rank,
+        ranks,
     };
-    let process_tracks = |process: &'static str, pid, tracks: Vec<Track>| {
+    let process_tracks = |process: String, pid, tracks: Vec<Track>| {
         let numbered = (1..).zip(tracks);
-        numbered.flat_map(move |(number, track)| track_messages(process, pid, number, track))
+        numbered.flat_map(move |(number, track)| track_messages(process.clone(), pid, number, track))
     };
-    let spans = process_tracks("millstream worker", pid, tracks).chain(process_tracks(
-        "millstream ingest",
+    let worker = match ranks {
+        1 => "millstream worker".to_owned(),
+        _ => format!("millstream worker {rank}"),
+    };
+    let spans = process_tracks(worker, pid, tracks).chain(process_tracks(
+        "millstream ingest".to_owned(),
         std::process::id(),
         ingest.tracks,
     ));
@@ -93,7 +99,7 @@ fn messages(id: String, profile: Profile) -> impl Iterator<Item = Reply> {
 }
 
 fn track_messages(
-    process: &'static str,
+    process: String,
     pid: u32,
     number: u32,
     track: Track,
@@ -102,7 +108,7 @@ fn track_messages(
     let mut spans = spans.into_iter();
     iter::from_fn(move || {
         let spans: Vec<_> = spans.by_ref().take(SPANS_PER_MESSAGE).map(span_message).collect();
-        let (process, name) = (process.to_owned(), name.clone());
+        let (process, name) = (process.clone(), name.clone());
         (!spans.is_empty()).then_some(proto::Track { process, pid, name, number, spans })
     })
 }

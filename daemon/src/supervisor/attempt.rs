@@ -15,7 +15,7 @@ use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
 use super::generation::{CAUSE_TIMEOUT, Generation, ReadyWorker};
-use super::profile::Profiling;
+use super::profile::{NoSuchRank, Profiling};
 use super::{Event, Prepared, ProfileRequest, StopReason, Supervisor};
 use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
@@ -133,7 +133,7 @@ impl<'a> Attempt<'a> {
         supervisor.control.vitals().set_workers(workers.pids(), workers.records().clone());
         supervisor.recorder.update(|record| record.attempts += 1);
         let attempt = supervisor.recorder.record().attempts;
-        let pid = workers.leader_pid();
+        let pid = workers.pid(0);
         supervisor.recorder.trace().record(JobEvent::WorkerStarted { pid, attempt });
         let mut attempt = Self {
             prepared,
@@ -187,7 +187,7 @@ impl<'a> Attempt<'a> {
                 Some(Event::Checkpoint(reply)) => {
                     supervisor.checkpoint_requests.push(reply);
                     if self.feed.is_some() {
-                        self.workers.send_to_leader(&ToWorker::Checkpoint);
+                        self.workers.send(0, &ToWorker::Checkpoint);
                     }
                 }
                 Some(Event::Profile(request)) => self.profile(request),
@@ -291,7 +291,7 @@ impl<'a> Attempt<'a> {
         self.feed = Some(feed);
         self.workers.send_rings(rings);
         if !supervisor.checkpoint_requests.is_empty() {
-            self.workers.send_to_leader(&ToWorker::Checkpoint);
+            self.workers.send(0, &ToWorker::Checkpoint);
         }
         let steps_before = continued.map_or(0, Continuation::steps_before);
         let first_step = continued.map_or(0, |continued| continued.step);
@@ -327,10 +327,13 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// Starts recording the worker's next steps.
+    /// Starts recording the next steps of a worker.
     fn profile(&mut self, request: ProfileRequest) {
         let is_waited_for = |request: &ProfileRequest| !request.is_abandoned();
-        if self.feed.is_none() {
+        let (rank, ranks) = (request.rank, self.workers.ranks());
+        if rank >= ranks {
+            request.refuse(NoSuchRank { rank, ranks }.into());
+        } else if self.feed.is_none() {
             request.refuse(anyhow!("its worker is still starting; try again in a moment"));
         } else if self.profiling.is_some() || self.waiting_profile.as_ref().is_some_and(is_waited_for) {
             request.refuse(anyhow!(
@@ -339,7 +342,7 @@ impl<'a> Attempt<'a> {
         } else if Instant::now() < self.next_profile {
             self.waiting_profile = Some(request);
         } else {
-            self.workers.send_to_leader(&ToWorker::Profile { steps: request.steps });
+            self.workers.send(rank, &ToWorker::Profile { steps: request.steps });
             self.profiling = Some((Profiling::new(request), Instant::now()));
         }
     }
@@ -362,7 +365,7 @@ impl<'a> Attempt<'a> {
                     self.feed(ready, supervisor)?;
                 }
             }
-            FromWorker::Warned { message } if self.workers.is_several() => {
+            FromWorker::Warned { message } if self.workers.ranks() > 1 => {
                 supervisor.recorder.log(Level::WARN, &format!("worker {rank}: {message}"));
             }
             FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
@@ -372,6 +375,24 @@ impl<'a> Attempt<'a> {
             | FromWorker::PeerLost { .. }
             | FromWorker::DeviceFailed { .. }
             | FromWorker::Failed { .. } => self.handle_last_message(rank, message),
+            FromWorker::Profiling { steps, is_over } => {
+                let profiling = self.profiling.as_mut();
+                if profiling.is_some_and(|(profiling, _)| profiling.on_progress(steps, is_over, supervisor)) {
+                    self.workers.send(rank, &ToWorker::EndProfile);
+                }
+            }
+            FromWorker::Spans(track) => {
+                if let Some((profiling, _)) = &mut self.profiling {
+                    profiling.add(track);
+                }
+            }
+            FromWorker::Profiled(profile) => {
+                if let Some((profiling, began)) = self.profiling.take() {
+                    let pause = began.elapsed().saturating_mul(PROFILE_PAUSE_FACTOR);
+                    self.next_profile = Instant::now() + pause.clamp(MIN_PROFILE_PAUSE, MAX_PROFILE_PAUSE);
+                    profiling.finish(profile, (self.workers.pid(rank), self.workers.ranks()));
+                }
+            }
             report => return self.handle_report(report, supervisor),
         }
         Ok(())
@@ -421,24 +442,6 @@ impl<'a> Attempt<'a> {
                 // The evaluation has consumed its rows.
                 self.eval_feed = None;
                 evaluated((step, epoch, ends_epoch), metrics, took(seconds), supervisor);
-            }
-            FromWorker::Profiling { steps, is_over } => {
-                let profiling = self.profiling.as_mut();
-                if profiling.is_some_and(|(profiling, _)| profiling.on_progress(steps, is_over, supervisor)) {
-                    self.workers.send_to_leader(&ToWorker::EndProfile);
-                }
-            }
-            FromWorker::Spans(track) => {
-                if let Some((profiling, _)) = &mut self.profiling {
-                    profiling.add(track);
-                }
-            }
-            FromWorker::Profiled(profile) => {
-                if let Some((profiling, began)) = self.profiling.take() {
-                    let pause = began.elapsed().saturating_mul(PROFILE_PAUSE_FACTOR);
-                    self.next_profile = Instant::now() + pause.clamp(MIN_PROFILE_PAUSE, MAX_PROFILE_PAUSE);
-                    profiling.finish(profile, self.workers.leader_pid());
-                }
             }
             _ => {
                 tracing::warn!(job = supervisor.recorder.id(), "unexpected message from the training worker");

@@ -109,19 +109,19 @@ impl Generation {
         self.records.now().hanging(self.workers.len(), timeout)
     }
 
-    /// The process id of rank 0.
-    pub(super) fn leader_pid(&self) -> u32 {
-        self.workers[0].process.pid()
+    /// The process id of worker `rank`.
+    pub(super) fn pid(&self, rank: u32) -> u32 {
+        self.workers[rank as usize].process.pid()
     }
 
-    /// Whether it has several workers.
-    pub(super) fn is_several(&self) -> bool {
-        self.workers.len() > 1
+    /// The number of workers.
+    pub(super) fn ranks(&self) -> u32 {
+        self.workers.len() as u32
     }
 
-    /// Sends a message to rank 0.
-    pub(super) fn send_to_leader(&mut self, message: &ToWorker) {
-        self.workers[0].send(message);
+    /// Sends a message to worker `rank`.
+    pub(super) fn send(&mut self, rank: u32, message: &ToWorker) {
+        self.workers[rank as usize].send(message);
     }
 
     /// Sends a message to each worker; `message` returns that for a rank.

@@ -58,7 +58,7 @@ use crate::{runs, survey};
 use attempt::{Attempt, Death, Outcome};
 pub(crate) use exchanges::{Exchanges, FlightRecords};
 pub(crate) use prepare::Prepared;
-pub(crate) use profile::{PendingProfile, Profile, ProfileRequest};
+pub(crate) use profile::{NoSuchRank, PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;
 use retry::RetryBudget;
 use vitals::Vitals;
@@ -223,12 +223,12 @@ impl Control {
         Ok(committed)
     }
 
-    /// Requests a profile of the next `steps` steps.
+    /// Requests a profile of the next `steps` steps of worker `rank`.
     ///
     /// # Errors
     /// As for [`Control::checkpoint`].
-    pub(crate) fn profile(&self, steps: u64) -> Result<PendingProfile> {
-        let (request, pending) = ProfileRequest::new(steps);
+    pub(crate) fn profile(&self, steps: u64, rank: u32) -> Result<PendingProfile> {
+        let (request, pending) = ProfileRequest::new(steps, rank);
         self.send(Event::Profile(request))?;
         Ok(pending)
     }

@@ -1,4 +1,4 @@
-//! A profile of a training job: the worker records its steps while the daemon records their ingest.
+//! A profile of a training job: a worker records its steps while the daemon records their ingest.
 //!
 //! Both recordings share one clock ([`millstream_trace`]). The worker decides when recording begins and ends,
 //! between two steps. Its spans are held here until all have arrived: at most tens of MB.
@@ -18,6 +18,9 @@ use millstream_worker::protocol::WorkerProfile;
 pub(crate) struct Profile {
     /// The worker's summary.
     pub(crate) worker: WorkerProfile,
+    /// The worker's rank, and how many workers the job has.
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
     /// The worker's process id.
     pub(crate) pid: u32,
     /// The spans of the worker's threads and devices.
@@ -32,9 +35,21 @@ pub(crate) struct Profile {
 #[derive(Debug)]
 pub(crate) struct ProfileRequest {
     /// Steps to record.
-    pub(crate) steps: u64,
+    pub(super) steps: u64,
+    /// The worker that records them.
+    pub(super) rank: u32,
     progress: watch::Sender<u64>,
     done: oneshot::Sender<Result<Profile>>,
+}
+
+/// A request for a profile of a worker that the job lacks.
+#[derive(Debug, thiserror::Error)]
+#[error("rank {rank} is out of range: the job has {}", describe(*.ranks))]
+pub(crate) struct NoSuchRank {
+    /// The requested worker.
+    pub(crate) rank: u32,
+    /// The number of the job's workers.
+    pub(crate) ranks: u32,
 }
 
 /// The receiving end of a requested profile. Dropping it cancels the recording.
@@ -59,10 +74,10 @@ pub(super) struct Profiling {
 }
 
 impl ProfileRequest {
-    /// A request for `steps` steps, and its receiving end.
-    pub(crate) fn new(steps: u64) -> (Self, PendingProfile) {
+    /// A request for `steps` steps of worker `rank`, and its receiving end.
+    pub(super) fn new(steps: u64, rank: u32) -> (Self, PendingProfile) {
         let ((progress, seen), (done, pending)) = (watch::channel(0), oneshot::channel());
-        (Self { steps, progress, done }, PendingProfile { progress: seen, done: pending })
+        (Self { steps, rank, progress, done }, PendingProfile { progress: seen, done: pending })
     }
 
     /// Whether the client has disconnected.
@@ -114,12 +129,14 @@ impl Profiling {
         }
     }
 
-    /// Completes the request after all spans have arrived.
-    pub(super) fn finish(self, worker: WorkerProfile, pid: u32) {
+    /// Completes the request after all spans have arrived, from the worker with process id `pid` of `ranks` workers.
+    pub(super) fn finish(self, worker: WorkerProfile, (pid, ranks): (u32, u32)) {
         let Self { request, input, tracks, .. } = self;
         let profile = match input {
             Some(_) if worker.steps == 0 => Err(anyhow!("the job ended before its next step")),
-            Some((ingest, input)) => Ok(Profile { worker, pid, tracks, ingest, input }),
+            Some((ingest, input)) => {
+                Ok(Profile { worker, rank: request.rank, ranks, pid, tracks, ingest, input })
+            }
             None => Err(anyhow!("the job's input ended while it was recorded")),
         };
         // The client may have disconnected.
@@ -130,5 +147,13 @@ impl Profiling {
     pub(super) fn abort(self, why: &str, supervisor: &Supervisor) {
         supervisor.stores.recorder().end();
         self.request.refuse(anyhow!("the recording is lost: {why}"));
+    }
+}
+
+/// The number of a job's workers, and their ranks.
+fn describe(ranks: u32) -> String {
+    match ranks {
+        1 => "one worker, rank 0".to_owned(),
+        several => format!("{several} workers, ranks 0 to {}", several - 1),
     }
 }

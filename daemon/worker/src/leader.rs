@@ -1,4 +1,4 @@
-//! What rank 0 does besides training: checkpoints, reports to the daemon, TensorBoard events and recordings of steps.
+//! What rank 0 does besides training: checkpoints, reports to the daemon and TensorBoard events.
 //!
 //! All ranks have the same weights and compute the same metrics, so one of them does this for all. The only worker of a job
 //! is rank 0.
@@ -18,12 +18,11 @@ use millstream_trainer::session::Session;
 
 use crate::checkpoints::Checkpointer;
 use crate::link::{Link, PendingCommands};
-use crate::profiler::Profiler;
 use crate::protocol::{FromWorker, WorkerProgress};
 use crate::tensorboard::{EventSpec, EventWriter, Meter};
 
 /// Interval between progress reports.
-const REPORT_PERIOD: Duration = Duration::from_millis(100);
+pub(crate) const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
 /// Interval between checks for a stop while training has ended but its last checkpoint cannot be written.
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -31,7 +30,8 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The part of a training job that rank 0 does alone.
 pub(crate) struct Leader {
     checkpointer: Checkpointer,
-    profiler: Profiler,
+    /// The recorder of the session and its backend.
+    recorder: Arc<Recorder>,
     /// What was done since the last progress report.
     meter: Meter,
     /// When that was.
@@ -56,10 +56,11 @@ pub(crate) struct Evaluated {
 }
 
 impl Leader {
-    pub(crate) fn new(checkpointer: Checkpointer, profiler: Profiler) -> Self {
+    /// A leader of a session whose backend records into `recorder`.
+    pub(crate) fn new(checkpointer: Checkpointer, recorder: Arc<Recorder>) -> Self {
         Self {
             checkpointer,
-            profiler,
+            recorder,
             meter: Meter::default(),
             reported: Instant::now(),
             steps_per_epoch: None,
@@ -79,7 +80,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Does everything due before the next step: checkpoints and recordings.
+    /// Takes a checkpoint if one is due before the next step.
     pub(crate) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
@@ -93,10 +94,6 @@ impl Leader {
             self.take_checkpoint(session, link)?;
         }
         self.add_time(began.elapsed(), Duration::ZERO);
-        if self.profiler.is_due(session, commands) {
-            self.drain(session)?;
-            self.profiler.between_steps(session, commands, link)?;
-        }
         Ok(())
     }
 
@@ -138,7 +135,7 @@ impl Leader {
         self.write_events(session, link, |events, session| events.point_if_due(session.step()))?;
         let began = Instant::now();
         if self.events.is_some() {
-            let recorder = Arc::clone(self.recorder());
+            let recorder = Arc::clone(&self.recorder);
             recorder.phase(Phase::Events, || self.write_events(session, link, write_histograms))?;
         }
         self.checkpointer.on_step(session.step());
@@ -194,7 +191,7 @@ impl Leader {
         self.drain(session)?;
         // So that a worker resuming from it repeats no events.
         self.write_events(session, link, |events, _| events.flush())?;
-        let recorder = Arc::clone(self.recorder());
+        let recorder = Arc::clone(&self.recorder);
         recorder.phase(Phase::Checkpoint, || self.checkpointer.take(session, link))
     }
 
@@ -207,7 +204,7 @@ impl Leader {
     ) -> Result<()> {
         self.accept_requests(session, commands);
         self.take_checkpoint(session, link)?;
-        let recorder = Arc::clone(self.recorder());
+        let recorder = Arc::clone(&self.recorder);
         recorder.phase(Phase::Checkpoint, || self.checkpointer.wait(link))
     }
 
@@ -237,7 +234,6 @@ impl Leader {
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        self.profiler.end(session, true, link)?;
         self.report(session, link)?;
         self.write_events(session, link, |events, session| events.end(session.step()))?;
         report_skipped_steps(session, link)
@@ -258,7 +254,6 @@ impl Leader {
         session: &Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        self.profiler.report(session, link)?;
         self.reported = Instant::now();
         let meter = std::mem::take(&mut self.meter);
         let progress = session.progress();
@@ -273,11 +268,6 @@ impl Leader {
             waited_seconds: meter.waited.as_secs_f64(),
         }))?;
         Ok(())
-    }
-
-    /// The recorder of the session and its backend.
-    fn recorder(&self) -> &Arc<Recorder> {
-        self.profiler.recorder()
     }
 
     /// Passes on the daemon's request for a checkpoint. Before the first batch there is nothing to save; the request stays

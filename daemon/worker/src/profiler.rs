@@ -1,8 +1,8 @@
-//! Records some steps of a training job.
+//! Records some steps of a training job, on the rank that the daemon asks for them.
 //!
 //! A recording begins and ends between two steps, after all other work there: each recorded step includes the
 //! wait for its batch, and any checkpoint or evaluation that follows it. The device's peak rates are measured
-//! afterwards, so that the measurement disturbs no recorded step, and seldom, since training waits for it.
+//! afterwards, so that the measurement disturbs no recorded step, and seldom, since training waits for it, on all ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use millstream_trace::{Recorder, Track};
 use millstream_trainer::session::Session;
 use millstream_trainer::spec::Precision;
 
+use crate::leader::REPORT_PERIOD;
 use crate::link::{Link, PendingCommands};
 use crate::protocol::{FromWorker, SPANS_PER_MESSAGE, WorkerProfile};
 
@@ -34,17 +35,14 @@ struct Running {
     /// The step and the number of examples when recording began.
     after_step: u64,
     after_examples: u64,
+    /// When the number of its steps was last reported.
+    reported: Instant,
 }
 
 impl Profiler {
     /// A profiler for a session with arithmetic `precision`, whose backend records into `recorder`.
     pub(crate) fn new(recorder: Arc<Recorder>, precision: Precision) -> Self {
         Self { recorder, precision, peak: None, running: None }
-    }
-
-    /// The recorder of the session and its backend.
-    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
-        &self.recorder
     }
 
     /// Whether a recording must begin or end before the next step. The caller then drains all steps first.
@@ -78,19 +76,23 @@ impl Profiler {
         if let Some(requested_steps) = commands.take_profile() {
             link.send(&FromWorker::Profiling { steps: 0, is_over: false })?;
             let (after_step, after_examples) = (session.step(), session.progress().examples);
-            self.running = Some(Running { requested_steps, after_step, after_examples });
+            let reported = Instant::now();
+            self.running = Some(Running { requested_steps, after_step, after_examples, reported });
             session.backend().begin_recording();
         }
         Ok(())
     }
 
-    /// Reports the number of steps recorded so far, if a recording is in progress.
-    pub(crate) fn report<B: Backend<Scalar = f32>>(
-        &self,
+    /// Reports the number of steps recorded so far, if a recording is in progress and the last report is old enough.
+    pub(crate) fn report_if_due<B: Backend<Scalar = f32>>(
+        &mut self,
         session: &Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        if let Some(running) = &self.running {
+        if let Some(running) =
+            self.running.as_mut().filter(|running| running.reported.elapsed() >= REPORT_PERIOD)
+        {
+            running.reported = Instant::now();
             link.send(&FromWorker::Profiling { steps: running.steps(session), is_over: false })?;
         }
         Ok(())

@@ -23,8 +23,8 @@
 //! ```
 //!
 //! Several workers of a job have ranks, counted from 0. Rank 0 alone locks the run, writes checkpoints and reports: of the
-//! messages after `Ready`, other ranks send warnings and the last message only. `Checkpoint` and `Profile` go to rank 0, all
-//! others to every rank.
+//! messages after `Ready`, other ranks send warnings, recordings and the last message only. `Checkpoint` goes to rank 0,
+//! `Profile` and `EndProfile` to the rank to record, all others to every rank.
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
 //! job's lock, so no earlier worker can be committing another one.

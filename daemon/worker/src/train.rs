@@ -13,7 +13,7 @@
 //! whose wait for rows is interrupted by the request goes straight to the next agreement.
 //!
 //! Rank 0 alone has a [`Leader`]. What it does between steps delays the others, who wait for it in their next collective
-//! operation, for `timeout_seconds` at most.
+//! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,6 +61,7 @@ struct Training<'a, B: Backend> {
     has_peers: bool,
     /// What rank 0 does alone; `None` on other ranks.
     leader: Option<Leader>,
+    profiler: Profiler,
     recorder: Arc<Recorder>,
     receiver: CommandReceiver,
     link: &'a mut Link,
@@ -143,8 +144,7 @@ impl DeviceTask for TrainTask {
             let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
             let cadence = Cadence { every_steps: role.every_steps, keep: role.keep, retry_for };
             let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
-            let profiler = Profiler::new(Arc::clone(&recorder), training.precision);
-            let mut leader = Leader::new(checkpointer, profiler);
+            let mut leader = Leader::new(checkpointer, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
                 leader.begin_events(spec, &job, link)?;
             }
@@ -156,12 +156,14 @@ impl DeviceTask for TrainTask {
             epoch_ended: false,
             has_peers,
             leader: leader.transpose()?,
+            profiler: Profiler::new(Arc::clone(&recorder), training.precision),
             recorder,
             receiver,
             link,
         };
         let ended = training.run(rings)?;
         training.drain()?;
+        training.profiler.end(&training.session, true, training.link)?;
         if let Some(leader) = &mut training.leader {
             leader.end(&mut training.session, training.link)?;
         }
@@ -258,6 +260,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             if stops {
                 return self.stop();
             }
+            self.profiler.report_if_due(&self.session, self.link)?;
             if let Some(leader) = &mut self.leader {
                 leader.report_if_due(&self.session, self.link)?;
             }
@@ -294,6 +297,10 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         }
         if let Some(leader) = &mut self.leader {
             leader.between_steps(&mut self.session, &self.receiver.commands, self.link)?;
+        }
+        if self.profiler.is_due(&self.session, &self.receiver.commands) {
+            self.drain()?;
+            self.profiler.between_steps(&self.session, &self.receiver.commands, self.link)?;
         }
         Ok(None)
     }

@@ -268,6 +268,9 @@ fn impossible_profiles_are_rejected_and_interrupted_ones_reported() {
     rejected(&waiting, &format!("job {waiting} is queued"));
     let nowhere = bench.shell.run(&["profile", &running, "--output", "no/such/trace.json"]).with_code(1);
     assert!(nowhere.stderr.contains("writing no/such/trace.json"), "{}", nowhere.stderr);
+    let no_rank = bench.shell.run(&["profile", &running, "--rank", "1"]).with_code(2);
+    let wanted = format!("job {running}: rank 1 is out of range: the job has one worker, rank 0");
+    assert!(no_rank.stderr.contains(&wanted), "{}", no_rank.stderr);
 
     // Only one recording at a time. Ctrl-C ends it but not the job, and the next profile can start.
     let profile = bench.start_recording(&running);

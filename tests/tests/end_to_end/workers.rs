@@ -197,6 +197,53 @@ fn a_worker_that_hangs_is_named() {
 }
 
 #[test]
+fn each_worker_can_be_profiled() {
+    const STEPS: u64 = 20;
+    let job = TinyJob::new();
+    let (shell, daemon) = (Shell::new(job.directory()), Daemon::start(job.directory()));
+    let set = ["workers.per_host=2", "data.epochs=100000"].map(str::to_owned);
+    let id = submit(&daemon, &job, &set);
+    wait_until("the workers train", || daemon.show(&id)["progress"]["step"].as_u64() > Some(0));
+    let pids = children(daemon.pid());
+    for rank in [1, 0] {
+        let (number, steps, file) = (rank.to_string(), STEPS.to_string(), format!("{rank}.json"));
+        let line = ["profile", &id, "--rank", &number, "--steps", &steps, "--output", &file, "--json"];
+        let profile = shell.run(&line).with_code(0).json();
+        let found = ["rank", "workers", "steps", "examples"].map(|key| profile[key].as_u64().unwrap());
+        assert_eq!(found, [rank as u64, 2, STEPS, 32 * STEPS], "{profile:#}");
+        let seconds = |phase: &str| {
+            let phases = profile["phases"].as_array().unwrap();
+            phases.iter().find(|sum| sum["phase"] == phase).map(|sum| sum["seconds"].as_f64().unwrap())
+        };
+        assert!(seconds("exchange") > Some(0.0) && seconds("agreement") > Some(0.0), "{profile:#}");
+        let trace: Value = serde_json::from_slice(&fs::read(job.directory().join(&file)).unwrap()).unwrap();
+        assert_eq!(trace["otherData"]["rank"], rank);
+        let mut events = trace["traceEvents"].as_array().unwrap().iter();
+        let worker = events.find(|event| event["args"]["name"] == format!("millstream worker {rank}"));
+        assert_eq!(worker.unwrap()["pid"], pids[rank], "the process of worker {rank}");
+    }
+    let text = shell.run(&["profile", &id, "--rank", "1", "--steps", "2"]).with_code(0).stdout;
+    assert!(text.starts_with("rank        1 of 2 workers\n"), "{text}");
+
+    // A client that disconnects ends the recording of that worker.
+    let running = shell.start(&["profile", &id, "--rank", "1", "--steps", "1000000000"]);
+    wait_until("recording begins", || running.stderr().contains("recording job"));
+    running.signal(Signal::INT);
+    let interrupted = running.wait().with_code(130);
+    assert!(interrupted.stderr.contains("interrupted"), "{}", interrupted.stderr);
+    wait_until("the next profile is recorded", || {
+        shell.run(&["profile", &id, "--steps", "2", "--output", "next.json"]).status.success()
+    });
+
+    let refused = shell.run(&["profile", &id, "--rank", "2", "--output", "none.json"]).with_code(2);
+    let wanted = format!("job {id}: rank 2 is out of range: the job has 2 workers, ranks 0 to 1");
+    assert!(refused.stderr.contains(&wanted), "{}", refused.stderr);
+    assert!(!job.directory().join("none.json").exists());
+    daemon.json(&["cancel", &id]);
+    daemon.stop();
+}
+
+#[test]
 fn ctrl_c_leaves_no_worker_and_any_number_of_workers_resumes() {
     let job = TinyJob::new();
     let shell = Shell::new(job.directory());

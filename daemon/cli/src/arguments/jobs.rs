@@ -343,12 +343,16 @@ exceed 100 %.
 On a GPU, times come from the GPU's events. While recording, the parts of a step run one after another,
 so recorded steps take longer.
 
+Of a job with several workers, one is recorded: rank 0, or that of --rank. `exchange` and `agreement` are its
+time in exchanges with the others, most of it waiting: the slowest worker has the smallest share.
+
 Profiling changes no bit of what is trained and slows the recorded steps by a few percent. The job must
 run in a daemon (`submit`, or `train` while `millstreamd` runs). Ctrl-C stops the recording, not the job.
 
 Examples:
   millstream profile census-2f9c
   millstream profile census --steps 200 --output slow.trace.json
+  millstream profile census --rank 1 --output rank1.trace.json
   millstream profile census --json | jq '.phases[] | [.phase, .share]'")]
 pub(crate) struct JobProfile {
     #[command(flatten)]
@@ -356,6 +360,9 @@ pub(crate) struct JobProfile {
     /// Steps to record
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: u64,
+    /// The worker to record, of a job with several: 0 is the first
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) rank: u32,
     /// Trace file to write; replaces an existing file [default: JOB_ID.trace.json]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,

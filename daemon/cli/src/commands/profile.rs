@@ -1,10 +1,10 @@
-//! `millstream profile`: measures where the time of a job's steps goes.
+//! `millstream profile`: measures where the time of a job's steps goes, on one of its workers.
 
 use std::path::{Path, PathBuf};
 
-use millstream_control::Client;
 use millstream_control::proto::profile_reply::Reply;
 use millstream_control::proto::{Diagnosis, StageUse};
+use millstream_control::{Client, ClientError};
 use serde::Serialize;
 
 use crate::arguments::JobProfile;
@@ -22,7 +22,7 @@ use crate::{figures, interrupt};
 const LEAST_SHARE: f64 = 0.0005;
 
 pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), Failure> {
-    let JobProfile { job, steps, output } = arguments;
+    let JobProfile { job, steps, rank, output } = arguments;
     let interrupted = interrupt::listen()?;
     let find = async {
         let mut daemon = to_daemon(context).await?;
@@ -33,7 +33,7 @@ pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), 
     let path = output.unwrap_or_else(|| PathBuf::from(format!("{id}.trace.json")));
     // Fail before recording if the file cannot be written.
     let mut file = Unfinished::create(&path)?;
-    let recording = record(&mut daemon, &id, steps, &context.screen);
+    let recording = record(&mut daemon, &id, (steps, rank), &context.screen);
     let recorded = interrupt::unless(interrupted, recording).await?;
     profile::write(&recorded, &mut file.writer)?;
     file.keep()?;
@@ -42,13 +42,18 @@ pub(crate) async fn run(arguments: JobProfile, context: &Context) -> Result<(), 
     context.answer(&ProfileJson::new(&recorded, &sums, steps, &path), || describe(&recorded, &sums, &path))
 }
 
-/// Records the steps. Dropping the future stops the recording.
-async fn record(daemon: &mut Client, id: &str, steps: u64, screen: &Screen) -> Result<Recorded, Failure> {
-    let mut replies = daemon.profile(id, steps).await?;
+/// Records the steps of a rank. Dropping the future stops the recording.
+async fn record(
+    daemon: &mut Client,
+    id: &str,
+    (steps, rank): (u64, u32),
+    screen: &Screen,
+) -> Result<Recorded, Failure> {
+    let mut replies = daemon.profile(id, steps, rank).await?;
     let gauge = Gauge::steps(screen, "recording", steps);
     let mut has_begun = false;
     let mut recorded = None;
-    while let Some(reply) = replies.next().await? {
+    while let Some(reply) = replies.next().await.map_err(refusal)? {
         match (reply.reply, &mut recorded) {
             (Some(Reply::RecordedSteps(steps)), _) => {
                 if !std::mem::replace(&mut has_begun, true) && !screen.is_terminal() {
@@ -65,6 +70,14 @@ async fn record(daemon: &mut Client, id: &str, steps: u64, screen: &Screen) -> R
         recorded.ok_or_else(|| anyhow::anyhow!("the daemon returned no profile of job {id}"))?;
     recorded.sort();
     Ok(recorded)
+}
+
+/// Why the daemon does not record: a rank that the job lacks is an invalid argument.
+fn refusal(error: ClientError) -> Failure {
+    match error {
+        ClientError::Invalid(message) => Failure::Usage(message),
+        other => other.into(),
+    }
 }
 
 /// Warns if steps or spans are missing.
@@ -87,6 +100,9 @@ fn describe(recorded: &Recorded, sums: &Sums, path: &Path) -> String {
     let (seconds, steps) = (recorded.nanoseconds() as f64 / 1e9, profile.steps.max(1) as f64);
     let milliseconds = |seconds: f64| format!("{:.3}", seconds * 1e3 / steps);
     let mut rates = Table::default();
+    if profile.ranks > 1 {
+        rates.row(["rank", &format!("{} of {} workers", profile.rank, profile.ranks)]);
+    }
     let [first, last] = [profile.after_step + 1, profile.after_step + profile.steps].map(figures::count);
     rates.row(["steps", &format!("{} ({first} to {last})", figures::count(profile.steps))]);
     rates.row(["time/step", &format!("{} ms", milliseconds(seconds))]);
@@ -211,6 +227,8 @@ fn ingest(found: &Diagnosis, sums: &Sums) -> String {
 #[derive(Debug, Serialize)]
 struct ProfileJson<'a> {
     job: &'a str,
+    rank: u32,
+    workers: u32,
     after_step: u64,
     steps: u64,
     asked_steps: u64,
@@ -239,6 +257,8 @@ impl<'a> ProfileJson<'a> {
         let seconds = recorded.nanoseconds() as f64 / 1e9;
         Self {
             job: &profile.id,
+            rank: profile.rank,
+            workers: profile.ranks,
             after_step: profile.after_step,
             steps: profile.steps,
             asked_steps,
@@ -349,8 +369,11 @@ input       200,000 rows/s
 bottleneck  consumer: the ring is full
 
 wrote a.json; open it at https://ui.perfetto.dev or chrome://tracing";
-        let recorded = Recorded::new(profile);
+        let recorded = Recorded::new(Profile { ranks: 1, ..profile.clone() });
         assert_eq!(describe(&recorded, &sums, Path::new("a.json")), wanted);
+        let of_several = Recorded::new(Profile { rank: 1, ranks: 2, ..profile });
+        let text = describe(&of_several, &sums, Path::new("a.json"));
+        assert_eq!(text, format!("rank        1 of 2 workers\n{wanted}"));
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(crate) fn write(recorded: &Recorded, out: &mut impl Write) -> io::Result<()>
         &mut *out,
         &json!({
             "job": profile.id,
+            "rank": profile.rank,
+            "workers": profile.ranks,
             "after_step": profile.after_step,
             "steps": profile.steps,
             "examples": profile.examples,
@@ -115,6 +117,8 @@ mod tests {
         };
         let mut recorded = Recorded::new(Profile {
             id: "a\"b".into(),
+            rank: 1,
+            ranks: 2,
             began_ns: 2_000,
             ended_ns: 9_000,
             ..Profile::default()
@@ -133,7 +137,11 @@ mod tests {
         let mut bytes = Vec::new();
         write(&recorded, &mut bytes).unwrap();
         let document: Value = serde_json::from_slice(&bytes).unwrap();
-        assert_eq!(document["otherData"]["job"], "a\"b");
+        let of_job = &document["otherData"];
+        assert_eq!(
+            (&of_job["job"], &of_job["rank"], &of_job["workers"]),
+            (&json!("a\"b"), &json!(1), &json!(2))
+        );
         let wanted = json!([
             { "ph": "M", "name": "process_name", "pid": 4, "tid": 0, "args": { "name": "ingest" } },
             { "ph": "M", "name": "process_name", "pid": 5, "tid": 0, "args": { "name": "worker" } },
