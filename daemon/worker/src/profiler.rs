@@ -67,11 +67,10 @@ impl Profiler {
         commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
-        if self.running.is_some() {
-            let is_cancelled = commands.take_profile_cancellation();
-            if is_cancelled || self.is_over(session) {
-                self.end(session, !is_cancelled, link)?;
-            }
+        // Taken even if the recording has ended meanwhile: a pending one would drain the session before each step.
+        let is_cancelled = commands.take_profile_cancellation();
+        if is_cancelled || self.is_over(session) {
+            self.end(session, !is_cancelled, link)?;
         }
         if let Some(requested_steps) = commands.take_profile() {
             link.send(&FromWorker::Profiling { steps: 0, is_over: false })?;
