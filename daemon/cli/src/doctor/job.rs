@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millstream_control::proto::AboutReply;
-use millstream_job::Job;
+use millstream_daemon::ranks;
+use millstream_job::{Devices, Job};
 use tokio::runtime::Handle;
 
 use super::disk::Use;
@@ -19,8 +20,25 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// The finding about a job file without errors.
 pub(super) fn valid(path: &Path, job: &Job) -> Finding {
-    let (features, device) = (job.features.len(), job.training.device);
-    Finding::ok("job", format!("{}: {}, {features} features, on {device}", path.display(), job.name))
+    let (features, devices) = (job.features.len(), devices(job));
+    Finding::ok("job", format!("{}: {}, {features} features, on {devices}", path.display(), job.name))
+}
+
+/// The devices of the job's workers, as the job names them.
+fn devices(job: &Job) -> String {
+    let numbers = ranks::gpus(&job.training);
+    match &job.workers.devices {
+        Some(Devices::All) => "all GPUs".to_owned(),
+        Some(devices @ Devices::Chosen(names)) if devices.numbers().is_none() => {
+            let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+            format!("GPUs {}", names.join(", "))
+        }
+        _ if numbers.is_empty() => job.training.device.to_string(),
+        _ => {
+            let names: Vec<_> = numbers.iter().map(|number| format!("cuda:{number}")).collect();
+            names.join(", ")
+        }
+    }
 }
 
 /// The finding about a job file with errors: `report` has a line for each.
@@ -112,6 +130,7 @@ fn of_fit(fit: &Fit) -> Vec<Finding> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::super::finding::Mark;
     use super::*;
@@ -132,6 +151,31 @@ mod tests {
             Fit { gpu_problem: Some("no GPU".into()), memory_problem: Some("too large".into()), ..good };
         let marks: Vec<_> = of_fit(&bad).iter().map(|finding| (finding.check, finding.mark)).collect();
         assert_eq!(marks, [("job.device", Mark::Fail), ("job.memory", Mark::Fail)]);
+    }
+
+    #[test]
+    fn each_gpu_of_a_job_is_shown() {
+        const JOB: &str = r#"name = "clicks"
+data = { train = ["train.parquet"] }
+label = { column = "clicked" }
+features = { age = { kind = "numeric" } }
+model = { kind = "mlp", features = ["age"], hidden = [4], optimizer = { kind = "adam" } }
+"#;
+        let cases: [(&[&str], &str); 7] = [
+            (&[], "cpu"),
+            (&["workers.per_host=2"], "cpu"),
+            (&["training.device=cuda:1"], "cuda:1"),
+            (&["training.device=cuda:1", "workers.per_host=3"], "cuda:1, cuda:2, cuda:3"),
+            (&["workers.devices=[5, 0]"], "cuda:5, cuda:0"),
+            (&["workers.devices=[\"GPU-5f2c\", 0]"], "GPUs \"GPU-5f2c\", 0"),
+            (&["workers.devices=all"], "all GPUs"),
+        ];
+        for (set, devices) in cases {
+            let set: Vec<_> = set.iter().map(|&text| text.to_owned()).collect();
+            let (job, _) = Job::parse(JOB, Path::new("a.toml"), &set).unwrap();
+            let finding = valid(Path::new("a.toml"), &job);
+            assert_eq!(finding.found, format!("a.toml: clicks, 1 features, on {devices}"));
+        }
     }
 
     #[test]
