@@ -35,6 +35,7 @@ use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::audit::Throttle;
 use crate::config::{Config, Settings, StateLocation};
+use crate::devices::DevicesError;
 use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
 use crate::priority::{Launcher, thread_time};
@@ -81,6 +82,15 @@ pub enum SubmitError {
     /// The job file is valid, but the job cannot be accepted.
     #[error("{0:#}")]
     Other(#[from] anyhow::Error),
+}
+
+impl From<DevicesError> for SubmitError {
+    fn from(error: DevicesError) -> Self {
+        match error {
+            DevicesError::Invalid(error) => Self::Invalid(error),
+            DevicesError::Other(error) => Self::Other(error),
+        }
+    }
 }
 
 /// Whose queue a job waits in: that of the user who submitted it, or of this process.

@@ -3,15 +3,26 @@
 //! A UUID, and `"all"`, become numbers when the job is submitted. The job keeps them: a resumed job has as many workers as
 //! before, though its host may have got other GPUs since.
 
-use anyhow::{Result, bail};
-use millstream_job::{DeviceName, Devices, Job};
+use anyhow::Result;
+use millstream_job::{DeviceName, Devices, Job, JobError};
 use millstream_worker::gpus::{GpuSample, GpuUse};
+
+/// Why the GPUs of a job are unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum DevicesError {
+    /// The job names GPUs that the host lacks.
+    #[error(transparent)]
+    Invalid(#[from] JobError),
+    /// The driver could not be asked.
+    #[error("{0:#}")]
+    Other(#[from] anyhow::Error),
+}
 
 /// The job with the numbers of its GPUs, which `sample` reads from the driver.
 ///
 /// # Errors
-/// When the host lacks a GPU, or its GPUs are unknown.
-pub fn resolve(job: Job, sample: impl FnOnce() -> Result<GpuSample>) -> Result<Job> {
+/// When the host lacks a GPU, or `sample` fails.
+pub fn resolve(job: Job, sample: impl FnOnce() -> Result<GpuSample>) -> Result<Job, DevicesError> {
     let setting = setting(&job, sample)?;
     Ok(if setting.is_empty() {
         job
@@ -25,16 +36,20 @@ pub fn resolve(job: Job, sample: impl FnOnce() -> Result<GpuSample>) -> Result<J
 ///
 /// # Errors
 /// As for [`resolve`].
-pub(crate) fn setting(job: &Job, sample: impl FnOnce() -> Result<GpuSample>) -> Result<Vec<String>> {
+pub(crate) fn setting(
+    job: &Job,
+    sample: impl FnOnce() -> Result<GpuSample>,
+) -> Result<Vec<String>, DevicesError> {
     let Some(devices) = &job.workers.devices else { return Ok(Vec::new()) };
-    let numbers = match (sample()?, devices.numbers()) {
-        (GpuSample::Gpus { gpus }, _) => numbers(devices, &gpus)?,
+    let found = match (sample()?, devices.numbers()) {
+        (GpuSample::Gpus { gpus }, _) => numbers(devices, &gpus),
         // The worker reports a missing GPU.
         (GpuSample::NoLibrary { .. }, Some(_)) => return Ok(Vec::new()),
-        (GpuSample::NoLibrary { reason }, None) => bail!(
-            "`workers.devices`: the GPUs of this host are unknown: {reason}; install NVIDIA's driver, or list numbers"
-        ),
+        (GpuSample::NoLibrary { reason }, None) => Err(format!(
+            "the GPUs of this host are unknown: {reason}; install NVIDIA's driver, or list numbers"
+        )),
     };
+    let numbers = found.map_err(|message| job.workers.devices_error(message))?;
     if devices.numbers().is_some_and(|given| given == numbers) {
         return Ok(Vec::new());
     }
@@ -42,15 +57,15 @@ pub(crate) fn setting(job: &Job, sample: impl FnOnce() -> Result<GpuSample>) -> 
     Ok(vec![format!("workers.devices=[{}]", numbers.join(", "))])
 }
 
-/// The numbers of these devices among the GPUs of the host.
-fn numbers(devices: &Devices, gpus: &[GpuUse]) -> Result<Vec<u32>> {
+/// The numbers of these devices among the GPUs of the host, or why there are none.
+fn numbers(devices: &Devices, gpus: &[GpuUse]) -> Result<Vec<u32>, String> {
     let has = || {
         let describe = |gpu: &GpuUse| format!("{} ({}, {})", gpu.number, gpu.uuid, gpu.name);
         let all: Vec<_> = gpus.iter().map(describe).collect();
         if all.is_empty() { "it has none".to_owned() } else { format!("it has {}", all.join(", ")) }
     };
     let names = match devices {
-        Devices::All if gpus.is_empty() => bail!("`workers.devices = \"all\"`: this host has no GPU"),
+        Devices::All if gpus.is_empty() => return Err("this host has no GPU".to_owned()),
         Devices::All => return Ok(gpus.iter().map(|gpu| gpu.number).collect()),
         Devices::Chosen(names) => names,
     };
@@ -61,10 +76,10 @@ fn numbers(devices: &Devices, gpus: &[GpuUse]) -> Result<Vec<u32>> {
             DeviceName::Uuid(uuid) => gpu.uuid == *uuid,
         };
         let Some(gpu) = gpus.iter().find(is_named) else {
-            bail!("`workers.devices`: this host has no GPU {name}; {}", has());
+            return Err(format!("this host has no GPU {name}; {}", has()));
         };
         if numbers.contains(&gpu.number) {
-            bail!("`workers.devices`: GPU {name} is listed twice; {}", has());
+            return Err(format!("GPU {name} is listed twice; {}", has()));
         }
         numbers.push(gpu.number);
     }
@@ -129,11 +144,12 @@ model = { kind = "mlp", features = ["age"], hidden = [4], optimizer = { kind = "
         let error = |devices: &str, count| resolve(job(devices), || host(count)).unwrap_err().to_string();
         assert_eq!(
             error("[0, \"GPU-7\"]", 2),
-            "`workers.devices`: this host has no GPU \"GPU-7\"; it has 0 (GPU-00, H100), 1 (GPU-11, H100)"
+            "--set workers.devices=[0, \"GPU-7\"]: error: this host has no GPU \"GPU-7\"; it has 0 (GPU-00, H100), \
+             1 (GPU-11, H100)"
         );
-        assert_eq!(error("[0]", 0), "`workers.devices`: this host has no GPU 0; it has none");
+        assert_eq!(error("[0]", 0), "--set workers.devices=[0]: error: this host has no GPU 0; it has none");
         assert!(error("[0, \"GPU-00\"]", 2).contains("GPU \"GPU-00\" is listed twice"));
-        assert_eq!(error("all", 0), "`workers.devices = \"all\"`: this host has no GPU");
+        assert_eq!(error("all", 0), "--set workers.devices=all: error: this host has no GPU");
         let unknown = resolve(job("all"), no_library).unwrap_err().to_string();
         assert!(unknown.contains("the GPUs of this host are unknown: no libnvidia-ml.so.1"), "{unknown}");
     }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use millstream_control::ClientError;
+use millstream_daemon::devices::DevicesError;
 use millstream_job::JobError;
 use serde_json::json;
 
@@ -67,6 +68,15 @@ impl From<millstream_io::Error> for Failure {
 impl From<JobError> for Failure {
     fn from(error: JobError) -> Self {
         Self::Job(error.to_string())
+    }
+}
+
+impl From<DevicesError> for Failure {
+    fn from(error: DevicesError) -> Self {
+        match error {
+            DevicesError::Invalid(error) => error.into(),
+            DevicesError::Other(error) => error.into(),
+        }
     }
 }
 

@@ -159,8 +159,8 @@ impl<'a> Problems<'a> {
         found.into_iter().map(|(at, message)| Problem { place: self.place(at), message }).collect()
     }
 
-    /// Columns count characters; they and lines start at 1.
-    fn place(&self, at: At) -> String {
+    /// A position as messages show it. Columns count characters; they and lines start at 1.
+    pub(super) fn place(&self, at: At) -> String {
         match at {
             At::Set(nth) => format!("--set {}", self.set.get(nth).map_or("", String::as_str)),
             At::Offset(offset) => {

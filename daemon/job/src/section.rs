@@ -63,6 +63,11 @@ impl<'a> Section<'a> {
         self.table.get(key).map_or(self.at, |node| node.at)
     }
 
+    /// The position of the value of `key`, as messages show it.
+    pub(super) fn place_of(&self, key: &str) -> String {
+        self.problems.place(self.at_key(key))
+    }
+
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.get(key).is_some()
     }

@@ -9,7 +9,7 @@ use millstream_trainer::spec::{DeviceSpec, ModelSpec, TrainingSpec};
 
 use crate::batch::AutoBatchSpec;
 use crate::document::Value;
-use crate::error::At;
+use crate::error::{At, JobError, Problem};
 use crate::section::Section;
 
 /// The largest number of workers on a host.
@@ -28,6 +28,8 @@ pub struct WorkersSpec {
     pub per_host: u32,
     /// The GPUs of the workers; `None` for those from `training.device` on.
     pub devices: Option<Devices>,
+    /// Where the job file, or an override, has `devices`; empty without.
+    devices_place: String,
     /// The number of parts that every batch is cut into, so that results have the same bits for every number of workers that
     /// divides it; a power of two. `None` for a part per worker.
     pub reproducible: Option<u32>,
@@ -53,6 +55,13 @@ pub enum DeviceName {
     Uuid(String),
 }
 
+impl WorkersSpec {
+    /// An error about `devices`, at their position in the job file.
+    pub fn devices_error(&self, message: impl Into<String>) -> JobError {
+        JobError { problems: vec![Problem { place: self.devices_place.clone(), message: message.into() }] }
+    }
+}
+
 impl Devices {
     /// The numbers of the GPUs, by rank, unless that depends on the host.
     pub fn numbers(&self) -> Option<Vec<u32>> {
@@ -76,7 +85,13 @@ impl fmt::Display for DeviceName {
 
 impl Default for WorkersSpec {
     fn default() -> Self {
-        Self { per_host: 1, devices: None, reproducible: None, timeout_seconds: 60 }
+        Self {
+            per_host: 1,
+            devices: None,
+            devices_place: String::new(),
+            reproducible: None,
+            timeout_seconds: 60,
+        }
     }
 }
 
@@ -89,6 +104,7 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, At) {
     let devices = read_devices(&mut section);
     let spec = WorkersSpec {
         per_host: read_per_host(&mut section, devices.as_ref()).unwrap_or(usual.per_host),
+        devices_place: devices.as_ref().map(|_| section.place_of("devices")).unwrap_or_default(),
         devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
         timeout_seconds: section.whole_u32("timeout_seconds", 1..=86_400).unwrap_or(usual.timeout_seconds),
@@ -303,6 +319,18 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
             let error = read(&set).unwrap_err();
             assert!(error.contains(why), "{set:?}: {error}");
         }
+    }
+
+    #[test]
+    fn an_error_of_devices_has_their_position() {
+        let text = format!("{JOB}\n[workers]\ndevices = [7]\n");
+        let error = |set: &[String]| {
+            let (job, _) = Job::parse(&text, Path::new("job.toml"), set).unwrap();
+            job.workers.devices_error("this host has no GPU 7").to_string()
+        };
+        assert_eq!(error(&[]), "job.toml:8:11: error: this host has no GPU 7");
+        let set = ["workers.devices=[7]".to_owned()];
+        assert_eq!(error(&set), "--set workers.devices=[7]: error: this host has no GPU 7");
     }
 
     #[test]

@@ -170,11 +170,21 @@ fn devices_of_workers_are_those_that_cuda_shows_the_daemon() {
     assert_eq!(workers.as_array().map(Vec::len), Some(2), "one on each GPU that CUDA shows: {workers:#}");
 
     let refused = host.daemon.run(&line(&format!("[\"{hidden}\"]")).each_ref().map(String::as_str));
+    assert_eq!(refused.status.code(), Some(2));
     let message = String::from_utf8(refused.stderr).unwrap();
-    let wanted = format!(
-        "`workers.devices`: this host has no GPU \"{hidden}\"; it has 0 ({UUID}2, NVIDIA stand-in), 1 ("
-    );
-    assert!(message.contains(&wanted), "{message}");
+    let wanted =
+        format!("error: this host has no GPU \"{hidden}\"; it has 0 ({UUID}2, NVIDIA stand-in), 1 (");
+    let at_override = format!("--set workers.devices=[\"{hidden}\"]: {wanted}");
+    assert!(message.contains(&at_override), "{message}");
+
+    let text = fs::read_to_string(&file).unwrap();
+    let place = format!("devices.toml:{}:11", text.lines().count() + 3);
+    let file = host.job.directory().join("devices.toml");
+    fs::write(&file, format!("{text}\n[workers]\ndevices = [\"{hidden}\"]\n")).unwrap();
+    let refused = host.daemon.run(&["submit", file.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(2));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains(&format!("{place}: {wanted}")), "{message}");
     host.daemon.json(&["cancel", &all]);
     host.daemon.stop();
 }
