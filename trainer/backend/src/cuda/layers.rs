@@ -9,7 +9,7 @@ use super::kernels::{
 };
 use super::moves::quads;
 use crate::float::Float;
-use crate::ops::{Activation, GradientMode, LayerBackward, LayerForward};
+use crate::ops::{Activation, Clear, GradientMode, LayerBackward, LayerForward};
 
 /// Rows per share of a sum over rows, and the most shares.
 const SHARE: usize = 256;
@@ -123,6 +123,10 @@ impl Cuda {
             epilogue: Epilogue::Plain,
         };
         if rows == 0 {
+            // cuBLASLt has no products of depth 0.
+            if mode == GradientMode::Write {
+                self.clear(Clear { rows: weight_grad.rows(), matrix: weight_grad });
+            }
             return;
         }
         self.must_multiply(&weight_product);

@@ -453,8 +453,15 @@ fn scalar<B: Backend>(number: f32) -> B::Scalar {
 /// Every operation that rounds, with sizes around the boundaries of blocks and vectors.
 fn run<B: Backend>(backend: &B, float: Float) -> Vec<Given> {
     let mut rounded = Rounded { bench: Bench(backend), float, random: Random(5), given: Vec::new() };
-    let sizes =
-        [(1, (1, 1)), (3, (5, 1)), (193, (429, 64)), (400, (33, 17)), (65, (48, 256)), (16, (64, 32))];
+    let sizes = [
+        (0, (33, 17)),
+        (1, (1, 1)),
+        (3, (5, 1)),
+        (193, (429, 64)),
+        (400, (33, 17)),
+        (65, (48, 256)),
+        (16, (64, 32)),
+    ];
     for (rows, layer) in sizes {
         rounded.layers(rows, layer);
         rounded.layers_in_a_row(rows, (layer.1, layer.0, 3));
