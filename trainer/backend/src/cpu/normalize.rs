@@ -154,11 +154,14 @@ pub(crate) fn backward(cpu: &Cpu, operation: NormalizeBackward<'_, Cpu>) {
     let Some(sums) = sums else {
         let share = gradient.columns() as f32;
         run_rows!(cpu, rows, ROWS, gradient, |row, gradient| {
-            let (mut sum_g, mut sum_product) = (0.0, 0.0);
+            // Apart from the sums, whose order is fixed, so that this is vectorized.
             for (column, g) in gradient.iter_mut().enumerate() {
                 *g = saved.masked(row, column, *g) * scale[column];
-                sum_g += *g;
-                sum_product += *g * saved.normal(row, column).0;
+            }
+            let (mut sum_g, mut sum_product) = (0.0, 0.0);
+            for (column, g) in gradient.iter().enumerate() {
+                sum_g += g;
+                sum_product += g * saved.normal(row, column).0;
             }
             let (mean_g, mean_product) = (sum_g / share, sum_product / share);
             for (column, g) in gradient.iter_mut().enumerate() {
