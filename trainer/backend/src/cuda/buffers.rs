@@ -11,7 +11,7 @@ pub(super) const ALIGNMENT: usize = 256;
 /// Alignment of matrix rows in bytes: the size of one vector load of a thread, and what tensor cores require.
 const ROW_BYTES: usize = 16;
 /// Numbers of 16 bits in [`ROW_BYTES`]: the tensor cores' fast products need depths that are multiples of it.
-const DEPTH: usize = 8;
+pub(super) const DEPTH: usize = 8;
 
 /// Size of a number of `float`, in bytes.
 pub(super) fn number_bytes(float: Float) -> usize {

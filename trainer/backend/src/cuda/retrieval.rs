@@ -3,7 +3,7 @@
 
 use super::Cuda;
 use super::blas::{Epilogue, Factor, Product};
-use super::buffers::{Rooms, Shape};
+use super::buffers::{DEPTH, Rooms, Shape};
 use super::driver::Address;
 use super::kernels::{IN_BATCH_PAIRS, IN_BATCH_SOFTMAX, InBatch, LossOf, MatrixView};
 use super::layers::PAIR_BYTES;
@@ -35,9 +35,15 @@ pub(super) struct Work {
 
 impl Work {
     pub(super) fn of(queries: usize, items: usize, columns: usize) -> Self {
-        let each = (MOST_SCORES / items.max(1)).clamp(1, queries.max(1));
-        let [of_queries, of_items] = [queries, items].map(|rows| Shape::of(Float::F32, rows, columns));
-        let scores = Shape::of(Float::F32, each, items);
+        let shape = |rows, columns| Shape::of(Float::F32, rows, columns);
+        let (of_queries, of_items) = (shape(queries, columns), shape(items, columns));
+        let most = MOST_SCORES / shape(queries, items).stride().max(1);
+        let whole = if most < DEPTH { most } else { most / DEPTH * DEPTH };
+        let each = whole.clamp(1, queries.max(1));
+        let scores = shape(each, items);
+        // A smaller batch needs no more, although its chunks have more queries.
+        let least = shape(queries.min(DEPTH), items).bytes();
+        let of_scores = shape(queries, items).bytes().min(least.max(MOST_SCORES * size_of::<f32>()));
         let mut rooms = Rooms::default();
         Self {
             each,
@@ -48,7 +54,7 @@ impl Work {
             items: rooms.add(of_items.bytes()),
             query_grad: rooms.add(of_queries.bytes()),
             item_grad: rooms.add(of_items.bytes()),
-            of_scores: rooms.add(scores.bytes()),
+            of_scores: rooms.add(of_scores),
             of_rows: rooms.add(queries * PAIR_BYTES),
             weight: rooms.add(size_of::<f32>()),
             partials: rooms.add(MOST_BLOCKS * PAIR_BYTES),
@@ -146,5 +152,26 @@ impl Cuda {
         self.copy(rows, (of_items(work.item_grad), 0), (item_grad.view(), 0), width);
         let to = [sums.numbers(), sums.numbers() + size_of::<f32>() as Address];
         self.finish_sums(at(work.of_rows), own.len(), to, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model has the workspace of its largest batches, and the last batch of an epoch is smaller.
+    #[test]
+    fn smaller_batches_need_no_more_workspace() {
+        for most in [3_usize, 40, 5_000, 40_000, 70_000, 3_000_000] {
+            let room = Work::of(most, most, 64).bytes;
+            let share = Work::of(most / 3, most, 64).bytes;
+            for items in (1..=most).step_by((most / 5_000).max(1)) {
+                let work = Work::of(items, items, 64);
+                let chunk = work.scores.bytes() as Address;
+                assert!(work.of_scores + chunk <= work.of_rows, "{items} of {most}: the chunk has no room");
+                assert!(work.bytes <= room, "{items} of {most} rows");
+                assert!(Work::of(items.min(most / 3), items, 64).bytes <= share, "{items} of {most} rows");
+            }
+        }
     }
 }
