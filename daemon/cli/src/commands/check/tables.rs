@@ -163,11 +163,13 @@ impl Report {
         let AutoBatch { needed_bytes, process_bytes, limit_bytes, limit_of, gpu, why_not_more } = auto;
         let [needed, process, limit] =
             [needed_bytes, process_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
-        let fits = format!("{bound}{needed} ({process} for the worker process) of {limit}: {limit_of}");
+        let processes = if self.workers == 1 { "process" } else { "processes" };
+        let fits = format!("{bound}{needed} ({process} for the worker {processes}) of {limit}: {limit_of}");
         table.row(["  auto: needs".to_owned(), fits]);
         if let Some(AutoBatchGpu { needed_bytes, limit_bytes, limit_of }) = gpu {
             let [needed, limit] = [needed_bytes, limit_bytes].map(|&bytes| figures::bytes(bytes));
-            table.row(["  on the GPU", &format!("{bound}{needed} of {limit}: {limit_of}")]);
+            let gpus = if self.workers == 1 { "  on the GPU" } else { "  on each GPU" };
+            table.row([gpus, &format!("{bound}{needed} of {limit}: {limit_of}")]);
         }
         if let Some(why) = why_not_more {
             table.row(["  limited by".to_owned(), why.clone()]);
