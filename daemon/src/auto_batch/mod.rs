@@ -75,7 +75,7 @@ pub struct Choice {
     pub limit: Limit,
     /// The memory that the job needs at least with this size.
     pub needed_bytes: u64,
-    /// The part of it that is the worker's process overhead.
+    /// The part of it that is the process overhead of all workers.
     pub process_bytes: u64,
     /// The part of the limit that ingest leaves to the workers; `None` if libraries of others allocate from it.
     pub workers_bytes: Option<u64>,

@@ -98,7 +98,7 @@ pub(super) struct BatchReport {
 pub(super) struct AutoBatch {
     /// The minimum memory of the whole job.
     pub(super) needed_bytes: u64,
-    /// The part of it that the worker process uses in addition to its model.
+    /// The part of it that the worker processes use in addition to their models.
     pub(super) process_bytes: u64,
     pub(super) limit_bytes: u64,
     /// The source of the limit.
