@@ -2,7 +2,8 @@
 //!
 //! A row is a number of words: its scores, its labels, its weight if rows are weighted, and the id of its group if rows are
 //! grouped. Workers send each other all rows of their parts, `[columns, rows]`, so that each has the rows of the whole
-//! batch in their order, and computes the same metrics as one worker would.
+//! batch in their order, and computes the same metrics as one worker would. Losses that compare rows get them in the same way,
+//! without scores.
 
 use millstream_backend::collective::Buffer;
 use millstream_batch::BatchRef;
