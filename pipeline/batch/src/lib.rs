@@ -9,6 +9,7 @@
 //! * [`allocator`]: settings of the C library's allocator.
 //! * [`cache_lines`]: prefetching into the processor's caches.
 //! * `descriptors`: passing file descriptors to another process.
+//! * `shared_memory`: numbers in anonymous files, and such files.
 //! * [`ring`]: slots in a sealed memfd, shared by one producer and one consumer process.
 //! * [`count`]: counts of things, as messages show them.
 //! * [`size`]: sizes in bytes, as messages show them.
@@ -25,6 +26,8 @@ pub mod layout;
 mod part;
 pub mod ring;
 pub mod schema;
+#[cfg(not(loom))]
+pub mod shared_memory;
 pub mod size;
 
 pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, Stream};

@@ -28,13 +28,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use super::RingError;
 use super::state::{Control, Word};
 use crate::layout::{ALIGNMENT, LayoutError, SlotLayout};
+use crate::shared_memory::anonymous_file;
 
 /// The most slots a ring can have.
 pub const MAX_SLOTS: u32 = 4096;
@@ -109,7 +110,7 @@ impl Memory {
     /// Creates a ring's memory with all slots free, and the descriptor for mapping it in another process.
     pub(super) fn create(layout: &SlotLayout, slots: u32) -> Result<(Self, OwnedFd), RingError> {
         let geometry = Geometry::new(layout, slots)?;
-        let fd = anonymous_file()?;
+        let fd = anonymous_file(c"millstream-ring")?;
         rustix::fs::ftruncate(&fd, geometry.bytes as u64).map_err(std::io::Error::from)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(std::io::Error::from)?;
         let memory = Self::map(&fd, geometry)?;
@@ -245,14 +246,5 @@ impl Drop for Memory {
         // the mapping have ended.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "unmapping an owned mapping succeeds");
-    }
-}
-
-/// An anonymous file that can be sealed; not executable if the kernel supports that (6.3 or later).
-fn anonymous_file() -> std::io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    match rustix::fs::memfd_create(c"millstream-ring", flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(c"millstream-ring", flags)?),
-        result => Ok(result?),
     }
 }

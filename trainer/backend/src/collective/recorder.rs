@@ -30,8 +30,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::Errno;
+use millstream_batch::shared_memory::anonymous_file;
+use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -91,7 +91,7 @@ impl Recorder {
     /// # Errors
     /// If the system refuses the memory.
     pub fn create_file(rank: usize, ranks: usize) -> io::Result<OwnedFd> {
-        let file = anonymous_file()?;
+        let file = anonymous_file(c"millstream-flight-record")?;
         rustix::fs::ftruncate(&file, size_of::<Contents>() as u64)?;
         rustix::fs::fcntl_add_seals(&file, SEALS)?;
         let contents = Mapping::new(&file, ProtFlags::READ | ProtFlags::WRITE)?;
@@ -315,15 +315,6 @@ pub(super) fn now() -> u64 {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32).as_nanos() as u64
 }
 
-/// An anonymous file that can be sealed; not executable if the kernel supports that (6.3 or later).
-fn anonymous_file() -> io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    match rustix::fs::memfd_create(c"millstream-flight-record", flags | MemfdFlags::NOEXEC_SEAL) {
-        Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(c"millstream-flight-record", flags)?),
-        result => Ok(result?),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -428,11 +419,11 @@ mod tests {
             assert_eq!(read.as_ref().map(RecordError::to_string), opened.map(|error| error.to_string()));
             read.unwrap().to_string()
         };
-        let file = anonymous_file().unwrap();
+        let file = anonymous_file(c"test").unwrap();
         assert_eq!(message(&file), "flight record: the file is not sealed against resizing");
         rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();
         assert_eq!(message(&file), "flight record: the file has another size");
-        let file = anonymous_file().unwrap();
+        let file = anonymous_file(c"test").unwrap();
         rustix::fs::ftruncate(&file, size_of::<Contents>() as u64).unwrap();
         rustix::fs::fcntl_add_seals(&file, SEALS).unwrap();
         assert_eq!(message(&file), "flight record: the file was written by another version of Millstream");
