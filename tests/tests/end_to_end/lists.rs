@@ -100,6 +100,11 @@ fn a_killed_job_of_lists_has_the_bits_of_an_undisturbed_one_and_ranks() {
         let (ndcg, random) = (undisturbed["eval"]["ndcg"].as_f64().unwrap(), random_ndcg());
         assert!(ndcg > random + 0.5 * (1.0 - random), "{loss}: {ndcg}, and {random} at random");
 
+        // The rows of a list may be those of different workers.
+        let of_two = daemon.succeeded(&submit(&[loss, "workers.per_host=2"]));
+        let found = of_two["eval"]["ndcg"].as_f64().unwrap();
+        assert!((found - ndcg).abs() < 1e-3, "{loss}: {found} with two workers, {ndcg} with one");
+
         let other = contents(&daemon.succeeded(&submit(&[loss, "training.threads=2"])));
         other.without_job_description().assert_same(&contents(&undisturbed).without_job_description());
     }

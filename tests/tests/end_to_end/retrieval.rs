@@ -84,12 +84,14 @@ fn planted_loss() -> f64 {
         .sum()
 }
 
-fn trained(directory: &Path, daemon: &Daemon, loss: &str) -> (Value, Value) {
+fn trained(directory: &Path, daemon: &Daemon, set: &[&str]) -> (Value, Value) {
     choices(24_000, 1, false).write_parquet(&directory.join("train.parquet"));
     choices(4_000, 2, true).write_parquet(&directory.join("eval.parquet"));
     let file = directory.join("job.toml");
     fs::write(&file, JOB).unwrap();
-    let submitted = daemon.json(&["submit", file.to_str().unwrap(), "--set", &format!("model.loss={loss}")]);
+    let set = set.iter().flat_map(|set| ["--set", *set]);
+    let line: Vec<&str> = ["submit", file.to_str().unwrap()].into_iter().chain(set).collect();
+    let submitted = daemon.json(&line);
     let id = submitted["id"].as_str().unwrap();
     (daemon.succeeded(id), daemon.json(&["history", id]))
 }
@@ -98,7 +100,7 @@ fn trained(directory: &Path, daemon: &Daemon, loss: &str) -> (Value, Value) {
 fn planted_preferences_are_learned_from_pairs() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(scratch.path());
-    let (_, history) = trained(scratch.path(), &daemon, "bpr");
+    let (_, history) = trained(scratch.path(), &daemon, &["model.loss=bpr"]);
     let auc = history["evaluations"].as_array().unwrap().last().unwrap()["metrics"]["auc"].as_f64().unwrap();
     assert!(auc > 0.99, "{auc}");
     daemon.stop();
@@ -108,7 +110,7 @@ fn planted_preferences_are_learned_from_pairs() {
 fn planted_preferences_are_learned() {
     let scratch = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(scratch.path());
-    let (job, history) = trained(scratch.path(), &daemon, "softmax");
+    let (job, history) = trained(scratch.path(), &daemon, &["model.loss=softmax"]);
     let points = history["points"].as_array().unwrap();
     // The mean loss since the previous point, which in a short run is the first step: initially ln 64, about 4.2.
     let last = points.last().unwrap()["loss"].as_f64().unwrap();
@@ -133,6 +135,26 @@ fn planted_preferences_are_learned() {
             );
             assert!(fs::metadata(&output).unwrap().len() > 4 * numbers);
         }
+    }
+    daemon.stop();
+}
+
+/// Each worker has the queries of its rows, which choose among the items of both.
+#[test]
+fn two_workers_learn_as_one() {
+    let scratch = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(scratch.path());
+    for loss in ["model.loss=softmax", "model.loss=bpr"] {
+        let [one, two] = ["workers.per_host=1", "workers.per_host=2"].map(|workers| {
+            let (_, history) = trained(scratch.path(), &daemon, &[loss, workers]);
+            let last = |key: &str| history[key].as_array().unwrap().last().unwrap().clone();
+            let auc = last("evaluations")["metrics"]["auc"].as_f64().unwrap();
+            [last("points")["loss"].as_f64().unwrap(), auc]
+        });
+        // The steps of a point differ between runs. Among the items of one worker there would be half as many rivals, and the loss
+        // would be smaller by more than 0.5.
+        assert!((one[0] - two[0]).abs() < 0.1, "{loss}: {one:?} and {two:?}");
+        assert!((one[1] - two[1]).abs() < 1e-3, "{loss}: {one:?} and {two:?}");
     }
     daemon.stop();
 }
