@@ -36,9 +36,10 @@ const PRINTED: [&str; 29] = [
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 10] = [
+const SPECIAL: [(&str, &str); 11] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
+    ("Job.image_step", "skip_serializing_if = \"Option::is_none\""),
     ("Job.eval", "serialize_with = \"crate::json::eval\""),
     ("Job.eval_epoch", "skip"),
     ("Job.gpus", "skip_serializing_if = \"Vec::is_empty\""),

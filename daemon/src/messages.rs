@@ -39,6 +39,7 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         eval_epoch: record.eval_epoch,
         gpus: Vec::new(),
         workers: Vec::new(),
+        image_step: None,
     }
 }
 
@@ -278,7 +279,7 @@ pub(crate) fn worker_message(rank: u32, worker: &RankSnapshot) -> proto::Worker 
 }
 
 fn activity_message(job: &JobSnapshot) -> proto::JobActivity {
-    let worker = |WorkerSnapshot { pids, process }: &WorkerSnapshot| {
+    let worker = |WorkerSnapshot { pids, process, .. }: &WorkerSnapshot| {
         Some(process_message(*pids.first()?, (*process)?))
     };
     proto::JobActivity {

@@ -280,8 +280,9 @@ impl Whole {
         let Some(Limits { host: limit, gpu: gpu_limit }) = limits else {
             return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
         };
-        let worker = HostMemory::of_workers(&model, &job.training).total_bytes();
-        let ModelPlan { parameter_bytes, workspace_bytes, staging_bytes, copy_bytes, .. } = &model;
+        let of_workers = HostMemory::of_workers(&model, &job.training, job.workers.model_copies());
+        let worker = of_workers.total_bytes();
+        let ModelPlan { parameter_bytes, workspace_bytes, staging_bytes, .. } = &model;
         let of_model = format!(
             "{} for parameters and optimizer state, {} for activations, gradients and workspaces",
             Size(*parameter_bytes),
@@ -300,13 +301,13 @@ impl Whole {
             Some(_) => format!("{} for transfers to and from the GPU", Size(*staging_bytes)),
         };
         let takes = format!(
-            "batches of {rows} rows need {} in {}{of_worker}, {} for the copy for checkpoints)",
+            "batches of {rows} rows need {} in {}{of_worker}, {} for copies for checkpoints)",
             Size(worker),
             match job.training.ranks() {
                 1 => "the worker (".to_owned(),
                 ranks => format!("{ranks} workers (in each "),
             },
-            Size(*copy_bytes)
+            Size(of_workers.copy_bytes)
         );
         if worker >= limit {
             bail!("{takes}, above the memory limit of {}", Size(limit));
@@ -356,7 +357,7 @@ impl Whole {
             }
         };
         let ingest = least_ingest_bytes(&whole.feeds.0, whole.feeds.1.as_ref());
-        let of_workers = HostMemory::of_workers(&whole.model, &job.training);
+        let of_workers = HostMemory::of_workers(&whole.model, &job.training, job.workers.model_copies());
         let choice = Choice {
             rows: whole.schema.rows,
             limit,
@@ -364,7 +365,7 @@ impl Whole {
             process_bytes: of_workers.process_bytes,
             workers_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
             workers: job.training.ranks(),
-            copy_bytes: whole.model.copy_bytes,
+            copy_bytes: of_workers.copy_bytes,
             gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
             why_not_more,
         };
@@ -414,7 +415,10 @@ impl JobPlan {
     /// The least memory of the job on the host.
     pub fn host_memory(&self) -> HostMemory {
         let ingest_bytes = least_ingest_bytes(&self.ingest, self.eval_ingest.as_ref());
-        HostMemory { ingest_bytes, ..HostMemory::of_workers(&self.model, &self.job.training) }
+        HostMemory {
+            ingest_bytes,
+            ..HostMemory::of_workers(&self.model, &self.job.training, self.job.workers.model_copies())
+        }
     }
 }
 

@@ -248,9 +248,10 @@ impl Control for Service {
         let show = |daemon: &Daemon, id: &str| {
             let record = daemon.show(id)?;
             let (gpus, workers) = (daemon.gpus_of(&record.id), daemon.ranks_of(&record.id));
-            Ok::<_, anyhow::Error>((record, gpus, workers))
+            let image_step = daemon.image_of(&record.id);
+            Ok::<_, anyhow::Error>((record, gpus, workers, image_step))
         };
-        let (record, gpus, workers) = self.ask(request, show).await?;
+        let (record, gpus, workers, image_step) = self.ask(request, show).await?;
         let best_checkpoint = match role {
             Role::Operator => self.daemon.best_checkpoint(&record).await.as_deref().map(path_text),
             Role::Viewer => None,
@@ -261,6 +262,7 @@ impl Control for Service {
             best_checkpoint,
             gpus,
             workers,
+            image_step,
             ..seen_by(role, job_message(&record))
         }))
     }

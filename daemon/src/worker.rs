@@ -21,7 +21,9 @@ use millstream_batch::{HandOff, RingError};
 use rustix::process::Signal;
 use signal_hook::low_level::signal_name;
 
-use millstream_worker::protocol::{self, FromWorker, ProtocolError, RECORD_GREETING, ToWorker};
+use millstream_worker::protocol::{
+    self, FromWorker, IMAGES_GREETING, ProtocolError, RECORD_GREETING, ToWorker,
+};
 
 use crate::cgroup::{WorkerGroup, WorkerGroups};
 
@@ -208,6 +210,14 @@ impl WorkerProcess {
     /// As for [`WorkerProcess::send`].
     pub(crate) fn send_record(&self, record: BorrowedFd<'_>) -> Result<(), DescriptorError> {
         descriptors::send(&self.socket, RECORD_GREETING, [record])
+    }
+
+    /// Sends the files of the job's images, which follow the assignment.
+    ///
+    /// # Errors
+    /// As for [`WorkerProcess::send`].
+    pub(crate) fn send_images(&self, images: [BorrowedFd<'_>; 2]) -> Result<(), DescriptorError> {
+        descriptors::send(&self.socket, IMAGES_GREETING, images)
     }
 
     /// Reads the worker's messages on a new thread and passes each to `receive` until it returns false or the

@@ -1,4 +1,5 @@
-//! Measures how long a checkpoint delays the next training step, compared with a plain copy of as many bytes.
+//! Measures how long a checkpoint or an image delays the next training step, compared with a plain copy of as many bytes, and
+//! how long it takes to restore each.
 //!
 //! ```text
 //! cargo run --release -p millstream-trainer --example checkpoint_stall -- [MIB] [THREADS] [DIRECTORY]
@@ -12,13 +13,15 @@
 #![allow(clippy::print_stdout, reason = "a measurement prints")]
 
 use std::error::Error;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 use millstream_backend::Cpu;
+use millstream_batch::shared_memory::anonymous_file;
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout, Stream};
-use millstream_trainer::checkpoint::{CheckpointStore, CheckpointWriter};
+use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore, CheckpointWriter, Image};
 use millstream_trainer::init::Init;
 use millstream_trainer::session::{Session, SessionError};
 use millstream_trainer::spec::{
@@ -55,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let directory = parent.join(format!("millstream-checkpoint-stall-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let store = CheckpointStore::local(&directory)?;
-    let mut writer = CheckpointWriter::spawn(store, session.allocate_copy(), Vec::new())?;
+    let mut writer = CheckpointWriter::spawn(store, vec![session.allocate_copy()], Vec::new())?;
     writer.wait()?;
     (0..STEPS).try_for_each(|_| step(&mut session).map(drop))?;
     let alone = (0..STEPS).map(|_| step(&mut session)).collect::<Result<Vec<_>, _>>()?;
@@ -74,10 +77,40 @@ fn main() -> Result<(), Box<dyn Error>> {
         writer.wait()?;
     }
     drop(writer);
+
+    let files = [anonymous_file(c"image")?, anonymous_file(c"image")?].map(File::from);
+    let mut images = Vec::new();
+    for file in &files {
+        images.push(session.copy_in_image(file.try_clone()?)?);
+    }
+    // So that their pages exist.
+    images.iter_mut().try_for_each(|image| session.capture(image).map(drop))?;
+    let mut image_stalls = Vec::new();
+    for run in 0..RUNS {
+        step(&mut session)?;
+        let start = Instant::now();
+        session.capture(&mut images[run % files.len()])?;
+        image_stalls.push(start.elapsed().as_secs_f64());
+    }
+    let (mut from_image, mut from_store) = (Vec::new(), Vec::new());
+    let store = CheckpointStore::local(&directory)?;
+    for file in files.iter().cycle().take(RUNS) {
+        let start = Instant::now();
+        let image = Image::open(file.try_clone()?)?.ok_or("an image is incomplete")?;
+        session.restore_image(&image)?;
+        from_image.push(start.elapsed().as_secs_f64());
+        let start = Instant::now();
+        let step = store.steps()?.pop().ok_or("no checkpoint")?;
+        session.restore(&store.load(step, CheckpointScope::Full)?)?;
+        from_store.push(start.elapsed().as_secs_f64());
+    }
     std::fs::remove_dir_all(directory)?;
     report("plain copy", "s", copies);
     report("stall of a checkpoint", "s", stalls);
     report("until it is committed", "s", writes);
+    report("stall of an image", "s", image_stalls);
+    report("restore an image", "s", from_image);
+    report("restore a checkpoint", "s", from_store);
     report("step alone", "s", alone);
     report("step while one is written", "s", beside);
     Ok(())

@@ -35,6 +35,9 @@ pub struct WorkersSpec {
     pub reproducible: Option<u32>,
     /// How long a worker waits for the others in one exchange of data, in seconds. Then all are restarted.
     pub timeout_seconds: u32,
+    /// Seconds between images of the model in the daemon's memory, from which training continues after a worker's death; `None`
+    /// to continue from checkpoints.
+    pub image_seconds: Option<u32>,
 }
 
 /// The GPUs of a job's workers.
@@ -56,6 +59,12 @@ pub enum DeviceName {
 }
 
 impl WorkersSpec {
+    /// The copies of the model from which one of the workers writes checkpoints: one, or two images, of which one is always
+    /// complete.
+    pub fn model_copies(&self) -> u32 {
+        if self.image_seconds.is_some() { 2 } else { 1 }
+    }
+
     /// An error about `devices`, at their position in the job file.
     pub fn devices_error(&self, message: impl Into<String>) -> JobError {
         JobError { problems: vec![Problem { place: self.devices_place.clone(), message: message.into() }] }
@@ -91,6 +100,7 @@ impl Default for WorkersSpec {
             devices_place: String::new(),
             reproducible: None,
             timeout_seconds: 60,
+            image_seconds: None,
         }
     }
 }
@@ -108,6 +118,7 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, At) {
         devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
         timeout_seconds: section.whole_u32("timeout_seconds", 1..=86_400).unwrap_or(usual.timeout_seconds),
+        image_seconds: section.whole_u32("image_seconds", 1..=86_400),
     };
     if let Some(parts) = spec.reproducible
         && !(parts.is_power_of_two() && parts.is_multiple_of(spec.per_host))
@@ -252,11 +263,16 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
     fn every_key_is_read() {
         let plain = read(&[]).unwrap();
         assert_eq!((plain.workers, plain.training.ranks()), (WorkersSpec::default(), 1));
-        let several = read(&["workers.per_host=4", "workers.timeout_seconds=5"]).unwrap();
-        assert_eq!(
-            several.workers,
-            WorkersSpec { per_host: 4, timeout_seconds: 5, ..WorkersSpec::default() }
-        );
+        let several =
+            read(&["workers.per_host=4", "workers.timeout_seconds=5", "workers.image_seconds=30"]).unwrap();
+        let wanted = WorkersSpec {
+            per_host: 4,
+            timeout_seconds: 5,
+            image_seconds: Some(30),
+            ..WorkersSpec::default()
+        };
+        assert_eq!(several.workers, wanted);
+        assert_eq!((wanted.model_copies(), WorkersSpec::default().model_copies()), (2, 1));
         let parts = |set| read(&[set, "workers.reproducible=8"]).unwrap().training.parts();
         assert_eq!([parts("workers.per_host=2"), parts("workers.per_host=8")], [8, 8]);
         for (per_host, parts) in [(1, 6), (3, 6), (4, 2)] {

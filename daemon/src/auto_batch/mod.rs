@@ -81,7 +81,7 @@ pub struct Choice {
     pub workers_bytes: Option<u64>,
     /// Number of workers.
     pub workers: u32,
-    /// The copy for checkpoints, which the first of them has.
+    /// The copies for checkpoints, which the first of them has.
     pub copy_bytes: u64,
     /// The same for the GPU, if the job uses one.
     pub gpu: Option<GpuChoice>,

@@ -12,7 +12,7 @@ use crate::snapshot::{
     WorkerSnapshot, system,
 };
 use crate::state::now_ms;
-use crate::supervisor::Exchanges;
+use crate::supervisor::{Exchanges, Vitals};
 
 /// An exchange that is open for longer keeps workers from training.
 const LONG_EXCHANGE: Duration = Duration::from_secs(1);
@@ -68,10 +68,19 @@ impl Daemon {
 
     /// The workers of job `id`, by rank, if it has several now.
     pub(crate) fn ranks_of(&self, id: &str) -> Vec<RankSnapshot> {
+        let ranks = |vitals: &Vitals| ranks(&vitals.workers(), vitals.exchanges());
+        self.vitals_of(id, ranks).unwrap_or_default()
+    }
+
+    /// The step of the newest image of job `id`, if it keeps any and runs now.
+    pub(crate) fn image_of(&self, id: &str) -> Option<u64> {
+        self.vitals_of(id, Vitals::image_step).flatten()
+    }
+
+    fn vitals_of<T>(&self, id: &str, read: impl FnOnce(&Vitals) -> T) -> Option<T> {
         let running = self.shared.jobs().running.clone();
-        let Some(job) = running.iter().find(|job| job.recorder.id() == id) else { return Vec::new() };
-        let vitals = job.control.vitals();
-        ranks(&vitals.workers(), vitals.exchanges())
+        let job = running.iter().find(|job| job.recorder.id() == id)?;
+        Some(read(job.control.vitals()))
     }
 }
 
@@ -98,11 +107,18 @@ fn job(active: &ActiveJob) -> JobSnapshot {
     if record.state == JobState::Queued {
         record.state = JobState::Preparing;
     }
-    let pids = control.vitals().workers();
+    let vitals = control.vitals();
+    let pids = vitals.workers();
+    let worker = (!pids.is_empty()).then(|| WorkerSnapshot {
+        process: ProcessUse::of_all(&pids),
+        pids,
+        exchange_shares: vitals.exchanges().shares,
+    });
     JobSnapshot {
         record,
-        checkpoint: control.vitals().checkpoint(),
-        worker: (!pids.is_empty()).then(|| WorkerSnapshot { process: ProcessUse::of_all(&pids), pids }),
+        checkpoint: vitals.checkpoint(),
+        image_step: vitals.image_step(),
+        worker,
         ingest: control.explain(),
     }
 }

@@ -36,7 +36,7 @@ pub struct HostMemory {
     pub model_bytes: u64,
     /// Activations, gradients and workspaces; on a GPU, transfers to and from it.
     pub workspace_bytes: u64,
-    /// The copy of the model from which one of the workers writes checkpoints.
+    /// The copies of the model from which one of the workers writes checkpoints.
     pub copy_bytes: u64,
     /// The rest of the worker processes.
     pub process_bytes: u64,
@@ -77,9 +77,9 @@ impl fmt::Display for Room {
 }
 
 impl HostMemory {
-    /// The memory of the workers that train a model.
-    pub(crate) fn of_workers(model: &ModelPlan, training: &TrainingSpec) -> Self {
-        let one = Self::of_worker(model, training);
+    /// The memory of the workers that train a model, with `copies` copies of it for checkpoints.
+    pub(crate) fn of_workers(model: &ModelPlan, training: &TrainingSpec, copies: u32) -> Self {
+        let one = Self::of_worker(model, training, copies);
         let of_all = |bytes: u64| bytes.saturating_mul(training.ranks().into());
         Self {
             model_bytes: of_all(one.model_bytes),
@@ -89,14 +89,15 @@ impl HostMemory {
         }
     }
 
-    /// The memory of one of them, with the copy for checkpoints.
-    pub(crate) fn of_worker(model: &ModelPlan, training: &TrainingSpec) -> Self {
+    /// The memory of one of them, with `copies` copies for checkpoints.
+    pub(crate) fn of_worker(model: &ModelPlan, training: &TrainingSpec, copies: u32) -> Self {
         let (model_bytes, workspace_bytes) = match training.device.gpu() {
             None => (model.parameter_bytes, model.workspace_bytes),
             Some(_) => (0, model.staging_bytes),
         };
         let process_bytes = process_bytes(training);
-        Self { model_bytes, workspace_bytes, copy_bytes: model.copy_bytes, process_bytes, ingest_bytes: 0 }
+        let copy_bytes = model.copy_bytes.saturating_mul(copies.into());
+        Self { model_bytes, workspace_bytes, copy_bytes, process_bytes, ingest_bytes: 0 }
     }
 
     /// The total.
@@ -127,7 +128,7 @@ impl HostMemory {
                 "activations, gradients and workspaces",
                 "lower `data.batch_size`, or set `training.micro_batch_size`",
             ),
-            (self.copy_bytes, "the copy for checkpoints", of_tables),
+            (self.copy_bytes, "copies for checkpoints", of_tables),
             (self.process_bytes, "worker processes", "lower `workers.per_host` or `training.threads`"),
             (
                 self.ingest_bytes,
@@ -237,7 +238,7 @@ mod tests {
         let of = |ranks| {
             let training =
                 TrainingSpec { workers: NonZeroU32::new(ranks), threads: Some(2), ..TrainingSpec::default() };
-            HostMemory::of_workers(&plan, &training)
+            HostMemory::of_workers(&plan, &training, 1)
         };
         let (one, four) = (of(1), of(4));
         assert_eq!((four.model_bytes, four.workspace_bytes, four.copy_bytes), (20 * GIB, 12 * GIB, 2 * GIB));

@@ -230,6 +230,8 @@ impl JobFamilies<'_> {
         self.each(Gauge, "millstream_job_checkpoint_timestamp_seconds", help, |job| {
             job.checkpoint.and_then(|checkpoint| checkpoint.committed_ms).map(|at| at as f64 / 1000.0)
         });
+        let help = "The step of the newest image of the model in the daemon's memory.";
+        self.each(Gauge, "millstream_job_image_step", help, |job| job.image_step.map(|step| step as f64));
         let help = "A metric of the last evaluation, such as auc; NaN if undefined. A single label may have no name.";
         self.all(Gauge, "millstream_job_evaluation", help, |job, samples| {
             for label in &job.record.eval {
@@ -256,6 +258,16 @@ impl JobFamilies<'_> {
         let help = "Processor time of the current workers.";
         self.each(Counter, "millstream_job_worker_cpu_seconds", help, |job| {
             process(job).map(|process| process.cpu_seconds)
+        });
+        let help = "Share of the time that one of several workers was in exchanges with the others, recently; the slowest has the \
+                    smallest.";
+        self.all(Gauge, "millstream_job_worker_exchange_ratio", help, |job, samples| {
+            let shares = job.worker.iter().flat_map(|worker| &worker.exchange_shares);
+            for (rank, share) in shares.enumerate() {
+                if let Some(share) = *share {
+                    samples.add(&[("job_id", &job.record.id), ("rank", &rank.to_string())], share);
+                }
+            }
         });
     }
 

@@ -83,7 +83,12 @@ fn snapshot() -> Snapshot {
     let known = JobSnapshot {
         record,
         checkpoint: Some(CheckpointSnapshot { step: 1000, committed_ms: Some(2_250) }),
-        worker: Some(WorkerSnapshot { pids: vec![7], process: Some(process) }),
+        image_step: Some(1100),
+        worker: Some(WorkerSnapshot {
+            pids: vec![7, 9, 10],
+            process: Some(process),
+            exchange_shares: vec![Some(0.25), None, Some(0.5)],
+        }),
         ingest: Some(ingest()),
     };
     let mut record = JobRecord::new("clicks-2", "clicks", "/runs/clicks-2".into());
@@ -91,7 +96,8 @@ fn snapshot() -> Snapshot {
     let preparing = JobSnapshot {
         record,
         checkpoint: None,
-        worker: Some(WorkerSnapshot { pids: vec![8], process: None }),
+        image_step: None,
+        worker: Some(WorkerSnapshot { pids: vec![8], process: None, exchange_shares: Vec::new() }),
         ingest: None,
     };
     Snapshot {

@@ -77,6 +77,8 @@ pub struct JobSnapshot {
     pub record: JobRecord,
     /// The newest checkpoint.
     pub checkpoint: Option<CheckpointSnapshot>,
+    /// The step of the newest image of the model, if the job keeps any.
+    pub image_step: Option<u64>,
     /// Its worker, while it has one.
     pub worker: Option<WorkerSnapshot>,
     /// Its ingest, while there is one.
@@ -132,6 +134,8 @@ pub struct WorkerSnapshot {
     pub pids: Vec<u32>,
     /// What they use together; `None` if they have just exited.
     pub process: Option<ProcessUse>,
+    /// The share of its recent time that each was in exchanges with the others, by rank; empty for one worker alone.
+    pub exchange_shares: Vec<Option<f64>>,
 }
 
 /// One of several workers of a job.

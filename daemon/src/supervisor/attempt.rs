@@ -5,7 +5,6 @@
 //! exit. When a worker dies, ingest finds the other end of its ring closed and stops. So an attempt ends with
 //! the last of the workers' messages, or with the first death among them; then the outcomes of both are combined.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -25,7 +24,7 @@ use crate::traces::JobEvent;
 use crate::{ranks, runs};
 use millstream_job::Job;
 use millstream_trainer::metrics::{MetricValue, Metrics};
-use millstream_worker::protocol::{FromWorker, Role, Start, ToWorker, TrainRole, WorkerProgress};
+use millstream_worker::protocol::{FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress};
 use millstream_worker::tensorboard::EventSpec;
 use tracing::Level;
 
@@ -123,7 +122,10 @@ impl<'a> Attempt<'a> {
     pub(super) fn start(supervisor: &mut Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
         let oom_kills_before = available::kills();
         supervisor.generation += 1;
-        let workers = Generation::spawn(supervisor, prepared).map_err(|error| {
+        let has_images = prepared.job.workers.image_seconds.is_some();
+        let spawned =
+            supervisor.create_images(has_images).and_then(|()| Generation::spawn(supervisor, prepared));
+        let workers = spawned.map_err(|error| {
             let reason = format!("the worker cannot be started: {error}");
             if descriptors::is_exhausted(&reason) {
                 return Outcome::OutOfDescriptors(reason);
@@ -155,6 +157,9 @@ impl<'a> Attempt<'a> {
             let role = Role::Train(Box::new(train_role(prepared, rank, id)));
             ToWorker::Start(Box::new(Start { role, schema: prepared.schema.clone() }))
         });
+        if let Some(images) = &supervisor.images {
+            attempt.workers.send_images(images);
+        }
         Ok(attempt)
     }
 
@@ -260,8 +265,15 @@ impl<'a> Attempt<'a> {
             supervisor.retries.reset();
         }
         supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
-        let checkpoint = restored.as_ref().map(|restored| (restored.step, restored.path.as_path()));
-        supervisor.control.vitals().restored(checkpoint);
+        let is_image = restored.as_ref().is_some_and(|restored| restored.checkpoint.is_none());
+        let checkpoint = restored.as_ref().and_then(|Restored { step, checkpoint, .. }| {
+            let path = checkpoint.as_deref()?;
+            Some((*step, path))
+        });
+        // With an image, the newest checkpoint is the one before.
+        if !is_image {
+            supervisor.control.vitals().restored(checkpoint);
+        }
         for damage in passed_over {
             supervisor
                 .recorder
@@ -269,6 +281,7 @@ impl<'a> Attempt<'a> {
         }
         let continued = self.prepared.continuation.as_ref();
         let start = match (&restored, continued) {
+            (Some(restored), _) if is_image => format!("resumes from the image of step {}", restored.step),
             (Some(restored), _) => format!("resumes from step {}", restored.step),
             (None, Some(Continuation { checkpoint, is_same_data, .. })) => {
                 let place = if *is_same_data { "where it stopped in its data" } else { "on other data" };
@@ -307,7 +320,9 @@ impl<'a> Attempt<'a> {
                 record.progress.total_is_estimate = is_estimate;
             }
             record.progress.step = step;
-            record.checkpoint = restored.map(|restored| restored.path);
+            if !is_image {
+                record.checkpoint = restored.and_then(|restored| restored.checkpoint);
+            }
             record.device = Some(device);
         });
         Ok(())
@@ -438,6 +453,7 @@ impl<'a> Attempt<'a> {
             FromWorker::CheckpointFailed { step, message, requested, seconds } => {
                 supervisor.checkpoint_failed(step, &message, requested, seconds);
             }
+            FromWorker::ImageCompleted { step } => supervisor.on_image(step),
             FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds } => {
                 // The evaluation has consumed its rows.
                 self.eval_feed = None;
@@ -585,6 +601,7 @@ fn train_role(prepared: &Prepared, rank: u32, id: &str) -> TrainRole {
         every_steps: checkpoint.every_steps,
         keep: checkpoint.keep,
         retry_minutes: checkpoint.retry_minutes,
+        image_seconds: job.workers.image_seconds,
         events: event_spec(job, id),
         model: job.model.clone(),
         training: ranks::training_of(&job.training, rank),
@@ -607,48 +624,8 @@ fn event_spec(job: &Job, id: &str) -> Option<EventSpec> {
     })
 }
 
-impl Supervisor {
-    /// Records a committed checkpoint.
-    fn committed(&mut self, step: u64, path: PathBuf, requested: bool, seconds: f64) {
-        // Without a trace, nobody asks for the size.
-        if self.recorder.trace().is_on() {
-            let bytes = runs::checkpoint_bytes(&path);
-            self.recorder.trace().record(JobEvent::Checkpointed { step, bytes, took: took(seconds) });
-        }
-        self.retries.reset();
-        self.newest_step = Some(step);
-        self.control.vitals().committed(step);
-        self.recorder.log(Level::INFO, &format!("checkpoint at step {step}: {}", path.display()));
-        self.recorder.update(|record| {
-            record.checkpoint = Some(path.clone());
-            // With this progress, a death of the daemon is not this job's doing.
-            record.daemon_deaths = 0;
-        });
-        if requested {
-            for reply in self.checkpoint_requests.drain(..) {
-                // The client may have disconnected.
-                let _ = reply.send(Ok((path.clone(), step)));
-            }
-        }
-    }
-
-    /// Records that a checkpoint could not be written.
-    fn checkpoint_failed(&mut self, step: u64, message: &str, requested: bool, seconds: f64) {
-        let failed = JobEvent::CheckpointFailed { step, why: message, took: took(seconds) };
-        self.recorder.trace().record(failed);
-        let message = format!("the checkpoint of step {step} could not be written: {message}");
-        self.recorder.log(Level::WARN, &message);
-        if requested {
-            for reply in self.checkpoint_requests.drain(..) {
-                // The client may have disconnected.
-                let _ = reply.send(Err(message.clone()));
-            }
-        }
-    }
-}
-
 /// A worker's duration, which may be any number.
-fn took(seconds: f64) -> Duration {
+pub(super) fn took(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 

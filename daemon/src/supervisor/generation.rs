@@ -23,6 +23,7 @@ use millstream_batch::HandOff;
 use millstream_worker::protocol::{Restored, ToWorker};
 use tracing::Level;
 
+use super::images::Images;
 use super::{Event, FlightRecords, Prepared, Supervisor, WorkerId};
 use crate::worker::{WorkerExit, WorkerProcess};
 
@@ -128,6 +129,15 @@ impl Generation {
     pub(super) fn send_each(&mut self, message: impl Fn(u32) -> ToWorker) {
         for (rank, worker) in (0..).zip(&mut self.workers) {
             worker.send(&message(rank));
+        }
+    }
+
+    /// Passes the images to each worker.
+    pub(super) fn send_images(&self, images: &Images) {
+        for worker in &self.workers {
+            if let Err(error) = worker.process.send_images(images.files()) {
+                tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker the images");
+            }
         }
     }
 

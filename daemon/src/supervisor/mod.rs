@@ -19,9 +19,11 @@
 //! messages, and a stop flag that long work polls.
 
 mod attempt;
+mod checkpoints;
 mod descriptors;
 mod exchanges;
 mod generation;
+mod images;
 mod prepare;
 mod profile;
 mod recorder;
@@ -57,11 +59,12 @@ use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
 pub(crate) use exchanges::{Exchanges, FlightRecords};
+use images::Images;
 pub(crate) use prepare::Prepared;
 pub(crate) use profile::{NoSuchRank, PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;
 use retry::RetryBudget;
-use vitals::Vitals;
+pub(crate) use vitals::Vitals;
 
 /// Capacity of a job's event queue.
 const EVENT_QUEUE: usize = 64;
@@ -149,8 +152,10 @@ pub(crate) struct Supervisor {
     retries: RetryBudget,
     /// The number of attempts that were started.
     generation: u64,
-    /// The step of the newest known checkpoint.
+    /// The step of the newest known checkpoint or image.
     newest_step: Option<u64>,
+    /// The images of the model, once the job has any.
+    images: Option<Images>,
     /// The memory that it has to fit into; `None` if that is unknown.
     room: Option<Room>,
 }
@@ -311,6 +316,7 @@ impl Supervisor {
             retries: RetryBudget::default(),
             generation: 0,
             newest_step: None,
+            images: None,
             room: None,
         }
     }
@@ -444,6 +450,9 @@ impl Supervisor {
         );
         self.recorder.log(Level::WARN, &message);
         self.recorder.update(|record| record.reason = message);
+        // Images are of the old size.
+        (self.images, self.newest_step) = (None, None);
+        self.control.vitals().set_image(None);
         // A new size starts a new budget: the number of sizes is bounded.
         self.retries.reset();
         self.prepare().map(Some)

@@ -62,7 +62,8 @@ impl Prepared {
 
     /// The least memory of the job if it had one worker.
     pub(super) fn worker_bytes(&self) -> u64 {
-        let of_worker = HostMemory::of_worker(&self.model, &self.job.training);
+        let of_worker =
+            HostMemory::of_worker(&self.model, &self.job.training, self.job.workers.model_copies());
         HostMemory { ingest_bytes: self.memory.ingest_bytes, ..of_worker }.total_bytes()
     }
 
@@ -112,7 +113,11 @@ pub(super) fn prepare(
     let shared = SharedInputs::of_trial(job, &directory, cancel)?;
     let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
         if has_fixed_batch {
-            check_memory(HostMemory::of_workers(smallest, &job.training), smallest, room)?;
+            check_memory(
+                HostMemory::of_workers(smallest, &job.training, job.workers.model_copies()),
+                smallest,
+                room,
+            )?;
         }
         recorder.trace().record(JobEvent::Stage(Stage::Statistics));
         let learned = analysis(job, &directory, train, runtime, recorder, cancel)?;

@@ -19,6 +19,7 @@ struct Facts {
     workers: Vec<u32>,
     records: FlightRecords,
     checkpoint: Option<CheckpointSnapshot>,
+    image_step: Option<u64>,
 }
 
 impl Vitals {
@@ -30,6 +31,11 @@ impl Vitals {
     /// The newest checkpoint that the job has committed or resumed from.
     pub(crate) fn checkpoint(&self) -> Option<CheckpointSnapshot> {
         self.facts().checkpoint
+    }
+
+    /// The step of the newest image of the model.
+    pub(crate) fn image_step(&self) -> Option<u64> {
+        self.facts().image_step
     }
 
     /// The exchanges between the workers, if there are several.
@@ -46,6 +52,11 @@ impl Vitals {
     /// A checkpoint has just been committed.
     pub(super) fn committed(&self, step: u64) {
         self.facts().checkpoint = Some(CheckpointSnapshot { step, committed_ms: Some(now_ms()) });
+    }
+
+    /// The newest image is that of `step`.
+    pub(super) fn set_image(&self, step: Option<u64>) {
+        self.facts().image_step = step;
     }
 
     /// The job resumes from the checkpoint of `step` in `directory`, or from scratch.

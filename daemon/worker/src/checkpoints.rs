@@ -6,9 +6,13 @@
 //! step and covers all requests until then. Training waits for the last checkpoint, before a stop and at the
 //! end of the data.
 //!
+//! A job may also keep images of the model in memory, which outlive this process. They are taken between checkpoints and cost
+//! training the copy only. Every checkpoint is an image, too.
+//!
 //! When a checkpoint cannot be written, as on a full disk, training continues and tries again after a pause. It ends
 //! once no checkpoint could be written for the job's `retry_minutes`.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -19,7 +23,7 @@ use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Checkpoin
 use millstream_trainer::session::Session;
 
 use crate::link::Link;
-use crate::protocol::{FromWorker, Restored};
+use crate::protocol::FromWorker;
 
 /// Limits of the pause before a checkpoint that failed is tried again. Within them, it is as long as checkpoints have been
 /// failing, so a short failure costs little training, and a long one few copies of the model.
@@ -35,6 +39,16 @@ pub(crate) struct Cadence {
     pub(crate) keep: u32,
     /// How long training continues while none can be written.
     pub(crate) retry_for: Duration,
+    /// Time between images, if there are any.
+    pub(crate) images: Option<Duration>,
+}
+
+/// A committed checkpoint.
+pub(crate) struct Committed {
+    pub(crate) path: PathBuf,
+    pub(crate) step: u64,
+    /// The encoded position in the data; `None` if it was not read.
+    pub(crate) position: Option<Vec<u8>>,
 }
 
 /// Takes a job's checkpoints.
@@ -42,7 +56,9 @@ pub(crate) struct Checkpointer {
     cadence: Cadence,
     writer: CheckpointWriter<f32>,
     /// The newest committed checkpoint.
-    committed: Option<Restored>,
+    committed: Option<Committed>,
+    /// When the next image is due, if there are any.
+    image_at: Option<Instant>,
     writing: Option<Writing>,
     /// Set while checkpoints cannot be written.
     failing: Option<Failing>,
@@ -69,21 +85,25 @@ struct Failing {
 }
 
 impl Checkpointer {
-    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest.
+    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest. With `images`, the model is copied into
+    /// these files.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: Cadence,
         session: &mut Session<B>,
-        store: CheckpointStore,
+        (store, images): (CheckpointStore, Option<[File; 2]>),
         carried: Vec<ExtraPart>,
-        committed: Option<Restored>,
+        committed: Option<Committed>,
     ) -> Result<Self> {
-        let writer = CheckpointWriter::spawn(store, session.allocate_copy(), carried)?;
-        Ok(Self { cadence, writer, committed, writing: None, failing: None, due: false, requested: false })
-    }
-
-    /// The newest committed checkpoint.
-    pub(crate) fn committed(&self) -> Option<&Restored> {
-        self.committed.as_ref()
+        let copies = match images {
+            Some(images) => {
+                images.into_iter().map(|image| session.copy_in_image(image)).collect::<Result<_, _>>()?
+            }
+            None => vec![session.allocate_copy()],
+        };
+        let writer = CheckpointWriter::spawn(store, copies, carried)?;
+        let image_at = cadence.images.map(|period| Instant::now() + period);
+        let (writing, failing) = (None, None);
+        Ok(Self { cadence, writer, committed, image_at, writing, failing, due: false, requested: false })
     }
 
     /// Called after each step.
@@ -103,6 +123,29 @@ impl Checkpointer {
             Some(Failing { retry_at, .. }) => retry_at <= Instant::now(),
         };
         (is_due || self.requested) && self.writer.is_idle()
+    }
+
+    /// Whether an image is due.
+    pub(crate) fn is_image_due(&self) -> bool {
+        self.image_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Takes an image of `session`'s current state, unless the memory of both is in use.
+    pub(crate) fn take_image<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        if self.writer.capture(|image| session.capture(image))? {
+            self.on_image();
+            link.send(&FromWorker::ImageCompleted { step: session.step() })?;
+        }
+        Ok(())
+    }
+
+    /// An image has been taken.
+    fn on_image(&mut self) {
+        self.image_at = self.cadence.images.map(|period| Instant::now() + period);
     }
 
     /// Whether one is being written.
@@ -134,7 +177,7 @@ impl Checkpointer {
         let (step, position) = (session.step(), session.position().to_vec());
         if let Some(last) = self.committed.as_ref()
             && last.step == step
-            && last.position == position
+            && last.position.as_ref() == Some(&position)
         {
             if requested {
                 let path = last.path.clone();
@@ -144,6 +187,7 @@ impl Checkpointer {
         }
         let began = Instant::now();
         self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
+        self.on_image();
         self.writing = Some(Writing { step, position, requested, began });
         Ok(())
     }
@@ -200,7 +244,7 @@ impl Checkpointer {
         let Some(Writing { step, position, requested, began }) = self.writing.take() else { return Ok(()) };
         let path = PathBuf::from(path);
         self.failing = None;
-        self.committed = Some(Restored { path: path.clone(), step, position });
+        self.committed = Some(Committed { path: path.clone(), step, position: Some(position) });
         let seconds = began.elapsed().as_secs_f64();
         link.send(&FromWorker::Checkpointed { step, path, requested, seconds })?;
         Ok(())

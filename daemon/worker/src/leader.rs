@@ -70,17 +70,23 @@ impl Leader {
         }
     }
 
-    /// Creates an event file. On failure training continues without one.
-    pub(crate) fn begin_events(&mut self, spec: EventSpec, job: &str, link: &mut Link) -> Result<()> {
+    /// Creates an event file of training that continues from the step `restored`. On failure training continues without one.
+    pub(crate) fn begin_events(
+        &mut self,
+        spec: EventSpec,
+        restored: Option<u64>,
+        job: &str,
+        link: &mut Link,
+    ) -> Result<()> {
         let directory = spec.directory.clone();
-        match EventWriter::begin(spec, self.checkpointer.committed().map(|restored| restored.step), job) {
+        match EventWriter::begin(spec, restored, job) {
             Ok(events) => self.events = Some(events),
             Err(error) => self.warn_of_events(&directory, &error, link)?,
         }
         Ok(())
     }
 
-    /// Takes a checkpoint if one is due before the next step.
+    /// Takes a checkpoint or an image if one is due before the next step.
     pub(crate) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
@@ -92,6 +98,8 @@ impl Leader {
         self.checkpointer.report_committed(link)?;
         if self.checkpointer.is_ready() {
             self.take_checkpoint(session, link)?;
+        } else if self.checkpointer.is_image_due() && !session.position().is_empty() {
+            self.take_image(session, link)?;
         }
         self.add_time(began.elapsed(), Duration::ZERO);
         Ok(())
@@ -188,11 +196,30 @@ impl Leader {
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        self.drain(session)?;
-        // So that a worker resuming from it repeats no events.
-        self.write_events(session, link, |events, _| events.flush())?;
+        self.prepare_copy(session, link)?;
         let recorder = Arc::clone(&self.recorder);
         recorder.phase(Phase::Checkpoint, || self.checkpointer.take(session, link))
+    }
+
+    fn take_image<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.prepare_copy(session, link)?;
+        let recorder = Arc::clone(&self.recorder);
+        recorder.phase(Phase::Checkpoint, || self.checkpointer.take_image(session, link))
+    }
+
+    /// Ends what is in flight before the model is copied.
+    fn prepare_copy<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.drain(session)?;
+        // So that a worker resuming from the copy repeats no events.
+        self.write_events(session, link, |events, _| events.flush())
     }
 
     /// Takes the last checkpoint of this worker, and waits until it is committed or cannot be.

@@ -3,6 +3,7 @@
 //! A separate thread reads the daemon's messages; it only sets flags and passes on rings. The training loop
 //! acts on them between steps.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -16,7 +17,7 @@ use millstream_batch::BatchSchema;
 use millstream_batch::descriptors;
 use millstream_batch::ring::Interrupter;
 
-use crate::protocol::{self, FromWorker, ProtocolError, RECORD_GREETING, ToWorker};
+use crate::protocol::{self, FromWorker, IMAGES_GREETING, ProtocolError, RECORD_GREETING, ToWorker};
 use crate::rings::Rings;
 
 /// The daemon's pending commands, polled between steps.
@@ -81,6 +82,12 @@ impl Link {
     /// Sends a message.
     pub(crate) fn send(&mut self, message: &FromWorker) -> Result<(), ProtocolError> {
         protocol::send(&mut self.socket, message)
+    }
+
+    /// Receives the files of the job's images, which follow the assignment.
+    pub(crate) fn receive_images(&mut self) -> Result<[File; 2]> {
+        let files = descriptors::receive(&self.socket, IMAGES_GREETING).context("the images of the model")?;
+        Ok(files.map(File::from))
     }
 
     /// Receives the file of this worker's flight record, which follows the daemon's last message.

@@ -6,15 +6,17 @@
 //!
 //! ```text
 //! daemon                                   worker
-//!   Start ------------------------------->   locks the job, rehearses a step if asked
+//!   Start, the descriptors of two images
+//!   if the job keeps any ---------------->   locks the job, rehearses a step if asked
 //!         <-------------------------------   Listening, if it is one of several workers
 //!   Connect, when all are listening,
 //!   the descriptor of a flight record --->   connects to the others
-//!                                            restores its newest valid checkpoint
+//!                                            restores its newest image or valid checkpoint
 //!         <-------------------------------   Ready, with the position to resume the data from
 //!   the ring's descriptors -------------->
 //!   Checkpoint, Stop -------------------->   at any time from now on
-//!         <-------------------------------   Progress, Checkpointed, CheckpointFailed, Evaluated, Warned, Scores
+//!         <-------------------------------   Progress, Checkpointed, CheckpointFailed, ImageCompleted, Evaluated,
+//!                                            Warned, Scores
 //!         <-------------------------------   EvalDue
 //!   EvalRing, a ring's descriptors ------>   evaluates its batches, then continues training
 //!   Profile, EndProfile ----------------->   records its next steps
@@ -55,6 +57,9 @@ pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
 
 /// What the message begins with that passes a worker the file of its flight record.
 pub const RECORD_GREETING: Greeting = *b"millfrec";
+
+/// What the message begins with that passes a worker the files of the job's images.
+pub const IMAGES_GREETING: Greeting = *b"millimag";
 
 /// The name of the job file in a checkpoint.
 pub const JOB_PART: &str = "job.toml";
@@ -161,6 +166,8 @@ pub struct TrainRole {
     pub keep: u32,
     /// For how many minutes training continues while no checkpoint can be written.
     pub retry_minutes: u32,
+    /// Seconds between images of the model, if the job keeps any; the descriptors of two follow the assignment.
+    pub image_seconds: Option<u32>,
     /// TensorBoard event files, if the job writes them.
     pub events: Option<EventSpec>,
     /// The model.
@@ -233,12 +240,12 @@ pub enum ScoreOutput {
     Scores,
 }
 
-/// The checkpoint that a worker has restored or committed.
+/// The state that a worker has restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// The checkpoint's directory.
-    pub path: PathBuf,
-    /// The checkpoint's step.
+    /// The checkpoint's directory; `None` for an image.
+    pub checkpoint: Option<PathBuf>,
+    /// Its step.
     pub step: u64,
     /// Encoded position in the data; the next batch follows it.
     pub position: Vec<u8>,
@@ -265,9 +272,9 @@ pub enum FromWorker {
     },
     /// The model is ready; the daemon may send the ring.
     Ready {
-        /// The checkpoint that training resumes from; `None` from scratch.
+        /// What training resumes from; `None` from scratch.
         restored: Option<Restored>,
-        /// An error message for each newer checkpoint that is damaged.
+        /// An error message for each newer image or checkpoint that is damaged.
         passed_over: Vec<String>,
         /// The device that it computes on.
         device: Description,
@@ -295,6 +302,11 @@ pub enum FromWorker {
         requested: bool,
         /// The time from its begin until it failed.
         seconds: f64,
+    },
+    /// An image is complete.
+    ImageCompleted {
+        /// The step after which it was taken.
+        step: u64,
     },
     /// The worker needs held-out rows before the next step.
     EvalDue,

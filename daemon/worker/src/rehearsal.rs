@@ -38,8 +38,8 @@ struct MemoryLimit {
     before: Rlimit,
 }
 
-/// Allocates what training allocates, within `spec`'s limit if it has one, and frees it: with a copy for checkpoints if
-/// `has_copy`. The process aborts when that is too much.
+/// Allocates what training allocates, within `spec`'s limit if it has one, and frees it: with `copies` copies
+/// for checkpoints. The process aborts when that is too much.
 ///
 /// # Errors
 /// When the system cannot create a ring or threads, or the model is invalid.
@@ -47,7 +47,7 @@ pub(crate) fn run<B: Backend<Scalar = f32>>(
     backend: B,
     spec: RehearsalSpec,
     (model, schema, training): (&ModelSpec, &BatchSchema, &TrainingSpec),
-    has_copy: bool,
+    copies: usize,
 ) -> Result<()> {
     let part = &schema.part(training.parts());
     let (mut producer, hand_off) = Producer::create(part, spec.slots)?;
@@ -62,7 +62,7 @@ pub(crate) fn run<B: Backend<Scalar = f32>>(
     let limit = spec.max_bytes.map(MemoryLimit::set).transpose()?;
     let leased = ring.next()?.context("a filled ring is empty")?;
     let alone = Communicator::new(Alone, Duration::from_secs(60), None)?;
-    Session::new(backend, model, schema, training)?.dry_run(leased.batch(), alone, has_copy)?;
+    Session::new(backend, model, schema, training)?.dry_run(leased.batch(), alone, copies)?;
     drop(limit);
     Ok(())
 }

@@ -15,7 +15,7 @@
 //! Rank 0 alone has a [`Leader`]. What it does between steps delays the others, who wait for it in their next collective
 //! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]).
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ use anyhow::{Context, Result, ensure};
 use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore, Image};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{
     Agreement, ContinuedData, EvalCadence, EvalOutcome, Session, SessionError,
@@ -32,7 +32,7 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer};
+use crate::checkpoints::{Cadence, Checkpointer, Committed};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
@@ -83,15 +83,23 @@ impl DeviceTask for TrainTask {
         let (schema, training) = (&schema, &role.training);
         let recorder = Arc::new(Recorder::default());
         let open = |threads| open(threads, Arc::clone(&recorder));
+        let images = role.image_seconds.map(|_| link.receive_images()).transpose()?;
         let (is_leader, has_peers) = (role.rank == 0, training.ranks() > 1);
         // Before the others restore a checkpoint: an earlier worker that is ending may still commit one.
         let _lock = is_leader.then(|| RunLock::acquire(&role.directory, LOCK_TIMEOUT)).transpose()?;
         let store = CheckpointStore::local(&role.directory)?;
+        let newest_image = newest_image(images.as_ref())?;
         if let Some(spec) = role.rehearsal
             && store.steps()?.is_empty()
+            && newest_image.is_none()
         {
             let backend = open(training.threads)?;
-            rehearsal::run(backend, spec, (&role.model, schema, training), is_leader)
+            let copies = match (is_leader, &images) {
+                (false, _) => 0,
+                (true, None) => 1,
+                (true, Some(images)) => images.len(),
+            };
+            rehearsal::run(backend, spec, (&role.model, schema, training), copies)
                 .context("rehearsing a step")?;
         }
         let communicator = training.exchanges().then(|| ranks::connect(&role, link)).transpose()?;
@@ -104,9 +112,9 @@ impl DeviceTask for TrainTask {
         }
         session.select_by(role.selection);
         let mut passed_over = Vec::new();
-        let committed = restore(&mut session, &store, &mut passed_over)?;
+        let restored = restore(&mut session, (&store, newest_image), &mut passed_over)?;
         match &role.beginning {
-            _ if committed.is_some() => {}
+            _ if restored.is_some() => {}
             None => {}
             Some(BeginningRole::WarmStart(source)) => {
                 apply_warm_start(&mut session, source, (&role.model, schema, training)).with_context(
@@ -124,8 +132,9 @@ impl DeviceTask for TrainTask {
                 session.continue_from(&checkpoint, position, data)?;
             }
         }
+        let committed = newest_checkpoint(&store, restored.as_ref())?;
         // The writer of the newest checkpoint may have been killed before. Damaged ones are kept until the next commit.
-        if let Some(Restored { step, .. }) = &committed
+        if let Some(Committed { step, .. }) = &committed
             && is_leader
             && passed_over.is_empty()
             && let Err(error) = store.remove_expired(*step, role.keep)
@@ -133,7 +142,8 @@ impl DeviceTask for TrainTask {
             tracing::warn!(%error, "old checkpoints are not removed yet");
         }
         let device = session.device();
-        link.send(&FromWorker::Ready { restored: committed.clone(), passed_over, device })?;
+        let restored_step = restored.as_ref().map(|restored| restored.step);
+        link.send(&FromWorker::Ready { restored, passed_over, device })?;
         let part = schema.part(training.parts());
         let (rings, receiver) = link.receive_rings(&part, training.parts() / training.ranks())?;
         let leader = is_leader.then(|| -> Result<Leader> {
@@ -142,11 +152,13 @@ impl DeviceTask for TrainTask {
             // Stored in each checkpoint: the job file and the statistics learned from its data.
             let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
             let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
-            let cadence = Cadence { every_steps: role.every_steps, keep: role.keep, retry_for };
-            let checkpointer = Checkpointer::new(cadence, &mut session, store, carried, committed)?;
+            let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
+            let cadence =
+                Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
+            let checkpointer = Checkpointer::new(cadence, &mut session, (store, images), carried, committed)?;
             let mut leader = Leader::new(checkpointer, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
-                leader.begin_events(spec, &job, link)?;
+                leader.begin_events(spec, restored_step, &job, link)?;
             }
             Ok(leader)
         });
@@ -189,19 +201,38 @@ fn apply_warm_start<B: Backend<Scalar = f32>>(
     Ok(session.warm_start(&warm, &checkpoint)?)
 }
 
-/// Restores the newest valid checkpoint. Appends an error for each damaged newer one to `passed_over`.
+/// The complete image of the latest step, if there is any.
+fn newest_image(files: Option<&[File; 2]>) -> Result<Option<Image>> {
+    let mut newest: Option<Image> = None;
+    for file in files.into_iter().flatten() {
+        let step = newest.as_ref().map(|image| image.snapshot().step);
+        newest =
+            Image::open(file.try_clone()?)?.filter(|image| Some(image.snapshot().step) > step).or(newest);
+    }
+    Ok(newest)
+}
+
+/// Restores the newest state: `image`, if it is newer than all checkpoints of `store`, or the newest valid one of these. Appends
+/// an error for each damaged newer one to `passed_over`.
 fn restore<B: Backend<Scalar = f32>>(
     session: &mut Session<B>,
-    store: &CheckpointStore,
+    (store, image): (&CheckpointStore, Option<Image>),
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
-    for step in store.steps()?.into_iter().rev() {
+    let steps = store.steps()?;
+    if let Some(image) = image.filter(|image| Some(&image.snapshot().step) > steps.last()) {
+        match session.restore_image(&image) {
+            Ok(()) => return Ok(Some(restored(session, None))),
+            Err(SessionError::Checkpoint(damage @ CheckpointError::Damaged { .. })) => {
+                passed_over.push(damage.to_string());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    for step in steps.into_iter().rev() {
         let loaded = store.load(step, CheckpointScope::Full).map_err(SessionError::from);
         match loaded.and_then(|checkpoint| session.restore(&checkpoint)) {
-            Ok(()) => {
-                let path = PathBuf::from(store.path(step));
-                return Ok(Some(Restored { path, step, position: session.position().to_vec() }));
-            }
+            Ok(()) => return Ok(Some(restored(session, Some(PathBuf::from(store.path(step)))))),
             Err(SessionError::Checkpoint(damage @ CheckpointError::Damaged { .. })) => {
                 passed_over.push(damage.to_string());
             }
@@ -209,6 +240,22 @@ fn restore<B: Backend<Scalar = f32>>(
         }
     }
     Ok(None)
+}
+
+/// The newest checkpoint of `store`, after training has continued from `restored`.
+fn newest_checkpoint(store: &CheckpointStore, restored: Option<&Restored>) -> Result<Option<Committed>> {
+    let Some(Restored { checkpoint, step, position }) = restored else { return Ok(None) };
+    if let Some(path) = checkpoint {
+        return Ok(Some(Committed { path: path.clone(), step: *step, position: Some(position.clone()) }));
+    }
+    // An image is newer than all of them.
+    let newest = store.steps()?.pop();
+    Ok(newest.map(|step| Committed { path: PathBuf::from(store.path(step)), step, position: None }))
+}
+
+/// The state of `session`, which was restored from `checkpoint` or an image.
+fn restored<B: Backend<Scalar = f32>>(session: &Session<B>, checkpoint: Option<PathBuf>) -> Restored {
+    Restored { checkpoint, step: session.step(), position: session.position().to_vec() }
 }
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {

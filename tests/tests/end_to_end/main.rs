@@ -21,6 +21,7 @@ mod faults_worker;
 mod file_tools;
 mod gpus;
 mod histories;
+mod images;
 mod interrupt;
 mod labels;
 mod lineage;

@@ -20,8 +20,10 @@
 //! * [`store`]: committing, listing and loading checkpoints, and keeping the newest.
 //! * [`manifest`]: the manifest of a checkpoint.
 //! * [`tensors`]: a model as safetensors files.
+//! * [`image`]: a step in memory that outlives the process.
 //! * [`writer`]: writing checkpoints in the background.
 
+pub mod image;
 pub mod manifest;
 pub mod store;
 pub mod tensors;
@@ -33,6 +35,7 @@ mod wait;
 #[cfg(test)]
 pub(crate) mod faults;
 
+pub use image::Image;
 pub use manifest::{Manifest, PartEntry, Snapshot, TrainingProgress};
 pub use store::{Checkpoint, CheckpointScope, CheckpointStore};
 pub use tensors::{Element, ModelCopy};

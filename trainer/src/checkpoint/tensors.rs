@@ -1,23 +1,30 @@
 //! A model as safetensors files: parameters in one, optimizer state in the other.
 //!
 //! A [`ModelCopy`] holds the numbers to write: a copy of all tensors, in the model's order, that training
-//! does not modify. It is allocated once per job and filled for each checkpoint.
+//! does not modify. It is allocated once per job and filled for each checkpoint. Its memory is the process's own, or that of an
+//! [image](super::image).
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::{self, Write};
+use std::ops::{Deref, DerefMut};
 
 use millstream_backend::{Backend, Scalar};
+use millstream_batch::shared_memory::Number;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
+use super::CheckpointError;
+use super::image::ImageWriter;
+use super::manifest::Snapshot;
 use crate::model::{CopiedTensor, Model, NamedTensor, TensorRole};
 
 /// Numbers converted to bytes at a time.
 const NUMBERS_AT_A_TIME: usize = 4096;
 
 /// A backend's number type in its stored form.
-pub trait Element: Scalar {
+pub trait Element: Scalar + Number {
     /// Its data type in safetensors.
     const DTYPE: Dtype;
     /// Its size in bytes.
@@ -58,24 +65,69 @@ element!(f64, Dtype::F64);
 pub struct ModelCopy<T> {
     /// The position of each tensor, in the model's order.
     tensors: Vec<CopiedTensor>,
-    numbers: Vec<T>,
+    numbers: Numbers<T>,
+}
+
+/// The memory of a copy.
+enum Numbers<T> {
+    /// The process's own.
+    Own(Vec<T>),
+    /// That of an image.
+    InImage(ImageWriter<T>),
 }
 
 impl<T: Element> ModelCopy<T> {
     /// Allocates a copy for `model`.
     pub(crate) fn of<B: Backend<Scalar = T>>(model: &mut Model<B>) -> Self {
         let (tensors, length) = model.copy_layout();
-        Self { tensors, numbers: vec![T::default(); length] }
+        Self { tensors, numbers: Numbers::Own(vec![T::default(); length]) }
     }
 
-    /// Writes to all of its memory, so that the system allocates the pages before they are needed.
+    /// A copy for `model` in the memory of an image, which keeps what it has.
+    pub(crate) fn in_image<B: Backend<Scalar = T>>(
+        model: &mut Model<B>,
+        image: File,
+    ) -> Result<Self, CheckpointError> {
+        let (tensors, length) = model.copy_layout();
+        let image = ImageWriter::open(image, &tensors, length)?;
+        Ok(Self { tensors, numbers: Numbers::InImage(image) })
+    }
+
+    /// Writes to all of its memory, so that the system allocates the pages before they are needed. An image that has a step
+    /// has its pages.
     pub(crate) fn touch(&mut self) {
-        self.numbers.fill(T::default());
+        if self.image_step().is_none() {
+            self.numbers.fill(T::default());
+        }
     }
 
-    /// Copies `model`, which must be the model that this copy was allocated for.
-    pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &mut Model<B>) {
+    /// Copies `model`, which must be the model that this copy was allocated for. An image then has no step until
+    /// [`ModelCopy::complete`].
+    pub(crate) fn copy<B: Backend<Scalar = T>>(
+        &mut self,
+        model: &mut Model<B>,
+    ) -> Result<(), CheckpointError> {
+        if let Numbers::InImage(image) = &mut self.numbers {
+            image.begin()?;
+        }
         model.copy(&mut self.numbers);
+        Ok(())
+    }
+
+    /// Completes an image with the rest of the state.
+    pub(crate) fn complete(&mut self, snapshot: &Snapshot) -> Result<(), CheckpointError> {
+        match &mut self.numbers {
+            Numbers::InImage(image) => image.complete(snapshot),
+            Numbers::Own(_) => Ok(()),
+        }
+    }
+
+    /// The step of a complete image.
+    pub(crate) fn image_step(&self) -> Option<u64> {
+        match &self.numbers {
+            Numbers::InImage(image) => image.step(),
+            Numbers::Own(_) => None,
+        }
     }
 
     /// Writes the tensors that have `role`.
@@ -110,6 +162,26 @@ impl<T: Element> ModelCopy<T> {
             out.write_all(bytes)?;
         }
         Ok(())
+    }
+}
+
+impl<T: Element> Deref for Numbers<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Own(numbers) => numbers,
+            Self::InImage(image) => image.numbers(),
+        }
+    }
+}
+
+impl<T: Element> DerefMut for Numbers<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Own(numbers) => numbers,
+            Self::InImage(image) => image.numbers_mut(),
+        }
     }
 }
 

@@ -11,10 +11,13 @@
 //! large model or a remote store. It happens on a separate thread, in the order of
 //! [`CheckpointStore::commit`], so a crash leaves the same states as there.
 //!
-//! There is one copy, so one checkpoint is written at a time: before the next one, the caller checks whether
-//! the writer [is idle](CheckpointWriter::is_idle), or waits for it. [`CheckpointWriter::poll`] or
+//! One checkpoint is written at a time: before the next one, the caller checks whether the writer
+//! [is idle](CheckpointWriter::is_idle), or waits for it. [`CheckpointWriter::poll`] or
 //! [`CheckpointWriter::wait`] returns the outcome of each write once. Dropping a writer completes the current
 //! write, because a store may have only one writer at a time.
+//!
+//! With two copies in [images](super::image), the model can be copied between checkpoints, too
+//! ([`CheckpointWriter::capture`]). Every copy replaces the older image, or the only one that is not being written.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
@@ -31,11 +34,13 @@ pub type ExtraPart = (&'static str, Vec<u8>);
 
 /// Commits checkpoints on a separate thread.
 pub struct CheckpointWriter<T> {
-    /// `None` during shutdown. As there is one copy, a send never blocks.
+    /// `None` during shutdown. As one checkpoint is written at a time, a send never blocks.
     work: Option<SyncSender<Work<T>>>,
     ended: Receiver<Ended<T>>,
-    /// `None` while the thread uses it.
-    model_copy: Option<ModelCopy<T>>,
+    /// Those that the thread does not use.
+    copies: Vec<ModelCopy<T>>,
+    /// Whether the thread uses some.
+    is_busy: bool,
     /// The outcome of the last write, until the caller takes it.
     outcome: Option<Result<String, CheckpointError>>,
     thread: Option<JoinHandle<()>>,
@@ -47,39 +52,39 @@ struct Work<T> {
     keep: u32,
 }
 
-/// Returns the copy to the caller; the first message, before any write, has no outcome.
+/// Returns copies to the caller; the first message, before any write, has no outcome.
 struct Ended<T> {
-    model_copy: ModelCopy<T>,
+    copies: Vec<ModelCopy<T>>,
     outcome: Option<Result<String, CheckpointError>>,
 }
 
 impl<T: Element> CheckpointWriter<T> {
-    /// Starts a writer to `store` that uses `model_copy` for its copies and adds `carried` to every checkpoint.
+    /// Starts a writer to `store` that copies the model to one of `copies` and adds `carried` to every checkpoint.
     ///
     /// # Errors
     /// When the system cannot create a thread.
     pub fn spawn(
         store: CheckpointStore,
-        model_copy: ModelCopy<T>,
+        mut copies: Vec<ModelCopy<T>>,
         carried: Vec<ExtraPart>,
     ) -> io::Result<Self> {
         let (work, queue) = sync_channel::<Work<T>>(1);
         let (report, ended) = sync_channel(1);
         let write = move || {
-            let mut model_copy = model_copy;
-            model_copy.touch();
-            if report.send(Ended { model_copy, outcome: None }).is_err() {
+            copies.iter_mut().for_each(ModelCopy::touch);
+            if report.send(Ended { copies, outcome: None }).is_err() {
                 return;
             }
             for Work { model_copy, snapshot, keep } in queue {
                 let outcome = Some(commit(&store, &model_copy, snapshot, &carried, keep));
-                if report.send(Ended { model_copy, outcome }).is_err() {
+                if report.send(Ended { copies: vec![model_copy], outcome }).is_err() {
                     return;
                 }
             }
         };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write)?;
-        Ok(Self { work: Some(work), ended, model_copy: None, outcome: None, thread: Some(thread) })
+        let work = Some(work);
+        Ok(Self { work, ended, copies: Vec::new(), is_busy: true, outcome: None, thread: Some(thread) })
     }
 
     /// Whether a commit can start without waiting.
@@ -88,7 +93,24 @@ impl<T: Element> CheckpointWriter<T> {
             Ok(ended) => self.take_back(ended),
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
         }
-        self.model_copy.is_some()
+        !self.is_busy
+    }
+
+    /// Calls `copy` with the copy of the model to replace, unless all are in use. Returns whether it was called.
+    ///
+    /// # Errors
+    /// Those of `copy`.
+    pub fn capture<E>(
+        &mut self,
+        copy: impl FnOnce(&mut ModelCopy<T>) -> Result<Snapshot, E>,
+    ) -> Result<bool, E> {
+        let Some(oldest) = self.oldest() else { return Ok(false) };
+        copy(&mut self.copies[oldest]).map(|_| true)
+    }
+
+    /// The place of the copy to replace. An incomplete image is older than any other.
+    fn oldest(&self) -> Option<usize> {
+        (0..self.copies.len()).min_by_key(|&place| self.copies[place].image_step())
     }
 
     /// Starts to commit the copy and the snapshot that `copy` makes. Waits until the writer is idle.
@@ -105,16 +127,13 @@ impl<T: Element> CheckpointWriter<T> {
     ) -> Result<(), E> {
         self.settle()?;
         assert!(self.outcome.is_none(), "take the outcome of a write before the next one");
-        let mut model_copy = self.model_copy.take().ok_or_else(gone)?;
-        let snapshot = match copy(&mut model_copy) {
-            Ok(snapshot) => snapshot,
-            Err(error) => {
-                self.model_copy = Some(model_copy);
-                return Err(error);
-            }
-        };
+        let oldest = self.oldest().ok_or_else(gone)?;
+        let snapshot = copy(&mut self.copies[oldest])?;
+        let model_copy = self.copies.swap_remove(oldest);
         let work = self.work.as_ref().ok_or_else(gone)?;
-        Ok(work.send(Work { model_copy, snapshot, keep }).map_err(|_| gone())?)
+        work.send(Work { model_copy, snapshot, keep }).map_err(|_| gone())?;
+        self.is_busy = true;
+        Ok(())
     }
 
     /// The path of a checkpoint committed since the previous call.
@@ -137,15 +156,16 @@ impl<T: Element> CheckpointWriter<T> {
 
     /// Waits until no write is running.
     fn settle(&mut self) -> Result<(), CheckpointError> {
-        if self.model_copy.is_none() {
+        if self.is_busy {
             let ended = self.ended.recv().map_err(|_| gone())?;
             self.take_back(ended);
         }
         Ok(())
     }
 
-    fn take_back(&mut self, Ended { model_copy, outcome }: Ended<T>) {
-        self.model_copy = Some(model_copy);
+    fn take_back(&mut self, Ended { copies, outcome }: Ended<T>) {
+        self.copies.extend(copies);
+        self.is_busy = false;
         self.outcome = outcome;
     }
 }

@@ -18,13 +18,15 @@ mod scorer;
 mod selection;
 
 use std::collections::VecDeque;
+use std::fs::File;
 
 use millstream_backend::collective::{CollectiveError, Communicator};
 use millstream_backend::{Backend, BatchError, ConnectDevicesError, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointScope, Element, ModelCopy, Snapshot, TrainingProgress,
+    Checkpoint, CheckpointError, CheckpointScope, Element, Image, ModelCopy, Snapshot, TrainingProgress,
+    image,
 };
 pub use crate::exchange::Agreement;
 use crate::loss::LossSum;
@@ -74,10 +76,10 @@ pub enum SessionError {
         feature: String,
     },
     /// The checkpoint belongs to another job.
-    #[error("checkpoint {path} is of another job: {difference}")]
+    #[error("{state} is of another job: {difference}")]
     Mismatch {
-        /// The checkpoint.
-        path: String,
+        /// The checkpoint, or the image.
+        state: String,
         /// The first difference.
         difference: String,
     },
@@ -208,7 +210,7 @@ where
         })
     }
 
-    /// Takes a step on `batch`, scores it and, with `has_copy`, copies the model, which allocates all the memory that training
+    /// Takes a step on `batch`, scores it and makes `copies` copies of the model, which allocates all the memory that training
     /// needs. One of several workers takes the step without the others, over `alone`, a world of one rank, with `batch` as each
     /// of its parts. The session is consumed, because its weights are meaningless.
     ///
@@ -218,15 +220,12 @@ where
         mut self,
         batch: BatchRef<'_>,
         alone: Communicator,
-        has_copy: bool,
+        copies: usize,
     ) -> Result<(), SessionError> {
-        let mut model_copy = has_copy.then(|| self.allocate_copy());
+        let mut copies: Vec<_> = (0..copies).map(|_| self.allocate_copy()).collect();
         self.scorer.model.rehearse(batch, self.schedule.step(self.state.step + 1), alone)?;
         self.scorer.predict(batch)?;
-        if let Some(model_copy) = &mut model_copy {
-            model_copy.copy(&mut self.scorer.model);
-        }
-        Ok(())
+        Ok(copies.iter_mut().try_for_each(|copy| copy.copy(&mut self.scorer.model))?)
     }
 
     /// As [`Scorer::pin`].
@@ -485,18 +484,29 @@ where
         ModelCopy::of(&mut self.scorer.model)
     }
 
+    /// A copy of the model in the memory of an [image](crate::checkpoint::image), whose file is empty or has an image of this
+    /// session's model. Each [`Session::capture`] into it completes the image.
+    ///
+    /// # Errors
+    /// When it is not an anonymous file, or the system refuses the memory.
+    pub fn copy_in_image(&mut self, image: File) -> Result<ModelCopy<B::Scalar>, SessionError> {
+        Ok(ModelCopy::in_image(&mut self.scorer.model, image)?)
+    }
+
     /// Copies the model into `model_copy`, allocated by this session, and returns the rest of a checkpoint.
     ///
     /// # Errors
-    /// When training has diverged.
+    /// When training has diverged, or the system refuses memory for an image.
     ///
     /// # Panics
     /// When a step is in flight: see [`Session::drain`].
     pub fn capture(&mut self, model_copy: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
         self.check_failed()?;
         assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
-        model_copy.copy(&mut self.scorer.model);
-        Ok(Snapshot { loss_scale: self.loss_scale(), ..self.state.clone() })
+        model_copy.copy(&mut self.scorer.model)?;
+        let snapshot = Snapshot { loss_scale: self.loss_scale(), ..self.state.clone() };
+        model_copy.complete(&snapshot)?;
+        Ok(snapshot)
     }
 
     /// Restores `checkpoint`. Training continues with the same bits as without the interruption.
@@ -504,7 +514,26 @@ where
     /// # Errors
     /// When the checkpoint has another model, schema, seed or precision, or lacks a tensor; then nothing was changed.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
-        let theirs = &checkpoint.manifest.snapshot;
+        let snapshot = &checkpoint.manifest.snapshot;
+        self.check_same(snapshot, &name_of(checkpoint))?;
+        self.scorer.load(checkpoint, CheckpointScope::Full)?;
+        self.resume(snapshot);
+        Ok(())
+    }
+
+    /// Restores `image`, as [`Session::restore`] does a checkpoint.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_image(&mut self, image: &Image) -> Result<(), SessionError> {
+        self.check_same(image.snapshot(), image::NAME)?;
+        self.scorer.load_image(image)?;
+        self.resume(image.snapshot());
+        Ok(())
+    }
+
+    /// Checks that `theirs`, which errors call `state`, is one of this session's training.
+    fn check_same(&self, theirs: &Snapshot, state: &str) -> Result<(), SessionError> {
         let ours = &self.state;
         let difference = difference::first("model", &theirs.model, &ours.model)
             .or_else(|| difference::first("schema", &theirs.schema, &ours.schema))
@@ -514,10 +543,14 @@ where
                 let [theirs, ours] = [theirs, ours].map(|snapshot| &snapshot.embedding_precision);
                 difference::first("embedding_precision", theirs, ours)
             });
-        if let Some(difference) = difference {
-            return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
+        match difference {
+            Some(difference) => Err(SessionError::Mismatch { state: state.to_owned(), difference }),
+            None => Ok(()),
         }
-        self.scorer.load(checkpoint, CheckpointScope::Full)?;
+    }
+
+    /// Continues in the state `theirs`, whose model has been loaded.
+    fn resume(&mut self, theirs: &Snapshot) {
         // This job's losses apply, even if the checkpoint has others.
         let tasks = std::mem::take(&mut self.state.tasks);
         self.state = Snapshot { tasks, ..theirs.clone() };
@@ -525,7 +558,6 @@ where
             self.scorer.model.set_loss_scale(scale);
         }
         self.failure = None;
-        Ok(())
     }
 
     /// Continues the training of another job from its `checkpoint`, at the encoded `position` in this job's data. The
@@ -543,7 +575,7 @@ where
         let theirs = &checkpoint.manifest.snapshot;
         let schema = BatchSchema { rows: self.state.schema.rows, ..theirs.schema.clone() };
         if let Some(difference) = difference::first("schema", &schema, &self.state.schema) {
-            return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
+            return Err(SessionError::Mismatch { state: name_of(checkpoint), difference });
         }
         self.scorer.load(checkpoint, CheckpointScope::Full)?;
         let progress = match data {
@@ -579,6 +611,11 @@ where
             None => Ok(()),
         }
     }
+}
+
+/// What errors call a checkpoint.
+fn name_of(checkpoint: &Checkpoint) -> String {
+    format!("checkpoint {}", checkpoint.path())
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use millstream_backend::{Backend, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
-use super::{SessionError, difference};
+use super::{SessionError, difference, name_of};
 use crate::checkpoint::tensors::TensorFile;
-use crate::checkpoint::{Checkpoint, CheckpointScope, Element, MODEL_PART, OPTIMIZER_PART};
+use crate::checkpoint::{Checkpoint, CheckpointScope, Element, Image, MODEL_PART, OPTIMIZER_PART};
 use crate::exchange::scored_rows::RowFormat;
 use crate::metrics::{Accumulator, Metrics, ScoredBatch};
 use crate::model::{Model, NamedTensor, TensorRole};
@@ -42,7 +42,7 @@ where
             .or_else(|| difference::first("schema.ids", &trained.schema.ids, &schema.ids))
             .or_else(|| difference::first("schema.ragged", &trained.schema.ragged, &schema.ragged));
         if let Some(difference) = difference {
-            return Err(SessionError::Mismatch { path: checkpoint.path().to_owned(), difference });
+            return Err(SessionError::Mismatch { state: name_of(checkpoint), difference });
         }
         // Scores equal those of an evaluation during training: the arithmetic is the same.
         let (seed, precision, tasks) = (trained.seed, trained.precision, trained.tasks.clone());
@@ -182,6 +182,18 @@ where
             };
             let copied = file.map_or(Ok(()), |file| file.copy(tensor, numbers));
             copied.map_err(|message| checkpoint.damaged(part, message).into())
+        })
+    }
+
+    /// Replaces the model with that of `image`.
+    pub(super) fn load_image(&mut self, image: &Image) -> Result<(), SessionError> {
+        let (places, _) = self.model.copy_layout();
+        image.check::<B::Scalar>(&places)?;
+        self.discard_eval();
+        let mut places = places.iter();
+        self.model.write_tensors(|_, numbers| {
+            let place = places.next().expect("the place of each tensor");
+            Ok(image.read(place, numbers)?)
         })
     }
 

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod background;
+mod images;
 mod losses;
 mod precision;
 mod workers;
@@ -151,7 +152,7 @@ fn a_rehearsal_accepts_every_batch_that_training_does() {
     let alone = || Communicator::new(Alone, Duration::from_secs(60), None).unwrap();
     let taken = |rows, of: u32| {
         let session = session(cpu());
-        session.dry_run(batch(rows, &schema(of)).as_ref(), alone(), true)
+        session.dry_run(batch(rows, &schema(of)).as_ref(), alone(), 1)
     };
     taken(0, ROWS).unwrap();
     // A batch with fewer rows than its capacity.
@@ -167,9 +168,9 @@ fn a_rehearsal_accepts_every_batch_that_training_does() {
             ..training()
         };
         let part = schema(ROWS).part(training.parts());
-        for has_copy in [true, false] {
+        for copies in [0, 1, 2] {
             let session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
-            session.dry_run(batch(0, &part).as_ref(), alone(), has_copy).unwrap();
+            session.dry_run(batch(0, &part).as_ref(), alone(), copies).unwrap();
         }
     }
 }
@@ -184,7 +185,8 @@ fn checkpoint<B: Backend<Scalar: Element>>(
     directory: &Path,
 ) -> (BTreeMap<String, Vec<u8>>, Checkpoint) {
     let store = store(directory);
-    let mut writer = CheckpointWriter::spawn(store.clone(), session.allocate_copy(), carried()).unwrap();
+    let mut writer =
+        CheckpointWriter::spawn(store.clone(), vec![session.allocate_copy()], carried()).unwrap();
     writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
     let path = writer.wait().unwrap().unwrap();
     let files = fs::read_dir(path).unwrap().map(|entry| {
@@ -354,7 +356,7 @@ fn divergence_is_reported_and_never_checkpointed() {
     let error = session.train(poison.as_ref()).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
     let mut writer =
-        CheckpointWriter::spawn(store(directory.path()), session.allocate_copy(), carried()).unwrap();
+        CheckpointWriter::spawn(store(directory.path()), vec![session.allocate_copy()], carried()).unwrap();
     let error = writer.start_commit(KEEP, |image| session.capture(image)).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
     assert_eq!(writer.wait().unwrap(), None);

@@ -82,6 +82,9 @@ fn describe(job: &Job) -> String {
     if let Some(checkpoint) = &job.checkpoint {
         table.row(["checkpoint", checkpoint]);
     }
+    if let Some(step) = job.image_step {
+        table.row(["image", &format!("step {}, in the memory of the daemon", figures::count(step))]);
+    }
     if let Some(best) = &job.best_checkpoint {
         table.row(["best checkpoint", best]);
     }

@@ -1,0 +1,50 @@
+//! What a job's thread does about checkpoints that its worker has written, or could not write.
+
+use std::path::PathBuf;
+
+use tracing::Level;
+
+use super::Supervisor;
+use super::attempt::took;
+use crate::runs;
+use crate::traces::JobEvent;
+
+impl Supervisor {
+    /// Records a committed checkpoint.
+    pub(super) fn committed(&mut self, step: u64, path: PathBuf, requested: bool, seconds: f64) {
+        // Without a trace, nobody asks for the size.
+        if self.recorder.trace().is_on() {
+            let bytes = runs::checkpoint_bytes(&path);
+            self.recorder.trace().record(JobEvent::Checkpointed { step, bytes, took: took(seconds) });
+        }
+        self.retries.reset();
+        self.newest_step = Some(step);
+        self.control.vitals().committed(step);
+        self.recorder.log(Level::INFO, &format!("checkpoint at step {step}: {}", path.display()));
+        self.recorder.update(|record| {
+            record.checkpoint = Some(path.clone());
+            // With this progress, a death of the daemon is not this job's doing.
+            record.daemon_deaths = 0;
+        });
+        if requested {
+            for reply in self.checkpoint_requests.drain(..) {
+                // The client may have disconnected.
+                let _ = reply.send(Ok((path.clone(), step)));
+            }
+        }
+    }
+
+    /// Records that a checkpoint could not be written.
+    pub(super) fn checkpoint_failed(&mut self, step: u64, message: &str, requested: bool, seconds: f64) {
+        let failed = JobEvent::CheckpointFailed { step, why: message, took: took(seconds) };
+        self.recorder.trace().record(failed);
+        let message = format!("the checkpoint of step {step} could not be written: {message}");
+        self.recorder.log(Level::WARN, &message);
+        if requested {
+            for reply in self.checkpoint_requests.drain(..) {
+                // The client may have disconnected.
+                let _ = reply.send(Err(message.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A job that keeps images of its model in memory continues from them after the death of a worker, with the same bits as
+//! undisturbed, and leaves no image behind.
+//!
+//! UCX must be installed to run these tests, as `tests/run` does.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
+use millstream_tests::tiny_job::{Contents, TinyJob, kill_count};
+use serde_json::Value;
+
+/// Kills in a run of `tests/run`.
+const KILLS: u32 = 3;
+
+/// Epochs of the tiny job that take several seconds, in one worker and in two.
+const EPOCHS: [(u32, u32); 2] = [(1, 160), (2, 28)];
+
+fn submit(daemon: &Daemon, job: &TinyJob, set: &[String]) -> String {
+    let file = job.file();
+    let mut line = vec!["submit", file.to_str().unwrap()];
+    line.extend(set.iter().flat_map(|set| ["--set", set]));
+    daemon.json(&line)["id"].as_str().unwrap().to_owned()
+}
+
+/// Whether the daemon holds the file of an image.
+fn holds_images(daemon: &Daemon) -> bool {
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+    let targets = descriptors.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    targets.into_iter().any(|target| target.to_string_lossy().contains("millstream-image"))
+}
+
+/// Waits until the job has an image newer than `before`, or has ended. Returns the job.
+fn new_image(daemon: &Daemon, id: &str, before: Option<u64>) -> Value {
+    let mut job = Value::Null;
+    wait_until("there is a new image", || {
+        job = daemon.show(id);
+        has_ended(&job) || job["image_step"].as_u64() > before
+    });
+    job
+}
+
+/// The step in a line of the log that ends with the image from which a worker continues.
+fn continued_step(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once(" from the image of step ")?;
+    rest.split(',').next()?.parse().ok()
+}
+
+#[test]
+fn killed_workers_continue_from_images_with_the_same_bits() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    for (workers, epochs) in EPOCHS {
+        let set = [
+            format!("workers.per_host={workers}"),
+            format!("data.epochs={epochs}"),
+            "workers.image_seconds=1".to_owned(),
+            // Only the last one.
+            "checkpoint.every_steps=1000000".to_owned(),
+        ];
+        let undisturbed = daemon.succeeded(&submit(&daemon, &job, &set));
+        assert_eq!(undisturbed["attempts"], 1);
+        let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
+        let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+        while kills < wanted_kills {
+            let id = submit(&daemon, &job, &set);
+            let mut images = Vec::new();
+            while kills < wanted_kills {
+                let state = new_image(&daemon, &id, images.last().copied());
+                if has_ended(&state) {
+                    break;
+                }
+                assert!(state["checkpoint"].is_null(), "{state:#}");
+                assert!(holds_images(&daemon));
+                // A worker killed after its final report needs no successor.
+                let victims = children(daemon.pid());
+                if victims.last().is_some_and(|&victim| kill(victim)) {
+                    images.extend(state["image_step"].as_u64());
+                    kills += 1;
+                }
+            }
+            let ended = daemon.succeeded(&id);
+            Contents::of(ended["checkpoint"].as_str().unwrap()).assert_same(&wanted);
+            assert!(ended["image_step"].is_null(), "{ended:#}");
+            let log = String::from_utf8(daemon.run(&["logs", &id]).stdout).unwrap();
+            let continued: Vec<u64> = log.lines().filter_map(continued_step).collect();
+            assert_eq!(continued.len() as u64 + 1, ended["attempts"].as_u64().unwrap(), "{log}");
+            // Between its report and its death, a worker may have taken another one.
+            assert!(continued.iter().zip(&images).all(|(continued, image)| continued >= image), "{log}");
+            wait_until("the images are gone", || !holds_images(&daemon));
+        }
+    }
+    assert!(children(daemon.pid()).is_empty());
+    daemon.stop();
+}
+
+/// An image outlives its worker, but not the daemon: then the newest checkpoint counts.
+#[test]
+fn a_daemon_that_dies_leaves_the_checkpoint() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let set = ["data.epochs=120", "workers.image_seconds=1", "checkpoint.every_steps=20000"];
+    let set = set.map(str::to_owned);
+    let wanted = daemon.succeeded(&submit(&daemon, &job, &set));
+    let id = submit(&daemon, &job, &set);
+    wait_until("there is a checkpoint", || !daemon.show(&id)["checkpoint"].is_null());
+    new_image(&daemon, &id, Some(20_000));
+    daemon.kill();
+    let daemon = Daemon::start(job.directory());
+    daemon.resume_if_held(&id);
+    let ended = daemon.succeeded(&id);
+    let [wanted, found] = [&wanted, &ended].map(|job| Contents::of(job["checkpoint"].as_str().unwrap()));
+    found.assert_same(&wanted);
+    let log = String::from_utf8(daemon.run(&["logs", &id]).stdout).unwrap();
+    assert!(log.contains(" resumes from step "), "{log}");
+    daemon.stop();
+}

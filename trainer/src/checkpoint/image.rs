@@ -1,0 +1,245 @@
+//! Images: a model and its state after a step, in memory that outlives the process that trains it.
+//!
+//! An image costs a copy of the model, but no storage. The holder of its file passes it on to the next process, which continues
+//! from the image instead of an older checkpoint. It has the content of a checkpoint, in an anonymous file:
+//!
+//! ```text
+//! offset   0   magic            8 bytes, "millimag"; zeros while the image is incomplete
+//!          8   version          u64, [`VERSION`]
+//!         16   layout           u64, the start of a hash of the tensors' names, shapes and places
+//!         24   number bytes     u64, n
+//!         32   snapshot bytes   u64
+//!       4096   numbers          of all tensors, as in a [`ModelCopy`](super::ModelCopy)
+//!   4096 + n   snapshot         JSON, as in a manifest
+//! ```
+//!
+//! All numbers are little-endian. The magic is erased before anything else changes, and written last. A process may be killed
+//! at any instant: what it has written before stays, so an image with the magic is complete. One process writes an image
+//! at a time. To have a complete one always, alternate between two.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use millstream_batch::shared_memory::SharedNumbers;
+use sha2::{Digest, Sha256};
+
+use super::CheckpointError;
+use super::manifest::Snapshot;
+use super::tensors::Element;
+use crate::model::CopiedTensor;
+
+/// What errors call it.
+pub(crate) const NAME: &str = "the image in memory";
+
+const MAGIC: u64 = u64::from_le_bytes(*b"millimag");
+
+/// Changes whenever the layout above changes.
+const VERSION: u64 = 1;
+
+/// The first number starts here.
+const FIRST: usize = 4096;
+
+/// Bytes that are read at a time.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// The fields at the start of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    layout: u64,
+    number_bytes: u64,
+    snapshot_bytes: u64,
+}
+
+impl Head {
+    const BYTES: usize = 40;
+
+    fn encode(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let fields = [MAGIC, VERSION, self.layout, self.number_bytes, self.snapshot_bytes];
+        for (place, field) in bytes.chunks_exact_mut(8).zip(fields) {
+            place.copy_from_slice(&field.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// `None` if the image is incomplete, or of another version.
+    fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let (fields, _) = bytes.as_chunks();
+        let field = |number: usize| u64::from_le_bytes(fields[number]);
+        let is_complete = field(0) == MAGIC && field(1) == VERSION;
+        is_complete.then(|| Self { layout: field(2), number_bytes: field(3), snapshot_bytes: field(4) })
+    }
+
+    /// Where the snapshot starts.
+    fn snapshot_at(&self) -> u64 {
+        (FIRST as u64).saturating_add(self.number_bytes)
+    }
+}
+
+/// A complete image, to restore.
+#[derive(Debug)]
+pub struct Image {
+    file: File,
+    head: Head,
+    snapshot: Snapshot,
+}
+
+impl Image {
+    /// Opens an image; `None` if it is incomplete, of another version, or does not fit its size.
+    ///
+    /// # Errors
+    /// When the system cannot read it.
+    pub fn open(file: File) -> Result<Option<Self>, CheckpointError> {
+        let size = file.metadata().map_err(failed)?.len();
+        if size < FIRST as u64 {
+            return Ok(None);
+        }
+        let mut head = [0; Head::BYTES];
+        file.read_exact_at(&mut head, 0).map_err(failed)?;
+        let Some(head) = Head::decode(&head) else { return Ok(None) };
+        if head.snapshot_at().saturating_add(head.snapshot_bytes) > size {
+            return Ok(None);
+        }
+        let mut json = vec![0; head.snapshot_bytes as usize];
+        file.read_exact_at(&mut json, head.snapshot_at()).map_err(failed)?;
+        let snapshot = serde_json::from_slice(&json).ok();
+        Ok(snapshot.map(|snapshot| Self { file, head, snapshot }))
+    }
+
+    /// The state of training.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.snapshot
+    }
+
+    /// Checks that it has these tensors, as numbers of type `T`.
+    pub(crate) fn check<T: Element>(&self, tensors: &[CopiedTensor]) -> Result<(), CheckpointError> {
+        if self.head.layout == layout::<T>(tensors) {
+            return Ok(());
+        }
+        let (path, part) = (NAME.to_owned(), "tensors".to_owned());
+        Err(CheckpointError::Damaged { path, part, message: "are those of another model".to_owned() })
+    }
+
+    /// Reads a tensor of those that were [checked](Image::check).
+    pub(crate) fn read<T: Element>(
+        &self,
+        copied: &CopiedTensor,
+        numbers: &mut [T],
+    ) -> Result<(), CheckpointError> {
+        let &CopiedTensor { first, stride, row, .. } = copied;
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let rows_at_a_time = (PIECE_BYTES / (stride.max(1) * T::BYTES)).max(1);
+        let mut bytes = Vec::new();
+        for (piece, numbers) in numbers.chunks_mut(rows_at_a_time * row).enumerate() {
+            let rows = numbers.len() / row;
+            // The last row ends before its stride does.
+            bytes.resize(((rows - 1) * stride + row) * T::BYTES, 0);
+            let start = first + piece * rows_at_a_time * stride;
+            self.file.read_exact_at(&mut bytes, (FIRST + start * T::BYTES) as u64).map_err(failed)?;
+            for (numbers, bytes) in numbers.chunks_exact_mut(row).zip(bytes.chunks(stride * T::BYTES)) {
+                T::copy_from_bytes(&bytes[..row * T::BYTES], numbers);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An image to write.
+pub(crate) struct ImageWriter<T> {
+    file: File,
+    layout: u64,
+    numbers: SharedNumbers<T>,
+    /// The step of the image; `None` while it is incomplete.
+    step: Option<u64>,
+}
+
+impl<T: Element> ImageWriter<T> {
+    /// An image of `tensors`, of `length` numbers together, in `file`: an empty one, or one of an image, which then keeps its step
+    /// if it is complete.
+    pub(crate) fn open(file: File, tensors: &[CopiedTensor], length: usize) -> Result<Self, CheckpointError> {
+        let numbers = SharedNumbers::map(&file, FIRST, length).map_err(failed)?;
+        let image = Image::open(file.try_clone().map_err(failed)?)?;
+        let image = image.filter(|image| image.check::<T>(tensors).is_ok());
+        let step = image.map(|image| image.snapshot.step);
+        Ok(Self { file, layout: layout::<T>(tensors), numbers, step })
+    }
+
+    /// The step of the image, if it is complete.
+    pub(crate) fn step(&self) -> Option<u64> {
+        self.step
+    }
+
+    pub(crate) fn numbers(&self) -> &[T] {
+        &self.numbers
+    }
+
+    /// The numbers, which may change after [`ImageWriter::begin`].
+    pub(crate) fn numbers_mut(&mut self) -> &mut [T] {
+        &mut self.numbers
+    }
+
+    /// Makes the image incomplete.
+    pub(crate) fn begin(&mut self) -> Result<(), CheckpointError> {
+        self.step = None;
+        self.file.write_all_at(&[0; Head::BYTES], 0).map_err(failed)
+    }
+
+    /// Completes the image with the numbers as they are.
+    pub(crate) fn complete(&mut self, snapshot: &Snapshot) -> Result<(), CheckpointError> {
+        let json = serde_json::to_vec(snapshot).map_err(io::Error::from).map_err(failed)?;
+        let number_bytes = size_of_val(&self.numbers[..]) as u64;
+        let head = Head { layout: self.layout, number_bytes, snapshot_bytes: json.len() as u64 };
+        self.file.write_all_at(&json, head.snapshot_at()).map_err(failed)?;
+        self.file.write_all_at(&head.encode(), 0).map_err(failed)?;
+        self.step = Some(snapshot.step);
+        Ok(())
+    }
+}
+
+/// The start of a hash of the places of `tensors`, as numbers of type `T`.
+fn layout<T: Element>(tensors: &[CopiedTensor]) -> u64 {
+    let hash = Sha256::digest(format!("{:?} {tensors:?}", T::DTYPE));
+    let (words, _) = hash.as_chunks();
+    u64::from_le_bytes(words[0])
+}
+
+fn failed(error: io::Error) -> CheckpointError {
+    CheckpointError::Storage { path: NAME.to_owned(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn heads_survive_their_encoding() {
+        let head = Head { layout: 7, number_bytes: 1 << 40, snapshot_bytes: 3 };
+        let bytes = head.encode();
+        assert_eq!(Head::decode(&bytes), Some(head));
+        assert_eq!(head.snapshot_at(), (1 << 40) + 4096);
+        for changed in 0..16 {
+            let mut bytes = bytes;
+            bytes[changed] ^= 1;
+            assert_eq!(Head::decode(&bytes), None, "byte {changed}");
+        }
+    }
+
+    #[test]
+    fn files_without_an_image_have_none() {
+        let file = tempfile::tempfile().unwrap();
+        let open = |file: &File| Image::open(file.try_clone().unwrap()).unwrap();
+        assert!(open(&file).is_none());
+        file.set_len(FIRST as u64 + 8).unwrap();
+        assert!(open(&file).is_none());
+        for (number_bytes, snapshot_bytes) in [(0, 2), (8, 1), (0, u64::MAX), (u64::MAX, 0)] {
+            let head = Head { layout: 0, number_bytes, snapshot_bytes };
+            file.write_all_at(&head.encode(), 0).unwrap();
+            assert!(open(&file).is_none(), "{head:?}");
+        }
+    }
+}
