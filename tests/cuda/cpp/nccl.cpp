@@ -1,9 +1,10 @@
-// The stand-in of NCCL: non-blocking communicators with in-place sums, stricter than NCCL.
+// The stand-in of NCCL: non-blocking communicators with in-place sums and broadcasts, stricter than NCCL.
 //
-// Ranks meet in shared memory (meeting.h), on devices of any stand-ins of the driver. An operation runs in its stream, when
-// the driver's stand-in runs that, and waits there for the other ranks. Its numbers are read when it first runs, and the sums
-// are written when it has all of them, added in an order drawn from a seed. Ranks whose n-th operations differ get an
-// asynchronous error that names both; with NCCL they hang or get wrong sums. Calls while a stream is captured are refused.
+// Ranks meet in shared memory (meeting.h), on devices of any stand-ins of the driver. The calls of a group are one operation.
+// It runs in its stream, when the driver's stand-in runs that, and waits there for the other ranks. Its numbers are read when
+// it first runs; then what it will write is filled with nonsense, as NCCL may write early. The results are written when it has
+// the numbers of all: sums are added in an order drawn from a seed. Ranks whose n-th operations differ get an asynchronous
+// error that names both; with NCCL they hang or get wrong numbers. Calls while a stream is captured are refused.
 //
 // The first operation of a communicator is enqueued later, by ncclCommGetAsyncError, as with NCCL, which connects ranks then.
 //
@@ -52,7 +53,7 @@ enum ncclResult_t {
 #undef RESULT
 };
 
-enum ncclDataType_t { ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 };
+enum ncclDataType_t { ncclUint32 = 3, ncclFloat16 = 6, ncclFloat32 = 7, ncclBfloat16 = 9 };
 enum ncclRedOp_t { ncclSum = 0 };
 
 struct ncclUniqueId {
@@ -73,7 +74,9 @@ using namespace stand_in;
 namespace {
 
 constexpr std::chrono::milliseconds advance_interval(1);
-constexpr const char* names[] = {"", "", "", "", "", "", "float16", "float32", "", "bfloat16"};
+constexpr const char* names[] = {"", "", "", "uint32", "", "", "float16", "float32", "", "bfloat16"};
+// What is in memory that an operation is going to write.
+constexpr int nonsense = 0xa5;
 
 struct Driver {
     CUresult (*enqueue)(CUstream, const char*, CUresult (*)(void*), void (*)(void*), void*);
@@ -114,7 +117,7 @@ ncclResult_t refuse(ncclResult_t code, const std::string& why) {
     return code;
 }
 
-size_t bytes_of(ncclDataType_t type) { return type == ncclFloat32 ? 4 : 2; }
+size_t bytes_of(ncclDataType_t type) { return type == ncclFloat32 || type == ncclUint32 ? 4 : 2; }
 
 float load(ncclDataType_t type, const unsigned char* from, size_t at) {
     unsigned short bits;
@@ -131,11 +134,19 @@ void store(ncclDataType_t type, unsigned char* to, size_t at, float value) {
     else std::memcpy(to + 2 * at, &bits, 2);
 }
 
-struct Sum {
+constexpr int no_root = -1;
+
+// A sum over all ranks, or a broadcast from `root`.
+struct Call {
     unsigned char* numbers;
     size_t count;
     ncclDataType_t type;
+    int root = no_root;
     size_t bytes() const { return count * bytes_of(type); }
+    bool is_sum() const { return root == no_root; }
+    // Whether `rank` has numbers that others need.
+    bool is_of(int rank) const { return is_sum() || root == rank; }
+    bool is_within_memory() const;
 };
 
 }  // namespace
@@ -146,8 +157,8 @@ struct ncclComm {
     std::atomic<int> asynchronous{0};
     std::atomic<int> open{0};  // operations that have not ended
     bool is_connected = false;
-    // Sums of the group that was called first, until they are enqueued.
-    std::vector<Sum> first;
+    // The group that was called first, until it is enqueued.
+    std::vector<Call> first;
     CUstream stream = nullptr;
     std::atomic<bool> ends{false};
 
@@ -168,17 +179,24 @@ std::shared_ptr<ncclComm> find(const ncclComm* handle) {
     return found == communicators.end() ? nullptr : found->second;
 }
 
-// The sums of a group, in a stream.
+bool Call::is_within_memory() const { return driver().reaches(reinterpret_cast<std::uintptr_t>(numbers), bytes()) != 0; }
+
+// The calls of a group, in a stream.
 struct Operation {
     std::shared_ptr<ncclComm> comm;
-    std::vector<Sum> sums;
+    std::vector<Call> calls;
     bool is_published = false, never_ends = false;
 
     std::string what() const {
-        std::string all = "a sum of";
-        for (const Sum& sum : sums) {
-            all += format("%s %zu x %s", &sum == &sums[0] ? "" : ",", sum.count, names[sum.type]);
-            if (all.size() > 900) return all + format(" and others, %zu in all", sums.size());
+        std::string all;
+        for (const Call& call : calls) {
+            bool is_alike = &call != &calls[0] && call.root == (&call)[-1].root;
+            if (!is_alike) {
+                if (!all.empty()) all += " and ";
+                all += call.is_sum() ? "a sum of" : format("a broadcast from rank %d of", call.root);
+            }
+            all += format("%s %zu x %s", is_alike ? "," : "", call.count, names[call.type]);
+            if (all.size() > 900) return all + format(" and others, %zu in all", calls.size());
         }
         return all;
     }
@@ -194,17 +212,32 @@ struct Operation {
         if (asynchronous != 0) comm->fail(ncclResult_t(asynchronous), "an asynchronous error by script");
         if (never_ends) return CUDA_ERROR_NOT_READY;
         std::vector<unsigned char> data;
-        for (const Sum& sum : sums) {
-            if (!driver().reaches(reinterpret_cast<std::uintptr_t>(sum.numbers), sum.bytes()))
-                return CUDA_ERROR_ILLEGAL_ADDRESS;
-            data.insert(data.end(), sum.numbers, sum.numbers + sum.bytes());
+        for (const Call& call : calls) {
+            if (!call.is_within_memory()) return CUDA_ERROR_ILLEGAL_ADDRESS;
+            if (call.is_of(comm->meeting->rank())) data.insert(data.end(), call.numbers, call.numbers + call.bytes());
         }
         comm->meeting->publish(what(), data);
+        for (const Call& call : calls)
+            if (call.root != comm->meeting->rank()) std::memset(call.numbers, nonsense, call.bytes());
         is_published = true;
         return CUDA_ERROR_NOT_READY;
     }
 
-    CUresult add() {
+    // The numbers of a rank, call by call; empty for broadcasts from other ranks.
+    std::vector<std::vector<unsigned char>> numbers_of(int rank) const {
+        size_t bytes = 0, first = 0;
+        for (const Call& call : calls) bytes += call.is_of(rank) ? call.bytes() : 0;
+        std::vector<unsigned char> all = comm->meeting->data_of(rank, bytes);
+        std::vector<std::vector<unsigned char>> numbers;
+        for (const Call& call : calls) {
+            size_t end = first + (call.is_of(rank) ? call.bytes() : 0);
+            numbers.emplace_back(all.begin() + ptrdiff_t(first), all.begin() + ptrdiff_t(end));
+            first = end;
+        }
+        return numbers;
+    }
+
+    CUresult finish() {
         Meeting& meeting = *comm->meeting;
         std::string difference = meeting.difference();
         if (!difference.empty()) {
@@ -212,27 +245,24 @@ struct Operation {
             never_ends = true;
             return CUDA_ERROR_NOT_READY;
         }
-        size_t bytes = 0;
-        for (const Sum& sum : sums) bytes += sum.bytes();
-        Random random(meeting.seed() + meeting.last());
-        Order order(std::uint64_t(meeting.ranks()), random);
-        std::vector<unsigned char> total = meeting.data_of(int(order.next()), bytes);
-        for (int i = 1; i < meeting.ranks(); ++i) {
-            std::vector<unsigned char> addend = meeting.data_of(int(order.next()), bytes);
-            size_t first = 0;
-            for (const Sum& sum : sums) {
-                unsigned char* to = total.data() + first;
-                for (size_t at = 0; at < sum.count; ++at)
-                    store(sum.type, to, at, load(sum.type, to, at) + load(sum.type, addend.data() + first, at));
-                first += sum.bytes();
+        std::vector<std::vector<std::vector<unsigned char>>> of_ranks;
+        for (int rank = 0; rank < meeting.ranks(); ++rank) of_ranks.push_back(numbers_of(rank));
+        for (size_t number = 0; number < calls.size(); ++number) {
+            const Call& call = calls[number];
+            if (!call.is_within_memory()) return CUDA_ERROR_ILLEGAL_ADDRESS;
+            if (!call.is_sum()) {
+                std::memcpy(call.numbers, of_ranks[size_t(call.root)][number].data(), call.bytes());
+                continue;
             }
-        }
-        size_t first = 0;
-        for (const Sum& sum : sums) {
-            if (!driver().reaches(reinterpret_cast<std::uintptr_t>(sum.numbers), sum.bytes()))
-                return CUDA_ERROR_ILLEGAL_ADDRESS;
-            std::memcpy(sum.numbers, total.data() + first, sum.bytes());
-            first += sum.bytes();
+            Random random(meeting.seed() + meeting.last());
+            Order order(std::uint64_t(meeting.ranks()), random);
+            std::vector<unsigned char>& total = of_ranks[order.next()][number];
+            for (int i = 1; i < meeting.ranks(); ++i) {
+                const std::vector<unsigned char>& addend = of_ranks[order.next()][number];
+                for (size_t at = 0; at < call.count; ++at)
+                    store(call.type, total.data(), at, load(call.type, total.data(), at) + load(call.type, addend.data(), at));
+            }
+            std::memcpy(call.numbers, total.data(), call.bytes());
         }
         return CUDA_SUCCESS;
     }
@@ -240,7 +270,7 @@ struct Operation {
     CUresult run() {
         if (never_ends) return CUDA_ERROR_NOT_READY;
         if (!is_published) return publish();
-        return comm->meeting->is_published() ? add() : CUDA_ERROR_NOT_READY;
+        return comm->meeting->is_published() ? finish() : CUDA_ERROR_NOT_READY;
     }
 };
 
@@ -252,13 +282,13 @@ void advance(const std::shared_ptr<ncclComm>& comm) {
     }
 }
 
-ncclResult_t enqueue(const std::shared_ptr<ncclComm>& comm, std::vector<Sum> sums) {
+ncclResult_t enqueue(const std::shared_ptr<ncclComm>& comm, std::vector<Call> calls) {
     ++comm->open;
     auto* operation = new Operation;
     operation->comm = comm;
-    operation->sums = std::move(sums);
+    operation->calls = std::move(calls);
     CUresult enqueued = driver().enqueue(
-        comm->stream, "a sum of NCCL", [](void* it) { return static_cast<Operation*>(it)->run(); },
+        comm->stream, "an operation of NCCL", [](void* it) { return static_cast<Operation*>(it)->run(); },
         [](void* it) {
             --static_cast<Operation*>(it)->comm->open;
             delete static_cast<Operation*>(it);
@@ -272,7 +302,7 @@ struct Group {
     int depth = 0;
     ncclResult_t error = ncclSuccess;
     std::shared_ptr<ncclComm> comm;
-    std::vector<Sum> sums;
+    std::vector<Call> calls;
 };
 thread_local Group group;
 
@@ -280,30 +310,40 @@ ncclResult_t end_group() {
     Group ended = std::move(group);
     group = Group();
     if (ended.error != ncclSuccess || ended.comm == nullptr) return ended.error;
-    if (ended.comm->is_connected) return enqueue(ended.comm, std::move(ended.sums));
-    ended.comm->first = std::move(ended.sums);
+    if (ended.comm->is_connected) return enqueue(ended.comm, std::move(ended.calls));
+    ended.comm->first = std::move(ended.calls);
     return ncclInProgress;
 }
 
-ncclResult_t add(const void* from, void* to, size_t count, int type, int operation, ncclComm* handle, CUstream stream) {
+// Adds a call to the group; a call without a group is one.
+ncclResult_t add(ncclResult_t fault, const void* from, const Call& call, ncclComm* handle, CUstream stream) {
+    auto check = [&](const std::shared_ptr<ncclComm>& comm) {
+        if (fault != ncclSuccess) return fault;
+        if (comm == nullptr) return refuse(ncclInvalidArgument, "a communicator that does not exist (any more)");
+        if (!comm->is_complete || !comm->first.empty())
+            return refuse(ncclInvalidUsage, "the communicator is still in progress");
+        if (comm->asynchronous != 0) return refuse(ncclInvalidUsage, "the communicator has failed");
+        if (from != call.numbers) return refuse(ncclInvalidArgument, "only operations in place are stood in for");
+        if (call.root < no_root || call.root >= comm->meeting->ranks())
+            return refuse(ncclInvalidArgument, format("a broadcast from rank %d", call.root));
+        if (driver().is_captured(stream)) return refuse(ncclInvalidUsage, "an operation in a stream that is captured");
+        if (comm->stream != nullptr && comm->stream != stream)
+            return refuse(ncclInvalidUsage, "a communicator's operations in several streams, which is not stood in for");
+        if (group.comm != nullptr && group.comm != comm)
+            return refuse(ncclInvalidUsage, "a group of several communicators, which is not stood in for");
+        if (!call.is_within_memory())
+            return refuse(ncclInvalidArgument, format("%zu numbers that are not in one allocation of device memory", call.count));
+        return ncclSuccess;
+    };
     auto comm = find(handle);
-    if (comm == nullptr) return refuse(ncclInvalidArgument, "a communicator that does not exist (any more)");
-    if (!comm->is_complete || !comm->first.empty()) return refuse(ncclInvalidUsage, "the communicator is still in progress");
-    if (comm->asynchronous != 0) return refuse(ncclInvalidUsage, "the communicator has failed");
-    if (from != to || operation != ncclSum || (type != ncclFloat16 && type != ncclFloat32 && type != ncclBfloat16))
-        return refuse(ncclInvalidArgument, "only sums in place, of float16, float32 and bfloat16, are stood in for");
-    if (driver().is_captured(stream)) return refuse(ncclInvalidUsage, "an operation in a stream that is captured");
-    if (comm->stream != nullptr && comm->stream != stream)
-        return refuse(ncclInvalidUsage, "a communicator's operations in several streams, which is not stood in for");
-    if (group.comm != nullptr && group.comm != comm)
-        return refuse(ncclInvalidUsage, "a group of several communicators, which is not stood in for");
-    Sum sum{static_cast<unsigned char*>(to), count, ncclDataType_t(type)};
-    if (!driver().reaches(reinterpret_cast<std::uintptr_t>(to), sum.bytes()))
-        return refuse(ncclInvalidArgument, format("%zu numbers that are not in one allocation of device memory", count));
-    comm->stream = stream;
-    group.comm = comm;
-    group.sums.push_back(sum);
-    return ncclSuccess;
+    ncclResult_t checked = check(comm);
+    if (checked == ncclSuccess) {
+        comm->stream = stream;
+        group.comm = comm;
+        group.calls.push_back(call);
+    }
+    group.error = group.error == ncclSuccess ? checked : group.error;
+    return group.depth > 0 ? checked : end_group();
 }
 
 }  // namespace
@@ -417,11 +457,20 @@ EXPORT ncclResult_t ncclGroupEnd() {
 
 EXPORT ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, int type, int operation, ncclComm* comm,
                                   CUstream stream) {
-    ncclResult_t added = enter(__func__);
-    if (added == ncclSuccess) added = add(from, to, count, type, operation, comm, stream);
-    group.error = group.error == ncclSuccess ? added : group.error;
-    if (group.depth > 0) return added;
-    return end_group();
+    ncclResult_t fault = enter(__func__);
+    bool is_known = operation == ncclSum && (type == ncclFloat16 || type == ncclFloat32 || type == ncclBfloat16);
+    if (fault == ncclSuccess && !is_known)
+        fault = refuse(ncclInvalidArgument, "only sums of float16, float32 and bfloat16 are stood in for");
+    return add(fault, from, {static_cast<unsigned char*>(to), count, ncclDataType_t(type)}, comm, stream);
+}
+
+EXPORT ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, int type, int root, ncclComm* comm,
+                                  CUstream stream) {
+    ncclResult_t fault = enter(__func__);
+    if (fault == ncclSuccess && type != ncclUint32)
+        fault = refuse(ncclInvalidArgument, "only broadcasts of uint32 are stood in for");
+    if (fault == ncclSuccess && root < 0) fault = refuse(ncclInvalidArgument, "a broadcast from a negative rank");
+    return add(fault, from, {static_cast<unsigned char*>(to), count, ncclDataType_t(type), root}, comm, stream);
 }
 
 EXPORT void stand_in_fail(const char* function, std::uint64_t nth, int code) {

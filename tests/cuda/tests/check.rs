@@ -96,7 +96,7 @@ fn faults_counts_and_devices_are_controllable() {
 
 #[test]
 fn sums_over_ranks_are_those_of_nccl() {
-    check("nccl", 7);
+    check("nccl", 9);
 }
 
 #[test]

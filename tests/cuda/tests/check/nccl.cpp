@@ -1,4 +1,4 @@
-// Sums over ranks: threads of this process, each with a device.
+// Sums over ranks and broadcasts: threads of this process, each with a device.
 #include "check.h"
 
 #include <chrono>
@@ -9,7 +9,7 @@
 namespace {
 
 enum Result { success = 0, invalid_argument = 4, invalid_usage = 5, remote_error = 6, in_progress = 7 };
-enum Type { float16 = 6, float32 = 7 };
+enum Type { uint32 = 3, float16 = 6, float32 = 7 };
 
 struct Id {
     char bytes[128];
@@ -57,6 +57,11 @@ struct Rank {
     int enqueue(CUdeviceptr numbers, size_t count, Type type = float32) {
         auto* at = reinterpret_cast<void*>(numbers);
         return call(nccl, "ncclAllReduce", static_cast<const void*>(at), at, count, int(type), 0, comm, by);
+    }
+
+    int broadcast(CUdeviceptr numbers, size_t count, int root, int type = uint32) {
+        auto* at = reinterpret_cast<void*>(numbers);
+        return call(nccl, "ncclBroadcast", static_cast<const void*>(at), at, count, type, root, comm, by);
     }
 
     // Enqueues a sum and returns the state of the communicator.
@@ -125,6 +130,47 @@ CASE(nccl_sums_are_the_same_on_all_ranks) {
     });
     for (int rank = 1; rank < ranks; ++rank)
         EQUAL(std::memcmp(sums[0].data(), sums[rank].data(), 5000 * sizeof(float)), 0);
+}
+
+// Each rank has a section, of its own size, and gets those of the others. Sums may be in the same group.
+CASE(nccl_broadcasts_reach_all_ranks) {
+    constexpr int ranks = 3;
+    on_ranks(ranks, [&](Rank& rank, int number) {
+        for (unsigned step = 1; step <= 4; ++step) {
+            std::vector<unsigned> sections(ranks * 100, 7);
+            std::fill_n(&sections[size_t(100 * number)], 10 * (number + 1), 1000 * step + unsigned(number));
+            CUdeviceptr all = upload(sections), sum = upload(std::vector<float>{1});
+            EQUAL(call(nccl, "ncclGroupStart"), success);
+            for (int root = 0; root < ranks; ++root)
+                EQUAL(rank.broadcast(all + 400 * CUdeviceptr(root), size_t(10 * (root + 1)), root), success);
+            EQUAL(rank.enqueue(sum, 1), success);
+            EQUAL(call(nccl, "ncclGroupEnd"), step == 1 ? in_progress : success);
+            EQUAL(rank.settle(), success);
+            synchronize(rank.by);
+            std::vector<unsigned> found = download<unsigned>(all, sections.size());
+            for (unsigned at = 0; at < found.size(); ++at) {
+                bool is_of_section = at % 100 < 10 * (at / 100 + 1);
+                EQUAL(found[at], is_of_section ? 1000 * step + at / 100 : 7u);
+            }
+            EQUAL(download<float>(sum, 1)[0], float(ranks));
+        }
+        EQUAL(call(nccl, "ncclCommDestroy", rank.comm), success);
+    });
+}
+
+CASE(nccl_names_different_broadcasts) {
+    on_ranks(2, [](Rank& rank, int number) {
+        CUdeviceptr numbers = upload(std::vector<unsigned>(3));
+        EQUAL(rank.broadcast(numbers, 3, 1), in_progress);
+        EQUAL(rank.settle(), success);
+        CHECK(rank.ends());
+        EQUAL(rank.broadcast(numbers, 2, number), success);
+        CHECK(!rank.ends());
+        EQUAL(rank.state(), invalid_usage);
+        CHECK(last_error().find("a broadcast from rank 0 of 2 x uint32") != std::string::npos);
+        CHECK(last_error().find("a broadcast from rank 1 of 2 x uint32") != std::string::npos);
+        std::_Exit(0);
+    });
 }
 
 CASE(nccl_advances_while_no_thread_waits) {
@@ -196,6 +242,10 @@ CASE(nccl_refuses_what_is_wrong) {
     CUgraph graph = nullptr;
     OK(cu("cuStreamEndCapture", rank.by, &graph));
     EQUAL(rank.enqueue(numbers, 4), invalid_argument);
+    EQUAL(rank.broadcast(numbers, 4, 0), invalid_argument);
+    // A rank that does not exist, and a type of sums.
+    for (int root : {-1, 1}) EQUAL(rank.broadcast(numbers, 3, root), invalid_argument);
+    EQUAL(rank.broadcast(numbers, 3, 0, float32), invalid_argument);
     EQUAL(rank.enqueue(numbers, 3), in_progress);
     EQUAL(rank.enqueue(numbers, 3), invalid_usage);
     EQUAL(rank.settle(), success);
