@@ -199,6 +199,50 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// Implements [`Backend::merge_rows`].
     fn take_merged_rows(&self, parts: &[RowSums<Self::Scalar>], merged: &mut Self::MergedRows) -> bool;
 
+    /// Sums the gradients of each row of `tables` that the batch touches, as [`Backend::sum_rows`] does, and packs the sums in
+    /// the device memory of `merged`, from which the other ranks get them. Does not wait.
+    ///
+    /// # Panics
+    /// If an operand has a wrong shape, or `merged` has no room for the rows of all ranks.
+    fn pack_rows(
+        &self,
+        peers: &Self::Peers,
+        gradients: &ops::RowGradients<'_, Self>,
+        tables: &[Self::Table],
+        merged: &mut Self::MergedRows,
+    ) {
+        gradients.check_for("pack_rows", tables);
+        let work = || gradients.work(self, tables, cost::row_squares);
+        self.record_transfer("pack_rows", work, || self.pack_summed_rows(peers, gradients, tables, merged));
+    }
+    /// Implements [`Backend::pack_rows`], whose operands have been checked.
+    fn pack_summed_rows(
+        &self,
+        peers: &Self::Peers,
+        gradients: &ops::RowGradients<'_, Self>,
+        tables: &[Self::Table],
+        merged: &mut Self::MergedRows,
+    );
+    /// The number of packed rows of each table, of all groups of tables that `visit` passes on. Waits for the device, once.
+    fn packed_counts(
+        &self,
+        peers: &Self::Peers,
+        visit: impl FnOnce(&mut dyn FnMut(&mut Self::MergedRows)),
+    ) -> Vec<u32>;
+    /// Gathers the packed rows of all ranks, of all groups of tables that `visit` passes on, and merges those of each group, in
+    /// the order of ranks: with the bits of [`Backend::merge_rows`]. All ranks make this call, with the same groups and the
+    /// `counts` of each rank ([`Backend::packed_counts`]). Returns whether the counts are possible for these tables; if not, no
+    /// row was gathered. Does not wait: operations that are queued from now on are executed afterwards.
+    ///
+    /// # Panics
+    /// As of [`Backend::sum_over_ranks`].
+    fn merge_over_ranks(
+        &self,
+        peers: &Self::Peers,
+        counts: &[&[u32]],
+        visit: impl FnOnce(&mut dyn FnMut(&mut Self::MergedRows)),
+    ) -> bool;
+
     /// Queues a report to the host: all values of at most two `matrices`, as they are after everything queued so
     /// far, and whether `batch` is valid. Does not wait.
     fn send(&self, batch: &Self::Batch, matrices: &[&Self::Matrix], report: &mut Self::Report) {

@@ -6,7 +6,7 @@ use millstream_batch::{BatchRef, BatchSchema};
 
 use crate::collective::Summand;
 use crate::float::Float;
-use crate::merged_rows::MergedShape;
+use crate::merged_rows::{MergedShape, PartRows};
 
 /// Bits that identify an id's place, its column and its batch row, in a group of several columns: the number of
 /// columns times the batch's rows, the latter rounded up to a power of two, is at most two to this power.
@@ -348,8 +348,8 @@ pub enum WorkspaceUse<'a> {
     MergedRows {
         /// The shape of each table.
         shapes: &'a [TableShape],
-        /// The most rows of each.
-        most: &'a [usize],
+        /// How many rows they touch.
+        rows: PartRows<'a>,
     },
     /// The gradients of a linear model's dense weights and bias.
     Linear {
@@ -428,9 +428,8 @@ pub trait Device {
     fn in_batch_numbers(queries: usize, items: usize, columns: usize) -> usize;
     /// Allocates a record of maxima for batches of up to `rows` rows.
     fn maxima(&self, rows: usize, columns: usize) -> Self::Maxima;
-    /// Allocates room for the rows of tables that all parts of a batch touch: of each of the tables `shapes`, at most as many
-    /// as `most` says.
-    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> Self::MergedRows;
+    /// Allocates room for the `rows` of the tables `shapes` that all parts of a batch touch.
+    fn merged_rows(&self, shapes: &[TableShape], rows: PartRows<'_>) -> Self::MergedRows;
     /// Allocates a report of `numbers` values.
     fn report(&self, numbers: usize) -> Self::Report;
     /// Reserves the workspace of a use.
@@ -452,7 +451,7 @@ pub trait Shapes: Device {
     fn batch_shape(batch: &Self::Batch) -> &BatchShape;
     /// The shapes of merged rows, by table.
     fn merged_shapes(rows: &Self::MergedRows) -> &[MergedShape];
-    /// The number of merged rows of table `table`.
+    /// The number of merged rows of table `table`; or, if only the device knows, the least that it can be.
     fn merged_count(rows: &Self::MergedRows, table: usize) -> usize;
     /// The columns of a plan's groups.
     fn planned_columns(plan: &Self::RowPlan) -> impl Iterator<Item = IdColumn>;

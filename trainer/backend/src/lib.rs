@@ -39,7 +39,7 @@ pub use float::Float;
 pub use floors::Floors;
 pub use host::{HostBatch, HostMaxima, HostReport};
 pub use library::{Libraries, LibraryError};
-pub use merged_rows::{HostMergedRows, MergedShape};
+pub use merged_rows::{HostMergedRows, MergedShape, PartRows};
 pub use ops::{
     Activation, Choice, ColumnSums, GradientColumns, GradientMode, InBatchInput, Loss, MixtureShape,
     Normalization, RowGradients, SavedLayer, SavedNormalization, Sequence, Task,

@@ -25,15 +25,27 @@ pub struct MergedShape {
     pub most: usize,
 }
 
+/// How many rows of each table the parts of a batch touch.
+#[derive(Clone, Copy, Debug)]
+pub struct PartRows<'a> {
+    /// The number of parts.
+    pub parts: usize,
+    /// The most ids of a part, by table.
+    pub ids: &'a [usize],
+    /// Whether devices that are connected gather the rows of all parts, one of each rank:
+    /// [`Backend::merge_over_ranks`](crate::Backend::merge_over_ranks).
+    pub are_gathered: bool,
+}
+
 impl MergedShape {
-    /// Rows of each of the tables `shapes`, of which the batch touches at most as many as `most` says.
-    pub(crate) fn of(shapes: &[TableShape], most: &[usize]) -> Vec<Self> {
-        let shape = |(shape, &most): (&TableShape, &usize)| Self {
+    /// The rows of each of the tables `shapes` that all parts touch.
+    pub(crate) fn of(shapes: &[TableShape], rows: PartRows<'_>) -> Vec<Self> {
+        let shape = |(shape, &ids): (&TableShape, &usize)| Self {
             rows: shape.rows,
             width: shape.width,
-            most: most.min(shape.rows),
+            most: ids.saturating_mul(rows.parts).min(shape.rows),
         };
-        shapes.iter().zip(most).map(shape).collect()
+        shapes.iter().zip(rows.ids).map(shape).collect()
     }
 }
 

@@ -8,6 +8,7 @@ use millstream_batch::BatchSchema;
 use crate::backend::Backend;
 use crate::device::{Device, IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
+use crate::merged_rows::PartRows;
 
 /// Memory used by each kind of buffer that [`Device`] creates, in bytes: one function per constructor.
 pub trait Layout: Backend<Scalar = f32> {
@@ -30,8 +31,8 @@ pub trait Layout: Backend<Scalar = f32> {
     }
     /// A record of maxima.
     fn maxima_bytes(rows: usize, columns: usize) -> u64;
-    /// Merged rows of the tables `shapes`, at most `most` of each.
-    fn merged_rows_bytes(shapes: &[TableShape], most: &[usize]) -> u64;
+    /// Merged rows of the tables `shapes`.
+    fn merged_rows_bytes(shapes: &[TableShape], rows: PartRows<'_>) -> u64;
     /// A row plan.
     fn row_plan_bytes(schema: &BatchSchema, groups: &[Vec<IdColumn>]) -> u64;
     /// A report of `numbers` values.
@@ -109,8 +110,8 @@ impl<L: Layout> Device for Sizes<L> {
         self.add(L::maxima_bytes(rows, columns));
     }
 
-    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) {
-        self.add(L::merged_rows_bytes(shapes, most));
+    fn merged_rows(&self, shapes: &[TableShape], rows: PartRows<'_>) {
+        self.add(L::merged_rows_bytes(shapes, rows));
     }
 
     fn report(&self, numbers: usize) {

@@ -1,6 +1,6 @@
 //! Builds models: resolves features by name, creates layers, and rejects invalid settings.
 
-use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, Sequence, WorkspaceUse};
+use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, PartRows, Sequence, WorkspaceUse};
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
@@ -397,8 +397,8 @@ impl<'a, D: Device> Builder<'a, D> {
             numbers.saturating_mul(parts as u64)
         });
         self.row_numbers = sent.fold(self.row_numbers, u64::saturating_add);
-        let most: Vec<usize> = of_part.iter().map(|ids| ids.saturating_mul(parts)).collect();
-        self.device.reserve_workspace(&WorkspaceUse::MergedRows { shapes: &shapes, most: &most });
-        self.device.merged_rows(&shapes, &most)
+        let rows = PartRows { parts, ids: &of_part, are_gathered: false };
+        self.device.reserve_workspace(&WorkspaceUse::MergedRows { shapes: &shapes, rows });
+        self.device.merged_rows(&shapes, rows)
     }
 }

@@ -125,6 +125,8 @@ pub enum Operation {
     Barrier,
     /// A sum of matrices in the memory of the ranks' devices, which they communicate directly.
     DeviceSum,
+    /// All ranks get the table rows of all, from the memory of the ranks' devices.
+    DeviceGather,
 }
 
 /// One of an operation's exchanges.
@@ -177,6 +179,7 @@ impl Operation {
             Self::Barrier => (5, 0, 0),
             Self::SumF64 => (6, 0, 0),
             Self::DeviceSum => (7, 0, 0),
+            Self::DeviceGather => (8, 0, 0),
         }
     }
 
@@ -194,6 +197,7 @@ impl Operation {
             5 => Self::Barrier,
             6 => Self::SumF64,
             7 => Self::DeviceSum,
+            8 => Self::DeviceGather,
             _ => return None,
         };
         (operation.codes() == (code, format, root)).then_some(operation)
@@ -219,6 +223,7 @@ impl fmt::Display for Operation {
             Self::Broadcast { format, root } => write!(f, "broadcast of {format} from rank {root}"),
             Self::Barrier => f.write_str("barrier"),
             Self::DeviceSum => f.write_str("sum on GPUs"),
+            Self::DeviceGather => f.write_str("gather of rows on GPUs"),
         }
     }
 }
@@ -242,6 +247,7 @@ mod tests {
             Operation::SumF64,
             Operation::Gather(Format::F64),
             Operation::DeviceSum,
+            Operation::DeviceGather,
         ];
         for operation in operations {
             for round in [Round::Only, Round::Parts, Round::Sums] {
@@ -254,7 +260,7 @@ mod tests {
     #[test]
     fn unknown_codes_are_no_label() {
         let label = Label { operation: Operation::Sum(Float::F16), number: 3, round: Round::Sums };
-        for (place, value) in [(8, 1), (9, 1), (10, 8), (11, 3), (12, 3), (13, 1), (15, 255)] {
+        for (place, value) in [(8, 1), (9, 1), (10, 9), (11, 3), (12, 3), (13, 1), (15, 255)] {
             let mut bytes = label.encode();
             bytes[place] = value;
             assert_eq!(Label::decode(bytes), None, "byte {place} is {value}");

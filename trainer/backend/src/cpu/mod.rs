@@ -82,7 +82,7 @@ use crate::device::{
 use crate::error::{BackendError, BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostMaxima, HostReport};
-use crate::merged_rows::{HostMergedRows, MergedShape};
+use crate::merged_rows::{HostMergedRows, MergedShape, PartRows};
 use crate::ops::{
     Checked, CopyTable, Operation, ReadMatrix, ReadTable, RowGradients, WriteMatrix, WriteTable,
 };
@@ -229,8 +229,8 @@ impl Device for Cpu {
         HostMaxima::new(rows, columns)
     }
 
-    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> HostMergedRows<f32> {
-        HostMergedRows::new(MergedShape::of(shapes, most))
+    fn merged_rows(&self, shapes: &[TableShape], rows: PartRows<'_>) -> HostMergedRows<f32> {
+        HostMergedRows::new(MergedShape::of(shapes, rows))
     }
 
     fn report(&self, numbers: usize) -> HostReport<f32> {
@@ -318,8 +318,8 @@ impl Layout for Cpu {
         HostMaxima::bytes(rows, columns)
     }
 
-    fn merged_rows_bytes(shapes: &[TableShape], most: &[usize]) -> u64 {
-        HostMergedRows::<f32>::bytes(&MergedShape::of(shapes, most))
+    fn merged_rows_bytes(shapes: &[TableShape], rows: PartRows<'_>) -> u64 {
+        HostMergedRows::<f32>::bytes(&MergedShape::of(shapes, rows))
     }
 
     fn report_bytes(numbers: usize) -> u64 {
@@ -416,6 +416,33 @@ impl Backend for Cpu {
     }
 
     fn sum_over_ranks(&self, peers: &Infallible, _: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix))) {
+        match *peers {}
+    }
+
+    fn pack_summed_rows(
+        &self,
+        peers: &Infallible,
+        _: &RowGradients<'_, Self>,
+        _: &[Self::Table],
+        _: &mut Self::MergedRows,
+    ) {
+        match *peers {}
+    }
+
+    fn packed_counts(
+        &self,
+        peers: &Infallible,
+        _: impl FnOnce(&mut dyn FnMut(&mut Self::MergedRows)),
+    ) -> Vec<u32> {
+        match *peers {}
+    }
+
+    fn merge_over_ranks(
+        &self,
+        peers: &Infallible,
+        _: &[&[u32]],
+        _: impl FnOnce(&mut dyn FnMut(&mut Self::MergedRows)),
+    ) -> bool {
         match *peers {}
     }
 

@@ -20,7 +20,7 @@ use crate::description::{Description, GpuName};
 use crate::device::{BatchShape, Device, IdColumn, MatrixShape, Shapes, TableShape, WorkspaceUse};
 use crate::error::{BatchError, ConnectDevicesError, PinError};
 use crate::float::Float;
-use crate::merged_rows::MergedShape;
+use crate::merged_rows::{MergedShape, PartRows};
 use crate::ops::{Checked, Operation, PlanRows, RowGradients};
 use crate::row_sums::RowSums;
 
@@ -58,8 +58,8 @@ impl Device for Cuda {
         CudaMaxima::new(rows, columns, self.zeros(CudaMaxima::bytes(rows, columns)))
     }
 
-    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> CudaMergedRows {
-        CudaMergedRows::new(self, MergedShape::of(shapes, most))
+    fn merged_rows(&self, shapes: &[TableShape], rows: PartRows<'_>) -> CudaMergedRows {
+        CudaMergedRows::new(self, shapes, rows)
     }
 
     fn report(&self, numbers: usize) -> CudaReport {
@@ -98,11 +98,11 @@ impl Shapes for Cuda {
     }
 
     fn merged_shapes(rows: &CudaMergedRows) -> &[MergedShape] {
-        rows.host().shapes()
+        rows.shapes()
     }
 
     fn merged_count(rows: &CudaMergedRows, table: usize) -> usize {
-        rows.host().tables()[table].ids().len()
+        rows.count(table)
     }
 
     fn planned_columns(plan: &CudaRowPlan) -> impl Iterator<Item = IdColumn> {
@@ -220,6 +220,33 @@ impl Backend for Cuda {
 
     fn sum_over_ranks(&self, peers: &CudaPeers, visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix))) {
         self.sum_over_peers(peers, visit);
+    }
+
+    fn pack_summed_rows(
+        &self,
+        peers: &CudaPeers,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+        merged: &mut CudaMergedRows,
+    ) {
+        self.pack(peers, gradients, tables, merged.gathered());
+    }
+
+    fn packed_counts(
+        &self,
+        peers: &CudaPeers,
+        visit: impl FnOnce(&mut dyn FnMut(&mut CudaMergedRows)),
+    ) -> Vec<u32> {
+        self.counts_of_packed(peers, visit)
+    }
+
+    fn merge_over_ranks(
+        &self,
+        peers: &CudaPeers,
+        counts: &[&[u32]],
+        visit: impl FnOnce(&mut dyn FnMut(&mut CudaMergedRows)),
+    ) -> bool {
+        self.merge_over_peers(peers, counts, visit)
     }
 
     fn check(&self, batch: &CudaBatch) -> Result<(), BatchError> {

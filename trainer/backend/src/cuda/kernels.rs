@@ -20,6 +20,10 @@ pub(super) const ROWS_AT_ONCE: u32 = 4;
 pub(super) const TILE: u32 = 4096;
 pub(super) const DIGITS: u32 = 256;
 pub(super) const DIGIT_BITS: u32 = 8;
+/// `SCAN_THREADS` of scan.cuh.
+const SCAN_THREADS: u32 = 256;
+/// `TILE` of merge.cu.
+pub(super) const MERGE_TILE: u32 = 1024;
 /// `STEPS` of update.cu: as many as fit in 4 KiB, the largest kernel argument that every driver accepts.
 pub(super) const STEPS_AT_ONCE: usize = 24;
 /// `REPORTED` of batch.cu: the most matrices in a report.
@@ -33,12 +37,13 @@ pub(super) const QUAD: u32 = 4;
 pub(super) const LOAD_BYTES: usize = 16;
 
 /// Every program.
-pub(super) const PROGRAMS: [Program; 15] = [
+pub(super) const PROGRAMS: [Program; 16] = [
     MATRIX,
     BATCH,
     LOOKUP,
     PLAN,
     ROWS,
+    MERGE,
     LAYER,
     INTERACTION,
     DOT,
@@ -140,6 +145,22 @@ pub(super) struct TableView {
     pub(super) format: u32,
     pub(super) piece: u32,
     pub(super) unused: u32,
+}
+
+/// `RowList` of merge.cu.
+#[derive(Clone, Copy, Default, Immutable, IntoBytes)]
+#[repr(C)]
+pub(super) struct RowListView {
+    pub(super) ids: Address,
+    pub(super) size: Address,
+    pub(super) rows: Address,
+    pub(super) places: Address,
+    pub(super) merged_ids: Address,
+    pub(super) merged_rows: Address,
+    pub(super) width: u32,
+    pub(super) capacity: u32,
+    pub(super) first_tile: u32,
+    pub(super) tiles: u32,
 }
 
 /// `Faults` of batch.cu.
@@ -260,6 +281,19 @@ program! {
     kernel STEP_PIECES_OF_MAXIMA = step_pieces_of_maxima(StepRows, THREADS);
     kernel STEP_SPANS = step_spans(StepRows, THREADS);
     kernel ADD_ROW_SQUARES = add_row_squares(RowSquares, SUM_THREADS);
+}
+
+program! {
+    MERGE = "merge.cu";
+    struct Merge {
+        lists: Address, tiles: Address, sections: Address, counts: Address, section_words: u64,
+        list_count: u32, tile_count: u32, ranks: u32, is_packing: u32,
+    }
+    kernel MERGE_IDS = merge_ids(Merge, THREADS);
+    kernel COUNT_ROWS = count_rows(Merge, SCAN_THREADS);
+    kernel NUMBER_ROWS = number_rows(Merge, SCAN_THREADS);
+    kernel PACK_ROWS = pack_rows(Merge, SCAN_THREADS);
+    kernel MERGE_ROWS = merge_rows(Merge, SCAN_THREADS);
 }
 
 program! {

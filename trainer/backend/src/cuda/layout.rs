@@ -11,6 +11,7 @@ use super::plan::CudaRowPlan;
 use super::{Cuda, layers, lists, lookups, losses, merged_rows, normalize, report, rows, updates};
 use crate::device::{IdColumn, TableShape, WorkspaceUse};
 use crate::float::Float;
+use crate::merged_rows::PartRows;
 use crate::sizes::{Layout, OperationBytes};
 
 impl Layout for Cuda {
@@ -44,8 +45,8 @@ impl Layout for Cuda {
         Memory::taken(CudaMaxima::bytes(rows, columns))
     }
 
-    fn merged_rows_bytes(shapes: &[TableShape], most: &[usize]) -> u64 {
-        merged_rows::bytes(shapes, most)
+    fn merged_rows_bytes(shapes: &[TableShape], rows: PartRows<'_>) -> u64 {
+        merged_rows::bytes(shapes, rows)
     }
 
     fn report_bytes(numbers: usize) -> u64 {
@@ -78,7 +79,7 @@ pub(super) fn scratch_bytes(operation: &WorkspaceUse<'_>) -> usize {
         WorkspaceUse::RowSums { schema, lookups, shapes } => {
             rows::scratch_bytes(schema, lookups, shapes, true)
         }
-        WorkspaceUse::MergedRows { shapes, most } => merged_rows::scratch_bytes(shapes, most),
+        WorkspaceUse::MergedRows { shapes, rows } => merged_rows::scratch_bytes(shapes, rows),
         WorkspaceUse::Linear { rows, dense, outputs } => lookups::scratch_bytes(rows, dense, outputs),
         WorkspaceUse::Loss { rows, classes } => losses::scratch_bytes(rows, classes > 0),
         WorkspaceUse::Lists { rows } => lists::scratch_bytes(rows),

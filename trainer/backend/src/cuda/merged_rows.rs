@@ -1,6 +1,7 @@
 //! The rows of tables that all parts of a batch touch, in GPU memory.
 //!
-//! Rows are merged on the host and copied. The kernels of [`rows`](super::rows) step them: to these, the rows of a table are
+//! Rows are merged on the host and copied, or gathered from the GPUs of all ranks and merged here
+//! ([`rank_rows`](super::rank_rows)). The kernels of [`rows`](super::rows) step them: to these, the rows of a table are
 //! sorted ids without repetitions, at places 0, 1, 2 and so on, whose gradients are rows of a matrix.
 
 use std::iter::once;
@@ -11,10 +12,11 @@ use super::Cuda;
 use super::buffers::{CudaTable, Rooms};
 use super::driver::{Address, Memory};
 use super::kernels::{ColumnView, MatrixView, SourceView, StepRows, TableView};
+use super::rank_rows::RankRows;
 use super::rows::{self, Tables};
 use crate::device::{Pooling, TableShape};
 use crate::float::Float;
-use crate::merged_rows::{HostMergedRows, MergedShape};
+use crate::merged_rows::{HostMergedRows, MergedShape, PartRows};
 use crate::ops::{MergedRowSquares, StepMergedRows};
 use crate::row_sums::RowSums;
 
@@ -22,6 +24,10 @@ use crate::row_sums::RowSums;
 pub struct CudaMergedRows {
     host: HostMergedRows<f32>,
     arrangement: Arrangement,
+    /// The rows of all ranks, if their GPUs gather them.
+    gathered: Option<RankRows>,
+    /// The number of merged rows of each table, or the least that it can be.
+    counts: Vec<usize>,
     _memory: Memory,
 }
 
@@ -43,10 +49,10 @@ struct Arrangement {
 
 /// The memory of a table's rows.
 #[derive(Clone, Copy)]
-struct Room {
-    ids: Address,
+pub(super) struct Room {
+    pub(super) ids: Address,
     /// Rows without padding.
-    gradient: Address,
+    pub(super) gradient: Address,
     /// How many numbers it is after the gradient of the table's group.
     first: u32,
 }
@@ -103,45 +109,78 @@ impl Arrangement {
 }
 
 /// GPU memory of merged rows, and of the kernels' lists of their tables, in bytes.
-pub(super) fn bytes(shapes: &[TableShape], most: &[usize]) -> u64 {
-    let Arrangement { groups, bytes, .. } = Arrangement::of(&MergedShape::of(shapes, most));
+pub(super) fn bytes(shapes: &[TableShape], rows: PartRows<'_>) -> u64 {
+    let Arrangement { groups, bytes, .. } = Arrangement::of(&MergedShape::of(shapes, rows));
     let sources = groups.iter().flat_map(|group| &group.tables).map(|_| size_of::<SourceView>());
     let tables = groups.iter().map(|group| group.tables.len() * size_of::<TableView>());
-    once(bytes).chain(sources).chain(tables).map(Memory::taken).sum()
+    let merged: u64 = once(bytes).chain(sources).chain(tables).map(Memory::taken).sum();
+    merged + if rows.are_gathered { RankRows::bytes(shapes, rows) } else { 0 }
 }
 
-/// Workspace of a step of merged rows, in bytes.
-pub(super) fn scratch_bytes(shapes: &[TableShape], most: &[usize]) -> usize {
+/// Workspace of merging rows, and of a step of merged rows, in bytes.
+pub(super) fn scratch_bytes(shapes: &[TableShape], rows: PartRows<'_>) -> usize {
     let mut rooms = Rooms::default();
-    for shape in MergedShape::of(shapes, most) {
+    for shape in MergedShape::of(shapes, rows) {
         rows::rooms_of(&mut rooms, rows::pieces(shape.most, shape.width), shape.width);
     }
-    rooms.bytes()
+    let merging = if rows.are_gathered { RankRows::scratch_bytes(shapes, rows) } else { 0 };
+    rooms.bytes().max(merging)
 }
 
 impl CudaMergedRows {
-    pub(super) fn new(cuda: &Cuda, shapes: Vec<MergedShape>) -> Self {
+    pub(super) fn new(cuda: &Cuda, shapes: &[TableShape], rows: PartRows<'_>) -> Self {
+        let gathered = rows.are_gathered.then(|| RankRows::new(cuda, shapes, rows));
+        let shapes = MergedShape::of(shapes, rows);
         let mut arrangement = Arrangement::of(&shapes);
         let memory = cuda.zeros(arrangement.bytes);
         arrangement.move_to(memory.address());
         let places: Vec<u32> = (0..arrangement.most as u32).collect();
         cuda.copy_to(arrangement.places, places.as_bytes());
-        Self { host: HostMergedRows::new(shapes), arrangement, _memory: memory }
+        let counts = vec![0; shapes.len()];
+        Self { host: HostMergedRows::new(shapes), arrangement, gathered, counts, _memory: memory }
     }
 
-    pub(super) fn host(&self) -> &HostMergedRows<f32> {
-        &self.host
+    pub(super) fn shapes(&self) -> &[MergedShape] {
+        self.host.shapes()
+    }
+
+    /// The number of merged rows of a table, or the least that it can be.
+    pub(super) fn count(&self, table: usize) -> usize {
+        self.counts[table]
+    }
+
+    /// Room for the rows of all ranks.
+    ///
+    /// # Panics
+    /// If it was not requested.
+    pub(super) fn gathered(&self) -> &RankRows {
+        self.gathered.as_ref().expect("merged rows with room for those of all ranks")
+    }
+
+    /// Where each table's merged rows are.
+    pub(super) fn rooms(&self) -> &[Room] {
+        &self.arrangement.rooms
+    }
+
+    /// Expects that kernels merge rows of ranks that have these numbers of them. Returns where they write the number of merged
+    /// rows of each table.
+    pub(super) fn expect(&mut self, of_ranks: &[&[u32]]) -> Address {
+        for (table, count) in self.counts.iter_mut().enumerate() {
+            *count = of_ranks.iter().map(|counts| counts[table] as usize).max().unwrap_or(0);
+        }
+        self.arrangement.sizes
     }
 }
 
 impl Cuda {
     /// Merges the rows of all parts, and copies them to the GPU.
     pub(super) fn merge(&self, parts: &[RowSums<f32>], merged: &mut CudaMergedRows) -> bool {
-        let CudaMergedRows { host, arrangement, .. } = merged;
+        let CudaMergedRows { host, arrangement, counts, .. } = merged;
         if !host.merge(parts, |tasks, task| (0..tasks).for_each(task)) {
             return false;
         }
-        let sizes: Vec<u32> = host.tables().iter().map(|table| table.ids().len() as u32).collect();
+        *counts = host.tables().iter().map(|table| table.ids().len()).collect();
+        let sizes: Vec<u32> = counts.iter().map(|&count| count as u32).collect();
         self.copy_to(arrangement.sizes, sizes.as_bytes());
         for (table, room) in host.tables().iter().zip(&arrangement.rooms) {
             self.copy_to(room.ids, table.ids().as_bytes());
@@ -193,7 +232,7 @@ impl Cuda {
                     source_count: 1,
                     ..rows::view_of(&tables[number])
                 };
-                list.add(view, rows.host.shapes()[number].most, group.width, false);
+                list.add(view, rows.shapes()[number].most, group.width, false);
             }
             let gradient = MatrixView {
                 data: group.gradient,

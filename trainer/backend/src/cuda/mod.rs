@@ -7,7 +7,7 @@
 //! - [`commands`]: the commands that operations enqueue, as lists and CUDA graphs.
 //! - [`buffers`], [`batch`], [`plan`]: data in GPU memory; [`layout`]: how much memory it uses.
 //! - [`feed`], [`report`]: uploading batches and reading back step results, both overlapped with compute.
-//! - [`peers`]: sums over the GPUs of several workers.
+//! - [`peers`]: sums over the GPUs of several workers; [`rank_rows`]: the table rows that they gather.
 //! - [`spans`]: profiling spans, recorded on demand.
 //! - [`lookups`], [`rows`]: embeddings and linear models: the forward pass, and the update of the touched rows.
 //! - [`layers`], [`interactions`], [`normalize`], [`retrieval`], [`losses`], [`updates`], [`moves`]: the
@@ -47,6 +47,7 @@ mod nvrtc;
 mod peers;
 mod plan;
 mod programs;
+mod rank_rows;
 mod report;
 mod retrieval;
 mod rows;

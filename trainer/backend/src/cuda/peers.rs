@@ -1,10 +1,13 @@
-//! Sums over the GPUs of all ranks, in place, by NCCL.
+//! Sums over the GPUs of all ranks, in place, and what each has for the others, by NCCL.
 //!
 //! ```text
 //! work | backward | ready |    (waits)     | update ...
 //!                      \                  /
 //! sums |                | sum of all ranks | summed
 //! ```
+//!
+//! A gather of sections of memory ([`rank_rows`](super::rank_rows)) is ordered, waits and fails as a sum does; below, "sum"
+//! stands for both.
 //!
 //! A sum cuts the command list, as an upload does ([`feed`](super::feed)). It is never part of a graph: NCCL demands that
 //! all ranks capture the same operations, and a list becomes a graph when it comes again, which ranks do at different steps.
@@ -32,7 +35,7 @@ use super::Cuda;
 use super::buffers::{CudaMatrix, number_bytes};
 use super::driver::{DriverError, Event, Stream};
 use super::fault::must;
-use super::nccl::{self, CallError, Nccl, UniqueId};
+use super::nccl::{self, CallError, Nccl, Section, UniqueId};
 use crate::backend::Backend;
 use crate::collective::{Buffer, CollectiveError, Communicator, Deadline, Label, Operation, Round};
 use crate::device::Device;
@@ -44,6 +47,8 @@ const POLL_INTERVAL: Duration = Duration::from_micros(50);
 /// The connection of a GPU to those of the other ranks.
 pub struct CudaPeers {
     communicator: Arc<nccl::Communicator>,
+    /// The number of this rank.
+    pub(super) rank: usize,
     /// Runs the sums.
     stream: Stream,
     /// Counts the sums, from 1.
@@ -64,7 +69,7 @@ struct Sums {
 }
 
 struct OpenSum {
-    number: u64,
+    label: Label,
     communicator: Arc<nccl::Communicator>,
     limit: Duration,
     /// Completes when the device has reached the sum, and when it has ended.
@@ -84,13 +89,13 @@ impl OpenSum {
     /// Fails if the sum has failed or exceeds its time limit.
     fn check(&mut self) {
         if let Err(error) = self.communicator.is_idle() {
-            failed(label(self.number), error).raise();
+            failed(self.label, error).raise();
         }
         if self.began.is_none() && must(self.ready.is_over()) {
             self.began = Some(Instant::now());
         }
         if self.began.is_some_and(|began| began.elapsed() > self.limit) {
-            late(label(self.number), self.limit).raise();
+            late(self.label, self.limit).raise();
         }
     }
 }
@@ -98,9 +103,9 @@ impl OpenSum {
 /// The first contact of the GPUs.
 const CONNECT: Label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
 
-/// Sum `number`.
-fn label(number: u64) -> Label {
-    Label { operation: Operation::DeviceSum, number, round: Round::Only }
+/// An operation that reads and writes `bytes` bytes, for recordings.
+fn info(name: &'static str, bytes: usize) -> OperationInfo {
+    OperationInfo { name, work: Work { bytes: 2 * bytes as u64, ..Work::default() }, shape: None }
 }
 
 fn failed(label: Label, error: impl ToString) -> CollectiveError {
@@ -137,6 +142,7 @@ impl Cuda {
         })?;
         let peers = CudaPeers {
             communicator: Arc::new(connected),
+            rank: communicator.rank(),
             stream: Stream::new(self.context()).map_err(DriverError::from)?,
             sums: AtomicU64::new(0),
             limit,
@@ -153,12 +159,43 @@ impl Cuda {
         peers: &CudaPeers,
         visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix)),
     ) {
-        self.flush();
-        let start = self.point(&self.stream);
-        // From here on, memory that is dropped stays until the sum has ended.
-        self.context().begin_sum();
+        let start = self.begin_over_peers();
         let mut summands = Vec::new();
         visit(&mut |matrix| summands.push(matrix.summand()));
+        let bytes = summands.iter().map(|summand| summand.count * number_bytes(summand.float)).sum();
+        let info = (Operation::DeviceSum, info("sum_over_ranks", bytes));
+        // SAFETY: the matrices are memory of this backend, which is not freed before the sum has ended. Later commands wait for
+        // the sum, and earlier ones precede it.
+        let sum = |deadline| unsafe { peers.communicator.sum(&summands, &peers.stream, deadline) };
+        self.enqueue_over_peers(peers, start, info, sum);
+    }
+
+    /// Gathers `sections`, which are memory of this backend.
+    pub(super) fn gather_over_peers(&self, peers: &CudaPeers, sections: &[Section]) {
+        let start = self.begin_over_peers();
+        let bytes = sections.iter().map(|section| section.words * size_of::<u32>()).sum();
+        let info = (Operation::DeviceGather, info("gather_rows", bytes));
+        // SAFETY: as in `sum_over_peers`.
+        let gather = |deadline| unsafe { peers.communicator.gather(sections, &peers.stream, deadline) };
+        self.enqueue_over_peers(peers, start, info, gather);
+    }
+
+    /// From here on, memory that is dropped stays until the operation has ended that is enqueued next.
+    fn begin_over_peers(&self) -> Option<Arc<Event>> {
+        self.flush();
+        let start = self.point(&self.stream);
+        self.context().begin_sum();
+        start
+    }
+
+    /// Enqueues an operation over all ranks between earlier and later commands. It is recorded since `start`.
+    fn enqueue_over_peers(
+        &self,
+        peers: &CudaPeers,
+        start: Option<Arc<Event>>,
+        (operation, info): (Operation, OperationInfo),
+        enqueue: impl FnOnce(Deadline) -> Result<(), CallError>,
+    ) {
         let [ready, summed] = self.sums.lock().free.pop().unwrap_or_else(|| {
             let event = |_| must(Event::new(self.context()));
             [0, 1].map(event)
@@ -166,24 +203,18 @@ impl Cuda {
         must(ready.record(&self.stream));
         must(peers.stream.wait_for(&ready));
         let number = peers.sums.fetch_add(1, Ordering::Relaxed) + 1;
-        // SAFETY: the matrices are memory of this backend, which is not freed before the sum has ended. Later commands wait for
-        // the sum, and earlier ones precede it.
-        let enqueued =
-            unsafe { peers.communicator.sum(&summands, &peers.stream, Deadline::after(peers.limit)) };
-        match enqueued {
+        let label = Label { operation, number, round: Round::Only };
+        match enqueue(Deadline::after(peers.limit)) {
             Ok(()) => {}
-            Err(CallError::Nccl(error)) => failed(label(number), error).raise(),
-            Err(CallError::Driver(error)) => failed(label(number), error).raise(),
-            Err(CallError::Late) => late(label(number), peers.limit).raise(),
+            Err(CallError::Nccl(error)) => failed(label, error).raise(),
+            Err(CallError::Driver(error)) => failed(label, error).raise(),
+            Err(CallError::Late) => late(label, peers.limit).raise(),
         }
         must(summed.record(&peers.stream));
         must(self.stream.wait_for(&summed));
-        let bytes: usize = summands.iter().map(|summand| summand.count * number_bytes(summand.float)).sum();
-        let work = Work { bytes: 2 * bytes as u64, ..Work::default() };
-        let operation = OperationInfo { name: "sum_over_ranks", work, shape: None };
-        self.span(start, &self.stream, "", Category::Operation, operation);
+        self.span(start, &self.stream, "", Category::Operation, info);
         let (communicator, limit) = (Arc::clone(&peers.communicator), peers.limit);
-        let sum = OpenSum { number, communicator, limit, ready, summed, began: None };
+        let sum = OpenSum { label, communicator, limit, ready, summed, began: None };
         self.forget_completed_sums();
         self.sums.lock().open.push_back(sum);
     }

@@ -25,7 +25,9 @@ mod use_of {
 
 /// The kernels' list of tables, and the threads that the largest table needs.
 pub(super) struct Tables {
-    views: Vec<TableView>,
+    pub(super) views: Vec<TableView>,
+    /// The most ids of each.
+    pub(super) ids: Vec<usize>,
     address: Address,
     threads: usize,
 }
@@ -34,6 +36,7 @@ pub(super) struct Tables {
 #[derive(Default)]
 pub(super) struct TableList {
     views: Vec<TableView>,
+    ids: Vec<usize>,
     rooms: Rooms,
     threads: usize,
 }
@@ -45,6 +48,7 @@ impl TableList {
         let [partials, squares] = rooms_of(&mut self.rooms, pieces, width);
         let sums = if keeps_sums { room_of_sums(&mut self.rooms, ids, width) } else { 0 };
         self.threads = self.threads.max(pieces * lanes as usize);
+        self.ids.push(ids);
         self.views.push(TableView { partials, squares, sums, lanes, piece: piece(lanes), ..view });
     }
 }
@@ -160,9 +164,7 @@ impl Cuda {
         tables: &[CudaTable],
         sums: &mut RowSums<f32>,
     ) {
-        let tables = self.tables(gradients, tables, true);
-        let step = StepRows { use_of_sums: use_of::STORE_SUM, ..StepRows::default() };
-        self.run_rows(step, gradients, &tables);
+        let tables = self.summed_rows(gradients, tables);
         let copied: Vec<_> = tables.views.iter().map(|view| self.sums_of_table(view)).collect();
         let sizes = copied.iter().zip(&tables.views);
         sums.resize(sizes.map(|((ids, _), view)| (first_places(ids).count(), view.width as usize)));
@@ -176,6 +178,14 @@ impl Cuda {
                 row.copy_from_slice(&at_places[place * width..][..width]);
             }
         }
+    }
+
+    /// Sums the gradient of each touched row to the place of its first id.
+    pub(super) fn summed_rows(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable]) -> Tables {
+        let tables = self.tables(gradients, tables, true);
+        let step = StepRows { use_of_sums: use_of::STORE_SUM, ..StepRows::default() };
+        self.run_rows(step, gradients, &tables);
+        tables
     }
 
     /// The sorted ids of a table, and sums at their places.
@@ -246,14 +256,14 @@ impl Cuda {
 
     /// Passes a list of tables to the kernels.
     pub(super) fn listed(&self, list: TableList) -> Tables {
-        let TableList { mut views, rooms, threads } = list;
+        let TableList { mut views, ids, rooms, threads } = list;
         let scratch = self.scratch(rooms.bytes());
         for view in &mut views {
             view.partials += scratch;
             view.squares += scratch;
             view.sums += scratch;
         }
-        Tables { address: self.constants_or_none(&views), views, threads }
+        Tables { address: self.constants_or_none(&views), views, ids, threads }
     }
 }
 

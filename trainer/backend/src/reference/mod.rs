@@ -26,7 +26,7 @@ use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Pooling, 
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostMaxima, HostReport};
-use crate::merged_rows::{HostMergedRows, MergedShape, MergedTable};
+use crate::merged_rows::{HostMergedRows, MergedShape, MergedTable, PartRows};
 use crate::ops::{
     Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
     GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, MergedRowSquares, Multiply,
@@ -133,8 +133,8 @@ impl Device for Reference {
         HostMaxima::new(rows, columns)
     }
 
-    fn merged_rows(&self, shapes: &[TableShape], most: &[usize]) -> HostMergedRows<f64> {
-        HostMergedRows::new(MergedShape::of(shapes, most))
+    fn merged_rows(&self, shapes: &[TableShape], rows: PartRows<'_>) -> HostMergedRows<f64> {
+        HostMergedRows::new(MergedShape::of(shapes, rows))
     }
 
     fn report(&self, numbers: usize) -> HostReport<f64> {
@@ -266,6 +266,33 @@ impl Backend for Reference {
     }
 
     fn sum_over_ranks(&self, peers: &Infallible, _: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix))) {
+        match *peers {}
+    }
+
+    fn pack_summed_rows(
+        &self,
+        peers: &Infallible,
+        _: &RowGradients<'_, Self>,
+        _: &[Self::Table],
+        _: &mut Self::MergedRows,
+    ) {
+        match *peers {}
+    }
+
+    fn packed_counts(
+        &self,
+        peers: &Infallible,
+        _: impl FnOnce(&mut dyn FnMut(&mut Self::MergedRows)),
+    ) -> Vec<u32> {
+        match *peers {}
+    }
+
+    fn merge_over_ranks(
+        &self,
+        peers: &Infallible,
+        _: &[&[u32]],
+        _: impl FnOnce(&mut dyn FnMut(&mut Self::MergedRows)),
+    ) -> bool {
         match *peers {}
     }
 

@@ -1,6 +1,6 @@
 //! Steps of the rows that all parts of a batch touch.
 
-use millstream_backend::{Backend, Float, RowSums, Scalar, TablePart, TableShape, ops};
+use millstream_backend::{Backend, Float, PartRows, RowSums, Scalar, TablePart, TableShape, ops};
 
 use crate::case::{Bench, DRAWS, Outcome, Random, SCALE, UPDATES, state_parts};
 
@@ -44,7 +44,8 @@ pub(crate) fn run<B: Backend>(backend: &B) -> Outcome {
             .zip(&weights)
             .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
-        let mut rows = backend.merged_rows(&shapes, &TABLES.map(|(rows, _)| rows));
+        let ids = &TABLES.map(|(rows, _)| rows);
+        let mut rows = backend.merged_rows(&shapes, PartRows { parts: 3, ids, are_gathered: false });
         for (number, parts) in batches.iter().enumerate() {
             assert!(backend.merge_rows(parts, &mut rows), "rows of these tables");
             let mut squares = bench.matrix(1, 1, &[2.0]);

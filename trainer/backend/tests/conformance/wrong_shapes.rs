@@ -10,8 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millstream_backend::{
     Activation, Axis, Backend, Choice, ColumnSums, Device, Float, Formula, GradientColumns, GradientMode,
-    IdColumn, InBatchInput, Lookup, Loss, LossScaling, MixtureShape, Normalization, Pooling, Reference,
-    RowGradients, SavedLayer, SavedNormalization, Sequence, TablePart, TableShape, Task, Update, ops,
+    IdColumn, InBatchInput, Lookup, Loss, LossScaling, MixtureShape, Normalization, PartRows, Pooling,
+    Reference, RowGradients, SavedLayer, SavedNormalization, Sequence, TablePart, TableShape, Task, Update,
+    ops,
 };
 
 use crate::case::{IdsFall, Random, Shapes, cpus, cuda};

@@ -5,10 +5,11 @@
 // prefix sums of the counts, and moves each tile's ids to their places. Destinations depend on counts alone, so the
 // result does not depend on the order of threads or blocks.
 #include "batch.cuh"
+#include "scan.cuh"
 
 constexpr u32 DIGIT_BITS = 8;
 constexpr u32 DIGITS = 1 << DIGIT_BITS;
-constexpr u32 TILE_THREADS = 256;
+constexpr u32 TILE_THREADS = SCAN_THREADS;
 constexpr u32 TILE_WARPS = TILE_THREADS / WARP;
 // Ids per thread.
 constexpr u32 EACH = 16;
@@ -92,33 +93,6 @@ ENTRY(count_digits, Plan) {
     }
     __syncthreads();
     group.counts[threadIdx.x * tiles + blockIdx.x] = counts[threadIdx.x];
-}
-
-// Exclusive prefix sum within a warp.
-__device__ __forceinline__ u32 sum_before(u32 x) {
-    u32 sum = x;
-#pragma unroll
-    for (u32 distance = 1; distance < WARP; distance *= 2) {
-        u32 other = __shfl_up_sync(0xffffffffu, sum, distance);
-        if (threadIdx.x % WARP >= distance) sum += other;
-    }
-    return sum - x;
-}
-
-// Exclusive prefix sum within a block of `TILE_THREADS`, and the block's total.
-__device__ __forceinline__ u32 block_sum_before(u32 x, u32& total) {
-    __shared__ u32 sums[TILE_WARPS];
-    u32 before = sum_before(x), warp = threadIdx.x / WARP;
-    __syncthreads();
-    if (threadIdx.x % WARP == WARP - 1) sums[warp] = before + x;
-    __syncthreads();
-    u32 of_warps = 0;
-    total = 0;
-    for (u32 i = 0; i < TILE_WARPS; i++) {
-        if (i < warp) of_warps += sums[i];
-        total += sums[i];
-    }
-    return of_warps + before;
 }
 
 // One block per group: replaces counts by the first place of each digit of each tile.

@@ -13,6 +13,9 @@ use crate::library::Handle;
 /// `ncclSum`.
 const SUM: c_int = 0;
 
+/// `ncclUint32`, the type of a [`Section`].
+const WORD: c_int = 3;
+
 /// Interval between checks whether a call has taken effect. A thread that sleeps leaves its core to the input pipeline.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
 
@@ -22,6 +25,15 @@ pub(in crate::cuda) struct Summand {
     pub(in crate::cuda) address: Address,
     pub(in crate::cuda) count: usize,
     pub(in crate::cuda) float: Float,
+}
+
+/// Words of 32 bits in GPU memory, which a rank has and the others get.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct Section {
+    pub(in crate::cuda) address: Address,
+    pub(in crate::cuda) words: usize,
+    /// The rank that has them.
+    pub(in crate::cuda) root: usize,
 }
 
 /// A communicator of NCCL.
@@ -85,11 +97,8 @@ impl Communicator {
         stream: &Stream,
         deadline: Deadline,
     ) -> Result<(), CallError> {
-        self.context.make_current().map_err(|fault| CallError::Driver(fault.into()))?;
         let functions = &self.nccl.functions;
-        // SAFETY: takes no arguments.
-        unsafe { functions.ncclGroupStart() }?;
-        let add = |summand: &Summand| {
+        self.enqueue(summands, deadline, |summand| {
             let Summand { address, count, float } = *summand;
             let kind = kind_of(float);
             // SAFETY: the caller guarantees that the memory is valid. The communicator and the stream are live, and of one
@@ -97,11 +106,49 @@ impl Communicator {
             unsafe {
                 functions.ncclAllReduce(address, address, count, kind, SUM, self.handle, stream.handle())
             }
-        };
-        let added = summands.iter().try_for_each(add);
+        })
+    }
+
+    /// Enqueues in `stream` that all ranks get each of `sections` from its rank, in place: of all, or nothing.
+    ///
+    /// One group of broadcasts, which NCCL runs as one kernel. Its all-gather takes the same number of words from each rank:
+    /// sections would be padded to the largest, and could not have fixed addresses. NCCL's authors recommend the group for
+    /// sections of different sizes (github.com/NVIDIA/nccl/issues/490).
+    ///
+    /// # Safety
+    /// As of [`Communicator::sum`], for each of `sections`.
+    pub(in crate::cuda) unsafe fn gather(
+        &self,
+        sections: &[Section],
+        stream: &Stream,
+        deadline: Deadline,
+    ) -> Result<(), CallError> {
+        let functions = &self.nccl.functions;
+        self.enqueue(sections, deadline, |section| {
+            let Section { address, words, root } = *section;
+            // SAFETY: as in `sum`.
+            unsafe {
+                let (root, stream) = (root as c_int, stream.handle());
+                functions.ncclBroadcast(address, address, words, WORD, root, self.handle, stream)
+            }
+        })
+    }
+
+    /// Makes a call for each of `items`, all as one group.
+    fn enqueue<T>(
+        &self,
+        items: &[T],
+        deadline: Deadline,
+        call: impl Fn(&T) -> Result<(), NcclError>,
+    ) -> Result<(), CallError> {
+        self.context.make_current().map_err(|fault| CallError::Driver(fault.into()))?;
+        let functions = &self.nccl.functions;
+        // SAFETY: takes no arguments.
+        unsafe { functions.ncclGroupStart() }?;
+        let called = items.iter().try_for_each(call);
         // SAFETY: ends the group that was started above; also after an error, which it then returns.
         let ended = unsafe { functions.ncclGroupEnd() };
-        added.and(ended)?;
+        called.and(ended)?;
         self.finish_call(deadline)
     }
 

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::driver::Address;
 use crate::library::{Handle, Libraries, Library, LibraryError, Name, functions};
-pub(super) use communicator::{CallError, Communicator, Summand};
+pub(super) use communicator::{CallError, Communicator, Section, Summand};
 
 pub(super) const NAME: Name = Name {
     library: "NVIDIA's collectives library (NCCL)",
@@ -49,6 +49,9 @@ functions! {
         ncclAllReduce: fn(
             from: Address, to: Address, count: usize, kind: c_int, operation: c_int, communicator: Handle,
             stream: Handle,
+        ),
+        ncclBroadcast: fn(
+            from: Address, to: Address, count: usize, kind: c_int, root: c_int, communicator: Handle, stream: Handle,
         ),
     }
 }

@@ -1,5 +1,7 @@
-//! Sums over ranks on emulated GPUs, each with its own emulator.
+//! Operations over ranks on emulated GPUs, each with its own emulator.
 #![allow(clippy::unwrap_used)]
+
+mod rows;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -551,7 +551,8 @@ fn merged<B: Backend>(make: &mut Make<'_, B>, formula: &Formula) -> (B::MergedRo
     let tables = vec![make.table(WIDTH, formula), make.table(WIDTH, formula)];
     let width = make.value("tables", WIDTH, WIDTH + 1);
     let shapes = [WIDTH, width].map(|width| TableShape { width, ..B::table_shape(&tables[0]) });
-    (make.backend.merged_rows(&shapes, &[ROWS; 2]), tables)
+    let rows = PartRows { parts: 1, ids: &[ROWS; 2], are_gathered: false };
+    (make.backend.merged_rows(&shapes, rows), tables)
 }
 
 pub(super) fn merged_row_squares<B: Backend>(make: &mut Make<'_, B>) {

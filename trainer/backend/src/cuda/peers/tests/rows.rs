@@ -1,0 +1,277 @@
+//! Table rows that ranks gather.
+
+use std::sync::Arc;
+
+use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout};
+
+use super::*;
+use crate::cuda::{CudaBatch, CudaMergedRows, CudaRowPlan, CudaTable};
+use crate::{
+    Formula, GradientColumns, IdColumn, Lookup, PartRows, Pooling, RowGradients, RowSums, TablePart,
+    TableShape, Update,
+};
+
+/// Rows and columns of each table: rows that no vector load fits, of one number, and of several quads.
+const TABLES: [(u32, usize); 3] = [(3_000, 7), (5, 1), (40, 16)];
+/// The tables of each group.
+const GROUPS: [std::ops::Range<usize>; 2] = [0..2, 2..3];
+/// The most rows of a rank: more than one tile of the kernels.
+const ROWS: u32 = 1_500;
+
+/// The tables of a group.
+struct Group {
+    lookups: Vec<Lookup>,
+    tables: Vec<CudaTable>,
+    merged: CudaMergedRows,
+}
+
+/// What a rank trains.
+struct Model {
+    batch: CudaBatch,
+    plan: CudaRowPlan,
+    gradient: CudaMatrix,
+    groups: Vec<Group>,
+}
+
+/// The rows of a rank, by group: ids and sums.
+type Rows = Vec<(Vec<u32>, Vec<f32>)>;
+
+/// The tables after a step, and the squares of its gradients.
+type Stepped = Vec<Vec<f32>>;
+
+fn schema() -> BatchSchema {
+    let feature = |(cardinality, _): (u32, usize)| IdFeature { name: cardinality.to_string(), cardinality };
+    BatchSchema {
+        rows: ROWS,
+        labels: Vec::new(),
+        weighted: false,
+        dense: Vec::new(),
+        ids: TABLES.map(feature).to_vec(),
+        ragged: Vec::new(),
+        position_bytes: 0,
+    }
+}
+
+/// A number that looks random.
+fn mixed(seed: u64) -> u64 {
+    (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 16
+}
+
+impl Model {
+    fn new(cuda: &Cuda, ranks: usize) -> Self {
+        let columns: usize = TABLES.iter().map(|(_, width)| width).sum();
+        let group = |tables: std::ops::Range<usize>| {
+            let first = |table: usize| TABLES[..table].iter().map(|(_, width)| width).sum();
+            let lookup = |(number, table): (usize, usize)| Lookup {
+                column: IdColumn::Single(table),
+                pooling: Pooling::Sum,
+                table: number,
+                first: first(table),
+            };
+            let shape = |&(rows, width): &(u32, usize)| {
+                let rows = rows as usize;
+                TableShape { rows, width, float: Float::F32, key: 0, states: 0, row_states: 0 }
+            };
+            let shapes: Vec<TableShape> = TABLES[tables.clone()].iter().map(shape).collect();
+            let ids = vec![ROWS as usize; shapes.len()];
+            let rows = PartRows { parts: ranks, ids: &ids, are_gathered: true };
+            Group {
+                lookups: tables.enumerate().map(lookup).collect(),
+                tables: shapes.iter().map(|&shape| cuda.table(shape)).collect(),
+                merged: cuda.merged_rows(&shapes, rows),
+            }
+        };
+        let of_table = |table| vec![IdColumn::Single(table)];
+        Self {
+            batch: cuda.batch(&schema()),
+            plan: cuda.row_plan(&schema(), &[0, 1, 2].map(of_table)),
+            gradient: cuda.matrix(ROWS as usize, columns),
+            groups: GROUPS.map(group).into(),
+        }
+    }
+
+    /// Takes a batch of `rows` rows and gradients that differ in size, so that their order decides the bits of sums.
+    fn take(&mut self, cuda: &Cuda, rows: u32, seed: u64) {
+        let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema()).unwrap()));
+        let mut slot = buffer.as_mut();
+        slot.set_header(&BatchHeader::train(rows));
+        let ids = slot.sections().ids;
+        for (place, id) in ids.iter_mut().enumerate() {
+            *id = (mixed(seed * 99_991 + place as u64) % u64::from(TABLES[place / ROWS as usize].0)) as u32;
+        }
+        cuda.upload(buffer.as_ref(), &mut self.batch).unwrap();
+        let number = |place: u64| {
+            let bits = mixed(seed * 77_777 + place);
+            (bits % 2_001) as f32 / 7.0 * 10_f32.powi((bits >> 32) as i32 % 5) - 100.0
+        };
+        let numbers = 0..(self.gradient.rows() * self.gradient.columns()) as u64;
+        cuda.write_matrix(&mut self.gradient, &numbers.map(number).collect::<Vec<f32>>());
+        cuda.run(ops::PlanRows { batch: &self.batch, plan: &mut self.plan });
+    }
+
+    /// Calls `use_rows` with the gradients of each group.
+    fn for_each(&mut self, mut use_rows: impl FnMut(&RowGradients<'_, Cuda>, &mut Group)) {
+        let Self { batch, plan, gradient, groups } = self;
+        for group in groups {
+            let lookups = group.lookups.clone();
+            let columns = GradientColumns::Apart { first: 0 };
+            use_rows(
+                &RowGradients { batch, plan, lookups: &lookups, gradient, columns, maxima: None },
+                group,
+            );
+        }
+    }
+
+    /// The rows by way of the host.
+    fn rows(&mut self, cuda: &Cuda) -> Rows {
+        let mut rows = Vec::new();
+        self.for_each(|gradients, group| {
+            let mut sums = RowSums::default();
+            cuda.sum_rows(gradients, &group.tables, &mut sums);
+            rows.push((sums.ids.to_vec(), sums.rows.to_vec()));
+        });
+        rows
+    }
+
+    fn pack(&mut self, cuda: &Cuda, peers: &CudaPeers) {
+        self.for_each(|gradients, group| {
+            cuda.pack_rows(peers, gradients, &group.tables, &mut group.merged);
+        });
+    }
+
+    fn counts(&mut self, cuda: &Cuda, peers: &CudaPeers) -> Vec<u32> {
+        cuda.packed_counts(peers, |count| self.groups.iter_mut().for_each(|group| count(&mut group.merged)))
+    }
+
+    fn merge(&mut self, cuda: &Cuda, peers: &CudaPeers, counts: &[&[u32]]) -> bool {
+        let merge = |merge: &mut dyn FnMut(&mut CudaMergedRows)| {
+            self.groups.iter_mut().for_each(|group| merge(&mut group.merged));
+        };
+        cuda.merge_over_ranks(peers, counts, merge)
+    }
+
+    /// Gathers and merges the rows of all ranks of `communicator`.
+    fn gather(&mut self, cuda: &Cuda, peers: &CudaPeers, communicator: &Communicator) {
+        self.pack(cuda, peers);
+        let counts = self.counts(cuda, peers);
+        let counts = communicator.gather(Buffer::from(&counts[..])).join().unwrap();
+        let counts: Vec<&[u32]> = counts.iter().map(|counts| &counts[..]).collect();
+        assert!(self.merge(cuda, peers, &counts));
+    }
+
+    /// Steps the tables by the merged rows.
+    fn step(&mut self, cuda: &Cuda) -> Stepped {
+        let mut scale = cuda.matrix(1, 1);
+        cuda.write_matrix(&mut scale, &[0.25]);
+        let update = &Update::from(Formula::Sgd { learning_rate: 1.0 });
+        let mut stepped = Vec::new();
+        for Group { tables, merged, .. } in &mut self.groups {
+            let (mut squares, mut numbers) = (cuda.matrix(1, 1), vec![0.0]);
+            cuda.run(ops::MergedRowSquares { rows: merged, tables, sum: &mut squares });
+            cuda.read_matrix(&squares, &mut numbers);
+            stepped.push(numbers);
+            cuda.run(ops::StepMergedRows { update, scale: &scale, draws: 0, rows: merged, tables });
+            for table in tables {
+                let mut weights = vec![0.0; table.shape().rows * table.shape().width];
+                cuda.read_table(table, TablePart::Weights, 0, &mut weights);
+                stepped.push(weights);
+            }
+        }
+        stepped
+    }
+}
+
+/// Ranks of unequal numbers of rows, without rows, and with other numbers in each step.
+#[test]
+fn gathered_rows_have_the_bits_of_rows_by_way_of_the_host() {
+    let steps = [[ROWS, 0, 37], [0, 0, 0], [1, 900, 0], [700, 701, 702], [3, 0, ROWS], [0, 5, 0]];
+    let of_ranks: Vec<Vec<(Rows, Stepped)>> = world(3, LIMIT, |rank| {
+        let peers = rank.connect().unwrap();
+        let mut model = Model::new(&rank.cuda, 3);
+        let number = rank.communicator.rank();
+        let step = |(step, rows): (usize, [u32; 3])| {
+            model.take(&rank.cuda, rows[number], (10 * step + number) as u64);
+            let own = model.rows(&rank.cuda);
+            model.gather(&rank.cuda, &peers, &rank.communicator);
+            (own, model.step(&rank.cuda))
+        };
+        steps.into_iter().enumerate().map(step).collect()
+    });
+    let (_stand_in, cuda) = alone();
+    let mut model = Model::new(&cuda, 3);
+    for step in 0..steps.len() {
+        for (group, tables) in model.groups.iter_mut().enumerate() {
+            let part = |of_rank: &Vec<(Rows, Stepped)>| {
+                let (ids, rows) = &of_rank[step].0[group];
+                RowSums { ids: ids[..].into(), rows: rows[..].into() }
+            };
+            assert!(cuda.merge_rows(&of_ranks.iter().map(part).collect::<Vec<_>>(), &mut tables.merged));
+        }
+        let bits = |stepped: &Stepped| -> Vec<Vec<u32>> {
+            stepped.iter().map(|numbers| numbers.iter().map(|number| number.to_bits()).collect()).collect()
+        };
+        let expected = bits(&model.step(&cuda));
+        for (rank, of_rank) in of_ranks.iter().enumerate() {
+            assert!(bits(&of_rank[step].1) == expected, "rank {rank}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn counts_of_other_tables_are_refused() {
+    world(1, LIMIT, |rank| {
+        let peers = rank.connect().unwrap();
+        let mut model = Model::new(&rank.cuda, 1);
+        model.take(&rank.cuda, 9, 1);
+        model.pack(&rank.cuda, &peers);
+        let counts = model.counts(&rank.cuda, &peers);
+        let [first, second, third] = counts[..] else { panic!("{counts:?}") };
+        assert!((1..=9).contains(&first) && (1..=5).contains(&second) && (1..=9).contains(&third));
+        let sums = peers.sums.load(Ordering::Relaxed);
+        for wrong in [
+            &[&[first, second][..]][..],
+            &[&[first, second, third, 0]],
+            &[&[first, 6, third]],
+            &[&[ROWS + 1, second, third]],
+            &[&[first, second, 41]],
+            &[&counts, &counts],
+            &[],
+        ] {
+            assert!(!model.merge(&rank.cuda, &peers, wrong), "{wrong:?}");
+        }
+        assert_eq!(peers.sums.load(Ordering::Relaxed), sums, "nothing was gathered");
+        assert!(model.merge(&rank.cuda, &peers, &[&counts]));
+        rank.cuda.finish();
+    });
+}
+
+#[test]
+fn failed_gathers_are_named() {
+    let failure = |fault: &(dyn Fn(&Rank) + Sync)| {
+        world(2, SHORT, |rank| {
+            let peers = rank.connect().unwrap();
+            let mut model = Model::new(&rank.cuda, 2);
+            model.take(&rank.cuda, 4, rank.communicator.rank() as u64);
+            fault(&rank);
+            raised(|| {
+                model.gather(&rank.cuda, &peers, &rank.communicator);
+                // The host waits for the device, and thereby for the other rank.
+                model.step(&rank.cuda);
+            })
+        })
+    };
+    let name = "gather of rows on GPUs, number 2: ";
+    let silent = failure(&|rank| {
+        if rank.communicator.rank() == 1 {
+            fail_nccl(&rank.stand_in, c"silent", 1, 1);
+        }
+    });
+    let late = format!("{name}a rank did not complete it within 2 s");
+    assert!(silent.iter().all(|error| error.starts_with(&late)), "{silent:?}");
+    for function in [c"ncclBroadcast", c"ncclGroupEnd"] {
+        let failed = failure(&|rank| fail_nccl(&rank.stand_in, function, 1, REMOTE_ERROR));
+        let part =
+            format!("{name}{} of NVIDIA's collectives library (NCCL) failed", function.to_str().unwrap());
+        assert!(failed.iter().all(|error| error.starts_with(&part)), "{failed:?}");
+    }
+}
