@@ -24,14 +24,15 @@
 //! - Rows of tables, and weights of rows: in the order of the parts.
 //!
 //! Without `S`, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
-//! gradients of layers and the losses themselves, in place. Nothing but rows then passes through host memory.
+//! gradients of layers and the losses themselves, in place, and gather the rows of tables. Nothing but the numbers of rows then
+//! passes through host memory (`exchange/devices.rs`).
 
 mod devices;
 mod ranks;
 mod rows;
 pub(crate) mod scored_rows;
 
-use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Ticket};
+use millstream_backend::collective::{Buffer, CollectiveError, Communicator};
 use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
 use millstream_batch::BatchRef;
 
@@ -84,7 +85,7 @@ pub(crate) struct PartGradients<'a, B: Backend> {
     pub(crate) touched: (&'a B::Batch, &'a B::RowPlan),
     /// The sums of losses and of weights, `[T, 2]`.
     pub(crate) losses: &'a mut B::Matrix,
-    /// The devices of the other workers, if they add gradients of layers and losses.
+    /// The devices of the other workers, if they exchange gradients and losses themselves.
     pub(crate) peers: Option<&'a B::Peers>,
 }
 
@@ -165,22 +166,24 @@ impl<S: Scalar> Exchange<S> {
         part: usize,
         gradients: &mut PartGradients<'_, B>,
     ) -> Result<(), StepError> {
-        let PartGradients { backend, network, logits_grad, touched, losses, peers } = gradients;
+        if let Some(peers) = gradients.peers {
+            devices::pack_rows(peers, gradients);
+            // Waits for the device. Nothing has been sent: the other workers must not get the gradients of an invalid batch.
+            return Ok(gradients.backend.check(gradients.touched.0)?);
+        }
+        let PartGradients { backend, network, logits_grad, touched, losses, .. } = gradients;
         // The other workers must not get the gradients of an invalid batch.
         backend.check(touched.0)?;
-        let numbers = peers.is_none().then(|| {
-            let all = self.free_numbers.pop().unwrap_or_else(|| Buffer::zeroed(self.numbers));
-            Numbers { all, used: 0 }
-        });
+        let all = self.free_numbers.pop().unwrap_or_else(|| Buffer::zeroed(self.numbers));
         let mut collect = CollectGradients {
             backend: *backend,
             touched: *touched,
-            numbers,
+            numbers: Numbers { all, used: 0 },
             free_rows: &mut self.free_rows,
             rows: &mut self.rows[part],
         };
         network.visit_gradients(logits_grad, &mut collect);
-        let Some(Numbers { mut all, used }) = collect.numbers else { return Ok(()) };
+        let Numbers { mut all, used } = collect.numbers;
         backend.read_matrix(losses, &mut all[used..]);
         let mut sum = (1, all);
         while let Some((count, mut earlier)) = self.sums.pop_if(|(count, _)| *count == sum.0) {
@@ -196,18 +199,13 @@ impl<S: Scalar> Exchange<S> {
         &mut self,
         gradients: &mut PartGradients<'_, B>,
     ) -> Result<(), StepError> {
-        let PartGradients { backend, network, logits_grad, touched, losses, peers } = gradients;
-        let numbers = match peers {
-            Some(peers) => {
-                devices::sum(*backend, peers, *network, logits_grad, touched.0, losses);
-                None
-            }
-            None => {
-                let (count, own) = self.sums.pop().expect("the sum of this worker's parts");
-                assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
-                Some(self.communicator.sum(own, Float::F32))
-            }
-        };
+        if let Some(peers) = gradients.peers {
+            return devices::exchange(&self.communicator, peers, gradients);
+        }
+        let PartGradients { backend, network, logits_grad, losses, .. } = gradients;
+        let (count, own) = self.sums.pop().expect("the sum of this worker's parts");
+        assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
+        let numbers = self.communicator.sum(own, Float::F32);
         // One message of all rows: each operation waits for the slowest rank.
         let messages = self.communicator.gather(rows::pack(self.rows.iter().flatten())).join()?;
         let groups = self.rows.first().map_or(0, Vec::len);
@@ -223,16 +221,14 @@ impl<S: Scalar> Exchange<S> {
         }
         let mut receive = ReceiveGradients {
             backend: *backend,
-            numbers: numbers.map(Ticket::join).transpose()?.map(|all| Numbers { all, used: 0 }),
+            numbers: Numbers { all: numbers.join()?, used: 0 },
             rows: received.iter(),
             result: Ok(()),
         };
         network.visit_gradients(logits_grad, &mut receive);
-        let ReceiveGradients { numbers, result, .. } = receive;
-        if let Some(Numbers { all, used }) = numbers {
-            backend.write_matrix(losses, &all[used..]);
-            self.free_numbers.push(all);
-        }
+        let ReceiveGradients { numbers: Numbers { all, used }, result, .. } = receive;
+        backend.write_matrix(losses, &all[used..]);
+        self.free_numbers.push(all);
         result
     }
 }
@@ -286,8 +282,7 @@ impl<S: Scalar> Numbers<S> {
 struct CollectGradients<'a, B: Backend> {
     backend: &'a B,
     touched: (&'a B::Batch, &'a B::RowPlan),
-    /// `None` if the devices add them.
-    numbers: Option<Numbers<B::Scalar>>,
+    numbers: Numbers<B::Scalar>,
     /// Memory for rows.
     free_rows: &'a mut Vec<RowSums<B::Scalar>>,
     rows: &'a mut Vec<RowSums<B::Scalar>>,
@@ -295,12 +290,11 @@ struct CollectGradients<'a, B: Backend> {
 
 impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
-        let Some(numbers) = &mut self.numbers else { return };
         // A backward pass over no rows has not taken place.
         let is_empty = B::batch_shape(self.touched.0).rows == 0;
         layers.visit(&mut |parameter| {
             let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
-            let numbers = numbers.next(parameter.spec.len());
+            let numbers = self.numbers.next(parameter.spec.len());
             match is_empty {
                 true => numbers.fill(B::Scalar::default()),
                 false => self.backend.read_matrix(gradient, numbers),
@@ -323,18 +317,16 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
 /// Takes the sums over all workers, in the order in which they were collected.
 struct ReceiveGradients<'a, B: Backend> {
     backend: &'a B,
-    /// `None` if the devices have added them.
-    numbers: Option<Numbers<B::Scalar>>,
+    numbers: Numbers<B::Scalar>,
     rows: std::slice::Iter<'a, Vec<RowSums<B::Scalar>>>,
     result: Result<(), StepError>,
 }
 
 impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
-        let Some(numbers) = &mut self.numbers else { return };
         layers.visit(&mut |parameter| {
             let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
-            self.backend.write_matrix(gradient, numbers.next(parameter.spec.len()));
+            self.backend.write_matrix(gradient, self.numbers.next(parameter.spec.len()));
         });
     }
 

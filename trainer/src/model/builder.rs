@@ -33,6 +33,8 @@ pub(super) struct Builder<'a, D: Device> {
     id_columns: Vec<Vec<IdColumn>>,
     /// The number of parts that every batch is cut into, if workers exchange gradients.
     exchanged_parts: Option<usize>,
+    /// Whether devices that are connected gather the rows of all workers' tables.
+    gathers_rows: bool,
     /// The most numbers that the rows of all workers' tables have.
     row_numbers: u64,
     /// The most numbers that workers sum in the middle of a pass.
@@ -63,6 +65,7 @@ impl<'a, D: Device> Builder<'a, D> {
             of_tables,
             id_columns: Vec::new(),
             exchanged_parts,
+            gathers_rows: training.may_sum_on_devices(),
             row_numbers: 0,
             summed_numbers: 0,
         }
@@ -397,7 +400,7 @@ impl<'a, D: Device> Builder<'a, D> {
             numbers.saturating_mul(parts as u64)
         });
         self.row_numbers = sent.fold(self.row_numbers, u64::saturating_add);
-        let rows = PartRows { parts, ids: &of_part, are_gathered: false };
+        let rows = PartRows { parts, ids: &of_part, are_gathered: self.gathers_rows };
         self.device.reserve_workspace(&WorkspaceUse::MergedRows { shapes: &shapes, rows });
         self.device.merged_rows(&shapes, rows)
     }

@@ -535,14 +535,13 @@ impl ModelPlan {
         let parameters = parts.network.parameters();
         let parameter_bytes = parameters.iter().map(Parameter::bytes).sum();
         let each = (training.parts() / training.ranks()) as usize;
-        // Devices with their own memory add the gradients of layers there.
+        // Devices with their own memory exchange gradients there.
         let on_devices = L::IS_APART && training.may_sum_on_devices();
-        let layer_numbers = if on_devices { 0 } else { layer_numbers(&parameters) };
-        let exchange_bytes = match training.exchanges() {
+        let exchange_bytes = match training.exchanges() && !on_devices {
             false => 0,
             true => {
-                let summed = if on_devices { 0 } else { parts.summed_numbers };
-                exchange::bytes(each, layer_numbers, summed, parts.row_numbers, L::IS_APART)
+                let (of_layers, summed) = (layer_numbers(&parameters), parts.summed_numbers);
+                exchange::bytes(each, of_layers, summed, parts.row_numbers, L::IS_APART)
             }
         };
         // The rows of a pass plus the rows of a batch.

@@ -1,18 +1,25 @@
 //! Compares the planned GPU memory with the memory in use.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_backend::Cuda;
+use millstream_backend::collective::{Communicator, Local};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, SlotLayout};
 use millstream_trainer::model::{Model, ModelPlan};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{DeviceSpec, Precision, TrainingSpec};
 
-use crate::case::{Case, cuda, golden};
+use crate::case::{Case, cuda, cuda_of, golden, is_real_gpu};
 
 /// The minimum size of a GPU allocation. Two model parts with the same dense columns upload their indices
 /// once but plan them twice.
 const PIECE: u64 = 512;
+
+/// The most GPU memory of lists of tables that are planned for several workers and not in use: those of the steps of one
+/// worker, and equal ones of several parts of a model.
+const LISTS: u64 = 8 * PIECE;
 
 /// Takes a step, scores a batch, copies the model of `case`, and compares its GPU memory with the plan.
 fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, batch: BatchRef<'_>) {
@@ -67,6 +74,46 @@ fn a_gpu_uses_the_planned_memory() {
                 TrainingSpec { precision, embedding_precision, micro_batch_rows, ..case.training(7) };
             assert_planned(case, training, &schema, batch.as_ref());
         }
+    }
+}
+
+/// GPUs that gather the rows of each other's tables: enough rows that these use much more memory than [`LISTS`].
+#[test]
+fn gpus_of_several_workers_use_the_planned_memory() {
+    if is_real_gpu() {
+        return;
+    }
+    let golden = golden();
+    for case in golden.cases.iter().step_by(4) {
+        let mut schema = BatchSchema { rows: 900, ..golden.schema(case) };
+        schema.ids.iter_mut().for_each(|feature| feature.cardinality = 1_000);
+        schema.ragged.iter_mut().for_each(|feature| feature.cardinality = 1_000);
+        let batch = full(&schema);
+        let workers = NonZeroU32::new(3);
+        let training = TrainingSpec { device: DeviceSpec::Cuda(0), workers, ..case.training(7) };
+        let plan = ModelPlan::new(&case.spec(), &schema, &training).expect("a plan");
+        let worker = |rank: u32, transport: Local| {
+            let model = Model::new(cuda_of(rank), &case.spec(), &schema, &training);
+            let mut model = model.expect("a model of the schema");
+            let communicator = Communicator::new(transport, Duration::from_secs(60), None);
+            model.join(communicator.expect("a thread")).expect("devices");
+            let part = BatchBuffer::part_of(batch.as_ref(), rank, 3);
+            model.agree(&[part.as_ref()], false).expect("all workers agree");
+            model.train_step(part.as_ref(), Step::number(1)).expect("a batch of the schema");
+            let scores = training.outputs(schema.label_count()) * part.as_ref().rows();
+            model.predict(part.as_ref(), &mut vec![0.0; scores]).expect("a batch of the schema");
+            let (_, copy_len) = model.copy_layout();
+            model.copy(&mut vec![0.0; copy_len]);
+            model.backend().held_bytes()
+        };
+        let held: Vec<u64> = std::thread::scope(|scope| {
+            let world = (0..).zip(Local::world(3));
+            let workers: Vec<_> = world.map(|(rank, it)| scope.spawn(move || worker(rank, it))).collect();
+            workers.into_iter().map(|worker| worker.join().expect("a worker")).collect()
+        });
+        let planned = plan.parameter_bytes + plan.workspace_bytes;
+        let all = held.iter().all(|&held| (held..=held + LISTS).contains(&planned));
+        assert!(all, "{}: {planned} bytes are planned, {held:?} are in use", case.name);
     }
 }
 

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millstream_backend::Cpu;
 use millstream_backend::collective::{
     Buffer, CollectiveError, Communicator, Deadline, Label, Local, Receive, Recorder, Transport,
 };
+use millstream_backend::{Backend, Cpu};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout};
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use serde_json::json;
+
+use crate::case::{cuda_of, is_real_gpu};
 
 const ROWS: u32 = 512;
 const FEATURES: usize = 8;
@@ -85,8 +87,16 @@ fn row_bytes(part: &BatchBuffer) -> usize {
     touched.sum::<usize>() * (4 + 4 * WIDTH)
 }
 
-#[test]
-fn a_step_sends_little_more_than_the_least() {
+/// What a worker has sent in all steps.
+struct Sent {
+    bytes: u64,
+    /// The numbers of layers, and the bytes of the table rows that its parts touch, step by step.
+    numbers: usize,
+    rows: Vec<usize>,
+}
+
+/// Trains an MLP with a table per feature on `ranks` workers.
+fn train<B: Backend>(ranks: u32, backend: impl Fn(u32) -> B + Sync) -> Vec<Sent> {
     let ids = schema().ids.into_iter().map(|feature| feature.name);
     let features: Vec<String> = ids.chain(["dense".to_owned()]).collect();
     let optimizer = json!({"kind": "sgd", "learning_rate": 0.25});
@@ -95,39 +105,66 @@ fn a_step_sends_little_more_than_the_least() {
         "embedding": {"dim": WIDTH, "pooling": "mean", "optimizer": optimizer}
     }))
     .expect("a model");
+    let training = TrainingSpec { workers: NonZeroU32::new(ranks), ..TrainingSpec::default() };
+    let worker = |rank: u32, transport: Local| {
+        let mut trained = Model::new(backend(rank), &model, &schema(), &training).expect("a model");
+        let sent = Arc::new(AtomicU64::new(0));
+        let counting = Counting { transport, sent: Arc::clone(&sent) };
+        let communicator = Communicator::new(counting, Duration::from_secs(60), None).expect("a thread");
+        trained.join(communicator).expect("a communicator of as many");
+        // Devices exchange a secret when they connect.
+        sent.store(0, Ordering::Relaxed);
+        let of_layers = trained.tensors().iter().filter(|tensor| tensor.name.contains("layer."));
+        let numbers = of_layers.map(|tensor| tensor.len()).sum();
+        let step = |number| {
+            let part = BatchBuffer::part_of(batch(number).as_ref(), rank, ranks);
+            let parts = [part.as_ref()];
+            trained.agree(&parts, false).expect("all agree");
+            trained.submit_parts(&parts, Step::number(number + 1)).expect("a batch of the schema");
+            trained.finish_step().expect("a batch of the schema");
+            row_bytes(&part)
+        };
+        let rows = (0..STEPS).map(step).collect();
+        Sent { bytes: sent.load(Ordering::Relaxed), numbers, rows }
+    };
+    std::thread::scope(|scope| {
+        let world = (0..ranks).zip(Local::world(ranks as usize));
+        let workers: Vec<_> = world.map(|(rank, it)| scope.spawn(move || worker(rank, it))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("a worker")).collect()
+    })
+}
+
+#[test]
+fn a_step_sends_little_more_than_the_least() {
     for ranks in [2_u32, 3, 4] {
-        let training = TrainingSpec { workers: NonZeroU32::new(ranks), ..TrainingSpec::default() };
-        let worker = |rank: u32, transport: Local| {
-            let backend = Cpu::new(Some(1)).expect("a thread");
-            let mut trained = Model::new(backend, &model, &schema(), &training).expect("a model");
-            let sent = Arc::new(AtomicU64::new(0));
-            let counting = Counting { transport, sent: Arc::clone(&sent) };
-            let communicator = Communicator::new(counting, Duration::from_secs(60), None).expect("a thread");
-            trained.join(communicator).expect("a communicator of as many");
-            let of_layers = trained.tensors().iter().filter(|tensor| tensor.name.contains("layer."));
-            let numbers: usize = of_layers.map(|tensor| tensor.len()).sum();
-            let mut least = 0.0;
-            for number in 0..STEPS {
-                let part = BatchBuffer::part_of(batch(number).as_ref(), rank, ranks);
-                let parts = [part.as_ref()];
-                trained.agree(&parts, false).expect("all agree");
-                trained.submit_parts(&parts, Step::number(number + 1)).expect("a batch of the schema");
-                trained.finish_step().expect("a batch of the schema");
-                let others = f64::from(ranks - 1);
+        let (mut sent, mut least) = (0.0, 0.0);
+        let others = f64::from(ranks - 1);
+        // Shares of the numbers differ between ranks.
+        for Sent { bytes, numbers, rows } in train(ranks, |_| Cpu::new(Some(1)).expect("a thread")) {
+            sent += bytes as f64;
+            for row_bytes in rows {
                 // A sum sends each rank its share of the numbers, and each rank the sums of its share to all.
                 least += 2.0 * others / f64::from(ranks) * (4 * numbers) as f64;
-                least += others * row_bytes(&part) as f64;
+                least += others * row_bytes as f64;
             }
-            (sent.load(Ordering::Relaxed) as f64, least)
-        };
-        let ends: Vec<(f64, f64)> = std::thread::scope(|scope| {
-            let world = (0..ranks).zip(Local::world(ranks as usize));
-            let workers: Vec<_> = world.map(|(rank, it)| scope.spawn(move || worker(rank, it))).collect();
-            workers.into_iter().map(|worker| worker.join().expect("a worker")).collect()
-        });
-        // Shares of the numbers differ between ranks.
-        let (sent, least) = ends.iter().fold((0.0, 0.0), |sums, end| (sums.0 + end.0, sums.1 + end.1));
+        }
         let ratio = sent / least;
         assert!((1.0..1.05).contains(&ratio), "{ranks} workers: {sent} bytes, {least} at least: {ratio}");
+    }
+}
+
+/// GPUs exchange gradients directly: the host sends votes, and how many rows of each table there are.
+#[test]
+fn gradients_on_gpus_do_not_pass_through_the_host() {
+    if is_real_gpu() {
+        return;
+    }
+    for ranks in [2_u32, 3] {
+        let vote = 2 * size_of::<u64>();
+        let bytes = STEPS * u64::from(ranks - 1) * (vote + FEATURES * size_of::<u32>()) as u64;
+        for sent in train(ranks, cuda_of) {
+            assert!(sent.rows.iter().all(|rows| *rows > 10_000));
+            assert_eq!(sent.bytes, bytes, "{ranks} workers");
+        }
     }
 }
