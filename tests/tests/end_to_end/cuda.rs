@@ -196,10 +196,10 @@ fn workers_on_several_gpus_train_as_one_on_a_cpu() {
     assert!(!failed.stderr.contains("resuming"), "{}", failed.stderr);
 
     // A rank that is silent in a sum is a lost worker.
-    let silent = ("MILLSTREAM_STAND_IN_FAIL", "silent:20:1");
+    let silent = ("MILLSTREAM_STAND_IN_FAIL", "silent:21:1");
     let on_gpus = [&on_gpus[..], &["--set", "workers.timeout_seconds=3"]].concat();
     let failed = train(&on_gpus, whole.folder(), &[two_gpus, silent]);
-    let message = "sum on GPUs, number 20: a rank did not complete it within 3 s";
+    let message = "sum on GPUs, number 21: a rank did not complete it within 3 s";
     assert!(failed.code != Some(0) && failed.stderr.contains(message), "{}", failed.stderr);
     assert!(failed.stderr.contains("resuming"), "{}", failed.stderr);
 }

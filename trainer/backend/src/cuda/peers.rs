@@ -117,7 +117,7 @@ fn late(label: Label, limit: Duration) -> CollectiveError {
 }
 
 impl Cuda {
-    /// Connects this GPU to those of all ranks of `communicator`, and tries a sum.
+    /// Connects this GPU to those of all ranks of `communicator`, and tries each operation.
     pub(super) fn connect_peers(
         &self,
         communicator: &Communicator,
@@ -147,9 +147,10 @@ impl Cuda {
             sums: AtomicU64::new(0),
             limit,
         };
-        // GPUs connect in their first sum: what prevents that is reported before the first step.
+        // GPUs connect in the first operation of each kind: what prevents that is reported before the first step.
         let mut matrix = self.matrix(1, 1);
         self.sum_over_peers(&peers, |sum| sum(&mut matrix));
+        self.gather_over_peers(&peers, &[Section { address: matrix.address(), words: 1, root: 0 }]);
         self.finish();
         Ok(peers)
     }

@@ -219,12 +219,13 @@ mod tests {
 
     #[test]
     fn a_missing_function_is_reported_by_name() {
-        let variant = Variant::default().without_function(File::Nccl, "ncclCommInitRankConfig");
-        let stand_in = StandIn::of(&variant).unwrap();
-        let Err(error) = Nccl::open(&Libraries::of(stand_in.folder())) else { panic!("it was opened") };
-        let problem = error.to_string();
-        assert!(problem.contains("has no function ncclCommInitRankConfig"), "{problem}");
-        assert!(problem.contains("package libnccl2 (deb)"), "{problem}");
+        for function in ["ncclCommInitRankConfig", "ncclBroadcast"] {
+            let stand_in = StandIn::of(&Variant::default().without_function(File::Nccl, function)).unwrap();
+            let Err(error) = Nccl::open(&Libraries::of(stand_in.folder())) else { panic!("it was opened") };
+            let problem = error.to_string();
+            assert!(problem.contains(&format!("has no function {function}: ")), "{problem}");
+            assert!(problem.contains("package libnccl2 (deb)"), "{problem}");
+        }
     }
 
     #[test]

@@ -153,7 +153,7 @@ fn a_silent_rank_is_an_error_within_the_time_limit() {
         // What is dropped afterwards must not wait for the device either.
         raised(|| rank.cuda.read_matrix(&matrix, &mut [0.0; 3]))
     });
-    let expected = "sum on GPUs, number 3: a rank did not complete it within 2 s; the workers of this job must be started \
+    let expected = "sum on GPUs, number 4: a rank did not complete it within 2 s; the workers of this job must be started \
                     again";
     assert_eq!(errors, [expected; 2]);
 }
@@ -190,8 +190,8 @@ fn different_operations_and_failures_are_named() {
         })
     };
     let different = failure(&|rank| 4 + 4 * rank.communicator.rank());
-    let part = "operation 2: rank 0 runs a sum of 4 x float32, but rank 1 runs a sum of 8 x float32";
-    assert!(different[0].contains("sum on GPUs, number 2: ") && different[0].contains(part), "{different:?}");
+    let part = "operation 3: rank 0 runs a sum of 4 x float32, but rank 1 runs a sum of 8 x float32";
+    assert!(different[0].contains("sum on GPUs, number 3: ") && different[0].contains(part), "{different:?}");
     let lost = failure(&|rank| {
         fail_nccl(&rank.stand_in, c"asynchronous", 1, REMOTE_ERROR);
         4
@@ -204,7 +204,7 @@ fn different_operations_and_failures_are_named() {
             4
         });
         let name = function.to_str().unwrap();
-        let part = format!("sum on GPUs, number 2: {name} of NVIDIA's collectives library (NCCL) failed");
+        let part = format!("sum on GPUs, number 3: {name} of NVIDIA's collectives library (NCCL) failed");
         assert!(failed.iter().all(|error| error.contains(&part)), "{failed:?}");
     }
 }

@@ -260,7 +260,7 @@ fn failed_gathers_are_named() {
             })
         })
     };
-    let name = "gather of rows on GPUs, number 2: ";
+    let name = "gather of rows on GPUs, number 3: ";
     let silent = failure(&|rank| {
         if rank.communicator.rank() == 1 {
             fail_nccl(&rank.stand_in, c"silent", 1, 1);
