@@ -18,7 +18,8 @@ impl Supervisor {
             self.recorder.trace().record(JobEvent::Checkpointed { step, bytes, took: took(seconds) });
         }
         self.retries.reset();
-        self.newest_step = Some(step);
+        // An image may be newer.
+        self.newest_step = self.newest_step.max(Some(step));
         self.control.vitals().committed(step);
         self.recorder.log(Level::INFO, &format!("checkpoint at step {step}: {}", path.display()));
         self.recorder.update(|record| {

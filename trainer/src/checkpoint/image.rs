@@ -29,8 +29,8 @@ use super::manifest::Snapshot;
 use super::tensors::Element;
 use crate::model::CopiedTensor;
 
-/// What errors call it.
-pub(crate) const NAME: &str = "the image in memory";
+/// What errors call the checkpoint that it is.
+const PATH: &str = "in memory";
 
 const MAGIC: u64 = u64::from_le_bytes(*b"millimag");
 
@@ -117,7 +117,7 @@ impl Image {
         if self.head.layout == layout::<T>(tensors) {
             return Ok(());
         }
-        let (path, part) = (NAME.to_owned(), "tensors".to_owned());
+        let (path, part) = (PATH.to_owned(), "tensors".to_owned());
         Err(CheckpointError::Damaged { path, part, message: "are those of another model".to_owned() })
     }
 
@@ -207,7 +207,7 @@ fn layout<T: Element>(tensors: &[CopiedTensor]) -> u64 {
 }
 
 fn failed(error: io::Error) -> CheckpointError {
-    CheckpointError::Storage { path: NAME.to_owned(), error }
+    CheckpointError::Storage { path: PATH.to_owned(), error }
 }
 
 #[cfg(test)]

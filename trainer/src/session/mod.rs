@@ -26,7 +26,6 @@ use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointScope, Element, Image, ModelCopy, Snapshot, TrainingProgress,
-    image,
 };
 pub use crate::exchange::Agreement;
 use crate::loss::LossSum;
@@ -526,7 +525,7 @@ where
     /// # Errors
     /// As there.
     pub fn restore_image(&mut self, image: &Image) -> Result<(), SessionError> {
-        self.check_same(image.snapshot(), image::NAME)?;
+        self.check_same(image.snapshot(), "the image in memory")?;
         self.scorer.load_image(image)?;
         self.resume(image.snapshot());
         Ok(())
