@@ -40,7 +40,7 @@ MOST_MORE = {"anonymous memory, MiB": 24, "shared memory, MiB": 1, "descriptors"
 NONE_LEFT = ["memory files", "workers"]
 OUTAGE_SECONDS = (1, 12)
 # Three killed workers in a row, and a disk that is full before a run has begun.
-ACCEPTED_FAILURES = ("attempts without a new checkpoint", "No space left on device")
+ACCEPTED_FAILURES = ("attempts without a new checkpoint or image", "No space left on device")
 # An outage, a full disk and several killed workers may coincide.
 MOST_IDLE_WAIT_SECONDS = 120
 

@@ -59,6 +59,14 @@ impl Room {
         available::bytes().map(Self::Available)
     }
 
+    /// What it is if `bytes` more are free.
+    pub(crate) fn with(self, bytes: u64) -> Self {
+        match self {
+            Self::Available(room) => Self::Available(room.saturating_add(bytes)),
+            Self::ForJobs(room) => Self::ForJobs(room.saturating_add(bytes)),
+        }
+    }
+
     /// Its size.
     pub fn bytes(self) -> u64 {
         match self {

@@ -24,7 +24,9 @@ use crate::traces::JobEvent;
 use crate::{ranks, runs};
 use millstream_job::Job;
 use millstream_trainer::metrics::{MetricValue, Metrics};
-use millstream_worker::protocol::{FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress};
+use millstream_worker::protocol::{
+    CheckpointName, FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress,
+};
 use millstream_worker::tensorboard::EventSpec;
 use tracing::Level;
 
@@ -167,14 +169,16 @@ impl<'a> Attempt<'a> {
     pub(super) fn run(mut self, supervisor: &mut Supervisor) -> Outcome {
         loop {
             if self.deadline.is_none() && supervisor.control.stop_requested().is_some() {
-                if self.feed.is_none() {
-                    // Nothing has been trained yet.
+                if self.feed.is_none() && !supervisor.saves_image() {
+                    // Nothing has been trained since the newest checkpoint.
                     return Outcome::Stopped;
                 }
                 self.deadline = Some(Instant::now() + STOP_TIMEOUT);
                 let why = supervisor.control.stop_requested().unwrap_or(StopReason::Drain).name();
                 supervisor.recorder.trace().record(JobEvent::Stopping { why });
-                self.workers.send_each(|_| ToWorker::Stop { checkpoint: true });
+                if self.feed.is_some() {
+                    self.workers.send_each(|_| ToWorker::Stop { checkpoint: true });
+                }
             }
             match self.next_event(supervisor) {
                 Some(Event::Worker(id, message)) if self.workers.has(id) => {
@@ -261,18 +265,15 @@ impl<'a> Attempt<'a> {
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest_step) {
-            // Committed by a worker that died before it could report it.
+            // Of a worker that died before it could report it.
             supervisor.retries.reset();
         }
         supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
-        let is_image = restored.as_ref().is_some_and(|restored| restored.checkpoint.is_none());
-        let checkpoint = restored.as_ref().and_then(|Restored { step, checkpoint, .. }| {
-            let path = checkpoint.as_deref()?;
-            Some((*step, path))
-        });
-        // With an image, the newest checkpoint is the one before.
-        if !is_image {
-            supervisor.control.vitals().restored(checkpoint);
+        let checkpoint = restored.as_ref().and_then(|restored| restored.checkpoint.as_ref());
+        let vitals = supervisor.control.vitals();
+        vitals.restored(checkpoint.map(|CheckpointName { path, step }| (*step, path.as_path())));
+        if let Some(Restored { is_image: true, step, .. }) = restored {
+            vitals.set_image(Some(step));
         }
         for damage in passed_over {
             supervisor
@@ -281,7 +282,9 @@ impl<'a> Attempt<'a> {
         }
         let continued = self.prepared.continuation.as_ref();
         let start = match (&restored, continued) {
-            (Some(restored), _) if is_image => format!("resumes from the image of step {}", restored.step),
+            (Some(Restored { is_image: true, step, .. }), _) => {
+                format!("resumes from the image of step {step}")
+            }
             (Some(restored), _) => format!("resumes from step {}", restored.step),
             (None, Some(Continuation { checkpoint, is_same_data, .. })) => {
                 let place = if *is_same_data { "where it stopped in its data" } else { "on other data" };
@@ -303,6 +306,9 @@ impl<'a> Attempt<'a> {
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
         self.workers.send_rings(rings);
+        if self.deadline.is_some() {
+            self.workers.send_each(|_| ToWorker::Stop { checkpoint: true });
+        }
         if !supervisor.checkpoint_requests.is_empty() {
             self.workers.send(0, &ToWorker::Checkpoint);
         }
@@ -320,9 +326,8 @@ impl<'a> Attempt<'a> {
                 record.progress.total_is_estimate = is_estimate;
             }
             record.progress.step = step;
-            if !is_image {
-                record.checkpoint = restored.and_then(|restored| restored.checkpoint);
-            }
+            record.checkpoint =
+                restored.and_then(|restored| restored.checkpoint).map(|checkpoint| checkpoint.path);
             record.device = Some(device);
         });
         Ok(())

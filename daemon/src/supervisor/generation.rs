@@ -2,7 +2,7 @@
 //!
 //! A job has one worker, or several that train together; their numbers are their ranks. All are spawned together, on the
 //! job's thread. Several first meet: each reports an address, and when all have, each gets the addresses of all. Then they
-//! restore the same checkpoint, and ingest starts once all are ready.
+//! restore the same checkpoint or image, and ingest starts once all are ready.
 //!
 //! They also end together. When one is lost, the others are killed at once and the next attempt starts a new generation:
 //! nothing is repaired, because no worker can tell what the others have seen of it. Which one was lost is not always clear at
@@ -132,11 +132,12 @@ impl Generation {
         }
     }
 
-    /// Passes the images to each worker.
-    pub(super) fn send_images(&self, images: &Images) {
-        for worker in &self.workers {
+    /// Passes the images to each worker. One that cannot get them would wait for them, so it is killed.
+    pub(super) fn send_images(&mut self, images: &Images) {
+        for worker in &mut self.workers {
             if let Err(error) = worker.process.send_images(images.files()) {
-                tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker the images");
+                tracing::warn!(%error, pid = worker.process.pid(), "cannot send a worker the images");
+                worker.process.kill();
             }
         }
     }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use millstream_batch::shared_memory::anonymous_file;
 
-use super::Supervisor;
+use super::{StopReason, Supervisor};
 
 /// The files of the images.
 pub(super) struct Images([OwnedFd; 2]);
@@ -24,6 +24,15 @@ impl Images {
         Ok(Self([file()?, file()?]))
     }
 
+    /// The memory that they have now, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        // The unit of `st_blocks`, whatever the file system.
+        const BLOCK_BYTES: u64 = 512;
+        let of_file =
+            |file: &OwnedFd| rustix::fs::fstat(file).map_or(0, |found| found.st_blocks.unsigned_abs());
+        BLOCK_BYTES * self.0.iter().map(of_file).sum::<u64>()
+    }
+
     /// The files.
     pub(super) fn files(&self) -> [BorrowedFd<'_>; 2] {
         self.0.each_ref().map(AsFd::as_fd)
@@ -31,12 +40,20 @@ impl Images {
 }
 
 impl Supervisor {
-    /// Creates the images of a job that `has_images`, unless it has them from an earlier attempt.
+    /// Creates the images of a job that `has_images`, unless an earlier attempt has completed one. Otherwise the next one would
+    /// rehearse its memory beside that of two images.
     pub(super) fn create_images(&mut self, has_images: bool) -> io::Result<()> {
-        if has_images && self.images.is_none() {
+        if has_images && self.control.vitals().image_step().is_none() {
             self.images = Some(Images::create()?);
         }
         Ok(())
+    }
+
+    /// Whether a stop has to wait for workers that save the newest image as a checkpoint.
+    pub(super) fn saves_image(&self) -> bool {
+        let saves = matches!(self.control.stop_requested(), Some(StopReason::Drain | StopReason::Pause));
+        let vitals = self.control.vitals();
+        saves && vitals.image_step() > vitals.checkpoint().map(|checkpoint| checkpoint.step)
     }
 
     /// The image of `step` is complete: progress, if it is new.

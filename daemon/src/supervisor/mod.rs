@@ -344,6 +344,7 @@ impl Supervisor {
 
     /// Records how the job ended, or why it stopped.
     fn end(&self, ended: Result<Option<String>, Abort>) {
+        self.control.vitals().set_image(None);
         let (state, reason) = match ended {
             // After a retry, keep the recorded reason.
             Ok(stopped_early) => {
@@ -463,6 +464,8 @@ impl Supervisor {
     fn after_out_of_memory(&mut self, prepared: &Prepared, reason: String) -> Result<(), Abort> {
         let is_on_gpu = prepared.job.training.device.gpu().is_some();
         if let Some(room) = Room::now().filter(|_| !is_on_gpu) {
+            // The next attempt uses the images that it has.
+            let room = room.with(self.images.as_ref().map_or(0, Images::bytes));
             let too_little = match prepared.memory.check(&prepared.model, room) {
                 Err(error) => Some(error.to_string()),
                 Ok(()) if self.newest_step.is_none() => Some(format!(
@@ -500,9 +503,11 @@ impl Supervisor {
     /// Waits before the next attempt, or fails the job if its retry budget is spent.
     fn back_off(&mut self, reason: String) -> Result<(), Abort> {
         let Some(pause) = self.retries.on_death() else {
+            // A stop that could not save the newest image.
+            self.check_stop()?;
             let deaths = self.retries.deaths();
             return Err(Abort::Failed(format!(
-                "gave up after {deaths} attempts without a new checkpoint; last failure: {reason}"
+                "gave up after {deaths} attempts without a new checkpoint or image; last failure: {reason}"
             )));
         };
         self.recorder.log(Level::WARN, &format!("{reason}; resuming in {pause:?}"));
@@ -524,6 +529,9 @@ impl Supervisor {
     fn pause(&mut self, pause: Duration) -> Result<(), Abort> {
         let until = Instant::now() + pause;
         loop {
+            if self.saves_image() {
+                return Ok(());
+            }
             self.check_stop()?;
             match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Event::Checkpoint(reply)) => self.checkpoint_requests.push(reply),

@@ -1,12 +1,12 @@
 //! The retry budget of a job whose workers die.
 //!
 //! A worker may die of a transient cause (the machine ran out of memory, a user killed it) or of a persistent
-//! one. Progress distinguishes them: after [`MAX_DEATHS`] deaths in a row without a committed checkpoint in
+//! one. Progress distinguishes them: after [`MAX_DEATHS`] deaths in a row without a new checkpoint or image in
 //! between, the job fails. The back-off grows exponentially.
 
 use std::time::Duration;
 
-/// Deaths in a row without a new checkpoint after which a job fails.
+/// Deaths in a row without a new checkpoint or image after which a job fails.
 pub(crate) const MAX_DEATHS: u32 = 3;
 
 /// Back-off after the first death; each further one is [`BACK_OFF_FACTOR`] times longer.
@@ -20,7 +20,7 @@ pub(crate) struct RetryBudget {
 }
 
 impl RetryBudget {
-    /// Resets the count after a committed checkpoint.
+    /// Resets the count after a new checkpoint or image.
     pub(crate) fn reset(&mut self) {
         self.deaths = 0;
     }

@@ -7,7 +7,8 @@
 //! end of the data.
 //!
 //! A job may also keep images of the model in memory, which outlive this process. They are taken between checkpoints and cost
-//! training the copy only. Every checkpoint is an image, too.
+//! training the copy only. Every checkpoint is an image, too. No image replaces that of one of the best checkpoints before it is
+//! written: after a death, the next worker continues from that image and writes the checkpoint.
 //!
 //! When a checkpoint cannot be written, as on a full disk, training continues and tries again after a pause. It ends
 //! once no checkpoint could be written for the job's `retry_minutes`.
@@ -23,7 +24,7 @@ use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, Checkpoin
 use millstream_trainer::session::Session;
 
 use crate::link::Link;
-use crate::protocol::FromWorker;
+use crate::protocol::{CheckpointName, FromWorker, Restored};
 
 /// Limits of the pause before a checkpoint that failed is tried again. Within them, it is as long as checkpoints have been
 /// failing, so a short failure costs little training, and a long one few copies of the model.
@@ -43,12 +44,11 @@ pub(crate) struct Cadence {
     pub(crate) images: Option<Duration>,
 }
 
-/// A committed checkpoint.
-pub(crate) struct Committed {
-    pub(crate) path: PathBuf,
-    pub(crate) step: u64,
-    /// The encoded position in the data; `None` if it was not read.
-    pub(crate) position: Option<Vec<u8>>,
+/// The newest committed checkpoint.
+struct Committed {
+    name: CheckpointName,
+    /// Its encoded position in the data; `None` if it was not read.
+    position: Option<Vec<u8>>,
 }
 
 /// Takes a job's checkpoints.
@@ -74,6 +74,8 @@ struct Writing {
     position: Vec<u8>,
     /// Whether the daemon requested it.
     requested: bool,
+    /// Whether it is one of the best.
+    is_best: bool,
     began: Instant,
 }
 
@@ -85,14 +87,13 @@ struct Failing {
 }
 
 impl Checkpointer {
-    /// Takes checkpoints of `session` into `store`, of which `committed` is the newest. With `images`, the model is copied into
-    /// these files.
+    /// Takes checkpoints of `session`, which was `restored`, into `store`. With `images`, the model is copied into these files.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: Cadence,
         session: &mut Session<B>,
         (store, images): (CheckpointStore, Option<[File; 2]>),
         carried: Vec<ExtraPart>,
-        committed: Option<Committed>,
+        restored: Option<Restored>,
     ) -> Result<Self> {
         let copies = match images {
             Some(images) => {
@@ -102,8 +103,22 @@ impl Checkpointer {
         };
         let writer = CheckpointWriter::spawn(store, copies, carried)?;
         let image_at = cadence.images.map(|period| Instant::now() + period);
-        let (writing, failing) = (None, None);
-        Ok(Self { cadence, writer, committed, image_at, writing, failing, due: false, requested: false })
+        // A worker may have died while it wrote the checkpoint of this image.
+        let is_image = restored.as_ref().is_some_and(|restored| restored.is_image);
+        let is_of_checkpoint = session.is_best() || session.step().is_multiple_of(cadence.every_steps);
+        let committed = restored.and_then(|Restored { checkpoint, position, .. }| {
+            Some(Committed { name: checkpoint?, position: (!is_image).then_some(position) })
+        });
+        Ok(Self {
+            cadence,
+            writer,
+            committed,
+            image_at,
+            writing: None,
+            failing: None,
+            due: is_image && is_of_checkpoint,
+            requested: false,
+        })
     }
 
     /// Called after each step.
@@ -125,9 +140,10 @@ impl Checkpointer {
         (is_due || self.requested) && self.writer.is_idle()
     }
 
-    /// Whether an image is due.
+    /// Whether an image is due and may be taken.
     pub(crate) fn is_image_due(&self) -> bool {
-        self.image_at.is_some_and(|at| at <= Instant::now())
+        let is_due = self.image_at.is_some_and(|at| at <= Instant::now());
+        is_due && self.writer.has_free_copy() && !self.writing.as_ref().is_some_and(|writing| writing.is_best)
     }
 
     /// Takes an image of `session`'s current state, unless the memory of both is in use.
@@ -137,15 +153,17 @@ impl Checkpointer {
         link: &mut Link,
     ) -> Result<()> {
         if self.writer.capture(|image| session.capture(image))? {
-            self.on_image();
-            link.send(&FromWorker::ImageCompleted { step: session.step() })?;
+            self.report_image(session.step(), link)?;
         }
         Ok(())
     }
 
-    /// An image has been taken.
-    fn on_image(&mut self) {
-        self.image_at = self.cadence.images.map(|period| Instant::now() + period);
+    /// Reports an image that has been taken, if the job keeps any.
+    fn report_image(&mut self, step: u64, link: &mut Link) -> Result<()> {
+        let Some(period) = self.cadence.images else { return Ok(()) };
+        self.image_at = Some(Instant::now() + period);
+        link.send(&FromWorker::ImageCompleted { step })?;
+        Ok(())
     }
 
     /// Whether one is being written.
@@ -176,19 +194,19 @@ impl Checkpointer {
         let requested = std::mem::take(&mut self.requested);
         let (step, position) = (session.step(), session.position().to_vec());
         if let Some(last) = self.committed.as_ref()
-            && last.step == step
+            && last.name.step == step
             && last.position.as_ref() == Some(&position)
         {
             if requested {
-                let path = last.path.clone();
+                let path = last.name.path.clone();
                 link.send(&FromWorker::Checkpointed { step, path, requested, seconds: 0.0 })?;
             }
             return Ok(());
         }
         let began = Instant::now();
         self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
-        self.on_image();
-        self.writing = Some(Writing { step, position, requested, began });
+        self.report_image(step, link)?;
+        self.writing = Some(Writing { step, position, requested, is_best: session.is_best(), began });
         Ok(())
     }
 
@@ -227,7 +245,7 @@ impl Checkpointer {
         self.failing = Some(Failing { since, retry_at: now + pause });
         let newest = self.committed.as_ref().map_or_else(
             || "there is none yet".to_owned(),
-            |newest| format!("the newest is that of step {}", newest.step),
+            |newest| format!("the newest is that of step {}", newest.name.step),
         );
         let message = format!("{error}; {newest}; trying again in {} s", pause.as_secs());
         link.send(&FromWorker::CheckpointFailed {
@@ -241,10 +259,13 @@ impl Checkpointer {
 
     fn commit(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
         let Some(path) = path else { return Ok(()) };
-        let Some(Writing { step, position, requested, began }) = self.writing.take() else { return Ok(()) };
+        let Some(Writing { step, position, requested, began, .. }) = self.writing.take() else {
+            return Ok(());
+        };
         let path = PathBuf::from(path);
         self.failing = None;
-        self.committed = Some(Committed { path: path.clone(), step, position: Some(position) });
+        let name = CheckpointName { path: path.clone(), step };
+        self.committed = Some(Committed { name, position: Some(position) });
         let seconds = began.elapsed().as_secs_f64();
         link.send(&FromWorker::Checkpointed { step, path, requested, seconds })?;
         Ok(())

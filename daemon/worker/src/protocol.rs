@@ -243,12 +243,23 @@ pub enum ScoreOutput {
 /// The state that a worker has restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// The checkpoint's directory; `None` for an image.
-    pub checkpoint: Option<PathBuf>,
-    /// Its step.
+    /// Whether it is an image, otherwise the newest checkpoint.
+    pub is_image: bool,
+    /// The newest checkpoint, if there is any.
+    pub checkpoint: Option<CheckpointName>,
+    /// The step of the state.
     pub step: u64,
     /// Encoded position in the data; the next batch follows it.
     pub position: Vec<u8>,
+}
+
+/// A committed checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointName {
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its step.
+    pub step: u64,
 }
 
 /// A message from a worker to its daemon.

@@ -32,14 +32,15 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer, Committed};
+use crate::checkpoints::{Cadence, Checkpointer};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
 use crate::locks::RunLock;
 use crate::profiler::Profiler;
 use crate::protocol::{
-    ANALYSIS_PART, BeginningRole, ContinuationRole, FromWorker, JOB_PART, Restored, TrainRole, WarmStartRole,
+    ANALYSIS_PART, BeginningRole, CheckpointName, ContinuationRole, FromWorker, JOB_PART, Restored,
+    TrainRole, WarmStartRole,
 };
 use crate::rings::{Parts, Rings};
 use crate::{ranks, rehearsal};
@@ -132,9 +133,9 @@ impl DeviceTask for TrainTask {
                 session.continue_from(&checkpoint, position, data)?;
             }
         }
-        let committed = newest_checkpoint(&store, restored.as_ref())?;
         // The writer of the newest checkpoint may have been killed before. Damaged ones are kept until the next commit.
-        if let Some(Committed { step, .. }) = &committed
+        if let Some(CheckpointName { step, .. }) =
+            restored.as_ref().and_then(|restored| restored.checkpoint.as_ref())
             && is_leader
             && passed_over.is_empty()
             && let Err(error) = store.remove_expired(*step, role.keep)
@@ -143,7 +144,7 @@ impl DeviceTask for TrainTask {
         }
         let device = session.device();
         let restored_step = restored.as_ref().map(|restored| restored.step);
-        link.send(&FromWorker::Ready { restored, passed_over, device })?;
+        link.send(&FromWorker::Ready { restored: restored.clone(), passed_over, device })?;
         let part = schema.part(training.parts());
         let (rings, receiver) = link.receive_rings(&part, training.parts() / training.ranks())?;
         let leader = is_leader.then(|| -> Result<Leader> {
@@ -155,7 +156,7 @@ impl DeviceTask for TrainTask {
             let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
             let cadence =
                 Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
-            let checkpointer = Checkpointer::new(cadence, &mut session, (store, images), carried, committed)?;
+            let checkpointer = Checkpointer::new(cadence, &mut session, (store, images), carried, restored)?;
             let mut leader = Leader::new(checkpointer, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
                 leader.begin_events(spec, restored_step, &job, link)?;
@@ -206,8 +207,10 @@ fn newest_image(files: Option<&[File; 2]>) -> Result<Option<Image>> {
     let mut newest: Option<Image> = None;
     for file in files.into_iter().flatten() {
         let step = newest.as_ref().map(|image| image.snapshot().step);
-        newest =
-            Image::open(file.try_clone()?)?.filter(|image| Some(image.snapshot().step) > step).or(newest);
+        match Image::open(file.try_clone()?) {
+            Ok(image) => newest = image.filter(|image| Some(image.snapshot().step) > step).or(newest),
+            Err(error) => tracing::warn!(%error, "an image is passed over"),
+        }
     }
     Ok(newest)
 }
@@ -220,11 +223,16 @@ fn restore<B: Backend<Scalar = f32>>(
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
     let steps = store.steps()?;
+    let name = |step: u64| CheckpointName { path: PathBuf::from(store.path(step)), step };
     if let Some(image) = image.filter(|image| Some(&image.snapshot().step) > steps.last()) {
         match session.restore_image(&image) {
-            Ok(()) => return Ok(Some(restored(session, None))),
+            Ok(()) => return Ok(Some(restored(session, true, steps.last().copied().map(name)))),
             Err(SessionError::Checkpoint(damage @ CheckpointError::Damaged { .. })) => {
                 passed_over.push(damage.to_string());
+            }
+            // A checkpoint replaces everything that the image has.
+            Err(SessionError::Checkpoint(error @ CheckpointError::Storage { .. })) if !steps.is_empty() => {
+                passed_over.push(error.to_string());
             }
             Err(error) => return Err(error.into()),
         }
@@ -232,7 +240,7 @@ fn restore<B: Backend<Scalar = f32>>(
     for step in steps.into_iter().rev() {
         let loaded = store.load(step, CheckpointScope::Full).map_err(SessionError::from);
         match loaded.and_then(|checkpoint| session.restore(&checkpoint)) {
-            Ok(()) => return Ok(Some(restored(session, Some(PathBuf::from(store.path(step)))))),
+            Ok(()) => return Ok(Some(restored(session, false, Some(name(step))))),
             Err(SessionError::Checkpoint(damage @ CheckpointError::Damaged { .. })) => {
                 passed_over.push(damage.to_string());
             }
@@ -242,20 +250,13 @@ fn restore<B: Backend<Scalar = f32>>(
     Ok(None)
 }
 
-/// The newest checkpoint of `store`, after training has continued from `restored`.
-fn newest_checkpoint(store: &CheckpointStore, restored: Option<&Restored>) -> Result<Option<Committed>> {
-    let Some(Restored { checkpoint, step, position }) = restored else { return Ok(None) };
-    if let Some(path) = checkpoint {
-        return Ok(Some(Committed { path: path.clone(), step: *step, position: Some(position.clone()) }));
-    }
-    // An image is newer than all of them.
-    let newest = store.steps()?.pop();
-    Ok(newest.map(|step| Committed { path: PathBuf::from(store.path(step)), step, position: None }))
-}
-
-/// The state of `session`, which was restored from `checkpoint` or an image.
-fn restored<B: Backend<Scalar = f32>>(session: &Session<B>, checkpoint: Option<PathBuf>) -> Restored {
-    Restored { checkpoint, step: session.step(), position: session.position().to_vec() }
+/// The state of `session`, which was restored from an image or from `checkpoint`, the newest one.
+fn restored<B: Backend<Scalar = f32>>(
+    session: &Session<B>,
+    is_image: bool,
+    checkpoint: Option<CheckpointName>,
+) -> Restored {
+    Restored { is_image, checkpoint, step: session.step(), position: session.position().to_vec() }
 }
 
 impl<B: Backend<Scalar = f32>> Training<'_, B> {

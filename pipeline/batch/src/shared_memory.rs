@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// A number type of which all bit patterns are valid.
 pub trait Number: Copy + sealed::Sealed + Send + Sync + 'static {}
@@ -87,6 +87,18 @@ impl<T: Number> SharedNumbers<T> {
         Ok(Self { base, mapped_bytes, first, number: PhantomData })
     }
 
+    /// Lets the system allocate all pages and map them, so that later writes do not wait for that.
+    ///
+    /// # Errors
+    /// When the system is out of memory, or its kernel cannot (before 5.14). The numbers can be used all the same.
+    pub fn populate(&mut self) -> io::Result<()> {
+        // SAFETY: the range is this value's mapping. The advice changes no contents.
+        let populated = unsafe {
+            rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped_bytes, Advice::LinuxPopulateWrite)
+        };
+        Ok(populated?)
+    }
+
     fn count(&self) -> usize {
         self.mapped_bytes.saturating_sub(self.first) / size_of::<T>()
     }
@@ -139,6 +151,7 @@ mod tests {
         let mut numbers = SharedNumbers::<f32>::map(&file, PAGE, 3).unwrap();
         assert_eq!(numbers[..], [0.0; 3]);
         numbers.copy_from_slice(&[1.0, -2.0, 0.5]);
+        numbers.populate().unwrap();
         drop(numbers);
         let mut bytes = [0; 12];
         file.read_exact_at(&mut bytes, PAGE as u64).unwrap();

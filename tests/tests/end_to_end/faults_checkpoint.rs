@@ -69,6 +69,35 @@ fn a_writer_killed_in_any_phase_loses_no_committed_checkpoint() {
     daemon.stop();
 }
 
+/// With images, the next worker has the state of a checkpoint that was not committed, and commits it.
+#[test]
+fn a_checkpoint_whose_writer_is_killed_is_written_again_from_its_image() {
+    let job = TinyJob::new();
+    let file = job.file();
+    let daemon = Daemon::start(job.directory());
+    let set = ["workers.image_seconds=3600", "checkpoint.keep=30", "data.epochs=100000"];
+    let set = set.into_iter().flat_map(|set| ["--set", set]);
+    let line: Vec<&str> = ["submit", file.to_str().unwrap()].into_iter().chain(LARGE).chain(set).collect();
+    let submitted = daemon.json(&line);
+    let (id, run) = (submitted["id"].as_str().unwrap(), submitted["directory"].as_str().unwrap());
+    let run = Path::new(run);
+    for target in [Phase::Model, Phase::Optimizer, Phase::Manifest] {
+        let open = loop {
+            kill_in(target, run, &daemon, || false);
+            let is_open = |&step: &u64| !directory(run, step).join("manifest.json").exists();
+            // Otherwise it was committed just before.
+            if let Some(open) = steps(run).last().copied().filter(is_open) {
+                break open;
+            }
+        };
+        wait_until("the checkpoint is committed", || directory(run, open).join("manifest.json").exists());
+        let log = String::from_utf8(daemon.run(&["logs", id]).stdout).unwrap();
+        assert!(log.contains(&format!("resumes from the image of step {open},")), "step {open}: {log}");
+    }
+    daemon.json(&["cancel", id]);
+    daemon.stop();
+}
+
 /// Kills the worker when the files of `run` show phase `target`. Returns the phase in which it was actually killed, if
 /// any, and the newest committed step. `None` if the job ended first.
 fn kill_in(

@@ -41,10 +41,19 @@ fn new_image(daemon: &Daemon, id: &str, before: Option<u64>) -> Value {
     job
 }
 
-/// The step in a line of the log that ends with the image from which a worker continues.
-fn continued_step(line: &str) -> Option<u64> {
-    let (_, rest) = line.split_once(" from the image of step ")?;
-    rest.split(',').next()?.parse().ok()
+fn log(daemon: &Daemon, id: &str) -> String {
+    String::from_utf8(daemon.run(&["logs", id]).stdout).unwrap()
+}
+
+/// The steps from which workers have continued, each with whether it is that of an image.
+fn continued(log: &str) -> Vec<(u64, bool)> {
+    let of_line = |line: &str| {
+        let (_, rest) = line.split_once(" resumes from ")?;
+        let image = rest.strip_prefix("the image of ");
+        let step = image.unwrap_or(rest).strip_prefix("step ")?.split(',').next()?;
+        Some((step.parse().ok()?, image.is_some()))
+    };
+    log.lines().filter_map(of_line).collect()
 }
 
 #[test]
@@ -62,36 +71,60 @@ fn killed_workers_continue_from_images_with_the_same_bits() {
         let undisturbed = daemon.succeeded(&submit(&daemon, &job, &set));
         assert_eq!(undisturbed["attempts"], 1);
         let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
-        let (mut kills, wanted_kills) = (0, kill_count(KILLS));
+        let (mut kills, wanted_kills, mut from_images) = (0, kill_count(KILLS), 0);
         while kills < wanted_kills {
             let id = submit(&daemon, &job, &set);
-            let mut images = Vec::new();
+            let (mut newest, mut killed_here) = (None, Vec::new());
             while kills < wanted_kills {
-                let state = new_image(&daemon, &id, images.last().copied());
+                let state = new_image(&daemon, &id, newest);
                 if has_ended(&state) {
                     break;
                 }
-                assert!(state["checkpoint"].is_null(), "{state:#}");
-                assert!(holds_images(&daemon));
-                // A worker killed after its final report needs no successor.
-                let victims = children(daemon.pid());
-                if victims.last().is_some_and(|&victim| kill(victim)) {
-                    images.extend(state["image_step"].as_u64());
-                    kills += 1;
+                let held = holds_images(&daemon);
+                assert!(held || has_ended(&daemon.show(&id)), "the daemon holds images while the job runs");
+                if !children(daemon.pid()).last().is_some_and(|&victim| kill(victim)) {
+                    continue;
                 }
+                kills += 1;
+                killed_here.push(state["image_step"].as_u64().unwrap());
+                wait_until("the next workers continue, or the job ends", || {
+                    continued(&log(&daemon, &id)).len() == killed_here.len() || has_ended(&daemon.show(&id))
+                });
+                newest = daemon.show(&id)["image_step"].as_u64();
             }
             let ended = daemon.succeeded(&id);
             Contents::of(ended["checkpoint"].as_str().unwrap()).assert_same(&wanted);
             assert!(ended["image_step"].is_null(), "{ended:#}");
-            let log = String::from_utf8(daemon.run(&["logs", &id]).stdout).unwrap();
-            let continued: Vec<u64> = log.lines().filter_map(continued_step).collect();
+            let log = log(&daemon, &id);
+            let continued = continued(&log);
             assert_eq!(continued.len() as u64 + 1, ended["attempts"].as_u64().unwrap(), "{log}");
-            // Between its report and its death, a worker may have taken another one.
-            assert!(continued.iter().zip(&images).all(|(continued, image)| continued >= image), "{log}");
+            // Between its report and its death, a worker may have taken another image, or its last checkpoint.
+            assert!(continued.iter().zip(&killed_here).all(|((step, _), image)| step >= image), "{log}");
+            from_images += continued.iter().filter(|(_, is_image)| *is_image).count();
             wait_until("the images are gone", || !holds_images(&daemon));
         }
+        assert!(from_images > 0, "{kills} kills");
     }
     assert!(children(daemon.pid()).is_empty());
+    daemon.stop();
+}
+
+/// A job that is paused after the death of its worker, before the next one has started, is saved from its image.
+#[test]
+fn a_paused_job_is_saved_from_its_image() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let set = ["data.epochs=100000", "workers.image_seconds=1", "checkpoint.every_steps=100000000"]
+        .map(str::to_owned);
+    let id = submit(&daemon, &job, &set);
+    let image = new_image(&daemon, &id, None)["image_step"].as_u64().unwrap();
+    assert!(children(daemon.pid()).into_iter().all(kill));
+    let paused = daemon.json(&["pause", &id]);
+    assert_eq!(paused["state"], "paused", "{paused:#}");
+    let checkpoint = paused["checkpoint"].as_str().unwrap();
+    let step: u64 = checkpoint.rsplit_once("step-").unwrap().1.parse().unwrap();
+    assert!(step >= image, "{step}, and the image was of step {image}");
+    daemon.json(&["cancel", &id]);
     daemon.stop();
 }
 
@@ -112,7 +145,7 @@ fn a_daemon_that_dies_leaves_the_checkpoint() {
     let ended = daemon.succeeded(&id);
     let [wanted, found] = [&wanted, &ended].map(|job| Contents::of(job["checkpoint"].as_str().unwrap()));
     found.assert_same(&wanted);
-    let log = String::from_utf8(daemon.run(&["logs", &id]).stdout).unwrap();
+    let log = log(&daemon, &id);
     assert!(log.contains(" resumes from step "), "{log}");
     daemon.stop();
 }

@@ -181,6 +181,13 @@ impl<T: Element> ImageWriter<T> {
         &mut self.numbers
     }
 
+    /// Lets the system allocate the pages before they are needed.
+    pub(crate) fn populate(&mut self) {
+        if let Err(error) = self.numbers.populate() {
+            tracing::debug!(%error, "an image's pages are allocated when they are first written");
+        }
+    }
+
     /// Makes the image incomplete.
     pub(crate) fn begin(&mut self) -> Result<(), CheckpointError> {
         self.step = None;

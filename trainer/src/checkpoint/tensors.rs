@@ -93,11 +93,11 @@ impl<T: Element> ModelCopy<T> {
         Ok(Self { tensors, numbers: Numbers::InImage(image) })
     }
 
-    /// Writes to all of its memory, so that the system allocates the pages before they are needed. An image that has a step
-    /// has its pages.
+    /// Lets the system allocate its pages before they are needed. An image keeps what it has.
     pub(crate) fn touch(&mut self) {
-        if self.image_step().is_none() {
-            self.numbers.fill(T::default());
+        match &mut self.numbers {
+            Numbers::Own(numbers) => numbers.fill(T::default()),
+            Numbers::InImage(image) => image.populate(),
         }
     }
 

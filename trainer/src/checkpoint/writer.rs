@@ -96,6 +96,11 @@ impl<T: Element> CheckpointWriter<T> {
         !self.is_busy
     }
 
+    /// Whether there is a copy that can be replaced now.
+    pub fn has_free_copy(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
     /// Calls `copy` with the copy of the model to replace, unless all are in use. Returns whether it was called.
     ///
     /// # Errors

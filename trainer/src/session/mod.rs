@@ -473,6 +473,11 @@ where
         &self.state.eval
     }
 
+    /// Whether the evaluation of the current step is among the best, whose checkpoints are kept.
+    pub fn is_best(&self) -> bool {
+        self.state.standing.best().iter().any(|best| best.step == self.state.step)
+    }
+
     /// The encoded position to resume from; empty at the start.
     pub fn position(&self) -> &[u8] {
         &self.state.position
