@@ -532,11 +532,8 @@ impl<'a> Attempt<'a> {
         });
         let stopped = supervisor.control.stop_requested().is_some();
         // Past the deadline there is nothing left to wait for.
-        let limit = if self.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            Duration::ZERO
-        } else {
-            EXIT_TIMEOUT
-        };
+        let is_late = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let limit = if is_late { Duration::ZERO } else { EXIT_TIMEOUT };
         let has_ended = matches!(self.verdict, Some(Outcome::Finished(_) | Outcome::Stopped));
         let exit = match self.culprit.filter(|_| !has_ended) {
             // One that did not die is about to exit. The others may wait for it, for as long as an operation may take.
@@ -578,7 +575,8 @@ impl<'a> Attempt<'a> {
         match (self.verdict, fed) {
             (Some(verdict @ (Outcome::Finished(_) | Outcome::Stopped | Outcome::Failed(_))), _) => verdict,
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::failed(error.to_string()),
-            _ if stopped => Outcome::Stopped,
+            // Otherwise, the next workers save the newest image.
+            _ if stopped && (is_late || !supervisor.saves_image()) => Outcome::Stopped,
             (Some(death), _) => death,
             (None, _) => Outcome::Died(match (exit, lost) {
                 (Ok(Some(exit)), _) => Death {
