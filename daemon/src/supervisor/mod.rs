@@ -523,16 +523,17 @@ impl Supervisor {
             self.recorder.log(Level::WARN, &reason);
             self.recorder.update(|record| record.reason = reason);
         }
+        self.check_stop()?;
         self.pause(descriptors::PAUSE)
     }
 
     fn pause(&mut self, pause: Duration) -> Result<(), Abort> {
         let until = Instant::now() + pause;
         loop {
-            if self.saves_image() {
-                return Ok(());
+            // The next workers save the newest image.
+            if !self.saves_image() {
+                self.check_stop()?;
             }
-            self.check_stop()?;
             match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Event::Checkpoint(reply)) => self.checkpoint_requests.push(reply),
                 Ok(Event::Profile(request)) => {
