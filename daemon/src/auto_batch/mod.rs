@@ -1,7 +1,7 @@
 //! `batch_size = "auto"`: the largest batch whose plan fits a memory limit.
 //!
 //! Sizes are powers of two, planned in ascending order; the last one that fits the limit is chosen. A plan counts the
-//! whole job: the parameters, optimizer state, activations, workspaces and process overhead of all workers, the copy for
+//! whole job: the parameters, optimizer state, activations, workspaces and process overhead of all workers, the copies for
 //! checkpoints, and the minimum that ingest needs. Read-ahead uses the rest of the limit.
 //!
 //! A GPU has its own memory and limit ([`gpu`]), which cover parameters, optimizer state, activations and workspaces;

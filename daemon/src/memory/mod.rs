@@ -226,7 +226,7 @@ mod tests {
         };
         let error = memory.check(&model, Room::Available(23 * GIB)).unwrap_err().to_string();
         let wanted = "the job needs 180.0 GiB of memory, and this host has 23.0 GiB available: 119.0 GiB for parameters \
-                      and optimizer state (the largest is `embedding.user`, 1000000000 x 16), 60.0 GiB for the copy for \
+                      and optimizer state (the largest is `embedding.user`, 1000000000 x 16), 60.0 GiB for copies for \
                       checkpoints; use fewer ids in the largest features (`buckets`, `max_terms`), a lower \
                       `embedding_dim`, or an optimizer with less state";
         assert_eq!(error, wanted);
