@@ -64,6 +64,8 @@ pub(crate) struct Checkpointer {
     failing: Option<Failing>,
     /// Whether one is due and not yet taken.
     due: bool,
+    /// Whether the one of the current step is due before the next step.
+    is_owed: bool,
     /// Whether the daemon has requested one that is not yet taken.
     requested: bool,
 }
@@ -116,7 +118,8 @@ impl Checkpointer {
             image_at,
             writing: None,
             failing: None,
-            due: is_image && is_of_checkpoint,
+            due: false,
+            is_owed: is_image && is_of_checkpoint,
             requested: false,
         })
     }
@@ -131,8 +134,11 @@ impl Checkpointer {
         self.requested = true;
     }
 
-    /// Whether a checkpoint is due or requested, and the writer is idle.
+    /// Whether a checkpoint is due or requested, and the writer is idle or must be waited for.
     pub(crate) fn is_ready(&mut self) -> bool {
+        if self.is_owed {
+            return true;
+        }
         let is_due = match self.failing {
             None => self.due,
             Some(Failing { retry_at, .. }) => retry_at <= Instant::now(),
@@ -190,7 +196,7 @@ impl Checkpointer {
         link: &mut Link,
     ) -> Result<()> {
         self.wait(link)?;
-        self.due = false;
+        (self.due, self.is_owed) = (false, false);
         let requested = std::mem::take(&mut self.requested);
         let (step, position) = (session.step(), session.position().to_vec());
         if let Some(last) = self.committed.as_ref()
