@@ -105,9 +105,12 @@ impl Checkpointer {
         };
         let writer = CheckpointWriter::spawn(store, copies, carried)?;
         let image_at = cadence.images.map(|period| Instant::now() + period);
-        // A worker may have died while it wrote the checkpoint of this image.
+        // A worker may have died while it wrote the checkpoint of this image, or before it could.
         let is_image = restored.as_ref().is_some_and(|restored| restored.is_image);
-        let is_of_checkpoint = session.is_best() || session.step().is_multiple_of(cadence.every_steps);
+        let newest = restored.as_ref().and_then(|restored| restored.checkpoint.as_ref());
+        let due_until = |step: u64| step / cadence.every_steps;
+        let was_due = due_until(session.step()) > newest.map_or(0, |newest| due_until(newest.step));
+        let is_owed = is_image && (was_due || session.is_best());
         let committed = restored.and_then(|Restored { checkpoint, position, .. }| {
             Some(Committed { name: checkpoint?, position: (!is_image).then_some(position) })
         });
@@ -119,7 +122,7 @@ impl Checkpointer {
             writing: None,
             failing: None,
             due: false,
-            is_owed: is_image && is_of_checkpoint,
+            is_owed,
             requested: false,
         })
     }
