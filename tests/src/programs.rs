@@ -117,6 +117,24 @@ impl Daemon {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// Submits a job file with these settings, and returns the job's id.
+    ///
+    /// # Panics
+    /// If it is refused.
+    pub fn submit(&self, file: &Path, set: &[impl AsRef<str>]) -> String {
+        let mut line = vec!["submit", file.to_str().unwrap()];
+        line.extend(set.iter().flat_map(|set| ["--set", set.as_ref()]));
+        self.json(&line)["id"].as_str().unwrap().to_owned()
+    }
+
+    /// The job's log, as `logs` prints it.
+    ///
+    /// # Panics
+    /// If it is not text.
+    pub fn log(&self, id: &str) -> String {
+        String::from_utf8(self.run(&["logs", id]).stdout).unwrap()
+    }
+
     /// The job as `show` prints it.
     pub fn show(&self, id: &str) -> Value {
         self.json(&["show", id])

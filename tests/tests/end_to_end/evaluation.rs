@@ -26,13 +26,6 @@ fn evaluations(daemon: &Daemon, id: &str) -> Vec<(u64, f64)> {
     history["evaluations"].as_array().unwrap().iter().map(of).collect()
 }
 
-fn submit(daemon: &Daemon, job: &TinyJob, set: &[&str]) -> String {
-    let file = job.file();
-    let mut line = vec!["submit", file.to_str().unwrap()];
-    line.extend(set.iter().flat_map(|set| ["--set", set]));
-    daemon.json(&line)["id"].as_str().unwrap().to_owned()
-}
-
 fn manifest(checkpoint: &Path) -> Value {
     serde_json::from_slice(&fs::read(checkpoint.join("manifest.json")).unwrap()).unwrap()
 }
@@ -123,7 +116,7 @@ fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
         "evaluation.early_stopping={ metric = \"log_loss\", patience = 6, min_delta = 0.0001 }",
         "checkpoint.keep_best=2",
     ];
-    let id = submit(&daemon, &job, &set);
+    let id = daemon.submit(&job.file(), &set);
     let undisturbed = daemon.succeeded(&id);
     let wanted = evaluations(&daemon, &id);
     let stopped = undisturbed["progress"]["step"].as_u64().unwrap();
@@ -141,7 +134,7 @@ fn killed_workers_neither_lose_an_evaluation_nor_change_early_stopping() {
     let mut delays = RandomDelays::new();
     let (mut kills, wanted_kills) = (0, kill_count(KILLS));
     while kills < wanted_kills {
-        let id = submit(&daemon, &job, &set);
+        let id = daemon.submit(&job.file(), &set);
         while kills < wanted_kills && !has_ended(&daemon.show(&id)) {
             let before = daemon.show(&id)["checkpoint"].clone();
             std::thread::sleep(delays.next(MAX_DELAY));
@@ -212,7 +205,7 @@ fn an_interrupted_evaluation_is_repeated_before_the_next_step() {
 fn missing_held_out_data_fails_the_job_and_is_named() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
-    let id = submit(&daemon, &job, &["data.epochs=500", "evaluation.every_steps=50"]);
+    let id = daemon.submit(&job.file(), &["data.epochs=500", "evaluation.every_steps=50"]);
     wait_until("the job has been evaluated", || !evaluations(&daemon, &id).is_empty());
     fs::remove_file(job.directory().join("eval.parquet")).unwrap();
     let mut shown = Value::Null;
@@ -240,7 +233,7 @@ fn the_best_checkpoint_survives_rotation_and_is_used_for_scoring() {
         "model.deep.optimizer.learning_rate=0.5",
         "checkpoint.best_metric=\"log_loss\"",
     ];
-    let id = submit(&daemon, &job, &set);
+    let id = daemon.submit(&job.file(), &set);
     let shown = daemon.succeeded(&id);
     let history = daemon.json(&["history", &id]);
     let of =

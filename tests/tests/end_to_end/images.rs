@@ -17,13 +17,6 @@ const KILLS: u32 = 3;
 /// Epochs of the tiny job that take several seconds, in one worker and in two.
 const EPOCHS: [(u32, u32); 2] = [(1, 160), (2, 28)];
 
-fn submit(daemon: &Daemon, job: &TinyJob, set: &[String]) -> String {
-    let file = job.file();
-    let mut line = vec!["submit", file.to_str().unwrap()];
-    line.extend(set.iter().flat_map(|set| ["--set", set]));
-    daemon.json(&line)["id"].as_str().unwrap().to_owned()
-}
-
 /// Whether the daemon holds the file of an image.
 fn holds_images(daemon: &Daemon) -> bool {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
@@ -39,10 +32,6 @@ fn new_image(daemon: &Daemon, id: &str, before: Option<u64>) -> Value {
         has_ended(&job) || job["image_step"].as_u64() > before
     });
     job
-}
-
-fn log(daemon: &Daemon, id: &str) -> String {
-    String::from_utf8(daemon.run(&["logs", id]).stdout).unwrap()
 }
 
 /// The steps from which workers have continued, each with whether it is that of an image.
@@ -68,12 +57,12 @@ fn killed_workers_continue_from_images_with_the_same_bits() {
             // Only the last one.
             "checkpoint.every_steps=1000000".to_owned(),
         ];
-        let undisturbed = daemon.succeeded(&submit(&daemon, &job, &set));
+        let undisturbed = daemon.succeeded(&daemon.submit(&job.file(), &set));
         assert_eq!(undisturbed["attempts"], 1);
         let wanted = Contents::of(undisturbed["checkpoint"].as_str().unwrap());
         let (mut kills, wanted_kills, mut from_images) = (0, kill_count(KILLS), 0);
         while kills < wanted_kills {
-            let id = submit(&daemon, &job, &set);
+            let id = daemon.submit(&job.file(), &set);
             let (mut newest, mut killed_here) = (None, Vec::new());
             while kills < wanted_kills {
                 let state = new_image(&daemon, &id, newest);
@@ -88,14 +77,14 @@ fn killed_workers_continue_from_images_with_the_same_bits() {
                 kills += 1;
                 killed_here.push(state["image_step"].as_u64().unwrap());
                 wait_until("the next workers continue, or the job ends", || {
-                    continued(&log(&daemon, &id)).len() == killed_here.len() || has_ended(&daemon.show(&id))
+                    continued(&daemon.log(&id)).len() == killed_here.len() || has_ended(&daemon.show(&id))
                 });
                 newest = daemon.show(&id)["image_step"].as_u64();
             }
             let ended = daemon.succeeded(&id);
             Contents::of(ended["checkpoint"].as_str().unwrap()).assert_same(&wanted);
             assert!(ended["image_step"].is_null(), "{ended:#}");
-            let log = log(&daemon, &id);
+            let log = daemon.log(&id);
             let continued = continued(&log);
             assert_eq!(continued.len() as u64 + 1, ended["attempts"].as_u64().unwrap(), "{log}");
             // Between its report and its death, a worker may have taken another image, or its last checkpoint.
@@ -116,7 +105,7 @@ fn a_paused_job_is_saved_from_its_image() {
     let daemon = Daemon::start(job.directory());
     let set = ["data.epochs=100000", "workers.image_seconds=1", "checkpoint.every_steps=100000000"]
         .map(str::to_owned);
-    let id = submit(&daemon, &job, &set);
+    let id = daemon.submit(&job.file(), &set);
     let image = new_image(&daemon, &id, None)["image_step"].as_u64().unwrap();
     assert!(children(daemon.pid()).into_iter().all(kill));
     let paused = daemon.json(&["pause", &id]);
@@ -135,8 +124,8 @@ fn a_daemon_that_dies_leaves_the_checkpoint() {
     let daemon = Daemon::start(job.directory());
     let set = ["data.epochs=120", "workers.image_seconds=1", "checkpoint.every_steps=20000"];
     let set = set.map(str::to_owned);
-    let wanted = daemon.succeeded(&submit(&daemon, &job, &set));
-    let id = submit(&daemon, &job, &set);
+    let wanted = daemon.succeeded(&daemon.submit(&job.file(), &set));
+    let id = daemon.submit(&job.file(), &set);
     wait_until("there is a checkpoint", || !daemon.show(&id)["checkpoint"].is_null());
     new_image(&daemon, &id, Some(20_000));
     daemon.kill();
@@ -145,7 +134,7 @@ fn a_daemon_that_dies_leaves_the_checkpoint() {
     let ended = daemon.succeeded(&id);
     let [wanted, found] = [&wanted, &ended].map(|job| Contents::of(job["checkpoint"].as_str().unwrap()));
     found.assert_same(&wanted);
-    let log = log(&daemon, &id);
+    let log = daemon.log(&id);
     assert!(log.contains(" resumes from step "), "{log}");
     daemon.stop();
 }

@@ -36,13 +36,6 @@ fn run(shell: &Shell, command: &[&str], set: &[String]) -> Completed {
     shell.run(&line)
 }
 
-fn submit(daemon: &Daemon, job: &TinyJob, set: &[String]) -> String {
-    let file = job.file();
-    let mut line = vec!["submit", file.to_str().unwrap()];
-    line.extend(set.iter().flat_map(|set| ["--set", set]));
-    daemon.json(&line)["id"].as_str().unwrap().to_owned()
-}
-
 /// Asserts that a job, as `show` prints it, has trained on each row of the tiny data once an epoch.
 fn assert_complete(job: &Value) {
     assert_eq!(job["state"], "succeeded", "{job:#}");
@@ -55,10 +48,6 @@ fn assert_trained(report: &Value, rows: u64, steps: u64) {
     assert_eq!(report["state"], "succeeded", "{report:#}");
     assert_eq!(report["examples"].as_u64(), Some(EPOCHS * rows), "{report:#}");
     assert_eq!(report["steps"].as_u64(), Some(EPOCHS * steps), "{report:#}");
-}
-
-fn log(daemon: &Daemon, id: &str) -> String {
-    String::from_utf8(daemon.run(&["logs", id]).stdout).unwrap()
 }
 
 /// Waits until the job has a checkpoint that differs from `before`, or has ended. Returns the job.
@@ -104,7 +93,7 @@ fn all_workers_are_restarted_when_one_is_killed() {
     let mut random = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let (mut kills, wanted_kills) = (0, kill_count(KILLS));
     while kills < wanted_kills {
-        let id = submit(&daemon, &job, &settings(3));
+        let id = daemon.submit(&job.file(), &settings(3));
         let mut before = Value::Null;
         while kills < wanted_kills {
             let state = new_checkpoint(&daemon, &id, &before);
@@ -122,7 +111,7 @@ fn all_workers_are_restarted_when_one_is_killed() {
             wait_until("all workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
         }
         assert_complete(&daemon.succeeded(&id));
-        let log = log(&daemon, &id);
+        let log = daemon.log(&id);
         let deaths = log.lines().filter(|line| line.contains("; resuming in")).collect::<Vec<_>>();
         let is_named = |line: &&&str| line.contains(" of 3 was killed by signal 9");
         assert_eq!(deaths.iter().filter(is_named).count(), deaths.len(), "{log}");
@@ -138,14 +127,14 @@ fn reproducible_jobs_have_the_same_bits_for_every_number_of_workers() {
     let daemon = Daemon::start(job.directory());
     let models = [1, 2, 4].map(|workers| {
         let set = [&settings(workers)[..], &["workers.reproducible=4".to_owned()]].concat();
-        let id = submit(&daemon, &job, &set);
+        let id = daemon.submit(&job.file(), &set);
         if workers == 2 {
             new_checkpoint(&daemon, &id, &Value::Null);
             assert!(kill(children(daemon.pid())[1]), "a worker trains");
         }
         let ended = daemon.succeeded(&id);
         assert_complete(&ended);
-        assert_eq!(log(&daemon, &id).contains("; resuming in"), workers == 2);
+        assert_eq!(daemon.log(&id).contains("; resuming in"), workers == 2);
         let checkpoint = Path::new(ended["checkpoint"].as_str().unwrap());
         ["model.safetensors", "optimizer.safetensors"].map(|part| fs::read(checkpoint.join(part)).unwrap())
     });
@@ -158,7 +147,7 @@ fn a_worker_that_hangs_is_named() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
     let set = [&settings(3)[..], &["workers.timeout_seconds=6".to_owned()]].concat();
-    let id = submit(&daemon, &job, &set);
+    let id = daemon.submit(&job.file(), &set);
     new_checkpoint(&daemon, &id, &Value::Null);
     let workers = children(daemon.pid());
     assert_eq!(workers.len(), 3);
@@ -189,7 +178,7 @@ fn a_worker_that_hangs_is_named() {
     let ended = daemon.succeeded(&id);
     assert_complete(&ended);
     assert!(ended["workers"].is_null(), "{ended:#}");
-    let log = log(&daemon, &id);
+    let log = daemon.log(&id);
     let named =
         "worker 1 of 3 hangs, or needs more than `workers.timeout_seconds` = 6: the others waited for it in ";
     assert!(log.contains(named), "{log}");
@@ -202,7 +191,7 @@ fn each_worker_can_be_profiled() {
     let job = TinyJob::new();
     let (shell, daemon) = (Shell::new(job.directory()), Daemon::start(job.directory()));
     let set = ["workers.per_host=2", "data.epochs=100000"].map(str::to_owned);
-    let id = submit(&daemon, &job, &set);
+    let id = daemon.submit(&job.file(), &set);
     wait_until("the workers train", || daemon.show(&id)["progress"]["step"].as_u64() > Some(0));
     let pids = children(daemon.pid());
     for rank in [1, 0] {
