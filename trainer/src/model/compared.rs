@@ -1,9 +1,9 @@
 //! Losses that compare the rows of a batch of which several workers have parts.
 //!
 //! Each worker gets the labels and weights of all rows, and the ids that the loss compares. The in-batch loss of two towers also
-//! needs the vectors of all items, which that model gathers (`two_tower.rs`). For a loss of lists, each worker gets the logits of
-//! all rows, computes the loss of all lists, and keeps the gradients of its own rows. Every worker repeats this computation; its
-//! cost is small compared with that of the layers.
+//! needs the vectors of all items, which that model gathers (`two_tower.rs`). For a listwise or pairwise loss, the workers gather
+//! the logits of all rows. Each worker computes the loss of the global batch and keeps the gradients of its own rows. The
+//! computation is replicated, not divided.
 
 use std::sync::Arc;
 
