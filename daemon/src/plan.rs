@@ -280,7 +280,7 @@ impl Whole {
         let Some(Limits { host: limit, gpu: gpu_limit }) = limits else {
             return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
         };
-        let of_workers = HostMemory::of_workers(&model, &job.training, job.workers.model_copies());
+        let of_workers = HostMemory::of_job(&model, job);
         let worker = of_workers.total_bytes();
         let ModelPlan { parameter_bytes, workspace_bytes, staging_bytes, .. } = &model;
         let of_model = format!(
@@ -357,7 +357,7 @@ impl Whole {
             }
         };
         let ingest = least_ingest_bytes(&whole.feeds.0, whole.feeds.1.as_ref());
-        let of_workers = HostMemory::of_workers(&whole.model, &job.training, job.workers.model_copies());
+        let of_workers = HostMemory::of_job(&whole.model, job);
         let choice = Choice {
             rows: whole.schema.rows,
             limit,
@@ -415,10 +415,7 @@ impl JobPlan {
     /// The least memory of the job on the host.
     pub fn host_memory(&self) -> HostMemory {
         let ingest_bytes = least_ingest_bytes(&self.ingest, self.eval_ingest.as_ref());
-        HostMemory {
-            ingest_bytes,
-            ..HostMemory::of_workers(&self.model, &self.job.training, self.job.workers.model_copies())
-        }
+        HostMemory { ingest_bytes, ..HostMemory::of_job(&self.model, &self.job) }
     }
 }
 

@@ -8,6 +8,7 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 use millstream_batch::Size;
+use millstream_job::Job;
 use millstream_trainer::model::ModelPlan;
 use millstream_trainer::parameter::{NamedTensor, TensorRole};
 use millstream_trainer::spec::TrainingSpec;
@@ -85,8 +86,13 @@ impl fmt::Display for Room {
 }
 
 impl HostMemory {
+    /// The memory of the workers of `job`, which train a model.
+    pub(crate) fn of_job(model: &ModelPlan, job: &Job) -> Self {
+        Self::of_workers(model, &job.training, job.workers.model_copies())
+    }
+
     /// The memory of the workers that train a model, with `copies` copies of it for checkpoints.
-    pub(crate) fn of_workers(model: &ModelPlan, training: &TrainingSpec, copies: u32) -> Self {
+    fn of_workers(model: &ModelPlan, training: &TrainingSpec, copies: u32) -> Self {
         let one = Self::of_worker(model, training, copies);
         let of_all = |bytes: u64| bytes.saturating_mul(training.ranks().into());
         Self {

@@ -113,11 +113,7 @@ pub(super) fn prepare(
     let shared = SharedInputs::of_trial(job, &directory, cancel)?;
     let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
         if has_fixed_batch {
-            check_memory(
-                HostMemory::of_workers(smallest, &job.training, job.workers.model_copies()),
-                smallest,
-                room,
-            )?;
+            check_memory(HostMemory::of_job(smallest, job), smallest, room)?;
         }
         recorder.trace().record(JobEvent::Stage(Stage::Statistics));
         let learned = analysis(job, &directory, train, runtime, recorder, cancel)?;
