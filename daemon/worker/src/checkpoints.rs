@@ -155,16 +155,14 @@ impl Checkpointer {
         is_due && self.writer.has_free_copy() && !self.writing.as_ref().is_some_and(|writing| writing.is_best)
     }
 
-    /// Takes an image of `session`'s current state, unless the memory of both is in use.
+    /// Takes an image of `session`'s current state. One must be [due](Checkpointer::is_image_due).
     pub(crate) fn take_image<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        if self.writer.capture(|image| session.capture(image))? {
-            self.report_image(session.step(), link)?;
-        }
-        Ok(())
+        self.writer.capture(|image| session.capture(image))?;
+        self.report_image(session.step(), link)
     }
 
     /// Reports an image that has been taken, if the job keeps any.

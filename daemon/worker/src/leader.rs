@@ -99,7 +99,7 @@ impl Leader {
         if self.checkpointer.is_ready() {
             self.take_checkpoint(session, link)?;
         } else if self.checkpointer.is_image_due() && !session.position().is_empty() {
-            self.take_image(session, link)?;
+            self.copy(session, link, Checkpointer::take_image)?;
         }
         self.add_time(began.elapsed(), Duration::ZERO);
         Ok(())
@@ -196,30 +196,21 @@ impl Leader {
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        self.prepare_copy(session, link)?;
-        let recorder = Arc::clone(&self.recorder);
-        recorder.phase(Phase::Checkpoint, || self.checkpointer.take(session, link))
+        self.copy(session, link, Checkpointer::take)
     }
 
-    fn take_image<B: Backend<Scalar = f32>>(
+    /// Lets `take` copy the model, once no step is in flight.
+    fn copy<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
         link: &mut Link,
-    ) -> Result<()> {
-        self.prepare_copy(session, link)?;
-        let recorder = Arc::clone(&self.recorder);
-        recorder.phase(Phase::Checkpoint, || self.checkpointer.take_image(session, link))
-    }
-
-    /// Ends what is in flight before the model is copied.
-    fn prepare_copy<B: Backend<Scalar = f32>>(
-        &mut self,
-        session: &mut Session<B>,
-        link: &mut Link,
+        take: impl FnOnce(&mut Checkpointer, &mut Session<B>, &mut Link) -> Result<()>,
     ) -> Result<()> {
         self.drain(session)?;
         // So that a worker resuming from the copy repeats no events.
-        self.write_events(session, link, |events, _| events.flush())
+        self.write_events(session, link, |events, _| events.flush())?;
+        let recorder = Arc::clone(&self.recorder);
+        recorder.phase(Phase::Checkpoint, || take(&mut self.checkpointer, session, link))
     }
 
     /// Takes the last checkpoint of this worker, and waits until it is committed or cannot be.

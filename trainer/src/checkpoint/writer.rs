@@ -101,16 +101,19 @@ impl<T: Element> CheckpointWriter<T> {
         !self.copies.is_empty()
     }
 
-    /// Calls `copy` with the copy of the model to replace, unless all are in use. Returns whether it was called.
+    /// Calls `copy` with the copy of the model to replace.
     ///
     /// # Errors
     /// Those of `copy`.
+    ///
+    /// # Panics
+    /// When all copies are in use: see [`CheckpointWriter::has_free_copy`].
     pub fn capture<E>(
         &mut self,
         copy: impl FnOnce(&mut ModelCopy<T>) -> Result<Snapshot, E>,
-    ) -> Result<bool, E> {
-        let Some(oldest) = self.oldest() else { return Ok(false) };
-        copy(&mut self.copies[oldest]).map(|_| true)
+    ) -> Result<(), E> {
+        let oldest = self.oldest().expect("a copy that is not in use");
+        copy(&mut self.copies[oldest]).map(drop)
     }
 
     /// The place of the copy to replace. An incomplete image is older than any other.

@@ -87,9 +87,9 @@ fn an_image_is_incomplete_while_it_changes() {
 }
 
 /// Trains up to batch `end` and copies the model.
-fn capture(session: &mut Session<Cpu>, writer: &mut CheckpointWriter<f32>, end: u64) -> bool {
+fn capture(session: &mut Session<Cpu>, writer: &mut CheckpointWriter<f32>, end: u64) {
     run(session, end);
-    writer.capture(|image| session.capture(image)).unwrap()
+    writer.capture(|image| session.capture(image)).unwrap();
 }
 
 #[test]
@@ -105,23 +105,25 @@ fn each_copy_replaces_the_older_image_that_is_not_being_written() {
     let mut session = session(cpu());
     let copies = files.iter().map(|file| copy_in(&mut session, file)).collect();
     let mut writer = CheckpointWriter::spawn(store, copies, carried()).unwrap();
+    assert!(!writer.has_free_copy(), "the thread prepares them first");
     writer.wait().unwrap();
+    assert!(writer.has_free_copy());
     let steps = || files.each_ref().map(found_step);
-    assert!(capture(&mut session, &mut writer, 1));
+    capture(&mut session, &mut writer, 1);
     assert_eq!(steps(), [Some(1), None]);
-    assert!(capture(&mut session, &mut writer, 2));
+    capture(&mut session, &mut writer, 2);
     assert_eq!(steps(), [Some(1), Some(2)]);
-    assert!(capture(&mut session, &mut writer, 3));
+    capture(&mut session, &mut writer, 3);
     assert_eq!(steps(), [Some(3), Some(2)]);
     // A checkpoint is written from the second image, which other copies leave alone meanwhile.
     writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
     assert_eq!(steps(), [Some(3), Some(3)]);
-    assert!(capture(&mut session, &mut writer, 6));
-    assert!(capture(&mut session, &mut writer, 7));
+    capture(&mut session, &mut writer, 6);
+    capture(&mut session, &mut writer, 7);
     assert_eq!(steps(), [Some(5), Some(3)]);
     gate.open();
     assert!(writer.wait().unwrap().unwrap().ends_with("step-0000000003"));
-    assert!(capture(&mut session, &mut writer, 8));
+    capture(&mut session, &mut writer, 8);
     assert_eq!(steps(), [Some(5), Some(6)]);
 }
 

@@ -228,7 +228,7 @@ impl Report {
             table.row(["  model and optimizer", &figures::bytes(memory.model_bytes)]);
         }
         table.row(["  workspace", &figures::bytes(memory.workspace_bytes)]);
-        table.row(["  checkpoint copy", &figures::bytes(memory.checkpoint_bytes)]);
+        table.row(["  checkpoint copies", &figures::bytes(memory.checkpoint_bytes)]);
         let HostUse { needed_bytes, available_bytes, .. } = memory.host;
         let available = available_bytes.map(|bytes| format!(" of {} available now", figures::bytes(bytes)));
         let needed = format!("{bound}{}{}", figures::bytes(needed_bytes), available.unwrap_or_default());
