@@ -32,7 +32,7 @@ mod ranks;
 mod rows;
 pub(crate) mod scored_rows;
 
-use millstream_backend::collective::{Buffer, CollectiveError, Communicator};
+use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Pool};
 use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
 use millstream_batch::BatchRef;
 
@@ -71,6 +71,8 @@ pub(crate) struct Exchange<S: Scalar> {
     sums: Vec<(usize, Buffer<S>)>,
     /// The rows of each of this worker's parts, by group of tables.
     rows: Vec<Vec<RowSums<S>>>,
+    /// Memory of messages with rows.
+    messages: Pool,
     /// Memory of the last step.
     free_numbers: Vec<Buffer<S>>,
     free_rows: Vec<RowSums<S>>,
@@ -99,6 +101,7 @@ impl<S: Scalar> Exchange<S> {
             numbers: layer_numbers + 2 * tasks,
             sums: Vec::new(),
             rows: (0..parts).map(|_| Vec::new()).collect(),
+            messages: Pool::default(),
             free_numbers: Vec::new(),
             free_rows: Vec::new(),
         }
@@ -207,7 +210,8 @@ impl<S: Scalar> Exchange<S> {
         assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
         let numbers = self.communicator.sum(own, Float::F32);
         // One message of all rows: each operation waits for the slowest rank.
-        let messages = self.communicator.gather(rows::pack(self.rows.iter().flatten())).join()?;
+        let messages =
+            self.communicator.gather(rows::pack(self.rows.iter().flatten(), &mut self.messages)).join()?;
         let groups = self.rows.first().map_or(0, Vec::len);
         self.free_rows.extend(self.rows.iter_mut().flat_map(|of_part| of_part.drain(..)));
         // The rows of all parts, by group of tables. Part `p` of rank `r` is part `p * ranks + r` of all.

@@ -96,10 +96,10 @@ impl<S: Scalar> HostMergedRows<S> {
         let tables: Vec<_> = self.tables.iter_mut().zip(&self.shapes).map(Mutex::new).collect();
         let are_of_tables = AtomicBool::new(true);
         run(tables.len(), &|number| {
-            let of_table = parts.iter().map(|tables| tables[number]).collect();
+            let of_table: Vec<_> = parts.iter().map(|tables| tables[number]).collect();
             let mut table = tables[number].lock().unwrap_or_else(PoisonError::into_inner);
             let (table, shape) = &mut *table;
-            if !table.merge(**shape, of_table) {
+            if !table.merge(**shape, &of_table) {
                 are_of_tables.store(false, Ordering::Relaxed);
             }
         });
@@ -117,33 +117,80 @@ impl<S: Scalar> MergedTable<S> {
     }
 
     /// Takes the rows of all parts: ids, and as many sums. Returns whether they are of a table of this shape.
-    fn merge(&mut self, shape: MergedShape, mut parts: Vec<(&[u32], &[S])>) -> bool {
+    fn merge(&mut self, shape: MergedShape, parts: &[(&[u32], &[S])]) -> bool {
         let MergedShape { rows, width, most } = shape;
-        let Self { ids: merged, sums } = self;
-        merged.clear();
-        sums.clear();
+        self.ids.clear();
+        self.sums.clear();
         let is_of_table = |ids: &[u32]| {
             ids.is_sorted_by(|id, next| id < next) && ids.last().is_none_or(|&last| (last as usize) < rows)
         };
         if !parts.iter().all(|(ids, sums)| is_of_table(ids) && sums.len() == ids.len() * width) {
             return false;
         }
-        while let Some(&id) = parts.iter().filter_map(|(ids, _)| ids.first()).min() {
-            merged.push(id);
-            let start = sums.len();
-            for (ids, of_part) in &mut parts {
-                if ids.first() == Some(&id) {
-                    *ids = &ids[1..];
-                    let row;
-                    (row, *of_part) = of_part.split_at(width);
-                    match sums.len() == start {
-                        true => sums.extend_from_slice(row),
-                        false => S::accumulate(&mut sums[start..], row),
-                    }
+        match width {
+            // Compiled for these constant widths.
+            1 => self.merge_rows(1, parts),
+            16 => self.merge_rows(16, parts),
+            _ => self.merge_rows(width, parts),
+        }
+        self.ids.len() <= most
+    }
+
+    /// Appends the rows of all parts, of which each has ascending ids.
+    #[inline(always)]
+    fn merge_rows(&mut self, width: usize, parts: &[(&[u32], &[S])]) {
+        let mut cursors: Vec<_> = parts.iter().map(|&(ids, sums)| Cursor::new(ids, sums)).collect();
+        loop {
+            let (mut first, mut id) = (0, Cursor::<S>::END);
+            for (number, cursor) in cursors.iter().enumerate() {
+                // In random order, so without a branch.
+                (first, id) =
+                    std::hint::select_unpredictable(cursor.id < id, (number, cursor.id), (first, id));
+            }
+            if id == Cursor::<S>::END {
+                return;
+            }
+            let row = self.sums.len();
+            self.ids.push(id as u32);
+            self.sums.extend_from_slice(cursors[first].take(width));
+            // Few rows are in several parts, unless the table is small.
+            for cursor in &mut cursors[first + 1..] {
+                if cursor.id == id {
+                    S::accumulate(&mut self.sums[row..], cursor.take(width));
                 }
             }
         }
-        merged.len() <= most
+    }
+}
+
+/// The rows of a part that have not been merged.
+struct Cursor<'a, S> {
+    /// The id of the next row, or [`Cursor::END`].
+    id: u64,
+    later: std::slice::Iter<'a, u32>,
+    sums: &'a [S],
+}
+
+impl<'a, S> Cursor<'a, S> {
+    /// Above every id.
+    const END: u64 = u64::MAX;
+
+    fn new(ids: &'a [u32], sums: &'a [S]) -> Self {
+        let mut later = ids.iter();
+        Self { id: Self::id_of(later.next()), later, sums }
+    }
+
+    fn id_of(id: Option<&u32>) -> u64 {
+        id.map_or(Self::END, |&id| id.into())
+    }
+
+    /// The next row. Moves to the one after it.
+    #[inline(always)]
+    fn take(&mut self, width: usize) -> &'a [S] {
+        self.id = Self::id_of(self.later.next());
+        let (row, later) = self.sums.split_at(width);
+        self.sums = later;
+        row
     }
 }
 

@@ -5,25 +5,30 @@
 //! for each group of tables of each part:  ids, rows                     each padded with zeros to a u64
 //! ```
 
-use millstream_backend::collective::Buffer;
+use millstream_backend::collective::{Buffer, Pool};
 use millstream_backend::{RowSums, Scalar};
 
 /// Sections start at multiples of this, so that elements of any type are aligned.
 const ALIGNMENT: usize = size_of::<u64>();
 
-/// The message with all of `sums`.
-pub(super) fn pack<'a, S: Scalar>(sums: impl Iterator<Item = &'a RowSums<S>> + Clone) -> Buffer {
+/// The message with all of `sums`, in memory of `pool`.
+pub(super) fn pack<'a, S: Scalar>(
+    sums: impl Iterator<Item = &'a RowSums<S>> + Clone,
+    pool: &mut Pool,
+) -> Buffer {
     let sections = sums.flat_map(|sums| [sums.ids.as_bytes(), sums.rows.as_bytes()]);
     let head = sections.clone().count() * ALIGNMENT;
     let padded = |section: &[u8]| section.len().next_multiple_of(ALIGNMENT);
-    let mut message = Buffer::zeroed(head + sections.clone().map(padded).sum::<usize>());
+    let mut message = pool.take(head + sections.clone().map(padded).sum::<usize>());
     let (mut sizes, mut rest) = message.split_at_mut(head);
     for section in sections {
         let (size, place);
         (size, sizes) = sizes.split_at_mut(ALIGNMENT);
         (place, rest) = rest.split_at_mut(padded(section));
         size.copy_from_slice(&(section.len() as u64).to_le_bytes());
-        place[..section.len()].copy_from_slice(section);
+        let (place, padding) = place.split_at_mut(section.len());
+        place.copy_from_slice(section);
+        padding.fill(0);
     }
     message
 }
@@ -58,7 +63,7 @@ mod tests {
     fn rows_survive_the_message() {
         let sums = |ids: &[u32], rows: &[f32]| RowSums { ids: Buffer::from(ids), rows: Buffer::from(rows) };
         let all = [sums(&[1, 5, 9], &[0.5, 1.5, 2.5]), sums(&[0], &[]), sums(&[], &[7.0])];
-        let message = || pack(all.iter());
+        let message = || pack(all.iter(), &mut Pool::default());
         let found: Vec<RowSums<f32>> = unpack(message(), 3).unwrap().collect();
         assert_eq!(found.len(), 3);
         for (found, sums) in found.iter().zip(&all) {

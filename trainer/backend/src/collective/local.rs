@@ -125,7 +125,7 @@ impl Transport for Local {
         &mut self,
         label: Label,
         parts: Vec<Arc<Buffer>>,
-        mut receive: Receive,
+        mut receive: Receive<'_>,
         deadline: Deadline,
         recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {

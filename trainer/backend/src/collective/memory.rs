@@ -153,11 +153,11 @@ impl Buffer {
     /// The first `len` bytes of the whole allocation, if it is that large and no other buffer shares it.
     fn resized(mut self, len: usize) -> Option<Self> {
         let is_unshared = Arc::get_mut(&mut self.allocation).is_some();
-        (is_unshared && len <= self.capacity_bytes()).then_some(Self { start_bytes: 0, len, ..self })
-    }
-
-    fn capacity_bytes(&self) -> usize {
-        self.allocation.len() * size_of::<f32>()
+        (is_unshared && len <= capacity_bytes(&self.allocation)).then_some(Self {
+            start_bytes: 0,
+            len,
+            ..self
+        })
     }
 }
 
@@ -204,35 +204,37 @@ impl<T: Element> fmt::Debug for Buffer<T> {
     }
 }
 
-/// Buffers for intermediate data, kept between operations: a fresh allocation costs a page fault per page, which for large
-/// sums takes as long as the copy.
-pub(super) struct Scratch {
-    free: Vec<Buffer>,
-    most_free: usize,
+/// Memory for buffers, which is used again once they have been dropped: a fresh allocation costs a page fault per page, which
+/// for large messages takes as long as a copy.
+///
+/// It has at most as many allocations as there were buffers in use at once.
+#[derive(Default)]
+pub struct Pool {
+    allocations: Vec<Arc<Memory>>,
 }
 
-impl Scratch {
-    /// Keeps at most `most_free` buffers that are not in use.
-    pub(super) fn new(most_free: usize) -> Self {
-        Self { free: Vec::new(), most_free }
-    }
-
+impl Pool {
     /// A buffer of `bytes` bytes with arbitrary contents.
-    pub(super) fn take(&mut self, bytes: usize) -> Buffer {
-        let large_enough = (0..self.free.len()).filter(|&index| bytes <= self.free[index].capacity_bytes());
-        let smallest = large_enough.min_by_key(|&index| self.free[index].capacity_bytes());
-        let reused = smallest.and_then(|index| self.free.swap_remove(index).resized(bytes));
-        reused.unwrap_or_else(|| Buffer::zeroed(bytes))
-    }
-
-    /// Keeps a buffer for reuse. Beyond the limit, the smallest buffer is freed.
-    pub(super) fn give(&mut self, buffer: Buffer) {
-        self.free.push(buffer);
-        if self.free.len() > self.most_free {
-            let smallest = (0..self.free.len()).min_by_key(|&index| self.free[index].capacity_bytes());
-            smallest.map(|index| self.free.swap_remove(index));
+    pub fn take(&mut self, bytes: usize) -> Buffer {
+        let all = self.allocations.iter_mut();
+        let unused = all.filter_map(|allocation| Arc::get_mut(allocation).is_some().then_some(allocation));
+        let (large, small): (Vec<_>, Vec<_>) = unused.partition(|unused| bytes <= capacity_bytes(unused));
+        if let Some(smallest) = large.into_iter().min_by_key(|unused| unused.len()) {
+            let allocation = smallest.clone();
+            return Buffer { allocation, start_bytes: 0, len: bytes, element: PhantomData };
         }
+        let new = Buffer::zeroed(bytes);
+        match small.into_iter().max_by_key(|unused| unused.len()) {
+            Some(largest) => *largest = new.allocation.clone(),
+            None => self.allocations.push(new.allocation.clone()),
+        }
+        new
     }
+}
+
+/// Size of an allocation, in bytes.
+fn capacity_bytes(allocation: &Memory) -> usize {
+    allocation.len() * size_of::<f32>()
 }
 
 #[cfg(test)]
@@ -292,31 +294,37 @@ mod tests {
     }
 
     #[test]
-    fn scratch_reuses_memory_that_is_large_enough_and_unshared() {
-        let mut scratch = Scratch::new(2);
-        let (small, large) = (scratch.take(100), scratch.take(1000));
+    fn a_pool_uses_the_smallest_memory_that_suffices_again() {
+        let mut pool = Pool::default();
+        let (small, large) = (pool.take(100), pool.take(1000));
         let (at_small, at_large) = (small.as_ptr(), large.as_ptr());
-        scratch.give(small);
-        scratch.give(large);
-        let again = scratch.take(60);
-        assert_eq!((again.as_ptr(), again.len()), (at_small, 60), "the smallest that suffices");
-        assert_eq!(scratch.take(999).as_ptr(), at_large);
+        drop((small, large));
+        let again = pool.take(60);
+        assert_eq!((again.as_ptr(), again.len()), (at_small, 60));
+        assert_eq!(pool.take(999).as_ptr(), at_large);
 
         let mut parts = again.split(&[10, 50]);
         let kept = parts.remove(1);
-        scratch.give(parts.remove(0));
-        let other = scratch.take(60);
+        drop(parts);
+        let other = pool.take(60);
         assert_ne!(other.as_ptr(), at_small, "a part of it is in use");
         drop(kept);
     }
 
     #[test]
-    fn scratch_is_bounded() {
-        let mut scratch = Scratch::new(2);
-        let buffers = [10, 3000, 200].map(|bytes| scratch.take(bytes));
-        buffers.into_iter().for_each(|buffer| scratch.give(buffer));
-        let mut kept: Vec<usize> = scratch.free.iter().map(|buffer| buffer.len()).collect();
-        kept.sort_unstable();
-        assert_eq!(kept, [200, 3000]);
+    fn a_pool_replaces_memory_that_is_too_small() {
+        let mut pool = Pool::default();
+        for bytes in [12, 3000, 200, 5000] {
+            assert_eq!(pool.take(bytes).len(), bytes);
+        }
+        let sizes = |pool: &Pool| -> Vec<usize> {
+            pool.allocations.iter().map(|allocation| capacity_bytes(allocation)).collect()
+        };
+        assert_eq!(sizes(&pool), [5000]);
+        let in_use = [pool.take(4000), pool.take(8)];
+        assert_eq!(sizes(&pool), [5000, 8]);
+        drop(in_use);
+        drop(pool.take(6000));
+        assert_eq!(sizes(&pool), [6000, 8], "the largest of those that are too small");
     }
 }

@@ -35,7 +35,7 @@ pub use communicator::{Communicator, Ticket};
 pub use diagnosis::OpenOperation;
 pub use error::{Absent, CollectiveError};
 pub use local::{Alone, Local};
-pub use memory::{Buffer, Element, Format};
+pub use memory::{Buffer, Element, Format, Pool};
 pub use operations::{Operations, Summand};
 pub use recorder::{FlightRecord, RecordError, RecordedOperation, Recorder};
 pub use transport::{Deadline, Label, Operation, Receive, Round, Transport};

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::CollectiveError;
-use super::memory::{Buffer, Element, Scratch};
+use super::memory::{Buffer, Element, Pool};
 use super::recorder::Recorder;
 use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
 use super::wire::{self, Code};
@@ -95,7 +95,7 @@ pub struct Operations {
     recorder: Option<Recorder>,
     /// The time limit of an operation.
     limit: Duration,
-    scratch: Scratch,
+    pool: Pool,
     simd: Simd,
     /// The operation under way.
     label: Label,
@@ -104,14 +104,12 @@ pub struct Operations {
 
 impl Operations {
     pub(super) fn new(transport: Box<dyn Transport>, limit: Duration, recorder: Option<Recorder>) -> Self {
-        // A sum has at most one buffer per rank, and one for its numbers on the wire.
-        let scratch = Scratch::new(transport.ranks() + 1);
         let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
         Self {
             transport,
             recorder,
             limit,
-            scratch,
+            pool: Pool::default(),
             simd: Simd::detect(),
             label,
             deadline: Deadline::after(limit),
@@ -136,14 +134,15 @@ impl Operations {
         }
     }
 
-    /// An exchange of the operation under way.
+    /// An exchange of the operation under way: into these buffers, one per rank, of exactly the sizes sent, or into any.
     fn exchange_round(
         &mut self,
         round: Round,
         parts: Vec<Arc<Buffer>>,
-        receive: Receive,
+        into: Option<Vec<Buffer>>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         let label = Label { round, ..self.label };
+        let receive = into.map_or(Receive::Any(&mut self.pool), Receive::Into);
         self.transport.exchange(label, parts, receive, self.deadline, self.recorder.as_ref())
     }
 
@@ -190,7 +189,7 @@ impl Operations {
     pub(super) fn barrier(&mut self) -> Result<(), CollectiveError> {
         let nothing = Arc::new(Buffer::default());
         let parts = vec![nothing; self.transport.ranks()];
-        self.exchange_round(Round::Only, parts, Receive::Allocate).map(|_| ())
+        self.exchange_round(Round::Only, parts, None).map(|_| ())
     }
 
     fn sum_whole<T: Code + Element>(&mut self, numbers: Buffer<T>) -> Result<Buffer<T>, CollectiveError> {
@@ -202,11 +201,10 @@ impl Operations {
         &mut self,
         mut numbers: Buffer<f32>,
     ) -> Result<Buffer<f32>, CollectiveError> {
-        let mut encoded = self.scratch.take(numbers.len() * size_of::<C>());
+        let mut encoded = self.pool.take(numbers.len() * size_of::<C>());
         wire::encode::<C>(self.simd, &numbers, &mut encoded);
         let sums = self.sum_codes::<C>(encoded)?;
         wire::decode::<C>(self.simd, &sums, &mut numbers);
-        self.scratch.give(sums);
         Ok(numbers)
     }
 
@@ -217,11 +215,11 @@ impl Operations {
     /// All ranks get all contributions, and each adds them.
     fn sum_small<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
         let codes = Arc::new(codes);
-        let receive = self.scratch_for_others(codes.len());
+        let into = self.buffers_for_others(codes.len());
         let parts = vec![codes.clone(); self.transport.ranks()];
-        let received = self.exchange_round(Round::Only, parts, receive)?;
+        let received = self.exchange_round(Round::Only, parts, Some(into))?;
         let mut sums = released(codes);
-        self.add::<C>(&mut sums, received);
+        wire::add::<C>(self.simd, self.transport.rank(), &mut sums, &received);
         Ok(sums)
     }
 
@@ -233,30 +231,22 @@ impl Operations {
 
         let mut own = std::mem::take(&mut chunks[rank]);
         let parts: Vec<Arc<Buffer>> = chunks.into_iter().map(Arc::new).collect();
-        let receive = self.scratch_for_others(own.len());
-        let received = self.exchange_round(Round::Parts, parts.clone(), receive)?;
-        self.add::<C>(&mut own, received);
+        let into = self.buffers_for_others(own.len());
+        let received = self.exchange_round(Round::Parts, parts.clone(), Some(into))?;
+        wire::add::<C>(self.simd, rank, &mut own, &received);
 
         let own = Arc::new(own);
-        let others = Receive::Into(parts.into_iter().map(released).collect());
-        let mut chunks = self.exchange_round(Round::Sums, vec![own.clone(); ranks], others)?;
+        let others = parts.into_iter().map(released).collect();
+        let mut chunks = self.exchange_round(Round::Sums, vec![own.clone(); ranks], Some(others))?;
         chunks[rank] = released(own);
         Ok(Buffer::join(chunks))
     }
 
     /// A buffer for `bytes` bytes of each other rank.
-    fn scratch_for_others(&mut self, bytes: usize) -> Receive {
+    fn buffers_for_others(&mut self, bytes: usize) -> Vec<Buffer> {
         let (rank, ranks) = (self.transport.rank(), self.transport.ranks());
-        let buffer = |peer| if peer == rank { Buffer::default() } else { self.scratch.take(bytes) };
-        Receive::Into((0..ranks).map(buffer).collect())
-    }
-
-    fn add<C: Code>(&mut self, own: &mut Buffer, received: Vec<Buffer>) {
-        wire::add::<C>(self.simd, self.transport.rank(), own, &received);
-        let rank = self.transport.rank();
-        for (_, buffer) in received.into_iter().enumerate().filter(|&(peer, _)| peer != rank) {
-            self.scratch.give(buffer);
-        }
+        let buffer = |peer| if peer == rank { Buffer::default() } else { self.pool.take(bytes) };
+        (0..ranks).map(buffer).collect()
     }
 
     /// Exchanges parts; `own` takes this rank's own place.
@@ -266,7 +256,7 @@ impl Operations {
         own: Buffer<T>,
     ) -> Result<Vec<Buffer<T>>, CollectiveError> {
         let rank = self.transport.rank();
-        let received = self.exchange_round(Round::Only, parts, Receive::Allocate)?;
+        let received = self.exchange_round(Round::Only, parts, None)?;
         let typed = received.into_iter().enumerate().map(|(peer, buffer)| self.elements(peer, buffer));
         let mut typed = typed.collect::<Result<Vec<_>, _>>()?;
         typed[rank] = own;

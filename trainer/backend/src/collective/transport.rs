@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::{Absent, CollectiveError};
-use super::memory::{Buffer, Format};
+use super::memory::{Buffer, Format, Pool};
 use super::recorder::Recorder;
 use crate::Float;
 
@@ -31,22 +31,21 @@ pub trait Transport: Send {
         &mut self,
         label: Label,
         parts: Vec<Arc<Buffer>>,
-        receive: Receive,
+        receive: Receive<'_>,
         deadline: Deadline,
         recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError>;
 }
 
 /// Where received data goes.
-#[derive(Debug)]
-pub enum Receive {
-    /// To new buffers of the sizes sent.
-    Allocate,
+pub enum Receive<'a> {
+    /// To buffers of the sizes sent, from this memory.
+    Any(&'a mut Pool),
     /// To these buffers, one per rank. Each sender must send as many bytes as its buffer has.
     Into(Vec<Buffer>),
 }
 
-impl Receive {
+impl Receive<'_> {
     /// The buffer for `sent` bytes of rank `peer`.
     pub(super) fn buffer(
         &mut self,
@@ -56,7 +55,7 @@ impl Receive {
         sent: usize,
     ) -> Result<Buffer, CollectiveError> {
         match self {
-            Self::Allocate => Ok(Buffer::zeroed(sent)),
+            Self::Any(pool) => Ok(pool.take(sent)),
             Self::Into(buffers) if buffers[peer].len() == sent => Ok(std::mem::take(&mut buffers[peer])),
             Self::Into(buffers) => {
                 Err(CollectiveError::Size { label, rank, expected: buffers[peer].len(), peer, sent })

@@ -4,7 +4,7 @@ use crate::cpu::Cpu;
 use crate::cpu::matrix::CpuTable;
 use crate::cpu::parts::{Blocks, Spans};
 use crate::cpu::runs::{Runs, tasks_each};
-use crate::cpu::touched::TouchedRows;
+use crate::cpu::touched::{STRIP, TouchedRows};
 use crate::device::Lookup;
 use crate::ops::RowGradients;
 use crate::row_sums::RowSums;
@@ -38,11 +38,31 @@ pub(crate) fn row_sums(
     starts.push(end);
     run_blocks!(cpu, Blocks::of(tasks, 1), Spans::of(rows, 1, &starts), |task, rows| {
         let runs = runs_of(task.start);
-        for (number, row) in (0..runs.len()).zip(rows.chunks_exact_mut(runs.width())) {
-            runs.fetch_ahead(number);
-            for (first, columns) in runs.strips() {
-                row[first..first + columns].copy_from_slice(&runs.sum(number, first, columns)[..columns]);
+        match runs.width() {
+            1 => {
+                for (number, sum) in rows.iter_mut().enumerate() {
+                    runs.fetch_ahead(number);
+                    *sum = runs.sum_of_one(number);
+                }
+            }
+            width => {
+                for (number, row) in rows.chunks_exact_mut(width).enumerate() {
+                    runs.fetch_ahead(number);
+                    sum_row(&runs, number, row);
+                }
             }
         }
     });
+}
+
+/// Sums the gradient of run `number`, in strips.
+#[inline(always)]
+fn sum_row(runs: &Runs<'_>, number: usize, row: &mut [f32]) {
+    for (first, columns) in runs.strips() {
+        match columns {
+            // Compiled for this constant number of columns.
+            STRIP => row[first..first + STRIP].copy_from_slice(&runs.sum(number, first, STRIP)),
+            _ => row[first..first + columns].copy_from_slice(&runs.sum(number, first, columns)[..columns]),
+        }
+    }
 }

@@ -70,7 +70,7 @@ impl Exchange<'_> {
         &self,
         peers: &mut [Option<Peer>],
         parts: Vec<Arc<Buffer>>,
-        receive: Receive,
+        receive: Receive<'_>,
         deadline: Deadline,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         let received = self.try_run(peers, parts, receive, deadline);
@@ -87,7 +87,7 @@ impl Exchange<'_> {
         &self,
         peers: &mut [Option<Peer>],
         parts: Vec<Arc<Buffer>>,
-        mut receive: Receive,
+        mut receive: Receive<'_>,
         deadline: Deadline,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         let mut received: Vec<Buffer> = peers.iter().map(|_| Buffer::default()).collect();
@@ -136,7 +136,7 @@ impl Exchange<'_> {
     fn complete(
         &self,
         contacts: &mut [Contact<'_>],
-        receive: &mut Receive,
+        receive: &mut Receive<'_>,
         deadline: Deadline,
     ) -> Result<(), CollectiveError> {
         let (mut idle, mut last_look) = (0, Instant::now());
@@ -157,7 +157,11 @@ impl Exchange<'_> {
     }
 
     /// Advances all messages. Returns whether anything has happened.
-    fn advance(&self, contacts: &mut [Contact<'_>], receive: &mut Receive) -> Result<bool, CollectiveError> {
+    fn advance(
+        &self,
+        contacts: &mut [Contact<'_>],
+        receive: &mut Receive<'_>,
+    ) -> Result<bool, CollectiveError> {
         let has_happened = self.worker.progress();
         for contact in contacts.iter_mut().filter(|contact| !contact.is_complete()) {
             self.advance_sends(contact)?;
@@ -179,7 +183,7 @@ impl Exchange<'_> {
     fn advance_receive(
         &self,
         contact: &mut Contact<'_>,
-        receive: &mut Receive,
+        receive: &mut Receive<'_>,
     ) -> Result<(), CollectiveError> {
         let peer = contact.peer.rank;
         let received = |message| self.worker.received(message).map_err(|error| self.engine(peer, error));
@@ -204,7 +208,7 @@ impl Exchange<'_> {
         &self,
         peer: usize,
         head: &[u8],
-        receive: &mut Receive,
+        receive: &mut Receive<'_>,
     ) -> Result<Receiving, CollectiveError> {
         let (Some((label, rest)), true) = (head.split_first_chunk(), head.len() >= HEAD_BYTES) else {
             return Err(self.damaged(peer));
@@ -231,7 +235,7 @@ impl Exchange<'_> {
     fn look_around(
         &self,
         contacts: &mut [Contact<'_>],
-        receive: &mut Receive,
+        receive: &mut Receive<'_>,
         deadline: Deadline,
         sleeps: bool,
     ) -> Result<(), CollectiveError> {

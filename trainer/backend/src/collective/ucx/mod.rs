@@ -48,7 +48,7 @@ use self::exchange::Exchange;
 use self::worker::{Endpoint, InFlight, Progress, Worker};
 pub use self::worker::{OpenUcxError, UcxError};
 use super::error::CollectiveError;
-use super::memory::Buffer;
+use super::memory::{Buffer, Pool};
 use super::recorder::Recorder;
 use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
 use crate::library::Libraries;
@@ -154,7 +154,13 @@ impl HostListener {
         let mut host = Host { rank, peers, exchanges: 0, is_broken: false, worker: self.worker };
         let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
         let nothing = Arc::new(Buffer::default());
-        host.exchange(label, vec![nothing; ranks], Receive::Allocate, Deadline::after(limit), None)?;
+        host.exchange(
+            label,
+            vec![nothing; ranks],
+            Receive::Any(&mut Pool::default()),
+            Deadline::after(limit),
+            None,
+        )?;
         Ok(host)
     }
 }
@@ -303,7 +309,7 @@ impl Transport for Host {
         &mut self,
         label: Label,
         parts: Vec<Arc<Buffer>>,
-        receive: Receive,
+        receive: Receive<'_>,
         deadline: Deadline,
         recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
