@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = [anonymous_file(c"image")?, anonymous_file(c"image")?].map(File::from);
     let mut images = Vec::new();
     for file in &files {
-        images.push(session.copy_in_image(file.try_clone()?)?);
+        images.push(session.copy_in_image(file.try_clone()?, 0)?);
     }
     // So that their pages exist.
     images.iter_mut().try_for_each(|image| session.capture(image).map(drop))?;

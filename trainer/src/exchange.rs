@@ -49,12 +49,24 @@ pub struct Agreement {
     pub is_step: bool,
     /// Whether any worker wants to stop.
     pub stop: bool,
+    /// Whether any worker wants all to copy the model together.
+    pub copy: bool,
+}
+
+/// What a worker wants all to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// To stop.
+    pub stop: bool,
+    /// To copy the model together.
+    pub copy: bool,
 }
 
 /// A worker's vote in the agreement: the bits of its first word.
 mod vote {
     pub(super) const HAS_BATCH: u64 = 1;
     pub(super) const STOP: u64 = 2;
+    pub(super) const COPY: u64 = 4;
 }
 
 /// The exchange of a worker with the others.
@@ -120,23 +132,24 @@ impl<S: Scalar> Exchange<S> {
         &mut self,
         tasks: &[Task],
         parts: &[BatchRef<'_>],
-        stop: bool,
+        Request { stop, copy }: Request,
     ) -> Result<Agreement, CollectiveError> {
-        let has_batch = if parts.len() == self.parts { vote::HAS_BATCH } else { 0 };
-        let flags = has_batch | if stop { vote::STOP } else { 0 };
+        let has_batch = parts.len() == self.parts;
+        let votes = [(has_batch, vote::HAS_BATCH), (stop, vote::STOP), (copy, vote::COPY)];
+        let flags = votes.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).sum();
         let weights = (0..self.parts).flat_map(|part| {
             tasks.iter().map(move |task| parts.get(part).map_or(0.0, |part| weight(task, *part)).to_bits())
         });
         let words: Vec<u64> = std::iter::once(flags).chain(weights).collect();
         let votes = self.communicator.gather(Buffer::from(&words[..])).join()?;
         let is_step = votes.iter().all(|words| words[0] & vote::HAS_BATCH != 0);
-        let stop = votes.iter().any(|words| words[0] & vote::STOP != 0);
+        let wants = |flag: u64| votes.iter().any(|words| words[0] & flag != 0);
         let total = |task: usize| {
             let of_part = |part: usize| votes.iter().map(move |words| words[1 + part * tasks.len() + task]);
             (0..self.parts).flat_map(of_part).map(f64::from_bits).sum()
         };
         self.totals = is_step.then(|| (0..tasks.len()).map(total).collect());
-        Ok(Agreement { is_step, stop })
+        Ok(Agreement { is_step, stop: wants(vote::STOP), copy: wants(vote::COPY) })
     }
 
     /// The weight of the global batch of the agreed step, by task.
@@ -156,6 +169,11 @@ impl<S: Scalar> Exchange<S> {
         part: usize,
     ) -> Ranks<'a, B> {
         Ranks { communicator: &self.communicator, peers, rows, part }
+    }
+
+    /// The number of this worker, and how many there are.
+    pub(crate) fn rank(&self) -> (usize, usize) {
+        (self.communicator.rank(), self.communicator.ranks())
     }
 
     /// The words of all workers, by rank.

@@ -268,14 +268,21 @@ impl<B: Backend> Parameter<'_, B> {
         TablePlace { first, stride: self.spec.columns }
     }
 
-    /// Copies all parts to `out`, in the layout that is fastest to copy. `out` must have exactly the size of the copy.
-    pub(crate) fn copy(&self, backend: &B, mut out: &mut [B::Scalar]) {
+    /// Copies as many numbers of all parts as `out` holds, from number `first` of a copy on, in the layout that is fastest to copy.
+    pub(crate) fn copy(&self, backend: &B, first: usize, mut out: &mut [B::Scalar]) {
         if let Storage::Table(table) = &self.storage {
-            return backend.run(ops::CopyTable { table: &**table, out });
+            return backend.run(ops::CopyTable { table: &**table, first, out });
         }
-        for part in self.spec.parts() {
-            let (this, rest) = out.split_at_mut(self.spec.tensor(part).len());
-            self.read(backend, part, this);
+        for (part, range) in self.spec.table_shape().ranges_of_parts(first..first + out.len()) {
+            let (this, rest) = out.split_at_mut(range.len());
+            let whole = self.spec.tensor(part).len();
+            if range.len() == whole {
+                self.read(backend, part, this);
+            } else {
+                let mut numbers = vec![B::Scalar::default(); whole];
+                self.read(backend, part, &mut numbers);
+                this.copy_from_slice(&numbers[range]);
+            }
             out = rest;
         }
     }

@@ -124,7 +124,7 @@ impl<'a> Attempt<'a> {
     pub(super) fn start(supervisor: &mut Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
         let oom_kills_before = available::kills();
         supervisor.generation += 1;
-        let has_images = prepared.job.workers.image_seconds.is_some();
+        let has_images = train_role(prepared, 0, supervisor.recorder.id()).has_images();
         let spawned =
             supervisor.create_images(has_images).and_then(|()| Generation::spawn(supervisor, prepared));
         let workers = spawned.map_err(|error| {

@@ -1,8 +1,11 @@
 //! The images of a job's model, which outlive its workers.
 //!
-//! A worker copies the model into one of two files, in turn (`workers.image_seconds`). The daemon never reads them. It holds the
+//! Workers copy the model into one of two files, in turn (`workers.image_seconds`). The daemon never reads them. It holds the
 //! files and passes them to the workers of every attempt, which continue from the newer one if it is newer than all checkpoints.
 //! The kernel frees their memory when the job ends, or the daemon does.
+//!
+//! Several workers also copy the model into such a file if the job keeps no images: for checkpoints. They get new files in each
+//! attempt, because only checkpoints count then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

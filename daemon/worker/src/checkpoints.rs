@@ -6,6 +6,9 @@
 //! step and covers all requests until then. Training waits for the last checkpoint, before a stop and at the
 //! end of the data.
 //!
+//! If several workers train the model, they copy it together, each a share, between steps that all take
+//! ([`Session::capture_together`]). At the end of training the worker that writes checkpoints copies it alone.
+//!
 //! A job may also keep images of the model in memory, which outlive this process. They are taken between checkpoints and cost
 //! training the copy only. Every checkpoint is an image, too. No image replaces that of one of the best checkpoints before it is
 //! written: after a death, the next worker continues from that image and writes the checkpoint.
@@ -20,8 +23,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use millstream_backend::Backend;
 use millstream_batch::Count;
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart};
-use millstream_trainer::session::Session;
+use millstream_trainer::checkpoint::{
+    CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart, ModelCopy, Snapshot,
+};
+use millstream_trainer::session::{Session, SessionError};
 
 use crate::link::Link;
 use crate::protocol::{CheckpointName, FromWorker, Restored};
@@ -49,6 +54,35 @@ struct Committed {
     name: CheckpointName,
     /// Its encoded position in the data; `None` if it was not read.
     position: Option<Vec<u8>>,
+}
+
+/// What the model is copied for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyFor {
+    Checkpoint,
+    Image,
+}
+
+/// Which workers copy the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopiedBy {
+    /// All of them, each a share.
+    All,
+    /// This one alone.
+    This,
+}
+
+impl CopiedBy {
+    fn capture<B: Backend<Scalar = f32>>(
+        self,
+        session: &mut Session<B>,
+        copy: &mut ModelCopy<f32>,
+    ) -> Result<Snapshot, SessionError> {
+        match self {
+            Self::All => session.capture_together(copy),
+            Self::This => session.capture(copy),
+        }
+    }
 }
 
 /// Takes a job's checkpoints.
@@ -89,7 +123,8 @@ struct Failing {
 }
 
 impl Checkpointer {
-    /// Takes checkpoints of `session`, which was `restored`, into `store`. With `images`, the model is copied into these files.
+    /// Takes checkpoints of `session`, which was `restored`, into `store`. With `images`, the model is copied into these files: into
+    /// the first one only, if no images are taken between checkpoints.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: Cadence,
         session: &mut Session<B>,
@@ -99,7 +134,11 @@ impl Checkpointer {
     ) -> Result<Self> {
         let copies = match images {
             Some(images) => {
-                images.into_iter().map(|image| session.copy_in_image(image)).collect::<Result<_, _>>()?
+                let used = if cadence.images.is_some() { images.len() } else { 1 };
+                let numbered = images.into_iter().zip(0..).take(used);
+                numbered
+                    .map(|(image, number)| session.copy_in_image(image, number))
+                    .collect::<Result<_, _>>()?
             }
             None => vec![session.allocate_copy()],
         };
@@ -137,8 +176,21 @@ impl Checkpointer {
         self.requested = true;
     }
 
+    /// What the model is to be copied for before the next step, if anything.
+    pub(crate) fn next_copy<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        link: &mut Link,
+    ) -> Result<Option<CopyFor>> {
+        if self.is_ready() {
+            let is_committed = self.is_committed(session, link)?;
+            return Ok((!is_committed).then_some(CopyFor::Checkpoint));
+        }
+        Ok((self.is_image_due() && !session.position().is_empty()).then_some(CopyFor::Image))
+    }
+
     /// Whether a checkpoint is due or requested, and the writer is idle or must be waited for.
-    pub(crate) fn is_ready(&mut self) -> bool {
+    fn is_ready(&mut self) -> bool {
         if self.is_owed {
             return true;
         }
@@ -150,19 +202,25 @@ impl Checkpointer {
     }
 
     /// Whether an image is due and may be taken.
-    pub(crate) fn is_image_due(&self) -> bool {
+    fn is_image_due(&self) -> bool {
         let is_due = self.image_at.is_some_and(|at| at <= Instant::now());
         is_due && self.writer.has_free_copy() && !self.writing.as_ref().is_some_and(|writing| writing.is_best)
     }
 
-    /// Takes an image of `session`'s current state. One must be [due](Checkpointer::is_image_due).
-    pub(crate) fn take_image<B: Backend<Scalar = f32>>(
+    /// Copies `session`'s current state, as [`Checkpointer::next_copy`] has found necessary.
+    pub(crate) fn copy<B: Backend<Scalar = f32>>(
         &mut self,
+        (copy_for, by): (CopyFor, CopiedBy),
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
-        self.writer.capture(|image| session.capture(image))?;
-        self.report_image(session.step(), link)
+        match copy_for {
+            CopyFor::Checkpoint => self.start_checkpoint(by, session, link),
+            CopyFor::Image => {
+                self.writer.capture(|image| by.capture(session, image))?;
+                self.report_image(session.step(), link)
+            }
+        }
     }
 
     /// Reports an image that has been taken, if the job keeps any.
@@ -196,22 +254,46 @@ impl Checkpointer {
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
+        match self.is_committed(session, link)? {
+            true => Ok(()),
+            false => self.start_checkpoint(CopiedBy::This, session, link),
+        }
+    }
+
+    /// Whether `session`'s current state is committed, once no write is running. Then no checkpoint is due, and a request is
+    /// answered.
+    pub(crate) fn is_committed<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        link: &mut Link,
+    ) -> Result<bool> {
         self.wait(link)?;
+        let (step, position) = (session.step(), session.position());
+        let is_current = |last: &&Committed| {
+            last.name.step == step && last.position.as_ref().is_some_and(|last| last == position)
+        };
+        let Some(last) = self.committed.as_ref().filter(is_current) else { return Ok(false) };
+        (self.due, self.is_owed) = (false, false);
+        let requested = std::mem::take(&mut self.requested);
+        if requested {
+            let path = last.name.path.clone();
+            link.send(&FromWorker::Checkpointed { step, path, requested, seconds: 0.0 })?;
+        }
+        Ok(true)
+    }
+
+    /// Copies `session`'s current state, and starts to write it.
+    fn start_checkpoint<B: Backend<Scalar = f32>>(
+        &mut self,
+        by: CopiedBy,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
         (self.due, self.is_owed) = (false, false);
         let requested = std::mem::take(&mut self.requested);
         let (step, position) = (session.step(), session.position().to_vec());
-        if let Some(last) = self.committed.as_ref()
-            && last.name.step == step
-            && last.position.as_ref() == Some(&position)
-        {
-            if requested {
-                let path = last.name.path.clone();
-                link.send(&FromWorker::Checkpointed { step, path, requested, seconds: 0.0 })?;
-            }
-            return Ok(());
-        }
         let began = Instant::now();
-        self.writer.start_commit(self.cadence.keep, |image| session.capture(image))?;
+        self.writer.start_commit(self.cadence.keep, |image| by.capture(session, image))?;
         self.report_image(step, link)?;
         self.writing = Some(Writing { step, position, requested, is_best: session.is_best(), began });
         Ok(())

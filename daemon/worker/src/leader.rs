@@ -16,7 +16,7 @@ use millstream_trainer::loss::LossSum;
 use millstream_trainer::metrics::Metrics;
 use millstream_trainer::session::Session;
 
-use crate::checkpoints::Checkpointer;
+use crate::checkpoints::{Checkpointer, CopiedBy, CopyFor};
 use crate::link::{Link, PendingCommands};
 use crate::protocol::{FromWorker, WorkerProgress};
 use crate::tensorboard::{EventSpec, EventWriter, Meter};
@@ -30,6 +30,10 @@ const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The part of a training job that rank 0 does alone.
 pub(crate) struct Leader {
     checkpointer: Checkpointer,
+    /// Whether there are other workers.
+    has_peers: bool,
+    /// What all workers are to copy the model for, once they have agreed.
+    wanted: Option<CopyFor>,
     /// The recorder of the session and its backend.
     recorder: Arc<Recorder>,
     /// What was done since the last progress report.
@@ -57,9 +61,11 @@ pub(crate) struct Evaluated {
 
 impl Leader {
     /// A leader of a session whose backend records into `recorder`.
-    pub(crate) fn new(checkpointer: Checkpointer, recorder: Arc<Recorder>) -> Self {
+    pub(crate) fn new(checkpointer: Checkpointer, has_peers: bool, recorder: Arc<Recorder>) -> Self {
         Self {
             checkpointer,
+            has_peers,
+            wanted: None,
             recorder,
             meter: Meter::default(),
             reported: Instant::now(),
@@ -86,7 +92,8 @@ impl Leader {
         Ok(())
     }
 
-    /// Takes a checkpoint or an image if one is due before the next step.
+    /// Copies the model for a checkpoint or an image, if one is due before the next step. If other workers copy it, too, it is
+    /// copied once all have [agreed](Leader::wants_copy) on that.
     pub(crate) fn between_steps<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
@@ -96,12 +103,44 @@ impl Leader {
         let began = Instant::now();
         self.accept_requests(session, commands);
         self.checkpointer.report_committed(link)?;
-        if self.checkpointer.is_ready() {
-            self.take_checkpoint(session, link)?;
-        } else if self.checkpointer.is_image_due() && !session.position().is_empty() {
-            self.copy(session, link, Checkpointer::take_image)?;
+        let next = self.checkpointer.next_copy(session, link)?;
+        match next {
+            Some(_) if self.has_peers => self.wanted = next,
+            Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link)?,
+            None => {}
         }
         self.add_time(began.elapsed(), Duration::ZERO);
+        Ok(())
+    }
+
+    /// Whether all workers are to copy the model.
+    pub(crate) fn wants_copy(&self) -> bool {
+        self.wanted.is_some()
+    }
+
+    /// Copies the model with all other workers, which have agreed on that.
+    pub(crate) fn copy_with_peers<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        match self.wanted.take() {
+            Some(copy_for) => self.copy_for(copy_for, CopiedBy::All, session, link),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a checkpoint of one of the best evaluations: alone, or once all workers agree to copy the model.
+    pub(crate) fn take_best_checkpoint<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        if !self.has_peers {
+            return self.take_checkpoint(session, link);
+        }
+        let is_committed = self.checkpointer.is_committed(session, link)?;
+        self.wanted = (!is_committed).then_some(CopyFor::Checkpoint);
         Ok(())
     }
 
@@ -191,12 +230,24 @@ impl Leader {
     }
 
     /// Takes a checkpoint, which is then written while training continues.
-    pub(crate) fn take_checkpoint<B: Backend<Scalar = f32>>(
+    fn take_checkpoint<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         self.copy(session, link, Checkpointer::take)
+    }
+
+    fn copy_for<B: Backend<Scalar = f32>>(
+        &mut self,
+        copy_for: CopyFor,
+        by: CopiedBy,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        self.copy(session, link, |checkpointer, session, link| {
+            checkpointer.copy((copy_for, by), session, link)
+        })
     }
 
     /// Lets `take` copy the model, once no step is in flight.

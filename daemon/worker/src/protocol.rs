@@ -7,7 +7,7 @@
 //! ```text
 //! daemon                                   worker
 //!   Start, the descriptors of two images
-//!   if the job keeps any ---------------->   locks the job, rehearses a step if asked
+//!   if the job has any ------------------>   locks the job, rehearses a step if asked
 //!         <-------------------------------   Listening, if it is one of several workers
 //!   Connect, when all are listening,
 //!   the descriptor of a flight record --->   connects to the others
@@ -166,7 +166,7 @@ pub struct TrainRole {
     pub keep: u32,
     /// For how many minutes training continues while no checkpoint can be written.
     pub retry_minutes: u32,
-    /// Seconds between images of the model, if the job keeps any; the descriptors of two follow the assignment.
+    /// Seconds between images of the model, if the job keeps any.
     pub image_seconds: Option<u32>,
     /// TensorBoard event files, if the job writes them.
     pub events: Option<EventSpec>,
@@ -184,6 +184,14 @@ pub struct TrainRole {
     pub beginning: Option<BeginningRole>,
     /// The memory rehearsal before the first checkpoint, for an automatically chosen batch size.
     pub rehearsal: Option<RehearsalSpec>,
+}
+
+impl TrainRole {
+    /// Whether the descriptors of two images follow the assignment: of a job that keeps images, or whose workers copy the model for
+    /// checkpoints together. The latter use the first one only.
+    pub fn has_images(&self) -> bool {
+        self.image_seconds.is_some() || self.training.ranks() > 1
+    }
 }
 
 /// What a run starts with, as the daemon has prepared it.

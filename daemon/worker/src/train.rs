@@ -13,7 +13,9 @@
 //! whose wait for rows is interrupted by the request goes straight to the next agreement.
 //!
 //! Rank 0 alone has a [`Leader`]. What it does between steps delays the others, who wait for it in their next collective
-//! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]).
+//! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]). Only the copy of the
+//! model for a checkpoint or an image is shared: rank 0 asks for it in an agreement, and each rank copies a share
+//! ([`Training::copy_with_peers`]).
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -24,10 +26,10 @@ use anyhow::{Context, Result, ensure};
 use millstream_backend::Backend;
 use millstream_batch::{BatchRef, BatchSchema, RingError, Stream};
 use millstream_trace::{Category, Phase, Recorder, Work};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore, Image};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore, Image, ImageShare};
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::session::{
-    Agreement, ContinuedData, EvalCadence, EvalOutcome, Session, SessionError,
+    Agreement, ContinuedData, EvalCadence, EvalOutcome, Request, Session, SessionError,
 };
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
@@ -62,6 +64,8 @@ struct Training<'a, B: Backend> {
     has_peers: bool,
     /// What rank 0 does alone; `None` on other ranks.
     leader: Option<Leader>,
+    /// The shares of images that another rank than 0 copies.
+    shares: Vec<ImageShare<f32>>,
     profiler: Profiler,
     recorder: Arc<Recorder>,
     receiver: CommandReceiver,
@@ -84,7 +88,7 @@ impl DeviceTask for TrainTask {
         let (schema, training) = (&schema, &role.training);
         let recorder = Arc::new(Recorder::default());
         let open = |threads| open(threads, Arc::clone(&recorder));
-        let images = role.image_seconds.map(|_| link.receive_images()).transpose()?;
+        let images = role.has_images().then(|| link.receive_images()).transpose()?;
         let (is_leader, has_peers) = (role.rank == 0, training.ranks() > 1);
         // Before the others restore a checkpoint: an earlier worker that is ending may still commit one.
         let _lock = is_leader.then(|| RunLock::acquire(&role.directory, LOCK_TIMEOUT)).transpose()?;
@@ -95,10 +99,10 @@ impl DeviceTask for TrainTask {
             && newest_image.is_none()
         {
             let backend = open(training.threads)?;
-            let copies = match (is_leader, &images) {
+            let copies = match (is_leader, role.image_seconds) {
                 (false, _) => 0,
                 (true, None) => 1,
-                (true, Some(images)) => images.len(),
+                (true, Some(_)) => 2,
             };
             rehearsal::run(backend, spec, (&role.model, schema, training), copies)
                 .context("rehearsing a step")?;
@@ -146,6 +150,12 @@ impl DeviceTask for TrainTask {
         let restored_step = restored.as_ref().map(|restored| restored.step);
         link.send(&FromWorker::Ready { restored: restored.clone(), passed_over, device })?;
         let part = schema.part(training.parts());
+        let shares = match &images {
+            Some(images) if !is_leader => {
+                images.iter().map(|image| session.share_of_image(image)).collect::<Result<_, _>>()?
+            }
+            _ => Vec::new(),
+        };
         let (rings, receiver) = link.receive_rings(&part, training.parts() / training.ranks())?;
         let leader = is_leader.then(|| -> Result<Leader> {
             let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
@@ -157,7 +167,7 @@ impl DeviceTask for TrainTask {
             let cadence =
                 Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
             let checkpointer = Checkpointer::new(cadence, &mut session, (store, images), carried, restored)?;
-            let mut leader = Leader::new(checkpointer, Arc::clone(&recorder));
+            let mut leader = Leader::new(checkpointer, has_peers, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
                 leader.begin_events(spec, restored_step, &job, link)?;
             }
@@ -169,6 +179,7 @@ impl DeviceTask for TrainTask {
             epoch_ended: false,
             has_peers,
             leader: leader.transpose()?,
+            shares,
             profiler: Profiler::new(Arc::clone(&recorder), training.precision),
             recorder,
             receiver,
@@ -286,7 +297,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             let stops = match batches[0].header().stream {
                 Stream::Train => {
                     let rows = batches.iter().map(BatchRef::rows).sum::<usize>() as u64;
-                    let Agreement { is_step, stop } = self.agree(&batches)?;
+                    let Agreement { is_step, stop, .. } = self.agree(&batches)?;
                     ensure!(
                         is_step || stop,
                         "another worker has no batch for step {}",
@@ -326,10 +337,25 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     }
 
     /// Agrees with all ranks on the next step, on these parts of a batch, or on whether to continue. A request to stop on any rank stops
-    /// all.
+    /// all. If rank 0 wants a copy of the model, all ranks copy it first.
     fn agree(&mut self, parts: &[BatchRef<'_>]) -> Result<Agreement> {
         let stop = self.receiver.commands.stop().is_some();
-        Ok(self.session.agree(parts, stop)?)
+        let copy = self.leader.as_ref().is_some_and(Leader::wants_copy);
+        let agreement = self.session.agree(parts, Request { stop, copy })?;
+        if agreement.copy {
+            self.copy_with_peers()?;
+        }
+        Ok(agreement)
+    }
+
+    /// Copies the model with all other ranks.
+    fn copy_with_peers(&mut self) -> Result<()> {
+        if let Some(leader) = &mut self.leader {
+            return leader.copy_with_peers(&mut self.session, self.link);
+        }
+        self.drain()?;
+        let recorder = Arc::clone(&self.recorder);
+        Ok(recorder.phase(Phase::Checkpoint, || self.session.help_capture(&mut self.shares))?)
     }
 
     /// Does everything due before the next step; returns the outcome if training ends.
@@ -490,7 +516,10 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         if is_best {
             self.wait_for_writer()?;
             if let Some(leader) = &mut self.leader {
-                leader.take_checkpoint(&mut self.session, self.link)?;
+                leader.take_best_checkpoint(&mut self.session, self.link)?;
+            }
+            if self.has_peers {
+                self.agree(&[])?;
             }
         }
         Ok(())
@@ -505,7 +534,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
                 None => false,
             };
             // An agreement is true if it is on any rank.
-            if !self.session.agree(&[], is_writing)?.stop {
+            if !self.session.agree(&[], Request { stop: is_writing, copy: false })?.stop {
                 break;
             }
             std::thread::sleep(WRITER_POLL_INTERVAL);

@@ -6,7 +6,7 @@
 use std::ffi::CStr;
 use std::io;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -42,7 +42,8 @@ pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
 
 /// Numbers in an anonymous file, for the one process that writes them.
 ///
-/// Nothing else maps the file at the same time. Other processes read it with `pread`, which is sound at any time.
+/// Nothing else writes these numbers while a reference to them exists. Other processes read them with `pread`, which is sound at
+/// any time. They may map and write other numbers of the file, or other [parts](SharedNumbers::part_mut) of these.
 pub struct SharedNumbers<T> {
     /// The start of the mapping.
     base: NonNull<u8>,
@@ -99,7 +100,18 @@ impl<T: Number> SharedNumbers<T> {
         Ok(populated?)
     }
 
-    fn count(&self) -> usize {
+    /// A range of the numbers. Other processes may write other ranges at the same time.
+    ///
+    /// # Panics
+    /// If the range is not within the numbers.
+    pub fn part_mut(&mut self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.count(), "a range of the numbers");
+        // SAFETY: as in `deref`, of a range within these numbers, and the borrow of `self` is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start().add(range.start), range.len()) }
+    }
+
+    /// How many numbers there are.
+    pub fn count(&self) -> usize {
         self.mapped_bytes.saturating_sub(self.first) / size_of::<T>()
     }
 
@@ -113,8 +125,8 @@ impl<T: Number> Deref for SharedNumbers<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the mapping starts at a page, `first` is a multiple of a number's size, and `count` numbers follow. The borrow of
-        // `self` keeps the mapping, and the seal the size of the file. All bit patterns are numbers. Only this process maps the
-        // file, once.
+        // `self` keeps the mapping, and the seal the size of the file. All bit patterns are numbers. No other
+        // process writes these.
         unsafe { std::slice::from_raw_parts(self.start(), self.count()) }
     }
 }
@@ -163,6 +175,24 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), PAGE as u64 + 16);
         assert!(file.set_len(PAGE as u64).is_err(), "the mapping needs the size");
         assert!(SharedNumbers::<f64>::map(&file, PAGE, 0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn parts_are_written_through_several_mappings() {
+        let file = anonymous_file(c"test").unwrap();
+        let mut all = SharedNumbers::<f32>::map(&file, PAGE, 4).unwrap();
+        let mut part = SharedNumbers::<f32>::map(&file, PAGE + 8, 2).unwrap();
+        all.part_mut(0..2).copy_from_slice(&[1.0, 2.0]);
+        part.copy_from_slice(&[3.0, 4.0]);
+        assert_eq!(all[..], [1.0, 2.0, 3.0, 4.0]);
+        assert!(all.part_mut(4..4).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "a range of the numbers")]
+    fn parts_are_within_the_numbers() {
+        let file = anonymous_file(c"test").unwrap();
+        SharedNumbers::<f32>::map(&file, PAGE, 4).unwrap().part_mut(1..5);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A device's buffers: opaque types, and the shapes and formats of their values.
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use millstream_batch::{BatchRef, BatchSchema};
 
@@ -298,6 +299,26 @@ impl TableShape {
             TablePart::RowState(_) => 1,
         }
     }
+
+    /// Where the numbers `range` are, if all parts follow one another: each part that has some, and the range of its numbers.
+    pub fn ranges_of_parts(self, range: Range<usize>) -> impl Iterator<Item = (TablePart, Range<usize>)> {
+        let numbers = move |part| self.rows * self.part_width(part);
+        let ranges = ranges_of(self.parts().map(numbers), range);
+        self.parts().zip(ranges).filter(|(_, range)| !range.is_empty())
+    }
+}
+
+/// Where the items `range` of consecutive pieces are, of which each has so many items: the range within each piece.
+pub fn ranges_of(
+    pieces: impl Iterator<Item = usize>,
+    range: Range<usize>,
+) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    pieces.map(move |len| {
+        let [first, end] = [range.start, range.end].map(|at| at.clamp(start, start + len) - start);
+        start += len;
+        first..end
+    })
 }
 
 /// A use of operations that need a workspace besides their operands. A model's uses are known when it is built, so

@@ -31,7 +31,7 @@ pub use cuda::{
 pub use description::{Description, GpuName, LibraryVersion};
 pub use device::{
     Axis, BatchShape, Device, IdColumn, Lookup, MatrixShape, PLACE_BITS, Pooling, Scalar, Shapes, TablePart,
-    TablePlace, TableShape, WorkspaceUse,
+    TablePlace, TableShape, WorkspaceUse, ranges_of,
 };
 pub use error::{BackendError, BatchError, ConnectDevicesError, PinError};
 pub use fault::DeviceFault;

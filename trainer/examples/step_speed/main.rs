@@ -63,6 +63,7 @@ use millstream_batch::{BatchBuffer, BatchRef, Lease, Producer};
 use millstream_trace::Recording;
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
+use millstream_trainer::session::Request;
 use millstream_trainer::spec::{DeviceSpec, TrainingSpec};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -187,7 +188,7 @@ fn losses<B: Backend<Scalar = f32>>(
     count: usize,
 ) -> Result<(), Box<dyn Error>> {
     let step = |(batch, number): (BatchRef<'_>, u64)| {
-        model.agree(&[batch], false)?;
+        model.agree(&[batch], Request::default())?;
         Ok::<_, Box<dyn Error>>(model.train_step(batch, Step::number(number))?.mean())
     };
     let losses = batches.iter().take(count).zip(1..).map(step).collect::<Result<Vec<_>, _>>()?;
@@ -219,7 +220,7 @@ fn measure<B: Backend<Scalar = f32>>(
         };
         for batch in batches.iter() {
             steps += 1;
-            model.agree(&[batch], false)?;
+            model.agree(&[batch], Request::default())?;
             model.submit_step(batch, Step::number(steps))?;
             end(model, model.steps_ahead())?;
         }
@@ -244,7 +245,7 @@ fn measure<B: Backend<Scalar = f32>>(
         let (start, least) = (Instant::now(), Duration::from_secs_f64(options.seconds));
         let mut examples = 0.0;
         // Workers end a run together.
-        while !model.agree(&[], start.elapsed() >= least)?.stop {
+        while !model.agree(&[], Request { stop: start.elapsed() >= least, copy: false })?.stop {
             pass(model)?;
             examples += batches.whole.len() as f64 * f64::from(options.batch);
         }

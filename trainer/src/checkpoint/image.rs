@@ -14,20 +14,25 @@
 //! ```
 //!
 //! All numbers are little-endian. The magic is erased before anything else changes, and written last. A process may be killed
-//! at any instant: what it has written before stays, so an image with the magic is complete. One process writes an image
-//! at a time. To have a complete one always, alternate between two.
+//! at any instant: what it has written before stays, so an image with the magic is complete. To have a complete one always,
+//! alternate between two.
+//!
+//! One process writes an image at a time, or several that train one model together: one of them makes the image incomplete, each
+//! copies its [share](ImageShare) of the numbers, and when all have done so, the first one completes the image.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use millstream_backend::Backend;
 use millstream_batch::shared_memory::SharedNumbers;
 use sha2::{Digest, Sha256};
 
 use super::CheckpointError;
 use super::manifest::Snapshot;
 use super::tensors::Element;
-use crate::model::CopiedTensor;
+use crate::model::{CopiedTensor, Model};
 
 /// What errors call the checkpoint that it is.
 const PATH: &str = "in memory";
@@ -150,6 +155,7 @@ impl Image {
 /// An image to write.
 pub(crate) struct ImageWriter<T> {
     file: File,
+    number: u32,
     layout: u64,
     numbers: SharedNumbers<T>,
     /// The step of the image; `None` while it is incomplete.
@@ -157,14 +163,18 @@ pub(crate) struct ImageWriter<T> {
 }
 
 impl<T: Element> ImageWriter<T> {
-    /// An image of `tensors`, of `length` numbers together, in `file`: an empty one, or one of an image, which then keeps its step
-    /// if it is complete.
-    pub(crate) fn open(file: File, tensors: &[CopiedTensor], length: usize) -> Result<Self, CheckpointError> {
+    /// Image `number` of `tensors`, of `length` numbers together, in `file`: an empty one, or one of an image, which then keeps
+    /// its step if it is complete.
+    pub(crate) fn open(
+        (file, number): (File, u32),
+        tensors: &[CopiedTensor],
+        length: usize,
+    ) -> Result<Self, CheckpointError> {
         let numbers = SharedNumbers::map(&file, FIRST, length).map_err(failed)?;
         let image = Image::open(file.try_clone().map_err(failed)?)?;
         let image = image.filter(|image| image.check::<T>(tensors).is_ok());
         let step = image.map(|image| image.snapshot.step);
-        Ok(Self { file, layout: layout::<T>(tensors), numbers, step })
+        Ok(Self { file, number, layout: layout::<T>(tensors), numbers, step })
     }
 
     /// The step of the image, if it is complete.
@@ -181,6 +191,16 @@ impl<T: Element> ImageWriter<T> {
         &mut self.numbers
     }
 
+    /// A range of the numbers, which may change after [`ImageWriter::begin`], while other processes change other ranges.
+    pub(crate) fn part_mut(&mut self, range: Range<usize>) -> &mut [T] {
+        self.numbers.part_mut(range)
+    }
+
+    /// The count of numbers.
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.count()
+    }
+
     /// Lets the system allocate the pages before they are needed.
     pub(crate) fn populate(&mut self) {
         if let Err(error) = self.numbers.populate() {
@@ -188,10 +208,11 @@ impl<T: Element> ImageWriter<T> {
         }
     }
 
-    /// Makes the image incomplete.
-    pub(crate) fn begin(&mut self) -> Result<(), CheckpointError> {
+    /// Makes the image incomplete, and returns its number.
+    pub(crate) fn begin(&mut self) -> Result<u32, CheckpointError> {
         self.step = None;
-        self.file.write_all_at(&[0; Head::BYTES], 0).map_err(failed)
+        self.file.write_all_at(&[0; Head::BYTES], 0).map_err(failed)?;
+        Ok(self.number)
     }
 
     /// Completes the image with the numbers as they are.
@@ -204,6 +225,38 @@ impl<T: Element> ImageWriter<T> {
         self.step = Some(snapshot.step);
         Ok(())
     }
+}
+
+/// The part of an image that one of several workers copies, while another has the image as a [`ModelCopy`](super::ModelCopy).
+pub struct ImageShare<T> {
+    /// The first of its numbers among those of the image.
+    first: usize,
+    numbers: SharedNumbers<T>,
+}
+
+impl<T: Element> ImageShare<T> {
+    /// The share of a rank, of so many, in an image of `length` numbers in `file`.
+    pub(crate) fn open(
+        file: &File,
+        length: usize,
+        (rank, ranks): (usize, usize),
+    ) -> Result<Self, CheckpointError> {
+        let share = share_of(length, rank, ranks);
+        let numbers =
+            SharedNumbers::map(file, FIRST + share.start * T::BYTES, share.len()).map_err(failed)?;
+        Ok(Self { first: share.start, numbers })
+    }
+
+    /// Copies this share of `model`. The image must be incomplete.
+    pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &mut Model<B>) {
+        model.copy(self.first, &mut self.numbers);
+    }
+}
+
+/// The numbers that a rank copies, of `length` ones. All ranks have equally many, if that is possible.
+pub(super) fn share_of(length: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let [start, end] = [rank, rank + 1].map(|rank| (length as u128 * rank as u128 / ranks as u128) as usize);
+    start..end
 }
 
 /// The start of a hash of the places of `tensors`, as numbers of type `T`.
@@ -233,6 +286,18 @@ mod tests {
             let mut bytes = bytes;
             bytes[changed] ^= 1;
             assert_eq!(Head::decode(&bytes), None, "byte {changed}");
+        }
+    }
+
+    #[test]
+    fn shares_cover_all_numbers() {
+        for ranks in [1, 2, 3, 64] {
+            for length in [0, 1, 63, 1000, 1 << 50] {
+                let shares: Vec<_> = (0..ranks).map(|rank| share_of(length, rank, ranks)).collect();
+                assert_eq!((shares[0].start, shares[ranks - 1].end), (0, length));
+                assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
+                assert!(shares.iter().all(|share| share.len().abs_diff(length / ranks) <= 1));
+            }
         }
     }
 

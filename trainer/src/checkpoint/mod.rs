@@ -35,7 +35,7 @@ mod wait;
 #[cfg(test)]
 pub(crate) mod faults;
 
-pub use image::Image;
+pub use image::{Image, ImageShare};
 pub use manifest::{Manifest, PartEntry, Snapshot, TrainingProgress};
 pub use store::{Checkpoint, CheckpointScope, CheckpointStore};
 pub use tensors::{Element, ModelCopy};

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Write};
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 
 use millstream_backend::{Backend, Scalar};
 use millstream_batch::shared_memory::Number;
@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
 use super::CheckpointError;
-use super::image::ImageWriter;
+use super::image::{ImageWriter, share_of};
 use super::manifest::Snapshot;
 use crate::model::{CopiedTensor, Model, NamedTensor, TensorRole};
 
@@ -87,9 +87,10 @@ impl<T: Element> ModelCopy<T> {
     pub(crate) fn in_image<B: Backend<Scalar = T>>(
         model: &mut Model<B>,
         image: File,
+        number: u32,
     ) -> Result<Self, CheckpointError> {
         let (tensors, length) = model.copy_layout();
-        let image = ImageWriter::open(image, &tensors, length)?;
+        let image = ImageWriter::open((image, number), &tensors, length)?;
         Ok(Self { tensors, numbers: Numbers::InImage(image) })
     }
 
@@ -107,11 +108,32 @@ impl<T: Element> ModelCopy<T> {
         &mut self,
         model: &mut Model<B>,
     ) -> Result<(), CheckpointError> {
-        if let Numbers::InImage(image) = &mut self.numbers {
-            image.begin()?;
+        self.begin()?;
+        match &mut self.numbers {
+            Numbers::Own(numbers) => model.copy(0, numbers),
+            Numbers::InImage(image) => model.copy(0, image.numbers_mut()),
         }
-        model.copy(&mut self.numbers);
         Ok(())
+    }
+
+    /// Makes an image incomplete, and returns its number; `None` if the copy is not in one.
+    pub(crate) fn begin(&mut self) -> Result<Option<u32>, CheckpointError> {
+        match &mut self.numbers {
+            Numbers::InImage(image) => image.begin().map(Some),
+            Numbers::Own(_) => Ok(None),
+        }
+    }
+
+    /// Copies the share of a rank, of so many, into an image, while others copy theirs.
+    pub(crate) fn copy_share<B: Backend<Scalar = T>>(
+        &mut self,
+        model: &mut Model<B>,
+        (rank, ranks): (usize, usize),
+    ) {
+        if let Numbers::InImage(image) = &mut self.numbers {
+            let share = share_of(image.len(), rank, ranks);
+            model.copy(share.start, image.part_mut(share));
+        }
     }
 
     /// Completes an image with the rest of the state.
@@ -172,15 +194,6 @@ impl<T: Element> Deref for Numbers<T> {
         match self {
             Self::Own(numbers) => numbers,
             Self::InImage(image) => image.numbers(),
-        }
-    }
-}
-
-impl<T: Element> DerefMut for Numbers<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        match self {
-            Self::Own(numbers) => numbers,
-            Self::InImage(image) => image.numbers_mut(),
         }
     }
 }

@@ -27,7 +27,7 @@ mod wide_deep;
 
 use millstream_backend::{
     Backend, BatchError, Cpu, Cuda, Device, Layout, Loss, PinError, Scalar, Sizes, TablePart, TablePlace,
-    Task, WorkspaceUse, ops,
+    Task, WorkspaceUse, ops, ranges_of,
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
@@ -453,11 +453,13 @@ impl<B: Backend> Model<B> {
         (places, base)
     }
 
-    /// Copies the model to `out`, of the length of a copy, while training waits.
-    pub fn copy(&mut self, mut out: &mut [B::Scalar]) {
-        for parameter in self.parts.network.parameters() {
-            let (this, rest) = out.split_at_mut(parameter.copy_len::<B>());
-            parameter.copy(&self.backend, this);
+    /// Copies as many numbers of the model as `out` holds, from number `first` of a copy on, while training waits.
+    pub fn copy(&mut self, first: usize, mut out: &mut [B::Scalar]) {
+        let parameters = self.parts.network.parameters();
+        let ranges = ranges_of(parameters.iter().map(Parameter::copy_len::<B>), first..first + out.len());
+        for (parameter, range) in parameters.iter().zip(ranges).filter(|(_, range)| !range.is_empty()) {
+            let (this, rest) = out.split_at_mut(range.len());
+            parameter.copy(&self.backend, range.start, this);
             out = rest;
         }
     }

@@ -8,7 +8,7 @@ use millstream_trace::Phase;
 use super::compute::Objective;
 use super::scaling::Scaling;
 use super::{Model, Parts, StepError, layer_numbers};
-use crate::exchange::{Agreement, Exchange, PartGradients};
+use crate::exchange::{Agreement, Exchange, PartGradients, Request};
 use crate::gradients::{ApplyUpdates, SumSquares};
 use crate::loss::LossSum;
 use crate::pass::{Pass, Purpose, rounding_key};
@@ -45,7 +45,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<(), StepError> {
         self.exchange = self.exchanges.then(|| self.new_exchange(alone));
         let parts = vec![batch; self.parts_each];
-        self.agree(&parts, false)?;
+        self.agree(&parts, Request::default())?;
         self.submit_parts(&parts, step)?;
         self.finish_step()?;
         Ok(())
@@ -65,12 +65,15 @@ impl<B: Backend> Model<B> {
     ///
     /// # Errors
     /// When the collective operation fails.
-    pub fn agree(&mut self, parts: &[BatchRef<'_>], stop: bool) -> Result<Agreement, CollectiveError> {
+    pub fn agree(&mut self, parts: &[BatchRef<'_>], request: Request) -> Result<Agreement, CollectiveError> {
         match &mut self.exchange {
             Some(exchange) => {
-                self.backend.phase(Phase::Agreement, || exchange.agree(&self.tasks, parts, stop))
+                self.backend.phase(Phase::Agreement, || exchange.agree(&self.tasks, parts, request))
             }
-            None => Ok(Agreement { is_step: !parts.is_empty(), stop }),
+            None => {
+                let Request { stop, copy } = request;
+                Ok(Agreement { is_step: !parts.is_empty(), stop, copy })
+            }
         }
     }
 

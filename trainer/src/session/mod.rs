@@ -25,9 +25,11 @@ use millstream_backend::{Backend, BatchError, ConnectDevicesError, Description, 
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointScope, Element, Image, ModelCopy, Snapshot, TrainingProgress,
+    Checkpoint, CheckpointError, CheckpointScope, Element, Image, ImageShare, ModelCopy, Snapshot,
+    TrainingProgress,
 };
-pub use crate::exchange::Agreement;
+use crate::exchange::Exchange;
+pub use crate::exchange::{Agreement, Request};
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, MetricsError};
 use crate::model::{LossScale, ModelError, NamedTensor, StepError, TensorRole};
@@ -261,13 +263,13 @@ where
     }
 
     /// Agrees with the other workers on the next step. Each passes its parts of the batch, or none if it lacks them, and
-    /// whether it wants to stop. If the result is a step, all workers take it; otherwise none does. A worker alone gets what
+    /// what it wants. If the result is a step, all workers take it; otherwise none does. A worker alone gets what
     /// it passes.
     ///
     /// # Errors
     /// When another worker has ended, or is late. The session is then unusable.
-    pub fn agree(&mut self, parts: &[BatchRef<'_>], stop: bool) -> Result<Agreement, SessionError> {
-        Ok(self.scorer.model.agree(parts, stop)?)
+    pub fn agree(&mut self, parts: &[BatchRef<'_>], request: Request) -> Result<Agreement, SessionError> {
+        Ok(self.scorer.model.agree(parts, request)?)
     }
 
     /// Takes a step on `batch` and waits for its end: [`Session::agree`], [`Session::submit`] and [`Session::drain`].
@@ -275,7 +277,7 @@ where
     /// # Errors
     /// As of all three.
     pub fn train(&mut self, batch: BatchRef<'_>) -> Result<LossSum, SessionError> {
-        self.agree(&[batch], false)?;
+        self.agree(&[batch], Request::default())?;
         self.submit(&[batch])?;
         self.drain()
     }
@@ -489,12 +491,24 @@ where
     }
 
     /// A copy of the model in the memory of an [image](crate::checkpoint::image), whose file is empty or has an image of this
-    /// session's model. Each [`Session::capture`] into it completes the image.
+    /// session's model. Each [`Session::capture`] into it completes the image. `number` tells images of the session apart.
     ///
     /// # Errors
     /// When it is not an anonymous file, or the system refuses the memory.
-    pub fn copy_in_image(&mut self, image: File) -> Result<ModelCopy<B::Scalar>, SessionError> {
-        Ok(ModelCopy::in_image(&mut self.scorer.model, image)?)
+    pub fn copy_in_image(&mut self, image: File, number: u32) -> Result<ModelCopy<B::Scalar>, SessionError> {
+        Ok(ModelCopy::in_image(&mut self.scorer.model, image, number)?)
+    }
+
+    /// This worker's share of an image, which another worker has as a [copy](Session::copy_in_image).
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// When there are no other workers: see [`Session::join`].
+    pub fn share_of_image(&mut self, image: &File) -> Result<ImageShare<B::Scalar>, SessionError> {
+        let (rank, ranks) = self.peers().rank();
+        Ok(ImageShare::open(image, self.scorer.model.copy_layout().1, (rank, ranks))?)
     }
 
     /// Copies the model into `model_copy`, allocated by this session, and returns the rest of a checkpoint.
@@ -505,12 +519,67 @@ where
     /// # Panics
     /// When a step is in flight: see [`Session::drain`].
     pub fn capture(&mut self, model_copy: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
-        self.check_failed()?;
-        assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
+        self.check_idle()?;
         model_copy.copy(&mut self.scorer.model)?;
+        self.complete(model_copy)
+    }
+
+    /// Copies the model into an image together with the other workers, all of which call [`Session::help_capture`]. Each
+    /// copies its share, so training stops for a part of the time only.
+    ///
+    /// # Errors
+    /// As of [`Session::capture`], and when another worker has ended, or is late. The image is then incomplete.
+    ///
+    /// # Panics
+    /// As there. When there are no other workers, or the copy is not in an image.
+    pub fn capture_together(
+        &mut self,
+        model_copy: &mut ModelCopy<B::Scalar>,
+    ) -> Result<Snapshot, SessionError> {
+        self.check_idle()?;
+        let number = model_copy.begin()?.expect("a copy in an image");
+        self.peers().gather(&[number])?;
+        let (rank, ranks) = self.peers().rank();
+        model_copy.copy_share(&mut self.scorer.model, (rank, ranks));
+        // All have copied their shares.
+        self.peers().gather(&[])?;
+        self.complete(model_copy)
+    }
+
+    /// Copies this worker's share of the model when another worker calls [`Session::capture_together`]. `shares` are those of
+    /// all images, by number.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn help_capture(&mut self, shares: &mut [ImageShare<B::Scalar>]) -> Result<(), SessionError> {
+        self.check_idle()?;
+        let numbers = self.peers().gather(&[])?;
+        let number = numbers.iter().find_map(|number| number.first()).map(|&number| number as usize);
+        let share = number.and_then(|number| shares.get_mut(number)).ok_or(SessionError::OtherModel)?;
+        share.copy(&mut self.scorer.model);
+        self.peers().gather(&[])?;
+        Ok(())
+    }
+
+    /// Completes the copy with the rest of a checkpoint.
+    fn complete(&mut self, model_copy: &mut ModelCopy<B::Scalar>) -> Result<Snapshot, SessionError> {
         let snapshot = Snapshot { loss_scale: self.loss_scale(), ..self.state.clone() };
         model_copy.complete(&snapshot)?;
         Ok(snapshot)
+    }
+
+    fn check_idle(&self) -> Result<(), SessionError> {
+        self.check_failed()?;
+        assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
+        Ok(())
+    }
+
+    /// The exchange with the other workers.
+    fn peers(&self) -> &Exchange<B::Scalar> {
+        self.scorer.model.exchange().expect("there are other workers")
     }
 
     /// Restores `checkpoint`. Training continues with the same bits as without the interruption.

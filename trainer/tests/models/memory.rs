@@ -9,6 +9,7 @@ use millstream_backend::collective::{Communicator, Local};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchRef, BatchSchema, IdFeature, SlotLayout};
 use millstream_trainer::model::{Model, ModelPlan};
 use millstream_trainer::schedule::Step;
+use millstream_trainer::session::Request;
 use millstream_trainer::spec::{DeviceSpec, Precision, TrainingSpec};
 
 use crate::case::{Case, cuda, cuda_of, golden, is_real_gpu};
@@ -31,7 +32,7 @@ fn assert_planned(case: &Case, training: TrainingSpec, schema: &BatchSchema, bat
     let scores = training.outputs(schema.label_count()) * schema.rows as usize;
     model.predict(batch, &mut vec![0.0; scores]).expect("a batch of the schema");
     let (_, copy_len) = model.copy_layout();
-    model.copy(&mut vec![0.0; copy_len]);
+    model.copy(0, &mut vec![0.0; copy_len]);
     let (held, planned) = (model.backend().held_bytes(), plan.parameter_bytes + plan.workspace_bytes);
     let (precision, parts) = (training.precision, training.micro_batch_rows);
     let most = held + PIECE;
@@ -98,12 +99,12 @@ fn gpus_of_several_workers_use_the_planned_memory() {
             let communicator = Communicator::new(transport, Duration::from_secs(60), None);
             model.join(communicator.expect("a thread")).expect("devices");
             let part = BatchBuffer::part_of(batch.as_ref(), rank, 3);
-            model.agree(&[part.as_ref()], false).expect("all workers agree");
+            model.agree(&[part.as_ref()], Request::default()).expect("all workers agree");
             model.train_step(part.as_ref(), Step::number(1)).expect("a batch of the schema");
             let scores = training.outputs(schema.label_count()) * part.as_ref().rows();
             model.predict(part.as_ref(), &mut vec![0.0; scores]).expect("a batch of the schema");
             let (_, copy_len) = model.copy_layout();
-            model.copy(&mut vec![0.0; copy_len]);
+            model.copy(0, &mut vec![0.0; copy_len]);
             model.backend().held_bytes()
         };
         let held: Vec<u64> = std::thread::scope(|scope| {

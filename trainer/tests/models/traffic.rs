@@ -13,6 +13,7 @@ use millstream_backend::{Backend, Cpu};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout};
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
+use millstream_trainer::session::Request;
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use serde_json::json;
 
@@ -119,7 +120,7 @@ fn train<B: Backend>(ranks: u32, backend: impl Fn(u32) -> B + Sync) -> Vec<Sent>
         let step = |number| {
             let part = BatchBuffer::part_of(batch(number).as_ref(), rank, ranks);
             let parts = [part.as_ref()];
-            trained.agree(&parts, false).expect("all agree");
+            trained.agree(&parts, Request::default()).expect("all agree");
             trained.submit_parts(&parts, Step::number(number + 1)).expect("a batch of the schema");
             trained.finish_step().expect("a batch of the schema");
             row_bytes(&part)

@@ -9,6 +9,7 @@ use millstream_backend::{Backend, Cpu, DeviceFault, Reference};
 use millstream_batch::{BatchBuffer, BatchSchema};
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
+use millstream_trainer::session::Request;
 use millstream_trainer::spec::{LossSpec, Precision, TrainingSpec};
 
 use crate::case::{Case, Golden, Tensors, cuda, cuda_of, golden, is_real_gpu, tensors_of, write};
@@ -74,7 +75,7 @@ fn train_as<B: Backend>(
             let own = (rank..all).step_by(ranks as usize);
             let parts: Vec<_> = own.map(|part| BatchBuffer::part_of(batch.as_ref(), part, all)).collect();
             let parts: Vec<_> = parts.iter().map(BatchBuffer::as_ref).collect();
-            let agreed = model.agree(&parts, false).expect("all workers agree");
+            let agreed = model.agree(&parts, Request::default()).expect("all workers agree");
             assert!(agreed.is_step && !agreed.stop);
             model.submit_parts(&parts, Step::number(number as u64 + 1)).expect("a batch of the schema");
             model.finish_step().expect("a batch of the schema").mean()
@@ -251,7 +252,7 @@ fn workers_agree_in_every_precision() {
                         .map(|number| {
                             let batch = golden.batch(case, number);
                             let part = BatchBuffer::part_of(batch.as_ref(), rank, ranks);
-                            model.agree(&[part.as_ref()], false).expect("all workers agree");
+                            model.agree(&[part.as_ref()], Request::default()).expect("all workers agree");
                             let step = Step::number(number as u64 + 1);
                             model.train_step(part.as_ref(), step).expect("a batch").mean()
                         })
@@ -339,7 +340,7 @@ fn a_step_is_taken_only_if_every_worker_has_a_batch() {
         votes.map(|(has_batch, stop)| {
             let parts = [part.as_ref()];
             let parts = if has_batch { &parts[..] } else { &[] };
-            let agreed = model.agree(parts, stop).expect("all workers agree");
+            let agreed = model.agree(parts, Request { stop, copy: false }).expect("all workers agree");
             (agreed.is_step, agreed.stop)
         })
     };

@@ -10,10 +10,9 @@ use crate::cpu::parts::{Blocks, Rows};
 /// Floats per task: 32 MiB, large enough for `memcpy` to use non-temporal stores, which bypass the caches.
 const FLOATS: usize = 8 << 20;
 
-/// Copies `table` into `out`, which has the same length.
-pub(crate) fn table(cpu: &Cpu, table: &CpuTable, out: &mut [f32]) {
-    let from = table.as_slice();
-    assert_eq!(out.len(), from.len(), "a destination of the table's length");
+/// Copies the numbers of `table` from `first` on into `out`.
+pub(crate) fn table(cpu: &Cpu, table: &CpuTable, first: usize, out: &mut [f32]) {
+    let from = &table.as_slice()[first..first + out.len()];
     run_blocks!(cpu, Blocks::of(from.len(), FLOATS), Rows::of(out, 1), |part, out| {
         out.copy_from_slice(&from[part]);
     });

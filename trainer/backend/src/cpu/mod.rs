@@ -362,7 +362,7 @@ impl Backend for Cpu {
             Operation::ReadTable(ReadTable { table, part, first_row, out }) => {
                 table.read(part, first_row, out);
             }
-            Operation::CopyTable(CopyTable { table, out }) => copy::table(self, table, out),
+            Operation::CopyTable(CopyTable { table, first, out }) => copy::table(self, table, first, out),
             Operation::PlanRows(operation) => rows::plan(self, operation),
             Operation::Gather(operation) => gather::gather(self, operation),
             Operation::LinearForward(operation) => linear::forward(self, operation),

@@ -1,6 +1,6 @@
 //! Transfers to and from the host, copies between buffers, and elementwise changes.
 
-use super::buffers::{CudaMatrix, CudaTable, Shape, part_float};
+use super::buffers::{CudaMatrix, CudaTable, Shape, number_bytes, part_float};
 use super::driver::Address;
 use super::kernels::{
     ADD, BLEND, Blend, CLEAR, COPY_COLUMNS, Change, CopyColumns, DROPOUT, Dropout, MULTIPLY, MatrixView,
@@ -63,23 +63,22 @@ impl Cuda {
 
     pub(super) fn read_rows(&self, operation: ReadTable<'_, Self>) {
         let ReadTable { table, part, first_row, out } = operation;
-        self.read_part(table, part, first_row, out);
+        self.read_part(table, part, first_row * table.shape().part_width(part), out);
     }
 
     pub(super) fn copy_table(&self, operation: CopyTable<'_, Self>) {
-        let CopyTable { table, mut out } = operation;
-        let shape = table.shape();
-        for part in shape.parts() {
-            let (numbers, rest) = out.split_at_mut(shape.rows * shape.part_width(part));
-            self.read_part(table, part, 0, numbers);
+        let CopyTable { table, first, mut out } = operation;
+        for (part, range) in table.shape().ranges_of_parts(first..first + out.len()) {
+            let (numbers, rest) = out.split_at_mut(range.len());
+            self.read_part(table, part, range.start, numbers);
             out = rest;
         }
     }
 
-    /// Reads as many values as `out` holds. Waits for all commands issued so far.
-    fn read_part(&self, table: &CudaTable, part: TablePart, first_row: usize, out: &mut [f32]) {
-        let shape = table.shape();
-        let (mut at, float) = (table.part(part, first_row), part_float(shape, part));
+    /// Reads as many values as `out` holds, from number `first` of the part on. Waits for all commands issued so far.
+    fn read_part(&self, table: &CudaTable, part: TablePart, first: usize, out: &mut [f32]) {
+        let float = part_float(table.shape(), part);
+        let mut at = table.part(part, 0) + (first * number_bytes(float)) as Address;
         if float == Float::F32 {
             return self.copy_from(out.as_mut_bytes(), at);
         }

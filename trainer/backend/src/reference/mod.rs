@@ -206,10 +206,10 @@ impl Backend for Reference {
             Operation::ReadTable(ReadTable { table, part, first_row, out }) => {
                 out.copy_from_slice(&table.part(part, first_row)[..out.len()]);
             }
-            Operation::CopyTable(CopyTable { table, mut out }) => {
-                for part in table.shape.parts() {
-                    let (numbers, rest) = out.split_at_mut(table.shape.rows * table.shape.part_width(part));
-                    numbers.copy_from_slice(&table.part(part, 0)[..numbers.len()]);
+            Operation::CopyTable(CopyTable { table, first, mut out }) => {
+                for (part, range) in table.shape.ranges_of_parts(first..first + out.len()) {
+                    let (numbers, rest) = out.split_at_mut(range.len());
+                    numbers.copy_from_slice(&table.part(part, 0)[range]);
                     out = rest;
                 }
             }

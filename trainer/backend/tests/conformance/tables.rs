@@ -314,7 +314,7 @@ fn written_weights_are_rounded<B: Backend>(backend: &B) {
         let shape = TableShape { rows, width, float, key: key_of(rows, width), states: 2, row_states: 0 };
         assert_eq!(B::table_shape(&table), shape);
         let mut copy = vec![B::Scalar::default(); B::copied_numbers(shape)];
-        backend.run(ops::CopyTable { table: &table, out: &mut copy });
+        backend.run(ops::CopyTable { table: &table, first: 0, out: &mut copy });
         let place = B::table_place(shape, TablePart::Weights);
         let of_row =
             |row: usize| copy[place.first + row * place.stride..][..width].iter().map(|x| x.to_f64());

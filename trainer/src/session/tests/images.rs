@@ -22,7 +22,7 @@ fn found_step(file: &File) -> Option<u64> {
 }
 
 fn copy_in<B: Backend<Scalar: Element>>(session: &mut Session<B>, file: &File) -> ModelCopy<B::Scalar> {
-    session.copy_in_image(file.try_clone().unwrap()).unwrap()
+    session.copy_in_image(file.try_clone().unwrap(), 0).unwrap()
 }
 
 /// Training that is interrupted at any batch and continued from an image ends with the same bits as uninterrupted training.

@@ -1,15 +1,18 @@
 //! Sessions of several workers that train one model together.
 
+use std::fs::File;
 use std::num::NonZeroU32;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
 use millstream_backend::Cpu;
 use millstream_backend::collective::{Communicator, Local};
+use millstream_batch::shared_memory::anonymous_file;
 use millstream_batch::{BatchBuffer, Stream};
 
-use super::{Session, batch, checkpoint, cpu, model, schema, training};
-use crate::checkpoint::{CheckpointScope, CheckpointStore};
+use super::{Request, Session, SessionError, batch, checkpoint, cpu, model, schema, training};
+use crate::checkpoint::{CheckpointScope, CheckpointStore, Image, ImageShare};
 use crate::metrics::{Metric, Metrics};
 use crate::spec::TrainingSpec;
 
@@ -71,7 +74,7 @@ fn train(directory: &Path, ranks: u32, end: u64) -> Vec<State> {
             session.restore(&store.load(step, CheckpointScope::Full).unwrap()).unwrap();
         }
         // All have restored before the first one writes another checkpoint.
-        session.agree(&[], false).unwrap();
+        session.agree(&[], Request::default()).unwrap();
         follow(&mut session, rank, ranks, end);
         if rank == 0 {
             checkpoint(&mut session, directory);
@@ -83,6 +86,47 @@ fn train(directory: &Path, ranks: u32, end: u64) -> Vec<State> {
         let workers: Vec<_> = world.map(|(rank, it)| scope.spawn(move || worker(rank, it))).collect();
         workers.into_iter().map(|worker| worker.join().unwrap()).collect()
     })
+}
+
+/// Trains on `ranks` workers up to batch 3, which then copy the model into image 1 of two: `copy` gets each worker's session and
+/// its shares. Returns what the first one returns.
+fn copy_together<R: Send>(
+    ranks: u32,
+    lead: impl FnOnce(&mut Session<Cpu>, &File) -> R + Send,
+    help: impl Fn(&mut Session<Cpu>, &mut [ImageShare<f32>]) + Sync,
+) -> R {
+    let images = [c"first", c"second"].map(|name| File::from(anonymous_file(name).unwrap()));
+    let start = |rank: u32, transport: Local| {
+        let mut session = session(ranks);
+        session.join(Communicator::new(transport, Duration::from_secs(60), None).unwrap()).unwrap();
+        follow(&mut session, rank, ranks, 3);
+        session
+    };
+    std::thread::scope(|scope| {
+        let mut world = (0..ranks).zip(Local::world(ranks as usize));
+        let (_, first) = world.next().unwrap();
+        let lead = scope.spawn(|| lead(&mut start(0, first), &images[1]));
+        for (rank, transport) in world {
+            let (start, help, images) = (&start, &help, &images);
+            scope.spawn(move || {
+                let mut session = start(rank, transport);
+                let shares = images.iter().map(|image| session.share_of_image(image));
+                let mut shares: Vec<_> = shares.collect::<Result<_, _>>().unwrap();
+                help(&mut session, &mut shares);
+            });
+        }
+        lead.join().unwrap()
+    })
+}
+
+fn bytes(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn is_complete(image: &File) -> bool {
+    Image::open(image.try_clone().unwrap()).unwrap().is_some()
 }
 
 fn close(found: &State, expected: &State) {
@@ -114,6 +158,38 @@ fn workers_train_and_evaluate_as_one() {
         assert!(states.iter().all(|state| *state == states[0]), "{ranks} workers differ");
         close(&states[0], &expected);
     }
+}
+
+#[test]
+fn workers_copy_the_model_together() {
+    for ranks in [2, 3, 7] {
+        let lead = |session: &mut Session<Cpu>, image: &File| {
+            let mut copy = session.copy_in_image(image.try_clone().unwrap(), 1).unwrap();
+            let snapshot = session.capture_together(&mut copy).unwrap();
+            assert_eq!((snapshot.step, copy.image_step()), (session.step(), Some(session.step())));
+            let together = bytes(image);
+            session.capture(&mut copy).unwrap();
+            (together, bytes(image))
+        };
+        let help = |session: &mut Session<Cpu>, shares: &mut [ImageShare<f32>]| {
+            session.help_capture(shares).unwrap();
+        };
+        let (together, alone) = copy_together(ranks, lead, help);
+        assert!(together == alone, "{ranks} workers copy something else than one");
+    }
+}
+
+#[test]
+fn an_image_stays_incomplete_if_a_worker_dies_before_it_has_copied_its_share() {
+    let lead = |session: &mut Session<Cpu>, image: &File| {
+        let mut copy = session.copy_in_image(image.try_clone().unwrap(), 1).unwrap();
+        session.capture(&mut copy).unwrap();
+        assert!(is_complete(image));
+        let error = session.capture_together(&mut copy).unwrap_err();
+        assert!(matches!(error, SessionError::Collective(_)), "{error}");
+        (copy.image_step(), is_complete(image))
+    };
+    assert_eq!(copy_together(2, lead, |_, _| {}), (None, false));
 }
 
 #[test]

@@ -93,7 +93,14 @@ fn a_copied_table_has_each_part_in_its_place<B: Backend>(backend: &B) {
             let (float, states, row_states) = (Float::F32, update.states(), update.row_states());
             let shape = TableShape { rows, width, float, key: 0, states, row_states };
             let mut copy = vec![B::Scalar::from_f64(-1.0); B::copied_numbers(shape)];
-            backend.run(ops::CopyTable { table: &table, out: &mut copy });
+            backend.run(ops::CopyTable { table: &table, first: 0, out: &mut copy });
+            // Any range has the same numbers.
+            let all = copy.len();
+            for range in [0..all / 2, all / 2..all, 1..all - 1, all / 3..all / 3 + 1, all..all] {
+                let mut found = vec![B::Scalar::from_f64(-1.0); range.len()];
+                backend.run(ops::CopyTable { table: &table, first: range.start, out: &mut found });
+                assert!(found == copy[range.clone()], "{range:?} of {rows} x {width}");
+            }
             let mut parts = 0;
             for part in shape.parts() {
                 let (place, width) = (B::table_place(shape, part), shape.part_width(part));

@@ -52,8 +52,9 @@ pub(super) fn read_table<B: Backend>(make: &mut Make<'_, B>) {
 pub(super) fn copy_table<B: Backend>(make: &mut Make<'_, B>) {
     let table = make.table(WIDTH, &MOMENTUM);
     let count = B::copied_numbers(B::table_shape(&table));
-    let count = make.value("out", count, count - 1);
-    make.backend.run(ops::CopyTable { table: &table, out: &mut vec![B::Scalar::default(); count] });
+    let first = make.value("first", 1, count + 1);
+    let numbers = make.value("out", count - 1, count);
+    make.backend.run(ops::CopyTable { table: &table, first, out: &mut vec![B::Scalar::default(); numbers] });
 }
 
 pub(super) fn gather<B: Backend>(make: &mut Make<'_, B>) {
