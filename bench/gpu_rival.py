@@ -12,7 +12,6 @@ are absent: no FBGEMM package matches the PyTorch and CUDA versions of these GPU
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,13 +20,11 @@ import gpu_model
 import step_work as work
 import torch
 
-# Time limit of a variant in seconds, including compilation.
-LIMIT = int(os.environ.get("MILLSTREAM_RIVAL_SECONDS", "150"))
-
 
 def arguments() -> argparse.Namespace:
     parser = gpu_model.arguments(__doc__, [*gpu_model.UPDATES, "all"])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--limit", type=int, default=150, help="seconds for each variant of `all`, including compilation")
     parser.add_argument("--tune", action="store_true", help="compile with max-autotune")
     return parser.parse_args()
 
@@ -35,7 +32,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     options = arguments()
     if options.variant == "all":
-        return run_all()
+        return run_all(options.limit)
     mode = "max-autotune-no-cudagraphs" if options.tune else None
     trainer = gpu_model.Trainer(options, options.batch, range(work.CATEGORICAL), options.variant, mode)
     batches = [trainer.prepared(*work.batch(seed, options.batch, options.ids)) for seed in range(gpu_model.batch_count(options))]
@@ -48,14 +45,14 @@ def main() -> int:
     return 0
 
 
-def run_all() -> int:
+def run_all(limit: int) -> int:
     """Prints one line per variant; a failed variant prints its error."""
     rest = [word for word in sys.argv[1:] if word != "all"]
     rates = {}
 
     def run(variant: str, *more: str) -> None:
         try:
-            done = subprocess.run([sys.executable, __file__, variant, *rest, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=LIMIT)
+            done = subprocess.run([sys.executable, __file__, variant, *rest, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=limit)
             line = done.stdout.decode().strip()
             if done.returncode:
                 raise RuntimeError(done.stderr.decode()[-400:])

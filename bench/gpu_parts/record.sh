@@ -52,6 +52,15 @@ within() {
     timeout --kill-after=5 "$most" "$@"
 }
 
+# has_time NAME SECONDS: whether the run has so much time left; otherwise records that the check is left out.
+has_time() {
+    local rest=$((limit - SECONDS))
+    if ((rest < $2)); then
+        ended "$1" left_out "it takes about $2 s, and $rest s are left"
+        return 1
+    fi
+}
+
 # check NAME COMMAND...: passes if the command succeeds.
 check() {
     local name="$1" began=$SECONDS status

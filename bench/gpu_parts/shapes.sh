@@ -11,7 +11,7 @@ for_run() {
     mlperf_shape=(--part 8 --dim 128 --bottom "512,256" --hidden "1024,1024,512,256")
     mlperf_batches=(65536 32768 16384)
     agree_shape=(--ids 2000 --dim 16 --batch 1024 --bottom 64 --hidden "256,128,64" --losses 10)
-    rival=(--device cuda --runs 5 --seconds 1)
+    rival=(--device cuda --runs 5 --seconds 1 --limit "$rival_limit")
     file_rows=8000000 file_epochs=6 file_batch=65536 file_pool=1000000 file_memory="16GiB" file_shards=32
     file_model=(128 "[512, 256]" "[1024, 1024, 512, 256]")
     click_rows=2000000 census=()
@@ -21,7 +21,7 @@ for_run() {
 for_try() {
     device="cpu"
     step=(--device cpu)
-    rival=(--device cpu --runs 1 --seconds 0.2)
+    rival=(--device cpu --runs 1 --seconds 0.2 --limit "$rival_limit")
     if [[ -n "${MILLSTREAM_CUDA_LIBRARIES:-}" ]]; then
         device="cuda"
         step=(--device cuda --libraries "$MILLSTREAM_CUDA_LIBRARIES" --cache "$work/kernels")

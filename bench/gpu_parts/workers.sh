@@ -2,14 +2,7 @@
 # shellcheck shell=bash disable=SC2154
 
 part_workers() {
-    if ! has_library libucp.so.0; then
-        ended "several workers" left_out "UCX (package libucx0) is not installed"
-        return
-    fi
-    if [[ "$command" == run ]] && ! has_library libnccl.so.2; then
-        ended "several workers" left_out "NCCL (package libnccl2) is not installed"
-        return
-    fi
+    can_communicate "several workers" || return
     local gpus model count
     gpus=$(gpu_count)
     for model in dlrm wide_deep; do
@@ -20,7 +13,7 @@ part_workers() {
         fi
     done
     for model in dlrm wide_deep; do
-        for count in 1 2 4 8; do
+        for count in "${worker_counts[@]}"; do
             if ((count > gpus)); then
                 ended "$model by $count workers" left_out "the machine has $gpus GPU(s)"
                 continue
@@ -29,6 +22,18 @@ part_workers() {
                 --model "$model" --precision bf16 "${shape[@]}" "${runs[@]:0:4}" --json
         done
     done
+}
+
+# can_communicate NAME: whether the libraries between workers are installed; otherwise records that the check is left out.
+can_communicate() {
+    if ! has_library libucp.so.0; then
+        ended "$1" left_out "UCX (package libucx0) is not installed"
+        return 1
+    fi
+    if [[ "$command" == run ]] && ! has_library libnccl.so.2; then
+        ended "$1" left_out "NCCL (package libnccl2) is not installed"
+        return 1
+    fi
 }
 
 # has_library FILE: whether the loader finds it.
