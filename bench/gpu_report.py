@@ -209,11 +209,54 @@ def workers(figures: Figures) -> list[str]:
     return ["### Several workers", "", *table(titles, rows)] if rows else []
 
 
+def parallel(figures: Figures) -> list[str]:
+    """Steps by several GPUs in turns with a rival. Efficiency is the rate over that of one GPU times GPUs, in the same turns."""
+    medians, rows = {}, []
+    for name in figures.names("parallel: "):
+        model, variant = name.removeprefix("parallel: ").split()[0], name.split()[-1]
+        by_entrant = {line["entrant"]: line for line in figures.results[name]}
+        if set(by_entrant) != {"ours", variant}:
+            continue
+        count = by_entrant["ours"]["workers"]
+        cells = []
+        for entrant in (variant, "ours"):
+            rates = by_entrant[entrant]["rates"]
+            medians[model, variant, entrant, count] = statistics.median(rates)
+            of_one = medians.get((model, variant, entrant, 1))
+            efficiency = statistics.median(rates) / (count * of_one) if of_one else None
+            cells += [spread(rates), "" if efficiency is None else f"{efficiency:.2f}"]
+        ratio = medians[model, variant, "ours", count] / medians[model, variant, variant, count]
+        graph = "one CUDA graph" if by_entrant[variant]["graph"] else "no CUDA graph"
+        rows.append([f"{model} by {count}", f"{variant}, {graph}", *cells, f"{ratio:.2f}x"])
+    if not rows:
+        return []
+    version = next(line["torch"] for name in figures.names("parallel: ") for line in figures.results[name] if "torch" in line)
+    text = f"Torch {version}, whose batches are in the device's memory (ours come from the host's). Both measure in turns. Efficiency is of one GPU's rate, times GPUs."
+    titles = ["", "rival", "its examples/s, min / median / max", "its efficiency", "ours", "our efficiency", "ours over its"]
+    return ["### Several GPUs in PyTorch and TorchRec", "", text, "", *table(titles, rows)]
+
+
+def killed(figures: Figures) -> list[str]:
+    """Seconds from a fault of a worker to what follows it."""
+    rows = []
+    for name in figures.names("killed: "):
+        for line in figures.results[name]:
+            cells = []
+            for event in ("gone", "fed", "stepped"):
+                # A job can end before the later events.
+                times = [times[event] for times in line["seconds"] if times[event] is not None]
+                cells.append(f"{statistics.median(times):.2f} / {max(times):.2f}" if times else "")
+            rows.append([name.removeprefix("killed: "), line["fault"], str(len(line["seconds"])), *cells])
+    titles = ["", "fault", "faults", "s until all are gone, median / maximum", "until new ones are fed", "until their steps are reported"]
+    text = "A fault hits a random worker at a random moment of training. Steps are reported every 0.1 s."
+    return ["### Killed workers", "", text, "", *table(titles, rows)] if rows else []
+
+
 def main() -> None:
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     figures = Figures(sys.argv[1:])
-    parts = (head, checks, steps, mlperf, operations, files, auc, workers)
+    parts = (head, checks, steps, mlperf, operations, files, auc, workers, parallel, killed)
     print("\n".join(line for part in parts for line in part(figures)), end="")
 
 

@@ -23,7 +23,6 @@ from torchrec import (
 )
 from torchrec.distributed import (
     DistributedModelParallel,
-    TrainPipelineBase,
     TrainPipelineSparseDist,
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel

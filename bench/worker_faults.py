@@ -3,10 +3,12 @@
 
     cargo build --release
     python bench/worker_faults.py [--kills 50] [--stops 20] [--workers 2 3 4] [--seed 1] [--out bench/results/NAME.md]
+        [--device cpu] [--programs target/release] [--epochs 12] [--timeout 2] [--json]
 
-Needs UCX (Debian package libucx0). Each run trains the Census example (examples/census) with `workers.reproducible` = 4, or without
-it on three workers, with a checkpoint every 100 steps. A fault is a SIGKILL, or a SIGSTOP that only `workers.timeout_seconds` = 2
-ends, of a random worker. Runs with all numbers of workers alternate until there were as many faults as asked for. Each run must
+Needs UCX (Debian package libucx0). Each run trains the Census example (examples/census) in a daemon, with a checkpoint every 100
+steps. On the CPU `workers.reproducible` is 4, except with three workers. A fault is a SIGKILL, or a SIGSTOP that only
+`workers.timeout_seconds` = `--timeout` ends, of a random worker. Runs with all numbers of workers alternate until there were as many
+faults as asked for. Each run must
 
 * succeed, and train on each row once an epoch,
 * have the bits of the undisturbed run in the model and the optimizer's state,
@@ -14,8 +16,11 @@ ends, of a random worker. Runs with all numbers of workers alternate until there
 * leave nothing of the dead workers behind: no memory file or socket in the daemon, no file in /dev/shm, no System V segment; nor
   more descriptors of a kind in the daemon than the first generation needed.
 
-The report has the time from a fault until no worker of that generation exists, and until the next generation has restored its
-checkpoint and is fed.
+The report has the time from a fault until no worker of that generation exists, until the next generation has restored its
+checkpoint and is fed, and until the daemon reports its first steps, which it does every 100 ms. `--json` prints all times instead.
+
+`--device cuda` gives each worker a GPU, and NCCL sums their gradients. It does not promise the order of sums, so more than two workers
+need not repeat bits. Their start takes longer than most runs of the CPU, so faults fall on workers that have begun to step.
 """
 
 import argparse
@@ -29,17 +34,20 @@ import platform
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
+from typing import NamedTuple, Self
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "target" / "release" / "millstream"
 JOB = ROOT / "examples" / "census" / "job.toml"
-EPOCHS, CHECKPOINT_STEPS, TIMEOUT = 12, 100, 2
+CHECKPOINT_STEPS = 100
 PATIENCE = 60
 # Less than a step, to many steps.
 PAUSES = (0.05, 1.5)
@@ -51,90 +59,172 @@ def main() -> None:
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "target" / "release")
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--timeout", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
 
     draw = random.Random(options.seed)
-    expected = {workers: run(workers, None)[0] for workers in options.workers}
-    report = [heading(options)]
+    expected = {workers: run(options, workers, None)[0] for workers in options.workers}
+    faults = []
     for name, number, wanted in [("SIGKILL", signal.SIGKILL, options.kills), ("SIGSTOP", signal.SIGSTOP, options.stops)]:
         times, runs = [], 0
         while len(times) < wanted:
             workers = options.workers[runs % len(options.workers)]
             runs += 1
-            result, found = run(workers, (draw, number, wanted - len(times)))
+            result, found = run(options, workers, (draw, number, wanted - len(times)))
             if result != expected[workers]:
                 sys.exit(f"{name}, {workers} workers: {result}, not {expected[workers]}")
             times += found
             print(f"{name}: {len(times)} of {wanted} after {runs} runs", file=sys.stderr)
-        report.append(row(name, runs, times))
-    text = "\n".join(report) + "\n"
+        faults.append((name, runs, times))
+    if options.json:
+        for name, runs, times in faults:
+            print(json.dumps({"fault": name, "workers": options.workers, "runs": runs, "seconds": [time._asdict() for time in times]}))
+        return
+    text = "\n".join([heading(options), *(row(*found) for found in faults)]) + "\n"
     print(text)
     if options.out:
         options.out.write_text(text)
 
 
-def run(workers: int, faults: tuple | None) -> tuple[dict, list]:
-    """Trains a job; returns its result, and the two times of each fault."""
-    with tempfile.TemporaryDirectory() as directory:
-        # Three workers do not divide a power of two.
-        parts = ["workers.reproducible=4"] if 4 % workers == 0 else []
+class Times(NamedTuple):
+    """Seconds from a fault. The job may end before the later ones."""
+
+    gone: float
+    fed: float | None
+    stepped: float | None
+
+
+def run(options: argparse.Namespace, workers: int, faults: tuple | None) -> tuple[dict, list[Times]]:
+    """Trains a job; returns its result, and the times of each fault."""
+    with tempfile.TemporaryDirectory() as directory, Job(options, workers, pathlib.Path(directory)) as job:
+        times = inject(options, job, workers, *faults) if faults else []
+        report = job.report()
+        checkpoint = pathlib.Path(report["checkpoint"])
+        result = {"examples": report["examples"], "steps": report["steps"]}
+        if options.device == "cpu" or workers <= 2:
+            parts = [(checkpoint / part).read_bytes() for part in ("model.safetensors", "optimizer.safetensors")]
+            result["digest"] = hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+        return result, times
+
+
+def inject(options: argparse.Namespace, job: "Job", workers: int, draw: random.Random, number: int, most: int) -> list[Times]:
+    """Sends the signal to random workers of a job until it ends, or has had the most faults."""
+    times, usual, committed, unsaved = [], {}, 0, 0
+    while len(times) < most and (victims := job.wait_for_workers(workers)):
+        if options.device == "cuda" and not job.wait_for_step():
+            break
+        until = time.monotonic() + draw.uniform(*PAUSES)
+        while not times and time.monotonic() < until:
+            usual = most_of(usual, descriptors(job.daemon.pid))
+            time.sleep(0.01)
+        time.sleep(max(0, until - time.monotonic()))
+        # A third death without a new checkpoint would end the job.
+        if unsaved == 2:
+            job.wait(lambda: job.lines.count(COMMITTED) > committed)
+        fed, before = job.lines.count(FED), Possessions(victims)
+        began = time.monotonic()
+        if job.has_ended() or not send(draw.choice(victims), number):
+            continue
+        unsaved = unsaved + 1 if job.lines.count(COMMITTED) == committed else 1
+        committed = job.lines.count(COMMITTED)
+        gone = job.wait(lambda: not any(map(is_alive, victims)))
+        again = job.wait(lambda: job.lines.count(FED) > fed)
+        stepped = job.wait_for_step() if again else None
+        job.wait(lambda: not before.left(job.daemon.pid), lambda: f"left behind: {before.left(job.daemon.pid)}")
+        job.wait(lambda: not beyond(usual, descriptors(job.daemon.pid)), lambda: f"{descriptors(job.daemon.pid)}, at first {usual}")
+        if gone and (not job.has_ended() or job.client.returncode == 0):
+            times.append(Times(*(moment and moment - began for moment in (gone, again, stepped))))
+    return times
+
+
+class Job:
+    """A job in a daemon of its own, and the client that waits for it."""
+
+    def __init__(self, options: argparse.Namespace, workers: int, directory: pathlib.Path) -> None:
+        # Three workers do not divide a power of two, and with `reproducible` NCCL would have nothing to sum.
+        parts = ["workers.reproducible=4"] if options.device == "cpu" and 4 % workers == 0 else []
         settings = [
             f"checkpoint.directory={directory}/checkpoints",
             f"checkpoint.every_steps={CHECKPOINT_STEPS}",
-            f"data.epochs={EPOCHS}",
+            f"data.epochs={options.epochs}",
+            f"training.device={options.device}",
             f"workers.per_host={workers}",
-            f"workers.timeout_seconds={TIMEOUT}",
+            f"workers.timeout_seconds={options.timeout}",
             *parts,
         ]
-        command = [PROGRAM, "train", JOB, "--json", *(word for setting in settings for word in ("--set", setting))]
+        socket_path, self.metrics = directory / "socket", f"127.0.0.1:{free_port()}"
+        words = ["--socket", socket_path, "--state", directory / "state", "--metrics", self.metrics]
         environment = {**os.environ, "MILLSTREAM_LOG": "info"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        self.daemon = subprocess.Popen(
+            [options.programs / "millstreamd", *words], stderr=subprocess.PIPE, text=True, env=environment
         )
-        lines = Lines(process.stderr)
-        times = []
-        if faults:
-            draw, number, most = faults
-            usual, committed, unsaved = {}, 0, 0
-            while len(times) < most and (victims := wait_for_workers(process, workers)):
-                until = time.monotonic() + draw.uniform(*PAUSES)
-                while not times and time.monotonic() < until:
-                    usual = most_of(usual, descriptors(process.pid))
-                    time.sleep(0.01)
-                time.sleep(max(0, until - time.monotonic()))
-                # A third death without a new checkpoint would end the job.
-                if unsaved == 2:
-                    wait(lambda: lines.count(COMMITTED) > committed, process)
-                fed, before = lines.count(FED), Possessions(victims)
-                began = time.monotonic()
-                if process.poll() is not None or not send(draw.choice(victims), number):
-                    continue
-                unsaved = unsaved + 1 if lines.count(COMMITTED) == committed else 1
-                committed = lines.count(COMMITTED)
-                gone = wait(lambda: not any(map(is_alive, victims)), process)
-                again = wait(lambda: lines.count(FED) > fed, process)
-                wait(lambda: not before.left(process.pid), process, lambda: f"left behind: {before.left(process.pid)}")
-                wait(
-                    lambda: not beyond(usual, descriptors(process.pid)),
-                    process,
-                    lambda: f"{descriptors(process.pid)}, at first {usual}",
-                )
-                if gone and (process.poll() is None or process.returncode == 0):
-                    times.append((gone - began, again - began if again else None))
-        output, _ = process.communicate(timeout=20 * PATIENCE)
-        lines.join()
-        if process.returncode:
-            sys.exit(f"a run failed:\n{lines.tail()}")
-        report = json.loads(output)
-        checkpoint = pathlib.Path(report["checkpoint"])
-        parts = [(checkpoint / part).read_bytes() for part in ("model.safetensors", "optimizer.safetensors")]
-        result = {
-            "examples": report["examples"],
-            "steps": report["steps"],
-            "digest": hashlib.sha256(b"".join(parts)).hexdigest()[:16],
-        }
-        return result, times
+        self.lines = Lines(self.daemon.stderr)
+        self.client = self.daemon
+        self.wait(socket_path.exists)
+        command = [options.programs / "millstream", "train", JOB, "--daemon", "--socket", socket_path, "--json"]
+        command += [word for setting in settings for word in ("--set", setting)]
+        self.client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_) -> None:
+        # The kernel ends the workers of a daemon that is killed.
+        for process in (self.client, self.daemon):
+            process.kill()
+            process.wait()
+
+    def has_ended(self) -> bool:
+        return self.client.poll() is not None
+
+    def report(self) -> dict:
+        """Waits for the end of the job, which leaves no worker."""
+        output, _ = self.client.communicate(timeout=20 * PATIENCE)
+        if self.client.returncode:
+            sys.exit(f"a run failed:\n{self.lines.tail()}")
+        self.wait(lambda: not children(self.daemon.pid), lambda: f"workers left: {children(self.daemon.pid)}")
+        return json.loads(output)
+
+    def wait(self, is_so, why=lambda: "a job hangs") -> float | None:
+        """The moment from which it is so; nothing if the job has ended before. After too long, the program ends with the reason."""
+        deadline = time.monotonic() + PATIENCE
+        while not is_so():
+            if self.has_ended():
+                return time.monotonic() if is_so() else None
+            if time.monotonic() > deadline:
+                sys.exit(f"{why()}\n{self.lines.tail()}")
+            time.sleep(0.001)
+        return time.monotonic()
+
+    def wait_for_workers(self, count: int) -> list[int]:
+        """The workers of a complete generation; none if the job has ended."""
+        self.wait(lambda: len(children(self.daemon.pid)) == count)
+        return [] if self.has_ended() else children(self.daemon.pid)
+
+    def wait_for_step(self) -> float | None:
+        """The moment when the daemon reports other steps than now; nothing if the job has ended before."""
+        now = self.step()
+        return self.wait(lambda: self.step() != now)
+
+    def step(self) -> str | None:
+        """The step of the job in the daemon's metrics, if it has one."""
+        try:
+            with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=PATIENCE) as answer:
+                found = re.search(r"^millstream_job_step\{.*\} (.*)$", answer.read().decode(), re.MULTILINE)
+        except urllib.error.URLError:
+            return None
+        return found and found.group(1)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 # A generation has restored its checkpoint, and its rings are about to be filled.
@@ -159,25 +249,6 @@ class Lines(threading.Thread):
 
     def tail(self) -> str:
         return "".join(self.lines[-20:])
-
-
-def wait_for_workers(process: subprocess.Popen, count: int) -> list[int]:
-    """The workers of a complete generation; none if the job has ended."""
-    wait(lambda: len(children(process.pid)) == count, process)
-    return children(process.pid) if process.poll() is None else []
-
-
-def wait(is_so, process: subprocess.Popen, why=lambda: "a job hangs") -> float | None:
-    """The moment from which it is so; nothing if the program has ended before. After too long, the program ends with the reason."""
-    deadline = time.monotonic() + PATIENCE
-    while not is_so():
-        if process.poll() is not None:
-            return time.monotonic() if is_so() else None
-        if time.monotonic() > deadline:
-            process.kill()
-            sys.exit(why())
-        time.sleep(0.001)
-    return time.monotonic()
 
 
 def children(parent: int) -> list[int]:
@@ -206,8 +277,8 @@ class Possessions:
             for number, target in opened(pid):
                 if target.startswith("/memfd:") and (file := inode(pid, number)):
                     self.memory.add(file)
-                elif socket := re.fullmatch(r"socket:\[(\d+)\]", target):
-                    self.sockets.add(socket.group(1))
+                elif found := re.fullmatch(r"socket:\[(\d+)\]", target):
+                    self.sockets.add(found.group(1))
             for line in read(f"/proc/{pid}/maps").splitlines():
                 if "/memfd:" in line:
                     self.memory.add(line.split()[4])
@@ -281,19 +352,20 @@ def heading(options: argparse.Namespace) -> str:
     return (
         f"## Faults of workers, {datetime.date.today()}\n\n"
         f"{processor} (family {family}), {os.cpu_count()} CPUs, Linux {platform.release()}. `python bench/worker_faults.py --kills "
-        f"{options.kills} --stops {options.stops} --seed {options.seed}`, workers {options.workers}. All runs ended with the rows "
+        f"{options.kills} --stops {options.stops} --seed {options.seed} --device {options.device}`, workers {options.workers}. All runs ended with the rows "
         f"and the bits of the undisturbed ones, and nothing of a dead worker was left behind. Times in ms, median / maximum; a "
-        f"stopped worker is found after {TIMEOUT} s.\n\n"
-        "| fault | faults | runs | until all workers are gone | until the next generation is fed |\n|---|---:|---:|---:|---:|"
+        f"stopped worker is found after {options.timeout} s.\n\n"
+        "| fault | faults | runs | until all workers are gone | until the next generation is fed | until its steps are reported |\n"
+        "|---|---:|---:|---:|---:|---:|"
     )
 
 
-def row(name: str, runs: int, times: list) -> str:
-    def spread(values: list[float]) -> str:
-        return f"{1e3 * statistics.median(values):,.0f} / {1e3 * max(values):,.0f}" if values else "-"
+def row(name: str, runs: int, times: list[Times]) -> str:
+    def spread(values: list[float | None]) -> str:
+        known = [value for value in values if value is not None]
+        return f"{1e3 * statistics.median(known):,.0f} / {1e3 * max(known):,.0f}" if known else "-"
 
-    gone, fed = [gone for gone, _ in times], [fed for _, fed in times if fed is not None]
-    return f"| {name} | {len(times)} | {runs} | {spread(gone)} | {spread(fed)} |"
+    return f"| {name} | {len(times)} | {runs} | {' | '.join(spread([*values]) for values in zip(*times)) or '- | - | -'} |"
 
 
 if __name__ == "__main__":

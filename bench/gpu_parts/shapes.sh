@@ -1,5 +1,5 @@
 # Sizes: as published for `run`, small for `try`.
-# shellcheck shell=bash disable=SC2034
+# shellcheck shell=bash disable=SC2034,SC2154
 
 for_run() {
     device="cuda"
@@ -16,6 +16,7 @@ for_run() {
     file_model=(128 "[512, 256]" "[1024, 1024, 512, 256]")
     click_rows=2000000 census=()
     on_device=(--set training.device=cuda)
+    faults=(--kills 10 --stops 2 --timeout 10)
 }
 
 for_try() {
@@ -27,6 +28,7 @@ for_try() {
         step=(--device cuda --libraries "$MILLSTREAM_CUDA_LIBRARIES" --cache "$work/kernels")
     fi
     on_device=(--set "training.device=$device")
+    faults=(--kills 2 --stops 1 --timeout 5 --epochs 2)
     shape=(--ids 500 --dim 8 --batch 128 --bottom 16 --hidden "32,16" --examples 512)
     same_shape=("${shape[@]}")
     runs=(--runs 2 --seconds 0.1 --operations --roof 1)

@@ -28,6 +28,14 @@ def of_part(part: str, name: str, lines: list[dict]) -> list[dict]:
     return [*({"part": part, "name": name, "result": line} for line in lines), {"part": part, "check": name, "ended": "passed", "seconds": 3}]
 
 
+def turns(workers: int, ours: float, rival: float) -> list[dict]:
+    rates = lambda rate: [rate * 0.9, rate, rate * 1.1]
+    return [
+        {"entrant": "ours", "workers": workers, "rates": rates(ours)},
+        {"entrant": "sharded", "workers": workers, "torch": "2.11", "graph": True, "rates": rates(rival)},
+    ]
+
+
 class Report(unittest.TestCase):
     def report(self, lines: list[dict]) -> list[str]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -42,6 +50,8 @@ class Report(unittest.TestCase):
         rival = [{"variant": "sorted", "torch": "2.11", "rates": [3e6, 4e6, 5e6]}, {"variant": "scratch", "failed": "no room"}]
         outcome = {"examples": 9, "examples_per_second": 2.5e6, "input_wait_fraction": 0.03}
         auc = lambda value: [{"eval": {"auc": value}}]
+        times = [(0.01, 1.0, 2.5), (0.02, 2.0, None), (0.03, None, None)]
+        faults = [dict(zip(("gone", "fed", "stepped"), moments)) for moments in times]
         lines = self.report([
             host,
             *of_part("speed", "dlrm in bf16", steps(1)),
@@ -59,6 +69,10 @@ class Report(unittest.TestCase):
             *of_part("auc", "clicks in fp16 on cuda", auc(0.7006)),
             *of_part("workers", "dlrm by 1 workers", [{"rate": 4e6}]),
             *of_part("workers", "dlrm by 2 workers", [{"rate": 6e6}, {"rate": 6e6}]),
+            *of_part("parallel", "parallel: dlrm by 1 workers, sharded", turns(1, 5e6, 2e6)),
+            *of_part("parallel", "parallel: dlrm by 2 workers, sharded", turns(2, 8e6, 3e6)),
+            *of_part("parallel", "parallel: dlrm by 2 workers, torchrec", turns(2, 8e6, 3e6)[:1]),
+            *of_part("killed", "killed: 2 workers", [{"fault": "SIGKILL", "workers": [2], "runs": 1, "seconds": faults}]),
             {"part": "sanitizer", "check": "compute-sanitizer", "ended": "left out", "why": "it is not installed"},
         ])
         # The floor is 1e6 / 1e14 + 1e4 / 1e12 seconds per row; operations took 38 microseconds for 2000 rows.
@@ -75,8 +89,12 @@ class Report(unittest.TestCase):
             "| Census in bf16 | 0.900000 |  |  |  |",
             "| clicks in fp16 | 0.700000 | 0.700600 | 0.000600 | no |",
             "| dlrm by 2 workers | 6,000,000 / 6,000,000 / 6,000,000 | 0.75 |",
+            "| dlrm by 2 | sharded, one CUDA graph | 2,700,000 / 3,000,000 / 3,300,000 | 0.75 | 7,200,000 / 8,000,000 / 8,800,000 | 0.80 | 2.67x |",
+            "| 2 workers | SIGKILL | 3 | 0.02 / 0.03 | 1.50 / 2.00 | 2.50 / 2.50 |",
         ]:
             self.assertIn(wanted, lines)
+        # A rival that failed has no row.
+        self.assertFalse(any("torchrec," in line for line in lines if line.startswith("| dlrm by")))
 
     def test_rooflines_count_all_rows_and_distinct_rows(self):
         lines = self.report(of_part("speed", "dlrm in bf16", steps(12e6)))
