@@ -243,7 +243,7 @@ def killed(figures: Figures) -> list[str]:
         for line in figures.results[name]:
             cells = []
             for event in ("gone", "fed", "stepped"):
-                # A job can end before the later events.
+                # No step follows the last checkpoint.
                 times = [times[event] for times in line["seconds"] if times[event] is not None]
                 cells.append(f"{statistics.median(times):.2f} / {max(times):.2f}" if times else "")
             rows.append([name.removeprefix("killed: "), line["fault"], str(len(line["seconds"])), *cells])

@@ -28,7 +28,7 @@ for_try() {
         step=(--device cuda --libraries "$MILLSTREAM_CUDA_LIBRARIES" --cache "$work/kernels")
     fi
     on_device=(--set "training.device=$device")
-    faults=(--kills 2 --stops 1 --timeout 5 --epochs 2)
+    faults=(--kills 2 --stops 1 --timeout 5 --epochs 4)
     shape=(--ids 500 --dim 8 --batch 128 --bottom 16 --hidden "32,16" --examples 512)
     same_shape=("${shape[@]}")
     runs=(--runs 2 --seconds 0.1 --operations --roof 1)

@@ -38,11 +38,11 @@ can_communicate() {
 
 # has_library FILE: whether the loader finds it.
 has_library() {
-    local folder folders
+    local place places
     ldconfig -p | grep -qF "$1 " && return
-    IFS=: read -ra folders <<<"${LD_LIBRARY_PATH:-}"
-    for folder in "${folders[@]}"; do
-        [[ -e "$folder/$1" ]] && return
+    IFS=: read -ra places <<<"${LD_LIBRARY_PATH:-}"
+    for place in "${places[@]}"; do
+        [[ -e "$place/$1" ]] && return
     done
     return 1
 }

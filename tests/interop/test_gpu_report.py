@@ -50,7 +50,7 @@ class Report(unittest.TestCase):
         rival = [{"variant": "sorted", "torch": "2.11", "rates": [3e6, 4e6, 5e6]}, {"variant": "scratch", "failed": "no room"}]
         outcome = {"examples": 9, "examples_per_second": 2.5e6, "input_wait_fraction": 0.03}
         auc = lambda value: [{"eval": {"auc": value}}]
-        times = [(0.01, 1.0, 2.5), (0.02, 2.0, None), (0.03, None, None)]
+        times = [(0.01, 1.0, 2.5), (0.02, 2.0, None), (0.03, 1.5, None)]
         faults = [dict(zip(("gone", "fed", "stepped"), moments)) for moments in times]
         lines = self.report([
             host,
