@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2154
 
 # Seconds of a comparison of losses, and of a measurement, of which PyTorch compiles most.
-readonly losses_seconds=45 turns_seconds=75
+readonly losses_seconds=45 turns_seconds=90
 
 part_parallel() {
     local python="${MILLSTREAM_RIVAL_PYTHON:-python3}" gpus count model variant variants=()
