@@ -355,11 +355,12 @@ def send(pid: int, number: int) -> bool:
 def heading(options: argparse.Namespace) -> str:
     information = pathlib.Path("/proc/cpuinfo").read_text()
     processor, family = (re.search(rf"{key}\s*: (.*)", information).group(1) for key in ("model name", "cpu family"))
+    bits = "the bits" if options.device == "cpu" else "(by two workers) the bits"
     return (
         f"## Faults of workers, {datetime.date.today()}\n\n"
         f"{processor} (family {family}), {os.cpu_count()} CPUs, Linux {platform.release()}. `python bench/worker_faults.py --kills "
         f"{options.kills} --stops {options.stops} --seed {options.seed} --device {options.device}`, workers {options.workers}. All runs ended with the rows "
-        f"and the bits of the undisturbed ones, and nothing of a dead worker was left behind. Times in ms, median / maximum; a "
+        f"and {bits} of the undisturbed ones, and nothing of a dead worker was left behind. Times in ms, median / maximum; a "
         f"stopped worker is found after {options.timeout} s.\n\n"
         "| fault | faults | runs | until all workers are gone | until the next generation is fed | until its steps are reported |\n"
         "|---|---:|---:|---:|---:|---:|"
