@@ -82,6 +82,8 @@ class Rest(nn.Module):
 
 
 class Model(nn.Module):
+    """A batch to its mean loss, twice: for the backward pass and to report, as TorchRec's pipeline expects."""
+
     def __init__(self, options: argparse.Namespace, compiled):
         super().__init__()
         bags = lambda dim: EmbeddingBagCollection(
@@ -99,6 +101,8 @@ class Model(nn.Module):
 
 
 class TorchRec:
+    """Trains like `gpu_model.Trainer`."""
+
     def __init__(self, options: argparse.Namespace, rows: int):
         self.options, self.device, self.rows = options, options.device, rows
         layers = gpu_model.Layers(options).to(self.device)

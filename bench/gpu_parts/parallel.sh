@@ -12,7 +12,7 @@ part_parallel() {
         return
     fi
     for variant in "${parallel_rivals[@]}"; do
-        if [[ "$variant" == torchrec ]] && ! "$python" -c "import torchrec" 2>/dev/null; then
+        if [[ "$variant" == torchrec ]] && ! has_torchrec "$python"; then
             ended "TorchRec by several GPUs" left_out "$python has no TorchRec that works"
             continue
         fi
@@ -35,6 +35,11 @@ part_parallel() {
             done
         done
     done
+}
+
+# has_torchrec PYTHON: whether TorchRec and its operations in FBGEMM load. It imports without the latter.
+has_torchrec() {
+    "$1" -c "import torch, torchrec; torch.ops.fbgemm.permute_2D_sparse_data" 2>/dev/null
 }
 
 # losses_of_rival MODEL VARIANT COUNT: in fp32, the rival's ranks have the losses of one worker of ours.
