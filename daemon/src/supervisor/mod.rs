@@ -496,6 +496,10 @@ impl Supervisor {
             Err(outcome) => outcome,
         };
         self.control.vitals.set_workers(Vec::new(), FlightRecords::default());
+        if self.control.vitals().image_step().is_none() {
+            // The next attempt would not continue from them.
+            self.images = None;
+        }
         self.recorder.trace().record(JobEvent::WorkerEnded { error: outcome.error() });
         outcome
     }

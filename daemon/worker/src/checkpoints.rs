@@ -7,7 +7,8 @@
 //! end of the data.
 //!
 //! If several workers train the model, they copy it together, each a share, between steps that all take
-//! ([`Session::capture_together`]). At the end of training the worker that writes checkpoints copies it alone.
+//! ([`Session::capture_together`]). The worker that writes checkpoints copies it alone before a stop, at the end of training, and
+//! while the input is late: no step follows soon in which all could.
 //!
 //! A job may also keep images of the model in memory, which outlive this process. They are taken between checkpoints and cost
 //! training the copy only. Every checkpoint is an image, too. No image replaces that of one of the best checkpoints before it is
@@ -54,6 +55,11 @@ struct Committed {
     name: CheckpointName,
     /// Its encoded position in the data; `None` if it was not read.
     position: Option<Vec<u8>>,
+}
+
+/// How many images the model is copied into, if there are files for them. Without images between checkpoints, one is enough.
+pub(crate) fn used_images(every: Option<Duration>) -> usize {
+    if every.is_some() { 2 } else { 1 }
 }
 
 /// What the model is copied for.
@@ -123,24 +129,21 @@ struct Failing {
 }
 
 impl Checkpointer {
-    /// Takes checkpoints of `session`, which was `restored`, into `store`. With `images`, the model is copied into these files: into
-    /// the first one only, if no images are taken between checkpoints.
+    /// Takes checkpoints of `session`, which was `restored`, into `store`. The model is copied into `images`, if there are any.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: Cadence,
         session: &mut Session<B>,
-        (store, images): (CheckpointStore, Option<[File; 2]>),
+        (store, images): (CheckpointStore, Vec<File>),
         carried: Vec<ExtraPart>,
         restored: Option<Restored>,
     ) -> Result<Self> {
-        let copies = match images {
-            Some(images) => {
-                let used = if cadence.images.is_some() { images.len() } else { 1 };
-                let numbered = images.into_iter().zip(0..).take(used);
-                numbered
-                    .map(|(image, number)| session.copy_in_image(image, number))
-                    .collect::<Result<_, _>>()?
+        let copies = match images.is_empty() {
+            true => vec![session.allocate_copy()],
+            false => {
+                let numbered = images.into_iter().zip(0..);
+                let copies = numbered.map(|(image, number)| session.copy_in_image(image, number));
+                copies.collect::<Result<_, _>>()?
             }
-            None => vec![session.allocate_copy()],
         };
         let writer = CheckpointWriter::spawn(store, copies, carried)?;
         let image_at = cadence.images.map(|period| Instant::now() + period);

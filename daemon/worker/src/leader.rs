@@ -130,6 +130,18 @@ impl Leader {
         }
     }
 
+    /// Copies the model without the other workers, if they were to copy it together.
+    pub(crate) fn copy_alone<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        link: &mut Link,
+    ) -> Result<()> {
+        match self.wanted.take() {
+            Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link),
+            None => Ok(()),
+        }
+    }
+
     /// Takes a checkpoint of one of the best evaluations: alone, or once all workers agree to copy the model.
     pub(crate) fn take_best_checkpoint<B: Backend<Scalar = f32>>(
         &mut self,

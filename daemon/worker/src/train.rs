@@ -34,7 +34,7 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer};
+use crate::checkpoints::{Cadence, Checkpointer, used_images};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
@@ -52,6 +52,12 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval between checks whether a checkpoint has been written for which all ranks wait.
 const WRITER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long a copy of the model by all ranks waits for the next batch.
+const INPUT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Interval between checks whether it is there.
+const INPUT_POLL: Duration = Duration::from_millis(5);
 
 /// A training job, on one of its workers.
 struct Training<'a, B: Backend> {
@@ -150,11 +156,11 @@ impl DeviceTask for TrainTask {
         let restored_step = restored.as_ref().map(|restored| restored.step);
         link.send(&FromWorker::Ready { restored: restored.clone(), passed_over, device })?;
         let part = schema.part(training.parts());
-        let shares = match &images {
-            Some(images) if !is_leader => {
-                images.iter().map(|image| session.share_of_image(image)).collect::<Result<_, _>>()?
-            }
-            _ => Vec::new(),
+        let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
+        let images: Vec<File> = images.into_iter().flatten().take(used_images(images_every)).collect();
+        let shares = match is_leader {
+            false => images.iter().map(|image| session.share_of_image(image)).collect::<Result<_, _>>()?,
+            true => Vec::new(),
         };
         let (rings, receiver) = link.receive_rings(&part, training.parts() / training.ranks())?;
         let leader = is_leader.then(|| -> Result<Leader> {
@@ -163,7 +169,6 @@ impl DeviceTask for TrainTask {
             // Stored in each checkpoint: the job file and the statistics learned from its data.
             let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
             let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
-            let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
             let cadence =
                 Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
             let checkpointer = Checkpointer::new(cadence, &mut session, (store, images), carried, restored)?;
@@ -283,6 +288,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             if !rings.has_next() {
                 // Time during which the device is still busy does not count as waiting for input.
                 self.drain()?;
+                self.copy_without_input(&mut rings)?;
             }
             let wait_began = Instant::now();
             let parts = match recorder.phase(Phase::Wait, || rings.next()) {
@@ -346,6 +352,20 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             self.copy_with_peers()?;
         }
         Ok(agreement)
+    }
+
+    /// Copies the model without the other ranks if one is wanted and their next agreement is far off, because the input is late or has
+    /// ended without a batch.
+    fn copy_without_input(&mut self, rings: &mut Rings) -> Result<()> {
+        let Some(leader) = self.leader.as_mut().filter(|leader| leader.wants_copy()) else { return Ok(()) };
+        let began = Instant::now();
+        while began.elapsed() < INPUT_PATIENCE && self.receiver.commands.stop().is_none() {
+            if rings.has_next() {
+                return Ok(());
+            }
+            std::thread::sleep(INPUT_POLL);
+        }
+        leader.copy_alone(&mut self.session, self.link)
     }
 
     /// Copies the model with all other ranks.
@@ -441,11 +461,11 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     /// evaluation is repeated after a resume.
     fn evaluate(&mut self, parts: &[BatchRef<'_>]) -> Result<bool> {
         let header = parts[0].header();
-        if let Some(leader) = &mut self.leader {
-            leader.begin_evaluation();
-        }
         if self.agree(&[])?.stop {
             return Ok(true);
+        }
+        if let Some(leader) = &mut self.leader {
+            leader.begin_evaluation();
         }
         parts.iter().try_for_each(|&part| self.session.evaluate(part))?;
         if header.last {

@@ -40,10 +40,10 @@ pub fn anonymous_file(name: &CStr) -> io::Result<OwnedFd> {
     }
 }
 
-/// Numbers in an anonymous file, for the one process that writes them.
+/// Numbers in an anonymous file, which several processes may map.
 ///
-/// Nothing else writes these numbers while a reference to them exists. Other processes read them with `pread`, which is sound at
-/// any time. They may map and write other numbers of the file, or other [parts](SharedNumbers::part_mut) of these.
+/// Nothing else writes the numbers of a reference while it exists. Other processes read them with `pread`, which is sound at any
+/// time, and may write other [parts](SharedNumbers::part_mut).
 pub struct SharedNumbers<T> {
     /// The start of the mapping.
     base: NonNull<u8>,
@@ -60,7 +60,8 @@ unsafe impl<T: Number> Sync for SharedNumbers<T> {}
 
 impl<T: Number> SharedNumbers<T> {
     /// Maps `count` numbers that start at byte `first` of an anonymous file. The file is extended with zeros to contain them,
-    /// and sealed against shrinking.
+    /// and sealed against shrinking. Processes that may map it at the same time must map numbers with the same end: otherwise one
+    /// could shorten the file that another has extended.
     ///
     /// # Errors
     /// When it is not an anonymous file, or the system refuses the memory.
@@ -88,14 +89,23 @@ impl<T: Number> SharedNumbers<T> {
         Ok(Self { base, mapped_bytes, first, number: PhantomData })
     }
 
-    /// Lets the system allocate all pages and map them, so that later writes do not wait for that.
+    /// Lets the system allocate the pages of a range of the numbers and map them, so that later writes do not wait for that.
     ///
     /// # Errors
     /// When the system is out of memory, or its kernel cannot (before 5.14). The numbers can be used all the same.
-    pub fn populate(&mut self) -> io::Result<()> {
-        // SAFETY: the range is this value's mapping. The advice changes no contents.
+    ///
+    /// # Panics
+    /// If the range is not within the numbers.
+    pub fn populate(&mut self, range: Range<usize>) -> io::Result<()> {
+        self.check(&range);
+        let at = |number: usize| self.first + number * size_of::<T>();
+        // The kernel wants the start of a page.
+        let start = at(range.start) / rustix::param::page_size() * rustix::param::page_size();
+        let bytes = if range.is_empty() { 0 } else { at(range.end) - start };
+        // SAFETY: the range is within this value's mapping. The advice changes no contents.
         let populated = unsafe {
-            rustix::mm::madvise(self.base.as_ptr().cast(), self.mapped_bytes, Advice::LinuxPopulateWrite)
+            let start = self.base.as_ptr().add(start);
+            rustix::mm::madvise(start.cast(), bytes, Advice::LinuxPopulateWrite)
         };
         Ok(populated?)
     }
@@ -105,9 +115,14 @@ impl<T: Number> SharedNumbers<T> {
     /// # Panics
     /// If the range is not within the numbers.
     pub fn part_mut(&mut self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.count(), "a range of the numbers");
-        // SAFETY: as in `deref`, of a range within these numbers, and the borrow of `self` is exclusive.
+        self.check(&range);
+        // SAFETY: as in `deref`, but only of a range of these numbers, which no other process writes. The borrow of `self` is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start().add(range.start), range.len()) }
+    }
+
+    fn check(&self, range: &Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.count(), "a range of the numbers");
     }
 
     /// How many numbers there are.
@@ -125,8 +140,8 @@ impl<T: Number> Deref for SharedNumbers<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: the mapping starts at a page, `first` is a multiple of a number's size, and `count` numbers follow. The borrow of
-        // `self` keeps the mapping, and the seal the size of the file. All bit patterns are numbers. No other
-        // process writes these.
+        // `self` keeps the mapping, and the seal the size of the file. All bit patterns are numbers. No other process writes these
+        // while the reference exists.
         unsafe { std::slice::from_raw_parts(self.start(), self.count()) }
     }
 }
@@ -163,7 +178,7 @@ mod tests {
         let mut numbers = SharedNumbers::<f32>::map(&file, PAGE, 3).unwrap();
         assert_eq!(numbers[..], [0.0; 3]);
         numbers.copy_from_slice(&[1.0, -2.0, 0.5]);
-        numbers.populate().unwrap();
+        numbers.populate(0..3).unwrap();
         drop(numbers);
         let mut bytes = [0; 12];
         file.read_exact_at(&mut bytes, PAGE as u64).unwrap();
@@ -181,11 +196,43 @@ mod tests {
     fn parts_are_written_through_several_mappings() {
         let file = anonymous_file(c"test").unwrap();
         let mut all = SharedNumbers::<f32>::map(&file, PAGE, 4).unwrap();
-        let mut part = SharedNumbers::<f32>::map(&file, PAGE + 8, 2).unwrap();
+        let mut again = SharedNumbers::<f32>::map(&file, PAGE, 4).unwrap();
         all.part_mut(0..2).copy_from_slice(&[1.0, 2.0]);
-        part.copy_from_slice(&[3.0, 4.0]);
+        again.part_mut(2..4).copy_from_slice(&[3.0, 4.0]);
         assert_eq!(all[..], [1.0, 2.0, 3.0, 4.0]);
         assert!(all.part_mut(4..4).is_empty());
+    }
+
+    #[test]
+    fn parts_are_populated_from_within_a_page_on() {
+        let file = File::from(anonymous_file(c"test").unwrap());
+        let mut numbers = SharedNumbers::<f64>::map(&file, PAGE, 2 * PAGE).unwrap();
+        numbers.part_mut(600..601)[0] = 5.0;
+        // The second page of numbers, and a part of the third.
+        numbers.populate(601..1025).unwrap();
+        let pages = || rustix::fs::fstat(&file).unwrap().st_blocks as usize * 512 / PAGE;
+        assert_eq!((numbers[600], pages()), (5.0, 2));
+        numbers.populate(0..0).unwrap();
+        assert_eq!(pages(), 2);
+        numbers.populate(0..2 * PAGE).unwrap();
+        assert_eq!(pages(), 16);
+    }
+
+    /// Processes that start together map a file that is still empty.
+    #[test]
+    fn a_file_may_be_mapped_by_several_at_once() {
+        for _ in 0..200 {
+            let file = anonymous_file(c"test").unwrap();
+            let barrier = std::sync::Barrier::new(4);
+            let map = || {
+                barrier.wait();
+                SharedNumbers::<f32>::map(&file, PAGE, 5 * PAGE).unwrap().count()
+            };
+            std::thread::scope(|scope| {
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(map)).collect();
+                assert!(all.into_iter().all(|one| one.join().unwrap() == 5 * PAGE));
+            });
+        }
     }
 
     #[test]

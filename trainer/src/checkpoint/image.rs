@@ -203,9 +203,8 @@ impl<T: Element> ImageWriter<T> {
 
     /// Lets the system allocate the pages before they are needed.
     pub(crate) fn populate(&mut self) {
-        if let Err(error) = self.numbers.populate() {
-            tracing::debug!(%error, "an image's pages are allocated when they are first written");
-        }
+        let all = 0..self.len();
+        populate(&mut self.numbers, all);
     }
 
     /// Makes the image incomplete, and returns its number.
@@ -229,31 +228,39 @@ impl<T: Element> ImageWriter<T> {
 
 /// The part of an image that one of several workers copies, while another has the image as a [`ModelCopy`](super::ModelCopy).
 pub struct ImageShare<T> {
-    /// The first of its numbers among those of the image.
-    first: usize,
+    /// All numbers of the image: workers open it at the same time.
     numbers: SharedNumbers<T>,
+    share: Range<usize>,
 }
 
 impl<T: Element> ImageShare<T> {
-    /// The share of a rank, of so many, in an image of `length` numbers in `file`.
+    /// The share of rank `rank` of `ranks` in an image of `length` numbers in `file`. Its pages are allocated, so that copies do
+    /// not wait for that.
     pub(crate) fn open(
         file: &File,
         length: usize,
         (rank, ranks): (usize, usize),
     ) -> Result<Self, CheckpointError> {
         let share = share_of(length, rank, ranks);
-        let numbers =
-            SharedNumbers::map(file, FIRST + share.start * T::BYTES, share.len()).map_err(failed)?;
-        Ok(Self { first: share.start, numbers })
+        let mut numbers = SharedNumbers::map(file, FIRST, length).map_err(failed)?;
+        populate(&mut numbers, share.clone());
+        Ok(Self { numbers, share })
     }
 
     /// Copies this share of `model`. The image must be incomplete.
     pub(crate) fn copy<B: Backend<Scalar = T>>(&mut self, model: &mut Model<B>) {
-        model.copy(self.first, &mut self.numbers);
+        model.copy(self.share.start, self.numbers.part_mut(self.share.clone()));
     }
 }
 
-/// The numbers that a rank copies, of `length` ones. All ranks have equally many, if that is possible.
+/// Lets the system allocate the pages of a range of an image's numbers.
+fn populate<T: Element>(numbers: &mut SharedNumbers<T>, range: Range<usize>) {
+    if let Err(error) = numbers.populate(range) {
+        tracing::debug!(%error, "an image's pages are allocated when they are first written");
+    }
+}
+
+/// The numbers that rank `rank` of `ranks` copies, of `length` numbers. All ranks have equally many, if that is possible.
 pub(super) fn share_of(length: usize, rank: usize, ranks: usize) -> Range<usize> {
     let [start, end] = [rank, rank + 1].map(|rank| (length as u128 * rank as u128 / ranks as u128) as usize);
     start..end

@@ -124,7 +124,7 @@ impl<T: Element> ModelCopy<T> {
         }
     }
 
-    /// Copies the share of a rank, of so many, into an image, while others copy theirs.
+    /// Copies the share of rank `rank` of `ranks` into an image, while others copy theirs.
     pub(crate) fn copy_share<B: Backend<Scalar = T>>(
         &mut self,
         model: &mut Model<B>,

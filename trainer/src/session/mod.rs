@@ -491,7 +491,8 @@ where
     }
 
     /// A copy of the model in the memory of an [image](crate::checkpoint::image), whose file is empty or has an image of this
-    /// session's model. Each [`Session::capture`] into it completes the image. `number` tells images of the session apart.
+    /// session's model. Each [`Session::capture`] into it completes the image. `number` identifies the image among those of
+    /// the session.
     ///
     /// # Errors
     /// When it is not an anonymous file, or the system refuses the memory.
@@ -550,7 +551,7 @@ where
     /// all images, by number.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and when the other worker's image is none of these.
     ///
     /// # Panics
     /// As there.

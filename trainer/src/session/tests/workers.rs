@@ -88,8 +88,8 @@ fn train(directory: &Path, ranks: u32, end: u64) -> Vec<State> {
     })
 }
 
-/// Trains on `ranks` workers up to batch 3, which then copy the model into image 1 of two: `copy` gets each worker's session and
-/// its shares. Returns what the first one returns.
+/// Trains on `ranks` workers up to batch 3, which then copy the model into image 1 of two: `lead` gets the first worker's session and
+/// that image, `help` the session and the shares of each other one. Returns what `lead` returns.
 fn copy_together<R: Send>(
     ranks: u32,
     lead: impl FnOnce(&mut Session<Cpu>, &File) -> R + Send,
@@ -158,6 +158,11 @@ fn workers_train_and_evaluate_as_one() {
         assert!(states.iter().all(|state| *state == states[0]), "{ranks} workers differ");
         close(&states[0], &expected);
     }
+}
+
+#[test]
+fn workers_notice_that_the_one_with_the_image_has_ended() {
+    copy_together(3, |_, _| {}, |session, shares| assert!(session.help_capture(shares).is_err()));
 }
 
 #[test]
