@@ -7,7 +7,7 @@
 //!    every row is divided by the weight of the global batch, so gradients only need to be added.
 //! 2. Each worker computes the gradients and losses of its parts ([`Exchange::add`]), and gets the sums over all parts
 //!    ([`Exchange::finish`]). The gradients of layers are added number by number. Of tables, the rows that a part touches are
-//!    sent ([`RowSums`]); all workers merge the rows of all parts.
+//!    sent ([`RowSums`]); all workers merge the rows of all parts. Gradients may travel in 16 bits.
 //! 3. All workers have the same gradients and losses, and take the same optimizer step. So weights, loss scales, skipped
 //!    steps and failures are the same everywhere, without messages.
 //!
@@ -20,7 +20,7 @@
 //!
 //! - Gradients of layers and losses: part `i` receives part `i + s` for the strides `s` = S/2, S/4, .., 1. Down to the
 //!   stride `W`, both parts are of one worker; the rest is the order in which a sum adds ranks
-//!   (`collective/operations.rs`).
+//!   (`collective/operations.rs`), and [`add_losses`] those of all workers.
 //! - Rows of tables, and weights of rows: in the order of the parts.
 //!
 //! Without `S`, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
@@ -40,7 +40,9 @@ use crate::gradients::GradientVisitor;
 use crate::layers::Tables;
 use crate::model::{Compute, StepError};
 use crate::parameter::{Parameters, Storage};
+pub(crate) use devices::rounded_gradients;
 pub(crate) use ranks::Ranks;
+use rows::Received;
 
 /// What the workers have agreed on before a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,18 +78,32 @@ pub(crate) struct Exchange<S: Scalar> {
     parts: usize,
     /// The weight of the global batch of the agreed step, by task, until the step is taken.
     totals: Option<Vec<f64>>,
-    /// The number of gradients of layers and of losses.
+    /// The number of gradients of layers.
     numbers: usize,
-    /// The sums of some of this worker's parts in the current step, with the number of parts in each: of different sizes, the
-    /// largest first.
-    sums: Vec<(usize, Buffer<S>)>,
+    /// The number of sums of losses and of weights.
+    loss_numbers: usize,
+    /// The format in which gradients travel.
+    wire: Float,
+    /// The sums of some of this worker's parts in the current step: of different sizes, the largest first.
+    sums: Vec<PartSum<S>>,
     /// The rows of each of this worker's parts, by group of tables.
     rows: Vec<Vec<RowSums<S>>>,
     /// Memory of messages with rows.
     messages: Pool,
     /// Memory of the last step.
-    free_numbers: Vec<Buffer<S>>,
+    free_sums: Vec<PartSum<S>>,
     free_rows: Vec<RowSums<S>>,
+    free_decoded: Vec<Buffer<S>>,
+}
+
+/// The sum of some parts of a worker.
+struct PartSum<S: Scalar> {
+    /// How many parts these are.
+    parts: usize,
+    /// Gradients of layers.
+    numbers: Buffer<S>,
+    /// Losses and weights.
+    losses: Buffer<S>,
 }
 
 /// A network with the gradients of a part.
@@ -101,21 +117,32 @@ pub(crate) struct PartGradients<'a, B: Backend> {
     pub(crate) losses: &'a mut B::Matrix,
     /// The devices of the other workers, if they exchange gradients and losses themselves.
     pub(crate) peers: Option<&'a B::Peers>,
+    /// Where those round the gradients of layers before they exchange them, if they do.
+    pub(crate) rounded: &'a mut [B::Matrix],
 }
 
 impl<S: Scalar> Exchange<S> {
-    /// An exchange of `layer_numbers` gradients of layers, and of losses of `tasks` tasks, over `parts` parts of each worker.
-    pub(crate) fn new(communicator: Communicator, parts: usize, layer_numbers: usize, tasks: usize) -> Self {
+    /// An exchange of `numbers` gradients of layers, and of losses of `tasks` tasks, over `parts` parts of each worker.
+    /// Gradients travel as `wire`.
+    pub(crate) fn new(
+        communicator: Communicator,
+        parts: usize,
+        (numbers, wire): (usize, Float),
+        tasks: usize,
+    ) -> Self {
         Self {
             communicator,
             parts,
             totals: None,
-            numbers: layer_numbers + 2 * tasks,
+            numbers,
+            loss_numbers: 2 * tasks,
+            wire,
             sums: Vec::new(),
             rows: (0..parts).map(|_| Vec::new()).collect(),
             messages: Pool::default(),
-            free_numbers: Vec::new(),
+            free_sums: Vec::new(),
             free_rows: Vec::new(),
+            free_decoded: Vec::new(),
         }
     }
 
@@ -195,21 +222,26 @@ impl<S: Scalar> Exchange<S> {
         let PartGradients { backend, network, logits_grad, touched, losses, .. } = gradients;
         // The other workers must not get the gradients of an invalid batch.
         backend.check(touched.0)?;
-        let all = self.free_numbers.pop().unwrap_or_else(|| Buffer::zeroed(self.numbers));
+        let free = self.free_sums.pop().unwrap_or_else(|| PartSum {
+            parts: 1,
+            numbers: Buffer::zeroed(self.numbers),
+            losses: Buffer::zeroed(self.loss_numbers),
+        });
         let mut collect = CollectGradients {
             backend: *backend,
             touched: *touched,
-            numbers: Numbers { all, used: 0 },
+            numbers: Numbers { all: free.numbers, used: 0 },
             free_rows: &mut self.free_rows,
             rows: &mut self.rows[part],
         };
         network.visit_gradients(logits_grad, &mut collect);
-        let Numbers { mut all, used } = collect.numbers;
-        backend.read_matrix(losses, &mut all[used..]);
-        let mut sum = (1, all);
-        while let Some((count, mut earlier)) = self.sums.pop_if(|(count, _)| *count == sum.0) {
-            S::accumulate(&mut earlier, &sum.1);
-            self.free_numbers.push(std::mem::replace(&mut sum, (2 * count, earlier)).1);
+        let mut sum = PartSum { parts: 1, numbers: collect.numbers.all, losses: free.losses };
+        backend.read_matrix(losses, &mut sum.losses);
+        while let Some(mut earlier) = self.sums.pop_if(|earlier| earlier.parts == sum.parts) {
+            earlier.parts *= 2;
+            S::accumulate(&mut earlier.numbers, &sum.numbers);
+            S::accumulate(&mut earlier.losses, &sum.losses);
+            self.free_sums.push(std::mem::replace(&mut sum, earlier));
         }
         self.sums.push(sum);
         Ok(())
@@ -224,23 +256,27 @@ impl<S: Scalar> Exchange<S> {
             return devices::exchange(&self.communicator, peers, gradients);
         }
         let PartGradients { backend, network, logits_grad, losses, .. } = gradients;
-        let (count, own) = self.sums.pop().expect("the sum of this worker's parts");
-        assert!(count == self.parts && self.sums.is_empty(), "a power of two of parts");
-        let numbers = self.communicator.sum(own, Float::F32);
-        // One message of all rows: each operation waits for the slowest rank.
-        let messages =
-            self.communicator.gather(rows::pack(self.rows.iter().flatten(), &mut self.messages)).join()?;
+        let own = self.sums.pop().expect("the sum of this worker's parts");
+        assert!(own.parts == self.parts && self.sums.is_empty(), "a power of two of parts");
+        let numbers = self.communicator.sum(own.numbers, self.wire);
+        // One message of losses and all rows: each operation waits for the slowest rank.
+        let message = rows::pack(&own.losses, self.rows.iter().flatten(), self.wire, &mut self.messages);
+        let messages = self.communicator.gather(message).join()?;
         let groups = self.rows.first().map_or(0, Vec::len);
         self.free_rows.extend(self.rows.iter_mut().flat_map(|of_part| of_part.drain(..)));
         // The rows of all parts, by group of tables. Part `p` of rank `r` is part `p * ranks + r` of all.
         let mut received: Vec<Vec<RowSums<S>>> = (0..groups).map(|_| Vec::new()).collect();
-        let of_ranks = messages.into_iter().map(|message| rows::unpack(message, self.parts * groups));
+        let (wire, decoded) = (self.wire, &mut self.free_decoded);
+        let of_ranks =
+            messages.into_iter().map(|message| rows::unpack(message, self.parts * groups, wire, decoded));
         let mut of_ranks = of_ranks.collect::<Option<Vec<_>>>().ok_or(StepError::OtherModel)?;
         for _ in 0..self.parts {
             for of_rank in &mut of_ranks {
-                received.iter_mut().zip(of_rank).for_each(|(of_group, rows)| of_group.push(rows));
+                received.iter_mut().zip(&mut of_rank.rows).for_each(|(of_group, rows)| of_group.push(rows));
             }
         }
+        add_losses(&mut of_ranks, self.loss_numbers).ok_or(StepError::OtherModel)?;
+        backend.write_matrix(losses, &of_ranks[0].losses);
         let mut receive = ReceiveGradients {
             backend: *backend,
             numbers: Numbers { all: numbers.join()?, used: 0 },
@@ -248,19 +284,35 @@ impl<S: Scalar> Exchange<S> {
             result: Ok(()),
         };
         network.visit_gradients(logits_grad, &mut receive);
-        let ReceiveGradients { numbers: Numbers { all, used }, result, .. } = receive;
-        backend.write_matrix(losses, &all[used..]);
-        self.free_numbers.push(all);
+        let ReceiveGradients { numbers: Numbers { all, .. }, result, .. } = receive;
+        self.free_sums.push(PartSum { numbers: all, losses: own.losses, parts: 1 });
+        if !rows::travels_whole::<S>(self.wire) {
+            self.free_decoded.extend(received.into_iter().flatten().map(|sums| sums.rows));
+        }
         result
     }
 }
 
+/// Adds the losses of all workers to those of the first, in the order in which a sum adds ranks; `None` unless each has `numbers`.
+fn add_losses<S: Scalar>(of_ranks: &mut [Received<S>], numbers: usize) -> Option<()> {
+    if of_ranks.iter().any(|received| received.losses.len() != numbers) {
+        return None;
+    }
+    let mut stride = of_ranks.len().next_power_of_two() / 2;
+    while stride > 0 {
+        let (sums, addends) = of_ranks.split_at_mut(stride);
+        sums.iter_mut().zip(addends).for_each(|(sum, x)| S::accumulate(&mut sum.losses, &x.losses));
+        stride /= 2;
+    }
+    Some(())
+}
+
 /// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers, numbers that are summed in the middle
-/// of a pass, and numbers of table rows of all parts, in bytes. A device apart from the host gets merged rows by way of host
-/// memory.
+/// of a pass, and numbers of table rows of all parts, in bytes. Gradients travel as `wire`. A device apart from the host gets
+/// merged rows by way of host memory.
 pub(crate) fn bytes(
     parts: usize,
-    layer_numbers: usize,
+    (layer_numbers, wire): (usize, Float),
     summed_numbers: u64,
     row_numbers: u64,
     is_apart: bool,
@@ -272,7 +324,9 @@ pub(crate) fn bytes(
     // A worker's own numbers, and what others send of them.
     let of_passes = summed_numbers.saturating_mul(2);
     let numbers = of_layers.saturating_add(of_rows).saturating_add(of_passes);
-    numbers.saturating_mul(size_of::<f32>() as u64)
+    // Rows of 16 bits, as they were received.
+    let encoded = if wire == Float::F32 { 0 } else { row_numbers.saturating_mul(size_of::<u16>() as u64) };
+    numbers.saturating_mul(size_of::<f32>() as u64).saturating_add(encoded)
 }
 
 /// The weight of the rows of `batch` in the loss of `task`.

@@ -224,6 +224,11 @@ impl<L: Layout> Parameter<'_, Sizes<L>> {
 }
 
 impl<D: Device> Parameter<'_, D> {
+    /// Whether it is a parameter of a layer that is trained.
+    pub(crate) fn has_gradient_matrix(&self) -> bool {
+        matches!(self.storage, Storage::Matrix { gradient: Some(_), .. })
+    }
+
     /// The number of values in a copy from a device with the shapes of `S`.
     pub(crate) fn copy_len<S: Shapes>(&self) -> usize {
         match self.storage {

@@ -334,12 +334,13 @@ pub(crate) fn read_job(
         scaling.apply(&mut model, data.batch_size);
     }
     let groups = Groups { names: &names, features: &features };
-    let (workers, workers_at) = workers::read(&mut top);
+    let (workers, places) = workers::read(&mut top);
     let names_device = section.has("device");
     let mut training = training::read(section, seed, &model, &labels, groups);
     training.workers = NonZeroU32::new(workers.per_host);
     training.shards = workers.reproducible.and_then(NonZeroU32::new);
-    workers::apply_devices((&workers, workers_at), names_device, &mut training, &top);
+    workers::apply_devices((&workers, places), names_device, &mut training, &top);
+    workers::apply_gradient_precision((&workers, places), &mut training, &top);
     if let Some(auto) = &mut auto_batch {
         *auto = auto.of_parts(training.parts());
         data.batch_size = auto.least;
@@ -358,7 +359,7 @@ pub(crate) fn read_job(
     let search = search::read(&mut top, &name, &data, (&evaluation, &checkpoint), &predictions);
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
-    workers::check((&workers, workers_at), (&data, auto_batch), (&model, &training), &top);
+    workers::check((&workers, places), (&data, auto_batch), (&model, &training), &top);
     top.finish();
 
     refuse_leaks(&features, &label, problems);

@@ -75,6 +75,7 @@ pub(super) fn read(
         gpus: Vec::new(),
         workers: None,
         shards: None,
+        gradient_precision: Precision::Fp32,
     }
 }
 

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use millstream_pipeline::spec::DataSpec;
-use millstream_trainer::spec::{DeviceSpec, ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
 
 use crate::batch::AutoBatchSpec;
 use crate::document::Value;
@@ -33,6 +33,8 @@ pub struct WorkersSpec {
     /// The number of parts that every batch is cut into, so that results have the same bits for every number of workers that
     /// divides it; a power of two. `None` for a part per worker.
     pub reproducible: Option<u32>,
+    /// The precision in which workers exchange gradients.
+    pub gradient_precision: Precision,
     /// How long a worker waits for the others in one exchange of data, in seconds. Then all are restarted.
     pub timeout_seconds: u32,
     /// Seconds between images of the model in the daemon's memory, from which training continues after a worker's death; `None`
@@ -99,24 +101,37 @@ impl Default for WorkersSpec {
             devices: None,
             devices_place: String::new(),
             reproducible: None,
+            gradient_precision: Precision::Fp32,
             timeout_seconds: 60,
             image_seconds: None,
         }
     }
 }
 
+/// The positions of keys, for problems that depend on the rest of the job.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    /// The key that gives batches several parts.
+    parts: At,
+    gradient_precision: At,
+}
+
 /// Reads the section. What depends on the rest of the job is checked by [`check`].
-pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, At) {
+pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, Places) {
     let usual = WorkersSpec::default();
     let mut section = top.section("workers", "[workers]");
     let decides = ["per_host", "devices"].into_iter().find(|key| section.has(key));
-    let at = section.at_key(decides.unwrap_or("reproducible"));
+    let parts = section.at_key(decides.unwrap_or("reproducible"));
+    let places = Places { parts, gradient_precision: section.at_key("gradient_precision") };
     let devices = read_devices(&mut section);
     let spec = WorkersSpec {
         per_host: read_per_host(&mut section, devices.as_ref()).unwrap_or(usual.per_host),
         devices_place: devices.as_ref().map(|_| section.place_of("devices")).unwrap_or_default(),
         devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
+        gradient_precision: section
+            .choice("gradient_precision", &Precision::STORAGE.map(|precision| (precision.name(), precision)))
+            .unwrap_or_default(),
         timeout_seconds: section.whole_u32("timeout_seconds", 1..=86_400).unwrap_or(usual.timeout_seconds),
         image_seconds: section.whole_u32("image_seconds", 1..=86_400),
     };
@@ -128,8 +143,12 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, At) {
             format!("expected a power of two that is a multiple of `per_host = {per_host}`, found {parts}");
         section.error("reproducible", expected);
     }
+    if spec.gradient_precision != Precision::Fp32 && spec.reproducible.is_some() {
+        let why = "rounded gradients depend on the number of workers: remove it, or `reproducible`";
+        section.error("gradient_precision", why);
+    }
     section.finish();
-    (spec, at)
+    (spec, places)
 }
 
 /// The number of workers, which must be that of `devices`.
@@ -180,7 +199,7 @@ fn read_devices(section: &mut Section<'_>) -> Option<Devices> {
 
 /// Sets the GPUs of the workers. With `devices`, a `training.device` that the file names must be "cuda".
 pub(super) fn apply_devices(
-    (spec, at): (&WorkersSpec, At),
+    (spec, places): (&WorkersSpec, Places),
     names_device: bool,
     training: &mut TrainingSpec,
     top: &Section<'_>,
@@ -189,16 +208,33 @@ pub(super) fn apply_devices(
     if names_device && training.device != DeviceSpec::Cuda(0) {
         let device = training.device;
         let remedy = "remove that key, or set it to \"cuda\"";
-        top.error_at(at, format!("`devices` contradicts `training.device = \"{device}\"`: {remedy}"));
+        top.error_at(
+            places.parts,
+            format!("`devices` contradicts `training.device = \"{device}\"`: {remedy}"),
+        );
     }
     training.gpus = devices.numbers().unwrap_or_default();
     training.device = DeviceSpec::Cuda(training.gpus.first().copied().unwrap_or(0));
 }
 
+/// Sets the precision of gradients. Half precision needs a loss scale.
+pub(super) fn apply_gradient_precision(
+    (spec, places): (&WorkersSpec, Places),
+    training: &mut TrainingSpec,
+    top: &Section<'_>,
+) {
+    training.gradient_precision = spec.gradient_precision;
+    if spec.gradient_precision.scales_loss() && !training.precision.scales_loss() {
+        let why = "gradients that are not scaled vanish in half precision";
+        let remedy = "use \"bf16\", or set `training.precision = \"fp16\"`, which scales them";
+        top.error_at(places.gradient_precision, format!("{why}: {remedy}"));
+    }
+}
+
 /// Reports why parts of batches cannot train the job, at the position of `per_host`, or of `reproducible` if there is one
 /// worker.
 pub(super) fn check(
-    (spec, at): (&WorkersSpec, At),
+    (spec, places): (&WorkersSpec, Places),
     (data, auto): (&DataSpec, Option<AutoBatchSpec>),
     (model, training): (&ModelSpec, &TrainingSpec),
     top: &Section<'_>,
@@ -209,7 +245,7 @@ pub(super) fn check(
         None => (per_host, "workers", "set `per_host = 1`"),
         Some(parts) => (parts, "parts of each batch", "train without `reproducible`"),
     };
-    let refuse = |why: String| top.error_at(at, format!("{parts} {what}: {why}"));
+    let refuse = |why: String| top.error_at(places.parts, format!("{parts} {what}: {why}"));
     let (key, most) = match auto {
         Some(auto) => ("auto_batch.most", auto.most),
         None => ("batch_size", data.batch_size),
@@ -241,7 +277,7 @@ mod tests {
 
     use std::path::Path;
 
-    use millstream_trainer::spec::DeviceSpec;
+    use millstream_trainer::spec::{DeviceSpec, Precision};
 
     use super::{DeviceName, Devices, WorkersSpec};
     use crate::Job;
@@ -273,6 +309,9 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         };
         assert_eq!(several.workers, wanted);
         assert_eq!((wanted.model_copies(), WorkersSpec::default().model_copies()), (2, 1));
+        let rounded = read(&["workers.per_host=2", "workers.gradient_precision=bf16"]).unwrap();
+        let gradients = rounded.training.gradient_precision;
+        assert_eq!((gradients, rounded.workers.gradient_precision), (Precision::Bf16, Precision::Bf16));
         let parts = |set| read(&[set, "workers.reproducible=8"]).unwrap().training.parts();
         assert_eq!([parts("workers.per_host=2"), parts("workers.per_host=8")], [8, 8]);
         for (per_host, parts) in [(1, 6), (3, 6), (4, 2)] {
@@ -290,6 +329,19 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         assert!(error.contains("expected a whole number from 1 to 86400, found 0"), "{error}");
         let error = read(&["workers.per_hosts=2"]).unwrap_err();
         assert!(error.contains("unknown key `per_hosts` in [workers]; did you mean `per_host`?"), "{error}");
+    }
+
+    #[test]
+    fn gradients_in_half_precision_are_scaled_and_none_are_rounded_if_bits_must_not_change() {
+        let half = "workers.gradient_precision=fp16";
+        let error = read(&[half]).unwrap_err();
+        assert!(error.contains("use \"bf16\", or set `training.precision = \"fp16\"`"), "{error}");
+        assert!(error.starts_with("--set workers.gradient_precision"), "{error}");
+        read(&[half, "training.precision=fp16"]).unwrap();
+        let error = read(&["workers.gradient_precision=bf16", "workers.reproducible=2"]).unwrap_err();
+        assert!(error.contains("rounded gradients depend on the number of workers"), "{error}");
+        let error = read(&["workers.gradient_precision=tf32"]).unwrap_err();
+        assert!(error.contains("expected \"fp32\", \"bf16\" or \"fp16\""), "{error}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::device::{Scalar, TableShape};
+use crate::float::Float;
 use crate::row_sums::RowSums;
 
 /// The rows of tables that a batch touches, and the sums of their gradients over all parts, in host memory.
@@ -35,6 +36,8 @@ pub struct PartRows<'a> {
     /// Whether devices that are connected gather the rows of all parts, one of each rank:
     /// [`Backend::merge_over_ranks`](crate::Backend::merge_over_ranks).
     pub are_gathered: bool,
+    /// The format in which they do.
+    pub float: Float,
 }
 
 impl MergedShape {
@@ -143,7 +146,7 @@ impl<S: Scalar> MergedTable<S> {
         loop {
             let (mut first, mut id) = (0, Cursor::<S>::END);
             for (number, cursor) in cursors.iter().enumerate() {
-                // In random order, so without a branch.
+                // Which part is next is random: a branch would be mispredicted.
                 (first, id) =
                     std::hint::select_unpredictable(cursor.id < id, (number, cursor.id), (first, id));
             }
@@ -198,6 +201,8 @@ impl<'a, S> Cursor<'a, S> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
 
     const SHAPES: [MergedShape; 3] = [
@@ -238,6 +243,42 @@ mod tests {
         assert_eq!(found, expected);
         assert!(merge(&mut rows, &[]));
         assert!(rows.tables().iter().all(|table| table.ids().is_empty()));
+    }
+
+    /// Up to five parts, some of them empty, with rows of widths that are compiled in and others.
+    #[test]
+    fn rows_are_those_of_a_map_that_is_filled_in_order() {
+        let mut state = 7_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for width in [1, 3, 16, 17] {
+            for count in 0..6 {
+                let mut part = || {
+                    let ids: BTreeSet<u32> = match random(4) {
+                        0 => BTreeSet::new(),
+                        _ => (0..random(40)).map(|_| u32::MAX - 1 - random(60) as u32).collect(),
+                    };
+                    let rows = (0..ids.len() * width).map(|_| random(2_001) as f32 / 7.0 - 100.0).collect();
+                    (ids.into_iter().collect(), rows)
+                };
+                let parts: Vec<(Vec<u32>, Vec<f32>)> = (0..count).map(|_| part()).collect();
+                let mut expected: BTreeMap<u32, Vec<f32>> = BTreeMap::new();
+                for (ids, rows) in &parts {
+                    for (&id, row) in ids.iter().zip(rows.chunks_exact(width)) {
+                        let sum = expected.entry(id).or_insert_with(|| vec![-0.0; width]);
+                        sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+                    }
+                }
+                let mut table = MergedTable { ids: vec![9], sums: vec![9.0] };
+                let borrowed: Vec<_> = parts.iter().map(|(ids, rows)| (&ids[..], &rows[..])).collect();
+                let shape = MergedShape { rows: u32::MAX as usize, width, most: 300 };
+                assert!(table.merge(shape, &borrowed));
+                assert_eq!(table.ids, expected.keys().copied().collect::<Vec<_>>());
+                assert_eq!(table.sums, expected.into_values().flatten().collect::<Vec<_>>());
+            }
+        }
     }
 
     #[test]

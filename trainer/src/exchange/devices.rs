@@ -1,16 +1,17 @@
 //! The exchange over the workers' devices, which are connected to each other.
 //!
-//! The devices add the gradients of layers, and the losses, in place. Of tables, each device packs the rows that its part
+//! The devices add the gradients of layers, and the losses, in place; gradients that travel in 16 bits are rounded into matrices
+//! of their own. Of tables, each device packs the rows that its part
 //! touches, with their summed gradients, gets those of the others, and merges all of them. The host exchanges the numbers of
 //! rows alone: as many messages as otherwise, and each operation of the devices is queued by then.
 
 use millstream_backend::collective::{Buffer, Communicator};
-use millstream_backend::{Backend, GradientColumns, RowGradients, ops};
+use millstream_backend::{Backend, Float, GradientColumns, MatrixShape, RowGradients, ops};
 
 use super::PartGradients;
 use crate::gradients::GradientVisitor;
 use crate::layers::Tables;
-use crate::model::StepError;
+use crate::model::{Compute, StepError};
 use crate::parameter::{Parameters, Storage};
 
 /// Packs the rows of tables that the part touches. Does not wait.
@@ -46,7 +47,7 @@ pub(super) fn exchange<B: Backend>(
 
 /// Replaces the gradients of layers, and the losses, by their sums over all workers.
 fn sum<B: Backend>(peers: &B::Peers, gradients: &mut PartGradients<'_, B>) {
-    let PartGradients { backend, network, logits_grad, touched, losses, .. } = gradients;
+    let PartGradients { backend, network, logits_grad, touched, losses, rounded, .. } = gradients;
     if B::batch_shape(touched.0).rows == 0 {
         // A backward pass over no rows has not taken place.
         let clear = |gradient: &mut B::Matrix| {
@@ -55,10 +56,53 @@ fn sum<B: Backend>(peers: &B::Peers, gradients: &mut PartGradients<'_, B>) {
         };
         network.visit_gradients(logits_grad, &mut LayerGradients(clear));
     }
+    if rounded.is_empty() {
+        backend.sum_over_ranks(peers, |sum| {
+            network.visit_gradients(logits_grad, &mut LayerGradients(&mut *sum));
+            sum(losses);
+        });
+        return;
+    }
+    let mut places = rounded.iter_mut();
+    let round = |gradient: &mut B::Matrix| {
+        let place = places.next().expect("a matrix for each gradient");
+        copy(*backend, gradient, place);
+    };
+    network.visit_gradients(logits_grad, &mut LayerGradients(round));
     backend.sum_over_ranks(peers, |sum| {
-        network.visit_gradients(logits_grad, &mut LayerGradients(&mut *sum));
+        rounded.iter_mut().for_each(&mut *sum);
         sum(losses);
     });
+    let mut places = rounded.iter();
+    let widen = |gradient: &mut B::Matrix| {
+        let place = places.next().expect("a matrix for each gradient");
+        copy(*backend, place, gradient);
+    };
+    network.visit_gradients(logits_grad, &mut LayerGradients(widen));
+}
+
+/// Matrices for gradients of layers that are rounded to `wire`, in the order of visits; none if they are not.
+pub(crate) fn rounded_gradients<B: Backend>(
+    backend: &B,
+    network: &mut dyn Compute<B>,
+    logits_grad: &B::Matrix,
+    wire: Float,
+) -> Vec<B::Matrix> {
+    let mut rounded = Vec::new();
+    if wire != Float::F32 {
+        let add = |gradient: &mut B::Matrix| {
+            let MatrixShape { rows, columns, .. } = B::matrix_shape(gradient);
+            rounded.push(backend.matrix_of(wire, rows, columns));
+        };
+        network.visit_gradients(logits_grad, &mut LayerGradients(add));
+    }
+    rounded
+}
+
+/// Copies a matrix to one of the same shape, in that one's format.
+fn copy<B: Backend>(backend: &B, from: &B::Matrix, to: &mut B::Matrix) {
+    let MatrixShape { rows, columns, .. } = B::matrix_shape(from);
+    backend.run(ops::CopyColumns { rows, from: (from, 0), to: (to, 0), columns });
 }
 
 /// Calls a function with each gradient of layers.

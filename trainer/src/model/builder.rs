@@ -35,6 +35,8 @@ pub(super) struct Builder<'a, D: Device> {
     exchanged_parts: Option<usize>,
     /// Whether devices that are connected gather the rows of all workers' tables.
     gathers_rows: bool,
+    /// The format in which they do.
+    gathered_float: Float,
     /// The most numbers that the rows of all workers' tables have.
     row_numbers: u64,
     /// The most numbers that workers sum in the middle of a pass.
@@ -66,6 +68,7 @@ impl<'a, D: Device> Builder<'a, D> {
             id_columns: Vec::new(),
             exchanged_parts,
             gathers_rows: training.may_sum_on_devices(),
+            gathered_float: training.gradient_precision.gradients(),
             row_numbers: 0,
             summed_numbers: 0,
         }
@@ -400,7 +403,8 @@ impl<'a, D: Device> Builder<'a, D> {
             numbers.saturating_mul(parts as u64)
         });
         self.row_numbers = sent.fold(self.row_numbers, u64::saturating_add);
-        let rows = PartRows { parts, ids: &of_part, are_gathered: self.gathers_rows };
+        let (are_gathered, float) = (self.gathers_rows, self.gathered_float);
+        let rows = PartRows { parts, ids: &of_part, are_gathered, float };
         self.device.reserve_workspace(&WorkspaceUse::MergedRows { shapes: &shapes, rows });
         self.device.merged_rows(&shapes, rows)
     }

@@ -93,6 +93,21 @@ pub enum ModelError {
         /// The number of workers.
         ranks: u32,
     },
+    /// Gradients that travel in half precision, without a loss scale.
+    #[error(
+        "gradients that are not scaled vanish in half precision: set `workers.gradient_precision` to \"bf16\", or \
+         `training.precision` to \"fp16\""
+    )]
+    UnscaledGradients,
+    /// Gradients that travel in 16 bits, with shards.
+    #[error(
+        "with `workers.gradient_precision = \"{gradients}\"`, results depend on the number of workers: remove it, or \
+         `workers.reproducible`"
+    )]
+    RoundedGradients {
+        /// The precision of the gradients.
+        gradients: &'static str,
+    },
     /// The batches lack the feature that identifies lists.
     #[error("training.loss.group: the batches have no feature `{feature}` with one id per row")]
     NoLists {

@@ -26,15 +26,15 @@ mod two_tower;
 mod wide_deep;
 
 use millstream_backend::{
-    Backend, BatchError, Cpu, Cuda, Device, Layout, Loss, PinError, Scalar, Sizes, TablePart, TablePlace,
-    Task, WorkspaceUse, ops, ranges_of,
+    Backend, BatchError, Cpu, Cuda, Device, Float, Layout, Loss, PinError, Scalar, Sizes, TablePart,
+    TablePlace, Task, WorkspaceUse, ops, ranges_of,
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use crate::exchange::{self, Exchange};
 use crate::loss::rate;
 pub use crate::parameter::{NamedTensor, TensorRole};
-use crate::parameter::{Parameter, ParameterSpec, Storage};
+use crate::parameter::{Parameter, ParameterSpec};
 use crate::pass::{Pass, Purpose};
 use crate::spec::{ClipSpec, DeviceSpec, LossSpec, ModelSpec, Precision, Prediction, TaskSpec, TrainingSpec};
 use batch_gradient::BatchGradient;
@@ -69,8 +69,12 @@ pub struct Model<B: Backend> {
     exchanges: bool,
     /// Whether devices that can be connected add the gradients of layers.
     sums_on_devices: bool,
+    /// The format in which workers exchange gradients.
+    wire: Float,
     /// The devices of the other workers, once they are connected.
     peers: Option<B::Peers>,
+    /// Where this device rounds the gradients of layers for those, if they travel in 16 bits.
+    rounded: Vec<B::Matrix>,
     /// The exchange with the others, once this one has joined them.
     exchange: Option<Exchange<B::Scalar>>,
 }
@@ -166,6 +170,7 @@ impl<D: Device> Parts<D> {
         let losses = tasks.len();
         check_losses(spec, &tasks, in_parts)?;
         check_shards(spec, &tasks, training)?;
+        check_gradient_precision(training)?;
         if labels > 1 && !spec.supports_multiple_labels() {
             return Err(ModelError::SeveralLabels { kind: spec.kind(), labels });
         }
@@ -240,12 +245,22 @@ fn check_losses(spec: &ModelSpec, tasks: &[TaskSpec], in_parts: bool) -> Result<
     Ok(())
 }
 
+/// Gradients in half precision need a loss scale, and shards need sums that are rounded once.
+fn check_gradient_precision(training: &TrainingSpec) -> Result<(), ModelError> {
+    let gradients = training.gradient_precision;
+    if gradients.scales_loss() && !training.precision.scales_loss() {
+        return Err(ModelError::UnscaledGradients);
+    }
+    if gradients != Precision::Fp32 && training.shards.is_some() {
+        return Err(ModelError::RoundedGradients { gradients: gradients.name() });
+    }
+    Ok(())
+}
+
 /// The number of gradients of layers.
 fn layer_numbers<D: Device>(parameters: &[Parameter<'_, D>]) -> usize {
-    let is_of_layer = |parameter: &&Parameter<'_, D>| {
-        matches!(parameter.storage, Storage::Matrix { gradient: Some(_), .. })
-    };
-    parameters.iter().filter(is_of_layer).map(|parameter| parameter.spec.len()).sum()
+    let of_layers = parameters.iter().filter(|parameter| parameter.has_gradient_matrix());
+    of_layers.map(|parameter| parameter.spec.len()).sum()
 }
 
 /// Shards of a batch are computed one after another, so nothing may depend on the rows of several.
@@ -318,7 +333,9 @@ impl<B: Backend> Model<B> {
             parts_each: (training.parts() / training.ranks()) as usize,
             exchanges: training.exchanges(),
             sums_on_devices: training.may_sum_on_devices(),
+            wire: training.gradient_precision.gradients(),
             peers: None,
+            rounded: Vec::new(),
             exchange: None,
             backend,
             parts,
@@ -539,13 +556,20 @@ impl ModelPlan {
         let each = (training.parts() / training.ranks()) as usize;
         // Devices with their own memory exchange gradients there.
         let on_devices = L::IS_APART && training.may_sum_on_devices();
+        let wire = training.gradient_precision.gradients();
         let exchange_bytes = match training.exchanges() && !on_devices {
             false => 0,
             true => {
-                let (of_layers, summed) = (layer_numbers(&parameters), parts.summed_numbers);
+                let (of_layers, summed) = ((layer_numbers(&parameters), wire), parts.summed_numbers);
                 exchange::bytes(each, of_layers, summed, parts.row_numbers, L::IS_APART)
             }
         };
+        if on_devices && wire != Float::F32 {
+            let gradients = parameters.iter().filter(|parameter| parameter.has_gradient_matrix());
+            for Parameter { spec, .. } in gradients {
+                sizes.matrix_of(wire, spec.rows, spec.columns);
+            }
+        }
         // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;

@@ -8,7 +8,7 @@ use millstream_trace::Phase;
 use super::compute::Objective;
 use super::scaling::Scaling;
 use super::{Model, Parts, StepError, layer_numbers};
-use crate::exchange::{Agreement, Exchange, PartGradients, Request};
+use crate::exchange::{self, Agreement, Exchange, PartGradients, Request};
 use crate::gradients::{ApplyUpdates, SumSquares};
 use crate::loss::LossSum;
 use crate::pass::{Pass, Purpose, rounding_key};
@@ -30,6 +30,11 @@ impl<B: Backend> Model<B> {
         }
         if self.sums_on_devices {
             self.peers = self.backend.connect(&communicator)?;
+        }
+        if self.peers.is_some() {
+            let Parts { network, logits_grad, .. } = &mut self.parts;
+            let (network, logits_grad) = (network.compute(), logits_grad.of_batch());
+            self.rounded = exchange::rounded_gradients(&self.backend, network, logits_grad, self.wire);
         }
         self.exchange = Some(self.new_exchange(communicator));
         Ok(())
@@ -53,7 +58,7 @@ impl<B: Backend> Model<B> {
 
     fn new_exchange(&mut self, communicator: Communicator) -> Exchange<B::Scalar> {
         let numbers = layer_numbers(&self.parts.network.parameters());
-        Exchange::new(communicator, self.parts_each, numbers, self.tasks.len())
+        Exchange::new(communicator, self.parts_each, (numbers, self.wire), self.tasks.len())
     }
 
     /// The exchange with the other workers that train this model, if there are any.
@@ -168,7 +173,7 @@ impl<B: Backend> Model<B> {
         &mut self,
         exchange: impl FnOnce(&mut PartGradients<'_, B>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        let Self { backend, parts, peers, .. } = self;
+        let Self { backend, parts, peers, rounded, .. } = self;
         let Parts { network, batch, plan, logits_grad, sums, .. } = parts;
         let mut gradients = PartGradients {
             backend,
@@ -177,6 +182,7 @@ impl<B: Backend> Model<B> {
             touched: (batch, plan),
             losses: sums,
             peers: peers.as_ref(),
+            rounded,
         };
         backend.phase(Phase::Exchange, || exchange(&mut gradients))
     }

@@ -70,6 +70,9 @@ pub struct TrainingSpec {
     /// that divides it: a power of two. `None` for a part per worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<NonZeroU32>,
+    /// The precision in which workers exchange gradients.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gradient_precision: Precision,
 }
 
 impl TrainingSpec {

@@ -41,7 +41,7 @@ impl Precision {
     /// All precisions.
     pub const ALL: [Self; 4] = [Self::Fp32, Self::Tf32, Self::Bf16, Self::Fp16];
 
-    /// The precisions in which tables may be stored.
+    /// The precisions in which tables may be stored, and gradients exchanged.
     pub const STORAGE: [Self; 3] = [Self::Fp32, Self::Bf16, Self::Fp16];
 
     /// The name in a job file.
@@ -66,6 +66,11 @@ impl Precision {
     /// The format of embedding tables' weights with this storage precision; see [`Float`]. The weights of
     /// linear models are always fp32, because they are added to logits.
     pub fn tables(self) -> Float {
+        self.activations()
+    }
+
+    /// The format of the gradients that workers exchange with this precision; see [`Float`].
+    pub fn gradients(self) -> Float {
         self.activations()
     }
 

@@ -8,6 +8,7 @@ mod ahead;
 mod case;
 mod differences;
 mod golden;
+mod gradient_precision;
 mod loss_scale;
 mod memory;
 mod precision;

@@ -85,13 +85,15 @@ fn gpus_of_several_workers_use_the_planned_memory() {
         return;
     }
     let golden = golden();
-    for case in golden.cases.iter().step_by(4) {
+    let precisions = [Precision::Fp32, Precision::Bf16].into_iter().cycle();
+    for (case, gradient_precision) in golden.cases.iter().step_by(4).zip(precisions) {
         let mut schema = BatchSchema { rows: 900, ..golden.schema(case) };
         schema.ids.iter_mut().for_each(|feature| feature.cardinality = 1_000);
         schema.ragged.iter_mut().for_each(|feature| feature.cardinality = 1_000);
         let batch = full(&schema);
         let workers = NonZeroU32::new(3);
-        let training = TrainingSpec { device: DeviceSpec::Cuda(0), workers, ..case.training(7) };
+        let device = DeviceSpec::Cuda(0);
+        let training = TrainingSpec { device, workers, gradient_precision, ..case.training(7) };
         let plan = ModelPlan::new(&case.spec(), &schema, &training).expect("a plan");
         let worker = |rank: u32, transport: Local| {
             let model = Model::new(cuda_of(rank), &case.spec(), &schema, &training);

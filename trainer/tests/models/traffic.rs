@@ -14,7 +14,7 @@ use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLay
 use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::session::Request;
-use millstream_trainer::spec::{ModelSpec, TrainingSpec};
+use millstream_trainer::spec::{ModelSpec, Precision, TrainingSpec};
 use serde_json::json;
 
 use crate::case::{cuda_of, is_real_gpu};
@@ -81,23 +81,27 @@ fn batch(number: u64) -> BatchBuffer {
     batch
 }
 
-/// The bytes of the rows that a part touches, as ids and fp32 gradients.
-fn row_bytes(part: &BatchBuffer) -> usize {
+/// The bytes of the rows that a part touches, as ids and gradients of `number_bytes`.
+fn row_bytes(part: &BatchBuffer, number_bytes: usize) -> usize {
     let touched =
         (0..FEATURES).map(|feature| part.as_ref().ids(feature).iter().collect::<BTreeSet<_>>().len());
-    touched.sum::<usize>() * (4 + 4 * WIDTH)
+    touched.sum::<usize>() * (4 + number_bytes * WIDTH)
 }
 
 /// What a worker has sent in all steps.
 struct Sent {
     bytes: u64,
-    /// The numbers of layers, and the bytes of the table rows that its parts touch, step by step.
-    numbers: usize,
+    /// The bytes of the gradients of layers, and of the table rows that its parts touch, step by step.
+    layers: usize,
     rows: Vec<usize>,
 }
 
-/// Trains an MLP with a table per feature on `ranks` workers.
-fn train<B: Backend>(ranks: u32, backend: impl Fn(u32) -> B + Sync) -> Vec<Sent> {
+/// Trains an MLP with a table per feature on `ranks` workers, which exchange gradients in this precision.
+fn train<B: Backend>(
+    ranks: u32,
+    gradient_precision: Precision,
+    backend: impl Fn(u32) -> B + Sync,
+) -> Vec<Sent> {
     let ids = schema().ids.into_iter().map(|feature| feature.name);
     let features: Vec<String> = ids.chain(["dense".to_owned()]).collect();
     let optimizer = json!({"kind": "sgd", "learning_rate": 0.25});
@@ -106,7 +110,9 @@ fn train<B: Backend>(ranks: u32, backend: impl Fn(u32) -> B + Sync) -> Vec<Sent>
         "embedding": {"dim": WIDTH, "pooling": "mean", "optimizer": optimizer}
     }))
     .expect("a model");
-    let training = TrainingSpec { workers: NonZeroU32::new(ranks), ..TrainingSpec::default() };
+    let training =
+        TrainingSpec { workers: NonZeroU32::new(ranks), gradient_precision, ..TrainingSpec::default() };
+    let number_bytes = if gradient_precision == Precision::Fp32 { 4 } else { 2 };
     let worker = |rank: u32, transport: Local| {
         let mut trained = Model::new(backend(rank), &model, &schema(), &training).expect("a model");
         let sent = Arc::new(AtomicU64::new(0));
@@ -116,17 +122,17 @@ fn train<B: Backend>(ranks: u32, backend: impl Fn(u32) -> B + Sync) -> Vec<Sent>
         // Devices exchange a secret when they connect.
         sent.store(0, Ordering::Relaxed);
         let of_layers = trained.tensors().iter().filter(|tensor| tensor.name.contains("layer."));
-        let numbers = of_layers.map(|tensor| tensor.len()).sum();
+        let layers = number_bytes * of_layers.map(|tensor| tensor.len()).sum::<usize>();
         let step = |number| {
             let part = BatchBuffer::part_of(batch(number).as_ref(), rank, ranks);
             let parts = [part.as_ref()];
             trained.agree(&parts, Request::default()).expect("all agree");
             trained.submit_parts(&parts, Step::number(number + 1)).expect("a batch of the schema");
             trained.finish_step().expect("a batch of the schema");
-            row_bytes(&part)
+            row_bytes(&part, number_bytes)
         };
         let rows = (0..STEPS).map(step).collect();
-        Sent { bytes: sent.load(Ordering::Relaxed), numbers, rows }
+        Sent { bytes: sent.load(Ordering::Relaxed), layers, rows }
     };
     std::thread::scope(|scope| {
         let world = (0..ranks).zip(Local::world(ranks as usize));
@@ -137,20 +143,23 @@ fn train<B: Backend>(ranks: u32, backend: impl Fn(u32) -> B + Sync) -> Vec<Sent>
 
 #[test]
 fn a_step_sends_little_more_than_the_least() {
-    for ranks in [2_u32, 3, 4] {
+    let precisions = [Precision::Fp32, Precision::Bf16];
+    for (ranks, precision) in [2_u32, 3, 4].into_iter().flat_map(|ranks| precisions.map(|it| (ranks, it))) {
         let (mut sent, mut least) = (0.0, 0.0);
         let others = f64::from(ranks - 1);
         // Shares of the numbers differ between ranks.
-        for Sent { bytes, numbers, rows } in train(ranks, |_| Cpu::new(Some(1)).expect("a thread")) {
+        for Sent { bytes, layers, rows } in train(ranks, precision, |_| Cpu::new(Some(1)).expect("a thread"))
+        {
             sent += bytes as f64;
             for row_bytes in rows {
                 // A sum sends each rank its share of the numbers, and each rank the sums of its share to all.
-                least += 2.0 * others / f64::from(ranks) * (4 * numbers) as f64;
+                least += 2.0 * others / f64::from(ranks) * layers as f64;
                 least += others * row_bytes as f64;
             }
         }
         let ratio = sent / least;
-        assert!((1.0..1.05).contains(&ratio), "{ranks} workers: {sent} bytes, {least} at least: {ratio}");
+        let what = format!("{ranks} workers, {precision:?}");
+        assert!((1.0..1.05).contains(&ratio), "{what}: {sent} bytes, {least} at least: {ratio}");
     }
 }
 
@@ -163,7 +172,7 @@ fn gradients_on_gpus_do_not_pass_through_the_host() {
     for ranks in [2_u32, 3] {
         let vote = 2 * size_of::<u64>();
         let bytes = STEPS * u64::from(ranks - 1) * (vote + FEATURES * size_of::<u32>()) as u64;
-        for sent in train(ranks, cuda_of) {
+        for sent in train(ranks, Precision::Fp32, cuda_of) {
             assert!(sent.rows.iter().all(|rows| *rows > 10_000));
             assert_eq!(sent.bytes, bytes, "{ranks} workers");
         }

@@ -19,7 +19,7 @@ use crate::golden::close;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The losses of some steps, and the tensors after them.
-type Trained = (Vec<f64>, Tensors);
+pub(crate) type Trained = (Vec<f64>, Tensors);
 
 /// How batches are divided.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,7 +59,7 @@ fn train<B: Backend>(
 }
 
 /// Trains `case` with these settings on batches of `schema`; returns what each worker has.
-fn train_as<B: Backend>(
+pub(crate) fn train_as<B: Backend>(
     golden: &Golden,
     (case, schema, training): (&Case, &BatchSchema, &TrainingSpec),
     steps: usize,
@@ -91,7 +91,7 @@ fn train_as<B: Backend>(
 }
 
 /// The result of a worker; fails with the message of its device's error.
-fn joined<T>(worker: ScopedJoinHandle<'_, T>) -> T {
+pub(crate) fn joined<T>(worker: ScopedJoinHandle<'_, T>) -> T {
     worker.join().unwrap_or_else(|panic| {
         match (panic.downcast_ref::<DeviceFault>(), panic.downcast_ref::<CollectiveError>()) {
             (Some(fault), _) => panic!("{}", fault.message),
@@ -102,11 +102,11 @@ fn joined<T>(worker: ScopedJoinHandle<'_, T>) -> T {
 }
 
 /// The cases whose batches can be computed in parts, one after another.
-fn shared(golden: &Golden) -> impl Iterator<Item = &Case> {
+pub(crate) fn shared(golden: &Golden) -> impl Iterator<Item = &Case> {
     golden.cases.iter().filter(|case| !case.needs_whole_batches())
 }
 
-fn bits((losses, tensors): &Trained) -> Vec<u64> {
+pub(crate) fn bits((losses, tensors): &Trained) -> Vec<u64> {
     losses.iter().chain(tensors.values().flatten()).map(|number| number.to_bits()).collect()
 }
 

@@ -17,6 +17,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use zerocopy::IntoBytes;
+
 use super::error::CollectiveError;
 use super::memory::{Buffer, Element, Pool};
 use super::recorder::Recorder;
@@ -37,6 +39,21 @@ pub trait Summand: Element {
     /// Adds `addends` to `sums`, element by element, as ranks add their contributions.
     fn accumulate(sums: &mut [Self], addends: &[Self]);
 
+    /// The size of a number that travels as `wire`, in bytes.
+    fn wire_bytes(wire: Float) -> usize;
+
+    /// Writes numbers as they travel, each rounded once.
+    ///
+    /// # Panics
+    /// If `encoded` is not memory of as many numbers, aligned to their size.
+    fn encode(numbers: &[Self], wire: Float, encoded: &mut [u8]);
+
+    /// The numbers that have travelled.
+    ///
+    /// # Panics
+    /// As of [`Summand::encode`].
+    fn decode(encoded: &[u8], wire: Float, numbers: &mut [Self]);
+
     /// Adds the numbers of all ranks, which must have equally many.
     ///
     /// # Errors
@@ -55,6 +72,29 @@ impl Summand for f32 {
 
     fn accumulate(sums: &mut [Self], addends: &[Self]) {
         sums.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x);
+    }
+
+    fn wire_bytes(wire: Float) -> usize {
+        match wire {
+            Float::F32 => size_of::<Self>(),
+            Float::Bf16 | Float::F16 => size_of::<u16>(),
+        }
+    }
+
+    fn encode(numbers: &[Self], wire: Float, encoded: &mut [u8]) {
+        match wire {
+            Float::F32 => encoded.copy_from_slice(numbers.as_bytes()),
+            Float::Bf16 => wire::encode::<wire::Bf16>(Simd::detect(), numbers, encoded),
+            Float::F16 => wire::encode::<wire::F16>(Simd::detect(), numbers, encoded),
+        }
+    }
+
+    fn decode(encoded: &[u8], wire: Float, numbers: &mut [Self]) {
+        match wire {
+            Float::F32 => numbers.as_mut_bytes().copy_from_slice(encoded),
+            Float::Bf16 => wire::decode::<wire::Bf16>(Simd::detect(), encoded, numbers),
+            Float::F16 => wire::decode::<wire::F16>(Simd::detect(), encoded, numbers),
+        }
     }
 
     fn sum(
@@ -78,6 +118,18 @@ impl Summand for f64 {
 
     fn accumulate(sums: &mut [Self], addends: &[Self]) {
         sums.iter_mut().zip(addends).for_each(|(sum, x)| *sum += x);
+    }
+
+    fn wire_bytes(_: Float) -> usize {
+        size_of::<Self>()
+    }
+
+    fn encode(numbers: &[Self], _: Float, encoded: &mut [u8]) {
+        encoded.copy_from_slice(numbers.as_bytes());
+    }
+
+    fn decode(encoded: &[u8], _: Float, numbers: &mut [Self]) {
+        numbers.as_mut_bytes().copy_from_slice(encoded);
     }
 
     fn sum(

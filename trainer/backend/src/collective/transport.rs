@@ -39,7 +39,7 @@ pub trait Transport: Send {
 
 /// Where received data goes.
 pub enum Receive<'a> {
-    /// To buffers of the sizes sent, from this memory.
+    /// To buffers of the sizes sent, from this pool.
     Any(&'a mut Pool),
     /// To these buffers, one per rank. Each sender must send as many bytes as its buffer has.
     Into(Vec<Buffer>),

@@ -87,8 +87,12 @@ impl Code for F16 {
 }
 
 /// Rounds numbers to `C`.
-pub(super) fn encode<C: Code<Sum = f32>>(simd: Simd, numbers: &[f32], encoded: &mut Buffer) {
+///
+/// # Panics
+/// If `encoded` is not aligned memory of as many numbers.
+pub(super) fn encode<C: Code<Sum = f32>>(simd: Simd, numbers: &[f32], encoded: &mut [u8]) {
     let codes = codes_mut::<C>(encoded);
+    assert_eq!(codes.len(), numbers.len(), "as many numbers");
     simd.run(
         #[inline(always)]
         || codes.iter_mut().zip(numbers).for_each(|(code, &x)| *code = C::encode(x)),
@@ -96,8 +100,12 @@ pub(super) fn encode<C: Code<Sum = f32>>(simd: Simd, numbers: &[f32], encoded: &
 }
 
 /// The numbers that `encoded` contains.
-pub(super) fn decode<C: Code<Sum = f32>>(simd: Simd, encoded: &Buffer, numbers: &mut [f32]) {
+///
+/// # Panics
+/// As of [`encode`].
+pub(super) fn decode<C: Code<Sum = f32>>(simd: Simd, encoded: &[u8], numbers: &mut [f32]) {
     let codes = codes::<C>(encoded);
+    assert_eq!(codes.len(), numbers.len(), "as many numbers");
     simd.run(
         #[inline(always)]
         || numbers.iter_mut().zip(codes).for_each(|(x, code)| *x = code.decode()),
@@ -110,7 +118,7 @@ pub(super) fn add<C: Code>(simd: Simd, rank: usize, own: &mut Buffer, received: 
     if received.len() == 1 {
         return;
     }
-    let received: Vec<&[C]> = received.iter().map(codes).collect();
+    let received: Vec<&[C]> = received.iter().map(|buffer| codes(buffer)).collect();
     let own = codes_mut(own);
     simd.run(
         #[inline(always)]
@@ -139,13 +147,13 @@ fn add_codes<C: Code>(rank: usize, own: &mut [C], received: &[&[C]]) {
     }
 }
 
-/// A buffer of whole numbers, aligned: parts of a sum start at cache lines of an aligned buffer.
-fn codes<C: Code>(buffer: &Buffer) -> &[C] {
-    FromBytes::ref_from_bytes(&buffer[..]).expect("aligned numbers")
+/// Memory of whole numbers, aligned: parts of a sum start at cache lines of an aligned buffer.
+fn codes<C: Code>(bytes: &[u8]) -> &[C] {
+    FromBytes::ref_from_bytes(bytes).expect("aligned numbers")
 }
 
-fn codes_mut<C: Code>(buffer: &mut Buffer) -> &mut [C] {
-    FromBytes::mut_from_bytes(&mut buffer[..]).expect("aligned numbers")
+fn codes_mut<C: Code>(bytes: &mut [u8]) -> &mut [C] {
+    FromBytes::mut_from_bytes(bytes).expect("aligned numbers")
 }
 
 #[cfg(test)]

@@ -287,7 +287,7 @@ program! {
     MERGE = "merge.cu";
     struct Merge {
         lists: Address, tiles: Address, sections: Address, counts: Address, section_words: u64,
-        list_count: u32, tile_count: u32, ranks: u32, is_packing: u32,
+        list_count: u32, tile_count: u32, ranks: u32, is_packing: u32, format: u32, unit_numbers: u32,
     }
     kernel MERGE_IDS = merge_ids(Merge, THREADS);
     kernel COUNT_ROWS = count_rows(Merge, SCAN_THREADS);

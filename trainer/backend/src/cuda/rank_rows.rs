@@ -8,31 +8,38 @@
 //! ```
 //!
 //! A section has room for as many rows as a part of a batch may touch, at the same address in every step, so that command
-//! lists stay the same. Only its rows travel. Their numbers pass through the host, because the host enqueues what travels.
+//! lists stay the same. Only its rows travel, perhaps in 16 bits. How many they are passes through the host, because the host
+//! enqueues what travels.
 
 use zerocopy::IntoBytes;
 
-use super::buffers::{CudaTable, Rooms};
+use super::buffers::{CudaTable, Rooms, number_bytes};
 use super::driver::{Address, Memory};
 use super::fault::must;
 use super::kernels::{
-    COUNT_ROWS, MERGE_IDS, MERGE_ROWS, MERGE_TILE, Merge, NUMBER_ROWS, PACK_ROWS, QUAD, RowListView,
+    COUNT_ROWS, MERGE_IDS, MERGE_ROWS, MERGE_TILE, Merge, NUMBER_ROWS, PACK_ROWS, RowListView,
 };
 use super::merged_rows::{CudaMergedRows, Room};
 use super::nccl::Section;
 use super::{Cuda, CudaPeers, rows};
 use crate::backend::Backend;
 use crate::device::TableShape;
+use crate::float::Float;
 use crate::merged_rows::PartRows;
 use crate::ops::{RowGradients, cost};
 
 /// Words at the head of a section, per table.
 const HEAD: usize = 3;
 
+/// The rows of a table start at a multiple of so many words: what a vector load reads.
+const UNIT_WORDS: usize = 4;
+
 /// Room for the rows of all ranks.
 pub(super) struct RankRows {
     tables: Vec<TableRows>,
     ranks: usize,
+    /// The format of rows in sections.
+    float: Float,
     section_words: usize,
     sections: Address,
     /// Numbers of the kernels, one per tile of ids.
@@ -90,16 +97,20 @@ fn tiles_of(ids: usize) -> usize {
 }
 
 /// The words of a section with so many rows of each table, of so many columns.
-fn section_words(tables: impl Iterator<Item = (usize, usize)> + Clone) -> usize {
-    let quad = QUAD as usize;
+fn section_words(tables: impl Iterator<Item = (usize, usize)> + Clone, float: Float) -> usize {
     let head: usize = tables.clone().map(|(rows, _)| HEAD + rows).sum();
-    let rows: usize = tables.map(|(rows, width)| (rows * width).next_multiple_of(quad)).sum();
-    head.next_multiple_of(quad) + rows
+    let units = tables.map(|(rows, width)| (rows * width).div_ceil(unit_numbers(float)));
+    head.next_multiple_of(UNIT_WORDS) + units.sum::<usize>() * UNIT_WORDS
+}
+
+/// The numbers of a unit of rows.
+fn unit_numbers(float: Float) -> usize {
+    UNIT_WORDS * size_of::<u32>() / number_bytes(float)
 }
 
 /// The memory of sections and tiles: both addresses, relative to its start, and its bytes.
-fn rooms_of(tables: &[TableRows], ranks: usize) -> ([Address; 2], usize) {
-    let section = section_words(tables.iter().map(|table| (table.rows, table.width)));
+fn rooms_of(tables: &[TableRows], ranks: usize, float: Float) -> ([Address; 2], usize) {
+    let section = section_words(tables.iter().map(|table| (table.rows, table.width)), float);
     let packing: usize = tables.iter().map(|table| tiles_of(table.ids)).sum();
     let merging: usize = tables.iter().map(|table| tiles_of(ranks * table.rows)).sum();
     let mut rooms = Rooms::default();
@@ -114,17 +125,17 @@ fn merging_rooms(rooms: &mut Rooms, rows: usize) -> [Address; 3] {
 
 impl RankRows {
     pub(super) fn new(cuda: &Cuda, shapes: &[TableShape], rows: PartRows<'_>) -> Self {
-        let (tables, ranks) = (TableRows::of(shapes, rows), rows.parts);
-        let section_words = section_words(tables.iter().map(|table| (table.rows, table.width)));
-        let (places, bytes) = rooms_of(&tables, ranks);
+        let (tables, ranks, float) = (TableRows::of(shapes, rows), rows.parts, rows.float);
+        let section_words = section_words(tables.iter().map(|table| (table.rows, table.width)), float);
+        let (places, bytes) = rooms_of(&tables, ranks, float);
         let memory = cuda.zeros(bytes);
         let [sections, tiles] = places.map(|place| memory.address() + place);
-        Self { tables, ranks, section_words, sections, tiles, _memory: memory }
+        Self { tables, ranks, float, section_words, sections, tiles, _memory: memory }
     }
 
     /// GPU memory for them, and for the kernels' lists of tables, in bytes.
     pub(super) fn bytes(shapes: &[TableShape], rows: PartRows<'_>) -> u64 {
-        let (_, bytes) = rooms_of(&TableRows::of(shapes, rows), rows.parts);
+        let (_, bytes) = rooms_of(&TableRows::of(shapes, rows), rows.parts, rows.float);
         Memory::taken(bytes) + 2 * Memory::taken(shapes.len() * size_of::<RowListView>())
     }
 
@@ -153,7 +164,7 @@ impl RankRows {
     fn sections(&self, of_ranks: &[&[u32]]) -> impl Iterator<Item = Section> {
         of_ranks.iter().enumerate().map(|(root, counts)| {
             let tables = counts.iter().zip(&self.tables).map(|(&count, table)| (count as usize, table.width));
-            Section { address: self.section(root), words: section_words(tables), root }
+            Section { address: self.section(root), words: section_words(tables, self.float), root }
         })
     }
 
@@ -195,6 +206,8 @@ impl RankRows {
             list_count: lists.views.len() as u32,
             tile_count: lists.tiles as u32,
             ranks: self.ranks as u32,
+            format: self.float as u32,
+            unit_numbers: unit_numbers(self.float) as u32,
             ..Merge::default()
         }
     }

@@ -45,7 +45,8 @@ pub(crate) fn run<B: Backend>(backend: &B) -> Outcome {
             .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
         let ids = &TABLES.map(|(rows, _)| rows);
-        let mut rows = backend.merged_rows(&shapes, PartRows { parts: 3, ids, are_gathered: false });
+        let of_parts = PartRows { parts: 3, ids, are_gathered: false, float: Float::F32 };
+        let mut rows = backend.merged_rows(&shapes, of_parts);
         for (number, parts) in batches.iter().enumerate() {
             assert!(backend.merge_rows(parts, &mut rows), "rows of these tables");
             let mut squares = bench.matrix(1, 1, &[2.0]);

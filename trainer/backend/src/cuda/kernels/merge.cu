@@ -4,9 +4,9 @@
 //
 //   counts        the number of rows of each table
 //   first words   the word at which each table's ids begin
-//   first quads   the quad at which each table's rows begin
+//   first units   the unit of words at which each table's rows begin
 //   ids           table by table, ascending
-//   rows          table by table, each table's from the start of a quad on
+//   rows          table by table, in the format in which they travel, each table's from the start of a unit on
 //
 // Both passes start from lists of sorted ids, in which an id may repeat: the looked-up ids of a batch; or the ids of all ranks,
 // merged. They number the different ids of a list. The result depends on the ids alone: sums are those of the ranks, in their
@@ -15,6 +15,9 @@
 
 // Ids of a list that a block processes.
 constexpr u32 TILE = 1024;
+
+// Words of a unit, in which rows are aligned to vector loads.
+constexpr u32 UNIT_WORDS = 4;
 
 // The sorted ids of a table's rows.
 struct RowList {
@@ -46,19 +49,23 @@ struct Merge {
     u32 list_count, tile_count, ranks;
     // Whether rows are packed.
     u32 is_packing;
+    // The format of rows in sections, and the numbers of a unit of words.
+    u32 format, unit_numbers;
 };
 
 // A table's rows in a section.
 struct Part {
     u32 count;
     u32* ids;
-    float* rows;
+    Matrix rows;
 };
 
 __device__ __forceinline__ Part part_of(const Merge& args, u32 rank, u32 number) {
     u32* section = args.sections + rank * args.section_words;
     const u32* head = section + number;
-    return {head[0], section + head[args.list_count], (float*)section + u64(head[2 * args.list_count]) * QUAD};
+    char* rows = (char*)(section + u64(head[2 * args.list_count]) * UNIT_WORDS);
+    u32 width = args.lists[number].width;
+    return {head[0], section + head[args.list_count], {rows, width, args.format, width}};
 }
 
 __device__ __forceinline__ Matrix matrix_of(const float* rows, u32 width) {
@@ -127,7 +134,7 @@ ENTRY(number_rows, Merge) {
     }
     __syncthreads();
     u32 *counts = args.is_packing ? args.sections : args.counts, head = 3 * args.list_count;
-    u32 quads = quads_of(head + all);
+    u32 units = (head + all + UNIT_WORDS - 1) / UNIT_WORDS;
     for (u32 first = 0; first < args.list_count; first += SCAN_THREADS) {
         u32 number = first + threadIdx.x, count = 0, begin = 0, of_table = 0, total;
         if (number < args.list_count) {
@@ -135,17 +142,17 @@ ENTRY(number_rows, Merge) {
             u32 next = list.first_tile + list.tiles;
             begin = list.tiles > 0 ? args.tiles[list.first_tile] : 0;
             count = list.tiles > 0 ? (next < args.tile_count ? args.tiles[next] : all) - begin : 0;
-            of_table = u32((u64(count) * list.width + QUAD - 1) / QUAD);
+            of_table = u32((u64(count) * list.width + args.unit_numbers - 1) / args.unit_numbers);
         }
         u32 before = block_sum_before(of_table, total);
         if (number < args.list_count) {
             counts[number] = count;
             if (args.is_packing) {
                 counts[args.list_count + number] = head + begin;
-                counts[2 * args.list_count + number] = quads + before;
+                counts[2 * args.list_count + number] = units + before;
             }
         }
-        quads += total;
+        units += total;
     }
 }
 
@@ -179,7 +186,7 @@ ENTRY(pack_rows, Merge) {
         u32 count = min(list.width - column, QUAD);
         if (column == 0) part.ids[number] = list.ids[place];
         Quad quad = load_quad(matrix_of(list.rows, list.width), place, column, count);
-        store_quad(matrix_of(part.rows, list.width), number, column, count, quad);
+        store_quad(part.rows, number, column, count, quad);
     });
 }
 
@@ -192,7 +199,7 @@ ENTRY(merge_rows, Merge) {
         auto row_at = [&](u32 place) {
             u32 row = list.places[place];
             Part part = part_of(args, row / list.capacity, blockIdx.y);
-            return load_quad(matrix_of(part.rows, list.width), row % list.capacity, column, count);
+            return load_quad(part.rows, row % list.capacity, column, count);
         };
         Quad sum = row_at(place);
         for (u32 next = place + 1; next < size && list.ids[next] == id; next++) {

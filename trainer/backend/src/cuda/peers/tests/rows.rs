@@ -58,7 +58,8 @@ fn mixed(seed: u64) -> u64 {
 }
 
 impl Model {
-    fn new(cuda: &Cuda, ranks: usize) -> Self {
+    /// Its rows travel as `float`.
+    fn new(cuda: &Cuda, ranks: usize, float: Float) -> Self {
         let columns: usize = TABLES.iter().map(|(_, width)| width).sum();
         let group = |tables: std::ops::Range<usize>| {
             let first = |table: usize| TABLES[..table].iter().map(|(_, width)| width).sum();
@@ -74,7 +75,7 @@ impl Model {
             };
             let shapes: Vec<TableShape> = TABLES[tables.clone()].iter().map(shape).collect();
             let ids = vec![ROWS as usize; shapes.len()];
-            let rows = PartRows { parts: ranks, ids: &ids, are_gathered: true };
+            let rows = PartRows { parts: ranks, ids: &ids, are_gathered: true, float };
             Group {
                 lookups: tables.enumerate().map(lookup).collect(),
                 tables: shapes.iter().map(|&shape| cuda.table(shape)).collect(),
@@ -184,10 +185,15 @@ impl Model {
 /// Ranks of unequal numbers of rows, without rows, and with other numbers in each step.
 #[test]
 fn gathered_rows_have_the_bits_of_rows_by_way_of_the_host() {
+    [Float::F32, Float::Bf16, Float::F16].into_iter().for_each(gather_as);
+}
+
+/// Rows that travel as `float` are rounded once.
+fn gather_as(float: Float) {
     let steps = [[ROWS, 0, 37], [0, 0, 0], [1, 900, 0], [700, 701, 702], [3, 0, ROWS], [0, 5, 0]];
     let of_ranks: Vec<Vec<(Rows, Stepped)>> = world(3, LIMIT, |rank| {
         let peers = rank.connect().unwrap();
-        let mut model = Model::new(&rank.cuda, 3);
+        let mut model = Model::new(&rank.cuda, 3, float);
         let number = rank.communicator.rank();
         let step = |(step, rows): (usize, [u32; 3])| {
             model.take(&rank.cuda, rows[number], (10 * step + number) as u64);
@@ -198,12 +204,13 @@ fn gathered_rows_have_the_bits_of_rows_by_way_of_the_host() {
         steps.into_iter().enumerate().map(step).collect()
     });
     let (_stand_in, cuda) = alone();
-    let mut model = Model::new(&cuda, 3);
+    let mut model = Model::new(&cuda, 3, float);
     for step in 0..steps.len() {
         for (group, tables) in model.groups.iter_mut().enumerate() {
             let part = |of_rank: &Vec<(Rows, Stepped)>| {
                 let (ids, rows) = &of_rank[step].0[group];
-                RowSums { ids: ids[..].into(), rows: rows[..].into() }
+                let rounded: Vec<f32> = rows.iter().map(|&x| float.round(x)).collect();
+                RowSums { ids: ids[..].into(), rows: rounded[..].into() }
             };
             assert!(cuda.merge_rows(&of_ranks.iter().map(part).collect::<Vec<_>>(), &mut tables.merged));
         }
@@ -212,7 +219,7 @@ fn gathered_rows_have_the_bits_of_rows_by_way_of_the_host() {
         };
         let expected = bits(&model.step(&cuda));
         for (rank, of_rank) in of_ranks.iter().enumerate() {
-            assert!(bits(&of_rank[step].1) == expected, "rank {rank}, step {step}");
+            assert!(bits(&of_rank[step].1) == expected, "{float:?}, rank {rank}, step {step}");
         }
     }
 }
@@ -221,7 +228,7 @@ fn gathered_rows_have_the_bits_of_rows_by_way_of_the_host() {
 fn counts_of_other_tables_are_refused() {
     world(1, LIMIT, |rank| {
         let peers = rank.connect().unwrap();
-        let mut model = Model::new(&rank.cuda, 1);
+        let mut model = Model::new(&rank.cuda, 1, Float::F32);
         model.take(&rank.cuda, 9, 1);
         model.pack(&rank.cuda, &peers);
         let counts = model.counts(&rank.cuda, &peers);
@@ -250,7 +257,7 @@ fn failed_gathers_are_named() {
     let failure = |fault: &(dyn Fn(&Rank) + Sync)| {
         world(2, SHORT, |rank| {
             let peers = rank.connect().unwrap();
-            let mut model = Model::new(&rank.cuda, 2);
+            let mut model = Model::new(&rank.cuda, 2, Float::F32);
             model.take(&rank.cuda, 4, rank.communicator.rank() as u64);
             fault(&rank);
             raised(|| {
