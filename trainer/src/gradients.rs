@@ -20,6 +20,12 @@ pub trait GradientVisitor<B: Backend> {
     fn tables(&mut self, tables: &mut Tables<B>, gradient: &B::Matrix, columns: GradientColumns);
 }
 
+/// Takes gradients of layers as soon as a backward pass has completed them.
+pub(crate) trait CompletedGradients<B: Backend> {
+    /// Takes those of `layers`, which no later operation of the pass uses.
+    fn take(&self, backend: &B, layers: &mut dyn Parameters<B>);
+}
+
 /// Sums the squares of all gradients.
 pub struct SumSquares<'a, B: Backend> {
     /// The device.

@@ -5,7 +5,9 @@ use std::ops::Range;
 use millstream_backend::{Backend, Device, Float, GradientMode};
 
 use crate::exchange::Ranks;
+use crate::gradients::CompletedGradients;
 use crate::init::key_of;
+use crate::parameter::Parameters;
 
 /// Rows of a batch that pass through a model together: the whole batch, or one micro-batch at a time.
 ///
@@ -21,6 +23,8 @@ pub struct Pass<'a, B: Backend> {
     /// The workers of which each has a pass with its part of the global batch, if this is one of them. They all make the
     /// same calls, also those without rows.
     pub(crate) ranks: Option<Ranks<'a, B>>,
+    /// What takes gradients of layers once the pass has completed them, if anything does before its end.
+    pub(crate) completed: Option<&'a dyn CompletedGradients<B>>,
 }
 
 /// The dimensions of a pass's activations and their gradients.
@@ -71,12 +75,17 @@ impl<'a, B: Backend> Pass<'a, B> {
     /// The passes of `rows` rows, at most `most` each, of which the first is row `first_row` of the global batch.
     pub fn all(rows: usize, most: usize, first_row: usize, purpose: Purpose) -> impl Iterator<Item = Self> {
         let starts = (0..rows).step_by(most.max(1));
-        starts.map(move |start| Self { rows: start..rows.min(start + most), first_row, purpose, ranks: None })
+        starts.map(move |start| Self::of_rows(start..rows.min(start + most), first_row, purpose))
+    }
+
+    /// The pass of these rows of a batch, of which the first is row `first_row` of the global batch.
+    pub(crate) fn of_rows(rows: Range<usize>, first_row: usize, purpose: Purpose) -> Self {
+        Self { rows, first_row, purpose, ranks: None, completed: None }
     }
 
     /// The pass of all of this worker's `rows` rows, at the same time as those of the other `ranks`.
     pub(crate) fn of_rank(rows: usize, first_row: usize, purpose: Purpose, ranks: Ranks<'a, B>) -> Self {
-        Self { rows: 0..rows, first_row, purpose, ranks: Some(ranks) }
+        Self { ranks: Some(ranks), ..Self::of_rows(0..rows, first_row, purpose) }
     }
 
     /// The pass of the values of these rows, of which each has `values`.
@@ -86,6 +95,14 @@ impl<'a, B: Backend> Pass<'a, B> {
             first_row: self.first_row * values,
             purpose: self.purpose,
             ranks: self.ranks.as_ref().map(|ranks| ranks.of_values(values)),
+            completed: self.completed,
+        }
+    }
+
+    /// Passes on the gradients of `layers`, which are complete unless later passes add to them.
+    pub(crate) fn complete(&self, backend: &B, layers: &mut dyn Parameters<B>) {
+        if let Some(completed) = self.completed {
+            completed.take(backend, layers);
         }
     }
 

@@ -144,7 +144,18 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// # Panics
     /// If another rank does not take part within the communicator's time limit, now or while the host waits for the device
     /// later; the payload is a [`CollectiveError`](crate::collective::CollectiveError). The device is then unusable.
-    fn sum_over_ranks(&self, peers: &Self::Peers, visit: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix)));
+    fn sum_over_ranks(&self, peers: &Self::Peers, visit: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix))) {
+        self.start_sum(peers, visit);
+        self.join_sums(peers);
+    }
+    /// Starts a sum, as [`Backend::sum_over_ranks`] does, beside operations that are queued from now on. Until
+    /// [`Backend::join_sums`], none of them may use a matrix of the sum.
+    ///
+    /// # Panics
+    /// As there.
+    fn start_sum(&self, peers: &Self::Peers, visit: impl FnOnce(&mut dyn FnMut(&mut Self::Matrix)));
+    /// Executes operations that are queued from now on after all sums that have been started. Does not wait.
+    fn join_sums(&self, peers: &Self::Peers);
 
     /// Copies a batch to the device and validates every id and offset, so that operations need not. The batch's
     /// memory may change once this returns.

@@ -6,7 +6,7 @@
 //!     [--values 1] [--pooling sum] [--batch 4096] [--threads 2] [--seconds 1] [--runs 5] [--json] [--wait]
 //!     [--losses 0] [--rates] [--hidden 256,128,64] [--bottom 64] [--precision fp32] [--tables fp32]
 //!     [--without-tiles] [--device cpu] [--record no] [--part 8] [--examples 98304] [--operations] [--roof 1]
-//!     [--libraries FOLDER] [--cache FOLDER] [--workers 1 --rank 0 --meet FOLDER]
+//!     [--libraries FOLDER] [--cache FOLDER] [--workers 1 --rank 0 --meet FOLDER] [--gradients fp32]
 //! ```
 //!
 //! The data has 26 features with `ids` ids each, drawn from a Zipf distribution, and 13 dense columns. The
@@ -36,7 +36,8 @@
 //! 2048 rows.
 //!
 //! `--workers 2 --rank 0 --meet FOLDER` is one of two processes that train together over UCX, each on its part of every batch;
-//! they exchange their addresses in the empty `FOLDER`. Rates are those of the whole batches. `bench/workers.py` starts them.
+//! they exchange their addresses in the empty `FOLDER`, and gradients in the precision `--gradients`. Rates are those of the whole
+//! batches. `bench/workers.py` starts them.
 //!
 //! `--record` measures the overhead of recording: `no` has no recorder, `off` has an idle one, `on` records
 //! each run.
@@ -133,10 +134,14 @@ fn run<B: Backend<Scalar = f32>>(
 ) -> Result<(), Box<dyn Error>> {
     let schema = shapes::schema(options);
     // The models in bench/step.py start from the same weights.
-    let (precision, embedding_precision) = (options.precision, options.tables);
-    let workers = NonZeroU32::new(options.workers);
-    let training =
-        TrainingSpec { seed: 1, precision, embedding_precision, workers, ..TrainingSpec::default() };
+    let training = TrainingSpec {
+        seed: 1,
+        precision: options.precision,
+        embedding_precision: options.tables,
+        workers: NonZeroU32::new(options.workers),
+        gradient_precision: options.gradients,
+        ..TrainingSpec::default()
+    };
     let mut model = Model::new(backend, &shapes::spec(options), &schema, &training)?;
     if training.exchanges() {
         let (rank, ranks) = (options.rank as usize, options.workers as usize);

@@ -63,6 +63,8 @@ pub(crate) struct Options {
     pub(crate) precision: Precision,
     /// The storage precision of embedding tables.
     pub(crate) tables: Precision,
+    /// The precision in which workers exchange gradients.
+    pub(crate) gradients: Precision,
     /// The number of workers, and which one this process is.
     pub(crate) workers: u32,
     pub(crate) rank: u32,
@@ -92,6 +94,7 @@ impl Options {
                 "--losses" => options.losses = value()?.parse()?,
                 "--precision" => options.precision = precision(&key, &value()?, &Precision::ALL)?,
                 "--tables" => options.tables = precision(&key, &value()?, &Precision::STORAGE)?,
+                "--gradients" => options.gradients = precision(&key, &value()?, &Precision::STORAGE)?,
                 "--json" => options.json = true,
                 "--wait" => options.wait = true,
                 "--rates" => options.rates = true,
@@ -176,6 +179,7 @@ impl Default for Options {
             without_tiles: false,
             precision: Precision::Fp32,
             tables: Precision::Fp32,
+            gradients: Precision::Fp32,
             workers: 1,
             rank: 0,
             meet: PathBuf::new(),

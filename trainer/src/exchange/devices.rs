@@ -9,10 +9,11 @@ use millstream_backend::collective::{Buffer, Communicator};
 use millstream_backend::{Backend, Float, GradientColumns, MatrixShape, RowGradients, ops};
 
 use super::PartGradients;
+use super::early::{EarlySums, Starter};
 use crate::gradients::GradientVisitor;
 use crate::layers::Tables;
-use crate::model::{Compute, StepError};
-use crate::parameter::{Parameters, Storage};
+use crate::model::StepError;
+use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
 
 /// Packs the rows of tables that the part touches. Does not wait.
 pub(super) fn pack_rows<B: Backend>(peers: &B::Peers, gradients: &mut PartGradients<'_, B>) {
@@ -24,6 +25,7 @@ pub(super) fn pack_rows<B: Backend>(peers: &B::Peers, gradients: &mut PartGradie
 pub(super) fn exchange<B: Backend>(
     communicator: &Communicator,
     peers: &B::Peers,
+    early: &mut EarlySums<B::Scalar>,
     gradients: &mut PartGradients<'_, B>,
 ) -> Result<(), StepError> {
     let PartGradients { backend, network, logits_grad, .. } = gradients;
@@ -31,7 +33,7 @@ pub(super) fn exchange<B: Backend>(
     let counts = backend.packed_counts(peers, |count| {
         network.visit_gradients(logits_grad, &mut Merged(count));
     });
-    sum(peers, gradients);
+    sum(communicator, peers, early, gradients);
     if counts.is_empty() {
         // A model without tables, which is the same on all workers.
         return Ok(());
@@ -46,57 +48,85 @@ pub(super) fn exchange<B: Backend>(
 }
 
 /// Replaces the gradients of layers, and the losses, by their sums over all workers.
-fn sum<B: Backend>(peers: &B::Peers, gradients: &mut PartGradients<'_, B>) {
+fn sum<B: Backend>(
+    communicator: &Communicator,
+    peers: &B::Peers,
+    early: &mut EarlySums<B::Scalar>,
+    gradients: &mut PartGradients<'_, B>,
+) {
     let PartGradients { backend, network, logits_grad, touched, losses, rounded, .. } = gradients;
-    if B::batch_shape(touched.0).rows == 0 {
-        // A backward pass over no rows has not taken place.
-        let clear = |gradient: &mut B::Matrix| {
-            let rows = B::matrix_shape(gradient).rows;
-            backend.run(ops::Clear { rows, matrix: gradient });
-        };
-        network.visit_gradients(logits_grad, &mut LayerGradients(clear));
-    }
-    if rounded.is_empty() {
-        backend.sum_over_ranks(peers, |sum| {
-            network.visit_gradients(logits_grad, &mut LayerGradients(&mut *sum));
-            sum(losses);
-        });
-        return;
-    }
-    let mut places = rounded.iter_mut();
-    let round = |gradient: &mut B::Matrix| {
-        let place = places.next().expect("a matrix for each gradient");
-        copy(*backend, gradient, place);
+    let starter = Starter { communicator, wire: Float::F32, peers: Some(peers), batch: touched.0 };
+    // A backward pass over no rows has not taken place.
+    let is_empty = B::batch_shape(touched.0).rows == 0;
+    let prepare = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
+        if early.start(*backend, &starter, rounded, (spec, gradient)) {
+            return;
+        }
+        if is_empty {
+            backend.run(ops::Clear { rows: spec.rows, matrix: gradient });
+        }
+        if let Some(rounded) = find(rounded, spec) {
+            copy(*backend, gradient, rounded);
+        }
     };
-    network.visit_gradients(logits_grad, &mut LayerGradients(round));
+    network.visit_gradients(logits_grad, &mut LayerGradients(prepare));
     backend.sum_over_ranks(peers, |sum| {
-        rounded.iter_mut().for_each(&mut *sum);
-        sum(losses);
-    });
-    let mut places = rounded.iter();
-    let widen = |gradient: &mut B::Matrix| {
-        let place = places.next().expect("a matrix for each gradient");
-        copy(*backend, place, gradient);
-    };
-    network.visit_gradients(logits_grad, &mut LayerGradients(widen));
-}
-
-/// Matrices for gradients of layers that are rounded to `wire`, in the order of visits; none if they are not.
-pub(crate) fn rounded_gradients<B: Backend>(
-    backend: &B,
-    network: &mut dyn Compute<B>,
-    logits_grad: &B::Matrix,
-    wire: Float,
-) -> Vec<B::Matrix> {
-    let mut rounded = Vec::new();
-    if wire != Float::F32 {
-        let add = |gradient: &mut B::Matrix| {
-            let MatrixShape { rows, columns, .. } = B::matrix_shape(gradient);
-            rounded.push(backend.matrix_of(wire, rows, columns));
+        let add = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
+            if !early.has(spec) {
+                sum(find(rounded, spec).unwrap_or(gradient));
+            }
         };
         network.visit_gradients(logits_grad, &mut LayerGradients(add));
-    }
-    rounded
+        sum(losses);
+    });
+    let widen = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
+        if let Some(rounded) = find(rounded, spec) {
+            copy(*backend, rounded, gradient);
+        }
+    };
+    network.visit_gradients(logits_grad, &mut LayerGradients(widen));
+    early.end();
+}
+
+/// Where a device rounds a gradient of layers.
+pub(crate) struct Rounded<B: Backend> {
+    /// The name of the parameter.
+    name: String,
+    matrix: B::Matrix,
+}
+
+/// Matrices for the `gradients` of these parameters, rounded to `wire`; none if they travel as they are.
+pub(crate) fn rounded_gradients<'a, B: Backend>(
+    backend: &B,
+    gradients: impl Iterator<Item = &'a ParameterSpec>,
+    wire: Float,
+) -> Vec<Rounded<B>> {
+    let rounded = |spec: &ParameterSpec| Rounded {
+        name: spec.name.clone(),
+        matrix: backend.matrix_of(wire, spec.rows, spec.columns),
+    };
+    gradients.filter(|_| wire != Float::F32).map(rounded).collect()
+}
+
+fn find<'a, B: Backend>(rounded: &'a mut [Rounded<B>], spec: &ParameterSpec) -> Option<&'a mut B::Matrix> {
+    rounded.iter_mut().find(|rounded| rounded.name == spec.name).map(|rounded| &mut rounded.matrix)
+}
+
+/// Starts the sum of a gradient over the workers' devices.
+pub(super) fn start_sum<B: Backend>(
+    backend: &B,
+    peers: &B::Peers,
+    rounded: &mut [Rounded<B>],
+    (spec, gradient): (&ParameterSpec, &mut B::Matrix),
+) {
+    let summed = match find(rounded, spec) {
+        Some(rounded) => {
+            copy(backend, gradient, rounded);
+            rounded
+        }
+        None => gradient,
+    };
+    backend.start_sum(peers, |sum| sum(summed));
 }
 
 /// Copies a matrix to one of the same shape, in that one's format.
@@ -105,14 +135,14 @@ fn copy<B: Backend>(backend: &B, from: &B::Matrix, to: &mut B::Matrix) {
     backend.run(ops::CopyColumns { rows, from: (from, 0), to: (to, 0), columns });
 }
 
-/// Calls a function with each gradient of layers.
+/// Calls a function with each parameter of layers and its gradient.
 struct LayerGradients<F>(F);
 
-impl<B: Backend, F: FnMut(&mut B::Matrix)> GradientVisitor<B> for LayerGradients<F> {
+impl<B: Backend, F: FnMut(&ParameterSpec, &mut B::Matrix)> GradientVisitor<B> for LayerGradients<F> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
-        layers.visit(&mut |parameter| {
-            if let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage {
-                (self.0)(gradient);
+        layers.visit(&mut |Parameter { spec, storage }| {
+            if let Storage::Matrix { gradient: Some(gradient), .. } = storage {
+                (self.0)(spec, gradient);
             }
         });
     }

@@ -142,6 +142,7 @@ impl<B: Backend> Dense<B> {
             bias_grad,
             input_grad,
         });
+        pass.complete(backend, self);
     }
 }
 

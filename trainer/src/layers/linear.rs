@@ -87,6 +87,7 @@ impl<B: Backend> Linear<B> {
             weight_grad,
             bias_grad,
         });
+        pass.complete(backend, self);
     }
 
     /// Visits the parameters with the gradients of the last backward pass, and tables with the gradient with

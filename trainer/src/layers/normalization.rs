@@ -179,6 +179,7 @@ impl<B: Backend> Normalization<B> {
             (Axis::Column, ..) => Some(ColumnSums { rows, scale: scale_grad, shift: shift_grad }),
         };
         backend.run(ops::NormalizeBackward { rows, layer: &formula, saved: &saved, grad: gradient, columns });
+        pass.complete(backend, self);
     }
 }
 

@@ -31,7 +31,7 @@ use millstream_backend::{
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
-use crate::exchange::{self, Exchange};
+use crate::exchange::{self, Exchange, Rounded};
 use crate::loss::rate;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::parameter::{Parameter, ParameterSpec};
@@ -74,7 +74,7 @@ pub struct Model<B: Backend> {
     /// The devices of the other workers, once they are connected.
     peers: Option<B::Peers>,
     /// Where this device rounds the gradients of layers for those, if they travel in 16 bits.
-    rounded: Vec<B::Matrix>,
+    rounded: Vec<Rounded<B>>,
     /// The exchange with the others, once this one has joined them.
     exchange: Option<Exchange<B::Scalar>>,
 }
@@ -257,10 +257,12 @@ fn check_gradient_precision(training: &TrainingSpec) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The number of gradients of layers.
-fn layer_numbers<D: Device>(parameters: &[Parameter<'_, D>]) -> usize {
+/// The parameters of layers that have gradients.
+fn gradients<'a, D: Device>(
+    parameters: &[Parameter<'a, D>],
+) -> impl Iterator<Item = &'a ParameterSpec> + Clone {
     let of_layers = parameters.iter().filter(|parameter| parameter.has_gradient_matrix());
-    of_layers.map(|parameter| parameter.spec.len()).sum()
+    of_layers.map(|parameter| parameter.spec)
 }
 
 /// Shards of a batch are computed one after another, so nothing may depend on the rows of several.
@@ -560,15 +562,12 @@ impl ModelPlan {
         let exchange_bytes = match training.exchanges() && !on_devices {
             false => 0,
             true => {
-                let (of_layers, summed) = ((layer_numbers(&parameters), wire), parts.summed_numbers);
-                exchange::bytes(each, of_layers, summed, parts.row_numbers, L::IS_APART)
+                let numbers = gradients(&parameters).map(ParameterSpec::len).sum();
+                exchange::bytes(each, (numbers, wire), parts.summed_numbers, parts.row_numbers, L::IS_APART)
             }
         };
         if on_devices && wire != Float::F32 {
-            let gradients = parameters.iter().filter(|parameter| parameter.has_gradient_matrix());
-            for Parameter { spec, .. } in gradients {
-                sizes.matrix_of(wire, spec.rows, spec.columns);
-            }
+            gradients(&parameters).for_each(|spec| sizes.matrix_of(wire, spec.rows, spec.columns));
         }
         // The rows of a pass plus the rows of a batch.
         let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);

@@ -5,14 +5,32 @@ use millstream_backend::{Backend, BatchError, ConnectDevicesError, Task, ops};
 use millstream_batch::BatchRef;
 use millstream_trace::Phase;
 
+use super::batch_gradient::BatchGradient;
+use super::compared::ComparedRows;
 use super::compute::Objective;
+use super::network::Network;
 use super::scaling::Scaling;
-use super::{Model, Parts, StepError, layer_numbers};
+use super::{Model, Parts, StepError, gradients};
 use crate::exchange::{self, Agreement, Exchange, PartGradients, Request};
-use crate::gradients::{ApplyUpdates, SumSquares};
+use crate::gradients::{ApplyUpdates, CompletedGradients, SumSquares};
 use crate::loss::LossSum;
 use crate::pass::{Pass, Purpose, rounding_key};
 use crate::schedule::Step;
+
+/// What the passes over an uploaded batch need.
+struct Passes<'a, B: Backend> {
+    backend: &'a B,
+    network: &'a mut Network<B>,
+    batch: &'a B::Batch,
+    tasks: &'a [Task],
+    /// The weights of the global batch, by task, if the uploaded batch is a part of one.
+    totals: Option<&'a [f64]>,
+    compared: &'a mut Option<ComparedRows<B>>,
+    logits_grad: &'a mut BatchGradient<B>,
+    /// The sums of losses and of weights, `[T, 2]`.
+    sums: &'a mut B::Matrix,
+    scaling: &'a mut Option<Scaling<B>>,
+}
 
 impl<B: Backend> Model<B> {
     /// Joins the other workers that train this model, and connects their devices if those may add gradients. A worker that
@@ -32,9 +50,8 @@ impl<B: Backend> Model<B> {
             self.peers = self.backend.connect(&communicator)?;
         }
         if self.peers.is_some() {
-            let Parts { network, logits_grad, .. } = &mut self.parts;
-            let (network, logits_grad) = (network.compute(), logits_grad.of_batch());
-            self.rounded = exchange::rounded_gradients(&self.backend, network, logits_grad, self.wire);
+            let parameters = self.parts.network.parameters();
+            self.rounded = exchange::rounded_gradients(&self.backend, gradients(&parameters), self.wire);
         }
         self.exchange = Some(self.new_exchange(communicator));
         Ok(())
@@ -57,8 +74,8 @@ impl<B: Backend> Model<B> {
     }
 
     fn new_exchange(&mut self, communicator: Communicator) -> Exchange<B::Scalar> {
-        let numbers = layer_numbers(&self.parts.network.parameters());
-        Exchange::new(communicator, self.parts_each, (numbers, self.wire), self.tasks.len())
+        let parameters = self.parts.network.parameters();
+        Exchange::new(communicator, self.parts_each, (gradients(&parameters), self.wire), self.tasks.len())
     }
 
     /// The exchange with the other workers that train this model, if there are any.
@@ -175,7 +192,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<(), StepError> {
         let Self { backend, parts, peers, rounded, .. } = self;
         let Parts { network, batch, plan, logits_grad, sums, .. } = parts;
-        let mut gradients = PartGradients {
+        let mut of_part = PartGradients {
             backend,
             network: network.compute(),
             logits_grad: logits_grad.of_batch(),
@@ -184,7 +201,7 @@ impl<B: Backend> Model<B> {
             peers: peers.as_ref(),
             rounded,
         };
-        backend.phase(Phase::Exchange, || exchange(&mut gradients))
+        backend.phase(Phase::Exchange, || exchange(&mut of_part))
     }
 
     /// Copies a batch to the device.
@@ -203,19 +220,30 @@ impl<B: Backend> Model<B> {
         step: Step,
         exchange: Option<(&Exchange<B::Scalar>, &[f64])>,
     ) {
-        let Self { backend, parts, seed, tasks, peers, .. } = self;
-        let Parts { batch: uploaded, plan, rows: most, is_joint, .. } = parts;
+        let Self { backend, parts, seed, tasks, peers, rounded, .. } = self;
+        let Parts { network, batch: uploaded, plan, compared, logits_grad, sums, scaling, .. } = parts;
+        let (most, is_joint, uploaded, peers) = (parts.rows, parts.is_joint, &*uploaded, peers.as_ref());
         backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
         let header = batch.header();
         let (rows, first_row) = (batch.rows(), header.first_row as usize);
         let (purpose, totals) = (Purpose::training(*seed, step.number), exchange.map(|(_, totals)| totals));
-        if let (true, Some((exchange, _))) = (*is_joint && header.global_rows > 0, exchange) {
-            let ranks = exchange.ranks(peers.as_ref(), header.global_rows as usize, *most);
-            parts.pass(backend, tasks, totals, &Pass::of_rank(rows, first_row, purpose, ranks));
+        let mut passes =
+            Passes { backend, network, batch: uploaded, tasks, totals, compared, logits_grad, sums, scaling };
+        let start_early = exchange.and_then(|(exchange, _)| exchange.start_early(peers, rounded, uploaded));
+        let completed = start_early.as_ref().map(|start_early| start_early as &dyn CompletedGradients<B>);
+        if let (true, Some((exchange, _))) = (is_joint && header.global_rows > 0, exchange) {
+            let ranks = exchange.ranks(peers, header.global_rows as usize, most);
+            let pass = Pass::of_rank(rows, first_row, purpose, ranks);
+            passes.run(&Pass { completed, ..pass });
             return;
         }
-        for pass in Pass::all(rows, *most, first_row, purpose) {
-            parts.pass(backend, tasks, totals, &pass);
+        for pass in Pass::all(rows, most, first_row, purpose) {
+            let completed = completed.filter(|_| pass.rows.end == rows);
+            passes.run(&Pass { completed, ..pass });
+        }
+        if rows == 0 && header.global_rows > 0 && completed.is_some() {
+            // The other workers start sums in their passes.
+            passes.run(&Pass { completed, ..Pass::of_rows(0..0, first_row, purpose) });
         }
     }
 
@@ -264,11 +292,10 @@ impl<B: Backend> Model<B> {
     }
 }
 
-impl<B: Backend> Parts<B> {
-    /// Computes the gradients and losses of a pass; `totals` are the weights of the global batch, by task, if the uploaded batch is
-    /// a part of one.
-    fn pass(&mut self, backend: &B, tasks: &[Task], totals: Option<&[f64]>, pass: &Pass<'_, B>) {
-        let Self { network, batch, compared, logits_grad, sums, scaling, .. } = self;
+impl<B: Backend> Passes<'_, B> {
+    /// Computes the gradients and losses of `pass`.
+    fn run(&mut self, pass: &Pass<'_, B>) {
+        let Self { backend, network, batch, tasks, totals, compared, logits_grad, sums, scaling } = self;
         let network = network.compute();
         backend.phase(Phase::Forward, || network.forward(backend, batch, pass));
         let of_pass = logits_grad.of_pass();
@@ -279,7 +306,7 @@ impl<B: Backend> Parts<B> {
                 }
                 _ => {
                     let compared = compared.as_ref().map(|compared| &compared.batch);
-                    let objective = Objective { tasks, totals, compared };
+                    let objective = Objective { tasks, totals: *totals, compared };
                     network.loss(backend, &objective, batch, pass, of_pass, sums);
                 }
             }

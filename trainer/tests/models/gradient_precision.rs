@@ -11,7 +11,7 @@ use millstream_trainer::schedule::Step;
 use millstream_trainer::session::Request;
 use millstream_trainer::spec::{ClipSpec, LossScaleSpec, Precision, TrainingSpec};
 
-use crate::case::{Case, Golden, Tensors, cuda_of, golden, gradients, is_real_gpu, tensors_of};
+use crate::case::{Case, Golden, Tensors, cuda_of, golden, gradients, several_gpus, tensors_of};
 use crate::golden::close;
 use crate::workers::{bits, joined, shared, train_as};
 
@@ -111,9 +111,8 @@ fn gradients_are_rounded_once_on_the_cpu() {
 /// As NCCL sums them.
 #[test]
 fn gradients_are_rounded_once_on_cuda() {
-    if !is_real_gpu() {
-        gradients_are_rounded(cuda_of);
-    }
+    let Some(_alone) = several_gpus() else { return };
+    gradients_are_rounded(cuda_of);
 }
 
 /// Three workers that all have rows, by every optimizer.
@@ -145,9 +144,8 @@ fn training_follows_whole_gradients_on_the_cpu() {
 
 #[test]
 fn training_follows_whole_gradients_on_cuda() {
-    if !is_real_gpu() {
-        training_follows_whole_gradients(cuda_of);
-    }
+    let Some(_alone) = several_gpus() else { return };
+    training_follows_whole_gradients(cuda_of);
 }
 
 /// The reference computes in double precision, and sends it.

@@ -7,6 +7,7 @@
 mod ahead;
 mod case;
 mod differences;
+mod early_sums;
 mod golden;
 mod gradient_precision;
 mod loss_scale;

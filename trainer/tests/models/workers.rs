@@ -12,7 +12,7 @@ use millstream_trainer::schedule::Step;
 use millstream_trainer::session::Request;
 use millstream_trainer::spec::{LossSpec, Precision, TrainingSpec};
 
-use crate::case::{Case, Golden, Tensors, cuda, cuda_of, golden, is_real_gpu, tensors_of, write};
+use crate::case::{Case, Golden, Tensors, cuda, cuda_of, golden, several_gpus, tensors_of, write};
 use crate::golden::close;
 
 /// The time limit of an operation.
@@ -176,7 +176,8 @@ fn workers_agree_with_pytorch_on_the_cpu() {
 #[test]
 fn workers_agree_with_pytorch_on_cuda() {
     let mut tried = vec![divisions()[5]];
-    if !is_real_gpu() {
+    let alone = several_gpus();
+    if alone.is_some() {
         tried.extend(&divisions()[..3]);
     }
     agree_with_pytorch(tried, 1e-5, cuda_of);

@@ -218,8 +218,12 @@ impl Backend for Cuda {
         self.connect_peers(communicator).map(Some)
     }
 
-    fn sum_over_ranks(&self, peers: &CudaPeers, visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix))) {
-        self.sum_over_peers(peers, visit);
+    fn start_sum(&self, peers: &CudaPeers, visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix))) {
+        self.start_sum_over_peers(peers, visit);
+    }
+
+    fn join_sums(&self, _: &CudaPeers) {
+        self.join_peers();
     }
 
     fn pack_summed_rows(

@@ -1,12 +1,12 @@
 //! Sums over the GPUs of all ranks, in place, and what each has for the others, by NCCL.
 //!
 //! ```text
-//! work | backward | ready |    (waits)     | update ...
-//!                      \                  /
+//! work | backward | ready | backward ... (waits) | join | update ...
+//!                      \                        /
 //! sums |                | sum of all ranks | summed
 //! ```
 //!
-//! A gather of sections of memory ([`rank_rows`](super::rank_rows)) is ordered, waits and fails as a sum does; below, "sum"
+//! A sum runs beside later work until that joins it. A gather of sections of memory ([`rank_rows`](super::rank_rows)) is ordered, waits and fails as a sum does; below, "sum"
 //! stands for both.
 //!
 //! A sum cuts the command list, as an upload does ([`feed`](super::feed)). It is never part of a graph: NCCL demands that
@@ -100,6 +100,9 @@ impl OpenSum {
     }
 }
 
+/// The track of operations over ranks, in recordings.
+const PEERS_TRACK: &str = ", other workers";
+
 /// The first contact of the GPUs.
 const CONNECT: Label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
 
@@ -149,13 +152,13 @@ impl Cuda {
         };
         // GPUs connect in the first operation of each kind: what prevents that is reported before the first step.
         let mut matrix = self.matrix(1, 1);
-        self.sum_over_peers(&peers, |sum| sum(&mut matrix));
+        self.sum_over_ranks(&peers, |sum| sum(&mut matrix));
         self.gather_over_peers(&peers, &[Section { address: matrix.address(), words: 1, root: 0 }]);
         self.finish();
         Ok(peers)
     }
 
-    pub(super) fn sum_over_peers(
+    pub(super) fn start_sum_over_peers(
         &self,
         peers: &CudaPeers,
         visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix)),
@@ -165,8 +168,8 @@ impl Cuda {
         visit(&mut |matrix| summands.push(matrix.summand()));
         let bytes = summands.iter().map(|summand| summand.count * number_bytes(summand.float)).sum();
         let info = (Operation::DeviceSum, info("sum_over_ranks", bytes));
-        // SAFETY: the matrices are memory of this backend, which is not freed before the sum has ended. Later commands wait for
-        // the sum, and earlier ones precede it.
+        // SAFETY: the matrices are memory of this backend, which is not freed before the sum has ended. Earlier commands precede the
+        // sum, and later ones that use the matrices wait for it.
         let sum = |deadline| unsafe { peers.communicator.sum(&summands, &peers.stream, deadline) };
         self.enqueue_over_peers(peers, start, info, sum);
     }
@@ -176,9 +179,19 @@ impl Cuda {
         let start = self.begin_over_peers();
         let bytes = sections.iter().map(|section| section.words * size_of::<u32>()).sum();
         let info = (Operation::DeviceGather, info("gather_rows", bytes));
-        // SAFETY: as in `sum_over_peers`.
+        // SAFETY: as in `start_sum_over_peers`.
         let gather = |deadline| unsafe { peers.communicator.gather(sections, &peers.stream, deadline) };
         self.enqueue_over_peers(peers, start, info, gather);
+        self.join_peers();
+    }
+
+    /// Lets later commands wait for all operations over ranks.
+    pub(super) fn join_peers(&self) {
+        self.flush();
+        // They end in their order.
+        if let Some(last) = self.sums.lock().open.back() {
+            must(self.stream.wait_for(&last.summed));
+        }
     }
 
     /// From here on, memory that is dropped stays until the operation has ended that is enqueued next.
@@ -189,7 +202,7 @@ impl Cuda {
         start
     }
 
-    /// Enqueues an operation over all ranks between earlier and later commands. It is recorded since `start`.
+    /// Enqueues an operation over all ranks after earlier commands. It is recorded since `start`.
     fn enqueue_over_peers(
         &self,
         peers: &CudaPeers,
@@ -212,8 +225,7 @@ impl Cuda {
             Err(CallError::Late) => late(label, peers.limit).raise(),
         }
         must(summed.record(&peers.stream));
-        must(self.stream.wait_for(&summed));
-        self.span(start, &self.stream, "", Category::Operation, info);
+        self.span(start, &peers.stream, PEERS_TRACK, Category::Operation, info);
         let (communicator, limit) = (Arc::clone(&peers.communicator), peers.limit);
         let sum = OpenSum { label, communicator, limit, ready, summed, began: None };
         self.forget_completed_sums();

@@ -124,6 +124,38 @@ fn a_sum_is_in_order_with_other_operations() {
     assert!(sums.iter().all(|(_, graphs)| *graphs > 0), "the lists between sums become graphs");
 }
 
+/// The other rank starts only after work that was queued behind the sum has been done.
+#[test]
+fn a_started_sum_runs_beside_later_operations_until_it_is_joined() {
+    let sums = world(2, LIMIT, |rank| {
+        let peers = rank.connect().unwrap();
+        let number = 1.0 + rank.communicator.rank() as f32;
+        let mut summed = rank.matrix(Float::F32, 1, &[number; 3]);
+        let mut beside = rank.matrix(Float::F32, 1, &[10.0; 3]);
+        let one = rank.matrix(Float::F32, 1, &[1.0; 3]);
+        if rank.communicator.rank() == 1 {
+            rank.communicator.barrier().join().unwrap();
+        }
+        rank.cuda.start_sum(&peers, |sum| sum(&mut summed));
+        rank.cuda.run(ops::Add { rows: 1, from: &one, to: &mut beside });
+        rank.cuda.flush();
+        let done = Event::new(rank.cuda.context()).unwrap();
+        done.record(&rank.cuda.stream).unwrap();
+        if rank.communicator.rank() == 0 {
+            let began = Instant::now();
+            while !done.is_over().unwrap() {
+                assert!(began.elapsed() < LIMIT, "work waits for a sum that was not joined");
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            rank.communicator.barrier().join().unwrap();
+        }
+        rank.cuda.join_sums(&peers);
+        rank.cuda.run(ops::Add { rows: 1, from: &summed, to: &mut beside });
+        rank.read(&beside)
+    });
+    assert_eq!(sums, [[14.0; 3], [14.0; 3]]);
+}
+
 #[test]
 fn memory_that_is_dropped_stays_until_the_sum_has_ended() {
     world(2, LIMIT, |rank| {
