@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 29] = [
+const PRINTED: [&str; 31] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -13,6 +13,7 @@ const PRINTED: [&str; 29] = [
     "EvaluateReply",
     "Evaluation",
     "Explanation",
+    "FewerWorkers",
     "Gpu",
     "GpuJob",
     "GpuUse",
@@ -23,6 +24,7 @@ const PRINTED: [&str; 29] = [
     "Job",
     "JobActivity",
     "JobProgress",
+    "LeftOutWorker",
     "Library",
     "LogLine",
     "MetricsReply",
@@ -36,10 +38,11 @@ const PRINTED: [&str; 29] = [
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 11] = [
+const SPECIAL: [(&str, &str); 12] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
     ("Job.image_step", "skip_serializing_if = \"Option::is_none\""),
+    ("Job.fewer_workers", "skip_serializing_if = \"Option::is_none\""),
     ("Job.eval", "serialize_with = \"crate::json::eval\""),
     ("Job.eval_epoch", "skip"),
     ("Job.gpus", "skip_serializing_if = \"Vec::is_empty\""),

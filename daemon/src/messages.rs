@@ -16,6 +16,7 @@ use crate::snapshot::{
     WorkerSnapshot,
 };
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
+use crate::supervisor::{FewerWorkers, LeftOut};
 
 pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
     proto::Job {
@@ -40,6 +41,7 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         gpus: Vec::new(),
         workers: Vec::new(),
         image_step: None,
+        fewer_workers: None,
     }
 }
 
@@ -52,9 +54,15 @@ pub(crate) fn seen_by(role: Role, job: proto::Job) -> proto::Job {
             directory: String::new(),
             checkpoint: None,
             best_checkpoint: None,
+            fewer_workers: job.fewer_workers.map(without_reasons),
             ..job
         },
     }
+}
+
+fn without_reasons(mut fewer: proto::FewerWorkers) -> proto::FewerWorkers {
+    fewer.left_out.iter_mut().for_each(|worker| worker.reason.clear());
+    fewer
 }
 
 fn device_message(device: &Description) -> proto::Device {
@@ -276,6 +284,16 @@ pub(crate) fn worker_message(rank: u32, worker: &RankSnapshot) -> proto::Worker 
         awaited_seconds: awaited.as_ref().map(|awaited| awaited.since.as_secs_f64()),
         awaited_in: awaited.as_ref().map(|awaited| awaited.exchange.clone()),
     }
+}
+
+pub(crate) fn fewer_workers_message(fewer: &FewerWorkers) -> proto::FewerWorkers {
+    let left_out = |LeftOut { worker, gpu, reason }: &LeftOut| proto::LeftOutWorker {
+        worker: *worker,
+        gpu: *gpu,
+        reason: reason.clone(),
+    };
+    let FewerWorkers { members, all, left_out: workers } = fewer;
+    proto::FewerWorkers { members: *members, all: *all, left_out: workers.iter().map(left_out).collect() }
 }
 
 fn activity_message(job: &JobSnapshot) -> proto::JobActivity {

@@ -420,7 +420,7 @@ impl JobPlan {
 }
 
 /// The memory of ingest without read-ahead.
-fn least_ingest_bytes(training: &IngestPlan, eval: Option<&IngestPlan>) -> u64 {
+pub(crate) fn least_ingest_bytes(training: &IngestPlan, eval: Option<&IngestPlan>) -> u64 {
     std::iter::once(training).chain(eval).map(|plan| plan.memory().least_bytes()).sum()
 }
 

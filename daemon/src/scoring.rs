@@ -363,9 +363,11 @@ impl Run {
                     output.end(skipped).into_iter().for_each(send);
                     return Ok(());
                 }
-                Ok(FromWorker::Failed { message } | FromWorker::DeviceFailed { message, .. }) => {
-                    bail!(message)
-                }
+                Ok(
+                    FromWorker::Failed { message }
+                    | FromWorker::DeviceUnusable { message }
+                    | FromWorker::DeviceFailed { message, .. },
+                ) => bail!(message),
                 Ok(FromWorker::InputLost | FromWorker::Stopped) | Err(RecvTimeoutError::Disconnected) => {
                     break;
                 }

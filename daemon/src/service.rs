@@ -29,8 +29,8 @@ use crate::audit::{Attempt, record_message};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
-    explanation_message, gpu_message, history_message, job_message, line_message, metrics_message, path_text,
-    scores_message, seen_by, snapshot_message, trials_message, worker_message,
+    explanation_message, fewer_workers_message, gpu_message, history_message, job_message, line_message,
+    metrics_message, path_text, scores_message, seen_by, snapshot_message, trials_message, worker_message,
 };
 use crate::metrics::{self, Format};
 use crate::roles::{Call, Role, Roles};
@@ -248,23 +248,19 @@ impl Control for Service {
         let show = |daemon: &Daemon, id: &str| {
             let record = daemon.show(id)?;
             let (gpus, workers) = (daemon.gpus_of(&record.id), daemon.ranks_of(&record.id));
-            let image_step = daemon.image_of(&record.id);
-            Ok::<_, anyhow::Error>((record, gpus, workers, image_step))
+            let (image_step, fewer) = (daemon.image_of(&record.id), daemon.fewer_workers_of(&record.id));
+            Ok::<_, anyhow::Error>((record, gpus, workers, image_step, fewer))
         };
-        let (record, gpus, workers, image_step) = self.ask(request, show).await?;
+        let (record, gpus, workers, image_step, fewer) = self.ask(request, show).await?;
         let best_checkpoint = match role {
             Role::Operator => self.daemon.best_checkpoint(&record).await.as_deref().map(path_text),
             Role::Viewer => None,
         };
         let gpus = gpus.iter().map(gpu_message).collect();
         let workers = (0..).zip(&workers).map(|(rank, worker)| worker_message(rank, worker)).collect();
-        Ok(Response::new(proto::Job {
-            best_checkpoint,
-            gpus,
-            workers,
-            image_step,
-            ..seen_by(role, job_message(&record))
-        }))
+        let fewer_workers = fewer.as_ref().map(fewer_workers_message);
+        let job = seen_by(role, proto::Job { fewer_workers, ..job_message(&record) });
+        Ok(Response::new(proto::Job { best_checkpoint, gpus, workers, image_step, ..job }))
     }
 
     type LogsStream = Replies<LogLine>;

@@ -26,6 +26,8 @@ const MAX_PARTS: u32 = 256;
 pub struct WorkersSpec {
     /// The number of workers on each host.
     pub per_host: u32,
+    /// The fewest workers with which training continues if devices fail; as many as `per_host` to always train with all.
+    pub min: u32,
     /// The GPUs of the workers; `None` for those from `training.device` on.
     pub devices: Option<Devices>,
     /// Where the job file, or an override, has `devices`; empty without.
@@ -98,6 +100,7 @@ impl Default for WorkersSpec {
     fn default() -> Self {
         Self {
             per_host: 1,
+            min: 1,
             devices: None,
             devices_place: String::new(),
             reproducible: None,
@@ -124,8 +127,10 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, Places) {
     let parts = section.at_key(decides.unwrap_or("reproducible"));
     let places = Places { parts, gradient_precision: section.at_key("gradient_precision") };
     let devices = read_devices(&mut section);
+    let per_host = read_per_host(&mut section, devices.as_ref()).unwrap_or(usual.per_host);
     let spec = WorkersSpec {
-        per_host: read_per_host(&mut section, devices.as_ref()).unwrap_or(usual.per_host),
+        per_host,
+        min: read_min(&mut section, per_host, devices.as_ref()).unwrap_or(per_host),
         devices_place: devices.as_ref().map(|_| section.place_of("devices")).unwrap_or_default(),
         devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
@@ -160,6 +165,19 @@ fn read_per_host(section: &mut Section<'_>, devices: Option<&Devices>) -> Option
         section.error("per_host", format!("expected {count}, the number of `devices`, found {other}"));
     }
     Some(count)
+}
+
+/// The fewest workers, at most `per_host`. For all GPUs of the host, that is checked once their number is known.
+fn read_min(section: &mut Section<'_>, per_host: u32, devices: Option<&Devices>) -> Option<u32> {
+    let min = section.whole_u32("min", 1..=MAX_PER_HOST)?;
+    if min > per_host && devices != Some(&Devices::All) {
+        let most = match devices {
+            Some(_) => format!("{per_host}, the number of `devices`"),
+            None => format!("`per_host = {per_host}`"),
+        };
+        section.error("min", format!("expected at most {most}, found {min}"));
+    }
+    Some(min)
 }
 
 fn read_devices(section: &mut Section<'_>) -> Option<Devices> {
@@ -299,10 +317,12 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
     fn every_key_is_read() {
         let plain = read(&[]).unwrap();
         assert_eq!((plain.workers, plain.training.ranks()), (WorkersSpec::default(), 1));
-        let several =
-            read(&["workers.per_host=4", "workers.timeout_seconds=5", "workers.image_seconds=30"]).unwrap();
+        let set =
+            ["workers.per_host=4", "workers.min=3", "workers.timeout_seconds=5", "workers.image_seconds=30"];
+        let several = read(&set).unwrap();
         let wanted = WorkersSpec {
             per_host: 4,
+            min: 3,
             timeout_seconds: 5,
             image_seconds: Some(30),
             ..WorkersSpec::default()
@@ -342,6 +362,36 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         assert!(error.contains("rounded gradients depend on the number of workers"), "{error}");
         let error = read(&["workers.gradient_precision=tf32"]).unwrap_err();
         assert!(error.contains("expected \"fp32\", \"bf16\" or \"fp16\""), "{error}");
+    }
+
+    #[test]
+    fn the_fewest_workers_are_at_most_all() {
+        let min = |set: &[&str]| read(set).map(|job| job.workers.min);
+        assert_eq!((min(&[]), min(&["workers.min=1"])), (Ok(1), Ok(1)));
+        assert_eq!(min(&["workers.per_host=4"]), Ok(4), "by default, all have to work");
+        assert_eq!(min(&["workers.per_host=4", "workers.min=2"]), Ok(2));
+        assert_eq!(min(&["workers.devices=[3, 0, 2]"]), Ok(3));
+        // The host decides how many these are.
+        assert_eq!(min(&["workers.devices=all", "workers.min=7"]), Ok(7));
+        let cases = [
+            (vec!["workers.min=2"], "expected at most `per_host = 1`, found 2"),
+            (vec!["workers.per_host=4", "workers.min=5"], "expected at most `per_host = 4`, found 5"),
+            (
+                vec!["workers.devices=[3, 0]", "workers.min=3"],
+                "expected at most 2, the number of `devices`, found 3",
+            ),
+            (vec!["workers.min=0"], "expected a whole number from 1 to 64, found 0"),
+        ];
+        for (set, why) in cases {
+            let error = min(&set).unwrap_err();
+            assert!(error.contains(why), "{set:?}: {error}");
+        }
+        let text = format!("{JOB}\n[workers]\nper_host = 2\nmin = 3\n");
+        let error = Job::parse(&text, Path::new("job.toml"), &[]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("job.toml:9:7: error: expected at most `per_host = 2`, found 3"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -403,7 +453,7 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
 
     #[test]
     fn the_number_of_workers_is_not_part_of_the_result() {
-        let (one, four) = (read(&[]).unwrap(), read(&["workers.per_host=4"]).unwrap());
+        let (one, four) = (read(&[]).unwrap(), read(&["workers.per_host=4", "workers.min=2"]).unwrap());
         assert_eq!(one.fingerprint(), four.fingerprint());
         assert_eq!(four.differences(&one), [""; 0]);
     }

@@ -12,7 +12,7 @@ use crate::snapshot::{
     WorkerSnapshot, system,
 };
 use crate::state::now_ms;
-use crate::supervisor::{Exchanges, Vitals};
+use crate::supervisor::{Exchanges, FewerWorkers, Vitals};
 
 /// An exchange that is open for longer keeps workers from training.
 const LONG_EXCHANGE: Duration = Duration::from_secs(1);
@@ -75,6 +75,11 @@ impl Daemon {
     /// The step of the newest image of job `id`, if it keeps any and runs now.
     pub(crate) fn image_of(&self, id: &str) -> Option<u64> {
         self.vitals_of(id, Vitals::image_step).flatten()
+    }
+
+    /// The workers of job `id`, if it runs now with fewer than it has.
+    pub(crate) fn fewer_workers_of(&self, id: &str) -> Option<FewerWorkers> {
+        self.vitals_of(id, Vitals::fewer_workers).flatten()
     }
 
     fn vitals_of<T>(&self, id: &str, read: impl FnOnce(&Vitals) -> T) -> Option<T> {

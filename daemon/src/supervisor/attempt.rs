@@ -53,6 +53,8 @@ pub(super) enum Outcome {
     Stopped,
     /// A permanent error, which a retry would meet again.
     Failed(String),
+    /// Worker `rank` could not open its device: a permanent error, unless the others continue without it.
+    NoDevice { rank: u32, reason: String },
     /// The worker died; a retry may succeed.
     Died(Death),
     /// The process or the system is out of file descriptors; a retry succeeds once others are closed.
@@ -65,6 +67,8 @@ pub(super) struct Death {
     pub(super) reason: String,
     /// Whether the worker ran out of memory.
     pub(super) out_of_memory: bool,
+    /// The rank of the worker that failed; `None` if that is unknown, or all would have failed.
+    pub(super) rank: Option<u32>,
 }
 
 impl Outcome {
@@ -73,12 +77,17 @@ impl Outcome {
         if descriptors::is_exhausted(&reason) { Self::OutOfDescriptors(reason) } else { Self::Failed(reason) }
     }
 
+    /// Whether it stands, however ingest and requests to stop ended.
+    fn is_final(&self) -> bool {
+        matches!(self, Self::Finished(_) | Self::Stopped | Self::Failed(_) | Self::NoDevice { .. })
+    }
+
     /// The kind of the error, as OpenTelemetry's `error.type`, and the error; `None` if there is none.
     pub(super) fn error(&self) -> Option<(&'static str, &str)> {
         match self {
             Self::Finished(_) | Self::Stopped => None,
-            Self::Failed(reason) => Some(("failed", reason)),
-            Self::Died(Death { reason, out_of_memory: true }) => Some(("out_of_memory", reason)),
+            Self::Failed(reason) | Self::NoDevice { reason, .. } => Some(("failed", reason)),
+            Self::Died(Death { reason, out_of_memory: true, .. }) => Some(("out_of_memory", reason)),
             Self::Died(Death { reason, .. }) => Some(("worker_died", reason)),
             Self::OutOfDescriptors(reason) => Some(("out_of_descriptors", reason)),
         }
@@ -87,7 +96,7 @@ impl Outcome {
 
 impl Death {
     fn of(reason: String) -> Self {
-        Self { reason, out_of_memory: false }
+        Self { reason, out_of_memory: false, rank: None }
     }
 }
 
@@ -266,7 +275,7 @@ impl<'a> Attempt<'a> {
     ) -> anyhow::Result<()> {
         if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest_step) {
             // Of a worker that died before it could report it.
-            supervisor.retries.reset();
+            supervisor.on_progress();
         }
         supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
         let checkpoint = restored.as_ref().and_then(|restored| restored.checkpoint.as_ref());
@@ -394,6 +403,7 @@ impl<'a> Attempt<'a> {
             | FromWorker::InputLost
             | FromWorker::PeerLost { .. }
             | FromWorker::DeviceFailed { .. }
+            | FromWorker::DeviceUnusable { .. }
             | FromWorker::Failed { .. } => self.handle_last_message(rank, message),
             FromWorker::Profiling { steps, is_over } => {
                 let profiling = self.profiling.as_mut();
@@ -427,8 +437,10 @@ impl<'a> Attempt<'a> {
             FromWorker::Stopped if rank == 0 => Outcome::Stopped,
             FromWorker::InputLost => Outcome::Died(Death::of("the worker lost its input".to_owned())),
             FromWorker::DeviceFailed { message, out_of_memory } => {
-                Outcome::Died(Death { reason: message, out_of_memory })
+                let rank = (!out_of_memory).then_some(rank);
+                Outcome::Died(Death { reason: message, out_of_memory, rank })
             }
+            FromWorker::DeviceUnusable { message } => Outcome::NoDevice { rank, reason: message },
             FromWorker::Failed { message } => Outcome::Failed(message),
             FromWorker::PeerLost { message } => {
                 let until = Instant::now() + CAUSE_TIMEOUT;
@@ -512,7 +524,9 @@ impl<'a> Attempt<'a> {
             let why = match &outcome {
                 Outcome::Finished(_) => "the job has ended",
                 Outcome::Stopped => "the job was stopped",
-                Outcome::Failed(reason) | Outcome::OutOfDescriptors(reason) => reason,
+                Outcome::Failed(reason)
+                | Outcome::NoDevice { reason, .. }
+                | Outcome::OutOfDescriptors(reason) => reason,
                 Outcome::Died(death) => &death.reason,
             };
             profiling.abort(why, supervisor);
@@ -535,7 +549,8 @@ impl<'a> Attempt<'a> {
         let is_late = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
         let limit = if is_late { Duration::ZERO } else { EXIT_TIMEOUT };
         let has_ended = matches!(self.verdict, Some(Outcome::Finished(_) | Outcome::Stopped));
-        let exit = match self.culprit.filter(|_| !has_ended) {
+        let culprit = self.culprit.filter(|_| !has_ended);
+        let exit = match culprit {
             // One that did not die is about to exit. The others may wait for it, for as long as an operation may take.
             Some(rank) => self.workers.kill_besides(rank, limit).map(Some),
             None if has_ended => self.workers.finish(limit).map(|()| None),
@@ -573,16 +588,17 @@ impl<'a> Attempt<'a> {
             set_rates(record, &totals);
         });
         match (self.verdict, fed) {
-            (Some(verdict @ (Outcome::Finished(_) | Outcome::Stopped | Outcome::Failed(_))), _) => verdict,
+            (Some(verdict), _) if verdict.is_final() => verdict,
             (_, Err(error)) if !feed::is_echo(&error) => Outcome::failed(error.to_string()),
             // Otherwise, the next workers save the newest image.
             _ if stopped && (is_late || !supervisor.saves_image()) => Outcome::Stopped,
             (Some(death), _) => death,
             (None, _) => Outcome::Died(match (exit, lost) {
-                (Ok(Some(exit)), _) => Death {
-                    out_of_memory: exit.is_out_of_memory(oom_killer_ran, is_allocating),
-                    reason: exit.to_string(),
-                },
+                (Ok(Some(exit)), _) => {
+                    let out_of_memory = exit.is_out_of_memory(oom_killer_ran, is_allocating);
+                    let rank = culprit.filter(|_| !out_of_memory);
+                    Death { reason: exit.to_string(), out_of_memory, rank }
+                }
                 (Ok(None), Some(reason)) => Death::of(reason),
                 (Ok(None), None) => Death::of("the workers ended without a result".to_owned()),
                 (Err(error), _) => Death::of(format!("the worker is lost: {error}")),

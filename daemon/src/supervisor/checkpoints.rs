@@ -17,7 +17,7 @@ impl Supervisor {
             let bytes = runs::checkpoint_bytes(&path);
             self.recorder.trace().record(JobEvent::Checkpointed { step, bytes, took: took(seconds) });
         }
-        self.retries.reset();
+        self.on_progress();
         // An image may be newer.
         self.newest_step = self.newest_step.max(Some(step));
         self.control.vitals().committed(step);

@@ -44,9 +44,11 @@ impl Images {
 
 impl Supervisor {
     /// Creates the images of a job that `has_images`, unless an earlier attempt has completed one. Otherwise the next one would
-    /// rehearse its memory beside that of two images.
+    /// rehearse its memory beside that of two images. One worker that is left of several may have none.
     pub(super) fn create_images(&mut self, has_images: bool) -> io::Result<()> {
-        if has_images && self.control.vitals().image_step().is_none() {
+        if !has_images {
+            self.images = None;
+        } else if self.control.vitals().image_step().is_none() {
             self.images = Some(Images::create()?);
         }
         Ok(())
@@ -63,7 +65,7 @@ impl Supervisor {
     pub(super) fn on_image(&mut self, step: u64) {
         if Some(step) > self.newest_step {
             self.newest_step = Some(step);
-            self.retries.reset();
+            self.on_progress();
         }
         self.control.vitals().set_image(Some(step));
     }

@@ -12,7 +12,8 @@
 //! *Preparing* is the work shared by all attempts ([`prepare`]); what it learns is in the run directory. A prepared job
 //! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An
 //! *attempt* is one or several workers ([`generation`]), each with a ring, and one ingest that fills the rings, from the
-//! newest valid checkpoint ([`attempt`]). The thread spawns the workers itself and outlives them, because the kernel kills a
+//! newest valid checkpoint ([`attempt`]). If the job allows it, the next attempt leaves out a worker that fails again and again
+//! ([`membership`]). The thread spawns the workers itself and outlives them, because the kernel kills a
 //! worker when the thread that spawned it ends.
 //!
 //! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the workers'
@@ -24,6 +25,7 @@ mod descriptors;
 mod exchanges;
 mod generation;
 mod images;
+mod membership;
 mod prepare;
 mod profile;
 mod recorder;
@@ -60,6 +62,8 @@ use crate::{runs, survey};
 use attempt::{Attempt, Death, Outcome};
 pub(crate) use exchanges::{Exchanges, FlightRecords};
 use images::Images;
+use membership::{Failure, Membership};
+pub(crate) use membership::{FewerWorkers, LeftOut};
 pub(crate) use prepare::Prepared;
 pub(crate) use profile::{NoSuchRank, PendingProfile, Profile, ProfileRequest};
 pub(crate) use recorder::JobRecorder;
@@ -150,6 +154,7 @@ pub(crate) struct Supervisor {
     /// Unanswered checkpoint requests.
     checkpoint_requests: Vec<oneshot::Sender<Committed>>,
     retries: RetryBudget,
+    membership: Membership,
     /// The number of attempts that were started.
     generation: u64,
     /// The step of the newest known checkpoint or image.
@@ -303,6 +308,7 @@ impl Supervisor {
         (control, events): (Arc<Control>, Receiver<Event>),
     ) -> Self {
         let stores = stores.for_job(&job.storage);
+        let membership = Membership::of(&job);
         Self {
             job,
             requester,
@@ -314,6 +320,7 @@ impl Supervisor {
             events,
             checkpoint_requests: Vec::new(),
             retries: RetryBudget::default(),
+            membership,
             generation: 0,
             newest_step: None,
             images: None,
@@ -382,19 +389,67 @@ impl Supervisor {
                 }
                 Outcome::Failed(reason) => return Err(Abort::Failed(reason)),
                 Outcome::OutOfDescriptors(reason) => self.wait_for_descriptors(reason)?,
-                Outcome::Died(Death { reason, out_of_memory: false }) => self.back_off(reason)?,
-                Outcome::Died(Death { reason, out_of_memory: true }) => match &prepared.batch {
-                    None => self.after_out_of_memory(&prepared, reason)?,
-                    Some(choice) => {
-                        if let Some(with_smaller_batches) =
-                            self.with_smaller_batches(choice.decided(), &prepared, reason)?
-                        {
-                            prepared = with_smaller_batches;
+                Outcome::NoDevice { rank, reason } => {
+                    let Some(left_out) =
+                        self.leave_out(&mut prepared, Failure::NoDevice { rank }, &reason)?
+                    else {
+                        return Err(Abort::Failed(reason));
+                    };
+                    self.back_off(left_out)?;
+                }
+                Outcome::Died(Death { reason, out_of_memory: false, rank }) => {
+                    let failure = rank.map_or(Failure::Other, |rank| Failure::OfWorker { rank });
+                    let left_out = self.leave_out(&mut prepared, failure, &reason)?;
+                    self.back_off(left_out.unwrap_or(reason))?;
+                }
+                Outcome::Died(Death { reason, out_of_memory: true, .. }) => {
+                    self.membership.on_failure(Failure::Other, &reason);
+                    match &prepared.batch {
+                        None => self.after_out_of_memory(&prepared, reason)?,
+                        Some(choice) => {
+                            if let Some(with_smaller_batches) =
+                                self.with_smaller_batches(choice.decided(), &prepared, reason)?
+                            {
+                                prepared = with_smaller_batches;
+                            }
                         }
                     }
-                },
+                }
             }
         }
+    }
+
+    /// An attempt has failed, because of `reason`. If a worker is left out because of it, plans the next attempts without that
+    /// worker, and returns `reason` with the workers that continue.
+    fn leave_out(
+        &mut self,
+        prepared: &mut Prepared,
+        failure: Failure,
+        reason: &str,
+    ) -> Result<Option<String>, Abort> {
+        if !self.membership.on_failure(failure, reason) {
+            return Ok(None);
+        }
+        self.set_members(prepared).map_err(|error| Abort::Failed(format!("{reason}: {error:#}")))?;
+        // The number of workers bounds how often that happens.
+        self.retries.reset();
+        let Some(FewerWorkers { members, all, left_out }) = self.membership.fewer() else { return Ok(None) };
+        let names: Vec<_> = left_out.iter().map(LeftOut::name).collect();
+        Ok(Some(format!("{reason}; continues with {members} of {all} workers, without {}", names.join(", "))))
+    }
+
+    /// Plans the attempts at `prepared` with the members.
+    fn set_members(&self, prepared: &mut Prepared) -> Result<()> {
+        let Some(fewer) = self.membership.fewer() else { return Ok(()) };
+        prepared.set_workers(fewer.members, self.membership.gpus())?;
+        self.control.vitals().set_fewer_workers(fewer);
+        Ok(())
+    }
+
+    /// The job has a new checkpoint or image.
+    fn on_progress(&mut self) {
+        self.retries.reset();
+        self.membership.on_progress();
     }
 
     fn prepare(&mut self) -> Result<Prepared, Abort> {
@@ -456,7 +511,9 @@ impl Supervisor {
         self.control.vitals().set_image(None);
         // A new size starts a new budget: the number of sizes is bounded.
         self.retries.reset();
-        self.prepare().map(Some)
+        let mut prepared = self.prepare()?;
+        self.set_members(&mut prepared).map_err(failed)?;
+        Ok(Some(prepared))
     }
 
     /// A worker of a job with a fixed batch size ran out of memory. If the host has enough now, other programs may have used

@@ -3,6 +3,7 @@
 //! Learning takes a pass over the training data, so its result is stored in the run directory, where a later
 //! daemon that resumes the job finds it.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -14,6 +15,7 @@ use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_trainer::model::ModelPlan;
+use millstream_trainer::spec::DeviceSpec;
 use millstream_worker::protocol::BeginningRole;
 use millstream_worker::survey::HostSurvey;
 use tokio::runtime::Handle;
@@ -58,6 +60,29 @@ impl Prepared {
     /// The number of workers.
     pub(super) fn ranks(&self) -> u32 {
         self.job.training.ranks()
+    }
+
+    /// Plans the next attempts with `workers` workers, on these GPUs if they use any. Batches stay the same.
+    ///
+    /// # Errors
+    /// When the memory budget is too small for their rings.
+    pub(super) fn set_workers(&mut self, workers: u32, gpus: Vec<u32>) -> Result<()> {
+        let training = &mut self.job.training;
+        training.workers = NonZeroU32::new(workers);
+        if let Some(&first) = gpus.first() {
+            training.device = DeviceSpec::Cuda(first);
+        }
+        training.gpus = gpus;
+        let parts = training.parts();
+        self.plan = self.plan.clone().with_ranks(parts)?;
+        self.eval_plan = self.eval_plan.take().map(|plan| plan.with_ranks(parts)).transpose()?;
+        self.model = ModelPlan::new(&self.job.model, &self.schema, &self.job.training)?;
+        let ingest_bytes = plan::least_ingest_bytes(&self.plan, self.eval_plan.as_ref());
+        self.memory = HostMemory { ingest_bytes, ..HostMemory::of_job(&self.model, &self.job) };
+        if let Some(choice) = &mut self.batch {
+            choice.workers = workers;
+        }
+        Ok(())
     }
 
     /// The least memory of the job if it had one worker.

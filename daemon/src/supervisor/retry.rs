@@ -2,7 +2,8 @@
 //!
 //! A worker may die of a transient cause (the machine ran out of memory, a user killed it) or of a persistent
 //! one. Progress distinguishes them: after [`MAX_DEATHS`] deaths in a row without a new checkpoint or image in
-//! between, the job fails. The back-off grows exponentially.
+//! between, the job fails. The back-off grows exponentially. A job that continues with fewer workers starts a new budget
+//! ([`super::membership`]).
 
 use std::time::Duration;
 

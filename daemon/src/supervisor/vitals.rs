@@ -6,7 +6,7 @@ use std::time::UNIX_EPOCH;
 
 use millstream_trainer::checkpoint::MANIFEST;
 
-use super::{Exchanges, FlightRecords};
+use super::{Exchanges, FewerWorkers, FlightRecords};
 use crate::snapshot::CheckpointSnapshot;
 use crate::state::now_ms;
 
@@ -20,6 +20,7 @@ struct Facts {
     records: FlightRecords,
     checkpoint: Option<CheckpointSnapshot>,
     image_step: Option<u64>,
+    fewer_workers: Option<FewerWorkers>,
 }
 
 impl Vitals {
@@ -36,6 +37,11 @@ impl Vitals {
     /// The step of the newest image of the model.
     pub(crate) fn image_step(&self) -> Option<u64> {
         self.facts().image_step
+    }
+
+    /// The workers of a job that trains with fewer than it has.
+    pub(crate) fn fewer_workers(&self) -> Option<FewerWorkers> {
+        self.facts().fewer_workers.clone()
     }
 
     /// The exchanges between the workers, if there are several.
@@ -57,6 +63,11 @@ impl Vitals {
     /// The newest image is that of `step`.
     pub(super) fn set_image(&self, step: Option<u64>) {
         self.facts().image_step = step;
+    }
+
+    /// The job trains with fewer workers than it has.
+    pub(super) fn set_fewer_workers(&self, fewer: FewerWorkers) {
+        self.facts().fewer_workers = Some(fewer);
     }
 
     /// The job resumes from the checkpoint of `step` in `directory`, or from scratch.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use millstream_backend::{Backend, Cpu, Cuda, DeviceFault, Libraries, PinError};
+use millstream_backend::{Backend, Cpu, Cuda, CudaError, DeviceFault, DriverError, Libraries, PinError};
 use millstream_trace::Recorder;
 use millstream_trainer::spec::DeviceSpec;
 
@@ -52,6 +52,16 @@ fn cuda(number: u32) -> Result<Cuda> {
         }
         opened => opened.with_context(|| format!("training.device = \"cuda:{number}\"")),
     }
+}
+
+/// Whether a worker has ended with `error` because its device is absent or cannot be opened, while others of the host may work.
+pub(crate) fn is_unusable(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| match cause.downcast_ref() {
+        Some(CudaError::Driver(DriverError::NoDevice { .. })) => true,
+        // This function opens the driver, for all GPUs.
+        Some(CudaError::Driver(DriverError::Fault(fault))) => fault.function != "cuInit",
+        _ => false,
+    })
 }
 
 /// Keeps the memory of rings pinned for asynchronous copies. If pinning fails, warns the daemon and keeps none; training

@@ -4,9 +4,9 @@
 //! ignores the signals with which a terminal or service manager stops the daemon, because the daemon then
 //! asks it to take a checkpoint and stop. It exits when the other end of the ring or of the socket closes.
 //!
-//! An error is sent to the daemon as [`FromWorker::Failed`]: a retry would meet it again. A device fault is sent
-//! as [`FromWorker::DeviceFailed`], and the loss of another worker of the job as [`FromWorker::PeerLost`]. Any other panic or a
-//! signal is a crash. A retry after either may succeed.
+//! An error is sent to the daemon as [`FromWorker::Failed`], or as [`FromWorker::DeviceUnusable`] if this device alone cannot be
+//! opened: a retry would meet it again. A device fault is sent as [`FromWorker::DeviceFailed`], and the loss of another worker of
+//! the job as [`FromWorker::PeerLost`]. Any other panic or a signal is a crash. A retry after either may succeed.
 
 use std::any::Any;
 use std::ffi::{CStr, OsString};
@@ -43,6 +43,9 @@ pub fn main() -> ExitCode {
         Ok(Ok(last)) => last,
         Ok(Err(error)) if ranks::is_peer_lost(&error) => {
             FromWorker::PeerLost { message: format!("{error:#}") }
+        }
+        Ok(Err(error)) if device::is_unusable(&error) => {
+            FromWorker::DeviceUnusable { message: format!("{error:#}") }
         }
         Ok(Err(error)) => FromWorker::Failed { message: format!("{error:#}") },
         Err(panic) => last_message_of(panic),

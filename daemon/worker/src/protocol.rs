@@ -384,6 +384,11 @@ pub enum FromWorker {
         /// Whether its memory was exhausted.
         out_of_memory: bool,
     },
+    /// The device is absent or cannot be opened; a retry on this device would meet the same error. The last message.
+    DeviceUnusable {
+        /// The error.
+        message: String,
+    },
     /// A permanent error, which a retry would meet again. The last message.
     Failed {
         /// The error.

@@ -204,6 +204,33 @@ fn workers_on_several_gpus_train_as_one_on_a_cpu() {
     assert!(failed.stderr.contains("resuming"), "{}", failed.stderr);
 }
 
+/// Without NVML, only the worker notices that the host has no GPU 2.
+#[test]
+fn a_job_continues_without_a_gpu_that_cannot_be_opened() {
+    let stand_in = StandIn::of(&Variant::default().without(Library::Nvml)).unwrap();
+    let train = |more: &[&str]| {
+        let job = TinyJob::new();
+        let on_gpus = ["workers.devices=[0, 2, 1]", "workers.timeout_seconds=20", "data.batch_size=512"];
+        let set: Vec<_> = on_gpus.iter().chain(more).flat_map(|set| ["--set", set]).collect();
+        let arguments = [&["train", "job.toml", "--json"], &SHORT[..], &set].concat();
+        run(job.directory(), stand_in.folder(), &[("MILLSTREAM_STAND_IN_DEVICES", "2")], &arguments)
+    };
+    let missing = "there is no GPU number 2 on this host: the driver knows 2";
+    let ended = train(&["workers.min=2"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let continues = format!("{missing}; continues with 2 of 3 workers, without GPU 2; resuming in 200ms");
+    assert!(ended.stderr.contains(&continues), "{}", ended.stderr);
+    let document: Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(document["examples"], 24_000, "{document:#}");
+    assert!(auc(&ended.stdout) > 0.6, "{document:#}");
+
+    for more in [&[][..], &["workers.min=3"]] {
+        let ended = train(more);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        assert!(ended.stderr.contains(missing) && !ended.stderr.contains("resuming"), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn show_reports_the_device_of_a_job() {
     let (job, stand_in) = (TinyJob::new(), StandIn::whole().unwrap());

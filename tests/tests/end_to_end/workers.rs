@@ -152,6 +152,95 @@ fn reproducible_jobs_have_the_same_bits_for_every_number_of_workers() {
     daemon.stop();
 }
 
+/// Waits until `count` workers of a job train that are none of `before`, or it has ended. Returns their processes, by rank.
+fn new_workers(daemon: &Daemon, id: &str, count: usize, before: &[u32]) -> Vec<u32> {
+    let mut workers = Vec::new();
+    wait_until("new workers train", || {
+        let job = daemon.show(id);
+        assert!(!has_ended(&job), "{job:#}");
+        let pids = job["workers"].as_array().into_iter().flatten().map(|worker| worker["pid"].as_u64());
+        workers = pids.map(|pid| pid.unwrap() as u32).collect();
+        workers.len() == count && !workers.iter().any(|pid| before.contains(pid))
+    });
+    workers
+}
+
+/// Kills worker `rank` of `count` in two attempts in a row. Returns the processes of the second one.
+fn kill_twice(daemon: &Daemon, id: &str, count: usize, rank: usize) -> Vec<u32> {
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        workers = new_workers(daemon, id, count, &workers);
+        assert!(kill(workers[rank]), "worker {rank} lives");
+        wait_until("all workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
+    }
+    workers
+}
+
+/// With 4 parts of each batch, 2 of the 3 other workers can continue.
+#[test]
+fn a_job_without_a_failing_worker_ends_with_the_same_bits() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let models = [1, 4].map(|workers| {
+        let more = ["workers.reproducible=4", "workers.min=1", "checkpoint.every_steps=1000000"];
+        let set = [&settings(workers)[..], &more.map(str::to_owned)].concat();
+        let id = daemon.submit(&job.file(), &set);
+        if workers == 4 {
+            let killed = kill_twice(&daemon, &id, 4, 1);
+            new_workers(&daemon, &id, 2, &killed);
+            let fewer = daemon.show(&id)["fewer_workers"].clone();
+            let reason = "worker 1 of 4 was killed by signal 9";
+            assert_eq!((&fewer["members"], &fewer["all"]), (&2.into(), &4.into()), "{fewer:#}");
+            let [left_out] = &fewer["left_out"].as_array().unwrap()[..] else { panic!("{fewer:#}") };
+            assert_eq!((&left_out["worker"], &left_out["gpu"]), (&1.into(), &Value::Null));
+            assert!(left_out["reason"].as_str().unwrap().starts_with(reason), "{fewer:#}");
+            let text = String::from_utf8(daemon.run(&["show", &id]).stdout).unwrap();
+            assert!(text.contains(&format!("2 of 4; worker 1 is left out: {reason}")), "{text}");
+        }
+        let ended = daemon.succeeded(&id);
+        assert_complete(&ended);
+        assert!(ended["fewer_workers"].is_null(), "{ended:#}");
+        let log = daemon.log(&id);
+        let continues = "; continues with 2 of 4 workers, without worker 1; resuming in 200ms";
+        assert_eq!(log.contains(continues), workers == 4, "{log}");
+        let checkpoint = Path::new(ended["checkpoint"].as_str().unwrap());
+        ["model.safetensors", "optimizer.safetensors"].map(|part| fs::read(checkpoint.join(part)).unwrap())
+    });
+    assert!(models[0] == models[1]);
+    daemon.stop();
+}
+
+#[test]
+fn a_resumed_job_tries_a_worker_again_that_was_left_out() {
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let more = ["workers.min=2", "checkpoint.every_steps=1000000"].map(str::to_owned);
+    let id = daemon.submit(&job.file(), &[&settings(3)[..], &more].concat());
+    let killed = kill_twice(&daemon, &id, 3, 2);
+    let two = new_workers(&daemon, &id, 2, &killed);
+    daemon.json(&["pause", &id]);
+    wait_until("the job is paused", || daemon.show(&id)["state"] == "paused");
+    daemon.json(&["resume", &id]);
+    let three = new_workers(&daemon, &id, 3, &two);
+    assert!(daemon.show(&id)["fewer_workers"].is_null());
+
+    // Two remain; without one of these, the job fails after three deaths.
+    kill_twice(&daemon, &id, 3, 0);
+    let mut workers = three;
+    for _ in 0..3 {
+        workers = new_workers(&daemon, &id, 2, &workers);
+        assert!(kill(workers[0]));
+        wait_until("all workers are gone", || !workers.iter().any(|&pid| is_alive(pid)));
+    }
+    wait_until("the job fails", || has_ended(&daemon.show(&id)));
+    let failed = daemon.show(&id);
+    let reason = failed["reason"].as_str().unwrap();
+    let gave_up =
+        "gave up after 3 attempts without a new checkpoint or image; last failure: worker 0 of 2 was killed";
+    assert!(failed["state"] == "failed" && reason.starts_with(gave_up), "{failed:#}");
+    daemon.stop();
+}
+
 #[test]
 fn a_worker_that_hangs_is_named() {
     let job = TinyJob::new();

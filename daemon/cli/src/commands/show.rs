@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::{Job, Library, Worker};
+use millstream_control::proto::{FewerWorkers, Job, LeftOutWorker, Library, Worker};
 
 use crate::arguments::JobId;
 use crate::connection::to_daemon;
@@ -52,6 +52,9 @@ fn describe(job: &Job) -> String {
             table.row([format!("  {library}"), version.clone()]);
         }
     }
+    if let Some(fewer) = &job.fewer_workers {
+        table.row(["workers", &describe_fewer(fewer)]);
+    }
     for worker in &job.workers {
         table.row([format!("worker {}", worker.rank), describe_worker(worker)]);
     }
@@ -89,6 +92,15 @@ fn describe(job: &Job) -> String {
         table.row(["best checkpoint", best]);
     }
     table.render()
+}
+
+fn describe_fewer(FewerWorkers { members, all, left_out }: &FewerWorkers) -> String {
+    let describe = |LeftOutWorker { worker, gpu, reason }: &LeftOutWorker| {
+        let name = gpu.map_or_else(|| format!("worker {worker}"), |gpu| format!("GPU {gpu}"));
+        let reason = if reason.is_empty() { String::new() } else { format!(": {}", one_line(reason)) };
+        format!("; {name} is left out{reason}")
+    };
+    format!("{members} of {all}{}", left_out.iter().map(describe).collect::<String>())
 }
 
 fn describe_worker(worker: &Worker) -> String {
@@ -131,6 +143,23 @@ mod tests {
                 "worker 2   process 102",
             ]
         );
+    }
+
+    #[test]
+    fn workers_that_are_left_out_are_shown_with_their_failure() {
+        let left_out = |worker, gpu, reason: &str| LeftOutWorker { worker, gpu, reason: reason.to_owned() };
+        let shown = |left_out| {
+            let fewer = FewerWorkers { members: 2, all: 4, left_out };
+            let shown = describe(&Job { fewer_workers: Some(fewer), ..Job::default() });
+            shown.lines().find(|line| line.starts_with("workers")).map(|line| line.trim_end().to_owned())
+        };
+        let of_gpu = shown(vec![left_out(1, Some(3), "the device\nfailed")]).unwrap_or_default();
+        assert!(
+            of_gpu.starts_with("workers ") && of_gpu.contains(" 2 of 4; GPU 3 is left out: the device"),
+            "{of_gpu}"
+        );
+        let of_cpu = shown(vec![left_out(1, None, ""), left_out(0, None, "killed")]).unwrap_or_default();
+        assert!(of_cpu.ends_with(" 2 of 4; worker 1 is left out; worker 0 is left out: killed"), "{of_cpu}");
     }
 
     #[test]
