@@ -15,7 +15,7 @@ fn job_of(id: &str, pids: Vec<u32>, gpu: Option<u32>) -> JobSnapshot {
     let mut record = JobRecord::new(id, id, "/runs".into());
     let gpu = gpu.map(|number| GpuName { number, name: "H100".into() });
     record.device = Some(Description { text: String::new(), gpu, libraries: Vec::new() });
-    let worker = Some(WorkerSnapshot { pids, process: None, exchange_shares: Vec::new() });
+    let worker = Some(WorkerSnapshot { pids, process: None, exchange_shares: Vec::new(), left_out: 0 });
     JobSnapshot { record, checkpoint: None, image_step: None, worker, ingest: None }
 }
 

@@ -118,6 +118,7 @@ fn job(active: &ActiveJob) -> JobSnapshot {
         process: ProcessUse::of_all(&pids),
         pids,
         exchange_shares: vitals.exchanges().shares,
+        left_out: vitals.fewer_workers().map_or(0, |fewer| fewer.left_out.len() as u32),
     });
     JobSnapshot {
         record,

@@ -259,6 +259,10 @@ impl JobFamilies<'_> {
         self.each(Counter, "millstream_job_worker_cpu_seconds", help, |job| {
             process(job).map(|process| process.cpu_seconds)
         });
+        let help = "Workers that are left out because they failed; the others train without them.";
+        self.each(Gauge, "millstream_job_workers_left_out", help, |job| {
+            job.worker.as_ref().map(|worker| worker.left_out.into())
+        });
         let help = "Share of the time that one of several workers was in exchanges with the others, recently; the slowest has the \
                     smallest.";
         self.all(Gauge, "millstream_job_worker_exchange_ratio", help, |job, samples| {

@@ -88,6 +88,7 @@ fn snapshot() -> Snapshot {
             pids: vec![7, 9, 10],
             process: Some(process),
             exchange_shares: vec![Some(0.25), None, Some(0.5)],
+            left_out: 1,
         }),
         ingest: Some(ingest()),
     };
@@ -97,7 +98,12 @@ fn snapshot() -> Snapshot {
         record,
         checkpoint: None,
         image_step: None,
-        worker: Some(WorkerSnapshot { pids: vec![8], process: None, exchange_shares: Vec::new() }),
+        worker: Some(WorkerSnapshot {
+            pids: vec![8],
+            process: None,
+            exchange_shares: Vec::new(),
+            left_out: 0,
+        }),
         ingest: None,
     };
     Snapshot {

@@ -136,6 +136,8 @@ pub struct WorkerSnapshot {
     pub process: Option<ProcessUse>,
     /// The share of its recent time that each was in exchanges with the others, by rank; empty for one worker alone.
     pub exchange_shares: Vec<Option<f64>>,
+    /// The number of workers that the job has but does not start, because they or their devices failed.
+    pub left_out: u32,
 }
 
 /// One of several workers of a job.

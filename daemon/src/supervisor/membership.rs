@@ -11,6 +11,8 @@
 //! The *number* of a worker is its place among all workers of the job, and does not change. Ranks count the members, in the order
 //! of their numbers.
 
+use std::fmt;
+
 use millstream_job::Job;
 
 use crate::ranks;
@@ -136,9 +138,16 @@ impl Membership {
     }
 }
 
+impl fmt::Display for FewerWorkers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.left_out.iter().map(LeftOut::name).collect();
+        write!(f, "continues with {} of {} workers, without {}", self.members, self.all, names.join(", "))
+    }
+}
+
 impl LeftOut {
     /// Its GPU, or the worker itself on the CPU.
-    pub(crate) fn name(&self) -> String {
+    fn name(&self) -> String {
         self.gpu.map_or_else(|| format!("worker {}", self.worker), |gpu| format!("GPU {gpu}"))
     }
 }
@@ -163,8 +172,9 @@ mod tests {
         assert!(workers.on_failure(of_worker(2), "twice"));
         assert_eq!((workers.members(), workers.gpus()), (vec![0, 1, 3], vec![3, 0, 5]));
         let left_out = vec![LeftOut { worker: 2, gpu: Some(2), reason: "twice".into() }];
-        assert_eq!(left_out[0].name(), "GPU 2");
-        assert_eq!(workers.fewer(), Some(FewerWorkers { members: 3, all: 4, left_out }));
+        let fewer = FewerWorkers { members: 3, all: 4, left_out };
+        assert_eq!(fewer.to_string(), "continues with 3 of 4 workers, without GPU 2");
+        assert_eq!(workers.fewer(), Some(fewer));
 
         // Rank 2 is another worker now.
         assert!(!workers.on_failure(of_worker(2), "once"));

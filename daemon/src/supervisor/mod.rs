@@ -390,17 +390,15 @@ impl Supervisor {
                 Outcome::Failed(reason) => return Err(Abort::Failed(reason)),
                 Outcome::OutOfDescriptors(reason) => self.wait_for_descriptors(reason)?,
                 Outcome::NoDevice { rank, reason } => {
-                    let Some(left_out) =
-                        self.leave_out(&mut prepared, Failure::NoDevice { rank }, &reason)?
-                    else {
+                    if !self.leave_out(&mut prepared, Failure::NoDevice { rank }, &reason)? {
                         return Err(Abort::Failed(reason));
-                    };
-                    self.back_off(left_out)?;
+                    }
                 }
                 Outcome::Died(Death { reason, out_of_memory: false, rank }) => {
                     let failure = rank.map_or(Failure::Other, |rank| Failure::OfWorker { rank });
-                    let left_out = self.leave_out(&mut prepared, failure, &reason)?;
-                    self.back_off(left_out.unwrap_or(reason))?;
+                    if !self.leave_out(&mut prepared, failure, &reason)? {
+                        self.back_off(reason)?;
+                    }
                 }
                 Outcome::Died(Death { reason, out_of_memory: true, .. }) => {
                     self.membership.on_failure(Failure::Other, &reason);
@@ -419,23 +417,18 @@ impl Supervisor {
         }
     }
 
-    /// An attempt has failed, because of `reason`. If a worker is left out because of it, plans the next attempts without that
-    /// worker, and returns `reason` with the workers that continue.
-    fn leave_out(
-        &mut self,
-        prepared: &mut Prepared,
-        failure: Failure,
-        reason: &str,
-    ) -> Result<Option<String>, Abort> {
+    /// An attempt has failed, because of `reason`. Returns whether its cause is left out; then plans the next attempt with the
+    /// other workers, and waits before it.
+    fn leave_out(&mut self, prepared: &mut Prepared, failure: Failure, reason: &str) -> Result<bool, Abort> {
         if !self.membership.on_failure(failure, reason) {
-            return Ok(None);
+            return Ok(false);
         }
         self.set_members(prepared).map_err(|error| Abort::Failed(format!("{reason}: {error:#}")))?;
         // The number of workers bounds how often that happens.
         self.retries.reset();
-        let Some(FewerWorkers { members, all, left_out }) = self.membership.fewer() else { return Ok(None) };
-        let names: Vec<_> = left_out.iter().map(LeftOut::name).collect();
-        Ok(Some(format!("{reason}; continues with {members} of {all} workers, without {}", names.join(", "))))
+        let continues = self.membership.fewer().map(|fewer| fewer.to_string()).unwrap_or_default();
+        self.wait_to_resume(format!("{reason}; {continues}"), retry::FIRST_BACK_OFF)?;
+        Ok(true)
     }
 
     /// Plans the attempts at `prepared` with the members.
@@ -571,6 +564,11 @@ impl Supervisor {
                 "gave up after {deaths} attempts without a new checkpoint or image; last failure: {reason}"
             )));
         };
+        self.wait_to_resume(reason, pause)
+    }
+
+    /// Waits for `pause` after an attempt that failed because of `reason`.
+    fn wait_to_resume(&mut self, reason: String, pause: Duration) -> Result<(), Abort> {
         self.recorder.log(Level::WARN, &format!("{reason}; resuming in {pause:?}"));
         self.recorder.update(|record| record.reason = reason);
         self.pause(pause)

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) const MAX_DEATHS: u32 = 3;
 
 /// Back-off after the first death; each further one is [`BACK_OFF_FACTOR`] times longer.
-const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
+pub(crate) const FIRST_BACK_OFF: Duration = Duration::from_millis(200);
 const BACK_OFF_FACTOR: u32 = 5;
 
 /// Counts the consecutive deaths of a job's workers.

@@ -221,12 +221,11 @@ fn a_resumed_job_tries_a_worker_again_that_was_left_out() {
     daemon.json(&["pause", &id]);
     wait_until("the job is paused", || daemon.show(&id)["state"] == "paused");
     daemon.json(&["resume", &id]);
-    let three = new_workers(&daemon, &id, 3, &two);
+    new_workers(&daemon, &id, 3, &two);
     assert!(daemon.show(&id)["fewer_workers"].is_null());
 
-    // Two remain; without one of these, the job fails after three deaths.
-    kill_twice(&daemon, &id, 3, 0);
-    let mut workers = three;
+    // Of the two that remain, none is left out: the job fails after three deaths.
+    let mut workers = kill_twice(&daemon, &id, 3, 0);
     for _ in 0..3 {
         workers = new_workers(&daemon, &id, 2, &workers);
         assert!(kill(workers[0]));
