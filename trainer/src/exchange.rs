@@ -23,10 +23,10 @@
 //!   (`collective/operations.rs`), and [`add_losses`] those of all workers.
 //! - Rows of tables, and weights of rows: in the order of the parts.
 //!
-//! Without `S`, sums of large gradients start while the backward pass continues (`exchange/early.rs`), and the order of sums need
-//! not be known: devices that are connected to each other ([`Backend::connect`]) add the
+//! Without `S`, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
 //! gradients of layers and the losses themselves, in place, and gather the rows of tables. Nothing but the numbers of rows then
-//! passes through host memory (`exchange/devices.rs`).
+//! passes through host memory (`exchange/devices.rs`). Sums of large gradients start while the backward pass continues
+//! (`exchange/early.rs`).
 
 mod devices;
 mod early;
@@ -34,7 +34,7 @@ mod ranks;
 mod rows;
 pub(crate) mod scored_rows;
 
-use std::cell::RefCell;
+use std::collections::VecDeque;
 
 use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Pool};
 use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
@@ -43,10 +43,8 @@ use millstream_batch::BatchRef;
 use crate::gradients::GradientVisitor;
 use crate::layers::Tables;
 use crate::model::{Compute, StepError};
-use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
-pub(crate) use devices::{Rounded, rounded_gradients};
-pub(crate) use early::StartEarly;
-use early::{EarlySums, Starter};
+use crate::parameter::{Parameters, Storage};
+pub(crate) use early::{LayerSums, StartEarly};
 pub(crate) use ranks::Ranks;
 use rows::Received;
 
@@ -84,10 +82,8 @@ pub(crate) struct Exchange<S: Scalar> {
     parts: usize,
     /// The weight of the global batch of the agreed step, by task, until the step is taken.
     totals: Option<Vec<f64>>,
-    /// The number of gradients of layers that are summed at the end.
+    /// The number of gradients of layers.
     numbers: usize,
-    /// The sums of the other ones.
-    early: RefCell<EarlySums<S>>,
     /// The number of sums of losses and of weights.
     loss_numbers: usize,
     /// The format in which gradients travel.
@@ -96,12 +92,12 @@ pub(crate) struct Exchange<S: Scalar> {
     sums: Vec<PartSum<S>>,
     /// The rows of each of this worker's parts, by group of tables.
     rows: Vec<Vec<RowSums<S>>>,
-    /// Memory of messages with rows.
+    /// Memory of messages with rows, and of rows that were sent in 16 bits.
     messages: Pool,
-    /// Memory of the last step.
+    decoded: Pool,
+    /// Memory of the last step, in the order in which it was used.
     free_sums: Vec<PartSum<S>>,
-    free_rows: Vec<RowSums<S>>,
-    free_decoded: Vec<Buffer<S>>,
+    free_rows: VecDeque<RowSums<S>>,
 }
 
 /// The sum of some parts of a worker.
@@ -125,35 +121,32 @@ pub(crate) struct PartGradients<'a, B: Backend> {
     pub(crate) losses: &'a mut B::Matrix,
     /// The devices of the other workers, if they exchange gradients and losses themselves.
     pub(crate) peers: Option<&'a B::Peers>,
-    /// Where those round the gradients of layers before they exchange them, if they do.
-    pub(crate) rounded: &'a mut [Rounded<B>],
+    /// How those add the gradients of layers.
+    pub(crate) layer_sums: &'a mut LayerSums<B>,
 }
 
 impl<S: Scalar> Exchange<S> {
-    /// An exchange of the `gradients` of these parameters of layers, and of losses of `tasks` tasks, over `parts` parts of each
-    /// worker. Gradients travel as `wire`.
-    pub(crate) fn new<'a>(
+    /// An exchange of `numbers` gradients of layers, and of losses of `tasks` tasks, over `parts` parts of each worker.
+    /// Gradients travel as `wire`.
+    pub(crate) fn new(
         communicator: Communicator,
         parts: usize,
-        (gradients, wire): (impl Iterator<Item = &'a ParameterSpec> + Clone, Float),
+        (numbers, wire): (usize, Float),
         tasks: usize,
     ) -> Self {
-        let is_early = parts == 1 && communicator.ranks() > 1;
-        let early = if is_early { EarlySums::of(gradients.clone()) } else { EarlySums::none() };
         Self {
             communicator,
             parts,
             totals: None,
-            numbers: gradients.filter(|spec| !early.has(spec)).map(ParameterSpec::len).sum(),
-            early: RefCell::new(early),
+            numbers,
             loss_numbers: 2 * tasks,
             wire,
             sums: Vec::new(),
             rows: (0..parts).map(|_| Vec::new()).collect(),
             messages: Pool::default(),
+            decoded: Pool::default(),
             free_sums: Vec::new(),
-            free_rows: Vec::new(),
-            free_decoded: Vec::new(),
+            free_rows: VecDeque::new(),
         }
     }
 
@@ -209,18 +202,6 @@ impl<S: Scalar> Exchange<S> {
         Ranks { communicator: &self.communicator, peers, rows, part }
     }
 
-    /// What starts sums while the last pass over the rows of `batch` completes gradients; `None` if no sum starts early.
-    pub(crate) fn start_early<'a, B: Backend<Scalar = S>>(
-        &'a self,
-        peers: Option<&'a B::Peers>,
-        rounded: &'a mut [Rounded<B>],
-        batch: &'a B::Batch,
-    ) -> Option<StartEarly<'a, B>> {
-        let Self { communicator, wire, early, .. } = self;
-        let starter = Starter { communicator, wire: *wire, peers, batch };
-        (!early.borrow().is_empty()).then(|| StartEarly { starter, early, rounded: RefCell::new(rounded) })
-    }
-
     /// The number of this worker, and how many there are.
     pub(crate) fn rank(&self) -> (usize, usize) {
         (self.communicator.rank(), self.communicator.ranks())
@@ -237,12 +218,9 @@ impl<S: Scalar> Exchange<S> {
         part: usize,
         gradients: &mut PartGradients<'_, B>,
     ) -> Result<(), StepError> {
-        if let Some(fault) = self.early.get_mut().take_fault() {
-            return Err(fault.into());
-        }
         if let Some(peers) = gradients.peers {
             devices::pack_rows(peers, gradients);
-            // Waits for the device. Nothing has been sent: the other workers must not get the gradients of an invalid batch.
+            // Waits for the device. The other workers must not take the step of an invalid batch.
             return Ok(gradients.backend.check(gradients.touched.0)?);
         }
         let PartGradients { backend, network, logits_grad, touched, losses, .. } = gradients;
@@ -257,13 +235,6 @@ impl<S: Scalar> Exchange<S> {
             backend: *backend,
             touched: *touched,
             numbers: Numbers { all: free.numbers, used: 0 },
-            early: self.early.get_mut(),
-            starter: Starter {
-                communicator: &self.communicator,
-                wire: self.wire,
-                peers: None,
-                batch: touched.0,
-            },
             free_rows: &mut self.free_rows,
             rows: &mut self.rows[part],
         };
@@ -286,7 +257,7 @@ impl<S: Scalar> Exchange<S> {
         gradients: &mut PartGradients<'_, B>,
     ) -> Result<(), StepError> {
         if let Some(peers) = gradients.peers {
-            return devices::exchange(&self.communicator, peers, self.early.get_mut(), gradients);
+            return devices::exchange(&self.communicator, peers, gradients);
         }
         let PartGradients { backend, network, logits_grad, losses, .. } = gradients;
         let own = self.sums.pop().expect("the sum of this worker's parts");
@@ -299,7 +270,7 @@ impl<S: Scalar> Exchange<S> {
         self.free_rows.extend(self.rows.iter_mut().flat_map(|of_part| of_part.drain(..)));
         // The rows of all parts, by group of tables. Part `p` of rank `r` is part `p * ranks + r` of all.
         let mut received: Vec<Vec<RowSums<S>>> = (0..groups).map(|_| Vec::new()).collect();
-        let (wire, decoded) = (self.wire, &mut self.free_decoded);
+        let (wire, decoded) = (self.wire, &mut self.decoded);
         let of_ranks =
             messages.into_iter().map(|message| rows::unpack(message, self.parts * groups, wire, decoded));
         let mut of_ranks = of_ranks.collect::<Option<Vec<_>>>().ok_or(StepError::OtherModel)?;
@@ -313,17 +284,12 @@ impl<S: Scalar> Exchange<S> {
         let mut receive = ReceiveGradients {
             backend: *backend,
             numbers: Numbers { all: numbers.join()?, used: 0 },
-            early: self.early.get_mut(),
             rows: received.iter(),
             result: Ok(()),
         };
         network.visit_gradients(logits_grad, &mut receive);
         let ReceiveGradients { numbers: Numbers { all, .. }, result, .. } = receive;
-        self.early.get_mut().end();
         self.free_sums.push(PartSum { numbers: all, losses: own.losses, parts: 1 });
-        if !rows::travels_whole::<S>(self.wire) {
-            self.free_decoded.extend(received.into_iter().flatten().map(|sums| sums.rows));
-        }
         result
     }
 }
@@ -375,7 +341,7 @@ fn weight(task: &Task, batch: BatchRef<'_>) -> f64 {
     }
 }
 
-/// Gradients and losses, which visitors write or read one after another.
+/// Gradients of layers, which visitors write or read one after another.
 struct Numbers<S: Scalar> {
     all: Buffer<S>,
     used: usize,
@@ -394,10 +360,8 @@ struct CollectGradients<'a, B: Backend> {
     backend: &'a B,
     touched: (&'a B::Batch, &'a B::RowPlan),
     numbers: Numbers<B::Scalar>,
-    early: &'a mut EarlySums<B::Scalar>,
-    starter: Starter<'a, B>,
     /// Memory for rows.
-    free_rows: &'a mut Vec<RowSums<B::Scalar>>,
+    free_rows: &'a mut VecDeque<RowSums<B::Scalar>>,
     rows: &'a mut Vec<RowSums<B::Scalar>>,
 }
 
@@ -405,12 +369,9 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
         // A backward pass over no rows has not taken place.
         let is_empty = B::batch_shape(self.touched.0).rows == 0;
-        layers.visit(&mut |Parameter { spec, storage }| {
-            let Storage::Matrix { gradient: Some(gradient), .. } = storage else { return };
-            if self.early.start(self.backend, &self.starter, &mut [], (spec, gradient)) {
-                return;
-            }
-            let numbers = self.numbers.next(spec.len());
+        layers.visit(&mut |parameter| {
+            let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
+            let numbers = self.numbers.next(parameter.spec.len());
             match is_empty {
                 true => numbers.fill(B::Scalar::default()),
                 false => self.backend.read_matrix(gradient, numbers),
@@ -424,7 +385,7 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
         }
         let ((batch, plan), maxima) = (self.touched, tables.maxima.as_ref());
         let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
-        let mut sums = self.free_rows.pop().unwrap_or_default();
+        let mut sums = self.free_rows.pop_front().unwrap_or_default();
         self.backend.sum_rows(&gradients, &tables.tables, &mut sums);
         self.rows.push(sums);
     }
@@ -434,20 +395,15 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
 struct ReceiveGradients<'a, B: Backend> {
     backend: &'a B,
     numbers: Numbers<B::Scalar>,
-    early: &'a mut EarlySums<B::Scalar>,
     rows: std::slice::Iter<'a, Vec<RowSums<B::Scalar>>>,
     result: Result<(), StepError>,
 }
 
 impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
     fn layers(&mut self, layers: &mut dyn Parameters<B>) {
-        layers.visit(&mut |Parameter { spec, storage }| {
-            let Storage::Matrix { gradient: Some(gradient), .. } = storage else { return };
-            match self.early.join(spec, |sum| self.backend.write_matrix(gradient, sum)) {
-                Ok(true) => {}
-                Ok(false) => self.backend.write_matrix(gradient, self.numbers.next(spec.len())),
-                Err(error) => self.result = Err(error.into()),
-            }
+        layers.visit(&mut |parameter| {
+            let Storage::Matrix { gradient: Some(gradient), .. } = parameter.storage else { return };
+            self.backend.write_matrix(gradient, self.numbers.next(parameter.spec.len()));
         });
     }
 

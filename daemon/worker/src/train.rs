@@ -359,8 +359,9 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn copy_without_input(&mut self, rings: &mut Rings) -> Result<()> {
         let Some(leader) = self.leader.as_mut().filter(|leader| leader.wants_copy()) else { return Ok(()) };
         let began = Instant::now();
-        while began.elapsed() < INPUT_PATIENCE && self.receiver.commands.stop().is_none() {
-            if rings.has_next() {
+        while began.elapsed() < INPUT_PATIENCE {
+            // A stop saves the model, unless nothing is to be saved.
+            if rings.has_next() || self.receiver.commands.stop().is_some() {
                 return Ok(());
             }
             std::thread::sleep(INPUT_POLL);

@@ -129,6 +129,8 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// If the device does not support it.
     fn pin(&self, pages: &RingMapping) -> Result<Self::Pinned, PinError>;
 
+    /// Whether devices of this kind connect to those of other ranks.
+    const CONNECTS: bool = false;
     /// Connects the device to those of the other ranks of `communicator`, all of which make this call. `None` if this kind of
     /// device communicates through host memory.
     ///

@@ -1,15 +1,14 @@
 //! The exchange over the workers' devices, which are connected to each other.
 //!
-//! The devices add the gradients of layers, and the losses, in place; gradients that travel in 16 bits are rounded into matrices
-//! of their own. Of tables, each device packs the rows that its part
-//! touches, with their summed gradients, gets those of the others, and merges all of them. The host exchanges the numbers of
-//! rows alone: as many messages as otherwise, and each operation of the devices is queued by then.
+//! The devices add the gradients of layers, and the losses, in place; gradients that travel in 16 bits are rounded into separate
+//! matrices. Of tables, each device packs the rows that its part touches, with their summed gradients, gets those of the others,
+//! and merges all of them. The host exchanges the numbers of rows alone: as many messages as otherwise, and each operation of the
+//! devices is queued by then.
 
 use millstream_backend::collective::{Buffer, Communicator};
-use millstream_backend::{Backend, Float, GradientColumns, MatrixShape, RowGradients, ops};
+use millstream_backend::{Backend, GradientColumns, RowGradients};
 
 use super::PartGradients;
-use super::early::{EarlySums, Starter};
 use crate::gradients::GradientVisitor;
 use crate::layers::Tables;
 use crate::model::StepError;
@@ -25,15 +24,14 @@ pub(super) fn pack_rows<B: Backend>(peers: &B::Peers, gradients: &mut PartGradie
 pub(super) fn exchange<B: Backend>(
     communicator: &Communicator,
     peers: &B::Peers,
-    early: &mut EarlySums<B::Scalar>,
     gradients: &mut PartGradients<'_, B>,
 ) -> Result<(), StepError> {
     let PartGradients { backend, network, logits_grad, .. } = gradients;
-    // Before the sums are queued, because it waits for the device.
+    // Before the last sums are queued, because it waits for the device.
     let counts = backend.packed_counts(peers, |count| {
         network.visit_gradients(logits_grad, &mut Merged(count));
     });
-    sum(communicator, peers, early, gradients);
+    sum(peers, gradients);
     if counts.is_empty() {
         // A model without tables, which is the same on all workers.
         return Ok(());
@@ -48,91 +46,27 @@ pub(super) fn exchange<B: Backend>(
 }
 
 /// Replaces the gradients of layers, and the losses, by their sums over all workers.
-fn sum<B: Backend>(
-    communicator: &Communicator,
-    peers: &B::Peers,
-    early: &mut EarlySums<B::Scalar>,
-    gradients: &mut PartGradients<'_, B>,
-) {
-    let PartGradients { backend, network, logits_grad, touched, losses, rounded, .. } = gradients;
-    let starter = Starter { communicator, wire: Float::F32, peers: Some(peers), batch: touched.0 };
-    // A backward pass over no rows has not taken place.
+fn sum<B: Backend>(peers: &B::Peers, gradients: &mut PartGradients<'_, B>) {
+    let PartGradients { backend, network, logits_grad, touched, losses, layer_sums, .. } = gradients;
+    // A backward pass over no rows need not write gradients.
     let is_empty = B::batch_shape(touched.0).rows == 0;
     let prepare = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
-        if early.start(*backend, &starter, rounded, (spec, gradient)) {
-            return;
-        }
-        if is_empty {
-            backend.run(ops::Clear { rows: spec.rows, matrix: gradient });
-        }
-        if let Some(rounded) = find(rounded, spec) {
-            copy(*backend, gradient, rounded);
-        }
+        layer_sums.prepare(*backend, peers, is_empty, (spec, gradient));
     };
     network.visit_gradients(logits_grad, &mut LayerGradients(prepare));
     backend.sum_over_ranks(peers, |sum| {
         let add = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
-            if !early.has(spec) {
-                sum(find(rounded, spec).unwrap_or(gradient));
+            if let Some(summed) = layer_sums.not_started(spec, gradient) {
+                sum(summed);
             }
         };
         network.visit_gradients(logits_grad, &mut LayerGradients(add));
         sum(losses);
     });
-    let widen = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
-        if let Some(rounded) = find(rounded, spec) {
-            copy(*backend, rounded, gradient);
-        }
+    let finish = |spec: &ParameterSpec, gradient: &mut B::Matrix| {
+        layer_sums.finish(*backend, (spec, gradient));
     };
-    network.visit_gradients(logits_grad, &mut LayerGradients(widen));
-    early.end();
-}
-
-/// Where a device rounds a gradient of layers.
-pub(crate) struct Rounded<B: Backend> {
-    /// The name of the parameter.
-    name: String,
-    matrix: B::Matrix,
-}
-
-/// Matrices for the `gradients` of these parameters, rounded to `wire`; none if they travel as they are.
-pub(crate) fn rounded_gradients<'a, B: Backend>(
-    backend: &B,
-    gradients: impl Iterator<Item = &'a ParameterSpec>,
-    wire: Float,
-) -> Vec<Rounded<B>> {
-    let rounded = |spec: &ParameterSpec| Rounded {
-        name: spec.name.clone(),
-        matrix: backend.matrix_of(wire, spec.rows, spec.columns),
-    };
-    gradients.filter(|_| wire != Float::F32).map(rounded).collect()
-}
-
-fn find<'a, B: Backend>(rounded: &'a mut [Rounded<B>], spec: &ParameterSpec) -> Option<&'a mut B::Matrix> {
-    rounded.iter_mut().find(|rounded| rounded.name == spec.name).map(|rounded| &mut rounded.matrix)
-}
-
-/// Starts the sum of a gradient over the workers' devices.
-pub(super) fn start_sum<B: Backend>(
-    backend: &B,
-    peers: &B::Peers,
-    rounded: &mut [Rounded<B>],
-    (spec, gradient): (&ParameterSpec, &mut B::Matrix),
-) {
-    let summed = match find(rounded, spec) {
-        Some(rounded) => {
-            copy(backend, gradient, rounded);
-            rounded
-        }
-        None => gradient,
-    };
-    backend.start_sum(peers, |sum| sum(summed));
-}
-
-/// Copies a matrix to one of the same shape, in that one's format.
-fn copy<B: Backend>(backend: &B, from: &B::Matrix, to: &mut B::Matrix) {
-    let MatrixShape { rows, columns, .. } = B::matrix_shape(from);
-    backend.run(ops::CopyColumns { rows, from: (from, 0), to: (to, 0), columns });
+    network.visit_gradients(logits_grad, &mut LayerGradients(finish));
 }
 
 /// Calls a function with each parameter of layers and its gradient.

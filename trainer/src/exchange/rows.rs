@@ -78,7 +78,7 @@ pub(super) fn unpack<S: Scalar>(
     message: Buffer,
     count: usize,
     wire: Float,
-    decoded: &mut Vec<Buffer<S>>,
+    decoded: &mut Pool,
 ) -> Option<Received<S>> {
     let head = count.checked_mul(2)?.checked_add(1)?.checked_mul(ALIGNMENT)?;
     let mut lens = vec![head];
@@ -97,8 +97,8 @@ pub(super) fn unpack<S: Scalar>(
         let gradients = if travels_whole::<S>(wire) {
             gradients.try_into_elements().ok()?
         } else {
-            let mut numbers = decoded.pop().unwrap_or_default();
-            numbers.resize(whole_numbers(gradients.len(), S::wire_bytes(wire))?);
+            let count = whole_numbers(gradients.len(), S::wire_bytes(wire))?;
+            let mut numbers = decoded.take(count * size_of::<S>()).try_into_elements().ok()?;
             S::decode(&gradients, wire, &mut numbers);
             numbers
         };
@@ -108,7 +108,7 @@ pub(super) fn unpack<S: Scalar>(
 }
 
 /// Whether numbers travel as they are in memory.
-pub(super) fn travels_whole<S: Scalar>(wire: Float) -> bool {
+fn travels_whole<S: Scalar>(wire: Float) -> bool {
     S::wire_bytes(wire) == size_of::<S>()
 }
 
@@ -120,6 +120,8 @@ fn whole_numbers(bytes: usize, size: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeSet;
 
     use super::*;
 
@@ -136,7 +138,7 @@ mod tests {
     }
 
     fn unpacked<S: Scalar>(message: Buffer, count: usize, wire: Float) -> Option<Received<S>> {
-        unpack(message, count, wire, &mut Vec::new())
+        unpack(message, count, wire, &mut Pool::default())
     }
 
     #[test]
@@ -156,11 +158,12 @@ mod tests {
 
     #[test]
     fn decoded_rows_use_memory_again() {
-        let mut decoded = vec![Buffer::zeroed(100)];
-        let start = decoded[0].as_ptr();
-        let received = unpack::<f32>(message(Float::F16), 3, Float::F16, &mut decoded).unwrap();
-        assert!(decoded.is_empty());
-        assert!(received.rows.into_iter().any(|sums| sums.rows.as_ptr() == start));
+        let mut decoded = Pool::default();
+        let mut addresses = || {
+            let received = unpack::<f32>(message(Float::F16), 3, Float::F16, &mut decoded).unwrap();
+            received.rows.map(|sums| sums.rows.as_ptr()).collect::<BTreeSet<_>>()
+        };
+        assert_eq!(addresses(), addresses());
     }
 
     #[test]

@@ -31,7 +31,7 @@ use millstream_backend::{
 };
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
-use crate::exchange::{self, Exchange, Rounded};
+use crate::exchange::{self, Exchange, LayerSums};
 use crate::loss::rate;
 pub use crate::parameter::{NamedTensor, TensorRole};
 use crate::parameter::{Parameter, ParameterSpec};
@@ -73,8 +73,8 @@ pub struct Model<B: Backend> {
     wire: Float,
     /// The devices of the other workers, once they are connected.
     peers: Option<B::Peers>,
-    /// Where this device rounds the gradients of layers for those, if they travel in 16 bits.
-    rounded: Vec<Rounded<B>>,
+    /// How they add the gradients of layers.
+    layer_sums: LayerSums<B>,
     /// The exchange with the others, once this one has joined them.
     exchange: Option<Exchange<B::Scalar>>,
 }
@@ -316,6 +316,11 @@ impl<B: Backend> Model<B> {
         let mut parameters = parts.network.parameters();
         parameters.iter_mut().for_each(|parameter| parameter.initialise(&backend, training.seed));
         let tensors = parameters.iter().flat_map(|parameter| parameter.spec.tensors()).collect();
+        let wire = training.gradient_precision.gradients();
+        let layer_sums = match B::CONNECTS && training.may_sum_on_devices() {
+            true => LayerSums::new(&backend, gradients(&parameters), wire),
+            false => LayerSums::none(),
+        };
         backend.write_matrix(&mut parts.scale, &[B::Scalar::from_f64(1.0)]);
         let specs = training.tasks(schema.label_count());
         let tasks = specs.iter().zip(0..).map(|(spec, label)| spec.as_task(label, schema));
@@ -335,9 +340,9 @@ impl<B: Backend> Model<B> {
             parts_each: (training.parts() / training.ranks()) as usize,
             exchanges: training.exchanges(),
             sums_on_devices: training.may_sum_on_devices(),
-            wire: training.gradient_precision.gradients(),
+            wire,
             peers: None,
-            rounded: Vec::new(),
+            layer_sums,
             exchange: None,
             backend,
             parts,

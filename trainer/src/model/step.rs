@@ -11,9 +11,10 @@ use super::compute::Objective;
 use super::network::Network;
 use super::scaling::Scaling;
 use super::{Model, Parts, StepError, gradients};
-use crate::exchange::{self, Agreement, Exchange, PartGradients, Request};
+use crate::exchange::{Agreement, Exchange, PartGradients, Request, StartEarly};
 use crate::gradients::{ApplyUpdates, CompletedGradients, SumSquares};
 use crate::loss::LossSum;
+use crate::parameter::ParameterSpec;
 use crate::pass::{Pass, Purpose, rounding_key};
 use crate::schedule::Step;
 
@@ -49,10 +50,6 @@ impl<B: Backend> Model<B> {
         if self.sums_on_devices {
             self.peers = self.backend.connect(&communicator)?;
         }
-        if self.peers.is_some() {
-            let parameters = self.parts.network.parameters();
-            self.rounded = exchange::rounded_gradients(&self.backend, gradients(&parameters), self.wire);
-        }
         self.exchange = Some(self.new_exchange(communicator));
         Ok(())
     }
@@ -75,7 +72,8 @@ impl<B: Backend> Model<B> {
 
     fn new_exchange(&mut self, communicator: Communicator) -> Exchange<B::Scalar> {
         let parameters = self.parts.network.parameters();
-        Exchange::new(communicator, self.parts_each, (gradients(&parameters), self.wire), self.tasks.len())
+        let numbers = gradients(&parameters).map(ParameterSpec::len).sum();
+        Exchange::new(communicator, self.parts_each, (numbers, self.wire), self.tasks.len())
     }
 
     /// The exchange with the other workers that train this model, if there are any.
@@ -190,7 +188,7 @@ impl<B: Backend> Model<B> {
         &mut self,
         exchange: impl FnOnce(&mut PartGradients<'_, B>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        let Self { backend, parts, peers, rounded, .. } = self;
+        let Self { backend, parts, peers, layer_sums, .. } = self;
         let Parts { network, batch, plan, logits_grad, sums, .. } = parts;
         let mut of_part = PartGradients {
             backend,
@@ -199,7 +197,7 @@ impl<B: Backend> Model<B> {
             touched: (batch, plan),
             losses: sums,
             peers: peers.as_ref(),
-            rounded,
+            layer_sums,
         };
         backend.phase(Phase::Exchange, || exchange(&mut of_part))
     }
@@ -220,7 +218,7 @@ impl<B: Backend> Model<B> {
         step: Step,
         exchange: Option<(&Exchange<B::Scalar>, &[f64])>,
     ) {
-        let Self { backend, parts, seed, tasks, peers, rounded, .. } = self;
+        let Self { backend, parts, seed, tasks, peers, layer_sums, .. } = self;
         let Parts { network, batch: uploaded, plan, compared, logits_grad, sums, scaling, .. } = parts;
         let (most, is_joint, uploaded, peers) = (parts.rows, parts.is_joint, &*uploaded, peers.as_ref());
         backend.phase(Phase::Plan, || backend.run(ops::PlanRows { batch: uploaded, plan }));
@@ -229,7 +227,7 @@ impl<B: Backend> Model<B> {
         let (purpose, totals) = (Purpose::training(*seed, step.number), exchange.map(|(_, totals)| totals));
         let mut passes =
             Passes { backend, network, batch: uploaded, tasks, totals, compared, logits_grad, sums, scaling };
-        let start_early = exchange.and_then(|(exchange, _)| exchange.start_early(peers, rounded, uploaded));
+        let start_early = peers.map(|peers| StartEarly::new(peers, layer_sums, rows == 0));
         let completed = start_early.as_ref().map(|start_early| start_early as &dyn CompletedGradients<B>);
         if let (true, Some((exchange, _))) = (is_joint && header.global_rows > 0, exchange) {
             let ranks = exchange.ranks(peers, header.global_rows as usize, most);

@@ -154,7 +154,8 @@ impl Case {
     }
 }
 
-fn by_descent(value: &mut Value, rate: f64) {
+/// Replaces each optimizer by SGD of this learning rate.
+pub(crate) fn by_descent(value: &mut Value, rate: f64) {
     if value.get("learning_rate").is_some() {
         *value = json!({"kind": "sgd", "learning_rate": rate});
     } else if let Value::Object(entries) = value {

@@ -214,6 +214,8 @@ impl Backend for Cuda {
         self.pinned.pin(self.context(), pages).map_err(|fault| PinError(fault.to_string()))
     }
 
+    const CONNECTS: bool = true;
+
     fn connect(&self, communicator: &Communicator) -> Result<Option<CudaPeers>, ConnectDevicesError> {
         self.connect_peers(communicator).map(Some)
     }

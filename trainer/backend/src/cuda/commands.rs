@@ -19,8 +19,9 @@ use super::blas::{Blas, BlasError, Product};
 use super::driver::{Context, Executable, Fault, Graph, Lane, Launch, Node, Stream};
 use super::fault::GpuError;
 
-/// The most lists kept as graphs: full and last batches, of training and of scoring.
-const MOST_GRAPHS: usize = 8;
+/// The most lists kept as graphs, and the most that are remembered until they come again. Sums over ranks cut a step into many lists,
+/// which differ for full and last batches, of training and of scoring.
+const MOST_GRAPHS: usize = 64;
 /// A shorter list is launched command by command.
 const LEAST_COMMANDS: usize = 4;
 
@@ -156,9 +157,14 @@ impl Commands {
 
     fn run(&mut self, stream: &Stream, blas: &Blas) -> Result<(), CommandError> {
         let is_this = |known: &Known| known.list.commands == self.list.commands;
-        if let Some(place) = self.known.iter().position(is_this) {
-            self.known[place].update_arguments(&self.list.arguments)?;
-            return Ok(stream.run(&self.known[place].executable)?);
+        if let Some(mut known) =
+            self.known.iter().position(is_this).and_then(|place| self.known.remove(place))
+        {
+            let run = known.update_arguments(&self.list.arguments);
+            let run = run.and_then(|()| stream.run(&known.executable));
+            // The one that was used least recently is dropped first.
+            self.known.push_back(known);
+            return Ok(run?);
         }
         let commands = &self.list.commands;
         if commands.len() < LEAST_COMMANDS {

@@ -270,10 +270,9 @@ impl Cuda {
         must(unsafe { self.stream.copy_to_device(address, bytes) });
     }
 
-    /// Waits for all commands issued so far, then copies from the GPU.
+    /// Waits for all commands issued so far, then copies from the GPU. Sums that none of them has joined may go on.
     fn copy_from(&self, bytes: &mut [u8], address: Address) {
-        self.flush();
-        self.wait_for_sums();
+        self.wait_for_commands();
         // SAFETY: callers pass addresses of this backend's buffers that hold `bytes.len()` bytes. `bytes` is
         // exclusively borrowed until `wait` returns.
         must(unsafe { self.stream.copy_to_host(bytes, address) });

@@ -6,8 +6,8 @@
 //! sums |                | sum of all ranks | summed
 //! ```
 //!
-//! A sum runs beside later work until that joins it. A gather of sections of memory ([`rank_rows`](super::rank_rows)) is ordered, waits and fails as a sum does; below, "sum"
-//! stands for both.
+//! A sum runs beside later work, until work that needs it joins it. A gather of sections of memory
+//! ([`rank_rows`](super::rank_rows)) is ordered, waits and fails as a sum does; below, "sum" stands for both.
 //!
 //! A sum cuts the command list, as an upload does ([`feed`](super::feed)). It is never part of a graph: NCCL demands that
 //! all ranks capture the same operations, and a list becomes a graph when it comes again, which ranks do at different steps.
@@ -163,7 +163,7 @@ impl Cuda {
         peers: &CudaPeers,
         visit: impl FnOnce(&mut dyn FnMut(&mut CudaMatrix)),
     ) {
-        let start = self.begin_over_peers();
+        self.begin_over_peers();
         let mut summands = Vec::new();
         visit(&mut |matrix| summands.push(matrix.summand()));
         let bytes = summands.iter().map(|summand| summand.count * number_bytes(summand.float)).sum();
@@ -171,17 +171,17 @@ impl Cuda {
         // SAFETY: the matrices are memory of this backend, which is not freed before the sum has ended. Earlier commands precede the
         // sum, and later ones that use the matrices wait for it.
         let sum = |deadline| unsafe { peers.communicator.sum(&summands, &peers.stream, deadline) };
-        self.enqueue_over_peers(peers, start, info, sum);
+        self.enqueue_over_peers(peers, info, sum);
     }
 
     /// Gathers `sections`, which are memory of this backend.
     pub(super) fn gather_over_peers(&self, peers: &CudaPeers, sections: &[Section]) {
-        let start = self.begin_over_peers();
+        self.begin_over_peers();
         let bytes = sections.iter().map(|section| section.words * size_of::<u32>()).sum();
         let info = (Operation::DeviceGather, info("gather_rows", bytes));
         // SAFETY: as in `start_sum_over_peers`.
         let gather = |deadline| unsafe { peers.communicator.gather(sections, &peers.stream, deadline) };
-        self.enqueue_over_peers(peers, start, info, gather);
+        self.enqueue_over_peers(peers, info, gather);
         self.join_peers();
     }
 
@@ -195,18 +195,15 @@ impl Cuda {
     }
 
     /// From here on, memory that is dropped stays until the operation has ended that is enqueued next.
-    fn begin_over_peers(&self) -> Option<Arc<Event>> {
+    fn begin_over_peers(&self) {
         self.flush();
-        let start = self.point(&self.stream);
         self.context().begin_sum();
-        start
     }
 
-    /// Enqueues an operation over all ranks after earlier commands. It is recorded since `start`.
+    /// Enqueues an operation over all ranks after earlier commands.
     fn enqueue_over_peers(
         &self,
         peers: &CudaPeers,
-        start: Option<Arc<Event>>,
         (operation, info): (Operation, OperationInfo),
         enqueue: impl FnOnce(Deadline) -> Result<(), CallError>,
     ) {
@@ -216,6 +213,7 @@ impl Cuda {
         });
         must(ready.record(&self.stream));
         must(peers.stream.wait_for(&ready));
+        let start = self.point(&peers.stream);
         let number = peers.sums.fetch_add(1, Ordering::Relaxed) + 1;
         let label = Label { operation, number, round: Round::Only };
         match enqueue(Deadline::after(peers.limit)) {
@@ -243,6 +241,16 @@ impl Cuda {
             std::thread::sleep(POLL_INTERVAL);
         }
         must(event.wait());
+    }
+
+    /// Waits for all commands, but not for sums that none of them has joined.
+    pub(super) fn wait_for_commands(&self) {
+        self.flush();
+        if self.has_open_sums() {
+            let done = must(Event::new(self.context()));
+            must(done.record(&self.stream));
+            self.wait_for(&done);
+        }
     }
 
     /// Waits until all sums have ended: before each call in which the driver may wait for the device.

@@ -237,14 +237,14 @@ impl Cuda {
         self.launch_blocks(PACK_ROWS, tiles, &merge);
     }
 
-    /// The number of packed rows of each table, of all groups that `visit` passes on. Waits for the device.
+    /// The number of packed rows of each table, of all groups that `visit` passes on. Waits for the device, but not for sums that
+    /// run beside.
     pub(super) fn counts_of_packed(
         &self,
         peers: &CudaPeers,
         visit: impl FnOnce(&mut dyn FnMut(&mut CudaMergedRows)),
     ) -> Vec<u32> {
-        self.flush();
-        self.wait_for_sums();
+        self.wait_for_commands();
         let mut counts: Vec<Vec<u32>> = Vec::new();
         visit(&mut |merged| {
             let rows = merged.gathered();

@@ -124,6 +124,23 @@ fn a_sum_is_in_order_with_other_operations() {
     assert!(sums.iter().all(|(_, graphs)| *graphs > 0), "the lists between sums become graphs");
 }
 
+/// As many as the sums of a large model cut a step into.
+#[test]
+fn each_of_many_lists_becomes_a_graph() {
+    let (stand_in, cuda) = alone();
+    let one = cuda.matrix(1, 3);
+    let mut to = cuda.matrix(1, 3);
+    for _ in 0..3 {
+        for list in 0..20 {
+            for _ in 0..5 + list {
+                cuda.run(ops::Add { rows: 1, from: &one, to: &mut to });
+            }
+            cuda.flush();
+        }
+    }
+    assert_eq!(count(&stand_in, c"executable graphs"), 20);
+}
+
 /// The other rank starts only after work that was queued behind the sum has been done.
 #[test]
 fn a_started_sum_runs_beside_later_operations_until_it_is_joined() {
