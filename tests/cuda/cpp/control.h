@@ -23,6 +23,7 @@ void stand_in_attribute(int attribute, int value);
 
 // Makes the `nth` call of a function from now on (1: the next) fail with this code. The function "work" stands for work
 // items as they run (kernels, copies, fills and products): like a failed launch, their failure is the context's.
+// "work@1" stands for those of device 1 alone.
 // Initially, for all of these libraries: MILLSTREAM_STAND_IN_FAIL, a list like `cuMemAlloc_v2:3:2,work:10:719`.
 void stand_in_fail(const char* function, std::uint64_t nth, int code);
 

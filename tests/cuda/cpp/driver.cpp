@@ -196,6 +196,7 @@ bool Driver::run_first(std::unique_lock<std::mutex>& lock, Stream& stream) {
 bool Driver::run(std::unique_lock<std::mutex>& lock, Context& context, const Shared& work, bool again) {
     std::uint64_t seed = random.next();
     int scripted = again ? 0 : script.call("work");
+    if (scripted == 0 && !again) scripted = script.call(format("work@%d", context.device));
     Failure failure;
     if (scripted != 0) {
         failure = {scripted, work->name + " failed by script"};

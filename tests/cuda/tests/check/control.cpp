@@ -61,6 +61,19 @@ CASE(control_fails_work_that_runs) {
     EQUAL(cu("cuMemFree_v2", memory), CUDA_ERROR_ECC_UNCORRECTABLE);
 }
 
+CASE(control_fails_work_of_one_device) {
+    begin();
+    CUdeviceptr memory = allocate(4000);
+    CUstream by = stream();
+    fail_call(cuda, "work@1", 1, CUDA_ERROR_ECC_UNCORRECTABLE);
+    fail_call(cuda, "work@0", 2, CUDA_ERROR_LAUNCH_FAILED);
+    OK(launch(kernel("fill"), 4, 256, by, Fill{memory, 1000, 1}));
+    OK(cu("cuStreamSynchronize", by));
+    OK(launch(kernel("fill"), 4, 256, by, Fill{memory, 1000, 2}));
+    EQUAL(cu("cuStreamSynchronize", by), CUDA_ERROR_LAUNCH_FAILED);
+    EQUAL(calls(cuda, "work@1"), 0u);
+}
+
 CASE(control_by_the_environment) {
     // Before the library is loaded.
     setenv("MILLSTREAM_STAND_IN_MEMORY_BYTES", "5000", 1);
