@@ -44,11 +44,9 @@ impl Images {
 
 impl Supervisor {
     /// Creates the images of a job that `has_images`, unless an earlier attempt has completed one. Otherwise the next one would
-    /// rehearse its memory beside that of two images. One worker that is left of several may have none.
+    /// rehearse its memory beside that of two images.
     pub(super) fn create_images(&mut self, has_images: bool) -> io::Result<()> {
-        if !has_images {
-            self.images = None;
-        } else if self.control.vitals().image_step().is_none() {
+        if has_images && self.control.vitals().image_step().is_none() {
             self.images = Some(Images::create()?);
         }
         Ok(())
