@@ -18,10 +18,18 @@ part_workers() {
                 ended "$model by $count workers" left_out "the machine has $gpus GPU(s)"
                 continue
             fi
-            measure "$model by $count workers" bench/gpu_parts/each_rank.sh "$count" "$device" "$programs/step_speed" "${step[@]}" \
-                --model "$model" --precision bf16 "${shape[@]}" "${runs[@]:0:4}" --json
+            steps_by "$model by $count workers" "$count" fp32
+            if ((count > 1)); then
+                steps_by "$model by $count workers, gradients in 16 bits" "$count" bf16
+            fi
         done
     done
+}
+
+# steps_by NAME COUNT GRADIENTS: the rates of COUNT workers, which exchange gradients in this precision.
+steps_by() {
+    measure "$1" bench/gpu_parts/each_rank.sh "$2" "$device" "$programs/step_speed" "${step[@]}" \
+        --model "${1%% *}" --precision bf16 --gradients "$3" "${shape[@]}" "${runs[@]:0:4}" --json
 }
 
 # can_communicate NAME: whether the libraries between workers are installed; otherwise records that the check is left out.
