@@ -35,7 +35,7 @@ pub(crate) fn elementwise<const N: usize>(rows: usize, moved: [MatrixShape; N], 
 
 /// A copy of a host array: each value is read and written.
 pub(crate) fn copied<T>(numbers: usize) -> Work {
-    columns(1, 2 * numbers, size_of::<T>())
+    columns(usize::from(numbers > 0), 2 * numbers, size_of::<T>())
 }
 
 /// Sorting ids.
