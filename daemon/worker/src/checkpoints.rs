@@ -8,7 +8,9 @@
 //!
 //! If several workers train the model, they copy it together, each a share, between steps that all take
 //! ([`Session::capture_together`]). The worker that writes checkpoints copies it alone before a stop, at the end of training, and
-//! while the input is late: no step follows soon in which all could.
+//! when such a copy has waited a second for the next batch.
+//!
+//! What is due or requested is looked at between steps. While training waits for a batch, no other copy begins.
 //!
 //! A job may also keep images of the model in memory, which outlive this process. They are taken between checkpoints and cost
 //! training the copy only. Every checkpoint is an image, too. No image replaces that of one of the best checkpoints before it is

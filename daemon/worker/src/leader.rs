@@ -118,26 +118,15 @@ impl Leader {
         self.wanted.is_some()
     }
 
-    /// Copies the model with all other workers, which have agreed on that.
-    pub(crate) fn copy_with_peers<B: Backend<Scalar = f32>>(
+    /// Copies the model, if all workers were to copy it: together, once they have agreed on that, or by this one alone.
+    pub(crate) fn copy_wanted<B: Backend<Scalar = f32>>(
         &mut self,
+        by: CopiedBy,
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         match self.wanted.take() {
-            Some(copy_for) => self.copy_for(copy_for, CopiedBy::All, session, link),
-            None => Ok(()),
-        }
-    }
-
-    /// Copies the model without the other workers, if they were to copy it together.
-    pub(crate) fn copy_alone<B: Backend<Scalar = f32>>(
-        &mut self,
-        session: &mut Session<B>,
-        link: &mut Link,
-    ) -> Result<()> {
-        match self.wanted.take() {
-            Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link),
+            Some(copy_for) => self.copy_for(copy_for, by, session, link),
             None => Ok(()),
         }
     }

@@ -34,7 +34,7 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer, used_images};
+use crate::checkpoints::{Cadence, Checkpointer, CopiedBy, used_images};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
@@ -366,13 +366,13 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             }
             std::thread::sleep(INPUT_POLL);
         }
-        leader.copy_alone(&mut self.session, self.link)
+        leader.copy_wanted(CopiedBy::This, &mut self.session, self.link)
     }
 
     /// Copies the model with all other ranks.
     fn copy_with_peers(&mut self) -> Result<()> {
         if let Some(leader) = &mut self.leader {
-            return leader.copy_with_peers(&mut self.session, self.link);
+            return leader.copy_wanted(CopiedBy::All, &mut self.session, self.link);
         }
         self.drain()?;
         let recorder = Arc::clone(&self.recorder);

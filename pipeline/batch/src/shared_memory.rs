@@ -218,23 +218,6 @@ mod tests {
         assert_eq!(pages(), 16);
     }
 
-    /// Processes that start together map a file that is still empty.
-    #[test]
-    fn a_file_may_be_mapped_by_several_at_once() {
-        for _ in 0..200 {
-            let file = anonymous_file(c"test").unwrap();
-            let barrier = std::sync::Barrier::new(4);
-            let map = || {
-                barrier.wait();
-                SharedNumbers::<f32>::map(&file, PAGE, 5 * PAGE).unwrap().count()
-            };
-            std::thread::scope(|scope| {
-                let all: Vec<_> = (0..4).map(|_| scope.spawn(map)).collect();
-                assert!(all.into_iter().all(|one| one.join().unwrap() == 5 * PAGE));
-            });
-        }
-    }
-
     #[test]
     #[should_panic(expected = "a range of the numbers")]
     fn parts_are_within_the_numbers() {

@@ -281,6 +281,10 @@ fn failed(error: io::Error) -> CheckpointError {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::Barrier;
+
+    use millstream_batch::shared_memory::anonymous_file;
+
     use super::*;
 
     #[test]
@@ -305,6 +309,26 @@ mod tests {
                 assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
                 assert!(shares.iter().all(|share| share.len().abs_diff(length / ranks) <= 1));
             }
+        }
+    }
+
+    /// Workers that start together open an image that is still empty.
+    #[test]
+    fn shares_may_be_opened_at_the_same_time() {
+        const RANKS: usize = 7;
+        for _ in 0..300 {
+            let file = File::from(anonymous_file(c"test").unwrap());
+            let barrier = Barrier::new(RANKS);
+            let open = |rank| {
+                barrier.wait();
+                ImageShare::<f32>::open(&file, 10_000, (rank, RANKS)).unwrap().share.len()
+            };
+            let numbers: usize = std::thread::scope(|scope| {
+                let open = &open;
+                let all: Vec<_> = (0..RANKS).map(|rank| scope.spawn(move || open(rank))).collect();
+                all.into_iter().map(|share| share.join().unwrap()).sum()
+            });
+            assert_eq!(numbers, 10_000);
         }
     }
 

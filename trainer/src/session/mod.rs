@@ -526,7 +526,7 @@ where
     }
 
     /// Copies the model into an image together with the other workers, all of which call [`Session::help_capture`]. Each
-    /// copies its share, so training stops for a part of the time only.
+    /// copies its share.
     ///
     /// # Errors
     /// As of [`Session::capture`], and when another worker has ended, or is late. The image is then incomplete.
