@@ -148,7 +148,7 @@ def inject(options: argparse.Namespace, job: "Job", workers: int, draw: random.R
 
 
 class Job:
-    """A job in a daemon of its own, and the client that waits for it."""
+    """A job in a separate daemon, and the client that waits for it."""
 
     def __init__(self, options: argparse.Namespace, workers: int, directory: pathlib.Path) -> None:
         # Three workers do not divide a power of two, and with `reproducible` NCCL would have nothing to sum.
