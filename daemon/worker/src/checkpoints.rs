@@ -59,9 +59,9 @@ struct Committed {
     position: Option<Vec<u8>>,
 }
 
-/// How many images the model is copied into, if there are files for them. Without images between checkpoints, one is enough.
-pub(crate) fn used_images(every: Option<Duration>) -> usize {
-    if every.is_some() { 2 } else { 1 }
+/// The number of copies of the model. Of images, which are taken this often, one of two is always complete.
+pub(crate) fn model_copies(images_every: Option<Duration>) -> usize {
+    if images_every.is_some() { 2 } else { 1 }
 }
 
 /// What the model is copied for.

@@ -34,7 +34,7 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer, CopiedBy, used_images};
+use crate::checkpoints::{Cadence, Checkpointer, CopiedBy, model_copies};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
@@ -96,6 +96,7 @@ impl DeviceTask for TrainTask {
         let open = |threads| open(threads, Arc::clone(&recorder));
         let images = role.has_images().then(|| link.receive_images()).transpose()?;
         let (is_leader, has_peers) = (role.rank == 0, training.ranks() > 1);
+        let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
         // Before the others restore a checkpoint: an earlier worker that is ending may still commit one.
         let _lock = is_leader.then(|| RunLock::acquire(&role.directory, LOCK_TIMEOUT)).transpose()?;
         let store = CheckpointStore::local(&role.directory)?;
@@ -105,11 +106,7 @@ impl DeviceTask for TrainTask {
             && newest_image.is_none()
         {
             let backend = open(training.threads)?;
-            let copies = match (is_leader, role.image_seconds) {
-                (false, _) => 0,
-                (true, None) => 1,
-                (true, Some(_)) => 2,
-            };
+            let copies = if is_leader { model_copies(images_every) } else { 0 };
             rehearsal::run(backend, spec, (&role.model, schema, training), copies)
                 .context("rehearsing a step")?;
         }
@@ -156,8 +153,7 @@ impl DeviceTask for TrainTask {
         let restored_step = restored.as_ref().map(|restored| restored.step);
         link.send(&FromWorker::Ready { restored: restored.clone(), passed_over, device })?;
         let part = schema.part(training.parts());
-        let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
-        let images: Vec<File> = images.into_iter().flatten().take(used_images(images_every)).collect();
+        let images: Vec<File> = images.into_iter().flatten().take(model_copies(images_every)).collect();
         let shares = match is_leader {
             false => images.iter().map(|image| session.share_of_image(image)).collect::<Result<_, _>>()?,
             true => Vec::new(),
