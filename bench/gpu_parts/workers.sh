@@ -6,11 +6,11 @@ part_workers() {
     local gpus model count
     gpus=$(gpu_count)
     for model in dlrm wide_deep; do
-        if ((gpus > 1)); then
-            losses_of_workers "$model" 2 "$device"
-        else
-            losses_of_workers "$model" 2 shared
-        fi
+        local on=shared
+        ((gpus > 1)) && on="$device"
+        losses_of_workers "$model" 2 "$on" fp32 5e-5
+        # Gradients with 8 binary digits: 2^-9 of each, of which the sums over a batch are more exact.
+        losses_of_workers "$model" 2 "$on" bf16 2e-3
     done
     for model in dlrm wide_deep; do
         for count in "${worker_counts[@]}"; do
@@ -64,13 +64,14 @@ gpu_count() {
     fi
 }
 
-# losses_of_workers MODEL COUNT DEVICE: in fp32, all workers have the same weights, and the losses are those of one worker.
+# losses_of_workers MODEL COUNT DEVICE GRADIENTS TOLERANCE: in fp32, with gradients exchanged in this precision, all workers have
+# the same weights, and the losses are those of one worker.
 losses_of_workers() {
-    local name="$1: losses of $2 workers are those of one ($3)" began=$SECONDS
+    local name="$1: losses of $2 workers are those of one ($3, gradients in $4)" began=$SECONDS
     local program=("$programs/step_speed" "${step[@]}" --model "$1" "${agree_shape[@]}" --precision fp32)
     echo "== $name"
     within "${program[@]}" >"$work/ours" &&
-        SAME=1 within bench/gpu_parts/each_rank.sh "$2" "$3" "${program[@]}" >"$work/theirs" &&
-        within python3 bench/gpu_agree.py "$work/ours" "$work/theirs"
+        SAME=1 within bench/gpu_parts/each_rank.sh "$2" "$3" "${program[@]}" --gradients "$4" >"$work/theirs" &&
+        within python3 bench/gpu_agree.py "$work/ours" "$work/theirs" "$5"
     judge "$name" $? $((SECONDS - began))
 }
