@@ -49,7 +49,7 @@ impl TableList {
         let sums = if keeps_sums { room_of_sums(&mut self.rooms, ids, width) } else { 0 };
         self.threads = self.threads.max(pieces * lanes as usize);
         self.ids.push(ids);
-        self.views.push(TableView { partials, squares, sums, lanes, piece: piece(lanes), ..view });
+        self.views.push(TableView { partials, squares, sums, lanes, piece: piece(width), ..view });
     }
 }
 
@@ -78,20 +78,20 @@ pub(super) fn squares() -> StepRows {
     StepRows { use_of_sums: use_of::ADD_SQUARES, ..StepRows::default() }
 }
 
-/// Lanes of a warp that share a row of `width` columns, four columns each.
+/// Lanes of a warp that work on a row of `width` columns, four columns each. On rows of one quad, each lane works on its own.
 fn lanes(width: usize) -> u32 {
-    (width.div_ceil(QUAD as usize) as u32).next_power_of_two().min(WARP)
+    let quads = width.div_ceil(QUAD as usize) as u32;
+    if quads <= 1 { WARP } else { quads.next_power_of_two().min(WARP) }
 }
 
-/// The number of ids in a piece. A worker of one lane is a single thread: pieces are shorter there, so that there are enough
-/// threads for a GPU, and their partial sums are small.
-fn piece(lanes: u32) -> u32 {
-    if lanes == 1 { 16 } else { 64 }
+/// The number of ids in a piece of a table with `width` columns.
+fn piece(width: usize) -> u32 {
+    if width <= QUAD as usize { WARP } else { 64 }
 }
 
 /// The number of pieces that `ids` ids of rows of `width` columns are split into.
 pub(super) fn pieces(ids: usize, width: usize) -> usize {
-    ids.div_ceil(piece(lanes(width)) as usize)
+    ids.div_ceil(piece(width) as usize)
 }
 
 /// The partial sums of rows that span pieces: of their gradients, and of the squares of those.

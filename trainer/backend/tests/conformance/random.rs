@@ -47,6 +47,22 @@ fn shapes() -> Vec<Shapes> {
             layer: if number == 8 { large } else { layers[number % layers.len()] },
         });
     }
+    // Rows of one vector, of as many columns as a warp loads at once, and of more; ids that many rows name, and few.
+    for (ids, pooling) in [(IdsFall::Anywhere, Pooling::Sum), (IdsFall::AllEqual, Pooling::Max)] {
+        all.push(Shapes {
+            rows: 150,
+            capacity: 150,
+            dense: 1,
+            single: vec![(3, 4), (50, 128), (7, 130)],
+            ragged: vec![(40, 260, 3)],
+            pooling,
+            shared: true,
+            weighted: true,
+            weighted_ids: false,
+            ids,
+            layer: (16, 1),
+        });
+    }
     all
 }
 

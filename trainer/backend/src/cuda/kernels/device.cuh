@@ -9,18 +9,22 @@ using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
-#ifndef KERNEL
-// Asks for at least 512 resident threads per multiprocessor, at most 128 registers per thread, to hide load
-// latency.
-#define KERNEL(name, threads, Arguments)                                                             \
-    extern "C" __global__ void __launch_bounds__(threads, (threads) < 512 ? 512 / (threads) : 1)     \
+#ifdef KERNEL
+#define KERNEL_OF_RESIDENT(name, threads, resident, Arguments) KERNEL(name, threads, Arguments)
+#else
+// Asks for at least `resident` threads per multiprocessor, which limits the registers of each.
+#define KERNEL_OF_RESIDENT(name, threads, resident, Arguments)                                                 \
+    extern "C" __global__ void __launch_bounds__(threads, (threads) < (resident) ? (resident) / (threads) : 1) \
         name(const __grid_constant__ Arguments args)
 #endif
 
 // Begins a kernel. Checks that the host uses the same size for the argument.
-#define ENTRY(name, Arguments)                                                                      \
+#define ENTRY_OF_RESIDENT(name, resident, Arguments)                                                \
     static_assert(sizeof(Arguments) == ARGUMENT_BYTES_OF_##name, #Arguments " is not the host's"); \
-    KERNEL(name, THREADS_OF_##name, Arguments)
+    KERNEL_OF_RESIDENT(name, THREADS_OF_##name, resident, Arguments)
+
+// The same with at least 512 resident threads, at most 128 registers per thread, to hide load latency.
+#define ENTRY(name, Arguments) ENTRY_OF_RESIDENT(name, 512, Arguments)
 
 constexpr u32 WARP = 32;
 

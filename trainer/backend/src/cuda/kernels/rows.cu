@@ -5,13 +5,16 @@
 // piece is stepped at once. For a run that spans pieces, each piece stores a partial sum, and `step_spans` adds
 // these up in order. So the summation order depends on the ids alone, a row that every example names does not
 // serialize on one worker, and the combined gradients of the other rows never go through memory.
+//
+// Most runs are of one id, and the time of a worker is that of the loads which wait for each other: the id, the place of its
+// gradient, then the gradient and the row. So the lanes of a worker look up the places of as many gradients at the same time,
+// and as many workers as possible run at once.
 #include "batch.cuh"
 #include "random.cuh"
 #include "reduce.cuh"
 #include "update.cuh"
 
-// Gradients loaded ahead.
-constexpr u32 AHEAD = 4;
+constexpr u32 EVERY_LANE = 0xffffffffu;
 
 // What the summed gradient of a row is used for.
 enum Use : u32 {
@@ -75,16 +78,43 @@ struct StepRows {
     u32 holder_columns;
 };
 
-// A worker processes a row in strips of quads, one quad per lane.
+// Where the gradient of an id begins, and its factor.
+struct Origin {
+    char* from;
+    float share;
+};
+
+// Some columns of a row and of its states.
+struct Row {
+    Quad weights, first, second;
+};
+
+// A worker processes a row in strips of quads, one quad per lane. All lanes of its warp work in step.
 struct Worker {
     const StepRows& args;
+    // In shared memory: what the kernel stores may change global memory, so that fields would be loaded again for each row.
     const Table& table;
-    u32 lane, mask;
+    u32 lane;
+    // The places of its piece, and the number of all.
+    u32 piece, begin, end, size;
     float scale;
     // The sum of squared gradients, for ADD_SQUARES.
     float squares;
 
+    __device__ __forceinline__ bool has_ids() const { return begin < end; }
+
+    __device__ __forceinline__ bool is_step() const { return args.use_of_sums == STEP_ROW; }
+
+    __device__ __forceinline__ bool has_row_states() const {
+        return is_step() && args.update.kind == ROW_WISE_ADAGRAD;
+    }
+
     __device__ __forceinline__ u32 strip() const { return table.lanes * QUAD; }
+
+    // How many columns of a row the quad at `column` has.
+    __device__ __forceinline__ u32 count_at(u32 column) const {
+        return column < table.width ? min(table.width - column, QUAD) : 0;
+    }
 
     __device__ __forceinline__ Matrix weights() const {
         return {table.weights, table.width, table.format, table.width};
@@ -94,202 +124,354 @@ struct Worker {
         return {(char*)numbers, table.width, F32, table.width};
     }
 
+    // `x` of another lane of the worker.
+    template <typename T>
+    __device__ __forceinline__ T of_lane(T x, u32 other) const {
+        return __shfl_sync(EVERY_LANE, x, other, table.lanes);
+    }
+
     __device__ __forceinline__ float sum_of_lanes(float x) const {
-        for (u32 distance = table.lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(mask, x, distance);
+        for (u32 distance = table.lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(EVERY_LANE, x, distance);
         return x;
     }
 
-    // The gradient at `place`, for the columns from `column` on.
-    template <bool HAS_MAXIMA>
-    __device__ __forceinline__ Quad gradient_at(u32 place, u32 column, float& share) const {
+    // The source of the gradient at `place`, and the number of its value.
+    __device__ __forceinline__ const Source& source_of(u32 place, u32& value) const {
         u32 number = table.source_count - 1;
         while (table.starts[number] > place) number--;
-        const Source& source = table.sources[number];
-        u32 value = place - table.starts[number], row = value;
-        share = 1.0f;
-        if (source.column.offsets != 0) {
-            row = part<u32>(args.batch, source.column.rows)[value];
-            share = share_of(args.batch, source.column, source.pooling, row, value);
-        }
-        u32 count = column < table.width ? min(table.width - column, QUAD) : 0, first = source.first + column;
+        value = place - table.starts[number];
+        return table.sources[number];
+    }
+
+    __device__ __forceinline__ u32 row_of(const Source& source, u32 value) const {
+        return source.column.offsets == 0 ? value : part<u32>(args.batch, source.column.rows)[value];
+    }
+
+    __device__ __forceinline__ Origin origin_of(u32 place) const {
+        u32 value;
+        const Source& source = source_of(place, value);
+        u32 row = row_of(source, value), first = source.first;
+        float share = share_of(args.batch, source.column, source.pooling, row, value);
         // The value's own vector.
         if (source.pooling == UNPOOLED) first += (value - values_of(args.batch, source.column, row).first) * table.width;
-        Quad quad = load_quad(args.gradient, row, first, count);
-        if (HAS_MAXIMA && source.holders) {
-            const u32* holders = source.holders + u64(row) * args.holder_columns + column;
-#pragma unroll
-            for (u32 i = 0; i < QUAD; i++) {
-                if (i < count && holders[i] != value) quad.x[i] = 0.0f;
-            }
-        }
-        return quad;
+        u64 at = row * args.gradient.stride + first;
+        return {args.gradient.data + at * (args.gradient.format == F32 ? sizeof(float) : sizeof(u16)), share};
     }
 
-    // Updates the columns from `column` on of row `id` with the gradient `sum_of(column)`. For row-wise Adagrad,
-    // the row's state has been updated already.
-    template <typename F>
-    __device__ __forceinline__ void step(u32 id, u32 column, F sum_of) const {
-        u32 count = min(table.width - column, QUAD);
-        // Load the weights and states early, to overlap with the gradient sum.
-        Quad quad = load_quad(weights(), id, column, count), first = {}, second = {};
-        Matrix firsts = state(table.first), seconds = state(table.second);
-        if (table.first) first = load_quad(firsts, id, column, count);
-        if (table.second) second = load_quad(seconds, id, column, count);
-        Quad gradient = sum_of(column);
+    // Sets the columns to 0 whose maximum is another value's than that at `place`.
+    __device__ __forceinline__ void keep_maxima(u32 place, u32 column, u32 count, Quad& gradient) const {
+        u32 value;
+        const Source& source = source_of(place, value);
+        if (!source.holders) return;
+        const u32* holders = source.holders + u64(row_of(source, value)) * args.holder_columns + column;
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) {
-            float w = quad.x[i], g = shaped(args.update, scale, gradient.x[i], w);
-            if (args.update.kind == ROW_WISE_ADAGRAD) {
-                quad.x[i] = w - args.update.learning_rate * g / (sqrtf(table.row_state[id]) + args.update.a);
-            } else {
-                quad.x[i] = stepped(args.update, w, first.x[i], second.x[i], g);
-            }
+            if (i < count && holders[i] != value) gradient.x[i] = 0.0f;
         }
-        store_drawn(weights(), id, column, count, quad, args.key ^ table.key);
-        if (table.first) store_quad(firsts, id, column, count, first);
-        if (table.second) store_quad(seconds, id, column, count, second);
     }
 
-    // The sum of squares of the shaped gradients of some columns of row `id`; columns past the end count as zero
-    // gradients.
-    __device__ __forceinline__ float shaped_squares(u32 id, u32 column, const Quad& gradient) const {
-        Quad quad = load_quad(weights(), id, column, min(table.width - column, QUAD));
+    __device__ __forceinline__ Quad gradient_of(const Origin& origin, u32 column, u32 count) const {
+        u32 format = args.gradient.format;
+        bool is_aligned = u64(origin.from) % (format == F32 ? sizeof(float4) : sizeof(uint2)) == 0;
+        return load_quad({origin.from, is_aligned ? QUAD : 1, format, 0}, 0, column, count);
+    }
+
+    __device__ __forceinline__ Row load_row(u32 id, u32 column, u32 count) const {
+        Row row = {load_quad(weights(), id, column, count)};
+        if (table.first) row.first = load_quad(state(table.first), id, column, count);
+        if (table.second) row.second = load_quad(state(table.second), id, column, count);
+        return row;
+    }
+
+    // The sum of squares of the shaped gradients; columns past the end count as zero gradients.
+    __device__ __forceinline__ float shaped_squares(const Quad& weights, const Quad& gradient) const {
         float sum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) {
-            float g = shaped(args.update, scale, gradient.x[i], quad.x[i]);
+            float g = shaped(args.update, scale, gradient.x[i], weights.x[i]);
             sum = fmaf(g, g, sum);
         }
         return sum;
     }
 
-    // Uses the summed gradient of row `id`, whose first sorted id is at `place`; `sum_of(column)` is the gradient's quad at
-    // `column`.
-    template <typename F>
-    __device__ __forceinline__ void finish(u32 id, u32 place, F sum_of) {
-        if (args.use_of_sums != STEP_ROW) {
-            for (u32 column = lane * QUAD; column < table.width; column += strip()) {
-                Quad sum = sum_of(column);
-                if (args.use_of_sums == STORE_SUM) {
-                    store_quad(state(table.sums), place, column, min(table.width - column, QUAD), sum);
-                } else {
-                    for (u32 i = 0; i < QUAD; i++) squares = fmaf(sum.x[i], sum.x[i], squares);
-                }
+    // Row-wise Adagrad: adds the mean of the squares to the state of row `id`, and returns the learning rate of the row.
+    __device__ __forceinline__ float rate_of_row(u32 id, float squares) const {
+        float state = table.row_state[id] + squares / float(table.width);
+        table.row_state[id] = state;
+        return args.update.learning_rate / (sqrtf(state) + args.update.a);
+    }
+
+    // The same where each lane has some squares. The other workers of the warp may have no row.
+    __device__ __forceinline__ float rate_of_row(bool has_row, u32 id, float squares) const {
+        float sum = sum_of_lanes(squares), rate = 0.0f;
+        if (has_row && lane == 0) rate = rate_of_row(id, sum);
+        return of_lane(rate, 0);
+    }
+
+    // Updates some columns of row `id`. `rate` is the row's, for row-wise Adagrad.
+    __device__ __forceinline__ void step(u32 id, u32 column, u32 count, Row& row, const Quad& gradient, float rate) const {
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) {
+            float w = row.weights.x[i], g = shaped(args.update, scale, gradient.x[i], w);
+            if (args.update.kind == ROW_WISE_ADAGRAD) {
+                row.weights.x[i] = w - rate * g;
+            } else {
+                row.weights.x[i] = stepped(args.update, w, row.first.x[i], row.second.x[i], g);
             }
-            return;
         }
-        if (args.update.kind == ROW_WISE_ADAGRAD) {
-            float of_row = 0.0f;
-            for (u32 column = lane * QUAD; column < table.width; column += strip()) {
-                of_row += shaped_squares(id, column, sum_of(column));
-            }
-            of_row = sum_of_lanes(of_row);
-            if (lane == 0) table.row_state[id] += of_row / float(table.width);
-            __syncwarp(mask);
+        store_drawn(weights(), id, column, count, row.weights, args.key ^ table.key);
+        if (table.first) store_quad(state(table.first), id, column, count, row.first);
+        if (table.second) store_quad(state(table.second), id, column, count, row.second);
+    }
+
+    // Uses some columns of the summed gradient of the row whose first sorted id is at `place` for something else than a step.
+    __device__ __forceinline__ void use(u32 place, u32 column, u32 count, const Quad& sum) {
+        if (args.use_of_sums == STORE_SUM) {
+            store_quad(state(table.sums), place, column, count, sum);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < QUAD; i++) squares = fmaf(sum.x[i], sum.x[i], squares);
         }
-        for (u32 column = lane * QUAD; column < table.width; column += strip()) step(id, column, sum_of);
     }
 
     __device__ __forceinline__ float* partial(u32 number) const { return table.partials + u64(number) * table.width; }
+
+    // Stores some columns of the sum of a run that begins or ends outside the piece; `first` is its first place within.
+    __device__ __forceinline__ void store_partial(u32 first, u32 column, u32 count, const Quad& sum) const {
+        store_quad(state(partial(2 * piece + (first > begin))), 0, column, count, sum);
+    }
 };
 
-// This thread's worker and piece.
-__device__ __forceinline__ Worker worker_of_thread(const StepRows& args, u32& piece) {
-    const Table& table = args.tables[blockIdx.y];
-    u32 thread = blockIdx.x * blockDim.x + threadIdx.x, lane = threadIdx.x % table.lanes;
-    piece = thread / table.lanes;
-    u32 of_warp = threadIdx.x % WARP - lane;
-    u32 mask = (table.lanes == WARP ? 0xffffffffu : (1u << table.lanes) - 1) << of_warp;
-    return {args, table, lane, mask, args.use_of_sums == STEP_ROW ? scale_of(args.scale, args.fault) : 1.0f, 0.0f};
+// This thread's worker and its piece, which may be past the last one.
+__device__ __forceinline__ Worker worker_of_thread(const StepRows& args) {
+    __shared__ u64 words[sizeof(Table) / sizeof(u64)];
+    const u64* from = (const u64*)(args.tables + blockIdx.y);
+    for (u32 at = threadIdx.x; at < sizeof(Table) / sizeof(u64); at += blockDim.x) words[at] = from[at];
+    __syncthreads();
+    const Table& table = *(const Table*)words;
+    u32 thread = blockIdx.x * blockDim.x + threadIdx.x, piece = thread / table.lanes, size = *table.size;
+    u32 begin = min(piece * table.piece, size), end = min(begin + table.piece, size);
+    float scale = args.use_of_sums == STEP_ROW ? scale_of(args.scale, args.fault) : 1.0f;
+    return {args, table, threadIdx.x % table.lanes, piece, begin, end, size, scale, 0.0f};
 }
 
-// The sum of the gradients at places `first` to `end`, for the columns from `column` on, in the order of places.
+// Whether no worker of this warp has anything to do.
+__device__ __forceinline__ bool is_idle(const Worker& worker) {
+    return worker.scale == 0.0f || !__any_sync(EVERY_LANE, worker.has_ids());
+}
+
+// What a worker does with the complete rows of a strip.
+enum Pass : u32 {
+    // All that is to be done.
+    WHOLE_STEP = 0,
+    // Row-wise Adagrad on rows of several strips: first all states, then all weights.
+    ROW_STATES = 1,
+    ROW_WEIGHTS = 2,
+};
+
+// Whether an id is the first or the last of its run.
+enum Bound : u32 { STARTS = 1, ENDS = 2 };
+
+__device__ __forceinline__ u32 bounds_at(const Worker& worker, u32 place, u32 id) {
+    const u32* ids = worker.table.ids;
+    bool starts = place == 0 || ids[place - 1] != id, ends = place + 1 == worker.size || ids[place + 1] != id;
+    return (starts ? STARTS : 0) | (ends ? ENDS : 0);
+}
+
+// Sums the runs of a piece in some columns, and uses the sums of complete runs.
 template <bool HAS_MAXIMA>
-__device__ __forceinline__ Quad sum_of_run(const Worker& worker, u32 first, u32 end, u32 column) {
+__device__ __forceinline__ void pass_strip(Worker& worker, u32 column, Pass pass) {
+    const StepRows& args = worker.args;
+    const Table& table = worker.table;
+    const u32 count = worker.count_at(column), lanes = table.lanes;
+    const bool is_step = worker.is_step();
+    // The current run: its first place in this piece, whether it begins there, and whether it goes on after the current id.
+    u32 first = worker.begin;
+    bool has_begun = false, goes_on = false;
     Quad sum = {};
-    for (u32 at = first; at < end; at += AHEAD) {
-        Quad found[AHEAD];
-        float shares[AHEAD];
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) {
-            shares[i] = 0.0f;
-            if (at + i < end) found[i] = worker.gradient_at<HAS_MAXIMA>(worker.table.places[at + i], column, shares[i]);
+    Row row = {};
+    for (u32 base = worker.begin; base < worker.begin + table.piece; base += lanes) {
+        u32 own_id = 0, own_bounds = 0, own_place = 0;
+        Origin own = {};
+        if (base + worker.lane < worker.end) {
+            own_id = table.ids[base + worker.lane];
+            own_bounds = bounds_at(worker, base + worker.lane, own_id);
+            own_place = table.places[base + worker.lane];
+            own = worker.origin_of(own_place);
         }
+        for (u32 from = 0; from < lanes; from++) {
+            u32 id = worker.of_lane(own_id, from), bounds = worker.of_lane(own_bounds, from);
+            Origin origin = {(char*)worker.of_lane(u64(own.from), from), worker.of_lane(own.share, from)};
+            u32 place = HAS_MAXIMA ? worker.of_lane(own_place, from) : 0;
+            bool is_within = base + from < worker.end;
+            if (is_within) {
+                Quad found = worker.gradient_of(origin, column, count);
+                if (bounds & STARTS) {
+                    has_begun = true;
+                    first = base + from;
+                    sum = {};
+                    if (is_step) row = worker.load_row(id, column, count);
+                }
+                if (HAS_MAXIMA) worker.keep_maxima(place, column, count, found);
 #pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) {
-            if (at + i >= end) break;
-#pragma unroll
-            for (u32 k = 0; k < QUAD; k++) sum.x[k] = fmaf(shares[i], found[i].x[k], sum.x[k]);
+                for (u32 i = 0; i < QUAD; i++) sum.x[i] = fmaf(origin.share, found.x[i], sum.x[i]);
+                goes_on = !(bounds & ENDS);
+            }
+            bool ends = is_within && !goes_on, is_complete = ends && has_begun;
+            float rate = 0.0f;
+            if (worker.has_row_states() && __any_sync(EVERY_LANE, is_complete)) {
+                bool is_new = is_complete && pass != ROW_WEIGHTS;
+                rate = worker.rate_of_row(is_complete, id, is_new ? worker.shaped_squares(row.weights, sum) : 0.0f);
+            }
+            if (is_complete && !is_step) {
+                worker.use(first, column, count, sum);
+            } else if (is_complete && pass != ROW_STATES) {
+                worker.step(id, column, count, row, sum, rate);
+            } else if (ends && !has_begun) {
+                worker.store_partial(first, column, count, sum);
+            }
         }
     }
-    return sum;
+    if (goes_on) worker.store_partial(first, column, count, sum);
+}
+
+// The same for rows of one quad, and a whole warp as worker: each lane has an id, and a scan adds up the runs.
+template <bool HAS_MAXIMA>
+__device__ __forceinline__ void pass_narrow(Worker& worker) {
+    const StepRows& args = worker.args;
+    const Table& table = worker.table;
+    const u32 place = worker.begin + worker.lane, count = table.width;
+    const bool is_within = place < worker.end;
+    u32 id = 0, bounds = 0;
+    Quad sum = {};
+    if (is_within) {
+        id = table.ids[place];
+        bounds = bounds_at(worker, place, id);
+        u32 of_value = table.places[place];
+        Origin own = worker.origin_of(of_value);
+        sum = worker.gradient_of(own, 0, count);
+        if (HAS_MAXIMA) worker.keep_maxima(of_value, 0, count, sum);
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) sum.x[i] *= own.share;
+    }
+    const u32 starts = __ballot_sync(EVERY_LANE, bounds & STARTS);
+    // The first lane of this lane's run.
+    const u32 head = WARP - 1 - __clz((starts | 1) & (EVERY_LANE >> (WARP - 1 - worker.lane)));
+#pragma unroll
+    for (u32 distance = 1; distance < WARP; distance *= 2) {
+#pragma unroll
+        for (u32 i = 0; i < QUAD; i++) {
+            float before = __shfl_up_sync(EVERY_LANE, sum.x[i], distance);
+            if (worker.lane >= head + distance) sum.x[i] += before;
+        }
+    }
+    const u32 first = worker.begin + head;
+    const bool ends = bounds & ENDS, is_complete = ends && (starts >> head & 1);
+    if (is_complete && !worker.is_step()) {
+        worker.use(first, 0, count, sum);
+    } else if (is_complete) {
+        Row row = worker.load_row(id, 0, count);
+        float rate = 0.0f;
+        if (worker.has_row_states()) rate = worker.rate_of_row(id, worker.shaped_squares(row.weights, sum));
+        worker.step(id, 0, count, row, sum, rate);
+    } else if (ends || (is_within && place + 1 == worker.end)) {
+        worker.store_partial(first, 0, count, sum);
+    }
 }
 
 template <bool HAS_MAXIMA>
 __device__ __forceinline__ void step_runs(const StepRows& args) {
-    u32 piece;
-    Worker worker = worker_of_thread(args, piece);
-    const Table& table = worker.table;
-    u32 size = *table.size, begin = piece * table.piece, end = min(begin + table.piece, size);
-    if (begin >= size || worker.scale == 0.0f) return;
-    for (u32 first = begin, next; first < end; first = next) {
-        u32 id = table.ids[first];
-        next = first + 1;
-        while (next < end && table.ids[next] == id) next++;
-        bool starts = first > begin || begin == 0 || table.ids[begin - 1] != id;
-        bool ends = next < end || end == size || table.ids[end] != id;
-        if (starts && ends) {
-            worker.finish(id, first, [&](u32 column) { return sum_of_run<HAS_MAXIMA>(worker, first, next, column); });
-            continue;
-        }
-        float* partial = worker.partial(2 * piece + (first > begin));
-        for (u32 column = worker.lane * QUAD; column < table.width; column += worker.strip()) {
-            Quad sum = sum_of_run<HAS_MAXIMA>(worker, first, next, column);
-            for (u32 i = 0; i < QUAD && column + i < table.width; i++) partial[column + i] = sum.x[i];
-        }
+    Worker worker = worker_of_thread(args);
+    if (is_idle(worker)) return;
+    const u32 width = worker.table.width, strip = worker.strip();
+    if (width <= QUAD) {
+        pass_narrow<HAS_MAXIMA>(worker);
+    } else {
+        bool is_split = worker.has_row_states() && width > strip;
+        u32 pass = is_split ? ROW_STATES : WHOLE_STEP;
+        do {
+            for (u32 first = 0; first < width; first += strip) {
+                pass_strip<HAS_MAXIMA>(worker, first + worker.lane * QUAD, Pass(pass));
+            }
+        } while (pass++ == ROW_STATES);
     }
     if (args.use_of_sums == ADD_SQUARES) {
         float squares = worker.sum_of_lanes(worker.squares);
-        if (worker.lane == 0) table.squares[2 * piece] = squares;
+        if (worker.lane == 0 && worker.has_ids()) worker.table.squares[2 * worker.piece] = squares;
     }
 }
 
-ENTRY(step_pieces, StepRows) {
+ENTRY_OF_RESIDENT(step_pieces, 1024, StepRows) {
     step_runs<false>(args);
 }
 
-// A variant for gradients of maxima; it uses more registers.
-ENTRY(step_pieces_of_maxima, StepRows) {
+// A variant for gradients of maxima.
+ENTRY_OF_RESIDENT(step_pieces_of_maxima, 1024, StepRows) {
     step_runs<true>(args);
+}
+
+// The last of the pieces that have ids of a run which goes on at place `low`.
+__device__ __forceinline__ u32 last_piece(const Worker& worker, u32 low, u32 id) {
+    u32 high = worker.size;
+    while (low + 1 < high) {
+        u32 middle = low + (high - low) / 2;
+        (worker.table.ids[middle] == id ? low : high) = middle;
+    }
+    return low / worker.table.piece;
 }
 
 // One worker per run that begins in its piece and continues in the next.
 ENTRY(step_spans, StepRows) {
-    u32 piece;
-    Worker worker = worker_of_thread(args, piece);
+    Worker worker = worker_of_thread(args);
+    if (is_idle(worker)) return;
     const Table& table = worker.table;
-    u32 size = *table.size, begin = piece * table.piece, end = min(begin + table.piece, size);
-    if (begin >= size || worker.scale == 0.0f) return;
-    u32 id = table.ids[end - 1];
-    bool goes_on = end < size && table.ids[end] == id;
-    bool fills = table.ids[begin] == id;
-    bool starts = !fills || begin == 0 || table.ids[begin - 1] != id;
-    if (goes_on && starts) {
-        u32 first = end - 1, last = piece + 1;
-        while (first > begin && table.ids[first - 1] == id) first--;
-        while ((last + 1) * table.piece < size && table.ids[(last + 1) * table.piece] == id) last++;
-        worker.finish(id, first, [&](u32 column) {
-            Quad sum = {};
-            for (u32 number = piece; number <= last; number++) {
-                const float* partial = worker.partial(2 * number + (number == piece && !fills));
-                for (u32 i = 0; i < QUAD && column + i < table.width; i++) sum.x[i] += partial[column + i];
-            }
-            return sum;
-        });
+    const u32 piece = worker.piece, begin = worker.begin, end = worker.end;
+    u32 id = 0, first = begin, last = piece;
+    bool fills = false, is_mine = false;
+    if (worker.has_ids()) {
+        id = table.ids[end - 1];
+        fills = table.ids[begin] == id;
+        bool goes_on = end < worker.size && table.ids[end] == id;
+        is_mine = goes_on && (!fills || begin == 0 || table.ids[begin - 1] != id);
+    }
+    if (is_mine) {
+        last = last_piece(worker, end, id);
+        // Only sums are stored there.
+        if (!worker.is_step()) {
+            for (first = end - 1; first > begin && table.ids[first - 1] == id;) first--;
+        }
+    }
+    auto sum_of = [&](u32 column, u32 count) {
+        Quad sum = load_quad(worker.state(worker.partial(2 * piece + !fills)), 0, column, count);
+#pragma unroll 4
+        for (u32 number = piece + 1; number <= last; number++) {
+            Quad more = load_quad(worker.state(worker.partial(2 * number)), 0, column, count);
+#pragma unroll
+            for (u32 i = 0; i < QUAD; i++) sum.x[i] += more.x[i];
+        }
+        return sum;
+    };
+    float rate = 0.0f;
+    if (worker.has_row_states()) {
+        float squares = 0.0f;
+        for (u32 column = worker.lane * QUAD; is_mine && column < table.width; column += worker.strip()) {
+            u32 count = worker.count_at(column);
+            squares += worker.shaped_squares(load_quad(worker.weights(), id, column, count), sum_of(column, count));
+        }
+        rate = worker.rate_of_row(is_mine, id, squares);
+    }
+    for (u32 column = worker.lane * QUAD; is_mine && column < table.width; column += worker.strip()) {
+        u32 count = worker.count_at(column);
+        if (worker.is_step()) {
+            Row row = worker.load_row(id, column, count);
+            worker.step(id, column, count, row, sum_of(column, count), rate);
+        } else {
+            worker.use(first, column, count, sum_of(column, count));
+        }
     }
     if (args.use_of_sums == ADD_SQUARES) {
         float squares = worker.sum_of_lanes(worker.squares);
-        if (worker.lane == 0) table.squares[2 * piece + 1] = squares;
+        if (worker.lane == 0 && worker.has_ids()) table.squares[2 * piece + 1] = squares;
     }
 }
 

@@ -19,11 +19,41 @@ __device__ __forceinline__ float scale_of(const float* scale, const u64* fault) 
     return *fault == ~0ull ? *scale : 0.0f;
 }
 
+// `x`, limited to `most` and `-most`. NaN stays NaN, which fminf would drop.
+__device__ __forceinline__ float clamped(float x, float most) {
+#ifdef ON_HOST
+    return x > most ? most : x < -most ? -most : x;
+#else
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(most));
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-most));
+    return x;
+#endif
+}
+
 __device__ __forceinline__ float shaped(const Update& update, float scale, float g, float w) {
-    float x = scale * g;
-    // fminf would drop a NaN.
-    x = x > update.clip ? update.clip : x < -update.clip ? -update.clip : x;
-    return update.l2 != 0.0f ? fmaf(update.l2, w, x) : x;
+    return fmaf(update.l2, w, clamped(scale * g, update.clip));
+}
+
+// Square roots and quotients to 2 units in the last place, in a fifth of the instructions of rounded ones. Those of smaller
+// numbers than fp32's normal ones may be 0.
+__device__ __forceinline__ float fast_root(float x) {
+#ifdef ON_HOST
+    return sqrtf(x);
+#else
+    float root;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(x));
+    return root;
+#endif
+}
+
+__device__ __forceinline__ float fast_quotient(float x, float y) {
+#ifdef ON_HOST
+    return x / y;
+#else
+    float quotient;
+    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
+#endif
 }
 
 // The new weight, given the shaped gradient; updates the states in place.
@@ -33,13 +63,13 @@ __device__ __forceinline__ float stepped(const Update& update, float w, float& f
         case SGD: return w - rate * g;
         case MOMENTUM: first = update.a * first + g; return w - rate * first;
         case NESTEROV: first = update.a * first + g; return w - rate * (g + update.a * first);
-        case ADAGRAD: first += g * g; return w - rate * g / (sqrtf(first) + update.a);
+        case ADAGRAD: first += g * g; return w - fast_quotient(rate * g, fast_root(first) + update.a);
         case ADAM: {
             // a, b: betas; c: epsilon; d: bias-corrected rate; e: scale of the root at this step; f: weight decay.
             w -= update.f * w;
             first = update.a * first + (1.0f - update.a) * g;
             second = update.b * second + (1.0f - update.b) * g * g;
-            return w - update.d * first / (sqrtf(second) * update.e + update.c);
+            return w - fast_quotient(update.d * first, fast_root(second) * update.e + update.c);
         }
         default: {
             // FTRL. a: beta; b: l1; c: l2.
