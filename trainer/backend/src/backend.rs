@@ -129,6 +129,11 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// If the device does not support it.
     fn pin(&self, pages: &RingMapping) -> Result<Self::Pinned, PinError>;
 
+    /// Whether the gradient of a hidden layer's output is masked by its activation where it is computed, by the next layer
+    /// ([`SavedLayer::input_activation`](crate::ops::SavedLayer::input_activation)). Otherwise the layer itself does
+    /// ([`SavedLayer::activation`](crate::ops::SavedLayer::activation)), together with the sum for its bias.
+    const MASKS_INPUT_GRADIENTS: bool = true;
+
     /// Whether devices of this kind connect to those of other ranks.
     const CONNECTS: bool = false;
     /// Connects the device to those of the other ranks of `communicator`, all of which make this call. `None` if this kind of

@@ -162,7 +162,8 @@ impl<B: Backend> HiddenLayer<B> {
         if let Some(normalization) = &mut self.normalization {
             normalization.backward(backend, pass, &self.dense.output, output_grad);
         }
-        self.dense.backward_between(backend, pass, input, Activation::Identity, output_grad, input_grad);
+        let mask = if B::MASKS_INPUT_GRADIENTS { Activation::Identity } else { self.dense.activation() };
+        self.dense.backward_between(backend, pass, input, mask, output_grad, input_grad);
     }
 }
 
@@ -173,11 +174,14 @@ fn drop_out<B: Backend>(dropout: Option<&Dropout>, backend: &B, pass: &Pass<'_, 
     }
 }
 
-/// The input of the layer after `before`. The ReLU mask of a hidden layer is applied to the gradient by the next layer,
-/// unless its normalization does that.
+/// The input of the layer after `before`. The ReLU mask of a hidden layer is applied to the gradient by the next layer if
+/// that is best on the backend, unless its normalization does that.
 fn given<'a, B: Backend>(before: &'a [HiddenLayer<B>], first: &'a B::Matrix) -> Given<'a, B> {
     match before.last() {
-        Some(layer) => Given { numbers: layer.output(), activation: layer.dense.activation() },
+        Some(layer) if B::MASKS_INPUT_GRADIENTS => {
+            Given { numbers: layer.output(), activation: layer.dense.activation() }
+        }
+        Some(layer) => Given::whole(layer.output()),
         None => Given::whole(first),
     }
 }

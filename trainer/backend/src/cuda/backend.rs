@@ -214,6 +214,7 @@ impl Backend for Cuda {
         self.pinned.pin(self.context(), pages).map_err(|fault| PinError(fault.to_string()))
     }
 
+    const MASKS_INPUT_GRADIENTS: bool = false;
     const CONNECTS: bool = true;
 
     fn connect(&self, communicator: &Communicator) -> Result<Option<CudaPeers>, ConnectDevicesError> {

@@ -306,13 +306,15 @@ program! {
         output: MatrixView, gradient: MatrixView, partials: Address,
         rows: u32, is_rectified: u32, lanes: u32, unused: u32,
     }
+    struct Weigh { input: MatrixView, gradient: MatrixView, partials: Address, rows: u32, unused: u32 }
     struct FinishColumns {
         partials: Address, first: MatrixView, second: MatrixView,
         factor: f32, columns: u32, stride: u32, shares: u32, adds: u32, unused: u32,
     }
     kernel FINISH_LAYER = finish_layer(Finish, THREADS);
     kernel MASK_GRADIENT = mask_gradient(Mask, THREADS);
-    kernel FINISH_COLUMNS = finish_columns(FinishColumns, THREADS);
+    kernel WEIGH_INPUTS = weigh_inputs(Weigh, COLUMN_THREADS);
+    kernel FINISH_COLUMNS = finish_columns(FinishColumns, COLUMN_THREADS);
 }
 
 program! {

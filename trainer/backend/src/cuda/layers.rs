@@ -5,7 +5,8 @@ use super::blas::{Epilogue, Factor, Product};
 use super::buffers::{CudaMatrix, Rooms, Shape};
 use super::driver::Address;
 use super::kernels::{
-    COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView, QUAD, WARP,
+    COLUMNS, FINISH_COLUMNS, FINISH_LAYER, Finish, FinishColumns, MASK_GRADIENT, Mask, MatrixView, QUAD,
+    WARP, WEIGH_INPUTS, Weigh,
 };
 use super::moves::quads;
 use crate::float::Float;
@@ -112,16 +113,6 @@ impl Cuda {
             self.finish_columns(rows, outputs, partials, [Some(bias_grad), None], mode, 1.0);
         }
         let grad_factor = self.in_format(output_grad, rows, float, scratch + work.output_grad);
-        let weight_product = Product {
-            rows: depth,
-            depth: rows,
-            columns: outputs,
-            left: factor(layer.input.view(), float, true),
-            right: factor(grad_factor, float, false),
-            out: factor(weight_grad.view(), weight_grad.float(), false),
-            adds: mode == GradientMode::Accumulate,
-            epilogue: Epilogue::Plain,
-        };
         if rows == 0 {
             // cuBLASLt has no products of depth 0.
             if mode == GradientMode::Write {
@@ -129,7 +120,28 @@ impl Cuda {
             }
             return;
         }
-        self.must_multiply(&weight_product);
+        if outputs == 1 {
+            let weigh = Weigh {
+                input: layer.input.view(),
+                gradient: grad_factor,
+                partials,
+                rows: rows as u32,
+                unused: 0,
+            };
+            self.launch_blocks(WEIGH_INPUTS, column_blocks(rows, inputs), &weigh);
+            self.finish_columns(rows, inputs, partials, [Some(weight_grad), None], mode, 1.0);
+        } else {
+            self.must_multiply(&Product {
+                rows: depth,
+                depth: rows,
+                columns: outputs,
+                left: factor(layer.input.view(), float, true),
+                right: factor(grad_factor, float, false),
+                out: factor(weight_grad.view(), weight_grad.float(), false),
+                adds: mode == GradientMode::Accumulate,
+                epilogue: Epilogue::Plain,
+            });
+        }
         let Some(input_grad) = input_grad else { return };
         let weights = self.in_format(layer.weights, depth, float, scratch + work.weights);
         let has_padding = input_grad.columns() == inputs && input_grad.shape().stride() >= depth;
@@ -205,7 +217,7 @@ impl Cuda {
             adds: u32::from(mode == GradientMode::Accumulate),
             unused: 0,
         };
-        self.launch(FINISH_COLUMNS, [columns, 1], &finish);
+        self.launch_blocks(FINISH_COLUMNS, [columns.div_ceil(COLUMNS as usize), 1], &finish);
     }
 }
 
@@ -251,7 +263,7 @@ impl BackwardWork {
     fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, output_grad, float]: [Float; 3]) -> Self {
         let mut rooms = Rooms::default();
         Self {
-            partials: rooms.add(partial_bytes(rows, outputs)),
+            partials: rooms.add(partial_bytes(rows, if outputs == 1 { inputs } else { outputs })),
             output_grad: rooms.add(cast_bytes(output_grad, float, rows, outputs)),
             weights: rooms.add(cast_bytes(weights, float, inputs, outputs)),
             bytes: rooms.bytes(),

@@ -5,9 +5,9 @@ use super::batch::CudaBatch;
 use super::buffers::{CudaMaxima, CudaTable, number_bytes};
 use super::driver::Memory;
 use super::kernels::{
-    FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_MAXIMA, GATHER_PACKED, GATHER_SEQUENCES,
-    Gather, GatherDense, LINEAR, LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward, LookupView, QUAD,
-    ROWS_AT_ONCE,
+    COLUMNS, FINISH_COLUMNS, FinishColumns, GATHER, GATHER_DENSE, GATHER_MAXIMA, GATHER_PACKED,
+    GATHER_SEQUENCES, Gather, GatherDense, LINEAR, LINEAR_BACKWARD, LOAD_BYTES, Linear, LinearBackward,
+    LookupView, QUAD, ROWS_AT_ONCE,
 };
 use super::layers::{PAIR_BYTES, column_blocks, partial_bytes, shares};
 use crate::device::{Lookup, Pooling, TablePart, TableShape};
@@ -188,7 +188,7 @@ impl Cuda {
                 adds: u32::from(mode == GradientMode::Accumulate),
                 ..FinishColumns::default()
             };
-            self.launch(FINISH_COLUMNS, [columns, 1], &finish);
+            self.launch_blocks(FINISH_COLUMNS, [columns.div_ceil(COLUMNS as usize), 1], &finish);
         }
     }
 }
