@@ -236,7 +236,7 @@ impl Backend for Cuda {
         tables: &[CudaTable],
         merged: &mut CudaMergedRows,
     ) {
-        self.pack(peers, gradients, tables, merged.gathered());
+        self.pack(peers, gradients, tables, merged);
     }
 
     fn packed_counts(

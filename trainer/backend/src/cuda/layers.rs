@@ -12,15 +12,16 @@ use super::moves::quads;
 use crate::float::Float;
 use crate::ops::{Activation, Clear, GradientMode, LayerBackward, LayerForward};
 
-/// Rows per share of a sum over rows, and the most shares.
+/// Rows per share of a sum over rows; and the most shares, unless these have more than so many rows.
 const SHARE: usize = 256;
 const MOST_SHARES: usize = 128;
+const LARGEST_SHARE: usize = 4096;
 /// Size of a pair of partial sums, in bytes.
 pub(super) const PAIR_BYTES: usize = 8;
 
 /// The number of shares that a sum over rows is split into.
 pub(super) fn shares(rows: usize) -> usize {
-    rows.div_ceil(SHARE).clamp(1, MOST_SHARES)
+    rows.div_ceil(SHARE).clamp(1, MOST_SHARES.max(rows / LARGEST_SHARE))
 }
 
 /// Size of the partial sums over rows of `columns` columns, in bytes.
@@ -263,7 +264,7 @@ impl BackwardWork {
     fn of(rows: usize, [inputs, outputs]: [usize; 2], [weights, output_grad, float]: [Float; 3]) -> Self {
         let mut rooms = Rooms::default();
         Self {
-            partials: rooms.add(partial_bytes(rows, if outputs == 1 { inputs } else { outputs })),
+            partials: rooms.add(partial_bytes(rows, if outputs == 1 { inputs.max(1) } else { outputs })),
             output_grad: rooms.add(cast_bytes(output_grad, float, rows, outputs)),
             weights: rooms.add(cast_bytes(weights, float, inputs, outputs)),
             bytes: rooms.bytes(),

@@ -9,11 +9,13 @@ use std::iter::once;
 use zerocopy::IntoBytes;
 
 use super::Cuda;
-use super::buffers::{CudaTable, Rooms};
+use super::buffers::{ALIGNMENT, CudaTable, Rooms, Shape};
 use super::driver::{Address, Memory};
-use super::kernels::{ColumnView, MatrixView, SourceView, StepRows, TableView};
-use super::rank_rows::RankRows;
-use super::rows::{self, Tables};
+use super::kernels::{CLEAR, Change, ColumnView, MatrixView, SourceView, StepRows, TableView};
+use super::moves::quads;
+use super::nccl::Summand;
+use super::rank_rows::{self, RankRows};
+use super::rows::{self, SumsOfRows, Tables};
 use crate::device::{Pooling, TableShape};
 use crate::float::Float;
 use crate::merged_rows::{HostMergedRows, MergedShape, PartRows};
@@ -28,6 +30,8 @@ pub struct CudaMergedRows {
     gathered: Option<RankRows>,
     /// The number of merged rows of each table, or the least that it can be.
     counts: Vec<usize>,
+    /// Whether the rows of tables that are summed as a whole are in their places in the table, instead of one after another.
+    are_summed: bool,
     _memory: Memory,
 }
 
@@ -41,6 +45,9 @@ struct Arrangement {
     places: Address,
     /// The most rows of a table.
     most: usize,
+    /// The fp32 numbers of tables that are summed as a whole, with the marks of their rows.
+    summed: Address,
+    summed_numbers: usize,
     /// Parallel to the tables.
     rooms: Vec<Room>,
     groups: Vec<Group>,
@@ -53,6 +60,8 @@ pub(super) struct Room {
     pub(super) ids: Address,
     /// Rows without padding.
     pub(super) gradient: Address,
+    /// The mark of each row, if the table is summed as a whole; otherwise 0.
+    pub(super) touched: Address,
     /// How many numbers it is after the gradient of the table's group.
     first: u32,
 }
@@ -67,7 +76,9 @@ struct Group {
 }
 
 impl Arrangement {
-    fn of(shapes: &[MergedShape]) -> Self {
+    fn of(tables: &[TableShape], rows: PartRows<'_>) -> Self {
+        let shapes = &MergedShape::of(tables, rows)[..];
+        let is_summed = |table: usize| rank_rows::is_summed(&tables[table], rows.ids[table], rows);
         let mut rooms = Rooms::default();
         let most = shapes.iter().map(|shape| shape.most).max().unwrap_or(0);
         let sizes = rooms.add(shapes.len() * size_of::<u32>());
@@ -76,11 +87,21 @@ impl Arrangement {
         let ids: Vec<_> = shapes.iter().map(|shape| rooms.add(shape.most * size_of::<u32>())).collect();
         let mut of_tables: Vec<Option<Room>> = vec![None; shapes.len()];
         let mut groups: Vec<Group> = Vec::new();
+        // Those that are summed lie next to each other, their marks first.
+        let summed = rooms.bytes();
+        let marks: Vec<Option<Address>> = (0..shapes.len())
+            .map(|table| is_summed(table).then(|| rooms.add(shapes[table].rows * size_of::<f32>())))
+            .collect();
+        let mut end_of_summed = rooms.bytes();
         let mut by_width: Vec<usize> = (0..shapes.len()).collect();
-        by_width.sort_by_key(|&table| shapes[table].width);
+        by_width.sort_by_key(|&table| (marks[table].is_none(), shapes[table].width));
         for table in by_width {
-            let MergedShape { width, most, .. } = shapes[table];
-            let gradient = rooms.add(most * width * size_of::<f32>());
+            let MergedShape { rows, width, most } = shapes[table];
+            let room = if marks[table].is_some() { rows } else { most };
+            let gradient = rooms.add(room * width * size_of::<f32>());
+            if marks[table].is_some() {
+                end_of_summed = rooms.bytes();
+            }
             let first_in = |group: &Group| {
                 let first = (gradient - group.gradient) as usize / size_of::<f32>();
                 // The kernels number columns with 32 bits.
@@ -91,18 +112,34 @@ impl Arrangement {
                 groups.push(Group { tables: Vec::new(), gradient, width });
             }
             groups.last_mut().expect("a group").tables.push(table);
-            of_tables[table] = Some(Room { ids: ids[table], gradient, first: first.unwrap_or(0) });
+            let touched = marks[table].unwrap_or(0);
+            of_tables[table] = Some(Room { ids: ids[table], gradient, touched, first: first.unwrap_or(0) });
         }
         let of_tables = of_tables.into_iter().collect::<Option<_>>().expect("a room for each table");
-        Self { sizes, starts, places, most, rooms: of_tables, groups, bytes: rooms.bytes() }
+        let summed_numbers = (end_of_summed - summed) / size_of::<f32>();
+        let summed = summed as Address;
+        Self {
+            sizes,
+            starts,
+            places,
+            most,
+            summed,
+            summed_numbers,
+            rooms: of_tables,
+            groups,
+            bytes: rooms.bytes(),
+        }
     }
 
     /// Adds `base` to all addresses.
     fn move_to(&mut self, base: Address) {
-        let Self { sizes, starts, places, rooms, groups, .. } = self;
-        let of_rooms = rooms.iter_mut().flat_map(|room| [&mut room.ids, &mut room.gradient]);
+        let Self { sizes, starts, places, summed, rooms, groups, .. } = self;
+        let of_rooms = rooms.iter_mut().flat_map(|room| {
+            let marks = Some(&mut room.touched).filter(|touched| **touched != 0);
+            [&mut room.ids, &mut room.gradient].into_iter().chain(marks)
+        });
         let of_groups = groups.iter_mut().map(|group| &mut group.gradient);
-        for address in [sizes, starts, places].into_iter().chain(of_rooms).chain(of_groups) {
+        for address in [sizes, starts, places, summed].into_iter().chain(of_rooms).chain(of_groups) {
             *address += base;
         }
     }
@@ -110,7 +147,7 @@ impl Arrangement {
 
 /// GPU memory of merged rows, and of the kernels' lists of their tables, in bytes.
 pub(super) fn bytes(shapes: &[TableShape], rows: PartRows<'_>) -> u64 {
-    let Arrangement { groups, bytes, .. } = Arrangement::of(&MergedShape::of(shapes, rows));
+    let Arrangement { groups, bytes, .. } = Arrangement::of(shapes, rows);
     let sources = groups.iter().flat_map(|group| &group.tables).map(|_| size_of::<SourceView>());
     let tables = groups.iter().map(|group| group.tables.len() * size_of::<TableView>());
     let merged: u64 = once(bytes).chain(sources).chain(tables).map(Memory::taken).sum();
@@ -130,14 +167,15 @@ pub(super) fn scratch_bytes(shapes: &[TableShape], rows: PartRows<'_>) -> usize 
 impl CudaMergedRows {
     pub(super) fn new(cuda: &Cuda, shapes: &[TableShape], rows: PartRows<'_>) -> Self {
         let gathered = rows.are_gathered.then(|| RankRows::new(cuda, shapes, rows));
+        let mut arrangement = Arrangement::of(shapes, rows);
         let shapes = MergedShape::of(shapes, rows);
-        let mut arrangement = Arrangement::of(&shapes);
         let memory = cuda.zeros(arrangement.bytes);
         arrangement.move_to(memory.address());
         let places: Vec<u32> = (0..arrangement.most as u32).collect();
         cuda.copy_to(arrangement.places, places.as_bytes());
         let counts = vec![0; shapes.len()];
-        Self { host: HostMergedRows::new(shapes), arrangement, gathered, counts, _memory: memory }
+        let host = HostMergedRows::new(shapes);
+        Self { host, arrangement, gathered, counts, are_summed: false, _memory: memory }
     }
 
     pub(super) fn shapes(&self) -> &[MergedShape] {
@@ -162,9 +200,16 @@ impl CudaMergedRows {
         &self.arrangement.rooms
     }
 
+    /// The numbers of the tables that are summed as a whole, and of their marks.
+    pub(super) fn summand(&self) -> Option<Summand> {
+        let Arrangement { summed: address, summed_numbers: count, .. } = self.arrangement;
+        (count > 0).then_some(Summand { address, count, float: Float::F32 })
+    }
+
     /// Expects that kernels merge rows of ranks that have these numbers of them. Returns where they write the number of merged
     /// rows of each table.
     pub(super) fn expect(&mut self, of_ranks: &[&[u32]]) -> Address {
+        self.are_summed = true;
         for (table, count) in self.counts.iter_mut().enumerate() {
             *count = of_ranks.iter().map(|counts| counts[table] as usize).max().unwrap_or(0);
         }
@@ -173,8 +218,19 @@ impl CudaMergedRows {
 }
 
 impl Cuda {
+    /// Clears the rows of tables that are summed as a whole, and their marks.
+    pub(super) fn clear_summed(&self, merged: &CudaMergedRows) {
+        let Some(Summand { address, count, float }) = merged.summand() else { return };
+        // Rooms are whole rows of this matrix.
+        let columns = ALIGNMENT / size_of::<f32>();
+        let matrix = Shape::of(float, count / columns, columns).view(address);
+        let change = Change { matrix, factor: 0, rows: (count / columns) as u32, unused: 0 };
+        self.launch(CLEAR, quads(count / columns, columns), &change);
+    }
+
     /// Merges the rows of all parts, and copies them to the GPU.
     pub(super) fn merge(&self, parts: &[RowSums<f32>], merged: &mut CudaMergedRows) -> bool {
+        merged.are_summed = false;
         let CudaMergedRows { host, arrangement, counts, .. } = merged;
         if !host.merge(parts, |tasks, task| (0..tasks).for_each(task)) {
             return false;
@@ -223,16 +279,17 @@ impl Cuda {
                     pooling: Pooling::Sum.code(),
                     holders: 0,
                 };
+                let is_by_id = rows.are_summed && room.touched != 0;
                 let view = TableView {
                     ids: room.ids,
-                    places,
+                    places: if is_by_id { room.ids } else { places },
                     size: sizes + (number * size_of::<u32>()) as Address,
                     starts,
                     sources: self.constants(&[source]),
                     source_count: 1,
                     ..rows::view_of(&tables[number])
                 };
-                list.add(view, rows.shapes()[number].most, group.width, false);
+                list.add(view, rows.shapes()[number].most, group.width, SumsOfRows::Nowhere);
             }
             let gradient = MatrixView {
                 data: group.gradient,

@@ -35,7 +35,7 @@ use super::Cuda;
 use super::buffers::{CudaMatrix, number_bytes};
 use super::driver::{DriverError, Event, Stream};
 use super::fault::must;
-use super::nccl::{self, CallError, Nccl, Section, UniqueId};
+use super::nccl::{self, CallError, Nccl, Section, Summand, UniqueId};
 use crate::backend::Backend;
 use crate::collective::{Buffer, CollectiveError, Communicator, Deadline, Label, Operation, Round};
 use crate::device::Device;
@@ -166,11 +166,21 @@ impl Cuda {
         self.begin_over_peers();
         let mut summands = Vec::new();
         visit(&mut |matrix| summands.push(matrix.summand()));
+        self.enqueue_sum(peers, &summands);
+    }
+
+    /// Starts the sum of `summands`, which are memory of this backend.
+    pub(super) fn start_sum_of(&self, peers: &CudaPeers, summands: &[Summand]) {
+        self.begin_over_peers();
+        self.enqueue_sum(peers, summands);
+    }
+
+    fn enqueue_sum(&self, peers: &CudaPeers, summands: &[Summand]) {
         let bytes = summands.iter().map(|summand| summand.count * number_bytes(summand.float)).sum();
         let info = (Operation::DeviceSum, info("sum_over_ranks", bytes));
-        // SAFETY: the matrices are memory of this backend, which is not freed before the sum has ended. Earlier commands precede the
-        // sum, and later ones that use the matrices wait for it.
-        let sum = |deadline| unsafe { peers.communicator.sum(&summands, &peers.stream, deadline) };
+        // SAFETY: memory of this backend is not freed before the sum has ended. Earlier commands precede the sum, and later ones that
+        // use the numbers wait for it.
+        let sum = |deadline| unsafe { peers.communicator.sum(summands, &peers.stream, deadline) };
         self.enqueue_over_peers(peers, info, sum);
     }
 
@@ -179,7 +189,7 @@ impl Cuda {
         self.begin_over_peers();
         let bytes = sections.iter().map(|section| section.words * size_of::<u32>()).sum();
         let info = (Operation::DeviceGather, info("gather_rows", bytes));
-        // SAFETY: as in `start_sum_over_peers`.
+        // SAFETY: as in `enqueue_sum`.
         let gather = |deadline| unsafe { peers.communicator.gather(sections, &peers.stream, deadline) };
         self.enqueue_over_peers(peers, info, gather);
         self.join_peers();

@@ -10,6 +10,10 @@
 //! A section has room for as many rows as a part of a batch may touch, at the same address in every step, so that command
 //! lists stay the same. Only its rows travel, perhaps in 16 bits. How many they are passes through the host, because the host
 //! enqueues what travels.
+//!
+//! Of a small table, most rows are touched by several ranks. If all of its rows are fewer bytes ([`is_summed`]), it is summed as
+//! a whole instead: each rank clears room for all rows, writes those that it touches and marks them, and the sums of the marks
+//! say which are touched. It is in no section.
 
 use zerocopy::IntoBytes;
 
@@ -21,6 +25,8 @@ use super::kernels::{
 };
 use super::merged_rows::{CudaMergedRows, Room};
 use super::nccl::Section;
+use super::nccl::Summand;
+use super::rows::{RoomOfAll, SumsOfRows};
 use super::{Cuda, CudaPeers, rows};
 use crate::backend::Backend;
 use crate::device::TableShape;
@@ -51,9 +57,11 @@ pub(super) struct RankRows {
 #[derive(Clone, Copy)]
 struct TableRows {
     width: usize,
-    /// The most ids, and the most different ones.
+    /// The most ids, and the most different ones; none if the table is summed as a whole.
     ids: usize,
     rows: usize,
+    /// The rows of the table, if it is summed as a whole.
+    summed: Option<usize>,
 }
 
 /// Lists of sorted ids, one per table, divided into tiles. Addresses of the workspace are relative.
@@ -67,14 +75,29 @@ struct Lists {
     most_ids: usize,
 }
 
+/// Whether a table is summed as a whole, of which a rank looks up at most `ids` ids: if it sends and gets fewer bytes than
+/// if it gathers the rows of all ranks.
+///
+/// A sum over a ring of many ranks sends and gets each number twice. A gather gets the ids and rows of each rank once.
+pub(super) fn is_summed(shape: &TableShape, ids: usize, rows: PartRows<'_>) -> bool {
+    let (all, touched, width) = (shape.rows as u128, ids.min(shape.rows) as u128, shape.width as u128);
+    let summed = 2 * all * (width + 1) * size_of::<f32>() as u128;
+    let of_row = width * number_bytes(rows.float) as u128 + size_of::<u32>() as u128;
+    rows.are_gathered && summed <= rows.parts as u128 * touched * of_row
+}
+
 impl TableRows {
     fn of(shapes: &[TableShape], rows: PartRows<'_>) -> Vec<Self> {
-        let table = |(shape, &ids): (&TableShape, &usize)| Self {
-            width: shape.width,
-            ids,
-            rows: ids.min(shape.rows),
+        let table = |(shape, &ids): (&TableShape, &usize)| match is_summed(shape, ids, rows) {
+            true => Self { width: shape.width, ids: 0, rows: 0, summed: Some(shape.rows) },
+            false => Self { width: shape.width, ids, rows: ids.min(shape.rows), summed: None },
         };
         shapes.iter().zip(rows.ids).map(table).collect()
+    }
+
+    /// The ids that are merged: those of all ranks, or of all rows.
+    fn merged(&self, ranks: usize) -> usize {
+        self.summed.unwrap_or(ranks * self.rows)
     }
 }
 
@@ -82,7 +105,7 @@ impl Lists {
     /// Adds the list of a table, of at most `ids` ids.
     fn add(&mut self, table: TableRows, view: RowListView, ids: usize) {
         let tiles = tiles_of(ids);
-        let (width, capacity) = (table.width as u32, table.rows as u32);
+        let (width, capacity) = (table.width as u32, table.summed.unwrap_or(table.rows) as u32);
         let first_tile = self.tiles as u32;
         self.views.push(RowListView { width, capacity, first_tile, tiles: tiles as u32, ..view });
         self.tiles += tiles;
@@ -112,7 +135,7 @@ fn unit_numbers(float: Float) -> usize {
 fn rooms_of(tables: &[TableRows], ranks: usize, float: Float) -> ([Address; 2], usize) {
     let section = section_words(tables.iter().map(|table| (table.rows, table.width)), float);
     let packing: usize = tables.iter().map(|table| tiles_of(table.ids)).sum();
-    let merging: usize = tables.iter().map(|table| tiles_of(ranks * table.rows)).sum();
+    let merging: usize = tables.iter().map(|table| tiles_of(table.merged(ranks))).sum();
     let mut rooms = Rooms::default();
     let places = [ranks * section, packing.max(merging)].map(|words| rooms.add(words * size_of::<u32>()));
     (places, rooms.bytes())
@@ -174,8 +197,9 @@ impl RankRows {
     /// If the tables have other widths, or more ids.
     fn packed(&self, sums: &rows::Tables) -> Lists {
         let of_sums = sums.views.iter().map(|view| view.width as usize).zip(&sums.ids);
-        let has_room =
-            |(table, (width, &ids)): (&TableRows, (usize, &usize))| table.width == width && ids <= table.ids;
+        let has_room = |(table, (width, &ids)): (&TableRows, (usize, &usize))| {
+            table.width == width && (table.summed.is_some() || ids <= table.ids)
+        };
         let has_rooms = self.tables.len() == sums.ids.len() && self.tables.iter().zip(of_sums).all(has_room);
         assert!(has_rooms, "pack_rows: merged rows of these tables and of such batches");
         let mut lists = Lists::default();
@@ -191,9 +215,10 @@ impl RankRows {
         let mut lists = Lists::default();
         for (table, room) in self.tables.iter().zip(rooms) {
             let [ids, places, size] = merging_rooms(&mut lists.workspace, self.ranks * table.rows);
-            let (merged_ids, merged_rows) = (room.ids, room.gradient);
-            let view = RowListView { ids, size, places, merged_ids, merged_rows, ..RowListView::default() };
-            lists.add(*table, view, self.ranks * table.rows);
+            let (merged_ids, merged_rows, touched) = (room.ids, room.gradient, room.touched);
+            let view =
+                RowListView { ids, size, places, touched, merged_ids, merged_rows, ..RowListView::default() };
+            lists.add(*table, view, table.merged(self.ranks));
         }
         lists
     }
@@ -220,10 +245,15 @@ impl Cuda {
         peers: &CudaPeers,
         gradients: &RowGradients<'_, Self>,
         tables: &[CudaTable],
-        rows: &RankRows,
+        merged: &CudaMergedRows,
     ) {
+        let rows = merged.gathered();
         assert!(peers.rank < rows.ranks, "pack_rows: merged rows of as many ranks");
-        let sums = self.summed_rows(gradients, tables);
+        self.clear_summed(merged);
+        let sums = self.summed_rows(gradients, tables, |number| match merged.rooms()[number] {
+            Room { touched: 0, .. } => SumsOfRows::ByPlace,
+            Room { touched, gradient, .. } => SumsOfRows::ById(RoomOfAll { rows: gradient, touched }),
+        });
         let lists = rows.packed(&sums);
         let merge = Merge {
             lists: self.constants_or_none(&lists.views),
@@ -267,6 +297,7 @@ impl Cuda {
     ) -> bool {
         let mut of_other_groups = counts.to_vec();
         let (mut sections, mut groups, mut are_possible) = (Vec::new(), Vec::new(), true);
+        let mut summands: Vec<Summand> = Vec::new();
         visit(&mut |merged| {
             let tables = merged.shapes().len();
             let of_ranks = of_other_groups.iter_mut().map(|counts| counts.split_off(..tables));
@@ -276,6 +307,7 @@ impl Cuda {
                 return;
             };
             let counts = merged.expect(&of_ranks);
+            summands.extend(merged.summand());
             let rows = merged.gathered();
             sections.extend(rows.sections(&of_ranks));
             let lists = rows.merged(merged.rooms());
@@ -284,6 +316,9 @@ impl Cuda {
         });
         if !are_possible || of_other_groups.iter().any(|counts| !counts.is_empty()) {
             return false;
+        }
+        if !summands.is_empty() {
+            self.start_sum_of(peers, &summands);
         }
         self.gather_over_peers(peers, &sections);
         let work = || cost::merge_rows(sections.iter().map(|section| section.words).sum());

@@ -41,15 +41,36 @@ pub(super) struct TableList {
     threads: usize,
 }
 
+/// Where the sums of a table's rows are kept.
+#[derive(Clone, Copy)]
+pub(super) enum SumsOfRows {
+    Nowhere,
+    /// In workspace, at the place of the first of a row's sorted ids.
+    ByPlace,
+    /// In room for all rows of the table, where touched rows are marked.
+    ById(RoomOfAll),
+}
+
+/// Room for all rows of a table, and for a mark of each.
+#[derive(Clone, Copy)]
+pub(super) struct RoomOfAll {
+    pub(super) rows: Address,
+    pub(super) touched: Address,
+}
+
 impl TableList {
     /// Adds a table of which at most `ids` ids are looked up, with rows of `width` columns.
-    pub(super) fn add(&mut self, view: TableView, ids: usize, width: usize, keeps_sums: bool) {
+    pub(super) fn add(&mut self, view: TableView, ids: usize, width: usize, sums: SumsOfRows) {
         let (pieces, lanes) = (pieces(ids, width), lanes(width));
         let [partials, squares] = rooms_of(&mut self.rooms, pieces, width);
-        let sums = if keeps_sums { room_of_sums(&mut self.rooms, ids, width) } else { 0 };
+        let (sums, touched) = match sums {
+            SumsOfRows::Nowhere => (0, 0),
+            SumsOfRows::ByPlace => (room_of_sums(&mut self.rooms, ids, width), 0),
+            SumsOfRows::ById(RoomOfAll { rows, touched }) => (rows, touched),
+        };
         self.threads = self.threads.max(pieces * lanes as usize);
         self.ids.push(ids);
-        self.views.push(TableView { partials, squares, sums, lanes, piece: piece(width), ..view });
+        self.views.push(TableView { partials, squares, sums, touched, lanes, piece: piece(width), ..view });
     }
 }
 
@@ -78,7 +99,8 @@ pub(super) fn squares() -> StepRows {
     StepRows { use_of_sums: use_of::ADD_SQUARES, ..StepRows::default() }
 }
 
-/// Lanes of a warp that work on a row of `width` columns, four columns each. On rows of one quad, each lane works on its own.
+/// Lanes of a warp that share a piece of a table with `width` columns: four columns of a row each, or an id each if the row is one
+/// quad.
 fn lanes(width: usize) -> u32 {
     let quads = width.div_ceil(QUAD as usize) as u32;
     if quads <= 1 { WARP } else { quads.next_power_of_two().min(WARP) }
@@ -138,13 +160,13 @@ pub(super) fn table_bytes(shapes: &[TableShape]) -> u64 {
 impl Cuda {
     pub(super) fn step_rows(&self, operation: ops::StepRows<'_, Self>) {
         let ops::StepRows { update, scale, draws, gradients, tables } = operation;
-        let tables = self.tables(gradients, tables, false);
+        let tables = self.tables(gradients, tables, |_| SumsOfRows::Nowhere);
         self.run_rows(step_of(update, scale, draws), gradients, &tables);
     }
 
     pub(super) fn row_squares(&self, operation: ops::RowSquares<'_, Self>) {
         let ops::RowSquares { gradients, tables, sum } = operation;
-        let tables = self.tables(gradients, tables, false);
+        let tables = self.tables(gradients, tables, |_| SumsOfRows::Nowhere);
         self.run_rows(squares(), gradients, &tables);
         self.add_squares(&tables, sum);
     }
@@ -164,7 +186,7 @@ impl Cuda {
         tables: &[CudaTable],
         sums: &mut RowSums<f32>,
     ) {
-        let tables = self.summed_rows(gradients, tables);
+        let tables = self.summed_rows(gradients, tables, |_| SumsOfRows::ByPlace);
         let copied: Vec<_> = tables.views.iter().map(|view| self.sums_of_table(view)).collect();
         let sizes = copied.iter().zip(&tables.views);
         sums.resize(sizes.map(|((ids, _), view)| (first_places(ids).count(), view.width as usize)));
@@ -180,9 +202,14 @@ impl Cuda {
         }
     }
 
-    /// Sums the gradient of each touched row to the place of its first id.
-    pub(super) fn summed_rows(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable]) -> Tables {
-        let tables = self.tables(gradients, tables, true);
+    /// Sums the gradient of each touched row, to where `sums` keeps those of each table.
+    pub(super) fn summed_rows(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+        sums: impl Fn(usize) -> SumsOfRows,
+    ) -> Tables {
+        let tables = self.tables(gradients, tables, sums);
         let step = StepRows { use_of_sums: use_of::STORE_SUM, ..StepRows::default() };
         self.run_rows(step, gradients, &tables);
         tables
@@ -221,7 +248,12 @@ impl Cuda {
         self.launch(STEP_SPANS, threads, &step);
     }
 
-    fn tables(&self, gradients: &RowGradients<'_, Self>, tables: &[CudaTable], keeps_sums: bool) -> Tables {
+    fn tables(
+        &self,
+        gradients: &RowGradients<'_, Self>,
+        tables: &[CudaTable],
+        sums: impl Fn(usize) -> SumsOfRows,
+    ) -> Tables {
         let RowGradients { batch, plan, lookups, columns, maxima, .. } = *gradients;
         let mut first_holder = 0;
         let mut list = TableList::default();
@@ -249,7 +281,7 @@ impl Cuda {
                 source_count: sources.len() as u32,
                 ..view_of(table)
             };
-            list.add(view, sorted.capacity, width, keeps_sums);
+            list.add(view, sorted.capacity, width, sums(number));
         }
         self.listed(list)
     }
@@ -261,7 +293,9 @@ impl Cuda {
         for view in &mut views {
             view.partials += scratch;
             view.squares += scratch;
-            view.sums += scratch;
+            if view.touched == 0 {
+                view.sums += scratch;
+            }
         }
         Tables { address: self.constants_or_none(&views), views, ids, threads }
     }

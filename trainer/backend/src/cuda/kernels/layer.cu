@@ -26,11 +26,11 @@ struct Mask {
     // `[shares, columns]`, or null.
     Pair* partials;
     u32 rows, is_rectified;
-    // Threads per row, four columns each: a power of two, at most 32.
+    // Threads per row if each has four columns: a power of two, at most 32.
     u32 lanes, unused;
 };
 
-// Columns of a thread whose vectors have 16 bytes of 16-bit numbers. `Mask::lanes` are for four: half as many do.
+// Columns of a thread that loads 16 bytes of 16-bit numbers at once. Half as many threads then do for a row.
 constexpr u32 EIGHT = 8;
 
 // Rows that a thread loads before it uses the first.

@@ -1,4 +1,5 @@
-// The table rows that ranks touch: those of this rank are packed, so that it can send them, and those of all are merged.
+// The table rows that ranks touch: those of this rank are packed, so that it can send them, and those of all are merged. Small
+// tables are summed as a whole instead; of these, the rows that any rank touches are listed.
 //
 // A rank's rows of several tables are a section, a sequence of words of 32 bits:
 //
@@ -25,13 +26,15 @@ struct RowList {
     u32* size;
     // Packing: the row of each id, at the first of its places.
     const float* rows;
+    // Merging, of a table that is summed: what is not 0 for rows that a rank touches. Null for other tables.
+    const float* touched;
     // Merging: the number of each id's row in the sections, `rank * capacity + number`.
     u32* places;
     // Merging: the merged ids and rows.
     u32* merged_ids;
     float* merged_rows;
     u32 width;
-    // The most rows of a rank.
+    // The most rows of a rank, or the rows of a table that is summed.
     u32 capacity;
     // This list's range in the tiles of all lists.
     u32 first_tile, tiles;
@@ -72,9 +75,16 @@ __device__ __forceinline__ Matrix matrix_of(const float* rows, u32 width) {
     return {(char*)rows, width, F32, width};
 }
 
-// Whether the id at `place` differs from that before it.
+// The number of sorted ids; of all ids, if the table is summed.
+__device__ __forceinline__ u32 size_of(const RowList& list) {
+    return list.touched ? list.capacity : *list.size;
+}
+
+// Whether the id at `place` differs from that before it. If the table is summed, whether the row `place` is touched.
 __device__ __forceinline__ bool is_first(const RowList& list, u32 place, u32 size) {
-    return place < size && (place == 0 || list.ids[place - 1] != list.ids[place]);
+    if (place >= size) return false;
+    if (list.touched) return list.touched[place] != 0.0f;
+    return place == 0 || list.ids[place - 1] != list.ids[place];
 }
 
 // The number of ids below `id`, or not above it if equal ones count too.
@@ -95,7 +105,7 @@ __device__ __forceinline__ u32 ids_before(const Part& part, u32 id, bool counts_
 ENTRY(merge_ids, Merge) {
     const RowList& list = args.lists[blockIdx.y];
     u32 at = blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= args.ranks * list.capacity) return;
+    if (list.touched || at >= args.ranks * list.capacity) return;
     u32 rank = at / list.capacity, number = at % list.capacity;
     if (at == 0) {
         u32 size = 0;
@@ -116,7 +126,7 @@ ENTRY(merge_ids, Merge) {
 ENTRY(count_rows, Merge) {
     const RowList& list = args.lists[blockIdx.y];
     if (blockIdx.x >= list.tiles) return;
-    u32 size = *list.size, count = 0, total;
+    u32 size = size_of(list), count = 0, total;
     for (u32 i = threadIdx.x; i < TILE; i += SCAN_THREADS) count += is_first(list, blockIdx.x * TILE + i, size);
     block_sum_before(count, total);
     if (threadIdx.x == 0) args.tiles[list.first_tile + blockIdx.x] = total;
@@ -161,7 +171,7 @@ ENTRY(number_rows, Merge) {
 template <typename F>
 __device__ __forceinline__ void for_each_quad(const Merge& args, const RowList& list, F use) {
     __shared__ u32 places[TILE];
-    u32 size = *list.size, first = blockIdx.x * TILE, count = 0;
+    u32 size = size_of(list), first = blockIdx.x * TILE, count = 0;
     if (blockIdx.x >= list.tiles || first >= size) return;
     for (u32 i = 0; i < TILE; i += SCAN_THREADS) {
         u32 place = first + i + threadIdx.x, total;
@@ -190,11 +200,15 @@ ENTRY(pack_rows, Merge) {
     });
 }
 
-// One block per tile: adds up the rows of each id.
+// One block per tile: adds up the rows of each id. Those of tables that are summed are in their places already.
 ENTRY(merge_rows, Merge) {
     const RowList& list = args.lists[blockIdx.y];
-    u32 size = *list.size;
+    u32 size = size_of(list);
     for_each_quad(args, list, [&](u32 place, u32 number, u32 column) {
+        if (list.touched) {
+            if (column == 0) list.merged_ids[number] = place;
+            return;
+        }
         u32 id = list.ids[place], count = min(list.width - column, QUAD);
         auto row_at = [&](u32 place) {
             u32 row = list.places[place];

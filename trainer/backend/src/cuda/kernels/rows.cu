@@ -51,8 +51,10 @@ struct Table {
     float* partials;
     // Two sums of squares per piece.
     float* squares;
-    // The summed gradient of each row, at the place of the first of its sorted ids.
+    // The summed gradient of each row, at the place of the first of its sorted ids; or by id, in room for all rows of the table,
+    // which are then marked by 1 in `touched`.
     float* sums;
+    float* touched;
     // Combined with the step's key for stochastic rounding of 16-bit weights.
     u64 key;
     u32 source_count, width;
@@ -89,7 +91,8 @@ struct Row {
     Quad weights, first, second;
 };
 
-// A worker processes a row in strips of quads, one quad per lane. All lanes of its warp work in step.
+// A worker processes a row in strips of quads, one quad per lane; on rows of one quad, each lane has its own row. All lanes of its
+// warp work in step.
 struct Worker {
     const StepRows& args;
     // In shared memory: what the kernel stores may change global memory, so that fields would be loaded again for each row.
@@ -158,7 +161,7 @@ struct Worker {
         return {args.gradient.data + at * (args.gradient.format == F32 ? sizeof(float) : sizeof(u16)), share};
     }
 
-    // Sets the columns to 0 whose maximum is another value's than that at `place`.
+    // Sets those columns to 0 in which the value at `place` is not the maximum of its row.
     __device__ __forceinline__ void keep_maxima(u32 place, u32 column, u32 count, Quad& gradient) const {
         u32 value;
         const Source& source = source_of(place, value);
@@ -224,10 +227,11 @@ struct Worker {
         if (table.second) store_quad(state(table.second), id, column, count, row.second);
     }
 
-    // Uses some columns of the summed gradient of the row whose first sorted id is at `place` for something else than a step.
-    __device__ __forceinline__ void use(u32 place, u32 column, u32 count, const Quad& sum) {
+    // Uses some columns of the summed gradient of row `id`, whose first sorted id is at `place`, other than for a step.
+    __device__ __forceinline__ void use(u32 id, u32 place, u32 column, u32 count, const Quad& sum) {
         if (args.use_of_sums == STORE_SUM) {
-            store_quad(state(table.sums), place, column, count, sum);
+            store_quad(state(table.sums), table.touched ? id : place, column, count, sum);
+            if (table.touched && column == 0) table.touched[id] = 1.0f;
         } else {
 #pragma unroll
             for (u32 i = 0; i < QUAD; i++) squares = fmaf(sum.x[i], sum.x[i], squares);
@@ -250,7 +254,8 @@ __device__ __forceinline__ Worker worker_of_thread(const StepRows& args) {
     __syncthreads();
     const Table& table = *(const Table*)words;
     u32 thread = blockIdx.x * blockDim.x + threadIdx.x, piece = thread / table.lanes, size = *table.size;
-    u32 begin = min(piece * table.piece, size), end = min(begin + table.piece, size);
+    // Another table may have many more pieces.
+    u32 begin = u32(min(u64(piece) * table.piece, u64(size))), end = begin + min(table.piece, size - begin);
     float scale = args.use_of_sums == STEP_ROW ? scale_of(args.scale, args.fault) : 1.0f;
     return {args, table, threadIdx.x % table.lanes, piece, begin, end, size, scale, 0.0f};
 }
@@ -324,7 +329,7 @@ __device__ __forceinline__ void pass_strip(Worker& worker, u32 column, Pass pass
                 rate = worker.rate_of_row(is_complete, id, is_new ? worker.shaped_squares(row.weights, sum) : 0.0f);
             }
             if (is_complete && !is_step) {
-                worker.use(first, column, count, sum);
+                worker.use(id, first, column, count, sum);
             } else if (is_complete && pass != ROW_STATES) {
                 worker.step(id, column, count, row, sum, rate);
             } else if (ends && !has_begun) {
@@ -368,7 +373,7 @@ __device__ __forceinline__ void pass_narrow(Worker& worker) {
     const u32 first = worker.begin + head;
     const bool ends = bounds & ENDS, is_complete = ends && (starts >> head & 1);
     if (is_complete && !worker.is_step()) {
-        worker.use(first, 0, count, sum);
+        worker.use(id, first, 0, count, sum);
     } else if (is_complete) {
         Row row = worker.load_row(id, 0, count);
         float rate = 0.0f;
@@ -466,7 +471,7 @@ ENTRY(step_spans, StepRows) {
             Row row = worker.load_row(id, column, count);
             worker.step(id, column, count, row, sum_of(column, count), rate);
         } else {
-            worker.use(first, column, count, sum_of(column, count));
+            worker.use(id, first, column, count, sum_of(column, count));
         }
     }
     if (args.use_of_sums == ADD_SQUARES) {

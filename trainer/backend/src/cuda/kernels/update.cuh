@@ -34,8 +34,8 @@ __device__ __forceinline__ float shaped(const Update& update, float scale, float
     return fmaf(update.l2, w, clamped(scale * g, update.clip));
 }
 
-// Square roots and quotients to 2 units in the last place, in a fifth of the instructions of rounded ones. Those of smaller
-// numbers than fp32's normal ones may be 0.
+// Square roots and quotients with an error of at most 2 units in the last place each (PTX ISA, `sqrt` and `div`), in a fifth of the
+// instructions of rounded ones.
 __device__ __forceinline__ float fast_root(float x) {
 #ifdef ON_HOST
     return sqrtf(x);
@@ -51,7 +51,7 @@ __device__ __forceinline__ float fast_quotient(float x, float y) {
     return x / y;
 #else
     float quotient;
-    asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    asm("div.approx.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
     return quotient;
 #endif
 }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout};
 
 use super::*;
-use crate::cuda::{CudaBatch, CudaMergedRows, CudaRowPlan, CudaTable};
+use crate::cuda::{CudaBatch, CudaMergedRows, CudaRowPlan, CudaTable, rank_rows};
 use crate::{
     Formula, GradientColumns, IdColumn, Lookup, PartRows, Pooling, RowGradients, RowSums, TablePart,
     TableShape, Update,
 };
 
-/// Rows and columns of each table: rows that no vector load fits, of one number, and of several quads.
-const TABLES: [(u32, usize); 3] = [(3_000, 7), (5, 1), (40, 16)];
+/// Rows and columns of each table: rows that no vector load fits, of one number, and of several quads. In fp32, the second and
+/// the fourth table are summed as a whole by the GPUs of three ranks; in 16 bits, only the second.
+const TABLES: [(u32, usize); 5] = [(3_000, 7), (5, 1), (2_500, 1), (40, 16), (3_000, 16)];
 /// The tables of each group.
-const GROUPS: [std::ops::Range<usize>; 2] = [0..2, 2..3];
+const GROUPS: [std::ops::Range<usize>; 2] = [0..3, 3..5];
 /// The most rows of a rank: more than one tile of the kernels.
 const ROWS: u32 = 1_500;
 
@@ -40,7 +41,10 @@ type Rows = Vec<(Vec<u32>, Vec<f32>)>;
 type Stepped = Vec<Vec<f32>>;
 
 fn schema() -> BatchSchema {
-    let feature = |(cardinality, _): (u32, usize)| IdFeature { name: cardinality.to_string(), cardinality };
+    let feature = |(cardinality, width): (u32, usize)| {
+        let name = format!("{cardinality} of {width}");
+        IdFeature { name, cardinality }
+    };
     BatchSchema {
         rows: ROWS,
         labels: Vec::new(),
@@ -57,6 +61,16 @@ fn mixed(seed: u64) -> u64 {
     (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 16
 }
 
+fn shape_of((rows, width): (u32, usize)) -> TableShape {
+    TableShape { rows: rows as usize, width, float: Float::F32, key: 0, states: 0, row_states: 0 }
+}
+
+/// Whether the GPUs of so many ranks sum the table as a whole.
+fn is_summed(table: usize, ranks: usize, float: Float) -> bool {
+    let rows = PartRows { parts: ranks, ids: &[], are_gathered: true, float };
+    rank_rows::is_summed(&shape_of(TABLES[table]), ROWS as usize, rows)
+}
+
 impl Model {
     /// Its rows travel as `float`.
     fn new(cuda: &Cuda, ranks: usize, float: Float) -> Self {
@@ -69,11 +83,7 @@ impl Model {
                 table: number,
                 first: first(table),
             };
-            let shape = |&(rows, width): &(u32, usize)| {
-                let rows = rows as usize;
-                TableShape { rows, width, float: Float::F32, key: 0, states: 0, row_states: 0 }
-            };
-            let shapes: Vec<TableShape> = TABLES[tables.clone()].iter().map(shape).collect();
+            let shapes: Vec<TableShape> = TABLES[tables.clone()].iter().copied().map(shape_of).collect();
             let ids = vec![ROWS as usize; shapes.len()];
             let rows = PartRows { parts: ranks, ids: &ids, are_gathered: true, float };
             Group {
@@ -85,7 +95,7 @@ impl Model {
         let of_table = |table| vec![IdColumn::Single(table)];
         Self {
             batch: cuda.batch(&schema()),
-            plan: cuda.row_plan(&schema(), &[0, 1, 2].map(of_table)),
+            plan: cuda.row_plan(&schema(), &[0, 1, 2, 3, 4].map(of_table)),
             gradient: cuda.matrix(ROWS as usize, columns),
             groups: GROUPS.map(group).into(),
         }
@@ -182,13 +192,23 @@ impl Model {
     }
 }
 
-/// Ranks of unequal numbers of rows, without rows, and with other numbers in each step.
+#[test]
+fn small_tables_are_summed_as_a_whole() {
+    let summed = |ranks, float| [0, 1, 2, 3, 4].map(|table| is_summed(table, ranks, float));
+    assert_eq!(summed(3, Float::F32), [false, true, false, true, false]);
+    assert_eq!(summed(3, Float::Bf16), [false, true, false, false, false]);
+    assert_eq!(summed(1, Float::F32), [false; 5]);
+    assert_eq!(summed(8, Float::F32), [true; 5]);
+}
+
+/// Ranks of unequal numbers of rows, without rows, and with other numbers in each step. The order of sums of whole tables is
+/// NCCL's.
 #[test]
 fn gathered_rows_have_the_bits_of_rows_by_way_of_the_host() {
     [Float::F32, Float::Bf16, Float::F16].into_iter().for_each(gather_as);
 }
 
-/// Rows that travel as `float` are rounded once.
+/// Gathered rows that travel as `float` are rounded once.
 fn gather_as(float: Float) {
     let steps = [[ROWS, 0, 37], [0, 0, 0], [1, 900, 0], [700, 701, 702], [3, 0, ROWS], [0, 5, 0]];
     let of_ranks: Vec<Vec<(Rows, Stepped)>> = world(3, LIMIT, |rank| {
@@ -209,19 +229,52 @@ fn gather_as(float: Float) {
         for (group, tables) in model.groups.iter_mut().enumerate() {
             let part = |of_rank: &Vec<(Rows, Stepped)>| {
                 let (ids, rows) = &of_rank[step].0[group];
-                let rounded: Vec<f32> = rows.iter().map(|&x| float.round(x)).collect();
-                RowSums { ids: ids[..].into(), rows: rounded[..].into() }
+                RowSums {
+                    ids: ids[..].into(),
+                    rows: travelled(rows, ids, GROUPS[group].clone(), float)[..].into(),
+                }
             };
             assert!(cuda.merge_rows(&of_ranks.iter().map(part).collect::<Vec<_>>(), &mut tables.merged));
         }
-        let bits = |stepped: &Stepped| -> Vec<Vec<u32>> {
-            stepped.iter().map(|numbers| numbers.iter().map(|number| number.to_bits()).collect()).collect()
-        };
-        let expected = bits(&model.step(&cuda));
+        let expected = model.step(&cuda);
+        // As `Model::step` returns them: squares, then tables.
+        let tables = GROUPS.into_iter().flat_map(|tables| std::iter::once(None).chain(tables.map(Some)));
+        let has_bits: Vec<bool> =
+            tables.map(|table| table.is_some_and(|table| !is_summed(table, 3, float))).collect();
+        assert_eq!(has_bits.len(), expected.len());
         for (rank, of_rank) in of_ranks.iter().enumerate() {
-            assert!(bits(&of_rank[step].1) == expected, "{float:?}, rank {rank}, step {step}");
+            for (number, (found, expected)) in of_rank[step].1.iter().zip(&expected).enumerate() {
+                let at = format!("{float:?}, rank {rank}, step {step}, {number}");
+                assert!(bits(found) == bits(&of_ranks[0][step].1[number]), "{at}: other bits than rank 0");
+                let largest = expected.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+                // In fp16, some are infinite, and differences of these no numbers.
+                let is_close = |(found, expected): (&f32, &f32)| {
+                    (found - expected).abs() <= 1e-5 * largest || expected.is_nan() && found.is_nan()
+                };
+                let agree = match has_bits[number] {
+                    true => bits(found) == bits(expected),
+                    false => found.iter().zip(expected).all(|pair| pair.0 == pair.1 || is_close(pair)),
+                };
+                assert!(agree, "{at}");
+            }
         }
     }
+}
+
+fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+/// The rows of a group's tables as other ranks get them: rounded, except of tables that are summed as a whole.
+fn travelled(rows: &[f32], ids: &[u32], tables: std::ops::Range<usize>, float: Float) -> Vec<f32> {
+    let mut rest = rows;
+    let of_table = |(&count, table): (&u32, usize)| {
+        let of_table;
+        (of_table, rest) = rest.split_at(count as usize * TABLES[table].1);
+        let format = if is_summed(table, 3, float) { Float::F32 } else { float };
+        of_table.iter().map(move |&x| format.round(x)).collect::<Vec<_>>()
+    };
+    ids.iter().zip(tables).flat_map(of_table).collect()
 }
 
 #[test]
@@ -232,15 +285,17 @@ fn counts_of_other_tables_are_refused() {
         model.take(&rank.cuda, 9, 1);
         model.pack(&rank.cuda, &peers);
         let counts = model.counts(&rank.cuda, &peers);
-        let [first, second, third] = counts[..] else { panic!("{counts:?}") };
-        assert!((1..=9).contains(&first) && (1..=5).contains(&second) && (1..=9).contains(&third));
+        assert!(counts.len() == TABLES.len());
+        assert!(counts.iter().zip(TABLES).all(|(count, (rows, _))| (1..=rows.min(9)).contains(count)));
+        let [first, second, third, fourth, fifth] = counts[..] else { panic!("{counts:?}") };
         let sums = peers.sums.load(Ordering::Relaxed);
         for wrong in [
-            &[&[first, second][..]][..],
-            &[&[first, second, third, 0]],
-            &[&[first, 6, third]],
-            &[&[ROWS + 1, second, third]],
-            &[&[first, second, 41]],
+            &[&[first, second, third][..]][..],
+            &[&[first, second, third, fourth]],
+            &[&[first, second, third, fourth, fifth, 0]],
+            &[&[first, 6, third, fourth, fifth]],
+            &[&[ROWS + 1, second, third, fourth, fifth]],
+            &[&[first, second, third, 41, fifth]],
             &[&counts, &counts],
             &[],
         ] {
@@ -267,16 +322,21 @@ fn failed_gathers_are_named() {
             })
         })
     };
-    let name = "gather of rows on GPUs, number 3: ";
-    let silent = failure(&|rank| {
-        if rank.communicator.rank() == 1 {
-            fail_nccl(&rank.stand_in, c"silent", 1, 1);
-        }
-    });
-    let late = format!("{name}a rank did not complete it within 2 s");
-    assert!(silent.iter().all(|error| error.starts_with(&late)), "{silent:?}");
-    for function in [c"ncclBroadcast", c"ncclGroupEnd"] {
-        let failed = failure(&|rank| fail_nccl(&rank.stand_in, function, 1, REMOTE_ERROR));
+    // After the sum of small tables, the third operation.
+    let name = "gather of rows on GPUs, number 4: ";
+    let silent = |nth| {
+        failure(&|rank| {
+            if rank.communicator.rank() == 1 {
+                fail_nccl(&rank.stand_in, c"silent", nth, 1);
+            }
+        })
+    };
+    for (nth, name) in [(1, "sum on GPUs, number 3: "), (2, name)] {
+        let (late, errors) = (format!("{name}a rank did not complete it within 2 s"), silent(nth));
+        assert!(errors.iter().all(|error| error.starts_with(&late)), "{errors:?}");
+    }
+    for (function, nth) in [(c"ncclBroadcast", 1), (c"ncclGroupEnd", 2)] {
+        let failed = failure(&|rank| fail_nccl(&rank.stand_in, function, nth, REMOTE_ERROR));
         let part =
             format!("{name}{} of NVIDIA's collectives library (NCCL) failed", function.to_str().unwrap());
         assert!(failed.iter().all(|error| error.starts_with(&part)), "{failed:?}");
