@@ -34,6 +34,10 @@ void Multiprocessor::run_block(std::uint64_t index) {
     returned_ = 0;
     barrier_arrived_ = barrier_true_ = 0;
     for (unsigned warp = 0; warp * 32 < count_; ++warp) warps_[warp].arrived = 0;
+    if (has_copies_) {
+        for (unsigned thread = 0; thread < count_; ++thread) copies_[thread] = {};
+        has_copies_ = false;
+    }
     eager_lanes_ = random_.below(4) != 0;
     fill_queue(unstarted);
     resume_next(&outside_);
@@ -202,6 +206,31 @@ void Multiprocessor::complete(Warp& warp, unsigned mask, unsigned last, unsigned
         else push(first_thread + lane);
     }
     warp.arrived &= ~mask;
+}
+
+void Multiprocessor::begin_copy(void* to, const void* from, unsigned bytes, on_host::Place place) {
+    Multiprocessor& self = of_this_thread();
+    bool is_aligned = (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) % bytes == 0;
+    if (!is_aligned) fail(CUDA_ERROR_MISALIGNED_ADDRESS, "an asynchronous copy is not aligned to its size", place);
+    std::memset(to, poison, bytes);
+    Copies& copies = self.copies_[on_host::this_thread()->number];
+    copies.begun.push_back({to, from, bytes, copies.groups});
+    self.has_copies_ = true;
+}
+
+void Multiprocessor::end_group() { ++of_this_thread().copies_[on_host::this_thread()->number].groups; }
+
+void Multiprocessor::wait_for_groups(unsigned latest) {
+    Copies& copies = of_this_thread().copies_[on_host::this_thread()->number];
+    size_t left = 0;
+    for (const Copy& copy : copies.begun) {
+        if (copy.group + latest < copies.groups) {
+            std::memcpy(copy.to, copy.from, copy.bytes);
+        } else {
+            copies.begun[left++] = copy;
+        }
+    }
+    copies.begun.resize(left);
 }
 
 void Multiprocessor::stuck() {

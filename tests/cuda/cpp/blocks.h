@@ -5,6 +5,9 @@
 // after each barrier is random (Order), and so is whether lanes served by an exchange continue immediately or after all
 // others.
 //
+// An asynchronous copy is made when its thread waits for it, as late as a device may make it; until then its destination is
+// poisoned.
+//
 // If no thread is ready but not all have returned, some wait forever: at a barrier that not all threads reach, or in an
 // exchange that lanes of its mask skip. A device would hang, or continue with undefined values; here the launch fails with a
 // message. Threads that have returned count as missing, too, although compute capability 7.0 and later tolerates that.
@@ -14,6 +17,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "api.h"
 #include "fibers.h"
@@ -107,6 +111,17 @@ private:
         Lane lanes[32];
     };
 
+    // The asynchronous copies that a thread has begun and not waited for, and the groups that it has ended.
+    struct Copy {
+        void* to;
+        const void* from;
+        unsigned bytes, group;
+    };
+    struct Copies {
+        std::vector<Copy> begun;
+        unsigned groups = 0;
+    };
+
     void run_block(std::uint64_t index);
     void explain_fault();
     void fill_queue(State from);
@@ -137,8 +152,11 @@ private:
     static int barrier(on_host::Barrier kind, int predicate, on_host::Place place);
     static on_host::u64 exchange(on_host::Exchange kind, unsigned mask, on_host::u64 value, unsigned source,
                                  on_host::Place place);
+    static void begin_copy(void* to, const void* from, unsigned bytes, on_host::Place place);
+    static void end_group();
+    static void wait_for_groups(unsigned latest);
     static void fail(int code, const char* why, on_host::Place place);
-    static constexpr on_host::Calls calls{barrier, exchange, fail};
+    static constexpr on_host::Calls calls{barrier, exchange, begin_copy, end_group, wait_for_groups, fail};
 
     static constexpr unsigned queue_room = 2 * most_threads;
 
@@ -159,6 +177,8 @@ private:
     unsigned head_ = 0, tail_ = 0;
     bool eager_lanes_ = false;
     Warp warps_[most_threads / 32];
+    Copies copies_[most_threads];
+    bool has_copies_ = false;
 
     on_host::Barrier barrier_kind_{};
     on_host::Place barrier_place_{};

@@ -71,4 +71,5 @@ __forceinline__ To bits(From from) {
 #include "on_host_math.h"
 #include "on_host_vectors.h"
 #include "on_host_warps.h"
+#include "on_host_copies.h"
 #include "on_host_tensor.h"

@@ -29,6 +29,10 @@ struct Calls {
     // `value` is this lane's operand, `source` the lane to read from (shuffle). Returns that lane's value, the lanes with a
     // nonzero value (ballot), or the lanes with the same value (match).
     u64 (*exchange)(Exchange kind, unsigned mask, u64 value, unsigned source, Place place);
+    // Asynchronous copies of this thread: begins one, ends a group of them, and waits for all groups but the latest.
+    void (*begin_copy)(void* to, const void* from, unsigned bytes, Place place);
+    void (*end_group)();
+    void (*wait_for_groups)(unsigned latest);
     // Ends the launch with this CUresult. Does not return.
     void (*fail)(int code, const char* why, Place place);
 };

@@ -12,6 +12,7 @@ macro_rules! files {
 pub(crate) const SHIM: &[(&str, &str)] = files![
     "on_host.h",
     "on_host_atomics.h",
+    "on_host_copies.h",
     "on_host_formats.h",
     "on_host_math.h",
     "on_host_tensor.h",

@@ -125,6 +125,27 @@ CASE(kernels_atomics) {
     CHECK(got[5] <= 4096);
 }
 
+CASE(kernels_copies_arrive_when_they_are_waited_for) {
+    begin();
+    std::vector<unsigned long long> from(128);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = 1000 + i;
+    struct {
+        CUdeviceptr from, to;
+    } args{upload(from), allocate(64 * 3 * 8)};
+    run("copies", 1, 64, args);
+    auto got = download<unsigned long long>(args.to, 64 * 3);
+    for (size_t thread = 0; thread < 64; ++thread) {
+        EQUAL(got[thread * 3], ~0ull);
+        EQUAL(got[thread * 3 + 1], from[thread]);
+        EQUAL(got[thread * 3 + 2], from[64 + thread]);
+    }
+}
+
+CASE(kernels_copy_unaligned) {
+    begin();
+    fails("copy_unaligned", 32, upload(std::vector<int>(8, 0)), CUDA_ERROR_MISALIGNED_ADDRESS, "is not aligned to its size");
+}
+
 CASE(kernels_places) {
     begin();
     CUdeviceptr to = upload(std::vector<unsigned>(6 * 8 * 4, 0));

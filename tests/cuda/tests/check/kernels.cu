@@ -96,9 +96,32 @@ KERNEL(atomics, 256, Count) {
     while (atomicCAS(args.ticket, unsigned(i), unsigned(i) + 1) == unsigned(i)) break;
 }
 
+struct Copied {
+    const unsigned long long* from;
+    unsigned long long* to;  // 3 a thread
+};
+// Asynchronous copies in two groups: what has arrived after a wait for the first, for both, and before either.
+KERNEL(copies, 64, Copied) {
+    __shared__ unsigned long long kept[2][64];
+    unsigned thread = threadIdx.x;
+    on_host::begin_copy(&kept[0][thread], args.from + thread, 8);
+    on_host::end_group();
+    on_host::begin_copy(&kept[1][thread], args.from + 64 + thread, 8);
+    on_host::end_group();
+    args.to[thread * 3] = kept[0][thread];
+    on_host::wait_for_groups(1);
+    args.to[thread * 3 + 1] = kept[0][thread] + (kept[1][thread] + 1);
+    on_host::wait_for_groups(0);
+    args.to[thread * 3 + 2] = kept[1][thread];
+}
+
 struct Nothing {
     int* at;
 };
+KERNEL(copy_unaligned, 32, Nothing) {
+    __shared__ int kept[64];
+    on_host::begin_copy(&kept[0], args.at + 1, 8);
+}
 KERNEL(barrier_for_some, 64, Nothing) {
     if (threadIdx.x < 63) __syncthreads();
 }

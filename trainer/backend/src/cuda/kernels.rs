@@ -12,6 +12,8 @@ pub(super) const WARP: u32 = 32;
 /// `COLUMN_THREADS` of reduce.cuh, and the columns per block.
 const COLUMN_THREADS: u32 = 256;
 pub(super) const COLUMNS: u32 = 32;
+/// Threads per block of kernels that step rows: each keeps quads in shared memory.
+const ROW_THREADS: u32 = 128;
 /// Threads of single-block kernels, which add up the partial sums of other kernels.
 const SUM_THREADS: u32 = 1024;
 /// `ROWS_AT_ONCE` of lookup.cu.
@@ -279,8 +281,8 @@ program! {
         key: u64, use_of_sums: u32, holder_columns: u32,
     }
     struct RowSquares { tables: Address, sum: Address, table_count: u32, unused: u32 }
-    kernel STEP_PIECES = step_pieces(StepRows, THREADS);
-    kernel STEP_PIECES_OF_MAXIMA = step_pieces_of_maxima(StepRows, THREADS);
+    kernel STEP_PIECES = step_pieces(StepRows, ROW_THREADS);
+    kernel STEP_PIECES_OF_MAXIMA = step_pieces_of_maxima(StepRows, ROW_THREADS);
     kernel STEP_SPANS = step_spans(StepRows, THREADS);
     kernel ADD_ROW_SQUARES = add_row_squares(RowSquares, SUM_THREADS);
 }

@@ -89,10 +89,11 @@ pub(super) struct Program {
 }
 
 /// The headers that every program may include.
-const HEADERS: [(&str, &str); 7] = [
+const HEADERS: [(&str, &str); 8] = [
     ("device.cuh", include_str!("kernels/device.cuh")),
     ("reduce.cuh", include_str!("kernels/reduce.cuh")),
     ("scan.cuh", include_str!("kernels/scan.cuh")),
+    ("copies.cuh", include_str!("kernels/copies.cuh")),
     ("batch.cuh", include_str!("kernels/batch.cuh")),
     ("update.cuh", include_str!("kernels/update.cuh")),
     ("tensor.cuh", include_str!("kernels/tensor.cuh")),

@@ -237,7 +237,15 @@ __device__ __forceinline__ void dot_backward_of(const Dot& args, u32 row, u16* p
     }
 }
 
-ENTRY(dot_forward_tensor, Dot) {
+// As many resident threads as registers allow without spills: they hide the latency of loads. Compilers for later GPUs than Hopper
+// need more registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr u32 FORWARD_RESIDENT = 768, BACKWARD_RESIDENT = 640;
+#else
+constexpr u32 FORWARD_RESIDENT = 1024, BACKWARD_RESIDENT = 768;
+#endif
+
+ENTRY_OF_RESIDENT(dot_forward_tensor, FORWARD_RESIDENT, Dot) {
     __shared__ __align__(4) u16 pairs[THREADS_OF_dot_forward_tensor / WARP][ROW_PAIRS];
     u32 row = row_of_warp();
     if (row >= args.rows) return;
@@ -249,7 +257,7 @@ ENTRY(dot_forward_tensor, Dot) {
     }
 }
 
-ENTRY(dot_backward_tensor, Dot) {
+ENTRY_OF_RESIDENT(dot_backward_tensor, BACKWARD_RESIDENT, Dot) {
     __shared__ __align__(4) u16 pairs[THREADS_OF_dot_backward_tensor / WARP][ROW_PAIRS];
     u32 row = row_of_warp();
     if (row >= args.rows) return;

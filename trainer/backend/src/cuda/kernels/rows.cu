@@ -8,13 +8,18 @@
 //
 // Most runs are of one id, and the time of a worker is that of the loads which wait for each other: the id, the place of its
 // gradient, then the gradient and the row. So the lanes of a worker look up the places of as many gradients at the same time,
-// and as many workers as possible run at once.
+// the gradient and the row of the next id are copied to shared memory during the step of this one, and as many workers as possible
+// run at once.
 #include "batch.cuh"
+#include "copies.cuh"
 #include "random.cuh"
 #include "reduce.cuh"
 #include "update.cuh"
 
 constexpr u32 EVERY_LANE = 0xffffffffu;
+
+// Ids whose gradients and rows a worker has in shared memory: the current one, and those that are being copied.
+constexpr u32 KEPT_IDS = 2;
 
 // What the summed gradient of a row is used for.
 enum Use : u32 {
@@ -80,6 +85,10 @@ struct StepRows {
     u32 holder_columns;
 };
 
+// What a lane has in shared memory of an id: its quads of the row, of the row's states, and of the gradient.
+enum Part : u32 { WEIGHTS = 0, FIRST = 1, SECOND = 2, GRADIENT = 3 };
+constexpr u32 PARTS = 4;
+
 // Where the gradient of an id begins, and its factor.
 struct Origin {
     char* from;
@@ -97,12 +106,16 @@ struct Worker {
     const StepRows& args;
     // In shared memory: what the kernel stores may change global memory, so that fields would be loaded again for each row.
     const Table& table;
-    u32 lane;
     // The places of its piece, and the number of all.
-    u32 piece, begin, end, size;
+    u32 begin, end, size;
     float scale;
     // The sum of squared gradients, for ADD_SQUARES.
     float squares;
+
+    // Computed where they are needed: registers are scarce.
+    __device__ __forceinline__ u32 lane() const { return threadIdx.x & (table.lanes - 1); }
+
+    __device__ __forceinline__ u32 piece() const { return (blockIdx.x * blockDim.x + threadIdx.x) / table.lanes; }
 
     __device__ __forceinline__ bool has_ids() const { return begin < end; }
 
@@ -173,10 +186,14 @@ struct Worker {
         }
     }
 
+    // Whether the gradient's quads are vectors.
+    __device__ __forceinline__ bool is_aligned(const Origin& origin) const {
+        return u64(origin.from) % (args.gradient.format == F32 ? sizeof(float4) : sizeof(uint2)) == 0;
+    }
+
     __device__ __forceinline__ Quad gradient_of(const Origin& origin, u32 column, u32 count) const {
         u32 format = args.gradient.format;
-        bool is_aligned = u64(origin.from) % (format == F32 ? sizeof(float4) : sizeof(uint2)) == 0;
-        return load_quad({origin.from, is_aligned ? QUAD : 1, format, 0}, 0, column, count);
+        return load_quad({origin.from, is_aligned(origin) ? QUAD : 1, format, 0}, 0, column, count);
     }
 
     __device__ __forceinline__ Row load_row(u32 id, u32 column, u32 count) const {
@@ -207,7 +224,7 @@ struct Worker {
     // The same where each lane has some squares. The other workers of the warp may have no row.
     __device__ __forceinline__ float rate_of_row(bool has_row, u32 id, float squares) const {
         float sum = sum_of_lanes(squares), rate = 0.0f;
-        if (has_row && lane == 0) rate = rate_of_row(id, sum);
+        if (has_row && lane() == 0) rate = rate_of_row(id, sum);
         return of_lane(rate, 0);
     }
 
@@ -242,7 +259,7 @@ struct Worker {
 
     // Stores some columns of the sum of a run that begins or ends outside the piece; `first` is its first place within.
     __device__ __forceinline__ void store_partial(u32 first, u32 column, u32 count, const Quad& sum) const {
-        store_quad(state(partial(2 * piece + (first > begin))), 0, column, count, sum);
+        store_quad(state(partial(2 * piece() + (first > begin))), 0, column, count, sum);
     }
 };
 
@@ -257,7 +274,7 @@ __device__ __forceinline__ Worker worker_of_thread(const StepRows& args) {
     // Another table may have many more pieces.
     u32 begin = u32(min(u64(piece) * table.piece, u64(size))), end = begin + min(table.piece, size - begin);
     float scale = args.use_of_sums == STEP_ROW ? scale_of(args.scale, args.fault) : 1.0f;
-    return {args, table, threadIdx.x % table.lanes, piece, begin, end, size, scale, 0.0f};
+    return {args, table, begin, end, size, scale, 0.0f};
 }
 
 // Whether no worker of this warp has anything to do.
@@ -274,10 +291,31 @@ enum Pass : u32 {
     ROW_WEIGHTS = 2,
 };
 
-// Whether an id is the first or the last of its run.
-enum Bound : u32 { STARTS = 1, ENDS = 2 };
+// The shared memory of a block's lanes for the quads of some ids.
+struct Kept {
+    uint4 (*quads)[PARTS][THREADS_OF_step_pieces];
 
-__device__ __forceinline__ u32 bounds_at(const Worker& worker, u32 place, u32 id) {
+    __device__ __forceinline__ uint4* at(u32 slot, Part part) const { return &quads[slot][part][threadIdx.x]; }
+
+    // Begins to copy the quad at element `first` of `data`, which is a vector.
+    __device__ __forceinline__ void begin(u32 slot, Part part, const void* data, u32 format, u64 first) const {
+        if (format == F32) {
+            begin_copy<sizeof(float4)>(at(slot, part), (const float*)data + first);
+        } else {
+            begin_copy<sizeof(uint2)>(at(slot, part), (const u16*)data + first);
+        }
+    }
+
+    // The quad, after the wait for its copy.
+    __device__ __forceinline__ Quad take(u32 slot, Part part, u32 format) const {
+        return load_quad({(char*)at(slot, part), QUAD, format, QUAD}, 0, 0, QUAD);
+    }
+};
+
+// Whether an id is the first or the last of its run, and whether the quads of its gradient are vectors.
+enum Trait : u32 { STARTS = 1, ENDS = 2, IS_ALIGNED = 4 };
+
+__device__ __forceinline__ u32 traits_of(const Worker& worker, u32 place, u32 id) {
     const u32* ids = worker.table.ids;
     bool starts = place == 0 || ids[place - 1] != id, ends = place + 1 == worker.size || ids[place + 1] != id;
     return (starts ? STARTS : 0) | (ends ? ENDS : 0);
@@ -285,42 +323,70 @@ __device__ __forceinline__ u32 bounds_at(const Worker& worker, u32 place, u32 id
 
 // Sums the runs of a piece in some columns, and uses the sums of complete runs.
 template <bool HAS_MAXIMA>
-__device__ __forceinline__ void pass_strip(Worker& worker, u32 column, Pass pass) {
+__device__ __forceinline__ void pass_strip(Worker& worker, const Kept& kept, u32 column, Pass pass) {
     const StepRows& args = worker.args;
     const Table& table = worker.table;
     const u32 count = worker.count_at(column), lanes = table.lanes;
-    const bool is_step = worker.is_step();
+    const bool is_step = worker.is_step(), has_row_vectors = is_step && table.width % QUAD == 0;
     // The current run: its first place in this piece, whether it begins there, and whether it goes on after the current id.
     u32 first = worker.begin;
     bool has_begun = false, goes_on = false;
     Quad sum = {};
     Row row = {};
     for (u32 base = worker.begin; base < worker.begin + table.piece; base += lanes) {
-        u32 own_id = 0, own_bounds = 0, own_place = 0;
+        u32 own_id = 0, own_traits = 0, own_place = 0;
         Origin own = {};
-        if (base + worker.lane < worker.end) {
-            own_id = table.ids[base + worker.lane];
-            own_bounds = bounds_at(worker, base + worker.lane, own_id);
-            own_place = table.places[base + worker.lane];
+        if (base + worker.lane() < worker.end) {
+            own_id = table.ids[base + worker.lane()];
+            own_place = table.places[base + worker.lane()];
             own = worker.origin_of(own_place);
+            own_traits = traits_of(worker, base + worker.lane(), own_id) | (worker.is_aligned(own) ? IS_ALIGNED : 0);
         }
+        auto begin = [&](u32 from) {
+            u32 id = worker.of_lane(own_id, from), traits = worker.of_lane(own_traits, from), slot = from % KEPT_IDS;
+            u64 gradient = worker.of_lane(u64(own.from), from), of_row = u64(id) * table.width + column;
+            if (base + from < worker.end && count == QUAD) {
+                if (traits & IS_ALIGNED) kept.begin(slot, GRADIENT, (char*)gradient, args.gradient.format, column);
+                if (has_row_vectors && traits & STARTS) {
+                    kept.begin(slot, WEIGHTS, table.weights, table.format, of_row);
+                    if (table.first) kept.begin(slot, FIRST, table.first, F32, of_row);
+                    if (table.second) kept.begin(slot, SECOND, table.second, F32, of_row);
+                }
+            }
+            end_group();
+        };
+        begin(0);
         for (u32 from = 0; from < lanes; from++) {
-            u32 id = worker.of_lane(own_id, from), bounds = worker.of_lane(own_bounds, from);
+            if (from + 1 < lanes) {
+                begin(from + 1);
+            } else {
+                end_group();
+            }
+            u32 id = worker.of_lane(own_id, from), traits = worker.of_lane(own_traits, from), slot = from % KEPT_IDS;
             Origin origin = {(char*)worker.of_lane(u64(own.from), from), worker.of_lane(own.share, from)};
             u32 place = HAS_MAXIMA ? worker.of_lane(own_place, from) : 0;
             bool is_within = base + from < worker.end;
+            wait_for_groups<KEPT_IDS - 1>();
             if (is_within) {
-                Quad found = worker.gradient_of(origin, column, count);
-                if (bounds & STARTS) {
+                bool is_vector = count == QUAD && traits & IS_ALIGNED;
+                Quad found = is_vector ? kept.take(slot, GRADIENT, args.gradient.format)
+                                       : load_quad({origin.from, 1, args.gradient.format, 1}, column, 0, count);
+                if (traits & STARTS) {
                     has_begun = true;
                     first = base + from;
                     sum = {};
-                    if (is_step) row = worker.load_row(id, column, count);
+                    if (has_row_vectors && count == QUAD) {
+                        row.weights = kept.take(slot, WEIGHTS, table.format);
+                        if (table.first) row.first = kept.take(slot, FIRST, F32);
+                        if (table.second) row.second = kept.take(slot, SECOND, F32);
+                    } else if (is_step) {
+                        row = worker.load_row(id, column, count);
+                    }
                 }
                 if (HAS_MAXIMA) worker.keep_maxima(place, column, count, found);
 #pragma unroll
                 for (u32 i = 0; i < QUAD; i++) sum.x[i] = fmaf(origin.share, found.x[i], sum.x[i]);
-                goes_on = !(bounds & ENDS);
+                goes_on = !(traits & ENDS);
             }
             bool ends = is_within && !goes_on, is_complete = ends && has_begun;
             float rate = 0.0f;
@@ -345,13 +411,13 @@ template <bool HAS_MAXIMA>
 __device__ __forceinline__ void pass_narrow(Worker& worker) {
     const StepRows& args = worker.args;
     const Table& table = worker.table;
-    const u32 place = worker.begin + worker.lane, count = table.width;
+    const u32 place = worker.begin + worker.lane(), count = table.width;
     const bool is_within = place < worker.end;
-    u32 id = 0, bounds = 0;
+    u32 id = 0, traits = 0;
     Quad sum = {};
     if (is_within) {
         id = table.ids[place];
-        bounds = bounds_at(worker, place, id);
+        traits = traits_of(worker, place, id);
         u32 of_value = table.places[place];
         Origin own = worker.origin_of(of_value);
         sum = worker.gradient_of(own, 0, count);
@@ -359,19 +425,19 @@ __device__ __forceinline__ void pass_narrow(Worker& worker) {
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) sum.x[i] *= own.share;
     }
-    const u32 starts = __ballot_sync(EVERY_LANE, bounds & STARTS);
+    const u32 starts = __ballot_sync(EVERY_LANE, traits & STARTS);
     // The first lane of this lane's run.
-    const u32 head = WARP - 1 - __clz((starts | 1) & (EVERY_LANE >> (WARP - 1 - worker.lane)));
+    const u32 head = WARP - 1 - __clz((starts | 1) & (EVERY_LANE >> (WARP - 1 - worker.lane())));
 #pragma unroll
     for (u32 distance = 1; distance < WARP; distance *= 2) {
 #pragma unroll
         for (u32 i = 0; i < QUAD; i++) {
             float before = __shfl_up_sync(EVERY_LANE, sum.x[i], distance);
-            if (worker.lane >= head + distance) sum.x[i] += before;
+            if (worker.lane() >= head + distance) sum.x[i] += before;
         }
     }
     const u32 first = worker.begin + head;
-    const bool ends = bounds & ENDS, is_complete = ends && (starts >> head & 1);
+    const bool ends = traits & ENDS, is_complete = ends && (starts >> head & 1);
     if (is_complete && !worker.is_step()) {
         worker.use(id, first, 0, count, sum);
     } else if (is_complete) {
@@ -386,6 +452,7 @@ __device__ __forceinline__ void pass_narrow(Worker& worker) {
 
 template <bool HAS_MAXIMA>
 __device__ __forceinline__ void step_runs(const StepRows& args) {
+    __shared__ uint4 kept[KEPT_IDS][PARTS][THREADS_OF_step_pieces];
     Worker worker = worker_of_thread(args);
     if (is_idle(worker)) return;
     const u32 width = worker.table.width, strip = worker.strip();
@@ -396,13 +463,13 @@ __device__ __forceinline__ void step_runs(const StepRows& args) {
         u32 pass = is_split ? ROW_STATES : WHOLE_STEP;
         do {
             for (u32 first = 0; first < width; first += strip) {
-                pass_strip<HAS_MAXIMA>(worker, first + worker.lane * QUAD, Pass(pass));
+                pass_strip<HAS_MAXIMA>(worker, {kept}, first + worker.lane() * QUAD, Pass(pass));
             }
         } while (pass++ == ROW_STATES);
     }
     if (args.use_of_sums == ADD_SQUARES) {
         float squares = worker.sum_of_lanes(worker.squares);
-        if (worker.lane == 0 && worker.has_ids()) worker.table.squares[2 * worker.piece] = squares;
+        if (worker.lane() == 0 && worker.has_ids()) worker.table.squares[2 * worker.piece()] = squares;
     }
 }
 
@@ -410,8 +477,8 @@ ENTRY_OF_RESIDENT(step_pieces, 1024, StepRows) {
     step_runs<false>(args);
 }
 
-// A variant for gradients of maxima.
-ENTRY_OF_RESIDENT(step_pieces_of_maxima, 1024, StepRows) {
+// A variant for gradients of maxima, with more registers.
+ENTRY_OF_RESIDENT(step_pieces_of_maxima, 896, StepRows) {
     step_runs<true>(args);
 }
 
@@ -430,7 +497,7 @@ ENTRY(step_spans, StepRows) {
     Worker worker = worker_of_thread(args);
     if (is_idle(worker)) return;
     const Table& table = worker.table;
-    const u32 piece = worker.piece, begin = worker.begin, end = worker.end;
+    const u32 piece = worker.piece(), begin = worker.begin, end = worker.end;
     u32 id = 0, first = begin, last = piece;
     bool fills = false, is_mine = false;
     if (worker.has_ids()) {
@@ -459,13 +526,13 @@ ENTRY(step_spans, StepRows) {
     float rate = 0.0f;
     if (worker.has_row_states()) {
         float squares = 0.0f;
-        for (u32 column = worker.lane * QUAD; is_mine && column < table.width; column += worker.strip()) {
+        for (u32 column = worker.lane() * QUAD; is_mine && column < table.width; column += worker.strip()) {
             u32 count = worker.count_at(column);
             squares += worker.shaped_squares(load_quad(worker.weights(), id, column, count), sum_of(column, count));
         }
         rate = worker.rate_of_row(is_mine, id, squares);
     }
-    for (u32 column = worker.lane * QUAD; is_mine && column < table.width; column += worker.strip()) {
+    for (u32 column = worker.lane() * QUAD; is_mine && column < table.width; column += worker.strip()) {
         u32 count = worker.count_at(column);
         if (worker.is_step()) {
             Row row = worker.load_row(id, column, count);
@@ -476,7 +543,7 @@ ENTRY(step_spans, StepRows) {
     }
     if (args.use_of_sums == ADD_SQUARES) {
         float squares = worker.sum_of_lanes(worker.squares);
-        if (worker.lane == 0 && worker.has_ids()) table.squares[2 * piece + 1] = squares;
+        if (worker.lane() == 0 && worker.has_ids()) table.squares[2 * piece + 1] = squares;
     }
 }
 
