@@ -22,7 +22,14 @@ Failure Multiprocessor::run(const Launch& launch, std::uint64_t seed) {
     for (std::uint64_t i = 0; i < blocks && failure_.code == CUDA_SUCCESS; ++i) run_block(order.next());
     running = nullptr;
     if (failure_.code != CUDA_SUCCESS) fibers_.reset();
+    forget_copies();
     return failure_;
+}
+
+// Forgets the copies of a block that no thread has waited for.
+void Multiprocessor::forget_copies() {
+    for (unsigned thread = 0; has_copies_ && thread < count_; ++thread) copies_[thread].begun.clear();
+    has_copies_ = false;
 }
 
 void Multiprocessor::run_block(std::uint64_t index) {
@@ -34,10 +41,7 @@ void Multiprocessor::run_block(std::uint64_t index) {
     returned_ = 0;
     barrier_arrived_ = barrier_true_ = 0;
     for (unsigned warp = 0; warp * 32 < count_; ++warp) warps_[warp].arrived = 0;
-    if (has_copies_) {
-        for (unsigned thread = 0; thread < count_; ++thread) copies_[thread] = {};
-        has_copies_ = false;
-    }
+    forget_copies();
     eager_lanes_ = random_.below(4) != 0;
     fill_queue(unstarted);
     resume_next(&outside_);
@@ -214,7 +218,9 @@ void Multiprocessor::begin_copy(void* to, const void* from, unsigned bytes, on_h
     if (!is_aligned) fail(CUDA_ERROR_MISALIGNED_ADDRESS, "an asynchronous copy is not aligned to its size", place);
     std::memset(to, poison, bytes);
     Copies& copies = self.copies_[on_host::this_thread()->number];
-    copies.begun.push_back({to, from, bytes, copies.groups});
+    Copy copy{to, from, bytes, copies.groups, self.random_.below(2) == 0, {}};
+    if (copy.is_taken) std::memcpy(copy.taken, from, bytes);
+    copies.begun.push_back(copy);
     self.has_copies_ = true;
 }
 
@@ -225,7 +231,7 @@ void Multiprocessor::wait_for_groups(unsigned latest) {
     size_t left = 0;
     for (const Copy& copy : copies.begun) {
         if (copy.group + latest < copies.groups) {
-            std::memcpy(copy.to, copy.from, copy.bytes);
+            std::memcpy(copy.to, copy.is_taken ? copy.taken : copy.from, copy.bytes);
         } else {
             copies.begun[left++] = copy;
         }

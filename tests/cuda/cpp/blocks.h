@@ -5,8 +5,8 @@
 // after each barrier is random (Order), and so is whether lanes served by an exchange continue immediately or after all
 // others.
 //
-// An asynchronous copy is made when its thread waits for it, as late as a device may make it; until then its destination is
-// poisoned.
+// An asynchronous copy reads its source when it begins or when its thread waits for it, at random. It writes its destination at
+// that wait, as late as a device may; until then the destination is poisoned.
 //
 // If no thread is ready but not all have returned, some wait forever: at a barrier that not all threads reach, or in an
 // exchange that lanes of its mask skip. A device would hang, or continue with undefined values; here the launch fails with a
@@ -116,6 +116,9 @@ private:
         void* to;
         const void* from;
         unsigned bytes, group;
+        // Whether the source was read at the start of the copy.
+        bool is_taken;
+        unsigned char taken[16];
     };
     struct Copies {
         std::vector<Copy> begun;
@@ -123,6 +126,7 @@ private:
     };
 
     void run_block(std::uint64_t index);
+    void forget_copies();
     void explain_fault();
     void fill_queue(State from);
     void push(unsigned thread) { queue_[tail_++ % queue_room] = static_cast<unsigned short>(thread); }

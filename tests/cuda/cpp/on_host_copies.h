@@ -1,6 +1,6 @@
 // Asynchronous copies from global to shared memory.
 //
-// A copy is made when its thread waits for its group, as late as a device may make it. Until then, its destination holds no
+// Destinations are written when their thread waits for their group, as late as a device may write them. Until then they hold no
 // numbers.
 #pragma once
 

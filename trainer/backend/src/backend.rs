@@ -249,9 +249,9 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     ) -> Vec<u32>;
     /// Gathers the packed rows of all ranks, of all groups of tables that `visit` passes on, and merges those of each group, in
     /// the order of ranks: with the bits of [`Backend::merge_rows`]. Small tables may be summed as a whole, in fp32 and in another
-    /// order. All ranks make this call, with the same groups and the
-    /// `counts` of each rank ([`Backend::packed_counts`]). Returns whether the counts are possible for these tables; if not, no
-    /// row was gathered. Does not wait: operations that are queued from now on are executed afterwards.
+    /// order. All ranks make this call, with the same groups and the `counts` of each rank ([`Backend::packed_counts`]). Returns
+    /// whether the counts are possible for these tables; if not, no row was gathered. Does not wait: operations that are queued
+    /// from now on are executed afterwards.
     ///
     /// # Panics
     /// As of [`Backend::sum_over_ranks`].

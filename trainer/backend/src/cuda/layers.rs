@@ -12,7 +12,8 @@ use super::moves::quads;
 use crate::float::Float;
 use crate::ops::{Activation, Clear, GradientMode, LayerBackward, LayerForward};
 
-/// Rows per share of a sum over rows; and the most shares, unless these have more than so many rows.
+/// A sum over rows is split into shares of so many rows, or into this number of larger shares; into more, if these had more rows
+/// than the last number.
 const SHARE: usize = 256;
 const MOST_SHARES: usize = 128;
 const LARGEST_SHARE: usize = 4096;
@@ -21,7 +22,7 @@ pub(super) const PAIR_BYTES: usize = 8;
 
 /// The number of shares that a sum over rows is split into.
 pub(super) fn shares(rows: usize) -> usize {
-    rows.div_ceil(SHARE).clamp(1, MOST_SHARES.max(rows / LARGEST_SHARE))
+    rows.div_ceil(SHARE).clamp(1, MOST_SHARES.max(rows.div_ceil(LARGEST_SHARE)))
 }
 
 /// Size of the partial sums over rows of `columns` columns, in bytes.

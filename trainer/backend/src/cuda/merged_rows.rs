@@ -2,7 +2,8 @@
 //!
 //! Rows are merged on the host and copied, or gathered from the GPUs of all ranks and merged here
 //! ([`rank_rows`](super::rank_rows)). The kernels of [`rows`](super::rows) step them: to these, the rows of a table are
-//! sorted ids without repetitions, at places 0, 1, 2 and so on, whose gradients are rows of a matrix.
+//! sorted ids without repetitions, whose gradients are rows of a matrix: at places 0, 1, 2 and so on, or at those of the ids if the
+//! table was summed as a whole.
 
 use std::iter::once;
 
@@ -28,7 +29,7 @@ pub struct CudaMergedRows {
     arrangement: Arrangement,
     /// The rows of all ranks, if their GPUs gather them.
     gathered: Option<RankRows>,
-    /// The number of merged rows of each table, or the least that it can be.
+    /// The number of merged rows of each table, or an estimate.
     counts: Vec<usize>,
     /// Whether the rows of tables that are summed as a whole are in their places in the table, instead of one after another.
     are_summed: bool,
@@ -182,7 +183,7 @@ impl CudaMergedRows {
         self.host.shapes()
     }
 
-    /// The number of merged rows of a table, or the least that it can be.
+    /// The number of merged rows of a table, or an estimate.
     pub(super) fn count(&self, table: usize) -> usize {
         self.counts[table]
     }
@@ -211,7 +212,9 @@ impl CudaMergedRows {
     pub(super) fn expect(&mut self, of_ranks: &[&[u32]]) -> Address {
         self.are_summed = true;
         for (table, count) in self.counts.iter_mut().enumerate() {
-            *count = of_ranks.iter().map(|counts| counts[table] as usize).max().unwrap_or(0);
+            let least = of_ranks.iter().map(|counts| counts[table] as usize).max().unwrap_or(0);
+            let is_summed = self.arrangement.rooms[table].touched != 0;
+            *count = if is_summed { self.host.shapes()[table].rows } else { least };
         }
         self.arrangement.sizes
     }

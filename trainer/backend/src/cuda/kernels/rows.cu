@@ -7,9 +7,9 @@
 // serialize on one worker, and the combined gradients of the other rows never go through memory.
 //
 // Most runs are of one id, and the time of a worker is that of the loads which wait for each other: the id, the place of its
-// gradient, then the gradient and the row. So the lanes of a worker look up the places of as many gradients at the same time,
-// the gradient and the row of the next id are copied to shared memory during the step of this one, and as many workers as possible
-// run at once.
+// gradient, then the gradient and the row. So the lanes of a worker look up the places of as many gradients at the same time;
+// until the last of these, the gradient and the row of the next id are copied to shared memory during the step of this one; and as
+// many workers as possible run at once.
 #include "batch.cuh"
 #include "copies.cuh"
 #include "random.cuh"
@@ -18,7 +18,7 @@
 
 constexpr u32 EVERY_LANE = 0xffffffffu;
 
-// Ids whose gradients and rows a worker has in shared memory: the current one, and those that are being copied.
+// Ids whose gradients and rows a worker has in shared memory: the current one, and the next one, which is being copied.
 constexpr u32 KEPT_IDS = 2;
 
 // What the summed gradient of a row is used for.
@@ -355,6 +355,7 @@ __device__ __forceinline__ void pass_strip(Worker& worker, const Kept& kept, u32
             }
             end_group();
         };
+        static_assert(KEPT_IDS == 2, "one id is copied ahead");
         begin(0);
         for (u32 from = 0; from < lanes; from++) {
             if (from + 1 < lanes) {
@@ -473,6 +474,7 @@ __device__ __forceinline__ void step_runs(const StepRows& args) {
     }
 }
 
+// Where a multiprocessor has 100 KB of shared memory instead of 227, it has room for 640 threads.
 ENTRY_OF_RESIDENT(step_pieces, 1024, StepRows) {
     step_runs<false>(args);
 }

@@ -34,8 +34,8 @@ __device__ __forceinline__ float shaped(const Update& update, float scale, float
     return fmaf(update.l2, w, clamped(scale * g, update.clip));
 }
 
-// Square roots and quotients with an error of at most 2 units in the last place each (PTX ISA, `sqrt` and `div`), in a fifth of the
-// instructions of rounded ones.
+// Square roots and quotients with an error of at most 2 units in the last place each, in a fifth of the instructions of rounded ones
+// (PTX ISA, `sqrt` and `div`). A quotient by more than 2^126 may be 0.
 __device__ __forceinline__ float fast_root(float x) {
 #ifdef ON_HOST
     return sqrtf(x);

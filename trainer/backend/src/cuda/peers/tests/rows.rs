@@ -197,8 +197,16 @@ fn small_tables_are_summed_as_a_whole() {
     let summed = |ranks, float| [0, 1, 2, 3, 4].map(|table| is_summed(table, ranks, float));
     assert_eq!(summed(3, Float::F32), [false, true, false, true, false]);
     assert_eq!(summed(3, Float::Bf16), [false, true, false, false, false]);
-    assert_eq!(summed(1, Float::F32), [false; 5]);
-    assert_eq!(summed(8, Float::F32), [true; 5]);
+    assert_eq!(summed(2, Float::F32), [false; 5]);
+    assert_eq!(summed(64, Float::F32), [true; 5]);
+    let is_summed = |rows, ids, are_gathered| {
+        let rows_of_parts = PartRows { parts: 64, ids: &[], are_gathered, float: Float::F32 };
+        rank_rows::is_summed(&shape_of((rows, 127)), ids, rows_of_parts)
+    };
+    assert!(is_summed(32_768, 1 << 20, true), "16 MiB");
+    assert!(
+        !is_summed(32_769, 1 << 20, true) && !is_summed(32_768, 3, true) && !is_summed(9, 1 << 20, false)
+    );
 }
 
 /// Ranks of unequal numbers of rows, without rows, and with other numbers in each step. The order of sums of whole tables is
@@ -310,9 +318,9 @@ fn counts_of_other_tables_are_refused() {
 #[test]
 fn failed_gathers_are_named() {
     let failure = |fault: &(dyn Fn(&Rank) + Sync)| {
-        world(2, SHORT, |rank| {
+        world(3, SHORT, |rank| {
             let peers = rank.connect().unwrap();
-            let mut model = Model::new(&rank.cuda, 2, Float::F32);
+            let mut model = Model::new(&rank.cuda, 3, Float::F32);
             model.take(&rank.cuda, 4, rank.communicator.rank() as u64);
             fault(&rank);
             raised(|| {
