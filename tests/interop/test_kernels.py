@@ -43,7 +43,7 @@ class Kernels(unittest.TestCase):
             line
             for source in RESOURCES.parent.glob("*.cu")
             for line in source.read_text().splitlines()
-            if line.startswith("ENTRY(")
+            if line.startswith(("ENTRY(", "ENTRY_OF_RESIDENT("))
         ]
         self.assertEqual(len(kernels), len(ARCHITECTURES) * len(declared))
         self.assertTrue(all(kernel[-1] == "0" for kernel in kernels))
