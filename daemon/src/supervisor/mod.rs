@@ -351,7 +351,8 @@ impl Supervisor {
 
     /// Records how the job ended, or why it stopped.
     fn end(&self, ended: Result<Option<String>, Abort>) {
-        self.control.vitals().set_image(None);
+        // Before the new state, which observers read first.
+        self.control.vitals().attempts_ended();
         let (state, reason) = match ended {
             // After a retry, keep the recorded reason.
             Ok(stopped_early) => {

@@ -70,6 +70,12 @@ impl Vitals {
         self.facts().fewer_workers = Some(fewer);
     }
 
+    /// No attempt follows: there is no image, and no worker is left out.
+    pub(super) fn attempts_ended(&self) {
+        let mut facts = self.facts();
+        (facts.image_step, facts.fewer_workers) = (None, None);
+    }
+
     /// The job resumes from the checkpoint of `step` in `directory`, or from scratch.
     pub(super) fn restored(&self, checkpoint: Option<(u64, &Path)>) {
         let found =
