@@ -101,12 +101,14 @@ __device__ __forceinline__ void store(const Matrix& m, u64 row, u32 column, floa
     }
 }
 
+// Columns that a thread loads at once: four of any format, or 16 bytes of 16-bit numbers.
+constexpr u32 QUAD = 4;
+constexpr u32 EIGHT = 8;
+
 // Up to four consecutive columns of a row.
 struct Quad {
-    float x[4];
+    float x[QUAD];
 };
-
-constexpr u32 QUAD = 4;
 
 __device__ __forceinline__ u32 quads_of(u32 columns) {
     return (columns + QUAD - 1) / QUAD;

@@ -72,7 +72,6 @@ ENTRY(dot_backward, Dot) {
 // directly into registers: the lanes of a group load neighbouring runs of eight columns. The summation order, over
 // columns in the forward pass and over vectors in the backward pass, is arbitrary; the kernels sum in load order.
 constexpr u32 MOST_VECTORS = 32;
-constexpr u32 EIGHT = 8;
 constexpr u32 TILE = 16;
 constexpr u32 LEFT_TILES = MOST_VECTORS / TILE;
 constexpr u32 RIGHT_TILES = MOST_VECTORS / GROUPS;

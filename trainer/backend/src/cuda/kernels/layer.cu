@@ -30,13 +30,10 @@ struct Mask {
     u32 lanes, unused;
 };
 
-// Columns of a thread that loads 16 bytes of 16-bit numbers at once. Half as many threads then do for a row.
-constexpr u32 EIGHT = 8;
-
 // Rows that a thread loads before it uses the first.
 constexpr u32 ROWS_AHEAD = 4;
 
-// Up to eight consecutive columns of a row.
+// Up to eight consecutive columns of a row. Half as many threads as of quads do for a row.
 struct Eight {
     float x[EIGHT];
 };
@@ -176,21 +173,11 @@ __device__ __forceinline__ void put(const Matrix& to, u32 column, float x, bool 
     if (to.data) store(to, row, of_row, adds ? load(to, row, of_row) + x : x);
 }
 
-// Adds up the shares of the rows, for 32 columns per block: each of its lanes adds up every eighth share.
+// Adds up the shares of the rows.
 ENTRY(finish_columns, Columns) {
-    __shared__ Pair sums[ROW_LANES][COLUMNS];
-    u32 column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS, lane = threadIdx.x / COLUMNS;
-    Pair sum = {0.0f, 0.0f};
-    if (column < args.columns) {
-#pragma unroll 4
-        for (u32 share = lane; share < args.shares; share += ROW_LANES) {
-            sum = sum + args.partials[u64(share) * args.stride + column];
-        }
-    }
-    sums[lane][threadIdx.x % COLUMNS] = sum;
-    __syncthreads();
-    if (lane > 0 || column >= args.columns) return;
-    for (u32 other = 1; other < ROW_LANES; other++) sum = sum + sums[other][threadIdx.x];
-    put(args.first, column, sum.first * args.factor, args.adds);
-    put(args.second, column, sum.second * args.factor, args.adds);
+    auto of = [&](u32 share, u32 column) { return args.partials[u64(share) * args.stride + column]; };
+    sum_columns(0, args.shares, args.columns, of, [&](u32 column, Pair sum) {
+        put(args.first, column, sum.first * args.factor, args.adds);
+        put(args.second, column, sum.second * args.factor, args.adds);
+    });
 }

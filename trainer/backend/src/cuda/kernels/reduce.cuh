@@ -50,23 +50,31 @@ constexpr u32 COLUMNS = 32;
 constexpr u32 ROW_LANES = 8;
 constexpr u32 COLUMN_THREADS = COLUMNS * ROW_LANES;
 
-// Sums `of(row, column)` over a share of the rows, for 32 columns: `partials[share][column]`.
+// Calls `use(column, sum)` with the sum of `of(row, column)` over the rows from `first` to `end`, for the 32 columns of this block.
 //
-// The grid is (columns / 32) x shares. Each lane of a block sums every eighth row; the lanes are then summed.
-template <typename F>
-__device__ __forceinline__ void column_sums(u32 rows, u32 columns, Pair* partials, F of) {
+// Each lane of the block sums every eighth row; the lanes are then summed.
+template <typename F, typename G>
+__device__ __forceinline__ void sum_columns(u32 first, u32 end, u32 columns, F of, G use) {
     __shared__ Pair sums[ROW_LANES][COLUMNS];
     u32 column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS, lane = threadIdx.x / COLUMNS;
-    u32 each = (rows + gridDim.y - 1) / gridDim.y;
-    u32 first = blockIdx.y * each, end = min(first + each, rows);
     Pair sum = {0.0f, 0.0f};
     if (column < columns) {
+#pragma unroll 4
         for (u32 row = first + lane; row < end; row += ROW_LANES) sum = sum + of(row, column);
     }
     sums[lane][threadIdx.x % COLUMNS] = sum;
     __syncthreads();
-    if (lane == 0 && column < columns) {
-        for (u32 other = 1; other < ROW_LANES; other++) sum = sum + sums[other][threadIdx.x];
+    if (lane > 0 || column >= columns) return;
+    for (u32 other = 1; other < ROW_LANES; other++) sum = sum + sums[other][threadIdx.x];
+    use(column, sum);
+}
+
+// Sums `of(row, column)` over a share of the rows: `partials[share][column]`. The grid is (columns / 32) x shares.
+template <typename F>
+__device__ __forceinline__ void column_sums(u32 rows, u32 columns, Pair* partials, F of) {
+    u32 each = (rows + gridDim.y - 1) / gridDim.y;
+    u32 first = blockIdx.y * each, end = min(first + each, rows);
+    sum_columns(first, end, columns, of, [&](u32 column, Pair sum) {
         partials[u64(blockIdx.y) * columns + column] = sum;
-    }
+    });
 }
