@@ -7,7 +7,8 @@
 //!    every row is divided by the weight of the global batch, so gradients only need to be added.
 //! 2. Each worker computes the gradients and losses of its parts ([`Exchange::add`]), and gets the sums over all parts
 //!    ([`Exchange::finish`]). The gradients of layers are added number by number. Of tables, the rows that a part touches are
-//!    sent ([`RowSums`]); all workers merge the rows of all parts. Gradients may travel in 16 bits.
+//!    sent ([`RowSums`]); all workers merge the rows of all parts. Small tables are added as a whole, like layers
+//!    ([`WholeTables`](crate::layers::WholeTables)). Gradients may travel in 16 bits.
 //! 3. All workers have the same gradients and losses, and take the same optimizer step. So weights, loss scales, skipped
 //!    steps and failures are the same everywhere, without messages.
 //!
@@ -18,7 +19,7 @@
 //! The shapes of products do not depend on the worker that computes a part, so its gradients always have the same bits. They are
 //! added in an order that depends on `S` alone:
 //!
-//! - Gradients of layers and losses: part `i` receives part `i + s` for the strides `s` = S/2, S/4, .., 1. Down to the
+//! - Gradients of layers and whole tables, and losses: part `i` receives part `i + s` for the strides `s` = S/2, S/4, .., 1. Down to the
 //!   stride `W`, both parts are of one worker; the rest is the order in which a sum adds ranks
 //!   (`collective/operations.rs`), and [`add_losses`] those of all workers.
 //! - Rows of tables, and weights of rows: in the order of the parts.
@@ -82,7 +83,7 @@ pub(crate) struct Exchange<S: Scalar> {
     parts: usize,
     /// The weight of the global batch of the agreed step, by task, until the step is taken.
     totals: Option<Vec<f64>>,
-    /// The number of gradients of layers.
+    /// The number of gradients of layers and of tables that are summed as a whole.
     numbers: usize,
     /// The number of sums of losses and of weights.
     loss_numbers: usize,
@@ -98,13 +99,14 @@ pub(crate) struct Exchange<S: Scalar> {
     /// Memory of the last step, in the order in which it was used.
     free_sums: Vec<PartSum<S>>,
     free_rows: VecDeque<RowSums<S>>,
+    free_whole: VecDeque<RowSums<S>>,
 }
 
 /// The sum of some parts of a worker.
 struct PartSum<S: Scalar> {
     /// How many parts these are.
     parts: usize,
-    /// Gradients of layers.
+    /// Gradients of layers and of tables that are summed as a whole.
     numbers: Buffer<S>,
     /// Losses and weights.
     losses: Buffer<S>,
@@ -126,7 +128,7 @@ pub(crate) struct PartGradients<'a, B: Backend> {
 }
 
 impl<S: Scalar> Exchange<S> {
-    /// An exchange of `numbers` gradients of layers, and of losses of `tasks` tasks, over `parts` parts of each worker.
+    /// An exchange of `numbers` gradients of layers and of whole tables, and of losses of `tasks` tasks, over `parts` parts of each worker.
     /// Gradients travel as `wire`.
     pub(crate) fn new(
         communicator: Communicator,
@@ -147,6 +149,7 @@ impl<S: Scalar> Exchange<S> {
             decoded: Pool::default(),
             free_sums: Vec::new(),
             free_rows: VecDeque::new(),
+            free_whole: VecDeque::new(),
         }
     }
 
@@ -284,7 +287,8 @@ impl<S: Scalar> Exchange<S> {
         let mut receive = ReceiveGradients {
             backend: *backend,
             numbers: Numbers { all: numbers.join()?, used: 0 },
-            rows: received.iter(),
+            rows: received.iter_mut(),
+            free_rows: &mut self.free_whole,
             result: Ok(()),
         };
         network.visit_gradients(logits_grad, &mut receive);
@@ -308,8 +312,8 @@ fn add_losses<S: Scalar>(of_ranks: &mut [Received<S>], numbers: usize) -> Option
     Some(())
 }
 
-/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers, numbers that are summed in the middle
-/// of a pass, and numbers of table rows of all parts, in bytes. Gradients travel as `wire`. A device apart from the host gets
+/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and whole tables, numbers that are
+/// summed in the middle of a pass, and numbers of table rows of all parts, in bytes. Gradients travel as `wire`. A device apart from the host gets
 /// merged rows by way of host memory.
 pub(crate) fn bytes(
     parts: usize,
@@ -341,7 +345,7 @@ fn weight(task: &Task, batch: BatchRef<'_>) -> f64 {
     }
 }
 
-/// Gradients of layers, which visitors write or read one after another.
+/// Gradients of layers and whole tables, which visitors write or read one after another.
 struct Numbers<S: Scalar> {
     all: Buffer<S>,
     used: usize,
@@ -355,7 +359,7 @@ impl<S: Scalar> Numbers<S> {
     }
 }
 
-/// Copies the gradients of layers to one buffer, and sums those of the rows of tables.
+/// Copies the gradients of layers and whole tables to one buffer, and sums those of the rows of tables.
 struct CollectGradients<'a, B: Backend> {
     backend: &'a B,
     touched: (&'a B::Batch, &'a B::RowPlan),
@@ -387,6 +391,9 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
         let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
         let mut sums = self.free_rows.pop_front().unwrap_or_default();
         self.backend.sum_rows(&gradients, &tables.tables, &mut sums);
+        if let Some(whole) = &tables.whole {
+            whole.take(&mut sums, self.numbers.next(whole.numbers()));
+        }
         self.rows.push(sums);
     }
 }
@@ -395,7 +402,9 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
 struct ReceiveGradients<'a, B: Backend> {
     backend: &'a B,
     numbers: Numbers<B::Scalar>,
-    rows: std::slice::Iter<'a, Vec<RowSums<B::Scalar>>>,
+    rows: std::slice::IterMut<'a, Vec<RowSums<B::Scalar>>>,
+    /// Memory for the rows of whole tables.
+    free_rows: &'a mut VecDeque<RowSums<B::Scalar>>,
     result: Result<(), StepError>,
 }
 
@@ -412,9 +421,17 @@ impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
             return;
         }
         let sums = self.rows.next().expect("the rows of each group of tables that was sent");
+        if let Some(whole) = &tables.whole {
+            let mut touched = self.free_rows.pop_front().unwrap_or_default();
+            whole.touched(self.numbers.next(whole.numbers()), &mut touched);
+            sums.push(touched);
+        }
         let merged = tables.merged.as_mut().expect("a model of several workers has room for merged rows");
         if !self.backend.merge_rows(sums, merged) {
             self.result = Err(StepError::OtherModel);
+        }
+        if tables.whole.is_some() {
+            self.free_rows.extend(sums.pop());
         }
     }
 }

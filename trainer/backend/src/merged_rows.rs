@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::collective::Summand;
 use crate::device::{Scalar, TableShape};
 use crate::float::Float;
 use crate::row_sums::RowSums;
@@ -38,6 +39,25 @@ pub struct PartRows<'a> {
     pub are_gathered: bool,
     /// The format in which they do.
     pub float: Float,
+}
+
+/// How many of the most ids of a part are counted as one row, and the largest table that is summed as a whole.
+const IDS_PER_ROW: usize = 4;
+const MOST_SUMMED_BYTES: u128 = 16 << 20;
+
+impl PartRows<'_> {
+    /// Whether a table is summed as a whole, of which a part looks up at most `ids` ids: if a worker then probably sends and gets
+    /// fewer bytes than if it gathers the rows of all parts, and never many.
+    ///
+    /// A sum over many workers sends and gets each number twice. A gather gets the ids and rows of each part once. How many
+    /// rows a part touches is unknown: ids repeat, and histories are shorter than the longest one.
+    pub fn sums_whole(&self, shape: &TableShape, ids: usize) -> bool {
+        let touched = (ids / IDS_PER_ROW).min(shape.rows) as u128;
+        let (all, width) = (shape.rows as u128, shape.width as u128);
+        let summed = all * (width + 1) * size_of::<f32>() as u128;
+        let of_row = width * f32::wire_bytes(self.float) as u128 + size_of::<u32>() as u128;
+        summed <= MOST_SUMMED_BYTES && 2 * summed < self.parts as u128 * touched * of_row
+    }
 }
 
 impl MergedShape {

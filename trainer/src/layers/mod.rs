@@ -15,6 +15,7 @@ pub mod linear;
 pub mod mlp;
 pub mod normalization;
 pub mod tables;
+mod whole_tables;
 
 pub use attention::Attention;
 pub use cross::Cross;
@@ -24,3 +25,4 @@ pub use linear::{Linear, linear_weights};
 pub use mlp::{Mlp, MlpGradients};
 pub use normalization::Normalization;
 pub use tables::Tables;
+pub use whole_tables::WholeTables;

@@ -2,6 +2,7 @@
 
 use millstream_backend::{Device, Lookup, Sequence, TableShape};
 
+use crate::layers::WholeTables;
 use crate::optimizer::Optimizer;
 use crate::parameter::{Parameter, ParameterSpec, Parameters, Storage};
 
@@ -17,24 +18,27 @@ pub struct Tables<D: Device> {
     pub optimizer: Optimizer,
     /// The touched rows of all workers, if several train together.
     pub merged: Option<D::MergedRows>,
+    /// Those that workers sum as a whole if they exchange gradients by way of host memory, if there are any.
+    pub whole: Option<WholeTables>,
     specs: Vec<ParameterSpec>,
 }
 
 impl<D: Device> Tables<D> {
     /// Allocates tables `[C, W]` for `lookups` of batches of up to `rows` rows; `optimizer` trains them all. If several workers
-    /// train together, `merged` has room for their rows.
+    /// train together, `merged` has room for their rows, and says which tables are summed as a whole.
     pub fn new(
         device: &D,
         rows: usize,
         lookups: Vec<Lookup>,
         specs: Vec<ParameterSpec>,
         optimizer: Optimizer,
-        merged: Option<D::MergedRows>,
+        merged: Option<(D::MergedRows, Option<WholeTables>)>,
     ) -> Self {
         let tables = specs.iter().map(|spec| device.table(spec.table_shape())).collect();
         let maxima = Lookup::all_maxima(&lookups, |table| specs[table].columns);
         let maxima = (maxima > 0).then(|| device.maxima(rows, maxima));
-        Self { lookups, tables, maxima, specs, optimizer, merged }
+        let (merged, whole) = merged.map_or((None, None), |(merged, whole)| (Some(merged), whole));
+        Self { lookups, tables, maxima, specs, optimizer, merged, whole }
     }
 
     /// The total width of all lookups.

@@ -4,7 +4,7 @@ use millstream_backend::{Activation, Device, Float, IdColumn, Lookup, PartRows, 
 use millstream_batch::BatchSchema;
 
 use crate::init::Init;
-use crate::layers::{Attention, Cross, Embedding, Linear, Mlp, Tables, linear_weights};
+use crate::layers::{Attention, Cross, Embedding, Linear, Mlp, Tables, WholeTables, linear_weights};
 use crate::model::batch_gradient::BatchGradient;
 use crate::model::din::SequenceFeatures;
 use crate::model::embeddings::{EmbeddingTable, EmbeddingTables};
@@ -39,6 +39,8 @@ pub(super) struct Builder<'a, D: Device> {
     gathered_float: Float,
     /// The most numbers that the rows of all workers' tables have.
     row_numbers: u64,
+    /// The numbers of tables that workers sum as a whole.
+    whole_numbers: usize,
     /// The most numbers that workers sum in the middle of a pass.
     summed_numbers: u64,
 }
@@ -70,6 +72,7 @@ impl<'a, D: Device> Builder<'a, D> {
             gathers_rows: training.may_sum_on_devices(),
             gathered_float: training.gradient_precision.gradients(),
             row_numbers: 0,
+            whole_numbers: 0,
             summed_numbers: 0,
         }
     }
@@ -84,6 +87,11 @@ impl<'a, D: Device> Builder<'a, D> {
     /// The most numbers that the rows of all workers' tables have: gradients and ids.
     pub(super) fn row_numbers(&self) -> u64 {
         self.row_numbers
+    }
+
+    /// The numbers of tables that workers sum as a whole.
+    pub(super) fn whole_numbers(&self) -> usize {
+        self.whole_numbers
     }
 
     /// The most numbers that workers sum in the middle of a pass.
@@ -385,8 +393,13 @@ impl<'a, D: Device> Builder<'a, D> {
         Ok(Tables::new(self.device, self.schema.rows as usize, lookups, specs, optimizer, merged))
     }
 
-    /// Room for the rows of the tables `specs` that all `parts` of a batch touch.
-    fn merged_rows(&mut self, parts: usize, lookups: &[Lookup], specs: &[ParameterSpec]) -> D::MergedRows {
+    /// Room for the rows of the tables `specs` that all `parts` of a batch touch, and which tables are summed as a whole.
+    fn merged_rows(
+        &mut self,
+        parts: usize,
+        lookups: &[Lookup],
+        specs: &[ParameterSpec],
+    ) -> (D::MergedRows, Option<WholeTables>) {
         let shapes: Vec<_> = specs.iter().map(ParameterSpec::table_shape).collect();
         let schema = self.schema;
         self.device.reserve_workspace(&WorkspaceUse::RowSums { schema, lookups, shapes: &shapes });
@@ -398,14 +411,19 @@ impl<'a, D: Device> Builder<'a, D> {
         let of_tables = lookups.chunk_by(|one, next| one.table == next.table);
         let of_part = |lookups: &[Lookup]| lookups.iter().map(ids).fold(0, usize::saturating_add);
         let of_part: Vec<usize> = of_tables.map(of_part).collect();
-        let sent = of_part.iter().zip(&shapes).map(|(&ids, shape)| {
-            let numbers = (ids.min(shape.rows) as u64).saturating_mul(1 + shape.width as u64);
-            numbers.saturating_mul(parts as u64)
-        });
-        self.row_numbers = sent.fold(self.row_numbers, u64::saturating_add);
         let (are_gathered, float) = (self.gathers_rows, self.gathered_float);
         let rows = PartRows { parts, ids: &of_part, are_gathered, float };
+        let are_whole = of_part.iter().zip(&shapes).map(|(&ids, shape)| rows.sums_whole(shape, ids));
+        let are_whole: Vec<bool> = are_whole.collect();
+        for ((&ids, shape), &is_whole) in of_part.iter().zip(&shapes).zip(&are_whole) {
+            let of_row = 1 + shape.width as u64;
+            // A table that is summed becomes rows once, which are merged.
+            let rows = if is_whole { shape.rows } else { ids.min(shape.rows).saturating_mul(parts) } as u64;
+            self.row_numbers = self.row_numbers.saturating_add(rows.saturating_mul(of_row));
+        }
+        let whole = WholeTables::of(&shapes, &are_whole);
+        self.whole_numbers += whole.as_ref().map_or(0, WholeTables::numbers);
         self.device.reserve_workspace(&WorkspaceUse::MergedRows { shapes: &shapes, rows });
-        self.device.merged_rows(&shapes, rows)
+        (self.device.merged_rows(&shapes, rows), whole)
     }
 }

@@ -115,6 +115,8 @@ struct Parts<D: Device> {
     scores: D::Matrix,
     /// The most ids and gradients that workers send of the rows of their tables, all together.
     row_numbers: u64,
+    /// The numbers of tables that they sum as a whole.
+    whole_numbers: usize,
     /// The most numbers that they sum in the middle of a pass.
     summed_numbers: u64,
 }
@@ -211,6 +213,7 @@ impl<D: Device> Parts<D> {
             squares: device.matrix(1, 1),
             scores: builder.logits(),
             row_numbers: builder.row_numbers(),
+            whole_numbers: builder.whole_numbers(),
             summed_numbers: builder.summed_numbers(),
             plan: device.row_plan(schema, &builder.id_columns()),
         })
@@ -567,7 +570,8 @@ impl ModelPlan {
         let exchange_bytes = match training.exchanges() && !on_devices {
             false => 0,
             true => {
-                let numbers = gradients(&parameters).map(ParameterSpec::len).sum();
+                let of_layers: usize = gradients(&parameters).map(ParameterSpec::len).sum();
+                let numbers = of_layers.saturating_add(parts.whole_numbers);
                 exchange::bytes(each, (numbers, wire), parts.summed_numbers, parts.row_numbers, L::IS_APART)
             }
         };

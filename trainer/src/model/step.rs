@@ -72,7 +72,8 @@ impl<B: Backend> Model<B> {
 
     fn new_exchange(&mut self, communicator: Communicator) -> Exchange<B::Scalar> {
         let parameters = self.parts.network.parameters();
-        let numbers = gradients(&parameters).map(ParameterSpec::len).sum();
+        let of_layers: usize = gradients(&parameters).map(ParameterSpec::len).sum();
+        let numbers = of_layers + self.parts.whole_numbers;
         Exchange::new(communicator, self.parts_each, (numbers, self.wire), self.tasks.len())
     }
 

@@ -17,4 +17,5 @@ mod same_bits;
 mod tables;
 mod traffic;
 mod warm_start;
+mod whole_tables;
 mod workers;

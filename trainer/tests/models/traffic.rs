@@ -15,13 +15,12 @@ use millstream_trainer::model::Model;
 use millstream_trainer::schedule::Step;
 use millstream_trainer::session::Request;
 use millstream_trainer::spec::{ModelSpec, Precision, TrainingSpec};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::case::{cuda_of, several_gpus};
 
 const ROWS: u32 = 512;
 const FEATURES: usize = 8;
-const IDS: u32 = 1000;
 const WIDTH: usize = 16;
 const STEPS: u64 = 3;
 
@@ -55,8 +54,9 @@ impl Transport for Counting {
     }
 }
 
-fn schema() -> BatchSchema {
-    let feature = |number| IdFeature { name: format!("f{number}"), cardinality: IDS };
+/// A number and features of so many ids.
+pub(crate) fn schema(ids: u32) -> BatchSchema {
+    let feature = |number| IdFeature { name: format!("f{number}"), cardinality: ids };
     BatchSchema {
         rows: ROWS,
         labels: Vec::new(),
@@ -68,53 +68,55 @@ fn schema() -> BatchSchema {
     }
 }
 
-/// Batch `number` with ids that are spread over the tables.
-fn batch(number: u64) -> BatchBuffer {
-    let mut batch = BatchBuffer::new(Arc::new(SlotLayout::of(&schema()).expect("a schema with rows")));
+/// Batch `number`. Its ids are spread over those of equal parity.
+pub(crate) fn batch(ids: u32, number: u64) -> BatchBuffer {
+    let mut batch = BatchBuffer::new(Arc::new(SlotLayout::of(&schema(ids)).expect("a schema with rows")));
     let mut slot = batch.as_mut();
     slot.set_header(&BatchHeader { batch: number, ..BatchHeader::train(ROWS) });
     let sections = slot.sections();
     for (place, id) in sections.ids.iter_mut().enumerate() {
         let spread = (place as u64 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        *id = spread as u32 % IDS;
+        *id = spread as u32 % (ids / 2) * 2 + (number % 2) as u32;
     }
     batch
 }
 
-/// The bytes of the rows that a part touches, as ids and gradients of `number_bytes`.
-fn row_bytes(part: &BatchBuffer, number_bytes: usize) -> usize {
-    let touched =
-        (0..FEATURES).map(|feature| part.as_ref().ids(feature).iter().collect::<BTreeSet<_>>().len());
-    touched.sum::<usize>() * (4 + number_bytes * WIDTH)
+/// An MLP with a table per feature.
+pub(crate) fn model(optimizer: &Value) -> ModelSpec {
+    let features: Vec<String> = schema(1).ids.into_iter().map(|feature| feature.name).collect();
+    let features = [&features[..], &["dense".to_owned()]].concat();
+    serde_json::from_value(json!({
+        "kind": "mlp", "features": features, "hidden": [128, 64], "optimizer": optimizer,
+        "embedding": {"dim": WIDTH, "pooling": "mean", "optimizer": optimizer}
+    }))
+    .expect("a model")
+}
+
+/// How many rows of tables a part touches.
+fn touched_rows(part: &BatchBuffer) -> usize {
+    (0..FEATURES).map(|feature| part.as_ref().ids(feature).iter().collect::<BTreeSet<_>>().len()).sum()
 }
 
 /// What a worker has sent in all steps.
 struct Sent {
     bytes: u64,
-    /// The bytes of the gradients of layers, and of the table rows that its parts touch, step by step.
+    /// The numbers of the gradients of layers, and the table rows that its parts touch, step by step.
     layers: usize,
     rows: Vec<usize>,
 }
 
-/// Trains an MLP with a table per feature on `ranks` workers, which exchange gradients in this precision.
+/// Trains a model with tables of `ids` rows on `ranks` workers, which exchange gradients in this precision.
 fn train<B: Backend>(
+    ids: u32,
     ranks: u32,
     gradient_precision: Precision,
     backend: impl Fn(u32) -> B + Sync,
 ) -> Vec<Sent> {
-    let ids = schema().ids.into_iter().map(|feature| feature.name);
-    let features: Vec<String> = ids.chain(["dense".to_owned()]).collect();
-    let optimizer = json!({"kind": "sgd", "learning_rate": 0.25});
-    let model: ModelSpec = serde_json::from_value(json!({
-        "kind": "mlp", "features": features, "hidden": [128, 64], "optimizer": optimizer,
-        "embedding": {"dim": WIDTH, "pooling": "mean", "optimizer": optimizer}
-    }))
-    .expect("a model");
+    let model = model(&json!({"kind": "sgd", "learning_rate": 0.25}));
     let training =
         TrainingSpec { workers: NonZeroU32::new(ranks), gradient_precision, ..TrainingSpec::default() };
-    let number_bytes = if gradient_precision == Precision::Fp32 { 4 } else { 2 };
     let worker = |rank: u32, transport: Local| {
-        let mut trained = Model::new(backend(rank), &model, &schema(), &training).expect("a model");
+        let mut trained = Model::new(backend(rank), &model, &schema(ids), &training).expect("a model");
         let sent = Arc::new(AtomicU64::new(0));
         let counting = Counting { transport, sent: Arc::clone(&sent) };
         let communicator = Communicator::new(counting, Duration::from_secs(60), None).expect("a thread");
@@ -122,14 +124,14 @@ fn train<B: Backend>(
         // Devices exchange a secret when they connect.
         sent.store(0, Ordering::Relaxed);
         let of_layers = trained.tensors().iter().filter(|tensor| tensor.name.contains("layer."));
-        let layers = number_bytes * of_layers.map(|tensor| tensor.len()).sum::<usize>();
+        let layers = of_layers.map(|tensor| tensor.len()).sum();
         let step = |number| {
-            let part = BatchBuffer::part_of(batch(number).as_ref(), rank, ranks);
+            let part = BatchBuffer::part_of(batch(ids, number).as_ref(), rank, ranks);
             let parts = [part.as_ref()];
             trained.agree(&parts, Request::default()).expect("all agree");
             trained.submit_parts(&parts, Step::number(number + 1)).expect("a batch of the schema");
             trained.finish_step().expect("a batch of the schema");
-            row_bytes(&part, number_bytes)
+            touched_rows(&part)
         };
         let rows = (0..STEPS).map(step).collect();
         Sent { bytes: sent.load(Ordering::Relaxed), layers, rows }
@@ -141,24 +143,38 @@ fn train<B: Backend>(
     })
 }
 
+/// Tables of 1000 rows are gathered; those of 20 rows are summed as a whole, if that is less.
 #[test]
 fn a_step_sends_little_more_than_the_least() {
-    let precisions = [Precision::Fp32, Precision::Bf16];
-    for (ranks, precision) in [2_u32, 3, 4].into_iter().flat_map(|ranks| precisions.map(|it| (ranks, it))) {
+    for (ids, ranks, precision, number_bytes, are_whole) in [
+        (1000, 2, Precision::Fp32, 4, false),
+        (1000, 2, Precision::Bf16, 2, false),
+        (1000, 3, Precision::Fp32, 4, false),
+        (1000, 4, Precision::Fp32, 4, false),
+        (1000, 4, Precision::Bf16, 2, false),
+        (20, 2, Precision::Fp32, 4, false),
+        (20, 3, Precision::Fp32, 4, true),
+        (20, 3, Precision::Bf16, 2, false),
+        (20, 4, Precision::Fp32, 4, true),
+        (20, 4, Precision::Bf16, 2, true),
+    ] {
         let (mut sent, mut least) = (0.0, 0.0);
         let others = f64::from(ranks - 1);
+        // A sum sends each rank its share of the numbers, and each rank the sums of its share to all.
+        let summed = |numbers: usize| 2.0 * others / f64::from(ranks) * (number_bytes * numbers) as f64;
+        let whole = FEATURES * ids as usize * (WIDTH + 1);
         // Shares of the numbers differ between ranks.
-        for Sent { bytes, layers, rows } in train(ranks, precision, |_| Cpu::new(Some(1)).expect("a thread"))
+        for Sent { bytes, layers, rows } in
+            train(ids, ranks, precision, |_| Cpu::new(Some(1)).expect("a thread"))
         {
             sent += bytes as f64;
-            for row_bytes in rows {
-                // A sum sends each rank its share of the numbers, and each rank the sums of its share to all.
-                least += 2.0 * others / f64::from(ranks) * layers as f64;
-                least += others * row_bytes as f64;
+            for touched in rows {
+                let gathered = others * (touched * (4 + number_bytes * WIDTH)) as f64;
+                least += summed(layers) + if are_whole { summed(whole) } else { gathered };
             }
         }
         let ratio = sent / least;
-        let what = format!("{ranks} workers, {precision:?}");
+        let what = format!("{ids} ids, {ranks} workers, {precision:?}");
         assert!((1.0..1.05).contains(&ratio), "{what}: {sent} bytes, {least} at least: {ratio}");
     }
 }
@@ -170,8 +186,8 @@ fn gradients_on_gpus_do_not_pass_through_the_host() {
     for ranks in [2_u32, 3] {
         let vote = 2 * size_of::<u64>();
         let bytes = STEPS * u64::from(ranks - 1) * (vote + FEATURES * size_of::<u32>()) as u64;
-        for sent in train(ranks, Precision::Fp32, cuda_of) {
-            assert!(sent.rows.iter().all(|rows| *rows > 10_000));
+        for sent in train(1000, ranks, Precision::Fp32, cuda_of) {
+            assert!(sent.rows.iter().all(|rows| *rows > 150));
             assert_eq!(sent.bytes, bytes, "{ranks} workers");
         }
     }

@@ -95,6 +95,15 @@ impl<T: Element> Buffer<T> {
         *self = resized.unwrap_or_else(|| Self::zeroed(len));
     }
 
+    /// Shortens the buffer to its first `len` elements.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    pub fn truncate(&mut self, len: usize) {
+        assert!(len <= self.len, "a prefix of {} elements", self.len);
+        self.len = len;
+    }
+
     /// Splits the buffer into consecutive parts, without a copy.
     ///
     /// # Panics
@@ -284,6 +293,8 @@ mod tests {
             buffer.resize(len);
             assert_eq!((buffer.as_ptr(), buffer.len()), (start, len));
         }
+        buffer.truncate(3);
+        assert_eq!((buffer.as_ptr(), buffer.len()), (start, 3));
         buffer.resize(1000);
         assert_eq!(buffer[..], [0; 1000]);
         let mut parts = buffer.split(&[10, 990]);

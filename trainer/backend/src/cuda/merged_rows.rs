@@ -97,9 +97,9 @@ impl Arrangement {
         let mut by_width: Vec<usize> = (0..shapes.len()).collect();
         by_width.sort_by_key(|&table| (marks[table].is_none(), shapes[table].width));
         for table in by_width {
-            let MergedShape { rows, width, most } = shapes[table];
-            let room = if marks[table].is_some() { rows } else { most };
-            let gradient = rooms.add(room * width * size_of::<f32>());
+            // Of a table that is summed, these are all of its rows.
+            let MergedShape { width, most, .. } = shapes[table];
+            let gradient = rooms.add(most * width * size_of::<f32>());
             if marks[table].is_some() {
                 end_of_summed = rooms.bytes();
             }

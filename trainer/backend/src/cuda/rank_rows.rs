@@ -37,10 +37,6 @@ use crate::ops::{RowGradients, cost};
 /// Words at the head of a section, per table.
 const HEAD: usize = 3;
 
-/// How many of the most ids of a rank are counted as one row, and the largest table that is summed as a whole.
-const IDS_PER_ROW: usize = 4;
-const MOST_SUMMED_BYTES: u128 = 16 << 20;
-
 /// The rows of a table start at a multiple of so many words: what a vector load reads.
 const UNIT_WORDS: usize = 4;
 
@@ -79,17 +75,9 @@ struct Lists {
     most_ids: usize,
 }
 
-/// Whether a table is summed as a whole, of which a rank looks up at most `ids` ids: if a rank then probably sends and gets fewer
-/// bytes than if it gathers the rows of all ranks, and never many.
-///
-/// A sum over a ring of many ranks sends and gets each number twice. A gather gets the ids and rows of each rank once. How many
-/// rows a rank touches is unknown: ids repeat, and histories are shorter than the longest one.
+/// Whether the GPUs sum a table as a whole, of which a rank looks up at most `ids` ids.
 pub(super) fn is_summed(shape: &TableShape, ids: usize, rows: PartRows<'_>) -> bool {
-    let touched = (ids / IDS_PER_ROW).min(shape.rows) as u128;
-    let (all, width) = (shape.rows as u128, shape.width as u128);
-    let summed = all * (width + 1) * size_of::<f32>() as u128;
-    let of_row = width * number_bytes(rows.float) as u128 + size_of::<u32>() as u128;
-    rows.are_gathered && summed <= MOST_SUMMED_BYTES && 2 * summed < rows.parts as u128 * touched * of_row
+    rows.are_gathered && rows.sums_whole(shape, ids)
 }
 
 impl TableRows {
