@@ -19,6 +19,7 @@ mod variant;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{fs, io, process};
 
 pub use self::variant::{Library, Variant};
@@ -46,6 +47,13 @@ impl StandIn {
     /// See [`StandIn::whole`].
     pub fn of(variant: &Variant) -> io::Result<Self> {
         Ok(Self { folder: build::folder_of(variant)?, variant: variant.clone(), is_own: false })
+    }
+
+    /// Lets a test use the GPUs of several ranks while no other test of this process does. These share the emulated GPUs, and the driver
+    /// waits for the work of all when it frees memory: also for sums whose ranks wait for each other.
+    pub fn turn() -> MutexGuard<'static, ()> {
+        static IN_USE: Mutex<()> = Mutex::new(());
+        IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A private copy for one test. Libraries are loaded once per file, so a process that loads a copy's libraries gets

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use millstream_backend::{Backend, Cuda, Libraries, Scalar};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, SlotLayout, Stream};
@@ -39,11 +39,9 @@ pub(crate) fn cuda_of(rank: u32) -> Cuda {
     Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).expect("a device")
 }
 
-/// Lets a test use the GPUs of several workers, while no other test does; `None` on the host's GPU. Tests of one process share the
-/// emulated GPUs, on which the driver waits for the work of all when it frees memory: also for sums whose ranks wait for each other.
+/// Lets a test use the GPUs of several workers; `None` on the host's GPU, which NCCL does not share.
 pub(crate) fn several_gpus() -> Option<MutexGuard<'static, ()>> {
-    static IN_USE: Mutex<()> = Mutex::new(());
-    (!is_real_gpu()).then(|| IN_USE.lock().unwrap_or_else(PoisonError::into_inner))
+    (!is_real_gpu()).then(StandIn::turn)
 }
 
 /// Values by the name of their tensor.

@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use millstream_backend::Cpu;
 use millstream_backend::collective::{Communicator, Local};
+use millstream_backend::{Backend, Cpu, Cuda, Libraries};
 use millstream_batch::shared_memory::anonymous_file;
 use millstream_batch::{BatchBuffer, Stream};
+use millstream_test_cuda::{StandIn, Variant};
 
 use super::{Request, Session, SessionError, batch, checkpoint, cpu, model, schema, training};
 use crate::checkpoint::{CheckpointScope, CheckpointStore, Image, ImageShare};
@@ -29,12 +30,24 @@ struct State {
     parameters: Vec<f32>,
 }
 
-fn session(ranks: u32) -> Session<Cpu> {
+fn session<B: Backend<Scalar = f32>>(backend: B, ranks: u32) -> Session<B> {
     let training = TrainingSpec { workers: NonZeroU32::new(ranks), ..training() };
-    Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap()
+    Session::new(backend, &model(), &schema(ROWS), &training).unwrap()
 }
 
-fn state(session: &mut Session<Cpu>) -> State {
+/// A backend of each rank.
+fn cpus(_: u32) -> Cpu {
+    cpu()
+}
+
+/// Each rank has its own emulated GPU, and they communicate by the stand-in of NCCL.
+fn gpus(rank: u32) -> Cuda {
+    let stand_in = StandIn::of(&Variant::default().copy(rank)).unwrap();
+    let images = stand_in.folder().join("images");
+    Cuda::new(&Libraries::of(stand_in.folder()), 0, Some(&images)).unwrap()
+}
+
+fn state<B: Backend<Scalar = f32>>(session: &mut Session<B>) -> State {
     let mut parameters = Vec::new();
     let read: Result<(), ()> = session.read_parameters(|_, numbers| {
         parameters.extend_from_slice(numbers);
@@ -47,7 +60,7 @@ fn state(session: &mut Session<Cpu>) -> State {
 }
 
 /// Follows the feed up to batch `end` with the part of rank `rank` of `ranks`.
-fn follow(session: &mut Session<Cpu>, rank: u32, ranks: u32, end: u64) {
+fn follow<B: Backend<Scalar = f32>>(session: &mut Session<B>, rank: u32, ranks: u32, end: u64) {
     let start = session.position().try_into().map_or(0, u64::from_le_bytes);
     for number in start..end {
         let whole = batch(number, &schema(ROWS));
@@ -65,9 +78,14 @@ fn follow(session: &mut Session<Cpu>, rank: u32, ranks: u32, end: u64) {
 
 /// Trains on `ranks` workers up to batch `end`, from the newest checkpoint in `directory` if there is one. The first one
 /// then takes a checkpoint.
-fn train(directory: &Path, ranks: u32, end: u64) -> Vec<State> {
+fn train<B: Backend<Scalar = f32>>(
+    directory: &Path,
+    ranks: u32,
+    end: u64,
+    backend: impl Fn(u32) -> B + Sync,
+) -> Vec<State> {
     let worker = |rank: u32, transport: Local| {
-        let mut session = session(ranks);
+        let mut session = session(backend(rank), ranks);
         session.join(Communicator::new(transport, Duration::from_secs(60), None).unwrap()).unwrap();
         let store = CheckpointStore::local(directory).unwrap();
         if let Some(&step) = store.steps().unwrap().last() {
@@ -90,14 +108,15 @@ fn train(directory: &Path, ranks: u32, end: u64) -> Vec<State> {
 
 /// Trains on `ranks` workers up to batch 3, which then copy the model into image 1 of two: `lead` gets the first worker's session and
 /// that image, `help` the session and the shares of each other one. Returns what `lead` returns.
-fn copy_together<R: Send>(
+fn copy_together<B: Backend<Scalar = f32>, R: Send>(
     ranks: u32,
-    lead: impl FnOnce(&mut Session<Cpu>, &File) -> R + Send,
-    help: impl Fn(&mut Session<Cpu>, &mut [ImageShare<f32>]) + Sync,
+    backend: impl Fn(u32) -> B + Sync,
+    lead: impl FnOnce(&mut Session<B>, &File) -> R + Send,
+    help: impl Fn(&mut Session<B>, &mut [ImageShare<f32>]) + Sync,
 ) -> R {
     let images = [c"first", c"second"].map(|name| File::from(anonymous_file(name).unwrap()));
     let start = |rank: u32, transport: Local| {
-        let mut session = session(ranks);
+        let mut session = session(backend(rank), ranks);
         session.join(Communicator::new(transport, Duration::from_secs(60), None).unwrap()).unwrap();
         follow(&mut session, rank, ranks, 3);
         session
@@ -145,30 +164,39 @@ fn close(found: &State, expected: &State) {
 }
 
 /// Every rank has the losses, examples, metrics and weights of one worker that has all rows.
-#[test]
-fn workers_train_and_evaluate_as_one() {
-    let mut alone = session(1);
+fn train_as_one<B: Backend<Scalar = f32>>(numbers: &[u32], backend: impl Fn(u32) -> B + Sync) {
+    let mut alone = session(cpu(), 1);
     follow(&mut alone, 0, 1, 15);
     let expected = state(&mut alone);
     assert!(expected.metrics[0].value(Metric::Auc).is_some());
-    // With eleven workers, parts have two rows, and the last ones none.
-    for ranks in [1, 2, 3, 5, 11] {
+    for &ranks in numbers {
         let directory = tempfile::tempdir().unwrap();
-        let states = train(directory.path(), ranks, 15);
+        let states = train(directory.path(), ranks, 15, &backend);
         assert!(states.iter().all(|state| *state == states[0]), "{ranks} workers differ");
         close(&states[0], &expected);
     }
 }
 
 #[test]
-fn workers_notice_that_the_one_with_the_image_has_ended() {
-    copy_together(3, |_, _| {}, |session, shares| assert!(session.help_capture(shares).is_err()));
+fn workers_train_and_evaluate_as_one() {
+    // With eleven workers, parts have two rows, and the last ones none.
+    train_as_one(&[1, 2, 3, 5, 11], cpus);
 }
 
 #[test]
-fn workers_copy_the_model_together() {
-    for ranks in [2, 3, 7] {
-        let lead = |session: &mut Session<Cpu>, image: &File| {
+fn gpus_train_and_evaluate_as_one() {
+    let _turn = StandIn::turn();
+    train_as_one(&[2, 3, 4], gpus);
+}
+
+#[test]
+fn workers_notice_that_the_one_with_the_image_has_ended() {
+    copy_together(3, cpus, |_, _| {}, |session, shares| assert!(session.help_capture(shares).is_err()));
+}
+
+fn copy_the_model<B: Backend<Scalar = f32>>(numbers: &[u32], backend: impl Fn(u32) -> B + Sync) {
+    for &ranks in numbers {
+        let lead = |session: &mut Session<B>, image: &File| {
             let mut copy = session.copy_in_image(image.try_clone().unwrap(), 1).unwrap();
             let snapshot = session.capture_together(&mut copy).unwrap();
             assert_eq!((snapshot.step, copy.image_step()), (session.step(), Some(session.step())));
@@ -176,12 +204,23 @@ fn workers_copy_the_model_together() {
             session.capture(&mut copy).unwrap();
             (together, bytes(image))
         };
-        let help = |session: &mut Session<Cpu>, shares: &mut [ImageShare<f32>]| {
+        let help = |session: &mut Session<B>, shares: &mut [ImageShare<f32>]| {
             session.help_capture(shares).unwrap();
         };
-        let (together, alone) = copy_together(ranks, lead, help);
+        let (together, alone) = copy_together(ranks, &backend, lead, help);
         assert!(together == alone, "{ranks} workers copy something else than one");
     }
+}
+
+#[test]
+fn workers_copy_the_model_together() {
+    copy_the_model(&[2, 3, 7], cpus);
+}
+
+#[test]
+fn gpus_copy_the_model_together() {
+    let _turn = StandIn::turn();
+    copy_the_model(&[2, 3], gpus);
 }
 
 #[test]
@@ -194,20 +233,30 @@ fn an_image_stays_incomplete_if_a_worker_dies_before_it_has_copied_its_share() {
         assert!(matches!(error, SessionError::Collective(_)), "{error}");
         (copy.image_step(), is_complete(image))
     };
-    assert_eq!(copy_together(2, lead, |_, _| {}), (None, false));
+    assert_eq!(copy_together(2, cpus, lead, |_, _| {}), (None, false));
 }
 
-#[test]
-fn another_number_of_workers_continues_from_a_checkpoint() {
-    let mut alone = session(1);
+fn continue_with_others<B: Backend<Scalar = f32>>(backend: impl Fn(u32) -> B + Sync) {
+    let mut alone = session(cpu(), 1);
     follow(&mut alone, 0, 1, 20);
     let expected = state(&mut alone);
     let directory = tempfile::tempdir().unwrap();
     for (ranks, end) in [(3, 3), (1, 8), (4, 12), (2, 20)] {
-        let states = train(directory.path(), ranks, end);
+        let states = train(directory.path(), ranks, end, &backend);
         assert!(states.iter().all(|state| *state == states[0]), "{ranks} workers differ");
         if end == 20 {
             close(&states[0], &expected);
         }
     }
+}
+
+#[test]
+fn another_number_of_workers_continues_from_a_checkpoint() {
+    continue_with_others(cpus);
+}
+
+#[test]
+fn another_number_of_gpus_continues_from_a_checkpoint() {
+    let _turn = StandIn::turn();
+    continue_with_others(gpus);
 }
