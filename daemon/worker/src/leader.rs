@@ -101,9 +101,7 @@ impl Leader {
         link: &mut Link,
     ) -> Result<()> {
         let began = Instant::now();
-        self.accept_requests(session, commands);
-        self.checkpointer.report_committed(link)?;
-        let next = self.checkpointer.next_copy(session, link)?;
+        let next = self.next_copy(session, commands, link)?;
         match next {
             Some(_) if self.has_peers => self.wanted = next,
             Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link)?,
@@ -113,20 +111,46 @@ impl Leader {
         Ok(())
     }
 
+    /// Copies the model for a checkpoint or an image, if one is due while the next batch is late: alone, because the next agreement
+    /// of all workers is far off.
+    pub(crate) fn while_waiting<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &mut Session<B>,
+        commands: &PendingCommands,
+        link: &mut Link,
+    ) -> Result<()> {
+        let next = self.next_copy(session, commands, link)?;
+        match self.wanted.take().or(next) {
+            Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link),
+            None => Ok(()),
+        }
+    }
+
+    /// What the model is to be copied for now, if anything.
+    fn next_copy<B: Backend<Scalar = f32>>(
+        &mut self,
+        session: &Session<B>,
+        commands: &PendingCommands,
+        link: &mut Link,
+    ) -> Result<Option<CopyFor>> {
+        self.accept_requests(session, commands);
+        self.checkpointer.report_committed(link)?;
+        self.checkpointer.next_copy(session, link)
+    }
+
     /// Whether all workers are to copy the model.
     pub(crate) fn wants_copy(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// Copies the model, if all workers were to copy it: together, once they have agreed on that, or by this one alone.
-    pub(crate) fn copy_wanted<B: Backend<Scalar = f32>>(
+    /// Copies the model with all workers, which have agreed on that.
+    pub(crate) fn copy_with_peers<B: Backend<Scalar = f32>>(
         &mut self,
-        by: CopiedBy,
         session: &mut Session<B>,
         link: &mut Link,
     ) -> Result<()> {
         match self.wanted.take() {
-            Some(copy_for) => self.copy_for(copy_for, by, session, link),
+            Some(copy_for) => self.copy_for(copy_for, CopiedBy::All, session, link),
             None => Ok(()),
         }
     }

@@ -4,6 +4,7 @@
 //! a slot of each for a step.
 
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use millstream_batch::{BatchRef, BatchSchema, Consumer, Interrupter, Lease, RingError, RingMapping};
 
@@ -35,6 +36,20 @@ impl Rings {
     /// Whether the next batch is there.
     pub(crate) fn has_next(&mut self) -> bool {
         self.0.iter_mut().all(|ring| ring.has_next())
+    }
+
+    /// Waits at most `limit` for the next batch or the end; returns whether [`Rings::next`] need not wait.
+    ///
+    /// # Errors
+    /// As of [`Consumer::wait`].
+    pub(crate) fn wait(&mut self, limit: Duration) -> Result<bool, RingError> {
+        let deadline = Instant::now() + limit;
+        for ring in &mut self.0 {
+            if !ring.wait(deadline.saturating_duration_since(Instant::now()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Waits for the next batch; `None` at the end. All parts of a batch are published together, so all rings end together.

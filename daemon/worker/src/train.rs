@@ -34,7 +34,7 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer, CopiedBy, model_copies};
+use crate::checkpoints::{Cadence, Checkpointer, model_copies};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
 use crate::link::{CommandReceiver, Link, StopMode};
@@ -53,11 +53,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between checks whether a checkpoint has been written for which all ranks wait.
 const WRITER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long a copy of the model by all ranks waits for the next batch.
+/// Interval between checks what is due while the next batch is late.
 const INPUT_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Interval between checks whether it is there.
-const INPUT_POLL: Duration = Duration::from_millis(5);
 
 /// A training job, on one of its workers.
 struct Training<'a, B: Backend> {
@@ -284,17 +281,15 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             if !rings.has_next() {
                 // Time during which the device is still busy does not count as waiting for input.
                 self.drain()?;
-                self.copy_without_input(&mut rings)?;
             }
-            let wait_began = Instant::now();
-            let parts = match recorder.phase(Phase::Wait, || rings.next()) {
+            let waited = self.wait_for_input(&mut rings)?;
+            let parts = match rings.next() {
                 Ok(Some(parts)) => parts,
                 // The end of the data, or a request to stop.
                 Ok(None) | Err(RingError::Interrupted) => break,
                 Err(RingError::PeerGone) => return Ok(FromWorker::InputLost),
                 Err(error) => return Err(error.into()),
             };
-            let waited = wait_began.elapsed();
             let batches = parts.batches();
             let stops = match batches[0].header().stream {
                 Stream::Train => {
@@ -350,25 +345,29 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(agreement)
     }
 
-    /// Copies the model without the other ranks if one is wanted and their next agreement is far off, because the input is late or has
-    /// ended without a batch.
-    fn copy_without_input(&mut self, rings: &mut Rings) -> Result<()> {
-        let Some(leader) = self.leader.as_mut().filter(|leader| leader.wants_copy()) else { return Ok(()) };
-        let began = Instant::now();
-        while began.elapsed() < INPUT_PATIENCE {
-            // A stop saves the model, unless nothing is to be saved.
-            if rings.has_next() || self.receiver.commands.stop().is_some() {
-                return Ok(());
+    /// Waits for the next batch or the end; returns how long. If it is late, does what is due, such as a requested checkpoint.
+    fn wait_for_input(&mut self, rings: &mut Rings) -> Result<Duration> {
+        let recorder = Arc::clone(&self.recorder);
+        let mut waited = Duration::ZERO;
+        loop {
+            let began = Instant::now();
+            let is_there = recorder.phase(Phase::Wait, || rings.wait(INPUT_PATIENCE));
+            waited += began.elapsed();
+            // Who takes the batch gets the same error.
+            if is_there.unwrap_or(true) {
+                return Ok(waited);
             }
-            std::thread::sleep(INPUT_POLL);
+            if let Some(leader) = &mut self.leader {
+                leader.while_waiting(&mut self.session, &self.receiver.commands, self.link)?;
+            }
+            self.profile_if_due()?;
         }
-        leader.copy_wanted(CopiedBy::This, &mut self.session, self.link)
     }
 
     /// Copies the model with all other ranks.
     fn copy_with_peers(&mut self) -> Result<()> {
         if let Some(leader) = &mut self.leader {
-            return leader.copy_wanted(CopiedBy::All, &mut self.session, self.link);
+            return leader.copy_with_peers(&mut self.session, self.link);
         }
         self.drain()?;
         let recorder = Arc::clone(&self.recorder);
@@ -389,11 +388,17 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         if let Some(leader) = &mut self.leader {
             leader.between_steps(&mut self.session, &self.receiver.commands, self.link)?;
         }
+        self.profile_if_due()?;
+        Ok(None)
+    }
+
+    /// Begins or ends the recording of a profile, if that is due.
+    fn profile_if_due(&mut self) -> Result<()> {
         if self.profiler.is_due(&self.session, &self.receiver.commands) {
             self.drain()?;
             self.profiler.between_steps(&self.session, &self.receiver.commands, self.link)?;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// Saves what was trained, unless the daemon is gone. All ranks have agreed to stop.

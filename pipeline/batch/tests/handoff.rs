@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use millstream_batch::ring::{Corrupt, MAX_SLOTS};
 use millstream_batch::{BatchSchema, Consumer, LayoutError, Producer, RingError, SlotLayout};
@@ -250,6 +251,7 @@ fn corrupt_words_are_detected() {
         overwrite(&fds[0], FIRST_STATE, found);
         let error = corrupt(producer.claim().err().unwrap());
         assert!(matches!(error, Corrupt::Slot { slot: 0, found: f, .. } if f == found), "{error}");
+        assert!(consumer.wait(Duration::ZERO).unwrap(), "the error is not waited for");
         let error = corrupt(consumer.next().err().unwrap());
         assert!(matches!(error, Corrupt::Slot { slot: 0, found: f, .. } if f == found), "{error}");
     }
@@ -284,5 +286,6 @@ fn corrupt_words_are_detected() {
     let (_producer, fds) = intercepted(2);
     let mut consumer = receive(&fds[0], &fds).unwrap();
     overwrite(&fds[0], END_MARK, 9);
+    assert!(consumer.wait(Duration::ZERO).unwrap(), "the error is not waited for");
     assert_eq!(corrupt(consumer.next().err().unwrap()), Corrupt::End { found: 9 });
 }

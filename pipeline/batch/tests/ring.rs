@@ -7,7 +7,7 @@ mod support;
 
 use std::os::unix::net::UnixStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_batch::{ClaimedSlot, Consumer, Lease, Producer, RingError};
 use support::{Numbers, check, fill, schema, while_blocked};
@@ -183,6 +183,34 @@ fn dropping_one_end_ends_the_wait_of_the_other() {
     publish(&mut producer, 0);
     let filled = while_blocked(|| producer.claim().map(drop), || drop(consumer));
     assert!(matches!(filled, Err(RingError::PeerGone)));
+}
+
+/// A wait takes nothing from the ring.
+#[test]
+fn a_wait_ends_with_a_batch_the_end_or_its_limit() {
+    const LIMIT: Duration = Duration::from_millis(20);
+    const LONG: Duration = Duration::from_secs(100);
+    let (mut producer, mut consumer) = ring(10, 2);
+    assert!(!consumer.wait(Duration::ZERO).unwrap());
+    let began = Instant::now();
+    assert!(!consumer.wait(LIMIT).unwrap() && began.elapsed() >= LIMIT);
+    let found = while_blocked(|| consumer.wait(LONG), || publish(&mut producer, 0));
+    assert!(found.unwrap() && consumer.wait(LIMIT).unwrap());
+    assert!(consumer.next().unwrap().is_some());
+    // The signal of a batch that has been taken already.
+    publish(&mut producer, 1);
+    assert!(consumer.next().unwrap().is_some());
+    assert!(!consumer.wait(LIMIT).unwrap());
+    let ended = while_blocked(|| consumer.wait(LONG), || producer.finish());
+    assert!(ended.unwrap() && consumer.next().unwrap().is_none());
+
+    let (producer, mut consumer) = ring(10, 1);
+    assert!(while_blocked(|| consumer.wait(LONG), || drop(producer)).unwrap());
+    assert!(matches!(consumer.next(), Err(RingError::PeerGone)));
+    let (_producer, mut consumer) = ring(10, 1);
+    let interrupter = consumer.interrupter();
+    let interrupted = while_blocked(|| consumer.wait(LONG), || interrupter.interrupt());
+    assert!(matches!(interrupted, Err(RingError::Interrupted)));
 }
 
 #[test]

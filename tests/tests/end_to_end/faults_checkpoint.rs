@@ -7,9 +7,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use millstream_test_storage::{Fault, Options, Server};
 use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, program, wait_until};
 use millstream_tests::small_disk;
+use millstream_tests::tfrecord::{self, Value as Feature};
 use millstream_tests::tiny_job::{Contents, TinyJob};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -34,6 +37,53 @@ enum Phase {
 }
 
 const PHASES: [Phase; 4] = [Phase::Model, Phase::Optimizer, Phase::Manifest, Phase::Retention];
+
+/// The storage answers no request any more; no worker gets another batch.
+#[test]
+fn a_checkpoint_is_written_while_the_input_stalls() {
+    let record = |row: i64| {
+        let padding = Feature::Bytes("p".repeat(12 << 10));
+        let color = Feature::Bytes(format!("color {}", row % 20));
+        let features =
+            [("x", Feature::Float(row as f32)), ("color", color), ("clicked", Feature::Int(row % 2))];
+        tfrecord::example(features.into_iter().chain([("padding", padding)]))
+    };
+    // More than the daemon keeps of what it has fetched: each epoch fetches the files again.
+    let file = tfrecord::file((0..2_000).map(record));
+    let job = TinyJob::new();
+    let text = fs::read_to_string(job.file()).unwrap();
+    let text = text.replace("\"train-*.parquet", "\"gs://b/train-*.tfrecord");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let daemon = Daemon::start(job.directory());
+    for workers in [1, 2] {
+        let server = runtime.block_on(Server::start(Options::default())).unwrap();
+        (0..4).for_each(|number| server.put(&format!("b/train-{number}.tfrecord"), file.clone()));
+        let storage = format!("\n[storage.gs]\nendpoint = \"{}\"\nanonymous = true\n", server.endpoint());
+        fs::write(job.file(), format!("{text}{storage}")).unwrap();
+        let set = [
+            format!("workers.per_host={workers}"),
+            "checkpoint.every_steps=1000000".to_owned(),
+            "data.epochs=1000".to_owned(),
+        ];
+        let id = daemon.submit(&job.file(), &set);
+        let step = || daemon.show(&id)["progress"]["step"].as_u64();
+        wait_until("the job trains", || step() > Some(0));
+        server.script(vec![Fault::Silence(Duration::from_secs(600)); 1000]);
+        let mut last = None;
+        wait_until("the input stalls", || {
+            std::thread::sleep(Duration::from_secs(2));
+            let before = std::mem::replace(&mut last, step());
+            last == before
+        });
+        let taken = daemon.json(&["checkpoint", &id]);
+        assert!(taken["step"].as_u64() >= last, "{taken:#}");
+        assert_whole(Path::new(taken["path"].as_str().unwrap()).parent().unwrap(), taken["step"].as_u64());
+        assert_eq!(step(), taken["step"].as_u64(), "the input stalls until now");
+        daemon.json(&["cancel", &id]);
+        wait_until("the job ends", || has_ended(&daemon.show(&id)));
+    }
+    daemon.stop();
+}
 
 #[test]
 fn a_writer_killed_in_any_phase_loses_no_committed_checkpoint() {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::memory::Memory;
 use super::signal::{EventFd, Interrupter, Waiter};
@@ -98,6 +98,23 @@ impl Consumer {
     /// Whether the next batch is ready.
     pub fn has_next(&self) -> bool {
         self.shared.memory.control().is_ready(self.cursor)
+    }
+
+    /// Waits at most `limit` until [`Consumer::next`] need not wait; returns whether it need not.
+    ///
+    /// # Errors
+    /// `Interrupted`.
+    pub fn wait(&mut self, limit: Duration) -> Result<bool, RingError> {
+        self.waiter.check_interrupt()?;
+        let deadline = Instant::now() + limit;
+        let (control, slot) = (self.shared.memory.control(), self.cursor);
+        let ended = || match control.must_wait(slot) {
+            false => Some(true),
+            true => (deadline <= Instant::now()).then_some(false),
+        };
+        let is_there = retry_until(|| Ok(ended()), || self.waiter.wait_until(deadline))?;
+        // A producer that is gone changes nothing any more.
+        Ok(is_there.unwrap_or(true))
     }
 
     /// A handle that interrupts this end's waits.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::RingError;
@@ -116,11 +116,20 @@ impl Waiter {
     /// Waits until the event has been signalled since the last wait reset it, the peer exits, or the end is
     /// interrupted.
     pub(super) fn wait(&mut self) -> Result<Peer, RingError> {
-        self.wait_beside(&[])
+        self.poll(&[], None)
     }
 
     /// As [`Waiter::wait`]; also returns `Gone` if the peer of one of `others` exits.
     pub(super) fn wait_beside(&mut self, others: &[&Self]) -> Result<Peer, RingError> {
+        self.poll(others, None)
+    }
+
+    /// As [`Waiter::wait`], at most until `deadline`.
+    pub(super) fn wait_until(&mut self, deadline: Instant) -> Result<Peer, RingError> {
+        self.poll(&[], Some(deadline))
+    }
+
+    fn poll(&mut self, others: &[&Self], deadline: Option<Instant>) -> Result<Peer, RingError> {
         let started = Instant::now();
         let own =
             [PollFd::new(&self.event, PollFlags::IN), PollFd::new(&self.interrupter.0.event, PollFlags::IN)];
@@ -128,7 +137,12 @@ impl Waiter {
         // No flags: poll always reports a hang-up, and nothing else matters.
         let liveness = waiters.map(|waiter| PollFd::new(&waiter.liveness, PollFlags::empty()));
         let mut fds: Vec<PollFd<'_>> = own.into_iter().chain(liveness).collect();
-        let polled = retry_on_intr(|| rustix::event::poll(&mut fds, None));
+        let polled = retry_on_intr(|| {
+            let limit = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            // A duration that fits in no `Timespec` is no limit.
+            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+            rustix::event::poll(&mut fds, limit.as_ref())
+        });
         let is_reported = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (signalled, interrupted) = (is_reported(&fds[0]), is_reported(&fds[1]));
         let hung_up = fds[2..].iter().any(is_reported);

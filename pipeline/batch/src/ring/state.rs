@@ -133,6 +133,14 @@ impl Control<'_> {
         self.slots[slot].0.load(Ordering::Relaxed) == READY
     }
 
+    /// Consumer: whether [`Control::next`] would have to wait.
+    #[cfg(not(loom))]
+    pub(super) fn must_wait(self, slot: usize) -> bool {
+        // Relaxed: `next` loads both again.
+        let (end, state) = (self.end.0.load(Ordering::Relaxed), self.slots[slot].0.load(Ordering::Relaxed));
+        end == OPEN && matches!(state, FREE | FILLING | LEASED)
+    }
+
     /// Consumer: frees a leased slot.
     pub(super) fn release(self, slot: usize) -> Result<(), Corrupt> {
         // Release: pairs with `claim`.
