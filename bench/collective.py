@@ -32,7 +32,7 @@ from importlib.metadata import version
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OURS = ROOT / "target" / "release" / "examples" / "collective_speed"
 RIVAL = ROOT / "bench" / "collective_rival.py"
-SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+SIZES = [1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 OPERATIONS = ["sum", "sum as bf16", "exchange"]
 PROGRAMS = ["millstream", "gloo"]
 

@@ -239,6 +239,7 @@ impl<S: Scalar> Exchange<S> {
             touched: *touched,
             numbers: Numbers { all: free.numbers, used: 0 },
             free_rows: &mut self.free_rows,
+            free_whole: &mut self.free_whole,
             rows: &mut self.rows[part],
         };
         network.visit_gradients(logits_grad, &mut collect);
@@ -287,8 +288,8 @@ impl<S: Scalar> Exchange<S> {
         let mut receive = ReceiveGradients {
             backend: *backend,
             numbers: Numbers { all: numbers.join()?, used: 0 },
-            rows: received.iter_mut(),
-            free_rows: &mut self.free_whole,
+            rows: received.into_iter(),
+            free_whole: &mut self.free_whole,
             result: Ok(()),
         };
         network.visit_gradients(logits_grad, &mut receive);
@@ -364,8 +365,9 @@ struct CollectGradients<'a, B: Backend> {
     backend: &'a B,
     touched: (&'a B::Batch, &'a B::RowPlan),
     numbers: Numbers<B::Scalar>,
-    /// Memory for rows.
+    /// Memory for rows, and for those of whole tables.
     free_rows: &'a mut VecDeque<RowSums<B::Scalar>>,
+    free_whole: &'a mut VecDeque<RowSums<B::Scalar>>,
     rows: &'a mut Vec<RowSums<B::Scalar>>,
 }
 
@@ -389,6 +391,12 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
         }
         let ((batch, plan), maxima) = (self.touched, tables.maxima.as_ref());
         let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
+        let merged = tables.merged.as_mut().expect("a model of several workers has room for merged rows");
+        // Before others send more rows.
+        let mut parts = self.backend.take_parts(merged);
+        if tables.whole.is_some() {
+            self.free_whole.extend(parts.pop());
+        }
         let mut sums = self.free_rows.pop_front().unwrap_or_default();
         self.backend.sum_rows(&gradients, &tables.tables, &mut sums);
         if let Some(whole) = &tables.whole {
@@ -402,9 +410,9 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
 struct ReceiveGradients<'a, B: Backend> {
     backend: &'a B,
     numbers: Numbers<B::Scalar>,
-    rows: std::slice::IterMut<'a, Vec<RowSums<B::Scalar>>>,
+    rows: std::vec::IntoIter<Vec<RowSums<B::Scalar>>>,
     /// Memory for the rows of whole tables.
-    free_rows: &'a mut VecDeque<RowSums<B::Scalar>>,
+    free_whole: &'a mut VecDeque<RowSums<B::Scalar>>,
     result: Result<(), StepError>,
 }
 
@@ -420,18 +428,15 @@ impl<B: Backend> GradientVisitor<B> for ReceiveGradients<'_, B> {
         if tables.is_empty() || self.result.is_err() {
             return;
         }
-        let sums = self.rows.next().expect("the rows of each group of tables that was sent");
+        let mut sums = self.rows.next().expect("the rows of each group of tables that was sent");
         if let Some(whole) = &tables.whole {
-            let mut touched = self.free_rows.pop_front().unwrap_or_default();
+            let mut touched = self.free_whole.pop_front().unwrap_or_default();
             whole.touched(self.numbers.next(whole.numbers()), &mut touched);
             sums.push(touched);
         }
         let merged = tables.merged.as_mut().expect("a model of several workers has room for merged rows");
         if !self.backend.merge_rows(sums, merged) {
             self.result = Err(StepError::OtherModel);
-        }
-        if tables.whole.is_some() {
-            self.free_rows.extend(sums.pop());
         }
     }
 }

@@ -208,14 +208,18 @@ pub trait Backend: Shapes + Sized + Send + 'static {
         sums: &mut RowSums<Self::Scalar>,
     );
 
-    /// Merges the rows of all `parts` of a batch, in their order. Returns whether the parts are of the tables of `merged`; if
-    /// not, the merged rows are arbitrary.
-    fn merge_rows(&self, parts: &[RowSums<Self::Scalar>], merged: &mut Self::MergedRows) -> bool {
-        let work = || cost::merge_rows(parts.iter().map(|sums| sums.ids.len() + sums.rows.len()).sum());
+    /// Merges the rows of all `parts` of a batch, in their order, and keeps the parts. Returns whether they are of the tables of
+    /// `merged`; if not, the merged rows are arbitrary.
+    fn merge_rows(&self, parts: Vec<RowSums<Self::Scalar>>, merged: &mut Self::MergedRows) -> bool {
+        let ids = parts.iter().map(|sums| sums.ids.len()).sum();
+        let work = || cost::merge_ids(ids);
         self.record_transfer("merge_rows", work, || self.take_merged_rows(parts, merged))
     }
     /// Implements [`Backend::merge_rows`].
-    fn take_merged_rows(&self, parts: &[RowSums<Self::Scalar>], merged: &mut Self::MergedRows) -> bool;
+    fn take_merged_rows(&self, parts: Vec<RowSums<Self::Scalar>>, merged: &mut Self::MergedRows) -> bool;
+
+    /// Gives back the parts of the last merge, once their step has been taken. Without them there are no merged rows.
+    fn take_parts(&self, merged: &mut Self::MergedRows) -> Vec<RowSums<Self::Scalar>>;
 
     /// Sums the gradients of each row of `tables` that the batch touches, as [`Backend::sum_rows`] does, and packs the sums in
     /// the device memory of `merged`, from which the other ranks get them. Does not wait.

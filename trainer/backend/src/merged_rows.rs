@@ -1,6 +1,7 @@
 //! The rows of tables that all parts of a batch touch. Each part is computed by one of several workers, which send the sums of
 //! their rows to each other ([`RowSums`]); each merges the sums of all parts, and steps the rows.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -10,10 +11,16 @@ use crate::float::Float;
 use crate::row_sums::RowSums;
 
 /// The rows of tables that a batch touches, and the sums of their gradients over all parts, in host memory.
+///
+/// Gradients stay where the parts have them: few rows are in several parts, unless the table is small.
 pub struct HostMergedRows<S: Scalar> {
     shapes: Vec<MergedShape>,
     /// Parallel to `shapes`.
-    tables: Vec<MergedTable<S>>,
+    tables: Vec<MergedTable>,
+    /// A row that several parts have is summed in the first of them.
+    parts: Vec<RowSums<S>>,
+    /// Where the gradients of each table start, by part.
+    starts: Vec<Vec<usize>>,
 }
 
 /// The rows of a table that batches touch.
@@ -72,25 +79,75 @@ impl MergedShape {
     }
 }
 
-/// The touched rows of a table. The ids ascend, without repetitions, and are below the number of the table's rows.
-pub(crate) struct MergedTable<S> {
+/// Which rows of a table are touched. The ids ascend, without repetitions, and are below the number of the table's rows.
+#[derive(Default)]
+struct MergedTable {
     ids: Vec<u32>,
-    /// The gradient of each row, `[ids, W]`.
-    sums: Vec<S>,
+    /// Where the gradient of each row is.
+    places: Vec<Place>,
+}
+
+/// A row of a table of a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Place {
+    part: u32,
+    row: u32,
+}
+
+/// The touched rows of a table.
+pub(crate) struct MergedRowsOf<'a, S> {
+    ids: &'a [u32],
+    places: &'a [Place],
+    /// The gradients of each part.
+    parts: Vec<&'a [S]>,
+    width: usize,
+}
+
+impl<'a, S> MergedRowsOf<'a, S> {
+    pub(crate) fn ids(&self) -> &'a [u32] {
+        self.ids
+    }
+
+    /// The columns of the table.
+    pub(crate) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The gradient of row `number` of these, `[W]`.
+    #[inline(always)]
+    pub(crate) fn row(&self, number: usize) -> &'a [S] {
+        let (gradients, first) = self.place(number);
+        &gradients[first..first + self.width]
+    }
+
+    /// The gradients of the part that has row `number` of these, and where the row starts.
+    #[inline(always)]
+    pub(crate) fn place(&self, number: usize) -> (&'a [S], usize) {
+        let Place { part, row } = self.places[number];
+        (self.parts[part as usize], row as usize * self.width)
+    }
+
+    /// The gradients of all rows, in order.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &'a [S]> {
+        (0..self.ids.len()).map(|number| self.row(number))
+    }
+
+    /// Some of these rows.
+    pub(crate) fn slice(self, rows: Range<usize>) -> Self {
+        Self { ids: &self.ids[rows.clone()], places: &self.places[rows], ..self }
+    }
 }
 
 impl<S: Scalar> HostMergedRows<S> {
     pub(crate) fn new(shapes: Vec<MergedShape>) -> Self {
-        let tables = shapes.iter().map(|_| MergedTable { ids: Vec::new(), sums: Vec::new() }).collect();
-        Self { shapes, tables }
+        let tables = shapes.iter().map(|_| MergedTable::default()).collect();
+        Self { shapes, tables, parts: Vec::new(), starts: Vec::new() }
     }
 
-    /// The most memory that these rows use, in bytes.
+    /// The most memory that these rows use beside the parts, in bytes.
     pub(crate) fn bytes(shapes: &[MergedShape]) -> u64 {
-        let of_table = |shape: &MergedShape| {
-            let row = size_of::<u32>() + shape.width * size_of::<S>();
-            (shape.most as u64).saturating_mul(row as u64)
-        };
+        let of_row = size_of::<u32>() + size_of::<Place>();
+        let of_table = |shape: &MergedShape| (shape.most as u64).saturating_mul(of_row as u64);
         shapes.iter().map(of_table).fold(0, u64::saturating_add)
     }
 
@@ -98,31 +155,72 @@ impl<S: Scalar> HostMergedRows<S> {
         &self.shapes
     }
 
-    pub(crate) fn tables(&self) -> &[MergedTable<S>] {
-        &self.tables
+    /// The number of touched rows of table `number`.
+    pub(crate) fn count(&self, number: usize) -> usize {
+        self.tables[number].ids.len()
+    }
+
+    /// The touched rows of table `number`.
+    pub(crate) fn table(&self, number: usize) -> MergedRowsOf<'_, S> {
+        let (MergedTable { ids, places }, width) = (&self.tables[number], self.shapes[number].width);
+        let parts = self.parts.iter().zip(&self.starts);
+        let parts = parts.map(|(sums, starts)| &sums.rows[starts[number]..]).collect();
+        MergedRowsOf { ids, places, parts, width }
+    }
+
+    /// The touched rows of each table.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = MergedRowsOf<'_, S>> {
+        (0..self.tables.len()).map(|number| self.table(number))
     }
 
     /// Takes the rows of all `parts`. Sums of a row are added in the order of the parts. Returns whether the parts are of these
-    /// tables; if not, the rows are arbitrary.
+    /// tables; if not, no rows are touched.
     ///
     /// `run` calls a task with each number below the given one, perhaps in several threads.
     pub(crate) fn merge(
         &mut self,
-        parts: &[RowSums<S>],
+        parts: Vec<RowSums<S>>,
         run: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
     ) -> bool {
+        self.parts = parts;
+        let are_merged = self.merge_parts(run);
+        if !are_merged {
+            self.take_parts();
+        }
+        are_merged
+    }
+
+    /// Gives back the parts. No rows are touched then.
+    pub(crate) fn take_parts(&mut self) -> Vec<RowSums<S>> {
+        for MergedTable { ids, places } in &mut self.tables {
+            ids.clear();
+            places.clear();
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    fn merge_parts(&mut self, run: impl FnOnce(usize, &(dyn Fn(usize) + Sync))) -> bool {
         let widths: Vec<usize> = self.shapes.iter().map(|shape| shape.width).collect();
-        let Some(parts) = parts.iter().map(|sums| sums.by_table(&widths)).collect::<Option<Vec<_>>>() else {
-            return false;
-        };
+        self.starts.clear();
+        let mut of_tables: Vec<Vec<_>> = widths.iter().map(|_| Vec::new()).collect();
+        for sums in &mut self.parts {
+            let mut start = 0;
+            let Some(tables) = sums.by_table_mut(&widths) else { return false };
+            let start_of = |(_, rows): &(&[u32], &mut [S])| {
+                let next = start + rows.len();
+                std::mem::replace(&mut start, next)
+            };
+            self.starts.push(tables.iter().map(start_of).collect());
+            of_tables.iter_mut().zip(tables).for_each(|(of_table, rows)| of_table.push(rows));
+        }
         // Each table has one task, so no lock waits.
-        let tables: Vec<_> = self.tables.iter_mut().zip(&self.shapes).map(Mutex::new).collect();
+        let merges = self.tables.iter_mut().zip(&self.shapes).zip(of_tables);
+        let merges: Vec<_> = merges.map(Mutex::new).collect();
         let are_of_tables = AtomicBool::new(true);
-        run(tables.len(), &|number| {
-            let of_table: Vec<_> = parts.iter().map(|tables| tables[number]).collect();
-            let mut table = tables[number].lock().unwrap_or_else(PoisonError::into_inner);
-            let (table, shape) = &mut *table;
-            if !table.merge(**shape, &of_table) {
+        run(merges.len(), &|number| {
+            let mut merge = merges[number].lock().unwrap_or_else(PoisonError::into_inner);
+            let ((table, shape), parts) = &mut *merge;
+            if !table.merge(**shape, parts) {
                 are_of_tables.store(false, Ordering::Relaxed);
             }
         });
@@ -130,89 +228,118 @@ impl<S: Scalar> HostMergedRows<S> {
     }
 }
 
-impl<S: Scalar> MergedTable<S> {
-    pub(crate) fn ids(&self) -> &[u32] {
-        &self.ids
-    }
-
-    pub(crate) fn sums(&self) -> &[S] {
-        &self.sums
-    }
-
-    /// Takes the rows of all parts: ids, and as many sums. Returns whether they are of a table of this shape.
-    fn merge(&mut self, shape: MergedShape, parts: &[(&[u32], &[S])]) -> bool {
+impl MergedTable {
+    /// Takes the rows of all parts: ids, and as many gradients. Returns whether they are of a table of this shape.
+    fn merge<S: Scalar>(&mut self, shape: MergedShape, parts: &mut [(&[u32], &mut [S])]) -> bool {
         let MergedShape { rows, width, most } = shape;
-        self.ids.clear();
-        self.sums.clear();
         let is_of_table = |ids: &[u32]| {
             ids.is_sorted_by(|id, next| id < next) && ids.last().is_none_or(|&last| (last as usize) < rows)
         };
         if !parts.iter().all(|(ids, sums)| is_of_table(ids) && sums.len() == ids.len() * width) {
             return false;
         }
-        match width {
-            // Compiled for these constant widths.
-            1 => self.merge_rows(1, parts),
-            16 => self.merge_rows(16, parts),
-            _ => self.merge_rows(width, parts),
-        }
-        self.ids.len() <= most
+        let all = parts.iter().map(|(ids, _)| ids.len()).sum();
+        // What is longer than before becomes zeros; the rest is overwritten.
+        self.ids.resize(all, 0);
+        self.places.resize(all, Place::default());
+        let merged = match parts {
+            [first, second] => self.merge_two(width, first, second),
+            _ => self.merge_any(width, parts),
+        };
+        self.ids.truncate(merged);
+        self.places.truncate(merged);
+        merged <= most
     }
 
-    /// Appends the rows of all parts, of which each has ascending ids.
-    #[inline(always)]
-    fn merge_rows(&mut self, width: usize, parts: &[(&[u32], &[S])]) {
-        let mut cursors: Vec<_> = parts.iter().map(|&(ids, sums)| Cursor::new(ids, sums)).collect();
-        loop {
-            let (mut first, mut id) = (0, Cursor::<S>::END);
+    /// Merges two parts; returns the number of merged rows. The usual case: its cursors stay in registers.
+    fn merge_two<S: Scalar>(
+        &mut self,
+        width: usize,
+        (first, sums): &mut (&[u32], &mut [S]),
+        (second, others): &mut (&[u32], &mut [S]),
+    ) -> usize {
+        let (mut row, mut other, mut merged) = (0, 0, 0);
+        let mut places = self.ids.iter_mut().zip(&mut self.places);
+        while let (Some(&id), Some(&other_id)) = (first.get(row), second.get(other)) {
+            let (is_first, is_second) = (id <= other_id, other_id <= id);
+            let Some((merged_id, place)) = places.next() else { break };
+            // Which part is next is random: a branch would be mispredicted.
+            *merged_id = id.min(other_id);
+            let (part, at) = std::hint::select_unpredictable(is_first, (0, row), (1, other));
+            *place = Place { part, row: at as u32 };
+            if is_first && is_second {
+                S::accumulate(&mut sums[row * width..][..width], &others[other * width..][..width]);
+            }
+            (row, other) = (row + usize::from(is_first), other + usize::from(is_second));
+            merged += 1;
+        }
+        let rest_of_first = (row..).zip(&first[row..]).map(|(row, id)| (0, row, id));
+        let rest_of_second = (other..).zip(&second[other..]).map(|(row, id)| (1, row, id));
+        for ((merged_id, place), (part, row, &id)) in places.zip(rest_of_first.chain(rest_of_second)) {
+            (*merged_id, *place) = (id, Place { part, row: row as u32 });
+            merged += 1;
+        }
+        merged
+    }
+
+    /// Merges any number of parts; returns the number of merged rows.
+    fn merge_any<S: Scalar>(&mut self, width: usize, parts: &mut [(&[u32], &mut [S])]) -> usize {
+        let mut cursors: Vec<Cursor<'_>> = parts.iter().map(|(ids, _)| Cursor::new(ids)).collect();
+        let mut merged = 0;
+        for (merged_id, place) in self.ids.iter_mut().zip(&mut self.places) {
+            let (mut first, mut id) = (0, Cursor::END);
             for (number, cursor) in cursors.iter().enumerate() {
-                // Which part is next is random: a branch would be mispredicted.
+                // As in `merge_two`.
                 (first, id) =
                     std::hint::select_unpredictable(cursor.id < id, (number, cursor.id), (first, id));
             }
-            if id == Cursor::<S>::END {
-                return;
+            if id == Cursor::END {
+                break;
             }
-            let row = self.sums.len();
-            self.ids.push(id as u32);
-            self.sums.extend_from_slice(cursors[first].take(width));
-            // Few rows are in several parts, unless the table is small.
-            for cursor in &mut cursors[first + 1..] {
+            let row = cursors[first].take();
+            (*merged_id, *place) = (id as u32, Place { part: first as u32, row });
+            merged += 1;
+            for (number, cursor) in cursors.iter_mut().enumerate().skip(first + 1) {
                 if cursor.id == id {
-                    S::accumulate(&mut self.sums[row..], cursor.take(width));
+                    let other = cursor.take();
+                    let (before, later) = parts.split_at_mut(number);
+                    let row_of = |row: u32| row as usize * width..(row as usize + 1) * width;
+                    S::accumulate(&mut before[first].1[row_of(row)], &later[0].1[row_of(other)]);
                 }
             }
         }
+        merged
     }
 }
 
 /// The rows of a part that have not been merged.
-struct Cursor<'a, S> {
+struct Cursor<'a> {
     /// The id of the next row, or [`Cursor::END`].
     id: u64,
+    /// The number of the next row.
+    row: u32,
     later: std::slice::Iter<'a, u32>,
-    sums: &'a [S],
 }
 
-impl<'a, S> Cursor<'a, S> {
+impl<'a> Cursor<'a> {
     /// Above every id.
     const END: u64 = u64::MAX;
 
-    fn new(ids: &'a [u32], sums: &'a [S]) -> Self {
+    fn new(ids: &'a [u32]) -> Self {
         let mut later = ids.iter();
-        Self { id: Self::id_of(later.next()), later, sums }
+        Self { id: Self::id_of(later.next()), row: 0, later }
     }
 
     fn id_of(id: Option<&u32>) -> u64 {
         id.map_or(Self::END, |&id| id.into())
     }
 
-    /// The next row. Moves to the one after it.
+    /// The number of the next row. Moves to the one after it.
     #[inline(always)]
-    fn take(&mut self, width: usize) -> &'a [S] {
+    fn take(&mut self) -> u32 {
         self.id = Self::id_of(self.later.next());
-        let (row, later) = self.sums.split_at(width);
-        self.sums = later;
+        let row = self.row;
+        self.row += 1;
         row
     }
 }
@@ -238,14 +365,19 @@ mod tests {
         RowSums { ids: ids[..].into(), rows: rows[..].into() }
     }
 
-    fn merge(rows: &mut HostMergedRows<f32>, parts: &[RowSums<f32>]) -> bool {
-        rows.merge(parts, |tasks, task| (0..tasks).rev().for_each(task))
+    fn merge<const N: usize>(rows: &mut HostMergedRows<f32>, parts: [RowSums<f32>; N]) -> bool {
+        rows.merge(parts.into(), |tasks, task| (0..tasks).rev().for_each(task))
+    }
+
+    /// The ids and gradients of each table.
+    fn found(rows: &HostMergedRows<f32>) -> Vec<(Vec<u32>, Vec<f32>)> {
+        rows.tables().map(|table| (table.ids().to_vec(), table.rows().flatten().copied().collect())).collect()
     }
 
     #[test]
     fn rows_are_added_in_the_order_of_the_parts() {
         let mut rows = HostMergedRows::new(SHAPES.to_vec());
-        assert!(rows.tables().iter().all(|table| table.ids().is_empty() && table.sums().is_empty()));
+        assert!(rows.tables().all(|table| table.ids().is_empty()));
         // Only in this order is the sum of the last row 1.
         let parts = [
             sums([(&[1, 9], &[1.0, 2.0, 1e30, 0.5]), (&[3], &[7.0]), (&[], &[])]),
@@ -253,16 +385,18 @@ mod tests {
             sums([(&[4, 9], &[3.0, 4.0, -1e30, 0.25]), (&[], &[]), (&[], &[])]),
             sums([(&[9], &[1.0, 0.0]), (&[3], &[-8.0]), (&[2], &[1.0, 2.0, 3.0])]),
         ];
-        assert!(merge(&mut rows, &parts));
-        let found: Vec<_> = rows.tables().iter().map(|table| (table.ids(), table.sums())).collect();
-        let expected: [(&[u32], &[f32]); 3] = [
-            (&[1, 4, 9], &[1.0, 2.0, 3.0, 4.0, 1.0, 0.75]),
-            (&[0, 3], &[5.0, 0.0]),
-            (&[2], &[1.0, 2.0, 3.0]),
+        assert!(merge(&mut rows, parts));
+        let expected = [
+            (vec![1, 4, 9], vec![1.0, 2.0, 3.0, 4.0, 1.0, 0.75]),
+            (vec![0, 3], vec![5.0, 0.0]),
+            (vec![2], vec![1.0, 2.0, 3.0]),
         ];
-        assert_eq!(found, expected);
-        assert!(merge(&mut rows, &[]));
-        assert!(rows.tables().iter().all(|table| table.ids().is_empty()));
+        assert_eq!(found(&rows), expected);
+        let last = rows.table(0).slice(1..3);
+        assert_eq!((last.ids(), last.row(1)), (&[4, 9][..], &[1.0, 0.75][..]));
+        assert_eq!(rows.take_parts().len(), 4);
+        assert!(rows.tables().all(|table| table.ids().is_empty()));
+        assert!(merge(&mut rows, []) && rows.count(0) == 0);
     }
 
     /// Up to five parts, some of them empty, with rows of widths that are compiled in and others.
@@ -291,12 +425,18 @@ mod tests {
                         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
                     }
                 }
-                let mut table = MergedTable { ids: vec![9], sums: vec![9.0] };
-                let borrowed: Vec<_> = parts.iter().map(|(ids, rows)| (&ids[..], &rows[..])).collect();
                 let shape = MergedShape { rows: u32::MAX as usize, width, most: 300 };
-                assert!(table.merge(shape, &borrowed));
-                assert_eq!(table.ids, expected.keys().copied().collect::<Vec<_>>());
-                assert_eq!(table.sums, expected.into_values().flatten().collect::<Vec<_>>());
+                let sums = |(ids, rows): &(Vec<u32>, Vec<f32>)| RowSums {
+                    ids: [&[ids.len() as u32], &ids[..]].concat()[..].into(),
+                    rows: rows[..].into(),
+                };
+                let mut rows = HostMergedRows::new(vec![shape]);
+                assert!(
+                    rows.merge(parts.iter().map(sums).collect(), |tasks, task| (0..tasks).for_each(task))
+                );
+                let expected =
+                    (expected.keys().copied().collect(), expected.into_values().flatten().collect());
+                assert_eq!(found(&rows), [expected]);
             }
         }
     }
@@ -305,13 +445,14 @@ mod tests {
     fn rows_of_other_tables_are_refused() {
         let mut rows = HostMergedRows::new(SHAPES.to_vec());
         let with_ids = |ids: &[u32]| sums([(ids, &vec![1.0; 2 * ids.len()]), (&[], &[]), (&[], &[])]);
-        assert!(merge(&mut rows, &[with_ids(&[0, 5, 9])]));
+        assert!(merge(&mut rows, [with_ids(&[0, 5, 9])]));
         for wrong in [&[10][..], &[5, 5], &[5, 4], &[0, 1, 2, 3]] {
-            assert!(!merge(&mut rows, &[with_ids(wrong)]), "{wrong:?}");
+            assert!(!merge(&mut rows, [with_ids(wrong)]), "{wrong:?}");
         }
-        assert!(!merge(&mut rows, &[with_ids(&[0, 1]), with_ids(&[2, 3])]), "more than the most rows");
-        assert!(merge(&mut rows, &[with_ids(&[0, 1]), with_ids(&[1, 3])]));
-        assert!(!merge(&mut rows, &[sums([(&[1], &[1.0]), (&[], &[]), (&[], &[])])]), "a narrow row");
-        assert!(!merge(&mut rows, &[RowSums::default()]), "no counts");
+        assert!(!merge(&mut rows, [with_ids(&[0, 1]), with_ids(&[2, 3])]), "more than the most rows");
+        assert!(merge(&mut rows, [with_ids(&[0, 1]), with_ids(&[1, 3])]));
+        assert!(!merge(&mut rows, [sums([(&[1], &[1.0]), (&[], &[]), (&[], &[])])]), "a narrow row");
+        assert!(!merge(&mut rows, [RowSums::default()]), "no counts");
+        assert!(rows.tables().all(|table| table.ids().is_empty()));
     }
 }

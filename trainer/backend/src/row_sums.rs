@@ -33,14 +33,14 @@ impl<S: Scalar> RowSums<S> {
     }
 
     /// The ids and gradients of each of the tables with these `widths`; `None` if the sums are not of such tables.
-    pub fn by_table(&self, widths: &[usize]) -> Option<Vec<(&[u32], &[S])>> {
+    pub(crate) fn by_table_mut(&mut self, widths: &[usize]) -> Option<Vec<(&[u32], &mut [S])>> {
         let (counts, mut ids) = self.ids.split_at_checked(widths.len())?;
-        let mut rows = &self.rows[..];
+        let mut rows = &mut self.rows[..];
         let mut tables = Vec::with_capacity(widths.len());
         for (&count, width) in counts.iter().zip(widths) {
             let count = count as usize;
             let (of_table, other_ids) = ids.split_at_checked(count)?;
-            let (sums, other_rows) = rows.split_at_checked(count.checked_mul(*width)?)?;
+            let (sums, other_rows) = rows.split_at_mut_checked(count.checked_mul(*width)?)?;
             tables.push((of_table, sums));
             (ids, rows) = (other_ids, other_rows);
         }
@@ -61,17 +61,18 @@ mod tests {
         let (ids, rows) = sums.parts_mut(3);
         ids.copy_from_slice(&[4, 9, 1]);
         rows.copy_from_slice(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        let tables = sums.by_table(&[3, 5, 1]).unwrap();
+        let tables = sums.by_table_mut(&[3, 5, 1]).unwrap();
+        let tables: Vec<(&[u32], &[f32])> = tables.into_iter().map(|(ids, rows)| (ids, &*rows)).collect();
         let expected: [(&[u32], &[f32]); 3] =
             [(&[4, 9], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]), (&[], &[]), (&[1], &[6.0])];
         assert_eq!(tables, expected);
         for wrong in [&[3, 5][..], &[3, 5, 2], &[2, 5, 1], &[3, 5, 1, 1]] {
-            assert!(sums.by_table(wrong).is_none(), "{wrong:?}");
+            assert!(sums.by_table_mut(wrong).is_none(), "{wrong:?}");
         }
         sums.ids[0] = u32::MAX;
-        assert!(sums.by_table(&[3, 5, 1]).is_none());
+        assert!(sums.by_table_mut(&[3, 5, 1]).is_none());
         sums.resize([(1, 2)].into_iter());
         assert_eq!((sums.ids.len(), sums.rows.len()), (2, 2));
-        assert!(RowSums::<f64>::default().by_table(&[]).unwrap().is_empty());
+        assert!(RowSums::<f64>::default().by_table_mut(&[]).unwrap().is_empty());
     }
 }

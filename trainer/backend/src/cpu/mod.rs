@@ -277,7 +277,7 @@ impl Shapes for Cpu {
     }
 
     fn merged_count(rows: &HostMergedRows<f32>, table: usize) -> usize {
-        rows.tables()[table].ids().len()
+        rows.count(table)
     }
 
     fn planned_columns(plan: &CpuRowPlan) -> impl Iterator<Item = IdColumn> {
@@ -467,7 +467,11 @@ impl Backend for Cpu {
         row_sums::row_sums(self, gradients, tables, sums);
     }
 
-    fn take_merged_rows(&self, parts: &[RowSums<f32>], merged: &mut HostMergedRows<f32>) -> bool {
+    fn take_parts(&self, merged: &mut HostMergedRows<f32>) -> Vec<RowSums<f32>> {
+        merged.take_parts()
+    }
+
+    fn take_merged_rows(&self, parts: Vec<RowSums<f32>>, merged: &mut HostMergedRows<f32>) -> bool {
         merged.merge(parts, |tasks, task| self.team.run(tasks, task))
     }
 

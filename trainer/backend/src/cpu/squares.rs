@@ -56,7 +56,7 @@ pub(crate) fn merged_row_squares(cpu: &Cpu, operation: MergedRowSquares<'_, Cpu>
     add_all(
         cpu,
         sum,
-        rows.tables().len() * each,
+        rows.shapes().len() * each,
         #[inline(always)]
         |task| squares_of(&MergedPart::new(rows, task / each, task % each)),
     );

@@ -1,16 +1,14 @@
 //! The table rows that a step touches, with the gradient of each.
 
-use crate::cpu::Cpu;
 use crate::cpu::memory::prefetch;
-use crate::device::Shapes;
-use crate::merged_rows::HostMergedRows;
+use crate::merged_rows::{HostMergedRows, MergedRowsOf};
 
 /// Columns of a row that are processed together, in registers.
 pub(super) const STRIP: usize = 16;
 
 /// Merged rows per task.
 const ROWS: usize = 1024;
-/// Prefetch distance for the gradients of merged rows, in rows. They are read in order, but each table's are read once only.
+/// Prefetch distance for the gradients of merged rows, in rows. Those of a part are read in order, but each table's once only.
 const ROWS_AHEAD: usize = 8;
 
 /// Some touched rows of one table.
@@ -44,56 +42,55 @@ pub(super) trait TouchedRows {
 }
 
 /// Some of the rows of a table that all parts of a batch touch.
-pub(super) struct MergedPart<'a> {
-    ids: &'a [u32],
-    sums: &'a [f32],
-    width: usize,
-}
+pub(super) struct MergedPart<'a>(MergedRowsOf<'a, f32>);
 
 impl<'a> MergedPart<'a> {
     /// The number of tasks for the rows of each table.
     pub(super) fn tasks_each(rows: &HostMergedRows<f32>) -> usize {
-        rows.tables().iter().map(|table| table.ids().len()).max().unwrap_or(0).div_ceil(ROWS)
+        let tables = 0..rows.shapes().len();
+        tables.map(|number| rows.count(number)).max().unwrap_or(0).div_ceil(ROWS)
     }
 
     /// The rows of table `number` that belong to its task `task`.
     pub(super) fn new(rows: &'a HostMergedRows<f32>, number: usize, task: usize) -> Self {
-        let (table, width) = (&rows.tables()[number], Cpu::merged_shapes(rows)[number].width);
         // The table may have fewer tasks than the largest one.
-        let [first, end] = [task, task + 1].map(|task| (task * ROWS).min(table.ids().len()));
-        let rows = first..end;
-        Self { sums: &table.sums()[rows.start * width..rows.end * width], ids: &table.ids()[rows], width }
+        let [first, end] = [task, task + 1].map(|task| (task * ROWS).min(rows.count(number)));
+        Self(rows.table(number).slice(first..end))
     }
 }
 
 impl TouchedRows for MergedPart<'_> {
     fn len(&self) -> usize {
-        self.ids.len()
+        self.0.ids().len()
     }
 
     fn width(&self) -> usize {
-        self.width
+        self.0.width()
     }
 
     #[inline(always)]
     fn id_of(&self, number: usize) -> u32 {
-        self.ids[number]
+        self.0.ids()[number]
     }
 
     #[inline(always)]
     fn sum(&self, number: usize, first: usize, columns: usize) -> [f32; STRIP] {
         let mut sum = [0.0; STRIP];
-        sum[..columns].copy_from_slice(&self.sums[number * self.width + first..][..columns]);
+        sum[..columns].copy_from_slice(&self.0.row(number)[first..][..columns]);
         sum
     }
 
     #[inline(always)]
     fn sum_of_one(&self, number: usize) -> f32 {
-        self.sums[number]
+        let (gradients, at) = self.0.place(number);
+        gradients[at]
     }
 
     #[inline(always)]
     fn fetch_ahead(&self, number: usize) {
-        prefetch(self.sums, (number + ROWS_AHEAD) * self.width);
+        if number + ROWS_AHEAD < self.len() {
+            let (gradients, first) = self.0.place(number + ROWS_AHEAD);
+            prefetch(gradients, first);
+        }
     }
 }

@@ -273,7 +273,11 @@ impl Backend for Cuda {
         self.row_sums(gradients, tables, sums);
     }
 
-    fn take_merged_rows(&self, parts: &[RowSums<f32>], merged: &mut CudaMergedRows) -> bool {
+    fn take_parts(&self, merged: &mut CudaMergedRows) -> Vec<RowSums<f32>> {
+        merged.take_parts()
+    }
+
+    fn take_merged_rows(&self, parts: Vec<RowSums<f32>>, merged: &mut CudaMergedRows) -> bool {
         self.merge(parts, merged)
     }
 

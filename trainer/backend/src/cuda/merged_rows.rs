@@ -183,6 +183,11 @@ impl CudaMergedRows {
         self.host.shapes()
     }
 
+    /// Gives back the parts of the last merge by way of the host.
+    pub(super) fn take_parts(&mut self) -> Vec<RowSums<f32>> {
+        self.host.take_parts()
+    }
+
     /// The number of merged rows of a table, or an estimate.
     pub(super) fn count(&self, table: usize) -> usize {
         self.counts[table]
@@ -232,18 +237,21 @@ impl Cuda {
     }
 
     /// Merges the rows of all parts, and copies them to the GPU.
-    pub(super) fn merge(&self, parts: &[RowSums<f32>], merged: &mut CudaMergedRows) -> bool {
+    pub(super) fn merge(&self, parts: Vec<RowSums<f32>>, merged: &mut CudaMergedRows) -> bool {
         merged.are_summed = false;
         let CudaMergedRows { host, arrangement, counts, .. } = merged;
         if !host.merge(parts, |tasks, task| (0..tasks).for_each(task)) {
             return false;
         }
-        *counts = host.tables().iter().map(|table| table.ids().len()).collect();
+        *counts = host.tables().map(|table| table.ids().len()).collect();
         let sizes: Vec<u32> = counts.iter().map(|&count| count as u32).collect();
         self.copy_to(arrangement.sizes, sizes.as_bytes());
-        for (table, room) in host.tables().iter().zip(&arrangement.rooms) {
+        let mut gradients = Vec::new();
+        for (table, room) in host.tables().zip(&arrangement.rooms) {
             self.copy_to(room.ids, table.ids().as_bytes());
-            self.copy_to(room.gradient, table.sums().as_bytes());
+            gradients.clear();
+            table.rows().for_each(|row| gradients.extend_from_slice(row));
+            self.copy_to(room.gradient, gradients.as_bytes());
         }
         true
     }

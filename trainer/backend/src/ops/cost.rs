@@ -169,6 +169,12 @@ pub(crate) fn merge_rows(numbers: usize) -> Work {
     work(0, 2 * numbers * WORD, numbers)
 }
 
+/// Merging so many ids of several parts of a batch, of which few are in several: each is read, and written with the place of its
+/// row.
+pub(crate) fn merge_ids(ids: usize) -> Work {
+    work(0, 4 * ids * WORD, 0)
+}
+
 /// The squared norm of the same gradients as of [`step_rows`].
 pub(crate) fn row_squares(ids: usize, touched: usize, table: TableShape) -> Work {
     work(0, ids * ENTRY, (ids + 2 * touched) * table.width)

@@ -26,7 +26,7 @@ use crate::device::{BatchShape, Device, IdColumn, Lookup, MatrixShape, Pooling, 
 use crate::error::{BatchError, PinError};
 use crate::float::Float;
 use crate::host::{HostBatch, HostMaxima, HostReport};
-use crate::merged_rows::{HostMergedRows, MergedShape, MergedTable, PartRows};
+use crate::merged_rows::{HostMergedRows, MergedShape, PartRows};
 use crate::ops::{
     Activation, Add, Blend, Checked, Clear, ClipScale, CopyColumns, CopyRows, CopyTable, Dropout, Gather,
     GradientMode, LayerBackward, LayerForward, LinearBackward, LinearForward, MergedRowSquares, Multiply,
@@ -172,7 +172,7 @@ impl Shapes for Reference {
     }
 
     fn merged_count(rows: &HostMergedRows<f64>, table: usize) -> usize {
-        rows.tables()[table].ids().len()
+        rows.count(table)
     }
 
     fn planned_columns(plan: &ReferencePlan) -> impl Iterator<Item = IdColumn> {
@@ -327,7 +327,11 @@ impl Backend for Reference {
         of_rows.copy_from_slice(&rows);
     }
 
-    fn take_merged_rows(&self, parts: &[RowSums<f64>], merged: &mut HostMergedRows<f64>) -> bool {
+    fn take_parts(&self, merged: &mut HostMergedRows<f64>) -> Vec<RowSums<f64>> {
+        merged.take_parts()
+    }
+
+    fn take_merged_rows(&self, parts: Vec<RowSums<f64>>, merged: &mut HostMergedRows<f64>) -> bool {
         merged.merge(parts, |tasks, task| (0..tasks).for_each(task))
     }
 
@@ -609,8 +613,9 @@ impl Reference {
 
     fn merged_row_squares(&self, operation: MergedRowSquares<'_, Self>) {
         let MergedRowSquares { rows, sum, .. } = operation;
-        let sums = rows.tables().iter().flat_map(MergedTable::sums);
-        *sum.at_mut(0, 0) += sums.map(|g| g * g).sum::<f64>();
+        for table in rows.tables() {
+            *sum.at_mut(0, 0) += table.rows().flatten().map(|g| g * g).sum::<f64>();
+        }
     }
 
     fn clip_scale(&self, operation: ClipScale<'_, Self>) {
@@ -659,7 +664,7 @@ impl Reference {
             return;
         }
         for (table, rows) in tables.iter_mut().zip(rows.tables()) {
-            for (&id, g) in rows.ids().iter().zip(rows.sums().chunks_exact(table.shape.width)) {
+            for (&id, g) in rows.ids().iter().zip(rows.rows()) {
                 step_row(table, id as usize, g, update, scale.at(0, 0), draws);
             }
         }

@@ -242,7 +242,7 @@ fn gather_as(float: Float) {
                     rows: travelled(rows, ids, GROUPS[group].clone(), float)[..].into(),
                 }
             };
-            assert!(cuda.merge_rows(&of_ranks.iter().map(part).collect::<Vec<_>>(), &mut tables.merged));
+            assert!(cuda.merge_rows(of_ranks.iter().map(part).collect(), &mut tables.merged));
         }
         let expected = model.step(&cuda);
         // As `Model::step` returns them: squares, then tables.
