@@ -7,7 +7,7 @@ use millstream_trainer::session::BestSpec;
 
 use crate::document::Value;
 use crate::evaluation::{EvaluationSpec, LabelPredictions, read_metric};
-use crate::section::{Section, Text};
+use crate::section::Section;
 
 /// The default directory, beside the job file.
 const DEFAULT_DIRECTORY: &str = "checkpoints";
@@ -42,9 +42,7 @@ pub(super) fn read(
     predictions: &LabelPredictions,
 ) -> CheckpointSpec {
     let directory = checkpoint.text("directory");
-    if let Some(Text { text: "", at }) = directory {
-        checkpoint.error_at(at, "a path is empty");
-    }
+    checkpoint.check_directory(directory, "checkpoints");
     let directory = directory.map_or(DEFAULT_DIRECTORY, |directory| directory.text);
     let spec = CheckpointSpec {
         directory: data.base.join(Path::new(directory)),

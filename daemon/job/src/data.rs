@@ -166,9 +166,7 @@ fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {
     data.node("cache")?;
     let mut cache = data.required_section("cache", "[data.cache]", "the settings of the cache");
     let directory = cache.required_text("directory", "the directory of the cache");
-    if let Some(Text { text: "", at }) = directory {
-        cache.error_at(at, "a path is empty");
-    }
+    cache.check_directory(directory, "cached rows");
     cache.required("max_bytes", "the size limit of the cache");
     let max_bytes = cache.bytes("max_bytes");
     cache.finish();

@@ -82,6 +82,17 @@ impl<'a> Section<'a> {
         self.problems.error(at, message);
     }
 
+    /// Reports a `directory` that is none of this host, in which `what` are to be.
+    pub(super) fn check_directory(&self, directory: Option<Text<'_>>, what: &str) {
+        match directory {
+            Some(Text { text: "", at }) => self.error_at(at, "a path is empty"),
+            Some(Text { text, at }) if text.contains("://") => {
+                self.error_at(at, format!("{what} need a local directory, found \"{text}\""));
+            }
+            _ => {}
+        }
+    }
+
     /// Reports what is valid but probably not meant.
     pub(super) fn warn(&self, message: impl Into<String>) {
         self.problems.warn(self.at, message);

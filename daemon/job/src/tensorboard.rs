@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::job::Job;
-use super::section::{Section, Text};
+use super::section::Section;
 
 /// Event files for TensorBoard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,13 +25,7 @@ pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<TensorBoardSpec
     top.node("tensorboard")?;
     let mut section = top.required_section("tensorboard", "[tensorboard]", "event files for TensorBoard");
     let directory = section.required_text("directory", "the directory of the event files");
-    if let Some(Text { text, at }) = directory {
-        if text.is_empty() {
-            section.error_at(at, "a path is empty");
-        } else if text.contains("://") {
-            section.error_at(at, format!("event files need a local directory, found \"{text}\""));
-        }
-    }
+    section.check_directory(directory, "event files");
     let every_steps = section.whole("every_steps", 1..=u64::MAX).unwrap_or(100);
     let histograms_every_steps = section.whole("histograms_every_steps", 0..=u64::MAX).unwrap_or(0);
     section.finish();

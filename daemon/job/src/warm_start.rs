@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::section::{Section, Text};
+use super::section::Section;
 
 /// The checkpoint whose weights a job starts with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -23,9 +23,7 @@ pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<WarmStartSpec> 
     top.node("warm_start")?;
     let mut section = top.required_section("warm_start", "[warm_start]", "the initial weights");
     let checkpoint = section.required_text("checkpoint", "a checkpoint, or the directory of a run");
-    if let Some(Text { text: "", at }) = checkpoint {
-        section.error_at(at, "a path is empty");
-    }
+    section.check_directory(checkpoint, "initial weights");
     let best = section.flag("best").unwrap_or(false);
     let continues = section.flag("continue").unwrap_or(false);
     section.finish();

@@ -226,6 +226,23 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
             "eval = []\ncache = { directory = \"x\" }",
             "7:9: error: [data.cache] needs `max_bytes`: the size limit of the cache",
         ),
+        (
+            "eval = [\"test.parquet\"]",
+            "eval = []\ncache = { directory = \"s3://bucket/rows\", max_bytes = \"1GiB\" }",
+            "7:23: error: cached rows need a local directory, found \"s3://bucket/rows\"",
+        ),
+        // Checkpoints.
+        (
+            "[model]",
+            "[checkpoint]\ndirectory = \"gs://bucket/runs\"\n[model]",
+            "20:13: error: checkpoints need a local directory, found \"gs://bucket/runs\"",
+        ),
+        ("[model]", "[checkpoint]\ndirectory = \"\"\n[model]", "20:13: error: a path is empty"),
+        (
+            "[model]",
+            "[warm_start]\ncheckpoint = \"gs://bucket/runs/a-1\"\n[model]",
+            "20:14: error: initial weights need a local directory, found \"gs://bucket/runs/a-1\"",
+        ),
         // TensorBoard.
         (
             "[model]",
