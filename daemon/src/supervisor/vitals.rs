@@ -101,6 +101,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn no_worker_is_left_out_of_a_job_that_has_ended() {
+        let vitals = Vitals::default();
+        vitals.set_image(Some(7));
+        vitals.set_fewer_workers(FewerWorkers { members: 1, all: 2, left_out: Vec::new() });
+        vitals.attempts_ended();
+        assert_eq!((vitals.image_step(), vitals.fewer_workers()), (None, None));
+    }
+
+    #[test]
     fn a_restored_checkpoint_has_the_time_of_its_manifest() {
         let directory = tempfile::tempdir().unwrap();
         let vitals = Vitals::default();

@@ -8,9 +8,9 @@
 //!
 //! If several workers train the model, they copy it together, each a share, between steps that all take
 //! ([`Session::capture_together`]). The worker that writes checkpoints copies it alone before a stop, at the end of training, and
-//! when such a copy has waited a second for the next batch.
+//! while the next batch is late.
 //!
-//! What is due or requested is looked at between steps. While training waits for a batch, no other copy begins.
+//! What is due or requested is checked between steps, and every second while training waits for a batch.
 //!
 //! A job may also keep images of the model in memory, which outlive this process. They are taken between checkpoints and cost
 //! training the copy only. Every checkpoint is an image, too. No image replaces that of one of the best checkpoints before it is
@@ -99,8 +99,9 @@ pub(crate) struct Checkpointer {
     writer: CheckpointWriter<f32>,
     /// The newest committed checkpoint.
     committed: Option<Committed>,
-    /// When the next image is due, if there are any.
+    /// When the next image is due, if there are any, and the step of the newest one.
     image_at: Option<Instant>,
+    image_step: Option<u64>,
     writing: Option<Writing>,
     /// Set while checkpoints cannot be written.
     failing: Option<Failing>,
@@ -163,6 +164,7 @@ impl Checkpointer {
             writer,
             committed,
             image_at,
+            image_step: None,
             writing: None,
             failing: None,
             due: false,
@@ -191,7 +193,8 @@ impl Checkpointer {
             let is_committed = self.is_committed(session, link)?;
             return Ok((!is_committed).then_some(CopyFor::Checkpoint));
         }
-        Ok((self.is_image_due() && !session.position().is_empty()).then_some(CopyFor::Image))
+        let is_new = self.image_step != Some(session.step()) && !session.position().is_empty();
+        Ok((is_new && self.is_image_due()).then_some(CopyFor::Image))
     }
 
     /// Whether a checkpoint is due or requested, and the writer is idle or must be waited for.
@@ -232,6 +235,7 @@ impl Checkpointer {
     fn report_image(&mut self, step: u64, link: &mut Link) -> Result<()> {
         let Some(period) = self.cadence.images else { return Ok(()) };
         self.image_at = Some(Instant::now() + period);
+        self.image_step = Some(step);
         link.send(&FromWorker::ImageCompleted { step })?;
         Ok(())
     }

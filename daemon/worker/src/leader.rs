@@ -111,16 +111,19 @@ impl Leader {
         Ok(())
     }
 
-    /// Copies the model for a checkpoint or an image, if one is due while the next batch is late: alone, because the next agreement
-    /// of all workers is far off.
+    /// Reports progress while the next batch is late, and copies the model for a checkpoint or an image, if one is due: alone, because
+    /// the next agreement of all workers is far off.
     pub(crate) fn while_waiting<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
         commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
+        self.report_if_due(session, link)?;
         let next = self.next_copy(session, commands, link)?;
-        match self.wanted.take().or(next) {
+        let wanted = self.wanted.take();
+        // A checkpoint is an image, too.
+        match next.or(wanted) {
             Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link),
             None => Ok(()),
         }
@@ -389,7 +392,7 @@ impl Leader {
     }
 
     /// Adds training time and its part spent waiting for a batch.
-    fn add_time(&mut self, trained: Duration, waited: Duration) {
+    pub(crate) fn add_time(&mut self, trained: Duration, waited: Duration) {
         for meter in self.meters() {
             meter.trained += trained;
             meter.waited += waited;

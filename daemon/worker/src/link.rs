@@ -1,7 +1,7 @@
 //! The worker's end of the socket to its daemon.
 //!
 //! A separate thread reads the daemon's messages; it only sets flags and passes on rings. The training loop
-//! acts on them between steps.
+//! acts on them between steps, and while it waits for a batch.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use millstream_batch::ring::Interrupter;
 use crate::protocol::{self, FromWorker, IMAGES_GREETING, ProtocolError, RECORD_GREETING, ToWorker};
 use crate::rings::Rings;
 
-/// The daemon's pending commands, polled between steps.
+/// The daemon's pending commands, polled between steps and while the next batch is late.
 #[derive(Default)]
 pub(crate) struct PendingCommands {
     checkpoint: AtomicBool,

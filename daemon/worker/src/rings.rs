@@ -67,3 +67,48 @@ impl Parts {
         self.0.iter().map(Lease::batch).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use millstream_batch::{BatchHeader, Producer};
+
+    use super::*;
+
+    fn publish(producer: &mut Producer) {
+        let mut slot = producer.claim().unwrap();
+        slot.batch().set_header(&BatchHeader::train(1));
+        slot.publish();
+    }
+
+    #[test]
+    fn a_wait_ends_once_all_rings_have_a_batch() {
+        const LIMIT: Duration = Duration::from_millis(20);
+        let schema = BatchSchema {
+            rows: 1,
+            labels: Vec::new(),
+            weighted: false,
+            dense: vec!["x".to_owned()],
+            ids: Vec::new(),
+            ragged: Vec::new(),
+            position_bytes: 0,
+        };
+        for late in [0, 1] {
+            let (mut producers, consumers): (Vec<_>, Vec<_>) = (0..2)
+                .map(|_| Producer::create(&schema, 1).unwrap())
+                .map(|(producer, handoff)| (producer, handoff.open(&schema).unwrap()))
+                .unzip();
+            let mut rings = Rings(consumers);
+            publish(&mut producers[1 - late]);
+            let began = Instant::now();
+            assert!(!rings.wait(LIMIT).unwrap() && began.elapsed() >= LIMIT);
+            publish(&mut producers[late]);
+            assert!(rings.wait(LIMIT).unwrap() && rings.has_next());
+            assert_eq!(rings.next().unwrap().unwrap().batches().len(), 2);
+            rings.0[late].interrupter().interrupt();
+            publish(&mut producers[1 - late]);
+            assert!(matches!(rings.wait(LIMIT), Err(RingError::Interrupted)));
+        }
+    }
+}

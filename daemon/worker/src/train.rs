@@ -15,7 +15,7 @@
 //! Rank 0 alone has a [`Leader`]. What it does between steps delays the others, who wait for it in their next collective
 //! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]). Only the copy of the
 //! model for a checkpoint or an image is shared: rank 0 asks for it in an agreement, and each rank copies a share
-//! ([`Training::copy_with_peers`]).
+//! ([`Training::copy_with_peers`]). While the next batch is late, rank 0 copies the model alone.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval between checks whether a checkpoint has been written for which all ranks wait.
 const WRITER_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Interval between checks what is due while the next batch is late.
+/// While the next batch is late, the interval between checks whether a checkpoint or the like is due.
 const INPUT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A training job, on one of its workers.
@@ -277,12 +277,15 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
-            let (began, start) = (Instant::now(), recorder.start());
+            let (mut began, was_recording, start) =
+                (Instant::now(), recorder.is_recording(), recorder.start());
             if !rings.has_next() {
                 // Time during which the device is still busy does not count as waiting for input.
                 self.drain()?;
             }
-            let waited = self.wait_for_input(&mut rings)?;
+            let waited = self.wait_for_input(&mut rings, &mut began)?;
+            // A recording may have begun meanwhile.
+            let start = if was_recording { start } else { recorder.start() };
             let parts = match rings.next() {
                 Ok(Some(parts)) => parts,
                 // The end of the data, or a request to stop.
@@ -345,22 +348,28 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(agreement)
     }
 
-    /// Waits for the next batch or the end; returns how long. If it is late, does what is due, such as a requested checkpoint.
-    fn wait_for_input(&mut self, rings: &mut Rings) -> Result<Duration> {
+    /// Waits for the next batch or the end. If it is late, does what is due, such as a requested checkpoint, and counts the time since
+    /// `began`, which then begins anew. Returns how long it has waited since.
+    fn wait_for_input(&mut self, rings: &mut Rings, began: &mut Instant) -> Result<Duration> {
         let recorder = Arc::clone(&self.recorder);
-        let mut waited = Duration::ZERO;
         loop {
-            let began = Instant::now();
-            let is_there = recorder.phase(Phase::Wait, || rings.wait(INPUT_PATIENCE));
-            waited += began.elapsed();
-            // Who takes the batch gets the same error.
-            if is_there.unwrap_or(true) {
+            let wait_began = Instant::now();
+            let is_there = match recorder.phase(Phase::Wait, || rings.wait(INPUT_PATIENCE)) {
+                // Permanent: who takes the batch gets the same error.
+                Err(RingError::Interrupted) => true,
+                is_there => is_there?,
+            };
+            let waited = wait_began.elapsed();
+            if is_there {
                 return Ok(waited);
             }
             if let Some(leader) = &mut self.leader {
+                leader.add_time(began.elapsed(), waited);
+                *began = Instant::now();
                 leader.while_waiting(&mut self.session, &self.receiver.commands, self.link)?;
             }
             self.profile_if_due()?;
+            self.profiler.report_if_due(&self.session, self.link)?;
         }
     }
 

@@ -279,6 +279,7 @@ fn corrupt_words_are_detected() {
     let leased = consumer.next().unwrap().unwrap();
     overwrite(&fds[0], FIRST_STATE, 2);
     drop(leased);
+    assert!(consumer.wait(Duration::ZERO).unwrap(), "the error is not waited for");
     let error = corrupt(consumer.next().err().unwrap());
     assert_eq!(error, Corrupt::Slot { slot: 0, found: 2, expected: "leased" });
 

@@ -106,12 +106,14 @@ impl Consumer {
     /// `Interrupted`.
     pub fn wait(&mut self, limit: Duration) -> Result<bool, RingError> {
         self.waiter.check_interrupt()?;
-        let deadline = Instant::now() + limit;
+        if self.shared.fault.get().is_some() {
+            return Ok(true);
+        }
+        // A deadline that time cannot reach is none.
+        let deadline = Instant::now().checked_add(limit);
         let (control, slot) = (self.shared.memory.control(), self.cursor);
-        let ended = || match control.must_wait(slot) {
-            false => Some(true),
-            true => (deadline <= Instant::now()).then_some(false),
-        };
+        let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let ended = || if control.must_wait(slot) { is_over().then_some(false) } else { Some(true) };
         let is_there = retry_until(|| Ok(ended()), || self.waiter.wait_until(deadline))?;
         // A producer that is gone changes nothing any more.
         Ok(is_there.unwrap_or(true))

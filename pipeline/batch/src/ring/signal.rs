@@ -100,7 +100,7 @@ impl Waiter {
         self.interrupter.clone()
     }
 
-    /// Total time spent in [`Waiter::wait`].
+    /// Total time spent waiting.
     pub(super) fn waited(&self) -> Duration {
         self.waited
     }
@@ -124,9 +124,9 @@ impl Waiter {
         self.poll(others, None)
     }
 
-    /// As [`Waiter::wait`], at most until `deadline`.
-    pub(super) fn wait_until(&mut self, deadline: Instant) -> Result<Peer, RingError> {
-        self.poll(&[], Some(deadline))
+    /// As [`Waiter::wait`], at most until `deadline`, if there is one.
+    pub(super) fn wait_until(&mut self, deadline: Option<Instant>) -> Result<Peer, RingError> {
+        self.poll(&[], deadline)
     }
 
     fn poll(&mut self, others: &[&Self], deadline: Option<Instant>) -> Result<Peer, RingError> {
@@ -139,7 +139,6 @@ impl Waiter {
         let mut fds: Vec<PollFd<'_>> = own.into_iter().chain(liveness).collect();
         let polled = retry_on_intr(|| {
             let limit = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            // A duration that fits in no `Timespec` is no limit.
             let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
             rustix::event::poll(&mut fds, limit.as_ref())
         });
