@@ -313,19 +313,20 @@ fn add_losses<S: Scalar>(of_ranks: &mut [Received<S>], numbers: usize) -> Option
     Some(())
 }
 
-/// Host memory of an exchange over `parts` parts of a worker, of so many gradients of layers and whole tables, numbers that are
-/// summed in the middle of a pass, and numbers of table rows of all parts, in bytes. Gradients travel as `wire`. A device apart from the host gets
-/// merged rows by way of host memory.
+/// Host memory of an exchange over `parts` parts of a worker, in bytes: of so many gradients of layers and whole tables, of numbers
+/// that are summed in the middle of a pass, and of the numbers of table rows of all parts and of the worker's own. Gradients travel
+/// as `wire`. A device apart from the host gets merged rows by way of host memory.
 pub(crate) fn bytes(
     parts: usize,
     (layer_numbers, wire): (usize, Float),
     summed_numbers: u64,
-    row_numbers: u64,
+    (row_numbers, own): (u64, u64),
     is_apart: bool,
 ) -> u64 {
     // The sums of 1, 2, 4, .. parts, and the sum over all workers; the rows as they were received.
     let sums = u64::from(parts.next_power_of_two().trailing_zeros()) + 2;
-    let of_rows = row_numbers.saturating_mul(1 + u64::from(is_apart));
+    // A device apart needs the place and the id of each row, and the gradients of a table in order.
+    let of_rows = row_numbers.saturating_mul(1 + 2 * u64::from(is_apart)).saturating_add(own);
     let of_layers = (layer_numbers as u64).saturating_mul(sums);
     // A worker's own numbers, and what others send of them.
     let of_passes = summed_numbers.saturating_mul(2);
@@ -392,7 +393,7 @@ impl<B: Backend> GradientVisitor<B> for CollectGradients<'_, B> {
         let ((batch, plan), maxima) = (self.touched, tables.maxima.as_ref());
         let gradients = RowGradients { batch, plan, lookups: &tables.lookups, gradient, columns, maxima };
         let merged = tables.merged.as_mut().expect("a model of several workers has room for merged rows");
-        // Before others send more rows.
+        // Frees the messages of the last step, so that their memory is used again.
         let mut parts = self.backend.take_parts(merged);
         if tables.whole.is_some() {
             self.free_whole.extend(parts.pop());

@@ -209,7 +209,7 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     );
 
     /// Merges the rows of all `parts` of a batch, in their order, and keeps the parts. Returns whether they are of the tables of
-    /// `merged`; if not, the merged rows are arbitrary.
+    /// `merged`; if not, the merged rows must not be used.
     fn merge_rows(&self, parts: Vec<RowSums<Self::Scalar>>, merged: &mut Self::MergedRows) -> bool {
         let ids = parts.iter().map(|sums| sums.ids.len()).sum();
         let work = || cost::merge_ids(ids);
@@ -218,7 +218,7 @@ pub trait Backend: Shapes + Sized + Send + 'static {
     /// Implements [`Backend::merge_rows`].
     fn take_merged_rows(&self, parts: Vec<RowSums<Self::Scalar>>, merged: &mut Self::MergedRows) -> bool;
 
-    /// Gives back the parts of the last merge, once their step has been taken. Without them there are no merged rows.
+    /// Gives back the parts of the last merge, once their step has been taken. The merged rows must not be used without them.
     fn take_parts(&self, merged: &mut Self::MergedRows) -> Vec<RowSums<Self::Scalar>>;
 
     /// Sums the gradients of each row of `tables` that the batch touches, as [`Backend::sum_rows`] does, and packs the sums in

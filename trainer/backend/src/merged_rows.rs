@@ -32,6 +32,8 @@ pub struct MergedShape {
     pub width: usize,
     /// The most rows that a batch touches.
     pub most: usize,
+    /// The most rows that its parts touch, counted together.
+    pub sent: usize,
 }
 
 /// How many rows of each table the parts of a batch touch.
@@ -56,8 +58,8 @@ impl PartRows<'_> {
     /// Whether a table is summed as a whole, of which a part looks up at most `ids` ids: if a worker then probably sends and gets
     /// fewer bytes than if it gathers the rows of all parts, and never many.
     ///
-    /// A sum over many workers sends and gets each number twice. A gather gets the ids and rows of each part once. How many
-    /// rows a part touches is unknown: ids repeat, and histories are shorter than the longest one.
+    /// A sum over many workers sends and gets each number twice, counted as fp32 here. A gather gets the ids and rows of each part
+    /// once. How many rows a part touches is unknown: ids repeat, and histories are shorter than the longest one.
     pub fn sums_whole(&self, shape: &TableShape, ids: usize) -> bool {
         let touched = (ids / IDS_PER_ROW).min(shape.rows) as u128;
         let (all, width) = (shape.rows as u128, shape.width as u128);
@@ -70,10 +72,9 @@ impl PartRows<'_> {
 impl MergedShape {
     /// The rows of each of the tables `shapes` that all parts touch.
     pub(crate) fn of(shapes: &[TableShape], rows: PartRows<'_>) -> Vec<Self> {
-        let shape = |(shape, &ids): (&TableShape, &usize)| Self {
-            rows: shape.rows,
-            width: shape.width,
-            most: ids.saturating_mul(rows.parts).min(shape.rows),
+        let shape = |(shape, &ids): (&TableShape, &usize)| {
+            let sent = ids.min(shape.rows).saturating_mul(rows.parts);
+            Self { rows: shape.rows, width: shape.width, most: sent.min(shape.rows), sent }
         };
         shapes.iter().zip(rows.ids).map(shape).collect()
     }
@@ -82,6 +83,8 @@ impl MergedShape {
 /// Which rows of a table are touched. The ids ascend, without repetitions, and are below the number of the table's rows.
 #[derive(Default)]
 struct MergedTable {
+    /// How many they are; what follows is of earlier batches.
+    count: usize,
     ids: Vec<u32>,
     /// Where the gradient of each row is.
     places: Vec<Place>,
@@ -147,7 +150,7 @@ impl<S: Scalar> HostMergedRows<S> {
     /// The most memory that these rows use beside the parts, in bytes.
     pub(crate) fn bytes(shapes: &[MergedShape]) -> u64 {
         let of_row = size_of::<u32>() + size_of::<Place>();
-        let of_table = |shape: &MergedShape| (shape.most as u64).saturating_mul(of_row as u64);
+        let of_table = |shape: &MergedShape| (shape.sent as u64).saturating_mul(of_row as u64);
         shapes.iter().map(of_table).fold(0, u64::saturating_add)
     }
 
@@ -157,12 +160,13 @@ impl<S: Scalar> HostMergedRows<S> {
 
     /// The number of touched rows of table `number`.
     pub(crate) fn count(&self, number: usize) -> usize {
-        self.tables[number].ids.len()
+        self.tables[number].count
     }
 
     /// The touched rows of table `number`.
     pub(crate) fn table(&self, number: usize) -> MergedRowsOf<'_, S> {
-        let (MergedTable { ids, places }, width) = (&self.tables[number], self.shapes[number].width);
+        let (MergedTable { count, ids, places }, width) = (&self.tables[number], self.shapes[number].width);
+        let (ids, places) = (&ids[..*count], &places[..*count]);
         let parts = self.parts.iter().zip(&self.starts);
         let parts = parts.map(|(sums, starts)| &sums.rows[starts[number]..]).collect();
         MergedRowsOf { ids, places, parts, width }
@@ -192,10 +196,7 @@ impl<S: Scalar> HostMergedRows<S> {
 
     /// Gives back the parts. No rows are touched then.
     pub(crate) fn take_parts(&mut self) -> Vec<RowSums<S>> {
-        for MergedTable { ids, places } in &mut self.tables {
-            ids.clear();
-            places.clear();
-        }
+        self.tables.iter_mut().for_each(|table| table.count = 0);
         std::mem::take(&mut self.parts)
     }
 
@@ -231,24 +232,25 @@ impl<S: Scalar> HostMergedRows<S> {
 impl MergedTable {
     /// Takes the rows of all parts: ids, and as many gradients. Returns whether they are of a table of this shape.
     fn merge<S: Scalar>(&mut self, shape: MergedShape, parts: &mut [(&[u32], &mut [S])]) -> bool {
-        let MergedShape { rows, width, most } = shape;
+        let MergedShape { rows, width, most, .. } = shape;
         let is_of_table = |ids: &[u32]| {
             ids.is_sorted_by(|id, next| id < next) && ids.last().is_none_or(|&last| (last as usize) < rows)
         };
         if !parts.iter().all(|(ids, sums)| is_of_table(ids) && sums.len() == ids.len() * width) {
             return false;
         }
-        let all = parts.iter().map(|(ids, _)| ids.len()).sum();
-        // What is longer than before becomes zeros; the rest is overwritten.
-        self.ids.resize(all, 0);
-        self.places.resize(all, Place::default());
-        let merged = match parts {
+        let all: usize = parts.iter().map(|(ids, _)| ids.len()).sum();
+        if let more @ 1.. = all.saturating_sub(self.ids.len()) {
+            self.ids.reserve_exact(more);
+            self.places.reserve_exact(more);
+            self.ids.resize(all, 0);
+            self.places.resize(all, Place::default());
+        }
+        self.count = match parts {
             [first, second] => self.merge_two(width, first, second),
             _ => self.merge_any(width, parts),
         };
-        self.ids.truncate(merged);
-        self.places.truncate(merged);
-        merged <= most
+        self.count <= most
     }
 
     /// Merges two parts; returns the number of merged rows. The usual case: its cursors stay in registers.
@@ -353,9 +355,9 @@ mod tests {
     use super::*;
 
     const SHAPES: [MergedShape; 3] = [
-        MergedShape { rows: 10, width: 2, most: 3 },
-        MergedShape { rows: 4, width: 1, most: 4 },
-        MergedShape { rows: 5, width: 3, most: 5 },
+        MergedShape { rows: 10, width: 2, most: 3, sent: 9 },
+        MergedShape { rows: 4, width: 1, most: 4, sent: 9 },
+        MergedShape { rows: 5, width: 3, most: 5, sent: 9 },
     ];
 
     fn sums(tables: [(&[u32], &[f32]); 3]) -> RowSums<f32> {
@@ -425,7 +427,7 @@ mod tests {
                         sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
                     }
                 }
-                let shape = MergedShape { rows: u32::MAX as usize, width, most: 300 };
+                let shape = MergedShape { rows: u32::MAX as usize, width, most: 300, sent: 300 };
                 let sums = |(ids, rows): &(Vec<u32>, Vec<f32>)| RowSums {
                     ids: [&[ids.len() as u32], &ids[..]].concat()[..].into(),
                     rows: rows[..].into(),

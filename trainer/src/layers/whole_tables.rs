@@ -7,6 +7,8 @@
 //! gradients  [C, W]   zeros in rows that are not touched
 //! marks      [C]      how many parts touch each row: optimizers leave the others unchanged
 //! ```
+//!
+//! Gradients that travel in 16 bits are rounded once before they are added, and their sums once more, like those of layers.
 
 use millstream_backend::{RowSums, Scalar, TableShape};
 
@@ -71,8 +73,10 @@ impl WholeTables {
                 }
                 sums.ids[number] = 0;
             } else {
-                sums.ids.copy_within(ids.clone(), kept_ids);
-                sums.rows.copy_within(values.clone(), kept_values);
+                if kept_ids < ids.start {
+                    sums.ids.copy_within(ids.clone(), kept_ids);
+                    sums.rows.copy_within(values.clone(), kept_values);
+                }
                 (kept_ids, kept_values) = (kept_ids + ids.len(), kept_values + values.len());
             }
         }

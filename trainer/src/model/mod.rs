@@ -572,7 +572,9 @@ impl ModelPlan {
             true => {
                 let of_layers: usize = gradients(&parameters).map(ParameterSpec::len).sum();
                 let numbers = of_layers.saturating_add(parts.whole_numbers);
-                exchange::bytes(each, (numbers, wire), parts.summed_numbers, parts.row_numbers, L::IS_APART)
+                let own = (parts.row_numbers / u64::from(training.parts())).saturating_mul(each as u64);
+                let of_rows = (parts.row_numbers, own);
+                exchange::bytes(each, (numbers, wire), parts.summed_numbers, of_rows, L::IS_APART)
             }
         };
         if on_devices && wire != Float::F32 {

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::case::{cuda_of, several_gpus};
 
-const ROWS: u32 = 512;
-const FEATURES: usize = 8;
+pub(crate) const ROWS: u32 = 512;
+pub(crate) const FEATURES: usize = 8;
 const WIDTH: usize = 16;
 const STEPS: u64 = 3;
 
@@ -55,8 +55,8 @@ impl Transport for Counting {
 }
 
 /// A number and features of so many ids.
-pub(crate) fn schema(ids: u32) -> BatchSchema {
-    let feature = |number| IdFeature { name: format!("f{number}"), cardinality: ids };
+pub(crate) fn schema(ids: [u32; FEATURES]) -> BatchSchema {
+    let feature = |number: usize| IdFeature { name: format!("f{number}"), cardinality: ids[number] };
     BatchSchema {
         rows: ROWS,
         labels: Vec::new(),
@@ -68,22 +68,25 @@ pub(crate) fn schema(ids: u32) -> BatchSchema {
     }
 }
 
-/// Batch `number`. Its ids are spread over those of equal parity.
-pub(crate) fn batch(ids: u32, number: u64) -> BatchBuffer {
+/// Batch `number` of so many rows. An even batch has even ids, and every other 128th of its rows those that leave a remainder of 2 when
+/// they are divided by 4; an odd batch has the ids that follow.
+pub(crate) fn batch(ids: [u32; FEATURES], number: u64, rows: u32) -> BatchBuffer {
     let mut batch = BatchBuffer::new(Arc::new(SlotLayout::of(&schema(ids)).expect("a schema with rows")));
     let mut slot = batch.as_mut();
-    slot.set_header(&BatchHeader { batch: number, ..BatchHeader::train(ROWS) });
+    slot.set_header(&BatchHeader { batch: number, ..BatchHeader::train(rows) });
     let sections = slot.sections();
     for (place, id) in sections.ids.iter_mut().enumerate() {
         let spread = (place as u64 + 1 + number).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        *id = spread as u32 % (ids / 2) * 2 + (number % 2) as u32;
+        let (feature, row) = (place / ROWS as usize, place % ROWS as usize);
+        let remainder = (number % 2) as u32 + if row / 128 % 2 == 0 { 0 } else { 2 };
+        *id = spread as u32 % (ids[feature] / 4) * 4 + remainder;
     }
     batch
 }
 
 /// An MLP with a table per feature.
-pub(crate) fn model(optimizer: &Value) -> ModelSpec {
-    let features: Vec<String> = schema(1).ids.into_iter().map(|feature| feature.name).collect();
+fn model(optimizer: &Value) -> ModelSpec {
+    let features: Vec<String> = schema([1; FEATURES]).ids.into_iter().map(|feature| feature.name).collect();
     let features = [&features[..], &["dense".to_owned()]].concat();
     serde_json::from_value(json!({
         "kind": "mlp", "features": features, "hidden": [128, 64], "optimizer": optimizer,
@@ -116,7 +119,8 @@ fn train<B: Backend>(
     let training =
         TrainingSpec { workers: NonZeroU32::new(ranks), gradient_precision, ..TrainingSpec::default() };
     let worker = |rank: u32, transport: Local| {
-        let mut trained = Model::new(backend(rank), &model, &schema(ids), &training).expect("a model");
+        let schema = schema([ids; FEATURES]);
+        let mut trained = Model::new(backend(rank), &model, &schema, &training).expect("a model");
         let sent = Arc::new(AtomicU64::new(0));
         let counting = Counting { transport, sent: Arc::clone(&sent) };
         let communicator = Communicator::new(counting, Duration::from_secs(60), None).expect("a thread");
@@ -126,7 +130,7 @@ fn train<B: Backend>(
         let of_layers = trained.tensors().iter().filter(|tensor| tensor.name.contains("layer."));
         let layers = of_layers.map(|tensor| tensor.len()).sum();
         let step = |number| {
-            let part = BatchBuffer::part_of(batch(ids, number).as_ref(), rank, ranks);
+            let part = BatchBuffer::part_of(batch([ids; FEATURES], number, ROWS).as_ref(), rank, ranks);
             let parts = [part.as_ref()];
             trained.agree(&parts, Request::default()).expect("all agree");
             trained.submit_parts(&parts, Step::number(number + 1)).expect("a batch of the schema");

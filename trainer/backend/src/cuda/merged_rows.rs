@@ -31,6 +31,8 @@ pub struct CudaMergedRows {
     gathered: Option<RankRows>,
     /// The number of merged rows of each table, or an estimate.
     counts: Vec<usize>,
+    /// The gradients of a table on their way from the host.
+    gradients: Vec<f32>,
     /// Whether the rows of tables that are summed as a whole are in their places in the table, instead of one after another.
     are_summed: bool,
     _memory: Memory,
@@ -97,7 +99,7 @@ impl Arrangement {
         let mut by_width: Vec<usize> = (0..shapes.len()).collect();
         by_width.sort_by_key(|&table| (marks[table].is_none(), shapes[table].width));
         for table in by_width {
-            // Of a table that is summed, these are all of its rows.
+            // Of a table that is summed, these are all of its rows: its parts look up more than eight times as many ids.
             let MergedShape { width, most, .. } = shapes[table];
             let gradient = rooms.add(most * width * size_of::<f32>());
             if marks[table].is_some() {
@@ -176,7 +178,15 @@ impl CudaMergedRows {
         cuda.copy_to(arrangement.places, places.as_bytes());
         let counts = vec![0; shapes.len()];
         let host = HostMergedRows::new(shapes);
-        Self { host, arrangement, gathered, counts, are_summed: false, _memory: memory }
+        Self {
+            host,
+            arrangement,
+            gathered,
+            counts,
+            gradients: Vec::new(),
+            are_summed: false,
+            _memory: memory,
+        }
     }
 
     pub(super) fn shapes(&self) -> &[MergedShape] {
@@ -239,14 +249,13 @@ impl Cuda {
     /// Merges the rows of all parts, and copies them to the GPU.
     pub(super) fn merge(&self, parts: Vec<RowSums<f32>>, merged: &mut CudaMergedRows) -> bool {
         merged.are_summed = false;
-        let CudaMergedRows { host, arrangement, counts, .. } = merged;
+        let CudaMergedRows { host, arrangement, counts, gradients, .. } = merged;
         if !host.merge(parts, |tasks, task| (0..tasks).for_each(task)) {
             return false;
         }
         *counts = host.tables().map(|table| table.ids().len()).collect();
         let sizes: Vec<u32> = counts.iter().map(|&count| count as u32).collect();
         self.copy_to(arrangement.sizes, sizes.as_bytes());
-        let mut gradients = Vec::new();
         for (table, room) in host.tables().zip(&arrangement.rooms) {
             self.copy_to(room.ids, table.ids().as_bytes());
             gradients.clear();

@@ -169,8 +169,8 @@ pub(crate) fn merge_rows(numbers: usize) -> Work {
     work(0, 2 * numbers * WORD, numbers)
 }
 
-/// Merging so many ids of several parts of a batch, of which few are in several: each is read, and written with the place of its
-/// row.
+/// Merging so many ids of several parts of a batch: each is read, and written with the place of its row. Sums of rows that several
+/// parts have, and copies to a device, are not counted.
 pub(crate) fn merge_ids(ids: usize) -> Work {
     work(0, 4 * ids * WORD, 0)
 }

@@ -33,7 +33,7 @@ struct Mask {
 // Rows that a thread loads before it uses the first.
 constexpr u32 ROWS_AHEAD = 4;
 
-// Up to eight consecutive columns of a row. Half as many threads as of quads do for a row.
+// Up to eight consecutive columns of a row. A row needs half as many threads as with quads.
 struct Eight {
     float x[EIGHT];
 };

@@ -59,7 +59,6 @@ __device__ __forceinline__ void sum_columns(u32 first, u32 end, u32 columns, F o
     u32 column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS, lane = threadIdx.x / COLUMNS;
     Pair sum = {0.0f, 0.0f};
     if (column < columns) {
-#pragma unroll 4
         for (u32 row = first + lane; row < end; row += ROW_LANES) sum = sum + of(row, column);
     }
     sums[lane][threadIdx.x % COLUMNS] = sum;
