@@ -38,7 +38,7 @@ const PRINTED: [&str; 31] = [
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 12] = [
+const SPECIAL: [(&str, &str); 13] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
     ("Job.image_step", "skip_serializing_if = \"Option::is_none\""),
@@ -48,6 +48,7 @@ const SPECIAL: [(&str, &str); 12] = [
     ("Job.gpus", "skip_serializing_if = \"Vec::is_empty\""),
     ("Job.workers", "skip_serializing_if = \"Vec::is_empty\""),
     ("Explanation.gpus", "skip_serializing_if = \"Vec::is_empty\""),
+    ("Explanation.workers", "skip_serializing_if = \"Vec::is_empty\""),
     ("TrialsReply.best_job", "skip_serializing_if = \"Option::is_none\""),
     ("EvaluateReply.metrics", "serialize_with = \"crate::json::eval\""),
     ("Evaluation.metrics", "serialize_with = \"crate::json::by_label\""),

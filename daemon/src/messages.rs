@@ -137,6 +137,7 @@ pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
         cache,
         truncated_rows: *truncated_rows,
         gpus: Vec::new(),
+        workers: Vec::new(),
     }
 }
 
@@ -275,15 +276,19 @@ pub(crate) fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot
     }
 }
 
-pub(crate) fn worker_message(rank: u32, worker: &RankSnapshot) -> proto::Worker {
-    let RankSnapshot { pid, exchange_share, awaited } = worker;
-    proto::Worker {
-        rank,
-        pid: *pid,
-        exchange_fraction: *exchange_share,
-        awaited_seconds: awaited.as_ref().map(|awaited| awaited.since.as_secs_f64()),
-        awaited_in: awaited.as_ref().map(|awaited| awaited.exchange.clone()),
-    }
+/// Workers, by rank.
+pub(crate) fn worker_messages(workers: &[RankSnapshot]) -> Vec<proto::Worker> {
+    let message = |(rank, worker): (u32, &RankSnapshot)| {
+        let RankSnapshot { pid, exchange_share, awaited } = worker;
+        proto::Worker {
+            rank,
+            pid: *pid,
+            exchange_fraction: *exchange_share,
+            awaited_seconds: awaited.as_ref().map(|awaited| awaited.since.as_secs_f64()),
+            awaited_in: awaited.as_ref().map(|awaited| awaited.exchange.clone()),
+        }
+    };
+    (0..).zip(workers).map(message).collect()
 }
 
 pub(crate) fn fewer_workers_message(fewer: &FewerWorkers) -> proto::FewerWorkers {

@@ -30,7 +30,7 @@ use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
     explanation_message, fewer_workers_message, gpu_message, history_message, job_message, line_message,
-    metrics_message, path_text, scores_message, seen_by, snapshot_message, trials_message, worker_message,
+    metrics_message, path_text, scores_message, seen_by, snapshot_message, trials_message, worker_messages,
 };
 use crate::metrics::{self, Format};
 use crate::roles::{Call, Role, Roles};
@@ -257,7 +257,7 @@ impl Control for Service {
             Role::Viewer => None,
         };
         let gpus = gpus.iter().map(gpu_message).collect();
-        let workers = (0..).zip(&workers).map(|(rank, worker)| worker_message(rank, worker)).collect();
+        let workers = worker_messages(&workers);
         let fewer_workers = fewer.as_ref().map(fewer_workers_message);
         let job = seen_by(role, proto::Job { fewer_workers, ..job_message(&record) });
         Ok(Response::new(proto::Job { best_checkpoint, gpus, workers, image_step, ..job }))
@@ -311,12 +311,12 @@ impl Control for Service {
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
         let explain = |daemon: &Daemon, id: &str| {
             let record = daemon.show(id)?;
-            let gpus = daemon.gpus_of(&record.id);
-            Ok::<_, anyhow::Error>((daemon.explain(&record.id)?, gpus))
+            let (gpus, workers) = (daemon.gpus_of(&record.id), daemon.ranks_of(&record.id));
+            Ok::<_, anyhow::Error>((daemon.explain(&record.id)?, gpus, workers))
         };
-        let (explanation, gpus) = self.ask(request, explain).await?;
-        let gpus = gpus.iter().map(gpu_message).collect();
-        Ok(Response::new(proto::Explanation { gpus, ..explanation_message(&explanation) }))
+        let (explanation, gpus, workers) = self.ask(request, explain).await?;
+        let (gpus, workers) = (gpus.iter().map(gpu_message).collect(), worker_messages(&workers));
+        Ok(Response::new(proto::Explanation { gpus, workers, ..explanation_message(&explanation) }))
     }
 
     type ProfileStream = Replies<ProfileReply>;

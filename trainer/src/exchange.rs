@@ -36,8 +36,9 @@ mod rows;
 pub(crate) mod scored_rows;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
-use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Pool};
+use millstream_backend::collective::{Buffer, CollectiveError, Communicator, Pool, UseOfTime};
 use millstream_backend::{Backend, Float, GradientColumns, RowGradients, RowSums, Scalar, Task};
 use millstream_batch::BatchRef;
 
@@ -83,6 +84,8 @@ pub(crate) struct Exchange<S: Scalar> {
     parts: usize,
     /// The weight of the global batch of the agreed step, by task, until the step is taken.
     totals: Option<Vec<f64>>,
+    /// How each worker had used its time before the last agreement, by rank.
+    times: Vec<UseOfTime>,
     /// The number of gradients of layers and of tables that are summed as a whole.
     numbers: usize,
     /// The number of sums of losses and of weights.
@@ -140,6 +143,7 @@ impl<S: Scalar> Exchange<S> {
             communicator,
             parts,
             totals: None,
+            times: Vec::new(),
             numbers,
             loss_numbers: 2 * tasks,
             wire,
@@ -174,12 +178,20 @@ impl<S: Scalar> Exchange<S> {
         let weights = (0..self.parts).flat_map(|part| {
             tasks.iter().map(move |task| parts.get(part).map_or(0.0, |part| weight(task, *part)).to_bits())
         });
-        let words: Vec<u64> = std::iter::once(flags).chain(weights).collect();
+        let UseOfTime { alive, in_operations } = self.communicator.use_of_time();
+        let [alive, in_operations] =
+            [alive, in_operations].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let words: Vec<u64> = [flags, alive, in_operations].into_iter().chain(weights).collect();
         let votes = self.communicator.gather(Buffer::from(&words[..])).join()?;
+        let of_rank = |words: &Buffer<u64>| {
+            let [alive, in_operations] = [words[1], words[2]].map(Duration::from_nanos);
+            UseOfTime { alive, in_operations }
+        };
+        self.times = votes.iter().map(of_rank).collect();
         let is_step = votes.iter().all(|words| words[0] & vote::HAS_BATCH != 0);
         let wants = |flag: u64| votes.iter().any(|words| words[0] & flag != 0);
         let total = |task: usize| {
-            let of_part = |part: usize| votes.iter().map(move |words| words[1 + part * tasks.len() + task]);
+            let of_part = |part: usize| votes.iter().map(move |words| words[3 + part * tasks.len() + task]);
             (0..self.parts).flat_map(of_part).map(f64::from_bits).sum()
         };
         self.totals = is_step.then(|| (0..tasks.len()).map(total).collect());
@@ -208,6 +220,11 @@ impl<S: Scalar> Exchange<S> {
     /// The number of this worker, and how many there are.
     pub(crate) fn rank(&self) -> (usize, usize) {
         (self.communicator.rank(), self.communicator.ranks())
+    }
+
+    /// How each worker had used its time before the last agreement, by rank.
+    pub(crate) fn times(&self) -> &[UseOfTime] {
+        &self.times
     }
 
     /// The words of all workers, by rank.

@@ -24,6 +24,7 @@ mod table;
 mod target;
 mod top;
 mod unfinished;
+mod workers;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;

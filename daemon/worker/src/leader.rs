@@ -119,7 +119,10 @@ impl Leader {
         commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
-        self.report_if_due(session, link)?;
+        // A report without steps would replace the last one.
+        if self.meter.steps > 0 {
+            self.report_if_due(session, link)?;
+        }
         let next = self.next_copy(session, commands, link)?;
         let wanted = self.wanted.take();
         // A checkpoint is an image, too.
@@ -221,7 +224,9 @@ impl Leader {
     /// Adds the loss of completed steps of `session`.
     pub(crate) fn add_loss<B: Backend<Scalar = f32>>(&mut self, session: &Session<B>, loss: LossSum) {
         self.meters().for_each(|meter| meter.loss += loss);
-        if let (Some(events), Some(scale)) = (&mut self.events, session.loss_scale()) {
+        let Some(events) = &mut self.events else { return };
+        events.set_use_of_time(session.use_of_time());
+        if let Some(scale) = session.loss_scale() {
             events.set_loss_scale(scale);
         }
     }
@@ -392,7 +397,7 @@ impl Leader {
     }
 
     /// Adds training time and its part spent waiting for a batch.
-    pub(crate) fn add_time(&mut self, trained: Duration, waited: Duration) {
+    fn add_time(&mut self, trained: Duration, waited: Duration) {
         for meter in self.meters() {
             meter.trained += trained;
             meter.waited += waited;

@@ -1,9 +1,10 @@
 //! Records some steps of a training job, on the rank that the daemon asks for them.
 //!
-//! A recording begins and ends between two steps, after all other work there, or while the next batch is late: each recorded step
-//! includes the wait for its batch, and any checkpoint or evaluation that follows it. A copy of the model by several workers belongs to the step
-//! after it, because they agree on both at once. The device's peak rates are measured
-//! afterwards, so that the measurement disturbs no recorded step, and seldom, since training waits for it, on all ranks.
+//! A recording begins and ends between two steps, after all other work there, or while the next batch is late: each recorded
+//! step includes the wait for its batch (not the first step of a recording that begins in it), and any checkpoint or
+//! evaluation that follows it. A copy of the model by several workers belongs to the step after it, because they agree on
+//! both at once. The device's peak rates are measured afterwards, so that the measurement disturbs no recorded step, and
+//! seldom, since training waits for it, on all ranks.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

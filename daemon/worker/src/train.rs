@@ -277,13 +277,12 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             if let Some(ended) = self.between_steps()? {
                 return Ok(ended);
             }
-            let (mut began, was_recording, start) =
-                (Instant::now(), recorder.is_recording(), recorder.start());
+            let (began, was_recording, start) = (Instant::now(), recorder.is_recording(), recorder.start());
             if !rings.has_next() {
                 // Time during which the device is still busy does not count as waiting for input.
                 self.drain()?;
             }
-            let waited = self.wait_for_input(&mut rings, &mut began)?;
+            let waited = self.wait_for_input(&mut rings)?;
             // A recording may have begun meanwhile.
             let start = if was_recording { start } else { recorder.start() };
             let parts = match rings.next() {
@@ -348,24 +347,22 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         Ok(agreement)
     }
 
-    /// Waits for the next batch or the end. If it is late, does what is due, such as a requested checkpoint, and counts the time since
-    /// `began`, which then begins anew. Returns how long it has waited since.
-    fn wait_for_input(&mut self, rings: &mut Rings, began: &mut Instant) -> Result<Duration> {
+    /// Waits for the next batch or the end; returns how long. If it is late, does what is due, such as a requested checkpoint.
+    fn wait_for_input(&mut self, rings: &mut Rings) -> Result<Duration> {
         let recorder = Arc::clone(&self.recorder);
+        let mut waited = Duration::ZERO;
         loop {
-            let wait_began = Instant::now();
+            let began = Instant::now();
             let is_there = match recorder.phase(Phase::Wait, || rings.wait(INPUT_PATIENCE)) {
                 // Permanent: who takes the batch gets the same error.
                 Err(RingError::Interrupted) => true,
                 is_there => is_there?,
             };
-            let waited = wait_began.elapsed();
+            waited += began.elapsed();
             if is_there {
                 return Ok(waited);
             }
             if let Some(leader) = &mut self.leader {
-                leader.add_time(began.elapsed(), waited);
-                *began = Instant::now();
                 leader.while_waiting(&mut self.session, &self.receiver.commands, self.link)?;
             }
             self.profile_if_due()?;

@@ -251,7 +251,8 @@ fn a_resumed_job_tries_a_worker_again_that_was_left_out() {
 fn a_worker_that_hangs_is_named() {
     let job = TinyJob::new();
     let daemon = Daemon::start(job.directory());
-    let set = [&settings(3)[..], &["workers.timeout_seconds=6".to_owned()]].concat();
+    let set = ["workers.timeout_seconds=6", "tensorboard.directory=curves"].map(str::to_owned);
+    let set = [&settings(3)[..], &set].concat();
     let id = daemon.submit(&job.file(), &set);
     new_checkpoint(&daemon, &id, &Value::Null);
     let workers = children(daemon.pid());
@@ -266,6 +267,10 @@ fn a_worker_that_hangs_is_named() {
         let share = worker["exchange_fraction"].as_f64();
         assert!(share.is_some_and(|share| share > 0.0 && share < 1.0), "{worker:#}");
     }
+    let explained = daemon.json(&["explain", &id]);
+    let of_workers = explained["workers"].as_array().unwrap().iter();
+    let pids: Vec<_> = of_workers.map(|worker| worker["pid"].as_u64().unwrap() as u32).collect();
+    assert_eq!(pids, workers, "{explained:#}");
     let hanging = Pid::from_raw(workers[1] as i32).unwrap();
     kill_process(hanging, Signal::STOP).unwrap();
     wait_until("the worker is named", || !shown(1)["awaited_seconds"].is_null());
@@ -287,6 +292,12 @@ fn a_worker_that_hangs_is_named() {
     let named =
         "worker 1 of 3 hangs, or needs more than `workers.timeout_seconds` = 6: the others waited for it in ";
     assert!(log.contains(named), "{log}");
+    let files = fs::read_dir(job.directory().join("curves").join(&id)).unwrap();
+    let events = files.flat_map(|file| fs::read(file.unwrap().path()).unwrap()).collect::<Vec<u8>>();
+    for (rank, is_there) in [(0, true), (1, true), (2, true), (3, false)] {
+        let tag = format!("workers/{rank}/exchange_fraction");
+        assert_eq!(events.windows(tag.len()).any(|bytes| bytes == tag.as_bytes()), is_there, "{tag}");
+    }
     daemon.stop();
 }
 

@@ -39,6 +39,8 @@ pub(super) struct Builder<'a, D: Device> {
     gathered_float: Float,
     /// The most numbers that the rows of all workers' tables have.
     row_numbers: u64,
+    /// The most numbers that the rows of all tables of a part have.
+    part_row_numbers: u64,
     /// The numbers of tables that workers sum as a whole.
     whole_numbers: usize,
     /// The most numbers that workers sum in the middle of a pass.
@@ -72,6 +74,7 @@ impl<'a, D: Device> Builder<'a, D> {
             gathers_rows: training.may_sum_on_devices(),
             gathered_float: training.gradient_precision.gradients(),
             row_numbers: 0,
+            part_row_numbers: 0,
             whole_numbers: 0,
             summed_numbers: 0,
         }
@@ -87,6 +90,11 @@ impl<'a, D: Device> Builder<'a, D> {
     /// The most numbers that the rows of all workers' tables have: gradients and ids.
     pub(super) fn row_numbers(&self) -> u64 {
         self.row_numbers
+    }
+
+    /// The most numbers that the rows of all tables of a part have: gradients and ids.
+    pub(super) fn part_row_numbers(&self) -> u64 {
+        self.part_row_numbers
     }
 
     /// The numbers of tables that workers sum as a whole.
@@ -418,8 +426,11 @@ impl<'a, D: Device> Builder<'a, D> {
         for ((&ids, shape), &is_whole) in of_part.iter().zip(&shapes).zip(&are_whole) {
             let of_row = 1 + shape.width as u64;
             // A table that is summed becomes rows once, which are merged.
-            let rows = if is_whole { shape.rows } else { ids.min(shape.rows).saturating_mul(parts) } as u64;
+            let of_part = ids.min(shape.rows);
+            let rows = if is_whole { shape.rows } else { of_part.saturating_mul(parts) } as u64;
             self.row_numbers = self.row_numbers.saturating_add(rows.saturating_mul(of_row));
+            let own = (of_part as u64).saturating_mul(of_row);
+            self.part_row_numbers = self.part_row_numbers.saturating_add(own);
         }
         let whole = WholeTables::of(&shapes, &are_whole);
         self.whole_numbers += whole.as_ref().map_or(0, WholeTables::numbers);

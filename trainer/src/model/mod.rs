@@ -115,6 +115,8 @@ struct Parts<D: Device> {
     scores: D::Matrix,
     /// The most ids and gradients that workers send of the rows of their tables, all together.
     row_numbers: u64,
+    /// The same of the rows that a part touches.
+    part_row_numbers: u64,
     /// The numbers of tables that they sum as a whole.
     whole_numbers: usize,
     /// The most numbers that they sum in the middle of a pass.
@@ -213,6 +215,7 @@ impl<D: Device> Parts<D> {
             squares: device.matrix(1, 1),
             scores: builder.logits(),
             row_numbers: builder.row_numbers(),
+            part_row_numbers: builder.part_row_numbers(),
             whole_numbers: builder.whole_numbers(),
             summed_numbers: builder.summed_numbers(),
             plan: device.row_plan(schema, &builder.id_columns()),
@@ -572,7 +575,7 @@ impl ModelPlan {
             true => {
                 let of_layers: usize = gradients(&parameters).map(ParameterSpec::len).sum();
                 let numbers = of_layers.saturating_add(parts.whole_numbers);
-                let own = (parts.row_numbers / u64::from(training.parts())).saturating_mul(each as u64);
+                let own = parts.part_row_numbers.saturating_mul(each as u64);
                 let of_rows = (parts.row_numbers, own);
                 exchange::bytes(each, (numbers, wire), parts.summed_numbers, of_rows, L::IS_APART)
             }

@@ -20,7 +20,7 @@ mod selection;
 use std::collections::VecDeque;
 use std::fs::File;
 
-use millstream_backend::collective::{CollectiveError, Communicator};
+use millstream_backend::collective::{CollectiveError, Communicator, UseOfTime};
 use millstream_backend::{Backend, BatchError, ConnectDevicesError, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
@@ -270,6 +270,12 @@ where
     /// When another worker has ended, or is late. The session is then unusable.
     pub fn agree(&mut self, parts: &[BatchRef<'_>], request: Request) -> Result<Agreement, SessionError> {
         Ok(self.scorer.model.agree(parts, request)?)
+    }
+
+    /// How each worker had used its time before the last agreement, by rank; empty for a worker alone.
+    pub fn use_of_time(&self) -> &[UseOfTime] {
+        let with_others = self.scorer.model.exchange().filter(|exchange| exchange.rank().1 > 1);
+        with_others.map_or(&[], Exchange::times)
     }
 
     /// Takes a step on `batch` and waits for its end: [`Session::agree`], [`Session::submit`] and [`Session::drain`].

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::gpu_use;
 use crate::table::Table;
+use crate::workers;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let mut daemon = to_daemon(context).await?;
@@ -48,6 +49,10 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
         rates.row(["gpu", &gpu_use::of_job(gpu, id)]);
     }
 
+    for worker in &explained.workers {
+        rates.row([&format!("worker {}", worker.rank), &workers::describe(worker)]);
+    }
+
     let mut stages = Table::with_titles(&["STAGE", ">BUSY", ">WAITING", "FOR"]);
     for StageUse { stage, busy, waiting, waits_for } in &shown.stages {
         let busy = busy.map_or_else(|| "-".to_owned(), figures::percent);
@@ -59,6 +64,9 @@ pub(crate) fn describe(explained: &Explanation, shown: &Diagnosis) -> String {
     finding.row(["bottleneck", &format!("{}: {}", shown.bound, shown.because)]);
     if let Some(without) = shown.rows_per_second_without {
         finding.row(["without it", &format!("at least {} rows/s", figures::rate(without))]);
+    }
+    if let Some(slowest) = workers::slowest(&explained.workers) {
+        finding.row(["slowest worker", &slowest]);
     }
     for (place, advice) in shown.advice.iter().enumerate() {
         finding.row([if place == 0 { "advice" } else { "" }, advice]);
@@ -96,7 +104,7 @@ fn cache_use(cache: &CacheUse) -> String {
 
 #[cfg(test)]
 mod tests {
-    use millstream_control::proto::GpuUse;
+    use millstream_control::proto::{GpuUse, Worker};
 
     use super::*;
 
@@ -141,6 +149,14 @@ mod tests {
             cache: Some(CacheUse { hits: 1_200, misses: 34, read_bytes: 5 << 30, written_bytes: 7 << 20 }),
             truncated_rows: 4_321,
             gpus: vec![GpuUse { busy: Some(0.37), celsius: Some(41), ..GpuUse::default() }],
+            workers: [(0, 0.3), (1, 0.05)]
+                .map(|(rank, share)| Worker {
+                    rank,
+                    pid: 70 + rank,
+                    exchange_fraction: Some(share),
+                    ..Worker::default()
+                })
+                .into(),
         };
         let wanted = "\
 rows/s           1,234,567 over 10.0 s
@@ -151,15 +167,18 @@ read-ahead       1.0 MiB per file, 4 ranges in flight (set by the job)
 cache            1,200 of 1,234 splits hit, 5.0 GiB read and 7.0 MiB written
 truncated        4,321 rows lost values of a feature to its `maximum`
 gpu              0: 37 % busy, 41 °C
+worker 0         process 70, 30.0 % of the time in exchanges
+worker 1         process 71, 5.0 % of the time in exchanges
 
 STAGE        BUSY  WAITING  FOR
 fetch           -      5.3  lanes for bytes
 transform  25.0 %        -
 
-bottleneck  storage: 5.3 of 16 lanes wait for bytes
-without it  at least 2,000,000 rows/s
-advice      nearer storage
-            more lanes
+bottleneck      storage: 5.3 of 16 lanes wait for bytes
+without it      at least 2,000,000 rows/s
+slowest worker  worker 1: 5.0 % of its time in exchanges, the others 30.0 % or more
+advice          nearer storage
+                more lanes
 ";
         assert_eq!(describe(&explained, &recent), wanted);
     }

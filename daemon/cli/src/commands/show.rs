@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::{FewerWorkers, Job, LeftOutWorker, Library, Worker};
+use millstream_control::proto::{FewerWorkers, Job, LeftOutWorker, Library};
 
 use crate::arguments::JobId;
 use crate::connection::to_daemon;
@@ -12,6 +12,7 @@ use crate::figures;
 use crate::gpu_use;
 use crate::printable::one_line;
 use crate::table::Table;
+use crate::workers;
 
 pub(crate) async fn run(arguments: JobId, context: &Context) -> Result<(), Failure> {
     let job = to_daemon(context).await?.show(&arguments.id).await?;
@@ -56,7 +57,7 @@ fn describe(job: &Job) -> String {
         table.row(["workers", &describe_fewer(fewer)]);
     }
     for worker in &job.workers {
-        table.row([format!("worker {}", worker.rank), describe_worker(worker)]);
+        table.row([format!("worker {}", worker.rank), workers::describe(worker)]);
     }
     for gpu in &job.gpus {
         table.row(["gpu", &gpu_use::of_job(gpu, &job.id)]);
@@ -103,21 +104,9 @@ fn describe_fewer(FewerWorkers { members, all, left_out }: &FewerWorkers) -> Str
     format!("{members} of {all}{}", left_out.iter().map(describe).collect::<String>())
 }
 
-fn describe_worker(worker: &Worker) -> String {
-    let Worker { pid, exchange_fraction, awaited_seconds, awaited_in, .. } = worker;
-    let mut parts = vec![format!("process {pid}")];
-    if let (Some(seconds), Some(exchange)) = (awaited_seconds, awaited_in) {
-        let time = figures::duration(Duration::try_from_secs_f64(*seconds).unwrap_or_default());
-        parts.push(format!("the others have waited for it for {time}, in {}", one_line(exchange)));
-    } else if let Some(fraction) = exchange_fraction {
-        parts.push(format!("{} of the time in exchanges", figures::percent(*fraction)));
-    }
-    parts.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
-    use millstream_control::proto::Device;
+    use millstream_control::proto::{Device, Worker};
 
     use super::*;
 

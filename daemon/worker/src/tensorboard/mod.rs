@@ -17,6 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use millstream_backend::collective::UseOfTime;
 use millstream_trainer::loss::LossSum;
 use millstream_trainer::metrics::Metrics;
 use millstream_trainer::model::LossScale;
@@ -47,6 +48,9 @@ pub(super) struct EventWriter {
     file: EventFile,
     meter: Meter,
     loss_scale: Option<LossScale>,
+    /// How each worker has used its time, by rank, and until the last point.
+    times: Vec<UseOfTime>,
+    times_before: Vec<UseOfTime>,
 }
 
 /// What was done since the last point of the curves, or the last progress report.
@@ -66,7 +70,8 @@ impl EventWriter {
     /// job file's text.
     pub(super) fn begin(spec: EventSpec, restored: Option<u64>, job: &str) -> io::Result<Self> {
         let (file, meter) = (EventFile::create(&spec.directory)?, Meter::default());
-        let mut writer = Self { file, spec, meter, loss_scale: None };
+        let (times, times_before) = (Vec::new(), Vec::new());
+        let mut writer = Self { file, spec, meter, loss_scale: None, times, times_before };
         // Earlier events from this step on are invalid.
         let first = restored.map_or(0, |step| step + 1);
         let start = SessionLog { status: SessionStatus::Start.into() };
@@ -95,6 +100,12 @@ impl EventWriter {
     /// Sets the current loss scale.
     pub(super) fn set_loss_scale(&mut self, scale: LossScale) {
         self.loss_scale = Some(scale);
+    }
+
+    /// Sets how each worker has used its time, by rank; empty for a worker alone.
+    pub(super) fn set_use_of_time(&mut self, times: &[UseOfTime]) {
+        self.times.clear();
+        self.times.extend_from_slice(times);
     }
 
     /// Whether a point of the training curves is due after `step`.
@@ -148,6 +159,13 @@ impl EventWriter {
             value.push(Value::scalar("train/examples_per_second", examples as f64 / seconds));
             value.push(Value::scalar("train/input_wait_fraction", waited.as_secs_f64() / seconds));
         }
+        let before = self.times_before.iter().copied().chain(std::iter::repeat(UseOfTime::default()));
+        for ((rank, now), before) in self.times.iter().enumerate().zip(before) {
+            let share = now.share_since(before);
+            value
+                .extend(share.map(|share| Value::scalar(format!("workers/{rank}/exchange_fraction"), share)));
+        }
+        self.times_before.clone_from(&self.times);
         if let Some(LossScale { scale, skipped_steps, .. }) = self.loss_scale {
             value.push(Value::scalar("train/loss_scale", scale.into()));
             value.push(Value::scalar("train/skipped_steps", skipped_steps.into()));
@@ -244,6 +262,37 @@ mod tests {
             (3, "train/input_wait_fraction", 0.5),
         ];
         assert_eq!(scalars(&events), wanted.map(|(step, tag, number)| (step, tag.to_owned(), number)));
+    }
+
+    #[test]
+    fn the_share_of_time_in_exchanges_is_a_curve_for_each_worker() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::begin(spec(directory.path()), None, "").unwrap();
+        for (step, times) in [(1, [250, 100]), (2, [750, 1_000]), (3, [900, 1_500]), (4, [900, 9_000])] {
+            *writer.meter() = Meter { steps: 1, ..Meter::default() };
+            let of_rank = |milliseconds| UseOfTime {
+                alive: Duration::from_secs(step),
+                in_operations: Duration::from_millis(milliseconds),
+            };
+            writer.set_use_of_time(&times.map(of_rank));
+            writer.point_if_due(step).unwrap();
+        }
+        let found = scalars(&file::tests::read(writer.path()));
+        let found: Vec<_> = found.into_iter().filter(|(_, tag, _)| tag.starts_with("workers/")).collect();
+        let wanted = [
+            (2, "workers/0/exchange_fraction", 0.375),
+            (2, "workers/1/exchange_fraction", 0.5),
+            (4, "workers/0/exchange_fraction", 0.075),
+            // An operation that began before.
+            (4, "workers/1/exchange_fraction", 1.0),
+        ];
+        assert_eq!(found.len(), wanted.len());
+        for ((step, tag, share), wanted) in found.iter().zip(wanted) {
+            assert!(
+                (*step, tag.as_str()) == (wanted.0, wanted.1) && (share - wanted.2).abs() < 1e-6,
+                "{found:?}"
+            );
+        }
     }
 
     #[test]

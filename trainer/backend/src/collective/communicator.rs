@@ -3,9 +3,11 @@
 //! The caller continues to compute while operations run. Since all ranks must run them in the same order, one thread runs
 //! them one after another, in the order of the calls.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::error::CollectiveError;
 use super::memory::{Buffer, Element};
@@ -29,10 +31,32 @@ pub struct Communicator {
     limit: Duration,
     calls: Option<SyncSender<Call>>,
     thread: Option<JoinHandle<()>>,
+    started: Instant,
+    /// The time of all operations that have ended, in nanoseconds.
+    busy_ns: Arc<AtomicU64>,
 }
 
 /// A call for the thread, which numbers it.
 type Call = Box<dyn FnOnce(&mut Server, u64) + Send>;
+
+/// For how long a communicator has existed, and operations have taken place, from the begin on this rank: mostly it waits for others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UseOfTime {
+    /// The communicator's age.
+    pub alive: Duration,
+    /// The time in operations that have ended.
+    pub in_operations: Duration,
+}
+
+impl UseOfTime {
+    /// The share of time in operations since `earlier`, from 0 to 1; `None` if no time has passed.
+    pub fn share_since(self, earlier: Self) -> Option<f64> {
+        let alive = self.alive.saturating_sub(earlier.alive).as_secs_f64();
+        let busy = self.in_operations.saturating_sub(earlier.in_operations).as_secs_f64();
+        // An operation counts as a whole when it ends, even if it began before.
+        (alive > 0.0).then(|| (busy / alive).min(1.0))
+    }
+}
 
 /// The future result of an operation. Dropping it has no influence on the operation.
 #[must_use = "an operation may fail"]
@@ -65,11 +89,19 @@ impl Communicator {
         let (rank, ranks) = (transport.rank(), transport.ranks());
         let (calls, waiting) = sync_channel::<Call>(MOST_WAITING);
         let operations = Operations::new(Box::new(transport), limit, recorder);
-        let server = Server { operations, broken: None };
+        let busy_ns = Arc::new(AtomicU64::new(0));
+        let server = Server { operations, broken: None, busy_ns: Arc::clone(&busy_ns) };
         let thread = std::thread::Builder::new()
             .name(format!("collective-{rank}"))
             .spawn(move || server.serve(&waiting))?;
-        Ok(Self { rank, ranks, limit, calls: Some(calls), thread: Some(thread) })
+        let calls = Some(calls);
+        Ok(Self { rank, ranks, limit, calls, thread: Some(thread), started: Instant::now(), busy_ns })
+    }
+
+    /// The age of this communicator, and for how much of it operations have taken place.
+    pub fn use_of_time(&self) -> UseOfTime {
+        let in_operations = Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed));
+        UseOfTime { alive: self.started.elapsed(), in_operations }
     }
 
     /// The number of this rank.
@@ -156,6 +188,7 @@ struct Server {
     operations: Operations,
     /// The first error.
     broken: Option<CollectiveError>,
+    busy_ns: Arc<AtomicU64>,
 }
 
 impl Server {
@@ -176,9 +209,12 @@ impl Server {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
+        let began = Instant::now();
         self.operations.begin(operation, number, bytes);
         let outcome = run(&mut self.operations);
         self.operations.end(outcome.is_ok());
+        let busy_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.busy_ns.fetch_add(busy_ns, Ordering::Relaxed);
         self.broken = outcome.as_ref().err().cloned();
         outcome
     }

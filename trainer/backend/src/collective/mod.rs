@@ -31,7 +31,7 @@ mod transport;
 mod ucx;
 mod wire;
 
-pub use communicator::{Communicator, Ticket};
+pub use communicator::{Communicator, Ticket, UseOfTime};
 pub use diagnosis::OpenOperation;
 pub use error::{Absent, CollectiveError};
 pub use local::{Alone, Local};

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-use millstream_backend::collective::{Communicator, Local};
+use millstream_backend::collective::{Alone, Communicator, Local, UseOfTime};
 use millstream_backend::{Backend, Cpu, Cuda, Libraries};
 use millstream_batch::shared_memory::anonymous_file;
 use millstream_batch::{BatchBuffer, Stream};
@@ -94,6 +94,13 @@ fn train<B: Backend<Scalar = f32>>(
         // All have restored before the first one writes another checkpoint.
         session.agree(&[], Request::default()).unwrap();
         follow(&mut session, rank, ranks, end);
+        let times = session.use_of_time();
+        assert_eq!(times.len(), if ranks > 1 { ranks as usize } else { 0 });
+        let shares = times.iter().map(|now| now.share_since(UseOfTime::default()));
+        assert!(
+            shares.flatten().filter(|share| (1e-9..=1.0).contains(share)).count() == times.len(),
+            "{times:?}"
+        );
         if rank == 0 {
             checkpoint(&mut session, directory);
         }
@@ -181,6 +188,18 @@ fn train_as_one<B: Backend<Scalar = f32>>(numbers: &[u32], backend: impl Fn(u32)
 fn workers_train_and_evaluate_as_one() {
     // With eleven workers, parts have two rows, and the last ones none.
     train_as_one(&[1, 2, 3, 5, 11], cpus);
+}
+
+/// It exchanges gradients of its parts with itself.
+#[test]
+fn a_worker_alone_spends_no_time_with_others() {
+    let training = TrainingSpec { shards: NonZeroU32::new(4), ..training() };
+    let mut session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
+    session.join(Communicator::new(Alone, Duration::from_secs(60), None).unwrap()).unwrap();
+    let whole = batch(0, &schema(ROWS));
+    let parts = [0, 1, 2, 3].map(|part| BatchBuffer::part_of(whole.as_ref(), part, 4));
+    session.agree(&parts.each_ref().map(BatchBuffer::as_ref), Request::default()).unwrap();
+    assert!(session.use_of_time().is_empty());
 }
 
 #[test]
