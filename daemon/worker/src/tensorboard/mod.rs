@@ -277,6 +277,7 @@ mod tests {
             writer.set_use_of_time(&times.map(of_rank));
             writer.point_if_due(step).unwrap();
         }
+        writer.flush().unwrap();
         let found = scalars(&file::tests::read(writer.path()));
         let found: Vec<_> = found.into_iter().filter(|(_, tag, _)| tag.starts_with("workers/")).collect();
         let wanted = [
