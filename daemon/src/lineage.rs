@@ -12,7 +12,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use anyhow::{Context, Result, ensure};
 use millstream_io::storage::Listing;
 use millstream_job::Job;
-use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST, MODEL_PART};
+use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST};
 use serde::Serialize;
 
 use crate::access::Requester;
@@ -158,7 +158,7 @@ fn checkpoint_of(home: &Path, step: u64) -> Result<CheckpointLineage> {
         step,
         examples: manifest.snapshot.progress.examples,
         written_ms: since_epoch.map(|time: Duration| time.as_millis() as u64),
-        model_sha256: manifest.part(MODEL_PART).map(|part| part.sha256.clone()),
+        model_sha256: manifest.model_sha256(),
         millstream: manifest.program,
     })
 }

@@ -78,6 +78,11 @@ impl Contents {
         Self(files)
     }
 
+    /// The names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// The files without the job description, which differs between runs with different settings.
     pub fn without_job_description(mut self) -> Self {
         self.0.retain(|name, _| !matches!(name.as_str(), "job.toml" | "manifest.json"));

@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let directory = parent.join(format!("millstream-checkpoint-stall-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let store = CheckpointStore::local(&directory)?;
-    let mut writer = CheckpointWriter::spawn(store, vec![session.allocate_copy()], Vec::new())?;
+    let mut writer = CheckpointWriter::spawn(store, vec![session.allocate_copy()], Vec::new(), None)?;
     writer.wait()?;
     (0..STEPS).try_for_each(|_| step(&mut session).map(drop))?;
     let alone = (0..STEPS).map(|_| step(&mut session)).collect::<Result<Vec<_>, _>>()?;

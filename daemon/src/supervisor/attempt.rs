@@ -411,6 +411,8 @@ impl<'a> Attempt<'a> {
                     self.workers.send(rank, &ToWorker::EndProfile);
                 }
             }
+            FromWorker::WriteParts(request) => self.workers.send_others(rank, &ToWorker::WriteParts(request)),
+            FromWorker::PartsWritten(written) => self.workers.send(0, &ToWorker::PartsWritten(written)),
             FromWorker::Spans(track) => {
                 if let Some((profiling, _)) = &mut self.profiling {
                     profiling.add(track);

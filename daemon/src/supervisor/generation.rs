@@ -132,6 +132,12 @@ impl Generation {
         }
     }
 
+    /// Sends a message of worker `rank` to all others.
+    pub(super) fn send_others(&mut self, rank: u32, message: &ToWorker) {
+        let others = (0..).zip(&mut self.workers).filter(|(other, _)| *other != rank);
+        others.for_each(|(_, worker)| worker.send(message));
+    }
+
     /// Passes the images to each worker. One that cannot get them would wait for them, so it is killed.
     pub(super) fn send_images(&mut self, images: &Images) {
         for worker in &mut self.workers {

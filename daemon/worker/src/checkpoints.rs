@@ -7,8 +7,7 @@
 //! end of the data.
 //!
 //! If several workers train the model, they copy it together, each a share, between steps that all take
-//! ([`Session::capture_together`]). The worker that writes checkpoints copies it alone before a stop, at the end of training, and
-//! while the next batch is late.
+//! ([`Session::capture_together`]), and each [writes](crate::parts) some of the files. While the next batch is late, rank 0 copies it alone.
 //!
 //! What is due or requested is checked between steps, and every second while training waits for a batch.
 //!
@@ -21,18 +20,20 @@
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use millstream_backend::Backend;
 use millstream_batch::Count;
 use millstream_trainer::checkpoint::{
-    CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart, ModelCopy, Snapshot,
+    CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart, ModelCopy, PartsOfRank, Snapshot,
 };
 use millstream_trainer::session::{Session, SessionError};
 
 use crate::link::Link;
-use crate::protocol::{CheckpointName, FromWorker, Restored};
+use crate::parts::PartsExchange;
+use crate::protocol::{CheckpointName, FromWorker, PartsWritten, Restored};
 
 /// Limits of the pause before a checkpoint that failed is tried again. Within them, it is as long as checkpoints have been
 /// failing, so a short failure costs little training, and a long one few copies of the model.
@@ -93,10 +94,37 @@ impl CopiedBy {
     }
 }
 
+/// What a job's checkpoints are written to, from what, and with whom.
+pub(crate) struct CheckpointPlaces {
+    pub(crate) store: CheckpointStore,
+    /// The images that the model is copied into, if there are any.
+    pub(crate) images: Vec<File>,
+    pub(crate) others: PartsExchange,
+}
+
+/// Writes the files of another rank than 0, in the background, whenever rank 0 takes a checkpoint.
+pub(crate) fn help_write<B: Backend<Scalar = f32>>(
+    CheckpointPlaces { store, images, others }: CheckpointPlaces,
+    session: &mut Session<B>,
+) -> Result<()> {
+    let copies = copies_in(images, session)?;
+    Ok(others.serve(|place| PartsOfRank::new(store, copies, place))?)
+}
+
+/// Copies of `session`'s model in images.
+fn copies_in<B: Backend<Scalar = f32>>(
+    images: Vec<File>,
+    session: &mut Session<B>,
+) -> Result<Vec<ModelCopy<f32>>, SessionError> {
+    images.into_iter().zip(0..).map(|(image, number)| session.copy_in_image(image, number)).collect()
+}
+
 /// Takes a job's checkpoints.
 pub(crate) struct Checkpointer {
     cadence: Cadence,
     writer: CheckpointWriter<f32>,
+    /// Ends the writer's wait for the other workers.
+    end_written: Sender<Option<PartsWritten>>,
     /// The newest committed checkpoint.
     committed: Option<Committed>,
     /// When the next image is due, if there are any, and the step of the newest one.
@@ -132,23 +160,20 @@ struct Failing {
 }
 
 impl Checkpointer {
-    /// Takes checkpoints of `session`, which was `restored`, into `store`. The model is copied into `images`, if there are any.
+    /// Takes checkpoints of `session`, which was `restored`.
     pub(crate) fn new<B: Backend<Scalar = f32>>(
         cadence: Cadence,
         session: &mut Session<B>,
-        (store, images): (CheckpointStore, Vec<File>),
+        CheckpointPlaces { store, images, others }: CheckpointPlaces,
         carried: Vec<ExtraPart>,
         restored: Option<Restored>,
     ) -> Result<Self> {
         let copies = match images.is_empty() {
             true => vec![session.allocate_copy()],
-            false => {
-                let numbered = images.into_iter().zip(0..);
-                let copies = numbered.map(|(image, number)| session.copy_in_image(image, number));
-                copies.collect::<Result<_, _>>()?
-            }
+            false => copies_in(images, session)?,
         };
-        let writer = CheckpointWriter::spawn(store, copies, carried)?;
+        let (others, end_written) = others.into_writers();
+        let writer = CheckpointWriter::spawn(store, copies, carried, others)?;
         let image_at = cadence.images.map(|period| Instant::now() + period);
         // A worker may have died while it wrote the checkpoint of this image, or before it could.
         let is_image = restored.as_ref().is_some_and(|restored| restored.is_image);
@@ -162,6 +187,7 @@ impl Checkpointer {
         Ok(Self {
             cadence,
             writer,
+            end_written,
             committed,
             image_at,
             image_step: None,
@@ -316,7 +342,7 @@ impl Checkpointer {
 
     fn settle(&mut self, outcome: Result<Option<String>, CheckpointError>, link: &mut Link) -> Result<()> {
         match outcome {
-            Ok(path) => self.commit(path, link),
+            Ok(path) => self.committed(path, link),
             Err(error) => self.fail(error, link),
         }
     }
@@ -355,7 +381,7 @@ impl Checkpointer {
         Ok(())
     }
 
-    fn commit(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
+    fn committed(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
         let Some(path) = path else { return Ok(()) };
         let Some(Writing { step, position, requested, began, .. }) = self.writing.take() else {
             return Ok(());
@@ -367,5 +393,13 @@ impl Checkpointer {
         let seconds = began.elapsed().as_secs_f64();
         link.send(&FromWorker::Checkpointed { step, path, requested, seconds })?;
         Ok(())
+    }
+}
+
+impl Drop for Checkpointer {
+    /// After an error of training, the other workers may not answer any more. Otherwise none of them is waited for.
+    fn drop(&mut self) {
+        // The send fails only if nobody receives.
+        let _ = self.end_written.send(None);
     }
 }

@@ -24,9 +24,6 @@ use crate::tensorboard::{EventSpec, EventWriter, Meter};
 /// Interval between progress reports.
 pub(crate) const REPORT_PERIOD: Duration = Duration::from_millis(100);
 
-/// Interval between checks for a stop while training has ended but its last checkpoint cannot be written.
-const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
-
 /// The part of a training job that rank 0 does alone.
 pub(crate) struct Leader {
     checkpointer: Checkpointer,
@@ -161,14 +158,16 @@ impl Leader {
         }
     }
 
-    /// Takes a checkpoint of one of the best evaluations: alone, or once all workers agree to copy the model.
-    pub(crate) fn take_best_checkpoint<B: Backend<Scalar = f32>>(
+    /// Takes a checkpoint of the current step, which answers all requests: alone, or once all workers agree to copy the model.
+    pub(crate) fn take_checkpoint<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
+        commands: &PendingCommands,
         link: &mut Link,
     ) -> Result<()> {
+        self.accept_requests(session, commands);
         if !self.has_peers {
-            return self.take_checkpoint(session, link);
+            return self.copy(session, link, Checkpointer::take);
         }
         let is_committed = self.checkpointer.is_committed(session, link)?;
         self.wanted = (!is_committed).then_some(CopyFor::Checkpoint);
@@ -262,15 +261,6 @@ impl Leader {
         Ok(self.checkpointer.is_writing())
     }
 
-    /// Takes a checkpoint, which is then written while training continues.
-    fn take_checkpoint<B: Backend<Scalar = f32>>(
-        &mut self,
-        session: &mut Session<B>,
-        link: &mut Link,
-    ) -> Result<()> {
-        self.copy(session, link, Checkpointer::take)
-    }
-
     fn copy_for<B: Backend<Scalar = f32>>(
         &mut self,
         copy_for: CopyFor,
@@ -297,37 +287,15 @@ impl Leader {
         recorder.phase(Phase::Checkpoint, || take(&mut self.checkpointer, session, link))
     }
 
-    /// Takes the last checkpoint of this worker, and waits until it is committed or cannot be.
-    pub(crate) fn take_last_checkpoint<B: Backend<Scalar = f32>>(
-        &mut self,
-        session: &mut Session<B>,
-        commands: &PendingCommands,
-        link: &mut Link,
-    ) -> Result<()> {
-        self.accept_requests(session, commands);
-        self.take_checkpoint(session, link)?;
+    /// Waits until no checkpoint is being written.
+    pub(crate) fn wait_for_writer(&mut self, link: &mut Link) -> Result<()> {
         let recorder = Arc::clone(&self.recorder);
         recorder.phase(Phase::Checkpoint, || self.checkpointer.wait(link))
     }
 
-    /// Commits the last checkpoint of the job; returns false if a stop was requested before. If it cannot be written, tries
-    /// again until it can or the job's time for that is over.
-    pub(crate) fn finish<B: Backend<Scalar = f32>>(
-        &mut self,
-        session: &mut Session<B>,
-        commands: &PendingCommands,
-        link: &mut Link,
-    ) -> Result<bool> {
-        loop {
-            self.take_last_checkpoint(session, commands, link)?;
-            let Some(retry_at) = self.checkpointer.retry_at() else { return Ok(true) };
-            while Instant::now() < retry_at {
-                if commands.stop().is_some() {
-                    return Ok(false);
-                }
-                std::thread::sleep(STOP_POLL_INTERVAL);
-            }
-        }
+    /// When to try again, if the newest checkpoint could not be written.
+    pub(crate) fn retry_at(&self) -> Option<Instant> {
+        self.checkpointer.retry_at()
     }
 
     /// Sends and writes what is left at the end of training.

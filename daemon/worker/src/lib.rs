@@ -10,7 +10,8 @@
 //! * [`locks`]: locks of run directories, and who holds a lock.
 //! * `device`: the device that it computes on.
 //! * `train`, `checkpoints`, `rehearsal`, `profiler`: a worker that trains.
-//! * `ranks`, `leader`: a worker among several, and what the first of them does for all.
+//! * `ranks`, `leader`, `parts`: a worker among several, what the first of them does for all, and the files of checkpoints
+//!   that each writes.
 //! * `score`: a worker that scores.
 //! * [`survey`]: a worker that reports the host's GPUs.
 //! * [`gpus`]: a worker that reads how busy they are.
@@ -24,6 +25,7 @@ pub mod gpus;
 mod leader;
 mod link;
 pub mod locks;
+mod parts;
 mod process;
 mod profiler;
 pub mod protocol;

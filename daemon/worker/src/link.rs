@@ -1,15 +1,15 @@
 //! The worker's end of the socket to its daemon.
 //!
-//! A separate thread reads the daemon's messages; it only sets flags and passes on rings. The training loop
-//! acts on them between steps, and while it waits for a batch.
+//! A separate thread reads the daemon's messages; it only sets flags and passes on rings and what concerns the files of
+//! checkpoints. The training loop acts on the flags between steps, and while it waits for a batch.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use millstream_backend::collective::Recorder;
@@ -17,7 +17,9 @@ use millstream_batch::BatchSchema;
 use millstream_batch::descriptors;
 use millstream_batch::ring::Interrupter;
 
-use crate::protocol::{self, FromWorker, IMAGES_GREETING, ProtocolError, RECORD_GREETING, ToWorker};
+use crate::protocol::{
+    self, FromWorker, IMAGES_GREETING, PartsRequest, PartsWritten, ProtocolError, RECORD_GREETING, ToWorker,
+};
 use crate::rings::Rings;
 
 /// The daemon's pending commands, polled between steps and while the next batch is late.
@@ -37,6 +39,16 @@ pub(crate) struct CommandReceiver {
     rings: Receiver<Rings>,
 }
 
+/// What workers tell each other about the files of checkpoints, as the daemon passes it on.
+pub(crate) struct PartsReceiver {
+    /// The files that this worker is to write. Closed once the daemon is gone.
+    pub(crate) requests: Receiver<PartsRequest>,
+    /// Those that other workers have written; `None` once no more can come.
+    pub(crate) written: Receiver<Option<PartsWritten>>,
+    /// Ends a wait for others by `None`.
+    pub(crate) end_written: Sender<Option<PartsWritten>>,
+}
+
 /// The thread that reads the daemon's messages.
 struct CommandReader {
     socket: UnixStream,
@@ -49,6 +61,8 @@ struct CommandReader {
     /// Passes evaluation rings to the worker; `None` once it is asked to stop. The rings of at most one evaluation are
     /// requested at a time, so the channel always has room.
     eval_rings: Option<SyncSender<Rings>>,
+    parts_requests: Sender<PartsRequest>,
+    parts_written: Sender<Option<PartsWritten>>,
 }
 
 /// How the worker stops early.
@@ -64,6 +78,20 @@ pub(crate) enum StopMode {
 /// The worker's end of the socket.
 pub(crate) struct Link {
     socket: UnixStream,
+    sender: LinkSender,
+}
+
+/// Sends messages to the daemon, from any thread.
+#[derive(Clone)]
+pub(crate) struct LinkSender(Arc<Mutex<UnixStream>>);
+
+impl LinkSender {
+    /// Sends a message.
+    pub(crate) fn send(&self, message: &FromWorker) -> Result<(), ProtocolError> {
+        // After a panic in the middle of a message, the daemon gets a malformed one and ends this worker.
+        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        protocol::send(&mut *socket, message)
+    }
 }
 
 impl Link {
@@ -71,7 +99,13 @@ impl Link {
     pub(crate) fn from_stdin() -> Result<Self> {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         socket.peer_addr().context("standard input is not the daemon's socket")?;
-        Ok(Self { socket })
+        let sender = LinkSender(Arc::new(Mutex::new(socket.try_clone()?)));
+        Ok(Self { socket, sender })
+    }
+
+    /// What other threads send messages with.
+    pub(crate) fn sender(&self) -> LinkSender {
+        self.sender.clone()
     }
 
     /// Receives the daemon's first message.
@@ -81,7 +115,7 @@ impl Link {
 
     /// Sends a message.
     pub(crate) fn send(&mut self, message: &FromWorker) -> Result<(), ProtocolError> {
-        protocol::send(&mut self.socket, message)
+        self.sender.send(message)
     }
 
     /// Receives the files of the job's images, which follow the assignment.
@@ -97,10 +131,16 @@ impl Link {
     }
 
     /// Receives `count` rings of slots of `schema`, then starts receiving the daemon's commands.
-    pub(crate) fn receive_rings(&self, schema: &BatchSchema, count: u32) -> Result<(Rings, CommandReceiver)> {
+    pub(crate) fn receive_rings(
+        &self,
+        schema: &BatchSchema,
+        count: u32,
+    ) -> Result<(Rings, CommandReceiver, PartsReceiver)> {
         let of_job = Rings::receive(&self.socket, schema, count)?;
         let commands = Arc::new(PendingCommands::default());
         let (eval_rings, rings) = sync_channel(1);
+        let (parts_requests, requests) = channel();
+        let (parts_written, written) = channel();
         let reader = CommandReader {
             socket: self.socket.try_clone()?,
             schema: schema.clone(),
@@ -108,9 +148,12 @@ impl Link {
             commands: Arc::clone(&commands),
             rings: of_job.interrupters().collect(),
             eval_rings: Some(eval_rings),
+            parts_requests,
+            parts_written: parts_written.clone(),
         };
         std::thread::Builder::new().name("commands".into()).spawn(move || reader.run())?;
-        Ok((of_job, CommandReceiver { commands, rings }))
+        let parts = PartsReceiver { requests, written, end_written: parts_written };
+        Ok((of_job, CommandReceiver { commands, rings }, parts))
     }
 }
 
@@ -167,6 +210,15 @@ impl CommandReader {
                     self.commands.cancel_profile.store(true, Ordering::Release);
                     continue;
                 }
+                // These sends fail only if the worker is exiting.
+                Ok(Some(ToWorker::WriteParts(request))) => {
+                    let _ = self.parts_requests.send(request);
+                    continue;
+                }
+                Ok(Some(ToWorker::PartsWritten(written))) => {
+                    let _ = self.parts_written.send(Some(written));
+                    continue;
+                }
                 Ok(Some(ToWorker::EvalRing)) => match self.forward_eval_rings() {
                     Ok(()) => continue,
                     Err(error) => {
@@ -192,6 +244,7 @@ impl CommandReader {
             self.eval_rings = None;
             self.rings.iter().for_each(Interrupter::interrupt);
             if stop == StopMode::Immediately {
+                let _ = self.parts_written.send(None);
                 return;
             }
         }

@@ -15,6 +15,10 @@
 //!         <-------------------------------   Ready, with the position to resume the data from
 //!   the ring's descriptors -------------->
 //!   Checkpoint, Stop -------------------->   at any time from now on
+//!         <-------------------------------   WriteParts, of rank 0
+//!   WriteParts, to the other ranks ------>   write their files of the checkpoint
+//!         <-------------------------------   PartsWritten, of each of them
+//!   PartsWritten, to rank 0 ------------->   commits the checkpoint when it has those of all
 //!         <-------------------------------   Progress, Checkpointed, CheckpointFailed, ImageCompleted, Evaluated,
 //!                                            Warned, Scores
 //!         <-------------------------------   EvalDue
@@ -24,8 +28,8 @@
 //!         <-------------------------------   one of Done, Stopped, InputLost, PeerLost, DeviceFailed, Failed
 //! ```
 //!
-//! Several workers of a job have ranks, counted from 0. Rank 0 alone locks the run, writes checkpoints and reports: of the
-//! messages after `Ready`, other ranks send warnings, recordings and the last message only. `Checkpoint` goes to rank 0,
+//! Several workers of a job have ranks, counted from 0. Rank 0 alone locks the run, commits checkpoints and reports: of the
+//! messages after `Ready`, other ranks send warnings, recordings, written files and the last message only. `Checkpoint` goes to rank 0,
 //! `Profile` and `EndProfile` to the rank to record, all others to every rank.
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
@@ -41,6 +45,7 @@ use millstream_backend::{Description, Floors};
 use millstream_batch::BatchSchema;
 use millstream_batch::descriptors::Greeting;
 use millstream_trace::Track;
+use millstream_trainer::checkpoint::PartEntry;
 use millstream_trainer::metrics::Metrics;
 use millstream_trainer::session::{EvalCadence, SelectionSpec};
 use millstream_trainer::spec::{DeviceSpec, GroupSpec, ModelSpec, Precision, TrainingSpec};
@@ -97,6 +102,10 @@ pub enum ToWorker {
     Checkpoint,
     /// The reply to [`FromWorker::EvalDue`]; the descriptors of a ring follow.
     EvalRing,
+    /// Write the files of this rank of a checkpoint.
+    WriteParts(PartsRequest),
+    /// What another rank has written.
+    PartsWritten(PartsWritten),
     /// Record the next steps and send the spans.
     Profile {
         /// Number of steps.
@@ -109,6 +118,24 @@ pub enum ToWorker {
         /// Whether to take a checkpoint first.
         checkpoint: bool,
     },
+}
+
+/// The request of rank 0 that the other ranks write their files of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartsRequest {
+    /// The checkpoint's step.
+    pub step: u64,
+    /// The number of the image with the model.
+    pub image: u32,
+}
+
+/// What a rank has written of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartsWritten {
+    /// The rank.
+    pub rank: u32,
+    /// The entries of its files, or why it could not write them.
+    pub parts: Result<Vec<PartEntry>, String>,
 }
 
 /// The assignment of a worker.
@@ -327,6 +354,10 @@ pub enum FromWorker {
         /// The step after which it was taken.
         step: u64,
     },
+    /// The other workers are to write their files of a checkpoint.
+    WriteParts(PartsRequest),
+    /// This worker has written its files of a checkpoint.
+    PartsWritten(PartsWritten),
     /// The worker needs held-out rows before the next step.
     EvalDue,
     /// An evaluation has finished.

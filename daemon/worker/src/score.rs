@@ -36,7 +36,7 @@ impl DeviceTask for ScoreTask {
         let device = scorer.device();
         link.send(&FromWorker::Ready { restored: None, passed_over: Vec::new(), device })?;
         let began = Instant::now();
-        let (mut rings, receiver) = link.receive_rings(&schema, 1)?;
+        let (mut rings, receiver, _) = link.receive_rings(&schema, 1)?;
         let _pinned = device::pinned(rings.mappings().map(|pages| scorer.pin(&pages)).collect(), link)?;
         loop {
             if receiver.commands.stop().is_some() {

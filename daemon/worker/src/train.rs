@@ -13,9 +13,10 @@
 //! whose wait for rows is interrupted by the request goes straight to the next agreement.
 //!
 //! Rank 0 alone has a [`Leader`]. What it does between steps delays the others, who wait for it in their next collective
-//! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]). Only the copy of the
-//! model for a checkpoint or an image is shared: rank 0 asks for it in an agreement, and each rank copies a share
-//! ([`Training::copy_with_peers`]). While the next batch is late, rank 0 copies the model alone.
+//! operation, for `timeout_seconds` at most. So does a recording of steps, of whichever rank ([`Profiler`]). Only checkpoints and
+//! images are shared: rank 0 asks for a copy of the model in an agreement, each rank copies a share
+//! ([`Training::copy_with_peers`]), and each [writes](crate::parts) some of a checkpoint's files. While the next batch is late, rank 0
+//! copies the model alone.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -34,11 +35,12 @@ use millstream_trainer::session::{
 use millstream_trainer::spec::{ModelSpec, TrainingSpec};
 use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
-use crate::checkpoints::{Cadence, Checkpointer, model_copies};
+use crate::checkpoints::{self, Cadence, CheckpointPlaces, Checkpointer, model_copies};
 use crate::device::{self, DeviceTask};
 use crate::leader::{Evaluated, Leader};
-use crate::link::{CommandReceiver, Link, StopMode};
+use crate::link::{CommandReceiver, Link, PendingCommands, StopMode};
 use crate::locks::RunLock;
+use crate::parts::PartsExchange;
 use crate::profiler::Profiler;
 use crate::protocol::{
     ANALYSIS_PART, BeginningRole, CheckpointName, ContinuationRole, FromWorker, JOB_PART, Restored,
@@ -52,6 +54,9 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Interval between checks whether a checkpoint has been written for which all ranks wait.
 const WRITER_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Interval between checks for a stop while training has ended but its last checkpoint cannot be written.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// While the next batch is late, the interval between checks whether a checkpoint or the like is due.
 const INPUT_PATIENCE: Duration = Duration::from_secs(1);
@@ -151,12 +156,15 @@ impl DeviceTask for TrainTask {
         link.send(&FromWorker::Ready { restored: restored.clone(), passed_over, device })?;
         let part = schema.part(training.parts());
         let images: Vec<File> = images.into_iter().flatten().take(model_copies(images_every)).collect();
-        let shares = match is_leader {
-            false => images.iter().map(|image| session.share_of_image(image)).collect::<Result<_, _>>()?,
-            true => Vec::new(),
-        };
-        let (rings, receiver) = link.receive_rings(&part, training.parts() / training.ranks())?;
-        let leader = is_leader.then(|| -> Result<Leader> {
+        let ranks = training.ranks() as usize;
+        let mut shares = Vec::new();
+        if !is_leader {
+            shares = images.iter().map(|image| session.share_of_image(image)).collect::<Result<_, _>>()?;
+        }
+        let (rings, receiver, received) = link.receive_rings(&part, training.parts() / training.ranks())?;
+        let others = PartsExchange { received, sender: link.sender(), rank: role.rank, ranks };
+        let places = CheckpointPlaces { store, images, others };
+        let leader = if is_leader {
             let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
             let (job, analysis) = (read(&role.job)?, read(&role.analysis)?);
             // Stored in each checkpoint: the job file and the statistics learned from its data.
@@ -164,19 +172,22 @@ impl DeviceTask for TrainTask {
             let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
             let cadence =
                 Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
-            let checkpointer = Checkpointer::new(cadence, &mut session, (store, images), carried, restored)?;
+            let checkpointer = Checkpointer::new(cadence, &mut session, places, carried, restored)?;
             let mut leader = Leader::new(checkpointer, has_peers, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
                 leader.begin_events(spec, restored_step, &job, link)?;
             }
-            Ok(leader)
-        });
+            Some(leader)
+        } else {
+            checkpoints::help_write(places, &mut session)?;
+            None
+        };
         let mut training = Training {
             session,
             evaluation: role.evaluation,
             epoch_ended: false,
             has_peers,
-            leader: leader.transpose()?,
+            leader,
             shares,
             profiler: Profiler::new(Arc::clone(&recorder), training.precision),
             recorder,
@@ -411,11 +422,9 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn stop(&mut self) -> Result<FromWorker> {
         let saves = self.receiver.commands.stop() != Some(StopMode::Immediately);
         let has_trained = !self.session.position().is_empty();
-        if let Some(leader) = &mut self.leader
-            && saves
-            && has_trained
-        {
-            leader.take_last_checkpoint(&mut self.session, &self.receiver.commands, self.link)?;
+        if self.ask_leader(|_, _, _| Ok(saves && has_trained))? {
+            self.take_checkpoint()?;
+            self.wait_for_writer()?;
         }
         Ok(FromWorker::Stopped)
     }
@@ -541,41 +550,62 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
         if let Some(leader) = &mut self.leader {
             leader.evaluated(&mut self.session, Evaluated { epoch, ends_epoch, metrics }, self.link)?;
         }
-        if is_best {
-            self.wait_for_writer()?;
-            if let Some(leader) = &mut self.leader {
-                leader.take_best_checkpoint(&mut self.session, self.link)?;
-            }
-            if self.has_peers {
-                self.agree(&[])?;
-            }
+        if is_best { self.take_checkpoint() } else { Ok(()) }
+    }
+
+    /// Takes a checkpoint of the current step, once the previous one is written. All ranks copy the model, unless it is committed.
+    fn take_checkpoint(&mut self) -> Result<()> {
+        self.wait_for_writer()?;
+        if let Some(leader) = &mut self.leader {
+            leader.take_checkpoint(&mut self.session, &self.receiver.commands, self.link)?;
+        }
+        if self.has_peers {
+            self.agree(&[])?;
         }
         Ok(())
     }
 
-    /// Waits until rank 0 has written its previous checkpoint. The ranks wait together, in short operations: in a single one,
-    /// rank 0 would seem to hang.
+    /// Waits until no checkpoint is being written. Several ranks wait together, in short operations: in a single one, rank 0 would
+    /// seem to hang.
     fn wait_for_writer(&mut self) -> Result<()> {
-        while self.has_peers {
-            let is_writing = match &mut self.leader {
-                Some(leader) => leader.is_writing(self.link)?,
-                None => false,
-            };
-            // An agreement is true if it is on any rank.
-            if !self.session.agree(&[], Request { stop: is_writing, copy: false })?.stop {
-                break;
+        if self.has_peers {
+            while self.ask_leader(|leader, _, link| leader.is_writing(link))? {
+                std::thread::sleep(WRITER_POLL_INTERVAL);
             }
-            std::thread::sleep(WRITER_POLL_INTERVAL);
+        } else if let Some(leader) = &mut self.leader {
+            leader.wait_for_writer(self.link)?;
         }
         Ok(())
     }
 
-    /// Ends the job: rank 0 commits its last checkpoint.
-    fn finish(&mut self, stopped_early: Option<String>) -> Result<FromWorker> {
-        let is_complete = match &mut self.leader {
-            Some(leader) => leader.finish(&mut self.session, &self.receiver.commands, self.link)?,
-            None => true,
+    /// The answer of rank 0, which all ranks ask the same at the same time.
+    fn ask_leader(
+        &mut self,
+        ask: impl FnOnce(&mut Leader, &PendingCommands, &mut Link) -> Result<bool>,
+    ) -> Result<bool> {
+        let answer = match &mut self.leader {
+            Some(leader) => ask(leader, &self.receiver.commands, self.link)?,
+            None => false,
         };
-        Ok(if is_complete { FromWorker::Done { stopped_early } } else { FromWorker::Stopped })
+        // An agreement is true if it is on any rank.
+        Ok(self.session.agree(&[], Request { stop: answer, copy: false })?.stop)
+    }
+
+    /// Ends the job with its last checkpoint. If it cannot be written, tries again until it can, the job's time for that is over,
+    /// or a stop is requested.
+    fn finish(&mut self, stopped_early: Option<String>) -> Result<FromWorker> {
+        loop {
+            self.take_checkpoint()?;
+            self.wait_for_writer()?;
+            if !self.ask_leader(|leader, _, _| Ok(leader.retry_at().is_some()))? {
+                return Ok(FromWorker::Done { stopped_early });
+            }
+            while self.ask_leader(|leader, _, _| Ok(leader.retry_at() > Some(Instant::now())))? {
+                if self.ask_leader(|_, commands, _| Ok(commands.stop().is_some()))? {
+                    return Ok(FromWorker::Stopped);
+                }
+                std::thread::sleep(STOP_POLL_INTERVAL);
+            }
+        }
     }
 }

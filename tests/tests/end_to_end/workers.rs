@@ -10,7 +10,7 @@ use std::path::Path;
 use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, wait_until};
 use millstream_tests::shell::{Completed, Shell};
 use millstream_tests::table::Table;
-use millstream_tests::tiny_job::{TinyJob, draw, kill_count};
+use millstream_tests::tiny_job::{Contents, TinyJob, draw, kill_count};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -149,6 +149,65 @@ fn reproducible_jobs_have_the_same_bits_for_every_number_of_workers() {
         ["model.safetensors", "optimizer.safetensors"].map(|part| fs::read(checkpoint.join(part)).unwrap())
     });
     assert!(models.iter().all(|model| *model == models[0]));
+    daemon.stop();
+}
+
+/// The bytes that a process has passed to the system to write.
+fn written_bytes(pid: u32) -> u64 {
+    let io = fs::read_to_string(format!("/proc/{pid}/io")).unwrap();
+    let written = io.lines().find_map(|line| line.strip_prefix("wchar: ")).unwrap();
+    written.parse().unwrap()
+}
+
+/// Whether a checkpoint in the run directory has files, but no manifest yet.
+fn is_writing(run: &Path) -> bool {
+    let Ok(entries) = fs::read_dir(run) else { return false };
+    entries.map(|entry| entry.unwrap().path()).any(|path| {
+        let names = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
+        let names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.iter().any(|name| name.contains("safetensors")) && !names.contains(&"manifest.json".to_owned())
+    })
+}
+
+/// With 77 MB of embeddings and as much state of their optimizer, a checkpoint has several files.
+#[test]
+fn each_worker_writes_files_of_a_checkpoint() {
+    const FILE_BYTES: u64 = 64 << 20;
+    let job = TinyJob::new();
+    let daemon = Daemon::start(job.directory());
+    let checkpoints = [1, 2].map(|workers| {
+        let set = [
+            format!("workers.per_host={workers}"),
+            "workers.reproducible=2".to_owned(),
+            "data.epochs=1".to_owned(),
+            "features.color_hash.buckets=1200000".to_owned(),
+            r#"model.deep.features=["x", "color_hash"]"#.to_owned(),
+            "model.deep.embedding_dim=16".to_owned(),
+            format!("checkpoint.every_steps={}", STEPS / 5),
+        ];
+        let id = daemon.submit(&job.file(), &set);
+        if workers == 2 {
+            let run = job.directory().join("checkpoints").join(&id);
+            let mut before = Value::Null;
+            for victim in [1, 0] {
+                before = new_checkpoint(&daemon, &id, &before)["checkpoint"].clone();
+                let pids = children(daemon.pid());
+                assert!(pids.iter().all(|&pid| written_bytes(pid) > FILE_BYTES), "both have written files");
+                wait_until("a checkpoint is being written", || is_writing(&run));
+                assert!(kill(pids[victim]), "worker {victim} lives");
+                wait_until("all workers are gone", || !pids.iter().any(|&pid| is_alive(pid)));
+            }
+        }
+        let ended = daemon.succeeded(&id);
+        assert_eq!(ended["attempts"].as_u64(), Some(if workers == 2 { 3 } else { 1 }), "{ended:#}");
+        Contents::of(ended["checkpoint"].as_str().unwrap()).without_job_description()
+    });
+    let [one, two] = checkpoints;
+    two.assert_same(&one);
+    let names: Vec<_> = one.names().filter(|name| name.contains("-of-")).collect();
+    let files =
+        ["model", "optimizer"].map(|role| [1, 2].map(|n| format!("{role}-0000{n}-of-00002.safetensors")));
+    assert_eq!(names, files.concat());
     daemon.stop();
 }
 

@@ -182,6 +182,11 @@ impl<T: Element> ImageWriter<T> {
         self.step
     }
 
+    /// The number of the image.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
     pub(crate) fn numbers(&self) -> &[T] {
         &self.numbers
     }

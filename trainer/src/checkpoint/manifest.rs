@@ -9,9 +9,10 @@ use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::files::TensorFileId;
 use crate::loss::LossSum;
 use crate::metrics::{Metrics, one_or_several};
-use crate::model::LossScale;
+use crate::model::{LossScale, TensorRole};
 use crate::session::SelectionState;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, is_default};
 
@@ -107,6 +108,13 @@ pub struct PartEntry {
     pub sha256: String,
 }
 
+impl PartEntry {
+    /// Whether it has tensors of `role`.
+    pub(super) fn has_tensors(&self, role: TensorRole) -> bool {
+        TensorFileId::of_name(&self.name).is_some_and(|file| file.role == role)
+    }
+}
+
 /// The field that is read first; all formats have it.
 #[derive(Deserialize)]
 struct Version {
@@ -155,6 +163,24 @@ impl Manifest {
     /// The entry of part `name`.
     pub fn part(&self, name: &str) -> Option<&PartEntry> {
         self.parts.iter().find(|part| part.name == name)
+    }
+
+    /// The [files](super::files) with the tensors of `role`, in order; or the name of one that is missing.
+    pub(super) fn tensor_files(&self, role: TensorRole) -> Result<Vec<&PartEntry>, String> {
+        let mut ids = self.parts.iter().filter_map(|part| TensorFileId::of_name(&part.name));
+        let count = ids.find(|file| file.role == role).map_or(1, |file| file.count);
+        let names = (0..count).map(|number| TensorFileId { role, number, count }.name());
+        names.map(|name| self.part(&name).ok_or(name)).collect()
+    }
+
+    /// The SHA-256 of the model's parameters: that of their only file, or of the hashes of all their files, one per line.
+    pub fn model_sha256(&self) -> Option<String> {
+        let files = self.tensor_files(TensorRole::Parameter).ok()?;
+        let hashes: Vec<_> = files.iter().map(|file| &*file.sha256).collect();
+        Some(match hashes[..] {
+            [of_only_file] => of_only_file.to_owned(),
+            _ => hex::encode(&Sha256::digest(hashes.join("\n"))),
+        })
     }
 }
 

@@ -3,8 +3,8 @@
 //! A checkpoint is a directory (or, in an object store, a prefix) of parts:
 //!
 //! ```text
-//! step-0000000500/model.safetensors        the parameters, for predicting
-//!                 optimizer.safetensors    the optimizer state, needed to resume training
+//! step-0000000500/model.safetensors        the parameters, for predicting; several files if they are large
+//!                 optimizer.safetensors    the optimizer state, needed to resume training; likewise
 //!                 job.toml, ...            additional parts from the caller, stored unchanged
 //!                 manifest.json            written last: lists the parts with sizes and SHA-256
 //! ```
@@ -14,12 +14,13 @@
 //! step either has a manifest and all of its parts, or it is not a checkpoint and the next writer removes the
 //! leftovers. Sizes and hashes detect later corruption of the medium.
 //!
-//! A job has one writer at a time and any number of readers. A checkpoint does not depend on time, host or
-//! job id: equal training gives equal bytes.
+//! A job has one writer at a time and any number of readers. If several processes train the model, the writer lets the
+//! others write some of the parts, and commits. A checkpoint does not depend on time, host, job id or writers:
+//! equal training gives equal bytes.
 //!
 //! * [`store`]: committing, listing and loading checkpoints, and keeping the newest.
 //! * [`manifest`]: the manifest of a checkpoint.
-//! * [`tensors`]: a model as safetensors files.
+//! * [`tensors`]: a model as safetensors files, [divided](files) if it is large.
 //! * [`image`]: a step in memory that outlives the process.
 //! * [`writer`]: writing checkpoints in the background.
 
@@ -29,6 +30,7 @@ pub mod store;
 pub mod tensors;
 pub mod writer;
 
+mod files;
 mod part;
 mod wait;
 
@@ -37,14 +39,14 @@ pub(crate) mod faults;
 
 pub use image::{Image, ImageShare};
 pub use manifest::{Manifest, PartEntry, Snapshot, TrainingProgress};
-pub use store::{Checkpoint, CheckpointScope, CheckpointStore};
+pub use store::{Checkpoint, CheckpointScope, CheckpointStore, OtherWriters};
 pub use tensors::{Element, ModelCopy};
 pub use wait::BlockOn;
-pub use writer::{CheckpointWriter, ExtraPart};
+pub use writer::{CheckpointWriter, ExtraPart, PartsOfRank};
 
-/// The part with the model's parameters.
+/// The part with the model's parameters, if they are in one file.
 pub const MODEL_PART: &str = "model.safetensors";
-/// The part with the optimizer's state.
+/// The part with the optimizer's state, if it is in one file.
 pub const OPTIMIZER_PART: &str = "optimizer.safetensors";
 /// The part whose presence commits a checkpoint.
 pub const MANIFEST: &str = "manifest.json";

@@ -10,14 +10,17 @@ use sha2::{Digest, Sha256};
 use super::manifest::{PartEntry, hex};
 use super::wait::{BlockOn, wait};
 
-/// A part to write: its name and a function that writes its content, which must produce the same bytes every
-/// time.
+/// A part to write.
 pub struct Part<'a> {
     /// Its name in the checkpoint.
-    pub name: &'a str,
-    /// Writes its content.
-    pub write: &'a dyn Fn(&mut dyn io::Write) -> io::Result<()>,
+    pub(super) name: String,
+    write: WriteContent<'a>,
+    /// Which of the processes that write the checkpoint writes it; 0 is the one that commits.
+    pub(super) rank: usize,
 }
+
+/// Writes the content of a part, the same bytes every time.
+type WriteContent<'a> = Box<dyn Fn(&mut dyn io::Write) -> io::Result<()> + 'a>;
 
 /// Writes a part's bytes. The object appears at its path only at the end.
 pub(super) struct PartWriter<'a> {
@@ -37,12 +40,23 @@ pub(super) struct Digested {
     hash: Sha256,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    /// A part that the committing process writes: its name and a function that writes its content, which must produce the same
+    /// bytes every time.
+    pub fn new(name: impl Into<String>, write: impl Fn(&mut dyn io::Write) -> io::Result<()> + 'a) -> Self {
+        Self { name: name.into(), write: Box::new(write), rank: 0 }
+    }
+
+    /// The part if process `rank` writes it.
+    pub(super) fn of_rank(self, rank: usize) -> Self {
+        Self { rank, ..self }
+    }
+
     /// The part's manifest entry.
     pub(super) fn digest(&self) -> io::Result<PartEntry> {
         let mut digest = Digested::default();
         (self.write)(&mut digest)?;
-        Ok(digest.entry(self.name))
+        Ok(digest.entry(&self.name))
     }
 }
 
@@ -85,7 +99,7 @@ impl<'a> PartWriter<'a> {
         {
             tracing::debug!(path = %self.path, %error, "an unfinished upload could not be aborted");
         }
-        written.map(|()| self.digest.entry(part.name))
+        written.map(|()| self.digest.entry(&part.name))
     }
 
     fn send_rest(&mut self) -> io::Result<()> {

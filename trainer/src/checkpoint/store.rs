@@ -12,14 +12,20 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use sha2::{Digest, Sha256};
 
+use super::files::{FILE_BYTES, only_file};
 use super::manifest::{FORMAT, Manifest, ManifestError, PartEntry, Snapshot, hex};
 pub use super::part::Part;
 use super::part::PartWriter;
+use super::tensors::{Element, TensorFiles};
 use super::wait::{BlockOn, wait};
-use super::{CheckpointError, MANIFEST, OPTIMIZER_PART};
+use super::{CheckpointError, MANIFEST};
+use crate::model::{NamedTensor, TensorRole};
 
 /// Bytes of a part sent at a time. Object stores require at least 5 MiB.
 const PIECE_BYTES: usize = 8 << 20;
+
+/// What is wrong with a part that every checkpoint has.
+const NOT_LISTED: &str = "is not in its manifest";
 
 /// The checkpoints of one job.
 #[derive(Clone)]
@@ -30,7 +36,31 @@ pub struct CheckpointStore {
     directory: Option<PathBuf>,
     block_on: BlockOn,
     piece_bytes: usize,
+    /// The size that a file of tensors should have.
+    pub(crate) file_bytes: usize,
 }
+
+/// Other processes that write parts of a checkpoint.
+pub trait OtherWriters: Send {
+    /// How many they are.
+    fn count(&self) -> usize;
+
+    /// Lets each of them write its parts of the checkpoint of `step`, which it finds in image `image`. There are no leftovers of
+    /// earlier attempts.
+    ///
+    /// # Errors
+    /// When they cannot be told. Some may write their parts all the same, so the caller waits for them.
+    fn begin(&mut self, step: u64, image: u32) -> io::Result<()>;
+
+    /// Waits until none of them writes any more; returns the entries of their parts.
+    ///
+    /// # Errors
+    /// When one could not write a part, or has ended.
+    fn finish(&mut self) -> io::Result<Vec<PartEntry>>;
+}
+
+/// Who writes the parts of a checkpoint: this process, and others from image `.1`, if there are any.
+pub(super) type Others<'a> = Option<(&'a mut dyn OtherWriters, u32)>;
 
 /// The parts of a checkpoint to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +91,30 @@ impl Checkpoint {
         self.parts.get(name).map(|bytes| &bytes[..])
     }
 
+    /// Opens the files with the tensors of `role`, which must contain exactly `tensors`.
+    ///
+    /// # Errors
+    /// When the checkpoint is damaged, or its model is another one.
+    pub(crate) fn tensor_files<'t, T: Element>(
+        &self,
+        role: TensorRole,
+        tensors: impl Iterator<Item = &'t NamedTensor>,
+    ) -> Result<TensorFiles<'_>, CheckpointError> {
+        let entries = self.manifest.tensor_files(role).map_err(|name| self.damaged(&name, NOT_LISTED))?;
+        let files = entries
+            .into_iter()
+            .map(|PartEntry { name, .. }| self.part(name).ok_or_else(|| self.damaged(name, "was not read")));
+        let files: Vec<_> = files.collect::<Result<_, _>>()?;
+        TensorFiles::open::<T>(files, tensors).map_err(|message| self.damaged_tensors(role, message))
+    }
+
     pub(crate) fn damaged(&self, part: &str, message: impl Into<String>) -> CheckpointError {
         CheckpointError::Damaged { path: self.path.clone(), part: part.to_owned(), message: message.into() }
+    }
+
+    /// The error of a wrong tensor of `role`, which may be in several files.
+    pub(crate) fn damaged_tensors(&self, role: TensorRole, message: String) -> CheckpointError {
+        self.damaged(only_file(role), message)
     }
 }
 
@@ -76,7 +128,8 @@ struct Found {
 impl CheckpointStore {
     /// Checkpoints under `prefix` of `objects`. `block_on` runs the store's futures.
     pub fn new(objects: Arc<dyn ObjectStore>, prefix: Path, block_on: BlockOn) -> Self {
-        Self { objects, prefix, directory: None, block_on, piece_bytes: PIECE_BYTES }
+        let (piece_bytes, file_bytes) = (PIECE_BYTES, FILE_BYTES);
+        Self { objects, prefix, directory: None, block_on, piece_bytes, file_bytes }
     }
 
     /// Checkpoints in an existing local directory. Every commit is synced to disk.
@@ -142,9 +195,20 @@ impl CheckpointStore {
         parts: &[Part<'_>],
         keep: u32,
     ) -> Result<String, CheckpointError> {
+        self.commit_with(None, snapshot, parts, keep)
+    }
+
+    /// As [`CheckpointStore::commit`]. The `others`, if there are any, write the parts that are theirs.
+    pub(super) fn commit_with(
+        &self,
+        others: Others<'_>,
+        snapshot: Snapshot,
+        parts: &[Part<'_>],
+        keep: u32,
+    ) -> Result<String, CheckpointError> {
         check_names(parts)?;
         self.sweep()?;
-        let committed = self.commit_swept(snapshot, parts, keep);
+        let committed = self.commit_swept(others, snapshot, parts, keep);
         if committed.is_err()
             && let Err(error) = self.sweep()
         {
@@ -155,6 +219,7 @@ impl CheckpointStore {
 
     fn commit_swept(
         &self,
+        others: Others<'_>,
         snapshot: Snapshot,
         parts: &[Part<'_>],
         keep: u32,
@@ -165,7 +230,10 @@ impl CheckpointStore {
             Some(entries) => entries,
             None => {
                 self.remove(step)?;
-                parts.iter().map(|part| self.write_part(step, part)).collect::<Result<_, _>>()?
+                match others {
+                    None => self.write_parts(step, parts.iter())?,
+                    Some(others) => self.write_with(others, step, parts)?,
+                }
             }
         };
         let path = self.part_path(step, MANIFEST);
@@ -230,7 +298,7 @@ impl CheckpointStore {
         let manifest = self.manifest(step)?;
         let mut parts = BTreeMap::new();
         for entry in &manifest.parts {
-            if extent == CheckpointScope::Full || entry.name != OPTIMIZER_PART {
+            if extent == CheckpointScope::Full || !entry.has_tensors(TensorRole::OptimizerState) {
                 parts.insert(entry.name.clone(), self.read_part(step, entry)?);
             }
         }
@@ -243,8 +311,22 @@ impl CheckpointStore {
     /// When the part is absent or damaged, or storage fails.
     pub fn part(&self, manifest: &Manifest, name: &str) -> Result<Bytes, CheckpointError> {
         let step = manifest.snapshot.step;
-        let entry = manifest.part(name).ok_or_else(|| self.damaged(step, name, "is not in its manifest"))?;
+        let entry = manifest.part(name).ok_or_else(|| self.damaged(step, name, NOT_LISTED))?;
         self.read_part(step, entry)
+    }
+
+    /// Reads and verifies the files with the tensors of `role` of the checkpoint with this `manifest`.
+    ///
+    /// # Errors
+    /// As of [`CheckpointStore::part`].
+    pub(crate) fn tensor_files(
+        &self,
+        manifest: &Manifest,
+        role: TensorRole,
+    ) -> Result<Vec<Bytes>, CheckpointError> {
+        let step = manifest.snapshot.step;
+        let files = manifest.tensor_files(role).map_err(|name| self.damaged(step, &name, NOT_LISTED))?;
+        files.into_iter().map(|entry| self.read_part(step, entry)).collect()
     }
 
     /// The entries of `step`'s parts, if exactly `parts` exist and are intact.
@@ -255,7 +337,7 @@ impl CheckpointStore {
             Err(_) => return Ok(None),
         };
         for (number, part) in parts.iter().enumerate() {
-            let path = self.part_path(step, part.name);
+            let path = self.part_path(step, &part.name);
             let entry = part.digest().map_err(|source| self.failed(&path, source))?;
             if manifest.parts.get(number) != Some(&entry) {
                 return Ok(None);
@@ -269,8 +351,37 @@ impl CheckpointStore {
         Ok((manifest.parts.len() == parts.len()).then_some(manifest.parts))
     }
 
+    /// Writes the parts of this process while `others` write theirs; returns the entries of all.
+    fn write_with(
+        &self,
+        (others, image): (&mut dyn OtherWriters, u32),
+        step: u64,
+        parts: &[Part<'_>],
+    ) -> Result<Vec<PartEntry>, CheckpointError> {
+        let failed = |error| self.failed(&self.step_prefix(step), error);
+        let begun = others.begin(step, image);
+        let own = self.write_parts(step, parts.iter().filter(|part| part.rank == 0));
+        // Also after an error: what they write is removed when they are done.
+        let theirs = others.finish();
+        let written = [own?, begun.and(theirs).map_err(failed)?].concat();
+        let entries = parts.iter().map(|part| {
+            let entry = written.iter().find(|entry| entry.name == part.name);
+            entry.cloned().ok_or_else(|| failed(io::Error::other(format!("{} was not written", part.name))))
+        });
+        entries.collect()
+    }
+
+    /// Writes parts of the checkpoint of `step`, which another process may commit then.
+    pub(super) fn write_parts<'a>(
+        &self,
+        step: u64,
+        parts: impl Iterator<Item = &'a Part<'a>>,
+    ) -> Result<Vec<PartEntry>, CheckpointError> {
+        parts.map(|part| self.write_part(step, part)).collect()
+    }
+
     fn write_part(&self, step: u64, part: &Part<'_>) -> Result<PartEntry, CheckpointError> {
-        let path = self.part_path(step, part.name);
+        let path = self.part_path(step, &part.name);
         let writer = PartWriter::new(&self.objects, &self.block_on, path.clone(), self.piece_bytes);
         writer.write_part(part).map_err(|source| self.failed(&path, source))
     }
@@ -392,18 +503,18 @@ pub fn parse_directory_name(name: &str) -> Option<u64> {
 }
 
 fn check_names(parts: &[Part<'_>]) -> Result<(), CheckpointError> {
-    for (number, &Part { name, .. }) in parts.iter().enumerate() {
+    for (number, Part { name, .. }) in parts.iter().enumerate() {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
         let message = if name.is_empty() || name.starts_with('.') || !name.bytes().all(plain) {
             "expected letters, digits, `.`, `_` and `-`, not starting with `.`"
         } else if name == MANIFEST {
             "it is the name of the manifest"
-        } else if parts[..number].iter().any(|other| other.name == name) {
+        } else if parts[..number].iter().any(|other| other.name == *name) {
             "it is listed twice"
         } else {
             continue;
         };
-        return Err(CheckpointError::PartName { name: name.to_owned(), message });
+        return Err(CheckpointError::PartName { name: name.clone(), message });
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A model as safetensors files: parameters in one, optimizer state in the other.
+//! A model as safetensors files: parameters in some, optimizer state in [others](super::files).
 //!
 //! A [`ModelCopy`] holds the numbers to write: a copy of all tensors, in the model's order, that training
 //! does not modify. It is allocated once per job and filled for each checkpoint. Its memory is the process's own, or that of an
@@ -11,11 +11,12 @@ use std::ops::Deref;
 
 use millstream_backend::{Backend, Scalar};
 use millstream_batch::shared_memory::Number;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::{Metadata, TensorInfo, TensorView};
 use safetensors::{Dtype, SafeTensors};
 use serde::Serialize;
 
 use super::CheckpointError;
+use super::files::{TensorFileId, TensorSlice};
 use super::image::{ImageWriter, share_of};
 use super::manifest::Snapshot;
 use crate::model::{CopiedTensor, Model, NamedTensor, TensorRole};
@@ -152,31 +153,50 @@ impl<T: Element> ModelCopy<T> {
         }
     }
 
-    /// Writes the tensors that have `role`.
-    pub(crate) fn write(&self, role: TensorRole, out: &mut dyn Write) -> io::Result<()> {
-        let tensors = || self.tensors.iter().filter(|copied| copied.tensor.role == role);
-        let header = header::<T>(tensors().map(|copied| &copied.tensor))?;
+    /// The number of its image; `None` if the copy is not in one.
+    pub(crate) fn image_number(&self) -> Option<u32> {
+        match &self.numbers {
+            Numbers::InImage(image) => Some(image.number()),
+            Numbers::Own(_) => None,
+        }
+    }
+
+    /// The files of its tensors, of which one should have `file_bytes`.
+    pub(super) fn files(&self, file_bytes: usize) -> Vec<TensorFileId> {
+        let of_role = |role| {
+            let tensors = self.tensors.iter().filter(|copied| copied.tensor.role == role);
+            let numbers: usize = tensors.map(|copied| copied.tensor.len()).sum();
+            TensorFileId::all(role, numbers * T::BYTES, file_bytes)
+        };
+        of_role(TensorRole::Parameter).chain(of_role(TensorRole::OptimizerState)).collect()
+    }
+
+    /// Writes a file.
+    pub(super) fn write(&self, file: TensorFileId, out: &mut dyn Write) -> io::Result<()> {
+        let slices = file.slices(self.tensors.iter());
+        let named =
+            slices.iter().map(|slice| NamedTensor { shape: slice.shape(), ..slice.copied.tensor.clone() });
+        let header = header::<T>(named.collect::<Vec<_>>().iter())?;
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         let mut bytes = Vec::new();
-        for tensor in tensors() {
-            self.write_tensor(tensor, &mut bytes, out)?;
+        for slice in slices {
+            self.write_slice(slice, &mut bytes, out)?;
         }
         Ok(())
     }
 
     /// `bytes` is a conversion buffer that is reused for all tensors.
-    fn write_tensor(
+    fn write_slice(
         &self,
-        copied: &CopiedTensor,
+        TensorSlice { copied, rows }: TensorSlice<'_>,
         bytes: &mut Vec<u8>,
         out: &mut dyn Write,
     ) -> io::Result<()> {
-        let CopiedTensor { tensor, first, stride, row } = copied;
+        let CopiedTensor { first, stride, row, .. } = copied;
         let rows_at_a_time = (NUMBERS_AT_A_TIME / row.max(&1)).max(1);
-        let rows = tensor.len() / row.max(&1);
-        for start in (0..rows).step_by(rows_at_a_time) {
-            let block = start..rows.min(start + rows_at_a_time);
+        for start in rows.clone().step_by(rows_at_a_time) {
+            let block = start..rows.end.min(start + rows_at_a_time);
             bytes.resize(block.len() * row * T::BYTES, 0);
             for (r, bytes) in block.zip(bytes.chunks_exact_mut((row * T::BYTES).max(1))) {
                 T::copy_to_bytes(&self.numbers[first + r * stride..][..*row], bytes);
@@ -224,54 +244,80 @@ pub(crate) fn header_of(content: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(header)
 }
 
-/// A safetensors file in memory.
-pub(crate) struct TensorFile<'a>(SafeTensors<'a>);
+/// The safetensors files of a role, in memory.
+pub(crate) struct TensorFiles<'a>(Vec<SafeTensors<'a>>);
 
-impl<'a> TensorFile<'a> {
-    /// Opens `bytes` and checks that they contain exactly `tensors`, as numbers of type `T`.
+impl<'a> TensorFiles<'a> {
+    /// Opens `files`, in order, and checks that they contain exactly `tensors`, as numbers of type `T`.
     pub(crate) fn open<'t, T: Element>(
-        bytes: &'a [u8],
+        files: impl IntoIterator<Item = &'a [u8]>,
         tensors: impl Iterator<Item = &'t NamedTensor>,
     ) -> Result<Self, String> {
-        let file = SafeTensors::deserialize(bytes).map_err(|error| format!("is not safetensors: {error}"))?;
-        let mut surplus: BTreeSet<String> = file.names().into_iter().map(str::to_owned).collect();
+        let opened = files.into_iter().map(SafeTensors::deserialize).collect::<Result<Vec<_>, _>>();
+        let opened = Self(opened.map_err(|error| format!("is not safetensors: {error}"))?);
+        let names = opened.0.iter().flat_map(SafeTensors::names);
+        let mut surplus: BTreeSet<String> = names.map(str::to_owned).collect();
         for tensor in tensors {
             if !surplus.remove(&tensor.name) {
                 return Err(format!("lacks tensor {} {:?}", tensor.name, tensor.shape));
             }
-            let found = file.tensor(&tensor.name).map_err(|error| error.to_string())?;
-            if found.shape() != tensor.shape || found.dtype() != T::DTYPE {
-                return Err(format!(
-                    "holds tensor {} as {} {:?}; the model has {} {:?}",
-                    tensor.name,
-                    found.dtype(),
-                    found.shape(),
-                    T::DTYPE,
-                    tensor.shape,
-                ));
+            if let Some(slice) = opened.slices(tensor).find(|slice| slice.dtype() != T::DTYPE) {
+                return Err(differs::<T>(tensor, slice.dtype(), slice.shape()));
+            }
+            let shape = joined_shape(opened.slices(tensor));
+            if shape != tensor.shape {
+                return Err(differs::<T>(tensor, T::DTYPE, &shape));
             }
         }
         match surplus.first() {
             Some(name) => Err(format!("holds tensor {name}, which the model does not have")),
-            None => Ok(Self(file)),
+            None => Ok(opened),
         }
     }
 
-    /// Copies a tensor that was passed to [`TensorFile::open`] into `numbers`.
+    /// Copies a tensor that was passed to [`TensorFiles::open`] into `numbers`.
     pub(crate) fn copy<T: Element>(&self, tensor: &NamedTensor, numbers: &mut [T]) -> Result<(), String> {
-        let bytes = self.bytes(tensor)?;
-        if bytes.len() != numbers.len() * T::BYTES {
-            return Err(format!("holds {} bytes of tensor {}", bytes.len(), tensor.name));
+        let bytes: usize = self.pieces(tensor).map(|(_, bytes)| bytes.len()).sum();
+        if bytes != numbers.len() * T::BYTES {
+            return Err(format!("holds {bytes} bytes of tensor {}", tensor.name));
         }
-        T::copy_from_bytes(bytes, numbers);
+        let mut rest = numbers;
+        for (_, bytes) in self.pieces(tensor) {
+            let (numbers, after) = rest.split_at_mut(bytes.len() / T::BYTES);
+            T::copy_from_bytes(bytes, numbers);
+            rest = after;
+        }
         Ok(())
     }
 
-    /// A tensor's numbers in stored form.
-    pub(crate) fn bytes(&self, tensor: &NamedTensor) -> Result<&'a [u8], String> {
-        let found = self.0.tensor(&tensor.name).map_err(|error| error.to_string())?;
-        Ok(found.data())
+    /// A tensor's numbers in stored form: the number of each file that has some, and these.
+    pub(crate) fn pieces(&self, tensor: &NamedTensor) -> impl Iterator<Item = (usize, &'a [u8])> {
+        let files = self.0.iter().enumerate();
+        files.filter_map(|(number, file)| Some((number, file.tensor(&tensor.name).ok()?.data())))
     }
+
+    /// A tensor's rows in each file that has some.
+    fn slices(&self, tensor: &NamedTensor) -> impl Iterator<Item = TensorView<'a>> {
+        self.0.iter().filter_map(|file| file.tensor(&tensor.name).ok())
+    }
+}
+
+/// The shape of a tensor with the rows of all `slices`, or that of a slice whose rows are unlike those before it.
+fn joined_shape<'a>(mut slices: impl Iterator<Item = TensorView<'a>>) -> Vec<usize> {
+    let mut shape = slices.next().map_or_else(Vec::new, |slice| slice.shape().to_vec());
+    for slice in slices {
+        match (shape.split_first_mut(), slice.shape().split_first()) {
+            (Some((rows, row)), Some((more, same))) if row == same => *rows += more,
+            _ => return slice.shape().to_vec(),
+        }
+    }
+    shape
+}
+
+/// Says that the files have another tensor than the model.
+fn differs<T: Element>(tensor: &NamedTensor, dtype: Dtype, shape: &[usize]) -> String {
+    let NamedTensor { name, shape: wanted, .. } = tensor;
+    format!("holds tensor {name} as {dtype} {shape:?}; the model has {} {wanted:?}", T::DTYPE)
 }
 
 #[cfg(test)]
@@ -307,8 +353,8 @@ mod tests {
     fn a_file_must_contain_exactly_the_models_tensors() {
         let written = [tensor("a", &[2, 3]), tensor("b", &[]), tensor("c", &[0])];
         let bytes = file(&written);
-        assert!(TensorFile::open::<f32>(&bytes, written.iter()).is_ok());
-        let refusal = |tensors: &[NamedTensor]| match TensorFile::open::<f32>(&bytes, tensors.iter()) {
+        assert!(TensorFiles::open::<f32>([&bytes[..]], written.iter()).is_ok());
+        let refusal = |tensors: &[NamedTensor]| match TensorFiles::open::<f32>([&bytes[..]], tensors.iter()) {
             Ok(_) => panic!("{tensors:?} accepted"),
             Err(message) => message,
         };
@@ -317,9 +363,25 @@ mod tests {
         assert_eq!(refusal(&renamed), "lacks tensor d []");
         let turned = [tensor("a", &[3, 2])];
         assert_eq!(refusal(&turned), "holds tensor a as F32 [2, 3]; the model has F32 [3, 2]");
-        let as_f64 = TensorFile::open::<f64>(&bytes, written.iter()).err().unwrap();
+        let as_f64 = TensorFiles::open::<f64>([&bytes[..]], written.iter()).err().unwrap();
         assert_eq!(as_f64, "holds tensor a as F32 [2, 3]; the model has F64 [2, 3]");
-        let cut = TensorFile::open::<f32>(&bytes[..bytes.len() - 1], written.iter()).err().unwrap();
+        let cut = TensorFiles::open::<f32>([&bytes[..bytes.len() - 1]], written.iter()).err().unwrap();
         assert!(cut.starts_with("is not safetensors"), "{cut}");
+    }
+
+    #[test]
+    fn a_tensor_may_continue_in_the_next_file() {
+        let [first, second] =
+            [&[tensor("a", &[2, 3]), tensor("b", &[4])][..], &[tensor("b", &[1])]].map(file);
+        let files = [&first[..], &second];
+        let open = |tensors: &[NamedTensor]| TensorFiles::open::<f32>(files, tensors.iter()).map(drop);
+        assert_eq!(open(&[tensor("a", &[2, 3]), tensor("b", &[5])]), Ok(()));
+        let error = open(&[tensor("a", &[2, 3]), tensor("b", &[4])]).unwrap_err();
+        assert_eq!(error, "holds tensor b as F32 [5]; the model has F32 [4]");
+        let whole = TensorFiles::open::<f32>([&first[..]], [tensor("a", &[2, 3]), tensor("b", &[5])].iter());
+        assert_eq!(whole.err().unwrap(), "holds tensor b as F32 [4]; the model has F32 [5]");
+        let other_width = file(&[tensor("a", &[1, 2])]);
+        let joined = TensorFiles::open::<f32>([&first[..], &other_width], [tensor("a", &[3, 3])].iter());
+        assert_eq!(joined.err().unwrap(), "holds tensor a as F32 [1, 2]; the model has F32 [3, 3]");
     }
 }

@@ -16,18 +16,21 @@
 //! [`CheckpointWriter::wait`] returns the outcome of each write once. Dropping a writer completes the current
 //! write, because a store may have only one writer at a time.
 //!
-//! With two copies in [images](super::image), the model can be copied between checkpoints, too
+//! If several processes train the model, the [others](OtherWriters) can write some of the files from the same copy, which is then in
+//! an [image](super::image) that they map ([`PartsOfRank`]).
+//!
+//! With two copies in images, the model can be copied between checkpoints, too
 //! ([`CheckpointWriter::capture`]). Every copy replaces the older image, or the only one that is not being written.
 
 use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 
+use super::files::TensorFileId;
 use super::manifest::Snapshot;
-use super::store::Part;
+use super::store::{OtherWriters, Part};
 use super::tensors::{Element, ModelCopy};
-use super::{CheckpointError, CheckpointStore, MODEL_PART, OPTIMIZER_PART};
-use crate::model::TensorRole;
+use super::{CheckpointError, CheckpointStore, PartEntry};
 
 /// A part of every checkpoint of a job that is not a tensor: its name and its content.
 pub type ExtraPart = (&'static str, Vec<u8>);
@@ -59,7 +62,8 @@ struct Ended<T> {
 }
 
 impl<T: Element> CheckpointWriter<T> {
-    /// Starts a writer to `store` that copies the model to one of `copies` and adds `carried` to every checkpoint.
+    /// Starts a writer to `store` that copies the model to one of `copies` and adds `carried` to every checkpoint. The `others`
+    /// write parts, too; the copies must then be in images.
     ///
     /// # Errors
     /// When the system cannot create a thread.
@@ -67,6 +71,7 @@ impl<T: Element> CheckpointWriter<T> {
         store: CheckpointStore,
         mut copies: Vec<ModelCopy<T>>,
         carried: Vec<ExtraPart>,
+        mut others: Option<Box<dyn OtherWriters>>,
     ) -> io::Result<Self> {
         let (work, queue) = sync_channel::<Work<T>>(1);
         let (report, ended) = sync_channel(1);
@@ -76,7 +81,8 @@ impl<T: Element> CheckpointWriter<T> {
                 return;
             }
             for Work { model_copy, snapshot, keep } in queue {
-                let outcome = Some(commit(&store, &model_copy, snapshot, &carried, keep));
+                let others = others.as_deref_mut().map(|others| others as &mut dyn OtherWriters);
+                let outcome = Some(commit(&store, (&model_copy, others), snapshot, &carried, keep));
                 if report.send(Ended { copies: vec![model_copy], outcome }).is_err() {
                     return;
                 }
@@ -188,22 +194,63 @@ impl<T> Drop for CheckpointWriter<T> {
     }
 }
 
-/// Commits the contents of `model_copy`; returns the checkpoint's path.
+/// What another process than the one that commits writes of a checkpoint.
+pub struct PartsOfRank<T> {
+    store: CheckpointStore,
+    /// By number of the image.
+    copies: Vec<ModelCopy<T>>,
+    rank: usize,
+    ranks: usize,
+}
+
+impl<T: Element> PartsOfRank<T> {
+    /// What rank `rank` of `ranks` writes to `store`, from `copies` in the images that rank 0 fills.
+    pub fn new(store: CheckpointStore, copies: Vec<ModelCopy<T>>, (rank, ranks): (usize, usize)) -> Self {
+        Self { store, copies, rank, ranks }
+    }
+
+    /// Writes this rank's parts of the checkpoint of `step` from image `number`, which no process changes meanwhile; returns their
+    /// entries.
+    ///
+    /// # Errors
+    /// When there is no such image, or storage fails.
+    pub fn write(&self, step: u64, number: u32) -> Result<Vec<PartEntry>, CheckpointError> {
+        let absent = || {
+            let error = io::Error::new(io::ErrorKind::NotFound, format!("there is no image {number}"));
+            CheckpointError::Storage { path: self.store.path(step), error }
+        };
+        let model_copy = self.copies.get(number as usize).ok_or_else(absent)?;
+        let parts = tensor_parts(&self.store, model_copy, self.ranks);
+        self.store.write_parts(step, parts.iter().filter(|part| part.rank == self.rank))
+    }
+}
+
+/// The files of the tensors in `model_copy`, dealt to `ranks` processes in turn.
+fn tensor_parts<'a, T: Element>(
+    store: &CheckpointStore,
+    model_copy: &'a ModelCopy<T>,
+    ranks: usize,
+) -> Vec<Part<'a>> {
+    let files = model_copy.files(store.file_bytes).into_iter().enumerate();
+    let part = |(number, file): (usize, TensorFileId)| {
+        Part::new(file.name(), move |out| model_copy.write(file, out)).of_rank(number % ranks)
+    };
+    files.map(part).collect()
+}
+
+/// Commits the contents of `model_copy`, of which the `others` write some; returns the checkpoint's path.
 pub(crate) fn commit<T: Element>(
     store: &CheckpointStore,
-    model_copy: &ModelCopy<T>,
+    (model_copy, others): (&ModelCopy<T>, Option<&mut dyn OtherWriters>),
     snapshot: Snapshot,
     carried: &[ExtraPart],
     keep: u32,
 ) -> Result<String, CheckpointError> {
-    let parameters = |out: &mut dyn io::Write| model_copy.write(TensorRole::Parameter, out);
-    let state = |out: &mut dyn io::Write| model_copy.write(TensorRole::OptimizerState, out);
-    let writers: Vec<_> =
-        carried.iter().map(|(_, bytes)| move |out: &mut dyn io::Write| out.write_all(bytes)).collect();
-    let mut parts =
-        vec![Part { name: MODEL_PART, write: &parameters }, Part { name: OPTIMIZER_PART, write: &state }];
-    parts.extend(carried.iter().zip(&writers).map(|((name, _), write)| Part { name, write }));
-    store.commit(snapshot, &parts, keep)
+    let ranks = 1 + others.as_ref().map_or(0, |others| others.count());
+    let others = others.map(|others| (others, model_copy.image_number().expect("a copy in an image")));
+    let mut parts = tensor_parts(store, model_copy, ranks);
+    parts.extend(carried.iter().map(|(name, bytes)| Part::new(*name, move |out| out.write_all(bytes))));
+    store.commit_with(others, snapshot, &parts, keep)
 }
 
 fn gone() -> CheckpointError {

@@ -21,7 +21,7 @@ use std::io;
 
 use bytes::Bytes;
 
-use crate::checkpoint::tensors::TensorFile;
+use crate::checkpoint::tensors::TensorFiles;
 use crate::checkpoint::{CheckpointError, CheckpointStore, MODEL_PART, Snapshot};
 use crate::model::{ModelError, ModelPlan, NamedTensor, TensorRole};
 use crate::spec::{ModelSpec, TrainingSpec};
@@ -118,19 +118,23 @@ impl TrainedModel {
     /// When there is no such checkpoint, or its model is damaged.
     pub fn open(store: &CheckpointStore, step: u64) -> Result<Self, ExportError> {
         let manifest = store.manifest(step)?;
-        let bytes = store.part(&manifest, MODEL_PART)?;
-        let damaged = |message: String| store.damaged(step, MODEL_PART, message);
+        let files = store.tensor_files(&manifest, TensorRole::Parameter)?;
         let snapshot = manifest.snapshot;
         let training = TrainingSpec { tasks: snapshot.tasks.clone(), ..TrainingSpec::default() };
         let mut tensors = ModelPlan::new(&snapshot.model, &snapshot.schema, &training)?.tensors;
         tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
-        let file = TensorFile::open::<f32>(&bytes, tensors.iter()).map_err(damaged)?;
+        let opened = TensorFiles::open::<f32>(files.iter().map(|file| &file[..]), tensors.iter());
+        let opened = opened.map_err(|message| store.damaged(step, MODEL_PART, message))?;
         let parameter = |tensor: NamedTensor| {
-            let data = bytes.slice_ref(file.bytes(&tensor)?);
-            Ok(Parameter { tensor, data })
+            let pieces = opened.pieces(&tensor).map(|(file, bytes)| files[file].slice_ref(bytes));
+            let data = match &pieces.collect::<Vec<_>>()[..] {
+                [whole] => whole.clone(),
+                pieces => pieces.concat().into(),
+            };
+            Parameter { tensor, data }
         };
-        let parameters = tensors.into_iter().map(parameter).collect::<Result<_, String>>();
-        Ok(Self { parameters: parameters.map_err(damaged)?, snapshot, tower: None })
+        let parameters = tensors.into_iter().map(parameter).collect();
+        Ok(Self { parameters, snapshot, tower: None })
     }
 
     /// Selects one tower of the model.

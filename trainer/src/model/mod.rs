@@ -153,6 +153,13 @@ pub struct CopiedTensor {
     pub row: usize,
 }
 
+impl CopiedTensor {
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.tensor.len() / self.row.max(1)
+    }
+}
+
 impl<D: Device> Parts<D> {
     /// The parts for a worker's share of batches of `schema`.
     fn new(

@@ -4,11 +4,11 @@ use millstream_backend::{Backend, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
 
 use super::{SessionError, difference, name_of};
-use crate::checkpoint::tensors::TensorFile;
-use crate::checkpoint::{Checkpoint, CheckpointScope, Element, Image, MODEL_PART, OPTIMIZER_PART};
+use crate::checkpoint::tensors::TensorFiles;
+use crate::checkpoint::{Checkpoint, CheckpointScope, Element, Image};
 use crate::exchange::scored_rows::RowFormat;
 use crate::metrics::{Accumulator, Metrics, ScoredBatch};
-use crate::model::{Model, NamedTensor, TensorRole};
+use crate::model::{Model, TensorRole};
 use crate::spec::{GroupSpec, ModelSpec, TrainingSpec};
 use crate::warm_start::WarmStart;
 
@@ -167,21 +167,19 @@ where
         checkpoint: &Checkpoint,
         extent: CheckpointScope,
     ) -> Result<(), SessionError> {
-        let parameters = self.open_part(checkpoint, MODEL_PART, TensorRole::Parameter)?;
+        let parameters = self.tensor_files(checkpoint, TensorRole::Parameter)?;
         let state = match extent {
-            CheckpointScope::Full => {
-                Some(self.open_part(checkpoint, OPTIMIZER_PART, TensorRole::OptimizerState)?)
-            }
+            CheckpointScope::Full => Some(self.tensor_files(checkpoint, TensorRole::OptimizerState)?),
             CheckpointScope::Scoring => None,
         };
         self.discard_eval();
         self.model.write_tensors(|tensor, numbers| {
-            let (part, file) = match tensor.role {
-                TensorRole::Parameter => (MODEL_PART, Some(&parameters)),
-                TensorRole::OptimizerState => (OPTIMIZER_PART, state.as_ref()),
+            let files = match tensor.role {
+                TensorRole::Parameter => Some(&parameters),
+                TensorRole::OptimizerState => state.as_ref(),
             };
-            let copied = file.map_or(Ok(()), |file| file.copy(tensor, numbers));
-            copied.map_err(|message| checkpoint.damaged(part, message).into())
+            let copied = files.map_or(Ok(()), |files| files.copy(tensor, numbers));
+            copied.map_err(|message| checkpoint.damaged_tensors(tensor.role, message).into())
         })
     }
 
@@ -203,19 +201,22 @@ where
         warm: &WarmStart,
         checkpoint: &Checkpoint,
     ) -> Result<(), SessionError> {
-        let file = open::<B::Scalar>(checkpoint, MODEL_PART, warm.tensors().iter())?;
+        let role = TensorRole::Parameter;
+        let files = checkpoint.tensor_files::<B::Scalar>(role, warm.tensors().iter())?;
         warm.apply(&mut self.model, |tensor, numbers| {
-            file.copy(tensor, numbers).map_err(|message| checkpoint.damaged(MODEL_PART, message).into())
+            let copied = files.copy(tensor, numbers);
+            copied.map_err(|message| checkpoint.damaged_tensors(role, message).into())
         })
     }
 
-    fn open_part<'a>(
+    /// The files with the model's tensors of `role`.
+    fn tensor_files<'a>(
         &self,
         checkpoint: &'a Checkpoint,
-        name: &str,
         role: TensorRole,
-    ) -> Result<TensorFile<'a>, SessionError> {
-        open::<B::Scalar>(checkpoint, name, self.model.tensors().iter().filter(|tensor| tensor.role == role))
+    ) -> Result<TensorFiles<'a>, SessionError> {
+        let tensors = self.model.tensors().iter().filter(|tensor| tensor.role == role);
+        Ok(checkpoint.tensor_files::<B::Scalar>(role, tensors)?)
     }
 }
 
@@ -228,14 +229,4 @@ fn accumulators(model: &ModelSpec, schema: &BatchSchema, training: &TrainingSpec
         .zip(&tasks)
         .map(|(name, task)| Accumulator::new(name, model.prediction(&task.loss)))
         .collect()
-}
-
-/// Opens a part of a checkpoint, which must contain exactly `tensors`.
-fn open<'a, 't, T: Element>(
-    checkpoint: &'a Checkpoint,
-    part: &str,
-    tensors: impl Iterator<Item = &'t NamedTensor>,
-) -> Result<TensorFile<'a>, SessionError> {
-    let bytes = checkpoint.part(part).ok_or_else(|| checkpoint.damaged(part, "was not read"))?;
-    Ok(TensorFile::open::<T>(bytes, tensors).map_err(|message| checkpoint.damaged(part, message))?)
 }

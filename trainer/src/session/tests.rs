@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod background;
+mod files;
 mod images;
 mod losses;
 mod precision;
@@ -186,14 +187,20 @@ fn checkpoint<B: Backend<Scalar: Element>>(
 ) -> (BTreeMap<String, Vec<u8>>, Checkpoint) {
     let store = store(directory);
     let mut writer =
-        CheckpointWriter::spawn(store.clone(), vec![session.allocate_copy()], carried()).unwrap();
+        CheckpointWriter::spawn(store.clone(), vec![session.allocate_copy()], carried(), None).unwrap();
     writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
     let path = writer.wait().unwrap().unwrap();
-    let files = fs::read_dir(path).unwrap().map(|entry| {
+    let loaded = store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().unwrap();
+    (files_in(Path::new(&path)), loaded)
+}
+
+/// The files in a directory, by name.
+fn files_in(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(directory).unwrap().map(|entry| {
         let entry = entry.unwrap();
         (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
     });
-    (files.collect(), store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().unwrap())
+    files.collect()
 }
 
 /// Training that is interrupted at any batch and resumed ends with the same bits as uninterrupted training.
@@ -356,7 +363,8 @@ fn divergence_is_reported_and_never_checkpointed() {
     let error = session.train(poison.as_ref()).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
     let mut writer =
-        CheckpointWriter::spawn(store(directory.path()), vec![session.allocate_copy()], carried()).unwrap();
+        CheckpointWriter::spawn(store(directory.path()), vec![session.allocate_copy()], carried(), None)
+            .unwrap();
     let error = writer.start_commit(KEEP, |image| session.capture(image)).unwrap_err();
     assert!(matches!(error, SessionError::NotFinite { step: 3, .. }), "{error}");
     assert_eq!(writer.wait().unwrap(), None);

@@ -8,9 +8,9 @@ use object_store::memory::InMemory;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::super::MODEL_PART;
 use super::super::faults::{Death, DyingStore};
 use super::super::manifest::{TrainingProgress, hex};
+use super::super::{MODEL_PART, OPTIMIZER_PART};
 use super::*;
 use crate::loss::LossSum;
 use crate::metrics::{Metric, MetricValue, Metrics};
@@ -136,9 +136,8 @@ fn commit_snapshot(
     keep: u32,
 ) -> Result<String, CheckpointError> {
     let content = content(snapshot.step, salt);
-    let writers = content.each_ref().map(|(_, bytes)| move |out: &mut dyn Write| out.write_all(bytes));
-    let parts: Vec<_> = content.iter().zip(&writers).map(|((name, _), write)| Part { name, write }).collect();
-    store.commit(snapshot, &parts, keep)
+    let part = |(name, bytes): (&'static str, Vec<u8>)| Part::new(name, move |out| out.write_all(&bytes));
+    store.commit(snapshot, &content.map(part), keep)
 }
 
 /// Stores on every kind of storage, with pieces so small that parts have several.
@@ -415,11 +414,10 @@ fn unknown_and_absent_fields_of_a_manifest_are_accepted() {
 #[test]
 fn part_names_are_file_names() {
     let store = in_memory();
-    let write = |_: &mut dyn Write| Ok(());
     for names in [vec!["../job.toml"], vec![""], vec![".hidden"], vec![MANIFEST], vec!["a", "b", "a"]] {
-        let parts: Vec<_> = names.iter().map(|name| Part { name, write: &write }).collect();
+        let parts: Vec<_> = names.into_iter().map(|name| Part::new(name, |_| Ok(()))).collect();
         let error = store.commit(snapshot(1), &parts, 1).unwrap_err();
-        assert!(matches!(error, CheckpointError::PartName { .. }), "{names:?}: {error}");
+        assert!(matches!(error, CheckpointError::PartName { .. }), "{error}");
     }
     assert_eq!(dump(&store).len(), 0);
 }
@@ -431,7 +429,7 @@ fn a_model_that_cannot_be_read_commits_nothing() {
             out.write_all(&[0; 100])?;
             Err(io::Error::other("the device has gone"))
         };
-        let error = store.commit(snapshot(1), &[Part { name: MODEL_PART, write: &write }], 1).unwrap_err();
+        let error = store.commit(snapshot(1), &[Part::new(MODEL_PART, write)], 1).unwrap_err();
         assert!(error.to_string().contains("the device has gone"), "{error}");
         assert_eq!(dump(&store).len(), 0);
         assert!(store.steps().unwrap().is_empty());

@@ -16,7 +16,7 @@ fn store_over(objects: Arc<dyn ObjectStore>) -> CheckpointStore {
 }
 
 fn writer(objects: Arc<dyn ObjectStore>, session: &mut Session<Cpu>) -> CheckpointWriter<f32> {
-    CheckpointWriter::spawn(store_over(objects), vec![session.allocate_copy()], carried()).unwrap()
+    CheckpointWriter::spawn(store_over(objects), vec![session.allocate_copy()], carried(), None).unwrap()
 }
 
 fn begin(writer: &mut CheckpointWriter<f32>, session: &mut Session<Cpu>) {

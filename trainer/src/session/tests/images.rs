@@ -104,7 +104,7 @@ fn each_copy_replaces_the_older_image_that_is_not_being_written() {
     let files = [file(), file()];
     let mut session = session(cpu());
     let copies = files.iter().map(|file| copy_in(&mut session, file)).collect();
-    let mut writer = CheckpointWriter::spawn(store, copies, carried()).unwrap();
+    let mut writer = CheckpointWriter::spawn(store, copies, carried(), None).unwrap();
     assert!(!writer.has_free_copy(), "the thread prepares them first");
     writer.wait().unwrap();
     assert!(writer.has_free_copy());
