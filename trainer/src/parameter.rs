@@ -28,9 +28,9 @@ pub struct NamedTensor {
 /// The role of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// Needed to predict: `model.safetensors`.
+    /// Needed to predict: `model.safetensors`, or several files if they are large.
     Parameter,
-    /// Needed to resume training: `optimizer.safetensors`.
+    /// Needed to resume training: `optimizer.safetensors`, likewise.
     OptimizerState,
 }
 

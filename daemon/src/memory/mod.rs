@@ -37,7 +37,7 @@ pub struct HostMemory {
     pub model_bytes: u64,
     /// Activations, gradients and workspaces; on a GPU, transfers to and from it.
     pub workspace_bytes: u64,
-    /// The copies of the model from which one of the workers writes checkpoints.
+    /// The copies of the model from which the workers write checkpoints.
     pub copy_bytes: u64,
     /// The rest of the worker processes.
     pub process_bytes: u64,

@@ -397,7 +397,7 @@ impl Checkpointer {
 }
 
 impl Drop for Checkpointer {
-    /// After an error of training, the other workers may not answer any more. Otherwise none of them is waited for.
+    /// Ends a wait for the other workers, which may be gone. A checkpoint that they have not written by then is not committed.
     fn drop(&mut self) {
         // The send fails only if nobody receives.
         let _ = self.end_written.send(None);

@@ -257,8 +257,10 @@ impl Leader {
 
     /// Whether a checkpoint is being written.
     pub(crate) fn is_writing(&mut self, link: &mut Link) -> Result<bool> {
+        // In this order: once no more is written, everything has been reported.
+        let is_writing = self.checkpointer.is_writing();
         self.checkpointer.report_committed(link)?;
-        Ok(self.checkpointer.is_writing())
+        Ok(is_writing)
     }
 
     fn copy_for<B: Backend<Scalar = f32>>(

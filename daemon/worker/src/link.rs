@@ -86,6 +86,11 @@ pub(crate) struct Link {
 pub(crate) struct LinkSender(Arc<Mutex<UnixStream>>);
 
 impl LinkSender {
+    /// Sends messages through `socket`.
+    pub(crate) fn new(socket: UnixStream) -> Self {
+        Self(Arc::new(Mutex::new(socket)))
+    }
+
     /// Sends a message.
     pub(crate) fn send(&self, message: &FromWorker) -> Result<(), ProtocolError> {
         // After a panic in the middle of a message, the daemon gets a malformed one and ends this worker.
@@ -99,7 +104,7 @@ impl Link {
     pub(crate) fn from_stdin() -> Result<Self> {
         let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
         socket.peer_addr().context("standard input is not the daemon's socket")?;
-        let sender = LinkSender(Arc::new(Mutex::new(socket.try_clone()?)));
+        let sender = LinkSender::new(socket.try_clone()?);
         Ok(Self { socket, sender })
     }
 

@@ -29,8 +29,8 @@
 //! ```
 //!
 //! Several workers of a job have ranks, counted from 0. Rank 0 alone locks the run, commits checkpoints and reports: of the
-//! messages after `Ready`, other ranks send warnings, recordings, written files and the last message only. `Checkpoint` goes to rank 0,
-//! `Profile` and `EndProfile` to the rank to record, all others to every rank.
+//! messages after `Ready`, other ranks send warnings, recordings, written files and the last message only. `Checkpoint` and
+//! `PartsWritten` go to rank 0, `WriteParts` to all but rank 0, `Profile` and `EndProfile` to the rank to record, all others to every rank.
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
 //! job's lock, so no earlier worker can be committing another one.
@@ -134,6 +134,8 @@ pub struct PartsRequest {
 pub struct PartsWritten {
     /// The rank.
     pub rank: u32,
+    /// The checkpoint's step.
+    pub step: u64,
     /// The entries of its files, or why it could not write them.
     pub parts: Result<Vec<PartEntry>, String>,
 }

@@ -422,7 +422,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
     fn stop(&mut self) -> Result<FromWorker> {
         let saves = self.receiver.commands.stop() != Some(StopMode::Immediately);
         let has_trained = !self.session.position().is_empty();
-        if self.ask_leader(|_, _, _| Ok(saves && has_trained))? {
+        // Rank 0 decides.
+        if self.session.is_true_on_any(self.leader.is_some() && saves && has_trained)? {
             self.take_checkpoint()?;
             self.wait_for_writer()?;
         }
@@ -587,8 +588,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             Some(leader) => ask(leader, &self.receiver.commands, self.link)?,
             None => false,
         };
-        // An agreement is true if it is on any rank.
-        Ok(self.session.agree(&[], Request { stop: answer, copy: false })?.stop)
+        Ok(self.session.is_true_on_any(answer)?)
     }
 
     /// Ends the job with its last checkpoint. If it cannot be written, tries again until it can, the job's time for that is over,

@@ -159,14 +159,11 @@ fn written_bytes(pid: u32) -> u64 {
     written.parse().unwrap()
 }
 
-/// Whether a checkpoint in the run directory has files, but no manifest yet.
+/// Whether the newest checkpoint in the run directory has no manifest yet.
 fn is_writing(run: &Path) -> bool {
-    let Ok(entries) = fs::read_dir(run) else { return false };
-    entries.map(|entry| entry.unwrap().path()).any(|path| {
-        let names = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
-        let names: Vec<_> = names.map(|entry| entry.file_name().into_string().unwrap()).collect();
-        names.iter().any(|name| name.contains("safetensors")) && !names.contains(&"manifest.json".to_owned())
-    })
+    let entries = fs::read_dir(run).unwrap().map(|entry| entry.unwrap());
+    let steps = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("step-"));
+    steps.map(|entry| entry.path()).max().is_some_and(|newest| !newest.join("manifest.json").exists())
 }
 
 /// With 77 MB of embeddings and as much state of their optimizer, a checkpoint has several files.
@@ -179,7 +176,7 @@ fn each_worker_writes_files_of_a_checkpoint() {
         let set = [
             format!("workers.per_host={workers}"),
             "workers.reproducible=2".to_owned(),
-            "data.epochs=1".to_owned(),
+            "data.epochs=2".to_owned(),
             "features.color_hash.buckets=1200000".to_owned(),
             r#"model.deep.features=["x", "color_hash"]"#.to_owned(),
             "model.deep.embedding_dim=16".to_owned(),
@@ -188,10 +185,12 @@ fn each_worker_writes_files_of_a_checkpoint() {
         let id = daemon.submit(&job.file(), &set);
         if workers == 2 {
             let run = job.directory().join("checkpoints").join(&id);
-            let mut before = Value::Null;
+            let mut pids = Vec::new();
             for victim in [1, 0] {
-                before = new_checkpoint(&daemon, &id, &before)["checkpoint"].clone();
-                let pids = children(daemon.pid());
+                pids = new_workers(&daemon, &id, 2, &pids);
+                // That of these workers, not one that their predecessors committed at their end.
+                let before = daemon.show(&id)["checkpoint"].clone();
+                new_checkpoint(&daemon, &id, &before);
                 assert!(pids.iter().all(|&pid| written_bytes(pid) > FILE_BYTES), "both have written files");
                 wait_until("a checkpoint is being written", || is_writing(&run));
                 assert!(kill(pids[victim]), "worker {victim} lives");

@@ -18,7 +18,7 @@ use std::ops::Range;
 use super::{MODEL_PART, OPTIMIZER_PART};
 use crate::model::{CopiedTensor, TensorRole};
 
-/// The size of a file from which on there is another one.
+/// The maximum size of the tensors in a file, unless there are [`MAX_FILES`].
 pub(super) const FILE_BYTES: usize = 64 << 20;
 
 /// The maximum number of files per role. Those of large models are larger.

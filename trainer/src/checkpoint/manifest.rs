@@ -16,9 +16,12 @@ use crate::model::{LossScale, TensorRole};
 use crate::session::SelectionState;
 use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, is_default};
 
-/// The format version written and read here. It changes when a reader that ignores unknown fields would
+/// The newest format version that is read here. It changes when a reader that ignores unknown fields would
 /// misinterpret the checkpoint.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
+
+/// The format version of checkpoints that have one file of tensors per role.
+const UNDIVIDED_FORMAT: u32 = 1;
 
 /// Hexadecimal digits of a SHA-256.
 const HASH_DIGITS: usize = 64;
@@ -26,7 +29,7 @@ const HASH_DIGITS: usize = 64;
 /// The contents of a committed checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`]
+    /// The lowest format version that describes it: [`FORMAT`], or an earlier one.
     pub format: u32,
     /// The version of Millstream that wrote it; empty for versions that did not record it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -131,7 +134,9 @@ pub(super) enum ManifestError {
 impl Manifest {
     pub(super) fn new(snapshot: Snapshot, parts: Vec<PartEntry>) -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
-        let mut manifest = Self { format: FORMAT, program, snapshot, parts, sha256: String::new() };
+        let mut files = parts.iter().filter_map(|part| TensorFileId::of_name(&part.name));
+        let format = if files.any(|file| file.count > 1) { FORMAT } else { UNDIVIDED_FORMAT };
+        let mut manifest = Self { format, program, snapshot, parts, sha256: String::new() };
         manifest.sha256 = hex::encode(&Sha256::digest(manifest.to_json()));
         manifest
     }
@@ -148,7 +153,7 @@ impl Manifest {
         let damaged =
             |error: serde_json::Error| ManifestError::Damaged(format!("is not a manifest: {error}"));
         let version: Version = serde_json::from_slice(json).map_err(damaged)?;
-        if version.format != FORMAT {
+        if !(UNDIVIDED_FORMAT..=FORMAT).contains(&version.format) {
             return Err(ManifestError::Format(version.format));
         }
         let manifest: Self = serde_json::from_slice(json).map_err(damaged)?;
@@ -173,7 +178,8 @@ impl Manifest {
         names.map(|name| self.part(&name).ok_or(name)).collect()
     }
 
-    /// The SHA-256 of the model's parameters: that of their only file, or of the hashes of all their files, one per line.
+    /// The SHA-256 of the model's parameters: that of their only file, or of the hashes of all their files, in order and separated by
+    /// line feeds. `None` if the manifest lacks a file.
     pub fn model_sha256(&self) -> Option<String> {
         let files = self.tensor_files(TensorRole::Parameter).ok()?;
         let hashes: Vec<_> = files.iter().map(|file| &*file.sha256).collect();

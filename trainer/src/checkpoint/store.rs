@@ -55,12 +55,13 @@ pub trait OtherWriters: Send {
     /// Waits until none of them writes any more; returns the entries of their parts.
     ///
     /// # Errors
-    /// When one could not write a part, or has ended.
+    /// When one could not write a part. When one may have ended: others may then still write, and the process that commits must
+    /// end, too.
     fn finish(&mut self) -> io::Result<Vec<PartEntry>>;
 }
 
-/// Who writes the parts of a checkpoint: this process, and others from image `.1`, if there are any.
-pub(super) type Others<'a> = Option<(&'a mut dyn OtherWriters, u32)>;
+/// The other processes that write parts of a checkpoint, and the number of the image that they find the model in.
+pub type Others<'a> = Option<(&'a mut dyn OtherWriters, u32)>;
 
 /// The parts of a checkpoint to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +180,7 @@ impl CheckpointStore {
         }
     }
 
-    /// Commits a checkpoint of `parts`, then removes all but the `keep` newest ones (at least this one) and
+    /// Commits a checkpoint of `parts`, of which the `others`, if there are any, write those that are theirs. Then removes all but the `keep` newest ones (at least this one) and
     /// the best ones that `snapshot` lists.
     ///
     /// A step that is already committed is committed again. If its parts are unchanged and intact, only its
@@ -190,16 +191,6 @@ impl CheckpointStore {
     /// When the checkpoint cannot be committed. Its leftovers are removed now, or else by the next commit. A failure to
     /// remove old checkpoints is logged and is not an error.
     pub fn commit(
-        &self,
-        snapshot: Snapshot,
-        parts: &[Part<'_>],
-        keep: u32,
-    ) -> Result<String, CheckpointError> {
-        self.commit_with(None, snapshot, parts, keep)
-    }
-
-    /// As [`CheckpointStore::commit`]. The `others`, if there are any, write the parts that are theirs.
-    pub(super) fn commit_with(
         &self,
         others: Others<'_>,
         snapshot: Snapshot,

@@ -13,8 +13,8 @@
 //!
 //! One checkpoint is written at a time: before the next one, the caller checks whether the writer
 //! [is idle](CheckpointWriter::is_idle), or waits for it. [`CheckpointWriter::poll`] or
-//! [`CheckpointWriter::wait`] returns the outcome of each write once. Dropping a writer completes the current
-//! write, because a store may have only one writer at a time.
+//! [`CheckpointWriter::wait`] returns the outcome of each write once. Dropping a writer waits for the end of the
+//! current write, because a store may have only one writer at a time.
 //!
 //! If several processes train the model, the [others](OtherWriters) can write some of the files from the same copy, which is then in
 //! an [image](super::image) that they map ([`PartsOfRank`]).
@@ -97,6 +97,9 @@ impl<T: Element> CheckpointWriter<T> {
     pub fn is_idle(&mut self) -> bool {
         match self.ended.try_recv() {
             Ok(ended) => self.take_back(ended),
+            Err(TryRecvError::Disconnected) if self.is_busy => {
+                self.take_back(Ended { copies: Vec::new(), outcome: Some(Err(gone())) });
+            }
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => {}
         }
         !self.is_busy
@@ -250,7 +253,7 @@ pub(crate) fn commit<T: Element>(
     let others = others.map(|others| (others, model_copy.image_number().expect("a copy in an image")));
     let mut parts = tensor_parts(store, model_copy, ranks);
     parts.extend(carried.iter().map(|(name, bytes)| Part::new(*name, move |out| out.write_all(bytes))));
-    store.commit_with(others, snapshot, &parts, keep)
+    store.commit(others, snapshot, &parts, keep)
 }
 
 fn gone() -> CheckpointError {

@@ -61,6 +61,13 @@ pub(crate) struct Parameter {
     pub(crate) data: Bytes,
 }
 
+/// Joins the pieces of a tensor. The memory of a file is freed when its last piece has been copied.
+fn join(pieces: Vec<Bytes>) -> Bytes {
+    let mut joined = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
+    pieces.into_iter().for_each(|piece| joined.extend_from_slice(&piece));
+    joined.into()
+}
+
 /// Why a model cannot be exported.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
@@ -125,15 +132,19 @@ impl TrainedModel {
         tensors.retain(|tensor| tensor.role == TensorRole::Parameter);
         let opened = TensorFiles::open::<f32>(files.iter().map(|file| &file[..]), tensors.iter());
         let opened = opened.map_err(|message| store.damaged(step, MODEL_PART, message))?;
-        let parameter = |tensor: NamedTensor| {
-            let pieces = opened.pieces(&tensor).map(|(file, bytes)| files[file].slice_ref(bytes));
-            let data = match &pieces.collect::<Vec<_>>()[..] {
-                [whole] => whole.clone(),
-                pieces => pieces.concat().into(),
-            };
-            Parameter { tensor, data }
+        let pieces = |tensor: &NamedTensor| -> Vec<Bytes> {
+            opened.pieces(tensor).map(|(file, bytes)| files[file].slice_ref(bytes)).collect()
         };
-        let parameters = tensors.into_iter().map(parameter).collect();
+        let pieces: Vec<_> = tensors.iter().map(pieces).collect();
+        let is_divided = files.len() > 1;
+        drop(files);
+        let data = |pieces: Vec<Bytes>| match &pieces[..] {
+            [whole] if !is_divided => whole.clone(),
+            _ => join(pieces),
+        };
+        let parameters = tensors.into_iter().zip(pieces);
+        let parameters =
+            parameters.map(|(tensor, pieces)| Parameter { tensor, data: data(pieces) }).collect();
         Ok(Self { parameters, snapshot, tower: None })
     }
 

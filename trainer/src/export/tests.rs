@@ -280,7 +280,7 @@ fn safetensors_are_deterministic_and_round_trip_bit_by_bit() {
     let directory = tempfile::tempdir().unwrap();
     let store = CheckpointStore::create_local(directory.path()).unwrap();
     let part = Part::new(MODEL_PART, write);
-    store.commit(trained.snapshot.clone(), &[part], 1).unwrap();
+    store.commit(None, trained.snapshot.clone(), &[part], 1).unwrap();
     let read = TrainedModel::open(&store, 12).unwrap();
     assert_eq!((read.kind(), read.numbers()), ("wide_deep", trained.numbers()));
     assert_eq!(read.parameters.len(), trained.parameters.len());

@@ -272,6 +272,14 @@ where
         Ok(self.scorer.model.agree(parts, request)?)
     }
 
+    /// Whether `answer` is true on any worker of the job. All workers ask the same at the same time, between steps.
+    ///
+    /// # Errors
+    /// As of [`Session::agree`].
+    pub fn is_true_on_any(&mut self, answer: bool) -> Result<bool, SessionError> {
+        Ok(self.agree(&[], Request { stop: answer, copy: false })?.stop)
+    }
+
     /// How each worker had used its time before the last agreement, by rank; empty for a worker alone.
     pub fn use_of_time(&self) -> &[UseOfTime] {
         let with_others = self.scorer.model.exchange().filter(|exchange| exchange.rank().1 > 1);

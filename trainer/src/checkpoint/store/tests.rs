@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::time::Duration;
 
 use millstream_batch::BatchSchema;
 use object_store::memory::InMemory;
@@ -137,7 +138,7 @@ fn commit_snapshot(
 ) -> Result<String, CheckpointError> {
     let content = content(snapshot.step, salt);
     let part = |(name, bytes): (&'static str, Vec<u8>)| Part::new(name, move |out| out.write_all(&bytes));
-    store.commit(snapshot, &content.map(part), keep)
+    store.commit(None, snapshot, &content.map(part), keep)
 }
 
 /// Stores on every kind of storage, with pieces so small that parts have several.
@@ -366,9 +367,9 @@ fn a_manifest_moved_to_another_step_is_damage() {
 #[test]
 fn a_later_format_is_refused_by_its_number() {
     let store = in_memory();
-    put(&store, &store.part_path(1, MANIFEST), br#"{"format": 2, "tensors": "elsewhere"}"#);
+    put(&store, &store.part_path(1, MANIFEST), br#"{"format": 3, "tensors": "elsewhere"}"#);
     let error = store.load_newest(CheckpointScope::Full, OnDamage::FallBack).unwrap_err();
-    assert!(matches!(error, CheckpointError::Format { found: 2, known: 1, .. }), "{error}");
+    assert!(matches!(error, CheckpointError::Format { found: 3, known: 2, .. }), "{error}");
 }
 
 /// A manifest's text with a recomputed hash.
@@ -416,7 +417,7 @@ fn part_names_are_file_names() {
     let store = in_memory();
     for names in [vec!["../job.toml"], vec![""], vec![".hidden"], vec![MANIFEST], vec!["a", "b", "a"]] {
         let parts: Vec<_> = names.into_iter().map(|name| Part::new(name, |_| Ok(()))).collect();
-        let error = store.commit(snapshot(1), &parts, 1).unwrap_err();
+        let error = store.commit(None, snapshot(1), &parts, 1).unwrap_err();
         assert!(matches!(error, CheckpointError::PartName { .. }), "{error}");
     }
     assert_eq!(dump(&store).len(), 0);
@@ -429,7 +430,7 @@ fn a_model_that_cannot_be_read_commits_nothing() {
             out.write_all(&[0; 100])?;
             Err(io::Error::other("the device has gone"))
         };
-        let error = store.commit(snapshot(1), &[Part::new(MODEL_PART, write)], 1).unwrap_err();
+        let error = store.commit(None, snapshot(1), &[Part::new(MODEL_PART, write)], 1).unwrap_err();
         assert!(error.to_string().contains("the device has gone"), "{error}");
         assert_eq!(dump(&store).len(), 0);
         assert!(store.steps().unwrap().is_empty());
@@ -553,5 +554,54 @@ fn an_evaluation_is_added_to_a_committed_step_atomically() {
             },
         );
         assert!(moments > 3, "{moments}");
+    }
+}
+
+/// A process that writes a part more slowly than the one that commits.
+struct Slow {
+    store: CheckpointStore,
+    writing: Option<std::thread::JoinHandle<PartEntry>>,
+}
+
+impl OtherWriters for Slow {
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn begin(&mut self, step: u64, _: u32) -> io::Result<()> {
+        let store = self.store.clone();
+        self.writing = Some(std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            let part = Part::new("theirs", |out| out.write_all(b"slow"));
+            store.write_parts(step, [part].iter()).unwrap().remove(0)
+        }));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> io::Result<Vec<PartEntry>> {
+        Ok(self.writing.take().map(|writing| writing.join().unwrap()).into_iter().collect())
+    }
+}
+
+#[test]
+fn other_writers_are_waited_for_before_leftovers_are_removed() {
+    for (store, _directory) in stores() {
+        let mut slow = Slow { store: store.clone(), writing: None };
+        let theirs = || Part::new("theirs", |_| panic!("another process writes it")).of_rank(1);
+        let failing = Part::new(MODEL_PART, |_| Err(io::Error::other("the device has gone")));
+        let error = store.commit(Some((&mut slow, 0)), snapshot(1), &[failing, theirs()], 1).unwrap_err();
+        assert!(error.to_string().contains("the device has gone"), "{error}");
+        assert!(slow.writing.is_none(), "it was waited for");
+        assert_eq!(dump(&store).len(), 0);
+
+        let own = Part::new(MODEL_PART, |out| out.write_all(b"fast"));
+        store.commit(Some((&mut slow, 0)), snapshot(1), &[own, theirs()], 1).unwrap();
+        let checkpoint = store.load(1, CheckpointScope::Full).unwrap();
+        assert_eq!(checkpoint.part("theirs"), Some(&b"slow"[..]));
+
+        let missing = Part::new("missing", |_| Ok(())).of_rank(1);
+        let error = store.commit(Some((&mut slow, 0)), snapshot(2), &[missing], 1).unwrap_err();
+        assert!(error.to_string().ends_with("missing was not written"), "{error}");
+        assert_eq!(store.steps().unwrap(), [1]);
     }
 }

@@ -78,7 +78,8 @@ fn a_checkpoint_is_the_same_whoever_writes_it_and_however_many_files_it_has() {
     let directory = tempfile::tempdir().unwrap();
     let mut trained = session(cpu());
     run(&mut trained, STOP);
-    let (whole, _) = checkpoint(&mut trained, &directory.path().join("whole"));
+    let (whole, loaded) = checkpoint(&mut trained, &directory.path().join("whole"));
+    assert_eq!(loaded.manifest.format, 1);
     let step = trained.step();
     let exported = |store: &CheckpointStore| {
         let mut bytes = Vec::new();
@@ -97,6 +98,7 @@ fn a_checkpoint_is_the_same_whoever_writes_it_and_however_many_files_it_has() {
             assert!(files.keys().any(|name| name.starts_with("model-00001-of-")));
             assert!(*of_one.get_or_insert_with(|| files.clone()) == files, "{ranks} processes");
 
+            assert_eq!(store.manifest(step).unwrap().format, 2, "earlier versions refuse it");
             let scoring = store.load(step, CheckpointScope::Scoring).unwrap();
             let optimizer = files.keys().filter(|name| name.starts_with("optimizer-"));
             assert!(
