@@ -6,30 +6,31 @@
 //!
 //! Like a warm start, it is decided once, when the job is prepared, and recorded in the run directory.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use millstream_batch::Count;
-use millstream_io::storage::Listing;
+use millstream_io::storage::{Directory, Listing};
 use millstream_job::{Job, WarmStartSpec};
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::order::PositionError;
 use millstream_pipeline::spec::Purpose;
-use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_worker::protocol::ContinuationRole;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Requester;
+use crate::copies::Copies;
 use crate::scoring::{self, Scored};
-use crate::{datasets, runs};
+use crate::{datasets, runs, warm_start};
 
 /// How a job continues an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Continuation {
     /// The checkpoint.
-    pub checkpoint: PathBuf,
+    pub checkpoint: Directory,
     /// Its step.
     pub step: u64,
     /// Whether the data is that of the earlier job, so that its epochs count.
@@ -39,34 +40,37 @@ pub struct Continuation {
 }
 
 /// The earlier job of a continuation that is not decided yet.
-pub(crate) struct Source(Scored);
+pub(crate) struct Source {
+    scored: Scored,
+    checkpoint: Directory,
+}
 
 impl Source {
     /// The source of `job`, if it continues another one.
     ///
     /// # Errors
     /// When there is no such checkpoint, or its rows have other contents.
-    pub(crate) fn of(job: &Job, requester: &Requester) -> Result<Option<Self>> {
+    pub(crate) fn of(job: &Job, requester: &Requester, copies: &Copies) -> Result<Option<Self>> {
         let Some(WarmStartSpec { checkpoint, best, continues: true }) = &job.warm_start else {
             return Ok(None);
         };
-        let here = || format!("`warm_start.checkpoint`, {}", checkpoint.display());
-        let source = scoring::find(checkpoint, *best, requester).with_context(here)?;
-        let changes = job.differences_of_rows(&source.job);
+        let here = || format!("`warm_start.checkpoint`, {checkpoint}");
+        let scope = (*best, CheckpointScope::Full);
+        let scored = scoring::find_in(checkpoint, scope, requester, copies).with_context(here)?;
+        let changes = job.differences_of_rows(&scored.job);
         if !changes.is_empty() {
             bail!(
-                "the job cannot continue {}, because of {}: restore them, or start with its weights alone, without \
-                 `warm_start.continue`",
-                checkpoint.display(),
+                "the job cannot continue {checkpoint}, because of {}: restore them, or start with its weights alone, \
+                 without `warm_start.continue`",
                 changes.join(", ")
             );
         }
-        Ok(Some(Self(source)))
+        Ok(Some(Self { checkpoint: scored.checkpoint(checkpoint), scored }))
     }
 
     /// The statistics that training keeps using.
     pub(crate) fn analysis(&self) -> Analysis {
-        self.0.analysis.clone()
+        self.scored.analysis.clone()
     }
 
     /// Where `job` goes on in its training data `train`.
@@ -74,9 +78,8 @@ impl Source {
     /// # Errors
     /// When the checkpoint cannot be read, or no rows are left.
     pub(crate) fn continued(&self, job: &Job, train: &Dataset, plan: &IngestPlan) -> Result<Continuation> {
-        let Scored { directory, step, job: earlier, .. } = &self.0;
+        let Self { scored: Scored { directory, step, job: earlier, .. }, checkpoint } = self;
         let store = CheckpointStore::local(directory)?;
-        let checkpoint = PathBuf::from(store.path(*step));
         let listing = runs::get_text(directory, runs::TRAIN_LISTING)?;
         let is_same_data = listing == Some(Listing::of(train.objects()).to_text())
             && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training)
@@ -88,16 +91,14 @@ impl Source {
             let epochs = earlier.data.epochs;
             let next = plan.continue_from(&ended, epochs).map_err(|error| match error {
                 PositionError::OtherOrder => anyhow::anyhow!(
-                    "{} is within an epoch, whose order depends on `seed`, `data.lanes`, `data.shuffle_rows` and \
-                     `data.split_bytes`: restore them",
-                    checkpoint.display()
+                    "{checkpoint} is within an epoch, whose order depends on `seed`, `data.lanes`, \
+                     `data.shuffle_rows` and `data.split_bytes`: restore them",
                 ),
                 error => error.into(),
             })?;
             let Some(next) = next else {
                 bail!(
-                    "{} has trained for {} of this data, and the job has `data.epochs = {}`: increase it",
-                    checkpoint.display(),
+                    "{checkpoint} has trained for {} of this data, and the job has `data.epochs = {}`: increase it",
                     Count(epochs.into(), "epoch"),
                     job.data.epochs
                 );
@@ -108,7 +109,7 @@ impl Source {
         };
         let mut encoded = Vec::new();
         position.encode(&mut encoded);
-        Ok(Continuation { checkpoint, step: *step, is_same_data, position: encoded })
+        Ok(Continuation { checkpoint: checkpoint.clone(), step: *step, is_same_data, position: encoded })
     }
 }
 
@@ -120,8 +121,8 @@ impl Continuation {
         let Some(text) = runs::get_text(directory, runs::CONTINUATION)? else { return Ok(None) };
         let here = || directory.join(runs::CONTINUATION).display().to_string();
         let recorded: Self = serde_json::from_str(&text).with_context(here)?;
-        if recorded.checkpoint.exists() {
-            requester.check_run(&recorded.checkpoint).with_context(here)?;
+        if let Some(path) = recorded.checkpoint.as_local().filter(|path| path.exists()) {
+            requester.check_run(path).with_context(here)?;
         }
         Ok(Some(recorded))
     }
@@ -131,9 +132,10 @@ impl Continuation {
         runs::put(directory, runs::CONTINUATION, &serde_json::to_vec(self)?)
     }
 
-    /// The worker's part of it.
-    pub(crate) fn role(&self) -> Result<ContinuationRole> {
-        let (directory, step) = scoring::locate(&self.checkpoint, false)?;
+    /// The worker's part of it, for the run in `directory`.
+    pub(crate) fn role(&self, directory: &Path, copies: &Copies) -> Result<ContinuationRole> {
+        let (directory, step) =
+            warm_start::source_of(&self.checkpoint, CheckpointScope::Full, copies, directory)?;
         Ok(ContinuationRole {
             directory,
             step,

@@ -23,9 +23,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
-use millstream_io::storage::Stores;
+use millstream_io::storage::{Directory, Stores};
 use millstream_job::JobError;
 use millstream_pipeline::ingest::Explanation;
+use millstream_trainer::checkpoint::CheckpointScope;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -35,6 +36,7 @@ use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::audit::Throttle;
 use crate::config::{Config, Settings, StateLocation};
+use crate::copies::Copies;
 use crate::devices::DevicesError;
 use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
@@ -503,18 +505,30 @@ impl Daemon {
     async fn scored(&self, request: &ScoreRequest, requester: &Requester) -> Result<scoring::Scored> {
         let requester = requester.clone();
         let ScoreRequest { target, base, best, .. } = request.clone();
-        let directory = Path::new(&base).join(&target);
-        self.blocking(move |daemon| match daemon.show(&target) {
-            Ok(JobRecord { checkpoint: None, .. }) => bail!("job {target} has no checkpoint yet"),
-            // The daemon itself wrote this one.
-            Ok(record) => scoring::find(&record.directory, best, &Requester::Trusted),
-            Err(StoreError::UnknownJob { .. }) if !directory.is_dir() => {
-                bail!("`{target}` is neither a job nor a checkpoint's directory")
+        let known = self.blocking({
+            let target = target.clone();
+            move |daemon| match daemon.show(&target) {
+                Ok(JobRecord { checkpoint: None, .. }) => bail!("job {target} has no checkpoint yet"),
+                // The daemon itself wrote this one.
+                Ok(record) => scoring::find(&record.directory, best, &Requester::Trusted).map(Some),
+                Err(StoreError::UnknownJob { .. }) => Ok(None),
+                Err(error) => Err(error.into()),
             }
-            Err(StoreError::UnknownJob { .. }) => scoring::find(&directory, best, &requester),
-            Err(error) => Err(error.into()),
-        })
-        .await
+        });
+        if let Some(scored) = known.await? {
+            return Ok(scored);
+        }
+        let directory = Directory::parse(&target, Path::new(&base))?;
+        if let Some(path) = directory.as_local().map(Path::to_owned) {
+            if !path.is_dir() {
+                bail!("`{target}` is neither a job nor a checkpoint's directory");
+            }
+            return self.blocking(move |_| scoring::find(&path, best, &requester)).await;
+        }
+        let find = move |copies: &Copies| {
+            scoring::find_in(&directory, (best, CheckpointScope::Scoring), &requester, copies)
+        };
+        self.shared.scorer.find(find).await
     }
 
     /// Runs `work` where it may wait for the store, which an async task must not.

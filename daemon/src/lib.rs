@@ -42,6 +42,7 @@ pub mod cgroup;
 pub mod config;
 mod connections;
 pub mod continuation;
+pub mod copies;
 pub mod daemon;
 mod datasets;
 pub mod devices;

@@ -4,19 +4,18 @@
 //! a daemon. A run has origins: the run that it continues, whose weights it starts with, or that it repeats.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use millstream_io::storage::Listing;
+use millstream_io::storage::{Directory, Listing};
 use millstream_job::Job;
 use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST};
 use serde::Serialize;
 
 use crate::access::Requester;
 use crate::continuation::Continuation;
+use crate::warm_start::recorded_directory;
 use crate::{runs, scoring};
 
 /// The number of runs before a run that are followed.
@@ -92,7 +91,7 @@ pub struct Origin {
     /// What the later run took over.
     pub relation: Relation,
     /// The run directory or the checkpoint.
-    pub path: PathBuf,
+    pub path: Directory,
     /// The run; `None` if it cannot be read.
     pub run: Option<RunLineage>,
     /// Why it cannot be read.
@@ -175,9 +174,7 @@ fn data_of(home: &Path, listing: &str, patterns: &[String]) -> Result<Option<Dat
 }
 
 fn origins_of(home: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<Vec<Origin>> {
-    let path_in = |name: &str| -> Result<Option<PathBuf>> {
-        Ok(runs::get(home, name)?.map(|bytes| PathBuf::from(OsString::from_vec(bytes))))
-    };
+    let path_in = |name: &str| runs::get(home, name)?.map(recorded_directory).transpose();
     let continued = Continuation::recorded(home, &Requester::Trusted)?.map(|continued| continued.checkpoint);
     let found = [
         (Relation::Continues, continued),
@@ -188,13 +185,17 @@ fn origins_of(home: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<Vec<Origin>> 
     Ok(known.map(|(relation, path)| origin(relation, path, seen)).collect())
 }
 
-fn origin(relation: Relation, path: PathBuf, seen: &mut BTreeSet<PathBuf>) -> Origin {
-    let (run, problem) = if !seen.insert(path.clone()) {
+fn origin(relation: Relation, path: Directory, seen: &mut BTreeSet<PathBuf>) -> Origin {
+    let Some(local) = path.as_local() else {
+        let problem = Some("it is in a bucket, where runs are not followed".to_owned());
+        return Origin { relation, path, run: None, problem };
+    };
+    let (run, problem) = if !seen.insert(local.to_owned()) {
         (None, Some("it is shown above".to_owned()))
     } else if seen.len() > MAX_DEPTH {
         (None, Some(format!("only {MAX_DEPTH} runs are followed")))
     } else {
-        match trace_within(&path, seen) {
+        match trace_within(local, seen) {
             Ok(run) => (Some(run), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         }

@@ -33,6 +33,7 @@ use tokio::runtime::Handle;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gpu};
 use crate::continuation::{Continuation, Source};
+use crate::copies::Copies;
 use crate::memory::HostMemory;
 use crate::sources::SourcePlan;
 use crate::{feed, ranks, runs};
@@ -67,6 +68,8 @@ pub struct JobPlan {
     pub analysis: Option<Analysis>,
     /// The run that the job continues, if it does.
     pub continuation: Option<Continuation>,
+    /// The copies of the checkpoint in a bucket that the job starts with.
+    pub(crate) copies: Copies,
 }
 
 /// One of a job's datasets.
@@ -145,6 +148,7 @@ impl JobPlan {
         learned: impl FnOnce(&Dataset, &ModelPlan) -> Result<Option<Analysis>>,
     ) -> Result<Self> {
         let data = &job.data;
+        let copies = Copies::new(stores.clone(), runtime.clone());
         let frozen = |name| directory.map(|directory| (directory, name));
         let open = |patterns: &[String], name| {
             feed::open(patterns, data, (stores, requester), frozen(name), runtime)
@@ -197,7 +201,7 @@ impl JobPlan {
         let recorded = directory.map(|run| Continuation::recorded(run, requester)).transpose()?.flatten();
         let source = match recorded {
             Some(_) => None,
-            None => Source::of(job, requester)?,
+            None => Source::of(job, requester, &copies)?,
         };
         let analysis = match &source {
             Some(source) => Some(source.analysis()),
@@ -244,6 +248,7 @@ impl JobPlan {
             model,
             analysis,
             continuation,
+            copies,
         })
     }
 }

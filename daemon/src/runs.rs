@@ -41,6 +41,7 @@ use crate::access::Requester;
 use crate::{datasets, search};
 use millstream_job::Job;
 
+pub(crate) use checksums::CHECKSUMS;
 pub(crate) use inputs::SharedInputs;
 pub(crate) use rerun::{RERUN, Rerun};
 
@@ -180,7 +181,7 @@ pub(crate) fn discard(directory: &Path) -> Result<()> {
 
 /// Whether `directory` is that of a run, and not merely one with a job file.
 pub(crate) fn is_run(directory: &Path) -> bool {
-    directory.join(JOB).is_file() && directory.join(checksums::CHECKSUMS).is_file()
+    directory.join(JOB).is_file() && directory.join(CHECKSUMS).is_file()
 }
 
 /// The directory that contains a checkpoint, and its step, if `directory` is that of a checkpoint.
@@ -193,10 +194,10 @@ pub(crate) fn of_checkpoint(directory: &Path) -> Option<(&Path, u64)> {
 /// daemon's user can read a file with secrets in addresses, such as the listing of objects with signed addresses.
 pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     let (during, after) = checksums::replacing(directory, name, bytes)?;
-    write(directory, checksums::CHECKSUMS, during.as_bytes())?;
+    write(directory, CHECKSUMS, during.as_bytes())?;
     write(directory, name, bytes)?;
     if during != after {
-        write(directory, checksums::CHECKSUMS, after.as_bytes())?;
+        write(directory, CHECKSUMS, after.as_bytes())?;
     }
     Ok(())
 }

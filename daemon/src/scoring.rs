@@ -14,18 +14,20 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::ScoreRequest;
 use millstream_format::rows;
-use millstream_io::storage::Stores;
+use millstream_io::storage::{Directory, StorageSpec, Stores};
 use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::ingest::{IngestPlan, KeptRows};
 use millstream_pipeline::transform::Transform;
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
+use millstream_trainer::checkpoint::store::{directory_name, parse_directory_name};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::access::Requester;
+use crate::copies::Copies;
 use crate::feed::{self, Feed};
 use crate::priority::Launcher;
 use crate::runs;
@@ -55,6 +57,8 @@ pub(crate) struct Scored {
     pub(crate) step: u64,
     pub(crate) job: Job,
     pub(crate) analysis: Analysis,
+    /// What keeps `directory`, if it is a copy.
+    pub(crate) _copies: Option<Copies>,
 }
 
 /// The scores of a prediction, as they arrive.
@@ -92,6 +96,15 @@ pub(crate) struct Scorer {
     stores: Stores,
     permits: Arc<Semaphore>,
     closing: Arc<AtomicBool>,
+}
+
+/// Stores that are cancelled when their user does not wait any more.
+struct CancelOnDrop(Stores);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 /// A scoring run.
@@ -178,7 +191,40 @@ pub(crate) fn find(directory: &Path, best: bool, requester: &Requester) -> Resul
     let (job, _) = Job::parse(&part(runs::JOB)?, &checkpoint.join(runs::JOB), &[])?;
     let analysis = Analysis::from_json(&part(runs::ANALYSIS)?)
         .with_context(|| checkpoint.join(runs::ANALYSIS).display().to_string())?;
-    Ok(Scored { directory: home, step, job, analysis })
+    Ok(Scored { directory: home, step, job, analysis, _copies: None })
+}
+
+/// As [`find`], of a directory that may be in a bucket: then the checkpoint, to `scope`, is one of `copies`, which this process
+/// has made with its own rights.
+///
+/// # Errors
+/// As of [`find`], and when storage fails.
+pub(crate) fn find_in(
+    directory: &Directory,
+    (best, scope): (bool, CheckpointScope),
+    requester: &Requester,
+    copies: &Copies,
+) -> Result<Scored> {
+    match directory.as_local() {
+        Some(path) => find(path, best, requester),
+        None => {
+            let copy = copies.local(directory, best, scope)?;
+            let found = find(&copy, best, &Requester::Trusted);
+            let found = found.with_context(|| format!("the copy of {directory}"))?;
+            Ok(Scored { _copies: Some(copies.clone()), ..found })
+        }
+    }
+}
+
+impl Scored {
+    /// The directory of the checkpoint, which was found in `given`, that of a run or of the checkpoint: not that of a copy.
+    pub(crate) fn checkpoint(&self, given: &Directory) -> Directory {
+        if given.as_local().is_some() {
+            return Directory::local(self.directory.join(directory_name(self.step)));
+        }
+        let is_checkpoint = given.name().and_then(parse_directory_name).is_some();
+        if is_checkpoint { given.clone() } else { given.join(&directory_name(self.step)) }
+    }
 }
 
 /// Whether `directory` is that of a run or of a checkpoint: each has its job.
@@ -200,6 +246,24 @@ impl Scorer {
     pub(crate) fn new(worker: WorkerProgram, launcher: Launcher, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
         Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
+    }
+
+    /// Calls `find` with what makes copies of checkpoints in buckets, where it may block, as one of at most [`RUNS`]. If the caller
+    /// does not wait any more, requests of storage end.
+    pub(crate) async fn find<T: Send + 'static>(
+        &self,
+        find: impl FnOnce(&Copies) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await?;
+        let stores = self.stores.for_job(&StorageSpec::default());
+        let _cancelled = CancelOnDrop(stores.clone());
+        let copies = Copies::new(stores, self.runtime.clone());
+        let found = move || {
+            let found = find(&copies);
+            drop(permit);
+            found
+        };
+        tokio::task::spawn_blocking(found).await?
     }
 
     /// Evaluates `scored` on the data of `request`, or on its job's held-out data.
@@ -312,7 +376,7 @@ impl Output for Predicting {
 
 impl Run {
     fn score<O: Output>(&self, mut output: O, results: &mpsc::Sender<Result<O::Item>>) -> Result<()> {
-        let Scored { directory, step, job, analysis } = &self.scored;
+        let Scored { directory, step, job, analysis, .. } = &self.scored;
         let Scorer { runtime, stores, closing, .. } = &self.scorer;
         let data = source::data(&job.data, &self.request, &self.requester)?;
         let mut transform = Transform::resolve(&job.features, &job.label, &data.missing, analysis)?;

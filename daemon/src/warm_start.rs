@@ -10,14 +10,16 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use millstream_io::storage::Directory;
 use millstream_job::WarmStartSpec;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::transform::{self, map_ids};
-use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_trainer::warm_start::{IdMapping, IdMappings, WarmStart, WarmStartReport};
 use millstream_worker::protocol::WarmStartRole;
 
 use crate::access::Requester;
+use crate::copies::Copies;
 use crate::plan::JobPlan;
 use crate::runs;
 use crate::scoring::{self, Scored};
@@ -25,7 +27,7 @@ use crate::scoring::{self, Scored};
 /// The initial weights of a job.
 pub struct Beginning {
     /// The checkpoint.
-    pub checkpoint: PathBuf,
+    pub checkpoint: Directory,
     /// Which of its weights the job starts with.
     pub report: WarmStartReport,
     ids: IdMappings,
@@ -42,12 +44,14 @@ impl Beginning {
         else {
             return Ok(None);
         };
-        let here = || format!("`warm_start.checkpoint`, {}", checkpoint.display());
-        let source = scoring::find(checkpoint, *best, requester).with_context(here)?;
-        Self::from(&source, plan, analysis).with_context(here).map(Some)
+        let here = || format!("`warm_start.checkpoint`, {checkpoint}");
+        let scope = (*best, CheckpointScope::Scoring);
+        let source = scoring::find_in(checkpoint, scope, requester, &plan.copies).with_context(here)?;
+        Self::from((checkpoint, &source), plan, analysis).with_context(here).map(Some)
     }
 
-    fn from(source: &Scored, plan: &JobPlan, analysis: &Analysis) -> Result<Self> {
+    /// Starts with the weights of `source`, which was found in `given`.
+    fn from((given, source): (&Directory, &Scored), plan: &JobPlan, analysis: &Analysis) -> Result<Self> {
         let store = CheckpointStore::local(&source.directory)?;
         let snapshot = store.manifest(source.step)?.snapshot;
         let job = &plan.job;
@@ -59,8 +63,7 @@ impl Beginning {
         let tasks = job.training.tasks(plan.schema.label_count());
         let there = (&snapshot.model, &snapshot.schema, snapshot.tasks.as_slice());
         let warm = WarmStart::new(there, (&job.model, &plan.schema, &tasks), &ids)?;
-        let checkpoint = PathBuf::from(store.path(source.step));
-        Ok(Self { checkpoint, report: warm.report().clone(), ids })
+        Ok(Self { checkpoint: source.checkpoint(given), report: warm.report().clone(), ids })
     }
 }
 
@@ -89,22 +92,23 @@ pub(crate) fn decided(
     report: impl FnOnce(&Beginning),
 ) -> Result<Option<WarmStartRole>> {
     let id_mappings = directory.join(runs::ID_MAPPINGS);
-    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
-    let checkpoint = match runs::get(directory, runs::WARM_START)?.map(path) {
+    let recorded = runs::get(directory, runs::WARM_START)?.map(recorded_directory).transpose()?;
+    let checkpoint = match recorded {
         Some(checkpoint) if runs::get(directory, runs::ID_MAPPINGS)?.is_some() => {
             // The owner of the run may have changed the file.
-            if checkpoint.exists() {
-                let here = || format!("warm start from {}", checkpoint.display());
-                requester.check_run(&checkpoint).with_context(here)?;
+            if let Some(path) = checkpoint.as_local().filter(|path| path.exists()) {
+                requester.check_run(path).with_context(|| format!("warm start from {checkpoint}"))?;
             }
             checkpoint
         }
         // Earlier versions did not record the mappings.
         Some(checkpoint) => {
-            let here = || format!("warm start from {}", checkpoint.display());
+            let here = || format!("warm start from {checkpoint}");
             let analysis = plan.analysis.as_ref().context("the job's data was not analysed")?;
-            let source = scoring::find(&checkpoint, false, requester).with_context(here)?;
-            record(directory, &Beginning::from(&source, plan, analysis).with_context(here)?)?;
+            let scope = (false, CheckpointScope::Scoring);
+            let source = scoring::find_in(&checkpoint, scope, requester, &plan.copies).with_context(here)?;
+            let beginning = Beginning::from((&checkpoint, &source), plan, analysis).with_context(here)?;
+            record(directory, &beginning)?;
             checkpoint
         }
         None => {
@@ -114,15 +118,42 @@ pub(crate) fn decided(
             beginning.checkpoint
         }
     };
-    let (directory, step) = scoring::locate(&checkpoint, false)?;
+    let (directory, step) = source_of(&checkpoint, CheckpointScope::Scoring, &plan.copies, directory)?;
     Ok(Some(WarmStartRole { directory, step, id_mappings }))
+}
+
+/// The local directory that contains the recorded `checkpoint` from which the run in `directory` starts, and its step. While the
+/// run has no checkpoint of its own, one in a bucket is copied.
+pub(crate) fn source_of(
+    checkpoint: &Directory,
+    scope: CheckpointScope,
+    copies: &Copies,
+    directory: &Path,
+) -> Result<(PathBuf, u64)> {
+    let is_needed = || anyhow::Ok(CheckpointStore::local(directory)?.steps()?.is_empty());
+    let path = match checkpoint.as_local() {
+        None if !is_needed()? => PathBuf::from(checkpoint.to_string()),
+        _ => copies.local(checkpoint, false, scope)?,
+    };
+    scoring::locate(&path, false)
+}
+
+/// The directory that a run has recorded: the bytes of its path, or its address.
+pub(crate) fn recorded_directory(bytes: Vec<u8>) -> Result<Directory> {
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Directory::parse(&text, Path::new(""))?),
+        Err(error) => Ok(Directory::local(OsString::from_vec(error.into_bytes()))),
+    }
 }
 
 /// Records `beginning` in the run in `directory`. The checkpoint comes last: its presence completes the record.
 fn record(directory: &Path, beginning: &Beginning) -> Result<()> {
     let mappings = serde_json::to_vec(&beginning.ids)?;
-    let checkpoint = beginning.checkpoint.as_os_str().as_encoded_bytes();
-    for (name, bytes) in [(runs::ID_MAPPINGS, mappings.as_slice()), (runs::WARM_START, checkpoint)] {
+    let checkpoint = match beginning.checkpoint.as_local() {
+        Some(path) => path.as_os_str().as_encoded_bytes().to_vec(),
+        None => beginning.checkpoint.to_string().into_bytes(),
+    };
+    for (name, bytes) in [(runs::ID_MAPPINGS, &mappings), (runs::WARM_START, &checkpoint)] {
         runs::put(directory, name, bytes)?;
     }
     Ok(())

@@ -22,6 +22,7 @@ use crate::programs::{group, pid_of, program, wait_until};
 pub struct Shell {
     directory: PathBuf,
     socket: PathBuf,
+    variables: Vec<(&'static str, String)>,
 }
 
 /// A command running in the foreground, in its own process group. Killed when dropped.
@@ -47,7 +48,14 @@ pub struct Completed {
 impl Shell {
     /// A shell in `directory`.
     pub fn new(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), socket: directory.join("millstreamd.sock") }
+        let socket = directory.join("millstreamd.sock");
+        Self { directory: directory.to_owned(), socket, variables: Vec::new() }
+    }
+
+    /// The same shell with further environment variables.
+    #[must_use]
+    pub fn with_variables(self, variables: &[(&'static str, String)]) -> Self {
+        Self { variables: variables.to_vec(), ..self }
     }
 
     /// `millstream` with `arguments`, not yet started.
@@ -59,6 +67,7 @@ impl Shell {
             .env("MILLSTREAM_SOCKET", &self.socket)
             .env("TMPDIR", &self.directory)
             .env_remove("MILLSTREAM_LOG")
+            .envs(self.variables.iter().cloned())
             .stdin(Stdio::null())
             .process_group(0);
         command

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use millstream_control::proto::SubmitRequest;
-use millstream_io::storage::{CATALOG_VARIABLE, Reference, is_local};
+use millstream_io::storage::{CATALOG_VARIABLE, Directory, Reference, is_local};
 use millstream_job::{Job, Warning};
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::parse_directory_name;
@@ -62,9 +62,20 @@ fn read<'a>(file: &'a JobFile, context: &Context) -> Result<Read<'a>, Failure> {
     let mut set = Vec::new();
     let mut path = file.path.as_deref().map(Cow::Borrowed);
     if let Some(run) = &file.continues {
-        let checkpoint = checkpoint_in(run)?;
-        set = continuation(&checkpoint)?;
-        path = path.or(Some(Cow::Owned(checkpoint.join(JOB_PART))));
+        if run.to_str().is_some_and(is_in_bucket) {
+            // Found when the job is prepared, with its settings of storage.
+            set = continuation(run)?;
+            if path.is_none() {
+                return Err(Failure::Usage(format!(
+                    "--continue {}: give a job file, too, because the run is in a bucket",
+                    run.display()
+                )));
+            }
+        } else {
+            let checkpoint = checkpoint_in(run)?;
+            set = continuation(&checkpoint)?;
+            path = path.or(Some(Cow::Owned(checkpoint.join(JOB_PART))));
+        }
     }
     let Some(path) = path else {
         return Err(Failure::Usage("expected a job file, or a run to --continue".to_owned()));
@@ -106,6 +117,11 @@ fn catalog_of(job: &Job) -> Option<String> {
         _ => catalog,
     };
     Some(format!("storage.catalog={}", toml::Value::from(catalog)))
+}
+
+/// Whether `run` is the address of a directory in a bucket.
+fn is_in_bucket(run: &str) -> bool {
+    Directory::parse(run, Path::new("/")).is_ok_and(|directory| directory.as_local().is_none())
 }
 
 /// The checkpoint `run`, or the newest one in this run directory.

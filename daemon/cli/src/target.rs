@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use millstream_control::proto::Job;
 use millstream_control::{Client, ClientError};
+use millstream_io::storage::Directory;
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -11,9 +12,18 @@ use crate::failure::Failure;
 /// A target and its directory.
 pub(crate) struct Target {
     /// The run directory of a job, or the given directory.
-    pub(crate) directory: PathBuf,
+    pub(crate) directory: Directory,
     /// The job, if it is one of the daemon.
     job: Option<Job>,
+}
+
+impl Target {
+    /// The path of the directory, which must be local.
+    pub(crate) fn local(&self) -> Result<PathBuf, Failure> {
+        let message = || format!("{} is in a bucket; this command needs a local directory", self.directory);
+        let path = self.directory.as_local().map(Path::to_owned);
+        path.ok_or_else(|| Failure::Usage(message()))
+    }
 }
 
 /// Finds `target`: the id of a job of the daemon, if one is running, or a directory.
@@ -30,9 +40,16 @@ pub(crate) async fn find(target: &str, context: &Context) -> Result<Target, Fail
         None => None,
     };
     let message = match known {
-        Some(Ok(job)) => return Ok(Target { directory: PathBuf::from(&job.directory), job: Some(job) }),
+        Some(Ok(job)) => {
+            return Ok(Target { directory: Directory::local(&job.directory), job: Some(job) });
+        }
         None | Some(Err(ClientError::NotFound(_))) if Path::new(target).is_dir() => {
-            let directory = std::path::absolute(target)?;
+            let directory = Directory::local(std::path::absolute(target)?);
+            return Ok(Target { directory, job: None });
+        }
+        None | Some(Err(ClientError::NotFound(_))) if target.contains("://") => {
+            let directory =
+                Directory::parse(target, &std::env::current_dir()?).map_err(anyhow::Error::from)?;
             return Ok(Target { directory, job: None });
         }
         None => format!("`{target}` is neither a job nor a checkpoint's directory"),
@@ -61,7 +78,7 @@ async fn not_shown(job: &Job, client: &mut Client) -> Failure {
 }
 
 /// The directory of `target`, which must have a checkpoint if it is a job.
-pub(crate) async fn with_checkpoint(target: &str, context: &Context) -> Result<PathBuf, Failure> {
+pub(crate) async fn with_checkpoint(target: &str, context: &Context) -> Result<Directory, Failure> {
     match find(target, context).await? {
         Target { job: Some(job), .. } if job.checkpoint.is_none() => {
             Err(Failure::Failed(anyhow::anyhow!("job {target} has no checkpoint yet")))

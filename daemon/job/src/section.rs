@@ -6,6 +6,9 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::path::Path;
+
+use millstream_io::storage::Directory;
 
 use super::document::{Node, Table, Value};
 use super::error::{At, Problems, suggestion};
@@ -91,6 +94,16 @@ impl<'a> Section<'a> {
             }
             _ => {}
         }
+    }
+
+    /// The directory with the path or address `text`, which is reported if it is none. A relative path starts at `base`.
+    pub(super) fn directory(&self, text: Option<Text<'_>>, base: &Path) -> Option<Directory> {
+        let Text { text, at } = text?;
+        if text.is_empty() {
+            self.error_at(at, "a path is empty");
+            return None;
+        }
+        Directory::parse(text, base).map_err(|error| self.error_at(at, error.to_string())).ok()
     }
 
     /// Reports what is valid but probably not meant.

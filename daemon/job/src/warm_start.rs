@@ -1,7 +1,8 @@
 //! The `[warm_start]` of a job file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use millstream_io::storage::Directory;
 use serde::Serialize;
 
 use super::section::Section;
@@ -9,8 +10,8 @@ use super::section::Section;
 /// The checkpoint whose weights a job starts with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WarmStartSpec {
-    /// The absolute path of the checkpoint, or of a run, whose newest checkpoint is used.
-    pub checkpoint: PathBuf,
+    /// The directory of the checkpoint, or of a run, whose newest checkpoint is used.
+    pub checkpoint: Directory,
     /// Whether to use the run's best checkpoint instead.
     pub best: bool,
     /// Whether training goes on: with the optimizer's state, the step count and the statistics of the checkpoint.
@@ -23,9 +24,9 @@ pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<WarmStartSpec> 
     top.node("warm_start")?;
     let mut section = top.required_section("warm_start", "[warm_start]", "the initial weights");
     let checkpoint = section.required_text("checkpoint", "a checkpoint, or the directory of a run");
-    section.check_directory(checkpoint, "initial weights");
+    let checkpoint = section.directory(checkpoint, base);
     let best = section.flag("best").unwrap_or(false);
     let continues = section.flag("continue").unwrap_or(false);
     section.finish();
-    Some(WarmStartSpec { checkpoint: base.join(checkpoint?.text), best, continues })
+    Some(WarmStartSpec { checkpoint: checkpoint?, best, continues })
 }

@@ -34,19 +34,20 @@ pub mod transforms;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
-use std::path::Path;
 
 use anyhow::Result;
 use millstream_batch::{BatchSchema, RaggedFeature};
+use millstream_io::storage::Directory;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_pipeline::transform::{Scaling, Transform};
-use millstream_trainer::checkpoint::CheckpointStore;
+use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
 use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
 use millstream_trainer::export::{ExportError, Tower, TrainedModel, safetensors};
 use serde_json::{Value, json};
 
 use crate::access::Requester;
+use crate::copies::Copies;
 use crate::scoring::{self, Scored};
 use millstream_job::Job;
 use transforms::{Language, Transforms};
@@ -71,8 +72,11 @@ impl Exportable {
     ///
     /// # Errors
     /// When there is no checkpoint, or it is damaged.
-    pub fn open(directory: &Path, best: bool, tower: Option<Tower>) -> Result<Self> {
-        let Scored { directory, step, job, analysis } = scoring::find(directory, best, &Requester::Trusted)?;
+    pub fn open(given: &Directory, best: bool, tower: Option<Tower>, copies: &Copies) -> Result<Self> {
+        let scope = (best, CheckpointScope::Scoring);
+        let found = scoring::find_in(given, scope, &Requester::Trusted, copies)?;
+        let checkpoint = found.checkpoint(given).to_string();
+        let Scored { directory, step, job, analysis, .. } = found;
         let store = CheckpointStore::local(&directory)?;
         let mut trained = TrainedModel::open(&store, step)?;
         if let Some(tower) = tower {
@@ -88,7 +92,6 @@ impl Exportable {
         ];
         let classes = &job.label.first.classes;
         description.extend((!classes.is_empty()).then(|| ("classes".to_owned(), json!(classes).to_string())));
-        let checkpoint = store.path(step);
         Ok(Self { trained, job, analysis, scalings, description, checkpoint, left_out })
     }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
 /// The checksums, a line per file.
-pub(super) const CHECKSUMS: &str = "checksums.sha256";
+pub(crate) const CHECKSUMS: &str = "checksums.sha256";
 /// Between the checksum and the name of a file.
 const SEPARATOR: &str = "  ";
 

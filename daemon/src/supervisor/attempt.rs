@@ -297,7 +297,7 @@ impl<'a> Attempt<'a> {
             (Some(restored), _) => format!("resumes from step {}", restored.step),
             (None, Some(Continuation { checkpoint, is_same_data, .. })) => {
                 let place = if *is_same_data { "where it stopped in its data" } else { "on other data" };
-                format!("continues {} {place}", checkpoint.display())
+                format!("continues {checkpoint} {place}")
             }
             (None, None) => "starts from scratch".to_owned(),
         };

@@ -25,6 +25,7 @@ use super::JobRecorder;
 use crate::access::Requester;
 use crate::auto_batch::{self, Choice, LimitSource, gpu};
 use crate::continuation::Continuation;
+use crate::copies::Copies;
 use crate::memory::{HostMemory, Room};
 use crate::plan::{self, JobPlan, RowCount};
 use crate::runs::SharedInputs;
@@ -45,6 +46,8 @@ pub(crate) struct Prepared {
     pub(super) job_file: PathBuf,
     /// What the run starts with, if it does not start from initial weights.
     pub(super) beginning: Option<BeginningRole>,
+    /// Keeps the copy of a checkpoint that `beginning` names.
+    pub(super) _copies: Copies,
     /// The run that the job continues, if it does.
     pub(super) continuation: Option<Continuation>,
     /// The automatically chosen batch size.
@@ -183,11 +186,11 @@ pub(super) fn prepare(
                 runs::put(&directory, runs::ANALYSIS, analysis.to_json().as_bytes())?;
             }
             continuation.record(&directory)?;
-            Some(BeginningRole::Continuation(continuation.role()?))
+            Some(BeginningRole::Continuation(continuation.role(&directory, &plan.copies)?))
         }
         None => {
             let warm_start = warm_start::decided(&directory, &plan, requester, |start| {
-                let text = format!("warm start from {}: {}", start.checkpoint.display(), start.report);
+                let text = format!("warm start from {}: {}", start.checkpoint, start.report);
                 recorder.log(Level::INFO, &text);
             })?;
             warm_start.map(BeginningRole::WarmStart)
@@ -208,6 +211,7 @@ pub(super) fn prepare(
         eval_plan: plan.eval_ingest.map(|plan| plan.recorded_by(stores.recorder())),
         beginning,
         continuation: plan.continuation,
+        _copies: plan.copies,
     })
 }
 

@@ -483,7 +483,7 @@ impl CheckpointStore {
 }
 
 /// The name of a step's directory. Names sort like steps.
-fn directory_name(step: u64) -> String {
+pub fn directory_name(step: u64) -> String {
     format!("step-{step:010}")
 }
 

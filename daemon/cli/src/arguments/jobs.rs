@@ -122,7 +122,7 @@ pub(crate) struct JobFile {
     pub(crate) path: Option<PathBuf>,
     /// Go on training the newest checkpoint of the run directory RUN, or this checkpoint, in a new run: for more
     /// epochs (--set data.epochs=N) or on other data (--set data.train=...). Optimizer state, step count and
-    /// vocabularies are kept. Without JOB.toml, the job is that of the checkpoint
+    /// vocabularies are kept. Without JOB.toml, the job is that of the checkpoint. A run in a bucket needs JOB.toml
     #[arg(long = "continue", value_name = "RUN")]
     pub(crate) continues: Option<PathBuf>,
     /// Override one key of the job file; repeatable

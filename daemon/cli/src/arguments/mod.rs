@@ -208,7 +208,8 @@ Examples:
   millstream eval census-2f9c
   millstream eval census-2f9c --best
   millstream eval checkpoints/census-2f9c/step-0000000500 'data/2026-11-*.parquet'
-  millstream eval census-2f9c test.csv")]
+  millstream eval census-2f9c test.csv
+  millstream eval gs://bucket/runs/census-2f9c test.csv")]
     Eval(Scored),
     /// Write the score of each row of data
     Predict(Predict),
@@ -274,9 +275,10 @@ Examples:
   millstream export census-2f9c --output census.onnx --transforms features.py --transforms features.h
   millstream export checkpoints/census-2f9c/step-0000000500 --output census.safetensors
   millstream export films-81d0 --part item --output items.onnx
+  millstream export gs://bucket/runs/census-2f9c --output census.onnx
   millstream export census-2f9c --output census.onnx --json | jq -c '.inputs[] | [.name, .type]'")]
 pub(crate) struct Export {
-    /// A job's id, or the directory of a job or a checkpoint
+    /// A job's id, or the directory of a job or a checkpoint, which may be in a bucket
     #[arg(value_name = "JOB_ID|CHECKPOINT")]
     pub(crate) target: String,
     /// File to write; appears only when complete and replaces an existing file

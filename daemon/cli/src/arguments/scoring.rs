@@ -10,7 +10,7 @@ use super::data::{Fields, parse_list};
 /// The model and the data to score.
 #[derive(Debug, Args)]
 pub(crate) struct Scored {
-    /// A job's id (of a search: its best trial), or the directory of a job or a checkpoint
+    /// A job's id (of a search: its best trial), or the directory of a job or a checkpoint, which may be in a bucket
     #[arg(value_name = "JOB_ID|CHECKPOINT")]
     pub(crate) target: String,
     /// Files and globs to score, or `-` for standard input [default: the job's own held-out data]

@@ -7,8 +7,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use millstream_daemon::copies::Copies;
 use millstream_daemon::export::Exportable;
 use millstream_daemon::export::transforms::Language;
+use millstream_io::storage::Stores;
 use millstream_trainer::export::Tower;
 use millstream_trainer::export::onnx::{OnnxModel, Port};
 use serde_json::{Value, json};
@@ -56,10 +58,17 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
         ModelPart::Query => Tower::Query,
         ModelPart::Item => Tower::Item,
     });
-    let model = Exportable::open(&directory, *best, tower)?;
-    if *interrupted.borrow() {
-        return Err(interrupted_error().into());
-    }
+    let stores = Stores::default();
+    let copies = Copies::new(stores.clone(), runtime.handle().clone());
+    let mut interrupts = interrupted.clone();
+    runtime.spawn(async move {
+        // An error means that nobody listens any more.
+        if interrupts.wait_for(|&is| is).await.is_ok() {
+            stores.cancel();
+        }
+    });
+    let model = Exportable::open(&directory, *best, tower, &copies);
+    let model = if *interrupted.borrow() { Err(interrupted_error()) } else { model }?;
     let create = |path: &Path| {
         Unfinished::create(path).map(|file| InterruptibleFile { file, interrupted: interrupted.clone() })
     };

@@ -2,8 +2,6 @@
 
 mod picture;
 
-use std::path::Path;
-
 use millstream_daemon::lineage::{self, CheckpointLineage, DataLineage, Origin, Relation, RunLineage};
 use tokio::runtime::Runtime;
 
@@ -23,7 +21,7 @@ const INDENT: usize = 2;
 
 pub(crate) fn run(arguments: &ShownLineage, context: &Context) -> Result<(), Failure> {
     let found = Runtime::new()?.block_on(target::find(&arguments.target, context))?;
-    let lineage = lineage::trace(&found.directory)?;
+    let lineage = lineage::trace(&found.local()?)?;
     if let Some(path) = &arguments.svg {
         unfinished::write(path, picture::svg(&lineage).as_bytes())?;
         context.screen.note(&format!("wrote {}", path.display()));
@@ -49,7 +47,7 @@ fn add(out: &mut String, run: &RunLineage, indent: usize) {
         match (run, problem) {
             (Some(run), _) => add(out, run, indent + INDENT),
             (None, problem) => {
-                *out += &format!("{}: {}\n", path.display(), problem.as_deref().unwrap_or("unknown"));
+                *out += &format!("{}: {}\n", path, problem.as_deref().unwrap_or("unknown"));
             }
         }
     }
@@ -97,9 +95,4 @@ fn verb(relation: Relation) -> &'static str {
         Relation::StartsWithWeights => "starts with the weights of",
         Relation::Repeats => "repeats",
     }
-}
-
-/// The name of a path, for the picture.
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -11,7 +11,7 @@ use crate::target;
 pub(crate) async fn run(arguments: Repeated, context: &Context) -> Result<(), Failure> {
     let Repeated { target, set, priority } = arguments;
     let mut daemon = to_daemon(context).await?;
-    let directory = target::find(&target, context).await?.directory;
+    let directory = target::find(&target, context).await?.local()?;
     let Some(rerun) = directory.to_str().map(str::to_owned) else {
         return Err(Failure::Usage(format!("the path {} is not UTF-8", directory.display())));
     };

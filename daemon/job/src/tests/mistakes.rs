@@ -240,8 +240,8 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         ("[model]", "[checkpoint]\ndirectory = \"\"\n[model]", "20:13: error: a path is empty"),
         (
             "[model]",
-            "[warm_start]\ncheckpoint = \"gs://bucket/runs/a-1\"\n[model]",
-            "20:14: error: initial weights need a local directory, found \"gs://bucket/runs/a-1\"",
+            "[warm_start]\ncheckpoint = \"https://host/runs/a-1\"\n[model]",
+            "20:14: error: https://host/runs/a-1: is a web server; a directory is local or in a bucket",
         ),
         // TensorBoard.
         (

@@ -8,6 +8,7 @@ mod search;
 
 use std::path::Path;
 
+use millstream_io::storage::Directory;
 use millstream_pipeline::spec::{
     FeatureKind, FeatureSpec, MissingNumber, Normalize, OnBadRecord, OutOfRange, Terms,
 };
@@ -209,8 +210,11 @@ fn a_job_may_start_from_the_weights_of_another() {
     assert_eq!(job(SOUND, &[]).warm_start, None);
     let set = ["data.base=/jobs", "warm_start.checkpoint=runs/a-1", "warm_start.best=true"];
     let wanted =
-        WarmStartSpec { checkpoint: Path::new("/jobs/runs/a-1").to_owned(), best: true, continues: false };
+        WarmStartSpec { checkpoint: Directory::local("/jobs/runs/a-1"), best: true, continues: false };
     assert_eq!(job(SOUND, &set).warm_start, Some(wanted));
+    let in_bucket = ["warm_start.checkpoint=gs://bucket/runs/a-1/"];
+    let found = job(SOUND, &in_bucket).warm_start.unwrap().checkpoint;
+    assert_eq!(found.to_string(), "gs://bucket/runs/a-1");
     assert_ne!(job(SOUND, &set).fingerprint(), job(SOUND, &set[..2]).fingerprint());
     let refused =
         |set: &str| Job::parse(SOUND, Path::new("job.toml"), &[set.to_owned()]).unwrap_err().to_string();

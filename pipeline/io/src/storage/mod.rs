@@ -10,6 +10,7 @@
 mod address;
 mod catalog;
 mod client;
+mod directory;
 mod division;
 mod frozen;
 mod http;
@@ -30,6 +31,7 @@ use millstream_trace::Recorder;
 use parking_lot::Mutex;
 
 pub use self::catalog::{CATALOG_VARIABLE, Catalog, Choice, Column, Numbers, Reference, Version};
+pub use self::directory::Directory;
 pub use self::division::{Division, Named, NamedSplit, Portion, Rule};
 pub use self::frozen::{Entry, Kept, Listing};
 pub use self::object::Object;

@@ -36,9 +36,12 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
         let learning = Learning { most_bytes, progress: &|now| gauge.update(now.rows) };
         JobPlan::new(&job, &surveyed, learning, runtime.handle())
     };
+    let beginning = match &plan {
+        Ok(plan) => Beginning::of(plan, &Requester::Trusted),
+        Err(_) => Ok(None),
+    };
     runtime.shutdown_background();
-    let plan = plan?;
-    let beginning = Beginning::of(&plan, &Requester::Trusted)?;
+    let (plan, beginning) = (plan?, beginning?);
     if job.warm_start.is_some() && beginning.is_none() && plan.continuation.is_none() {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
     }

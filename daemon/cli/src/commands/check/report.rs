@@ -1,7 +1,6 @@
 //! The contents of a plan, as `--json` prints them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use millstream_daemon::auto_batch::{Choice, GpuChoice, Limit, gpu};
 use millstream_daemon::export;
@@ -10,6 +9,7 @@ use millstream_daemon::plan::{DataPlan, JobPlan, RowCount};
 use millstream_daemon::ranks;
 use millstream_daemon::sources::SourcePlan;
 use millstream_daemon::warm_start::Beginning;
+use millstream_io::storage::Directory;
 use millstream_job::Job;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_trainer::model::{ModelPlan, TensorRole};
@@ -191,7 +191,7 @@ pub(super) struct GpuMemory {
 /// What the job continues.
 #[derive(Debug, Serialize)]
 pub(super) struct ContinuationReport {
-    pub(super) checkpoint: PathBuf,
+    pub(super) checkpoint: Directory,
     pub(super) step: u64,
     /// Whether the epochs of the earlier run count.
     pub(super) is_same_data: bool,
@@ -200,7 +200,7 @@ pub(super) struct ContinuationReport {
 /// The parameters that a warm start carries over.
 #[derive(Debug, Serialize)]
 pub(super) struct WarmStart {
-    pub(super) checkpoint: PathBuf,
+    pub(super) checkpoint: Directory,
     /// Parameters carried over completely.
     pub(super) whole: Vec<String>,
     /// Parameters carried over partly.

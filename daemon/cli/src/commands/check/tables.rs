@@ -31,7 +31,7 @@ impl Report {
     fn warm_start_table(&self) -> String {
         let mut table = Table::default();
         if let Some(ContinuationReport { checkpoint, step, is_same_data }) = &self.continuation {
-            table.row(["continues".to_owned(), checkpoint.display().to_string()]);
+            table.row(["continues".to_owned(), checkpoint.to_string()]);
             table.row(["  from step", &figures::count(*step)]);
             table.row([
                 "  data",
@@ -42,7 +42,7 @@ impl Report {
         let Some(WarmStart { checkpoint, whole, in_part, initialized, unused }) = &self.warm_start else {
             return String::new();
         };
-        table.row(["warm start".to_owned(), checkpoint.display().to_string()]);
+        table.row(["warm start".to_owned(), checkpoint.to_string()]);
         let all = whole.len() + in_part.len() + initialized.len();
         table.row(["  carried over", &format!("{} of {all} parameters", whole.len())]);
         let in_part = in_part.iter().map(|name| ("  in part", name.clone()));

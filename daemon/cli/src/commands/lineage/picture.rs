@@ -1,11 +1,11 @@
 //! Draws a lineage as SVG: a box per run, the earliest on top, and an arrow from each run to one that came from it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use millstream_daemon::lineage::{Origin, RunLineage};
+use millstream_io::storage::Directory;
 
-use super::{facts, heading, name, verb};
+use super::{facts, heading, verb};
 use crate::plot::{ADVANCE, CURVES, INK, LABEL, Picture};
 
 const LINE: f64 = 18.0;
@@ -59,17 +59,25 @@ pub(super) fn svg(run: &RunLineage) -> String {
 
 /// Adds the runs before `run`, then `run`; returns its place. `known` has the places of origins by their path: two runs may
 /// have the same one.
-fn collect<'a>(run: &'a RunLineage, nodes: &mut Vec<Node>, known: &mut BTreeMap<&'a Path, usize>) -> usize {
+fn collect<'a>(
+    run: &'a RunLineage,
+    nodes: &mut Vec<Node>,
+    known: &mut BTreeMap<&'a Directory, usize>,
+) -> usize {
     let mut lines: Vec<String> =
         facts(run).into_iter().map(|(title, value)| format!("{title:<10}  {value}")).collect();
     let mut origins = Vec::new();
     for Origin { relation, path, run, problem } in &run.origins {
-        let place = match (run, known.get(path.as_path())) {
+        let place = match (run, known.get(path)) {
             (Some(run), _) => collect(run, nodes, known),
             (None, Some(&place)) => place,
             (None, None) => {
-                let lines = vec![path.display().to_string(), problem.clone().unwrap_or_default()];
-                nodes.push(Node { heading: name(path), lines, origins: Vec::new() });
+                let lines = vec![path.to_string(), problem.clone().unwrap_or_default()];
+                nodes.push(Node {
+                    heading: path.name().unwrap_or_default().to_owned(),
+                    lines,
+                    origins: Vec::new(),
+                });
                 nodes.len() - 1
             }
         };
@@ -126,13 +134,13 @@ mod tests {
     fn each_run_has_a_box_and_each_origin_an_arrow() {
         let known = |relation, id| Origin {
             relation,
-            path: format!("/runs/{id}").into(),
+            path: Directory::local(format!("/runs/{id}")),
             run: Some(run(id, Vec::new())),
             problem: None,
         };
         let gone = Origin {
             relation: Relation::Repeats,
-            path: "/runs/gone&lost".into(),
+            path: Directory::local("/runs/gone&lost"),
             run: None,
             problem: Some("no run".into()),
         };
