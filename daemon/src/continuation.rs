@@ -17,12 +17,12 @@ use millstream_pipeline::dataset::Dataset;
 use millstream_pipeline::ingest::IngestPlan;
 use millstream_pipeline::order::PositionError;
 use millstream_pipeline::spec::Purpose;
-use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
+use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_worker::protocol::ContinuationRole;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Requester;
-use crate::copies::Copies;
+use crate::copies::{Contents, Copies};
 use crate::scoring::{self, Scored};
 use crate::{datasets, runs, warm_start};
 
@@ -55,8 +55,8 @@ impl Source {
             return Ok(None);
         };
         let here = || format!("`warm_start.checkpoint`, {checkpoint}");
-        let scope = (*best, CheckpointScope::Full);
-        let scored = scoring::find_in(checkpoint, scope, requester, copies).with_context(here)?;
+        let contents = (*best, Contents::Records);
+        let scored = scoring::find_in(checkpoint, contents, requester, copies).with_context(here)?;
         let changes = job.differences_of_rows(&scored.job);
         if !changes.is_empty() {
             bail!(
@@ -134,8 +134,7 @@ impl Continuation {
 
     /// The worker's part of it, for the run in `directory`.
     pub(crate) fn role(&self, directory: &Path, copies: &Copies) -> Result<ContinuationRole> {
-        let (directory, step) =
-            warm_start::source_of(&self.checkpoint, CheckpointScope::Full, copies, directory)?;
+        let (directory, step) = warm_start::source_of(&self.checkpoint, Contents::All, copies, directory)?;
         Ok(ContinuationRole {
             directory,
             step,

@@ -23,12 +23,12 @@ use std::{fs, io};
 use anyhow::{Context, Result, bail};
 use millstream_io::storage::{Directory, Object, Stores};
 use millstream_trainer::checkpoint::store::{directory_name, parse_directory_name};
-use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore, MANIFEST};
+use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST};
 use millstream_worker::locks;
 use tempfile::TempDir;
 use tokio::runtime::Handle;
 
-use crate::runs;
+use crate::{runs, scoring};
 
 /// The start of a copy's directory name.
 const PREFIX: &str = "millstream-copy-";
@@ -42,11 +42,30 @@ const RUN: &str = "run";
 /// The maximum size of a manifest or a record: it is read by this process at once.
 const MAX_RECORD_BYTES: u64 = 256 << 20;
 
-/// What the names of the files with the optimizer's state begin with.
-const STATE_FILES: &str = "optimizer";
-
 /// Bytes that are read and written at a time.
 const PIECE_BYTES: u64 = 32 << 20;
+
+/// What a copy has of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The manifest, the job and the statistics of its data.
+    Records,
+    /// These and the parameters.
+    Parameters,
+    /// Everything.
+    All,
+}
+
+impl Contents {
+    /// Whether it has the file `name`.
+    fn has(self, name: &str) -> bool {
+        match self {
+            Self::Records => !name.ends_with(".safetensors"),
+            Self::Parameters => !name.starts_with("optimizer"),
+            Self::All => true,
+        }
+    }
+}
 
 /// Makes copies, and keeps them until it is dropped.
 #[derive(Clone)]
@@ -59,7 +78,7 @@ pub struct Copies {
 /// A copy.
 struct Copy {
     /// What it is a copy of.
-    of: (Directory, bool, CheckpointScope),
+    of: (Directory, bool, Contents),
     /// The directory in it of a run or a checkpoint, as the original is.
     path: PathBuf,
     _lock: File,
@@ -73,62 +92,53 @@ impl Copies {
     }
 
     /// The path of `directory`, that of a run or of a checkpoint; if it is in a bucket, that of its copy. The copy of a run has its
-    /// newest checkpoint, or with `best` that of its best evaluation; to `scope`. Blocks, so it must not be called from async code.
+    /// newest checkpoint, or with `best` that of its best evaluation; of these `contents`. Blocks, so it must not be called from async code.
     ///
     /// # Errors
     /// When there is no checkpoint, or storage fails.
-    pub fn local(&self, directory: &Directory, best: bool, scope: CheckpointScope) -> Result<PathBuf> {
+    pub fn local(&self, directory: &Directory, best: bool, contents: Contents) -> Result<PathBuf> {
         if let Some(path) = directory.as_local() {
             return Ok(path.to_owned());
         }
-        let of = (directory.clone(), best, scope);
+        let of = (directory.clone(), best, contents);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(copy) = made.iter().find(|copy| copy.of == of) {
             return Ok(copy.path.clone());
         }
-        let copy = self.make(of).with_context(|| directory.to_string())?;
+        let copy = self.make(of)?;
         let path = copy.path.clone();
         made.push(copy);
         Ok(path)
     }
 
-    fn make(&self, of: (Directory, bool, CheckpointScope)) -> Result<Copy> {
-        let (original, best, scope) = &of;
+    fn make(&self, of: (Directory, bool, Contents)) -> Result<Copy> {
+        let (original, best, contents) = &of;
         let (directory, lock) = create().context("a directory for a copy")?;
         let run = directory.path().join(RUN);
         let given = original.name().and_then(parse_directory_name);
         let of_given = given.and_then(|step| Some((original.parent()?, step)));
-        let found = match of_given {
+        let (home, step) = match of_given {
             Some((home, step)) => {
                 self.copy_manifests(&home, &directory_name(step), &run)?;
-                Some((home, step))
+                (home, step)
             }
             None => {
                 self.copy_manifests(original, "step-*", &run)?;
                 let store = CheckpointStore::local(&run)?;
                 let step = if *best { store.best()?.first().copied() } else { store.steps()?.pop() };
-                step.map(|step| (original.clone(), step))
+                (original.clone(), step.ok_or_else(|| scoring::no_checkpoint(original, *best))?)
             }
         };
-        // Without a checkpoint, the caller finds none in the copy, and says so.
-        if let Some((home, step)) = found {
-            self.copy_checkpoint((&home, step), *scope, &run)?;
-        }
+        self.copy_checkpoint((&home, step), *contents, &run)?;
         let path = given.map_or_else(|| run.clone(), |step| run.join(directory_name(step)));
         Ok(Copy { of, path, _lock: lock, _directory: directory })
     }
 
-    /// Copies the checkpoint of `step` below `home`, to `scope`, and what the run has recorded of its data, to `run`.
-    fn copy_checkpoint(
-        &self,
-        (home, step): (&Directory, u64),
-        scope: CheckpointScope,
-        run: &Path,
-    ) -> Result<()> {
+    /// Copies the checkpoint of `step` below `home`, of these `contents`, and what the run has recorded of its data, to `run`.
+    fn copy_checkpoint(&self, (home, step): (&Directory, u64), contents: Contents, run: &Path) -> Result<()> {
         let name = directory_name(step);
         let mut objects = self.list(&home.join(&name).join("*"))?;
-        let is_state = |object: &Object| file_name(object).is_some_and(|name| name.starts_with(STATE_FILES));
-        objects.retain(|object| scope == CheckpointScope::Full || !is_state(object));
+        objects.retain(|object| file_name(object).is_some_and(|name| contents.has(name)));
         self.copy_all(&objects, &run.join(&name), u64::MAX)?;
         let records = format!("{{{},{}}}", runs::TRAIN_LISTING, runs::CHECKSUMS);
         self.copy_all(&self.list(&home.join(&records))?, run, MAX_RECORD_BYTES)

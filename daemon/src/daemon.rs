@@ -26,7 +26,6 @@ use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::{Directory, Stores};
 use millstream_job::JobError;
 use millstream_pipeline::ingest::Explanation;
-use millstream_trainer::checkpoint::CheckpointScope;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
@@ -36,7 +35,7 @@ use crate::access::Requester;
 use crate::actor::{Action, Actor};
 use crate::audit::Throttle;
 use crate::config::{Config, Settings, StateLocation};
-use crate::copies::Copies;
+use crate::copies::{Contents, Copies};
 use crate::devices::DevicesError;
 use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
@@ -526,7 +525,7 @@ impl Daemon {
             return self.blocking(move |_| scoring::find(&path, best, &requester)).await;
         }
         let find = move |copies: &Copies| {
-            scoring::find_in(&directory, (best, CheckpointScope::Scoring), &requester, copies)
+            scoring::find_in(&directory, (best, Contents::Parameters), &requester, copies)
         };
         self.shared.scorer.find(find).await
     }

@@ -114,7 +114,8 @@ pub struct Learning<'a> {
 }
 
 impl JobPlan {
-    /// Plans `job`. Blocks, so it must not be called from async code. `host` surveys the host's GPUs if needed.
+    /// Plans `job`, whose data `stores` read. Blocks, so it must not be called from async code. `host` surveys the host's GPUs if
+    /// needed.
     ///
     /// # Errors
     /// When data is absent, does not match the job or does not fit its memory budget; errors of `host`.
@@ -122,11 +123,10 @@ impl JobPlan {
         job: &Job,
         host: &dyn Fn() -> Result<HostSurvey>,
         learning: Learning<'_>,
-        runtime: &Handle,
+        (stores, runtime): (&Stores, &Handle),
     ) -> Result<Self> {
         let never = AtomicBool::new(false);
-        let stores = Stores::default().for_job(&job.storage);
-        Self::with((job, &Requester::Trusted), &stores, None, runtime, host, |train, _| {
+        Self::with((job, &Requester::Trusted), stores, None, runtime, host, |train, _| {
             try_first_rows(job, train, runtime)?;
             let reads = DataPlan::of(train).bytes <= learning.most_bytes;
             reads.then(|| learn(job, train, runtime, &never, learning.progress)).transpose()

@@ -5,6 +5,7 @@
 
 mod source;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +21,14 @@ use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::ingest::{IngestPlan, KeptRows};
 use millstream_pipeline::transform::Transform;
 use millstream_trainer::checkpoint::store::{directory_name, parse_directory_name};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointScope, CheckpointStore};
+use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::access::Requester;
-use crate::copies::Copies;
+use crate::copies::{Contents, Copies};
 use crate::feed::{self, Feed};
 use crate::priority::Launcher;
 use crate::runs;
@@ -162,14 +163,20 @@ pub(crate) fn locate(directory: &Path, best: bool) -> Result<(PathBuf, u64)> {
         Some((home, step)) => Ok((home.to_owned(), step)),
         None if best => {
             let best = CheckpointStore::local(directory)?.best()?.first().copied();
-            let best = best
-                .with_context(|| format!("{} has no best checkpoint: set `checkpoint.keep_best`", here()))?;
-            Ok((directory.to_owned(), best))
+            Ok((directory.to_owned(), best.ok_or_else(|| no_checkpoint(here(), true))?))
         }
         None => {
             let newest = CheckpointStore::local(directory)?.steps()?.pop();
-            Ok((directory.to_owned(), newest.with_context(|| format!("{} has no checkpoint", here()))?))
+            Ok((directory.to_owned(), newest.ok_or_else(|| no_checkpoint(here(), false))?))
         }
+    }
+}
+
+/// The error for a run without any checkpoint, or without a `best` one.
+pub(crate) fn no_checkpoint(directory: impl Display, best: bool) -> anyhow::Error {
+    match best {
+        true => anyhow!("{directory} has no best checkpoint: set `checkpoint.keep_best`"),
+        false => anyhow!("{directory} has no checkpoint"),
     }
 }
 
@@ -194,21 +201,21 @@ pub(crate) fn find(directory: &Path, best: bool, requester: &Requester) -> Resul
     Ok(Scored { directory: home, step, job, analysis, _copies: None })
 }
 
-/// As [`find`], of a directory that may be in a bucket: then the checkpoint, to `scope`, is one of `copies`, which this process
+/// As [`find`], of a directory that may be in a bucket: then the checkpoint, with `contents`, is one of `copies`, which this process
 /// has made with its own rights.
 ///
 /// # Errors
 /// As of [`find`], and when storage fails.
 pub(crate) fn find_in(
     directory: &Directory,
-    (best, scope): (bool, CheckpointScope),
+    (best, contents): (bool, Contents),
     requester: &Requester,
     copies: &Copies,
 ) -> Result<Scored> {
     match directory.as_local() {
         Some(path) => find(path, best, requester),
         None => {
-            let copy = copies.local(directory, best, scope)?;
+            let copy = copies.local(directory, best, contents)?;
             let found = find(&copy, best, &Requester::Trusted);
             let found = found.with_context(|| format!("the copy of {directory}"))?;
             Ok(Scored { _copies: Some(copies.clone()), ..found })
@@ -258,12 +265,10 @@ impl Scorer {
         let stores = self.stores.for_job(&StorageSpec::default());
         let _cancelled = CancelOnDrop(stores.clone());
         let copies = Copies::new(stores, self.runtime.clone());
-        let found = move || {
-            let found = find(&copies);
-            drop(permit);
-            found
-        };
-        tokio::task::spawn_blocking(found).await?
+        // The permit comes back after what was found is dropped, if nobody waits for it: a stop of the daemon waits for all permits.
+        let found = move || (find(&copies), permit);
+        let (found, _permit) = tokio::task::spawn_blocking(found).await?;
+        found
     }
 
     /// Evaluates `scored` on the data of `request`, or on its job's held-out data.

@@ -14,12 +14,12 @@ use millstream_io::storage::Directory;
 use millstream_job::WarmStartSpec;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::transform::{self, map_ids};
-use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
+use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::warm_start::{IdMapping, IdMappings, WarmStart, WarmStartReport};
 use millstream_worker::protocol::WarmStartRole;
 
 use crate::access::Requester;
-use crate::copies::Copies;
+use crate::copies::{Contents, Copies};
 use crate::plan::JobPlan;
 use crate::runs;
 use crate::scoring::{self, Scored};
@@ -45,8 +45,8 @@ impl Beginning {
             return Ok(None);
         };
         let here = || format!("`warm_start.checkpoint`, {checkpoint}");
-        let scope = (*best, CheckpointScope::Scoring);
-        let source = scoring::find_in(checkpoint, scope, requester, &plan.copies).with_context(here)?;
+        let contents = (*best, Contents::Records);
+        let source = scoring::find_in(checkpoint, contents, requester, &plan.copies).with_context(here)?;
         Self::from((checkpoint, &source), plan, analysis).with_context(here).map(Some)
     }
 
@@ -105,8 +105,9 @@ pub(crate) fn decided(
         Some(checkpoint) => {
             let here = || format!("warm start from {checkpoint}");
             let analysis = plan.analysis.as_ref().context("the job's data was not analysed")?;
-            let scope = (false, CheckpointScope::Scoring);
-            let source = scoring::find_in(&checkpoint, scope, requester, &plan.copies).with_context(here)?;
+            let contents = (false, Contents::Records);
+            let source =
+                scoring::find_in(&checkpoint, contents, requester, &plan.copies).with_context(here)?;
             let beginning = Beginning::from((&checkpoint, &source), plan, analysis).with_context(here)?;
             record(directory, &beginning)?;
             checkpoint
@@ -118,22 +119,22 @@ pub(crate) fn decided(
             beginning.checkpoint
         }
     };
-    let (directory, step) = source_of(&checkpoint, CheckpointScope::Scoring, &plan.copies, directory)?;
+    let (directory, step) = source_of(&checkpoint, Contents::Parameters, &plan.copies, directory)?;
     Ok(Some(WarmStartRole { directory, step, id_mappings }))
 }
 
 /// The local directory that contains the recorded `checkpoint` from which the run in `directory` starts, and its step. While the
-/// run has no checkpoint of its own, one in a bucket is copied.
+/// run has no checkpoint of its own, one in a bucket is copied with `contents`.
 pub(crate) fn source_of(
     checkpoint: &Directory,
-    scope: CheckpointScope,
+    contents: Contents,
     copies: &Copies,
     directory: &Path,
 ) -> Result<(PathBuf, u64)> {
     let is_needed = || anyhow::Ok(CheckpointStore::local(directory)?.steps()?.is_empty());
     let path = match checkpoint.as_local() {
         None if !is_needed()? => PathBuf::from(checkpoint.to_string()),
-        _ => copies.local(checkpoint, false, scope)?,
+        _ => copies.local(checkpoint, false, contents)?,
     };
     scoring::locate(&path, false)
 }

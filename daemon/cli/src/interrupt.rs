@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use millstream_io::storage::Stores;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::register_conditional_default;
 use tokio::runtime::Runtime;
@@ -62,14 +63,20 @@ pub(crate) fn listen_on(runtime: &Runtime) -> Result<watch::Receiver<bool>, Fail
     listen()
 }
 
-/// Runs `work`. A signal drops it and thereby deletes its unfinished files.
-pub(crate) async fn unless_interrupted<T>(
-    work: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    unless(listen()?, work).await
+/// Like [`listen_on`]; a signal also ends all requests of `stores`.
+pub(crate) fn cancelling(runtime: &Runtime, stores: &Stores) -> Result<watch::Receiver<bool>, Failure> {
+    let interrupted = listen_on(runtime)?;
+    let (mut waiting, stores) = (interrupted.clone(), stores.clone());
+    runtime.spawn(async move {
+        // An error means that nobody listens any more.
+        if waiting.wait_for(|&interrupted| interrupted).await.is_ok() {
+            stores.cancel();
+        }
+    });
+    Ok(interrupted)
 }
 
-/// Like [`unless_interrupted`], for a command that already listens.
+/// Runs `work` until a signal is received, which drops it and thereby deletes its unfinished files.
 pub(crate) async fn unless<T>(
     mut interrupted: watch::Receiver<bool>,
     work: impl Future<Output = Result<T, Failure>>,

@@ -41,13 +41,13 @@ use millstream_io::storage::Directory;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_pipeline::transform::{Scaling, Transform};
-use millstream_trainer::checkpoint::{CheckpointScope, CheckpointStore};
+use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::export::onnx::{NumberScale, OnnxModel};
 use millstream_trainer::export::{ExportError, Tower, TrainedModel, safetensors};
 use serde_json::{Value, json};
 
 use crate::access::Requester;
-use crate::copies::Copies;
+use crate::copies::{Contents, Copies};
 use crate::scoring::{self, Scored};
 use millstream_job::Job;
 use transforms::{Language, Transforms};
@@ -73,8 +73,8 @@ impl Exportable {
     /// # Errors
     /// When there is no checkpoint, or it is damaged.
     pub fn open(given: &Directory, best: bool, tower: Option<Tower>, copies: &Copies) -> Result<Self> {
-        let scope = (best, CheckpointScope::Scoring);
-        let found = scoring::find_in(given, scope, &Requester::Trusted, copies)?;
+        let contents = (best, Contents::Parameters);
+        let found = scoring::find_in(given, contents, &Requester::Trusted, copies)?;
         let checkpoint = found.checkpoint(given).to_string();
         let Scored { directory, step, job, analysis, .. } = found;
         let store = CheckpointStore::local(&directory)?;

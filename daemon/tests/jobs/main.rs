@@ -17,6 +17,7 @@ use millstream_daemon::config::{Config, Settings, StateLocation};
 use millstream_daemon::daemon::{Daemon, Predicted, SubmitError};
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
+use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_trainer::metrics::Metric;
 use support::{
@@ -331,7 +332,7 @@ fn a_plan_without_statistics_reads_the_first_rows() {
     let plan = || {
         let learning = Learning { most_bytes: 0, progress: &|_| {} };
         let host = || unreachable!("a CPU job does not survey GPUs");
-        JobPlan::new(&job, &host, learning, runtime.handle())
+        JobPlan::new(&job, &host, learning, (&Stores::default(), runtime.handle()))
     };
     assert_eq!(plan().unwrap().analysis, None);
     workspace.spoil(0, 3);

@@ -180,6 +180,11 @@ impl Server {
         lock(&self.state.script).queue.extend(faults);
     }
 
+    /// Removes the scripted faults that no request has met.
+    pub fn clear_script(&self) {
+        lock(&self.state.script).queue.clear();
+    }
+
     /// The number of scripted faults that no request has met yet.
     pub fn unmet(&self) -> usize {
         lock(&self.state.script).queue.len()

@@ -134,6 +134,31 @@ fn a_checkpoint_in_a_bucket_scores_as_its_copy_in_a_directory() {
 }
 
 #[test]
+fn models_are_exported_to_a_bucket() {
+    let run = Run::new(&[]);
+    let run_directory = run.directory().to_str().unwrap();
+    let files = ["model.onnx", "model.onnx.data", "model.safetensors", "model.py"];
+    for place in ["", "s3://models/exported/"] {
+        let at = |name: &str| format!("{place}{name}");
+        let (onnx, code) = (at("model.onnx"), at("model.py"));
+        let line = ["export", run_directory, "-o", &onnx, "--external-data", "--transforms", &code];
+        succeed(&run.shell, &line);
+        succeed(&run.shell, &["export", run_directory, "-o", &at("model.safetensors")]);
+    }
+    for file in files {
+        let local = fs::read(run.job.directory().join(file)).unwrap();
+        let in_bucket = run.server.get(&format!("models/exported/{file}")).unwrap();
+        assert!(local == in_bucket, "{file}");
+    }
+    assert_eq!(run.server.uploads(), 0, "no upload is left");
+    run.server.script([Fault::WriteStatus(403)]);
+    let refused = run.shell.run(&["export", run_directory, "-o", "s3://models/exported/refused.onnx"]);
+    assert_eq!(refused.code(), 1);
+    assert!(refused.stderr.contains("s3://models/exported/refused.onnx"), "{}", refused.stderr);
+    assert_eq!(run.server.get("models/exported/refused.onnx"), None);
+}
+
+#[test]
 fn jobs_start_from_a_checkpoint_in_a_bucket_with_the_same_bits() {
     let run = Run::new(&[]);
     let local = run.directory().to_str().unwrap();
@@ -180,7 +205,7 @@ fn commands_that_wait_for_a_bucket_are_interrupted_and_leave_no_copy() {
         assert!(began.elapsed() < PROMPTLY, "{line:?}: {:?}", began.elapsed());
         assert_eq!(ended.code(), 130, "{line:?}: {}", ended.stderr);
         run.assert_no_copies();
-        run.server.script([]);
+        run.server.clear_script();
     }
 }
 
@@ -193,7 +218,7 @@ fn the_copy_of_a_killed_command_is_removed_by_the_next_one() {
     wait_until("a read hangs", || run.server.unmet() < before);
     assert!(kill(command.pid()));
     drop(command);
-    run.server.script([]);
+    run.server.clear_script();
     succeed(&run.shell, &["export", ADDRESS, "-o", "model.onnx"]);
     run.assert_no_copies();
 }
@@ -205,6 +230,8 @@ fn what_is_wrong_with_a_checkpoint_in_a_bucket_is_said() {
     let eval = |target: &str| shell.run(&["eval", target]).with_code(1).stderr;
     let error = eval("s3://models/runs/none");
     assert!(error.contains("s3://models/runs/none has no checkpoint"), "{error}");
+    let error = shell.run(&["eval", ADDRESS, "--best"]).with_code(1).stderr;
+    assert!(error.contains(&format!("{ADDRESS} has no best checkpoint")), "{error}");
     let error = eval(&format!("{ADDRESS}/step-0000000007"));
     let absent = "step-0000000007 is not a checkpoint: it has no manifest.json";
     assert!(error.contains(ADDRESS) && error.contains(absent), "{error}");

@@ -281,7 +281,7 @@ pub(crate) struct Export {
     /// A job's id, or the directory of a job or a checkpoint, which may be in a bucket
     #[arg(value_name = "JOB_ID|CHECKPOINT")]
     pub(crate) target: String,
-    /// File to write; appears only when complete and replaces an existing file
+    /// File to write, which may be in a bucket; appears only when complete and replaces an existing file
     #[arg(short, long, value_name = "FILE", required_unless_present = "transforms")]
     pub(crate) output: Option<PathBuf>,
     /// Format to write [default: by the output's extension]

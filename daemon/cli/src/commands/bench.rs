@@ -5,6 +5,7 @@ use std::time::Instant;
 use millstream_daemon::messages::explanation_message;
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::survey::survey_host_with_current_exe;
+use millstream_io::storage::Stores;
 use millstream_pipeline::ingest::{self, IngestMeasurement};
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -38,7 +39,10 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let learning = Learning { most_bytes: u64::MAX, progress: &|now| gauge.update(now.rows) };
-        JobPlan::new(&job, &survey_host_with_current_exe, learning, runtime.handle())?
+        {
+            let stores = Stores::default().for_job(&job.storage);
+            JobPlan::new(&job, &survey_host_with_current_exe, learning, (&stores, runtime.handle()))?
+        }
     };
     let planning_seconds = start.elapsed().as_secs_f64();
     let report = Report { planning_seconds, ingest: ingest::measure(plan.ingest)? };

@@ -7,25 +7,27 @@ use crate::arguments::{Fields, Layout, Scored};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::figures;
-use crate::interrupt::unless_interrupted;
 use crate::standard_input::StandardInput;
 use crate::table::Table;
+use crate::{figures, interrupt};
 
 pub(crate) async fn run(arguments: Scored, context: &Context) -> Result<(), Failure> {
     let place = arguments.place;
     let mut request = request(arguments)?;
-    let evaluated = unless_interrupted(async {
-        let _input = StandardInput::spooled(&mut request, None).await?;
-        let mut connection = Connection::at(place, context).await?;
-        let evaluated = match trials::choose_best(&mut request, &mut connection.client, context).await {
-            Ok(()) => connection.client.evaluate(request).await.map_err(Failure::from),
-            Err(failure) => Err(failure),
-        };
-        connection.close().await;
-        evaluated
-    })
-    .await?;
+    let interrupted = interrupt::listen()?;
+    let prepared = async {
+        let input = StandardInput::spooled(&mut request, None).await?;
+        Ok((input, Connection::at(place, context).await?))
+    };
+    let (_input, mut connection) = interrupt::unless(interrupted.clone(), prepared).await?;
+    let evaluated = interrupt::unless(interrupted, async {
+        trials::choose_best(&mut request, &mut connection.client, context).await?;
+        Ok(connection.client.evaluate(request).await?)
+    });
+    let evaluated = evaluated.await;
+    // Also after an interruption: what was fetched for the evaluation is removed.
+    connection.close().await;
+    let evaluated = evaluated?;
     context.answer(&evaluated, || {
         let mut table = Table::default();
         figures::metric_rows(&mut table, "", &evaluated.metrics);

@@ -3,14 +3,15 @@
 //! The daemon only reports where the job's checkpoints are. This process reads the checkpoint and writes the file, so
 //! a model of many gigabytes never passes through the daemon's memory.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, IntoInnerError, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use millstream_daemon::copies::Copies;
 use millstream_daemon::export::Exportable;
 use millstream_daemon::export::transforms::Language;
-use millstream_io::storage::Stores;
+use millstream_io::storage::{Stores, is_local};
+use millstream_tools::output::{Destination, Staged};
 use millstream_trainer::export::Tower;
 use millstream_trainer::export::onnx::{OnnxModel, Port};
 use serde_json::{Value, json};
@@ -37,10 +38,47 @@ struct Written {
     outputs: Vec<Port>,
 }
 
-/// A file whose writes fail after Ctrl-C.
+/// A file whose writes fail after Ctrl-C. It gets its name only when it is complete.
 struct InterruptibleFile {
-    file: Unfinished,
+    file: OutputFile,
     interrupted: watch::Receiver<bool>,
+}
+
+/// Where a file is written.
+enum OutputFile {
+    Local(Unfinished),
+    InBucket(BufWriter<Staged>),
+}
+
+impl OutputFile {
+    fn create(path: &Path, destination: &Destination) -> Result<Self, Failure> {
+        let address = path.to_str().filter(|path| is_local(path).is_ok_and(|is_local| !is_local));
+        match address {
+            None => Unfinished::create(path).map(Self::Local),
+            Some(address) => {
+                let staged = Staged::create(address, destination).map_err(anyhow::Error::from)?;
+                Ok(Self::InBucket(BufWriter::new(staged)))
+            }
+        }
+    }
+
+    /// Gives the complete file its name.
+    fn keep(self) -> Result<(), Failure> {
+        match self {
+            Self::Local(file) => file.keep(),
+            Self::InBucket(file) => {
+                let staged = file.into_inner().map_err(IntoInnerError::into_error)?;
+                Ok(staged.commit().map_err(anyhow::Error::from)?)
+            }
+        }
+    }
+
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Self::Local(file) => &mut file.writer,
+            Self::InBucket(file) => file,
+        }
+    }
 }
 
 pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> {
@@ -51,26 +89,21 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     }
     let languages: Vec<Language> = transforms.iter().map(|path| language(path)).collect::<Result<_, _>>()?;
     let runtime = Runtime::new()?;
-    let interrupted = interrupt::listen_on(&runtime)?;
+    let stores = Stores::default();
+    let interrupted = interrupt::cancelling(&runtime, &stores)?;
     let directory =
         runtime.block_on(interrupt::unless(interrupted.clone(), target::with_checkpoint(target, context)))?;
     let tower = part.map(|part| match part {
         ModelPart::Query => Tower::Query,
         ModelPart::Item => Tower::Item,
     });
-    let stores = Stores::default();
     let copies = Copies::new(stores.clone(), runtime.handle().clone());
-    let mut interrupts = interrupted.clone();
-    runtime.spawn(async move {
-        // An error means that nobody listens any more.
-        if interrupts.wait_for(|&is| is).await.is_ok() {
-            stores.cancel();
-        }
-    });
+    let destination = Destination { stores, runtime: runtime.handle().clone() };
     let model = Exportable::open(&directory, *best, tower, &copies);
     let model = if *interrupted.borrow() { Err(interrupted_error()) } else { model }?;
     let create = |path: &Path| {
-        Unfinished::create(path).map(|file| InterruptibleFile { file, interrupted: interrupted.clone() })
+        let file = OutputFile::create(path, &destination)?;
+        Ok(InterruptibleFile { file, interrupted: interrupted.clone() })
     };
     let mut sources = Vec::with_capacity(transforms.len());
     for (path, language) in transforms.iter().zip(languages) {
@@ -225,10 +258,10 @@ impl Write for InterruptibleFile {
         if *self.interrupted.borrow() {
             return Err(io::Error::other(interrupted_error()));
         }
-        self.file.writer.write(&bytes[..bytes.len().min(INTERRUPT_CHECK_BYTES)])
+        self.file.writer().write(&bytes[..bytes.len().min(INTERRUPT_CHECK_BYTES)])
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.writer.flush()
+        self.file.writer().flush()
     }
 }

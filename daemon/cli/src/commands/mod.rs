@@ -90,13 +90,11 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
 fn cleans_up(command: &Command) -> bool {
     use Command as C;
     match command {
-        C::Train(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
+        C::Train(_) | C::Check(_) | C::Profile(_) | C::Eval(_) | C::Export(_) | C::Predict(_) => true,
         C::Top(_) => true,
         C::Lineage(_) | C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Dataset(command) => matches!(command, Dataset::Register(_)),
-        C::Check(_) | C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => {
-            false
-        }
+        C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
         C::Explain(_) | C::History(_) | C::Trials(_) | C::Completions(_) | C::ManPages(_) => false,
         C::Logs(_)
         | C::Cancel(_)

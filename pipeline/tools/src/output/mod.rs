@@ -32,8 +32,7 @@ use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
 use encode::{Encoder, Piece, ShardFile};
 pub use passed::PassedColumn;
-pub use staged::Destination;
-pub(crate) use staged::Staged;
+pub use staged::{Destination, Staged};
 pub use table::{CellKind, Cells, TableFormat, TableWriter};
 
 /// Records per block of a file that is not Parquet.

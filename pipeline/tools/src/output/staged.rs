@@ -24,7 +24,7 @@ pub struct Destination {
 }
 
 /// A file under construction. Dropping it before [`Staged::commit`] removes it.
-pub(crate) struct Staged {
+pub struct Staged {
     address: String,
     place: Place,
     bytes: u64,
@@ -50,8 +50,11 @@ struct InCloud {
 }
 
 impl Staged {
-    /// Starts a file, and creates its directory.
-    pub(super) fn create(address: &str, destination: &Destination) -> Result<Self, Error> {
+    /// Starts a file at `address`, and creates its directory.
+    ///
+    /// # Errors
+    /// When the address is invalid, or its place cannot be written.
+    pub fn create(address: &str, destination: &Destination) -> Result<Self, Error> {
         let place = match is_local(address)? {
             true => Place::Disk(OnDisk::create(address.strip_prefix("file://").unwrap_or(address))?),
             false => {
@@ -88,7 +91,10 @@ impl Staged {
     }
 
     /// Gives the file its final name.
-    pub(crate) fn commit(mut self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// When the rest of it cannot be written.
+    pub fn commit(mut self) -> Result<(), Error> {
         let committed = match &mut self.place {
             Place::Disk(file) => file.commit(),
             Place::Cloud(upload) => {

@@ -11,6 +11,7 @@ use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::ranks;
 use millstream_daemon::survey::{sample_gpus_with_current_exe, survey_host_with_current_exe};
 use millstream_daemon::warm_start::Beginning;
+use millstream_io::storage::Stores;
 use millstream_job::Job;
 use millstream_worker::survey::HostSurvey;
 use tokio::runtime::{Handle, Runtime};
@@ -19,8 +20,8 @@ use self::report::{HostUse, Memory, Report};
 use crate::arguments::Check;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::job_file;
 use crate::progress::Gauge;
+use crate::{interrupt, job_file};
 
 /// Without `--learn`, training data of at most this size is still read: it takes about a second.
 const LEARN_BY_DEFAULT_BYTES: u64 = 64 << 20;
@@ -30,17 +31,22 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
     let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
     let surveyed = || host.clone().context("a CPU job does not survey GPUs");
     let runtime = Runtime::new()?;
+    let stores = Stores::default().for_job(&job.storage);
+    let interrupted = interrupt::cancelling(&runtime, &stores)?;
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let most_bytes = if arguments.learn { u64::MAX } else { LEARN_BY_DEFAULT_BYTES };
         let learning = Learning { most_bytes, progress: &|now| gauge.update(now.rows) };
-        JobPlan::new(&job, &surveyed, learning, runtime.handle())
+        JobPlan::new(&job, &surveyed, learning, (&stores, runtime.handle()))
     };
     let beginning = match &plan {
         Ok(plan) => Beginning::of(plan, &Requester::Trusted),
         Err(_) => Ok(None),
     };
     runtime.shutdown_background();
+    if *interrupted.borrow() {
+        return Err(anyhow::anyhow!("interrupted").into());
+    }
     let (plan, beginning) = (plan?, beginning?);
     if job.warm_start.is_some() && beginning.is_none() && plan.continuation.is_none() {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
@@ -100,7 +106,8 @@ pub(crate) fn fit(job: &Job, runtime: &Handle) -> anyhow::Result<Fit> {
     let gpu_problem = gpu_problem(job, host.as_ref());
     let surveyed = || host.clone().context("a CPU job does not survey GPUs");
     let learning = Learning { most_bytes: LEARN_BY_DEFAULT_BYTES, progress: &|_| {} };
-    let plan = JobPlan::new(job, &surveyed, learning, runtime)?;
+    let stores = Stores::default().for_job(&job.storage);
+    let plan = JobPlan::new(job, &surveyed, learning, (&stores, runtime))?;
     let memory = Memory::of(&plan, host.as_ref());
     let HostUse { needed_bytes, available_bytes, .. } = memory.host;
     let memory_problem = memory_problem(&plan, &memory);
