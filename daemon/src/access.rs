@@ -6,6 +6,8 @@
 //! Root and the daemon's own user are not checked, and neither are checkpoints and output directories below the shared
 //! directories of the configuration, in which only the daemon can create links.
 //!
+//! Data and checkpoints in buckets are read with the daemon's credentials, for any user.
+//!
 //! The rule is that of the mode bits. Where a file has an access control list, only its owner passes. Links of `/proc`
 //! are refused, because they lead elsewhere than they say. A file of terms is opened by the descriptor that was checked.
 //! Data, checkpoints and output directories are opened by their path later: a user who can replace a directory of such a
