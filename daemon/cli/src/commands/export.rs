@@ -3,7 +3,7 @@
 //! The daemon only reports where the job's checkpoints are. This process reads the checkpoint and writes the file, so
 //! a model of many gigabytes never passes through the daemon's memory.
 
-use std::io::{self, BufWriter, IntoInnerError, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -47,7 +47,7 @@ struct InterruptibleFile {
 /// Where a file is written.
 enum OutputFile {
     Local(Unfinished),
-    InBucket(BufWriter<Staged>),
+    InBucket(Box<Staged>),
 }
 
 impl OutputFile {
@@ -57,7 +57,7 @@ impl OutputFile {
             None => Unfinished::create(path).map(Self::Local),
             Some(address) => {
                 let staged = Staged::create(address, destination).map_err(anyhow::Error::from)?;
-                Ok(Self::InBucket(BufWriter::new(staged)))
+                Ok(Self::InBucket(Box::new(staged)))
             }
         }
     }
@@ -66,9 +66,9 @@ impl OutputFile {
     fn keep(self) -> Result<(), Failure> {
         match self {
             Self::Local(file) => file.keep(),
-            Self::InBucket(file) => {
-                let staged = file.into_inner().map_err(IntoInnerError::into_error)?;
-                Ok(staged.commit().map_err(anyhow::Error::from)?)
+            Self::InBucket(mut file) => {
+                file.seal().map_err(anyhow::Error::from)?;
+                Ok(file.commit().map_err(anyhow::Error::from)?)
             }
         }
     }

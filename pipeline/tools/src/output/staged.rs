@@ -81,8 +81,11 @@ impl Staged {
         failed(&self.address, source)
     }
 
-    /// Flushes the complete file to disk or storage.
-    pub(super) fn seal(&mut self) -> Result<(), Error> {
+    /// Flushes the complete file to disk or storage. Nothing is written to it after that.
+    ///
+    /// # Errors
+    /// When the rest of it cannot be written.
+    pub fn seal(&mut self) -> Result<(), Error> {
         let sealed = match &mut self.place {
             Place::Disk(file) => file.seal(),
             Place::Cloud(upload) => upload.flush().and_then(|()| upload.get_mut().with(Upload::seal)),
@@ -90,10 +93,10 @@ impl Staged {
         sealed.map_err(|source| self.failed(source))
     }
 
-    /// Gives the file its final name.
+    /// Gives the [sealed](Staged::seal) file its final name.
     ///
     /// # Errors
-    /// When the rest of it cannot be written.
+    /// When it cannot.
     pub fn commit(mut self) -> Result<(), Error> {
         let committed = match &mut self.place {
             Place::Disk(file) => file.commit(),
