@@ -14,10 +14,13 @@
 //!
 //! A copy is removed when it is dropped; one whose process was killed is removed by the next process that makes one.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
@@ -25,7 +28,7 @@ use millstream_io::storage::{Directory, Object, Stores};
 use millstream_trainer::checkpoint::store::{directory_name, parse_directory_name};
 use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST};
 use millstream_worker::locks;
-use tempfile::TempDir;
+use rustix::fs::OFlags;
 use tokio::runtime::Handle;
 
 use crate::{runs, scoring};
@@ -36,6 +39,13 @@ const PREFIX: &str = "millstream-copy-";
 /// The file in it that its process locks.
 const LOCK: &str = "lock";
 
+/// The start of the name of a directory that is not locked yet, and how long it may be so.
+const NEW_PREFIX: &str = ".millstream-new-";
+const NEW_FOR: Duration = Duration::from_secs(3600);
+
+/// What the names of files with tensors end with.
+const TENSORS: &str = ".safetensors";
+
 /// The directory in it that has the layout of a run.
 const RUN: &str = "run";
 
@@ -43,7 +53,7 @@ const RUN: &str = "run";
 const MAX_RECORD_BYTES: u64 = 256 << 20;
 
 /// Bytes that are read and written at a time.
-const PIECE_BYTES: u64 = 32 << 20;
+const PIECE_BYTES: u64 = 8 << 20;
 
 /// What a copy has of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +70,7 @@ impl Contents {
     /// Whether it has the file `name`.
     fn has(self, name: &str) -> bool {
         match self {
-            Self::Records => !name.ends_with(".safetensors"),
+            Self::Records => !name.ends_with(TENSORS),
             Self::Parameters => !name.starts_with("optimizer"),
             Self::All => true,
         }
@@ -81,8 +91,47 @@ struct Copy {
     of: (Directory, bool, Contents),
     /// The directory in it of a run or a checkpoint, as the original is.
     path: PathBuf,
+    _place: Place,
+}
+
+/// The directory of a copy, which only this user can read. It is removed when it is dropped.
+struct Place {
+    path: PathBuf,
     _lock: File,
-    _directory: TempDir,
+}
+
+impl Place {
+    /// Creates a directory, and removes those whose processes are gone.
+    fn create() -> Result<Self> {
+        let parent = parent();
+        if let Err(error) = sweep(&parent) {
+            tracing::debug!(%error, "copies of other processes are not removed");
+        }
+        // It gets its name once it is locked: until then, nobody removes it.
+        let private = fs::Permissions::from_mode(0o700);
+        let new = tempfile::Builder::new().prefix(NEW_PREFIX).permissions(private).tempdir_in(&parent)?;
+        let lock = locks::acquire(&new.path().join(LOCK), || false)?;
+        let lock = lock.context("another process has locked it")?;
+        let name = new.path().file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let path = parent.join(PREFIX.to_owned() + name.trim_start_matches(NEW_PREFIX));
+        fs::rename(new.path(), &path)?;
+        // Under its new name, this value removes it.
+        let _ = new.keep();
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// The directory with the layout of a run.
+    fn run(&self) -> PathBuf {
+        self.path.join(RUN)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.path) {
+            tracing::debug!(%error, path = %self.path.display(), "a copy is not removed yet");
+        }
+    }
 }
 
 impl Copies {
@@ -91,8 +140,8 @@ impl Copies {
         Self { stores, runtime, made: Arc::default() }
     }
 
-    /// The path of `directory`, that of a run or of a checkpoint; if it is in a bucket, that of its copy. The copy of a run has its
-    /// newest checkpoint, or with `best` that of its best evaluation; of these `contents`. Blocks, so it must not be called from async code.
+    /// The path of `directory`, that of a run or of a checkpoint; if it is in a bucket, that of its copy. The copy of a run has these
+    /// `contents` of its newest checkpoint, or with `best` of that of its best evaluation. Blocks, so it must not be called from async code.
     ///
     /// # Errors
     /// When there is no checkpoint, or storage fails.
@@ -113,82 +162,99 @@ impl Copies {
 
     fn make(&self, of: (Directory, bool, Contents)) -> Result<Copy> {
         let (original, best, contents) = &of;
-        let (directory, lock) = create().context("a directory for a copy")?;
-        let run = directory.path().join(RUN);
+        let place = Place::create().context("a directory for a copy")?;
+        let run = place.run();
+        fs::create_dir(&run)?;
         let given = original.name().and_then(parse_directory_name);
         let of_given = given.and_then(|step| Some((original.parent()?, step)));
         let (home, step) = match of_given {
-            Some((home, step)) => {
-                self.copy_manifests(&home, &directory_name(step), &run)?;
-                (home, step)
-            }
+            Some(given) => given,
             None => {
-                self.copy_manifests(original, "step-*", &run)?;
-                let store = CheckpointStore::local(&run)?;
-                let step = if *best { store.best()?.first().copied() } else { store.steps()?.pop() };
-                (original.clone(), step.ok_or_else(|| scoring::no_checkpoint(original, *best))?)
+                let found = self.chosen(original, *best, &run)?;
+                (original.clone(), found.ok_or_else(|| scoring::no_checkpoint(original, *best))?)
             }
         };
         self.copy_checkpoint((&home, step), *contents, &run)?;
         let path = given.map_or_else(|| run.clone(), |step| run.join(directory_name(step)));
-        Ok(Copy { of, path, _lock: lock, _directory: directory })
+        Ok(Copy { of, path, _place: place })
     }
 
-    /// Copies the checkpoint of `step` below `home`, of these `contents`, and what the run has recorded of its data, to `run`.
+    /// The step of the newest checkpoint of the run `home`, or of its best one. Copies the manifest of the newest to `run`: it
+    /// knows the best.
+    fn chosen(&self, home: &Directory, best: bool, run: &Path) -> Result<Option<u64>> {
+        let step_of = |object: &Object| parse_directory_name(object.path().rsplit('/').nth(1)?);
+        let manifests = self.list(&home.join("step-*").join(MANIFEST))?;
+        let steps: BTreeSet<u64> = manifests.iter().filter_map(step_of).collect();
+        let Some(&newest) = steps.last() else { return Ok(None) };
+        if !best {
+            return Ok(Some(newest));
+        }
+        let ours = manifests.iter().filter(|manifest| step_of(manifest) == Some(newest));
+        ours.into_iter()
+            .try_for_each(|manifest| self.copy_record(manifest, &run.join(directory_name(newest))))?;
+        let snapshot = CheckpointStore::local(run)?.manifest(newest)?.snapshot;
+        let best = snapshot.standing.best().iter().map(|best| best.step).find(|step| steps.contains(step));
+        Ok(best)
+    }
+
+    /// Copies the checkpoint of `step` below `home`, with `contents`, and what the run has recorded of its data, to `run`.
     fn copy_checkpoint(&self, (home, step): (&Directory, u64), contents: Contents, run: &Path) -> Result<()> {
-        let name = directory_name(step);
-        let mut objects = self.list(&home.join(&name).join("*"))?;
-        objects.retain(|object| file_name(object).is_some_and(|name| contents.has(name)));
-        self.copy_all(&objects, &run.join(&name), u64::MAX)?;
-        let records = format!("{{{},{}}}", runs::TRAIN_LISTING, runs::CHECKSUMS);
-        self.copy_all(&self.list(&home.join(&records))?, run, MAX_RECORD_BYTES)
-    }
-
-    /// Copies the manifests of the checkpoints below `home` that the pattern `steps` matches, to `run`.
-    fn copy_manifests(&self, home: &Directory, steps: &str, run: &Path) -> Result<()> {
-        fs::create_dir_all(run)?;
-        for object in self.list(&home.join(steps).join(MANIFEST))? {
-            let mut names = object.path().rsplit('/').skip(1);
-            if let Some(name) = names.next().filter(|name| parse_directory_name(name).is_some()) {
-                self.copy_all(std::slice::from_ref(&object), &run.join(name), MAX_RECORD_BYTES)?;
+        let (from, to) = (home.join(&directory_name(step)), run.join(directory_name(step)));
+        let objects = self.list(&from.join("*"))?;
+        let object_of = |name: &str| objects.iter().find(|object| file_name(object) == Some(name));
+        // Without a manifest, the caller finds that this is no checkpoint.
+        let Some(manifest) = object_of(MANIFEST) else { return Ok(()) };
+        self.copy_record(manifest, &to)?;
+        for part in CheckpointStore::local(run)?.manifest(step)?.parts {
+            // A part that is missing or has another size is found to be damaged by who reads it.
+            let Some(object) = object_of(&part.name).filter(|_| contents.has(&part.name)) else { continue };
+            if !part.name.ends_with(TENSORS) {
+                self.copy_record(object, &to)?;
+            } else if object.size() == part.bytes {
+                self.copy(object, &to)?;
+            } else {
+                bail!("{} has {} bytes; {} were committed", object.path(), object.size(), part.bytes);
             }
         }
-        Ok(())
+        let records = format!("{{{},{}}}", runs::TRAIN_LISTING, runs::CHECKSUMS);
+        let records = self.list(&home.join(&records))?;
+        records.iter().try_for_each(|record| self.copy_record(record, run))
     }
 
     /// The objects that a pattern matches; none is no error.
     fn list(&self, pattern: &Directory) -> Result<Vec<Object>> {
-        let patterns = [pattern.to_string()];
+        let patterns = [pattern.text().into_owned()];
         match self.runtime.block_on(self.stores.list(&patterns, Path::new("/"))) {
-            Err(error) if error.is_absent() => Ok(Vec::new()),
+            Err(millstream_io::Error::EmptyGlob { .. } | millstream_io::Error::NotFound { .. }) => {
+                Ok(Vec::new())
+            }
             listed => Ok(listed?),
         }
     }
 
-    /// Copies objects of at most `limit` bytes into a directory, which is created.
-    fn copy_all(&self, objects: &[Object], directory: &Path, limit: u64) -> Result<()> {
-        fs::create_dir_all(directory)?;
-        for object in objects {
-            let Some(name) = file_name(object) else { continue };
-            if object.size() > limit {
-                bail!("{}: has {} bytes, at most {limit} are expected", object.path(), object.size());
-            }
-            let path = directory.join(name);
-            self.copy(object, &path)
-                .with_context(|| format!("copying {} to {}", object.path(), path.display()))?;
+    /// Copies an object that this process reads at once.
+    fn copy_record(&self, object: &Object, directory: &Path) -> Result<()> {
+        if object.size() > MAX_RECORD_BYTES {
+            bail!("{} has {} bytes, more than any record", object.path(), object.size());
         }
-        Ok(())
+        self.copy(object, directory)
     }
 
-    fn copy(&self, object: &Object, path: &Path) -> Result<()> {
-        let mut file = File::create(path)?;
-        let mut start = 0;
-        while start < object.size() {
-            let end = object.size().min(start + PIECE_BYTES);
-            file.write_all(&self.runtime.block_on(object.read(start..end))?)?;
-            start = end;
-        }
-        Ok(())
+    /// Copies an object to `directory`, which is created.
+    fn copy(&self, object: &Object, directory: &Path) -> Result<()> {
+        let Some(path) = file_name(object).map(|name| directory.join(name)) else { return Ok(()) };
+        let copy = || -> Result<()> {
+            fs::create_dir_all(directory)?;
+            let mut file = File::create(&path)?;
+            let mut start = 0;
+            while start < object.size() {
+                let end = object.size().min(start + PIECE_BYTES);
+                file.write_all(&self.runtime.block_on(object.read(start..end))?)?;
+                start = end;
+            }
+            Ok(())
+        };
+        copy().with_context(|| format!("copying {} to {}", object.path(), path.display()))
     }
 }
 
@@ -196,17 +262,6 @@ impl Copies {
 fn file_name(object: &Object) -> Option<&str> {
     let name = object.path().rsplit('/').next()?;
     (!matches!(name, "" | "." | "..")).then_some(name)
-}
-
-/// Creates a directory for a copy, locked by this process, and removes those whose processes are gone.
-fn create() -> Result<(TempDir, File)> {
-    let parent = parent();
-    if let Err(error) = sweep(&parent) {
-        tracing::debug!(%error, "copies of other processes are not removed");
-    }
-    let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&parent)?;
-    let lock = locks::acquire(&directory.path().join(LOCK), || false)?;
-    Ok((directory, lock.context("another process has locked it")?))
 }
 
 /// Where copies are made: the directory that systemd gives to a service for that, or the one for temporary files.
@@ -217,17 +272,44 @@ fn parent() -> PathBuf {
     first.filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir)
 }
 
-/// Removes the copies in `parent` that no process has locked.
+/// Removes the copies of this user in `parent` that no process has locked.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
         let entry = entry?;
-        let is_copy = entry.file_name().to_str().is_some_and(|name| name.starts_with(PREFIX));
-        // One without a lock is being created.
-        let Some(lock) = is_copy.then(|| File::open(entry.path().join(LOCK)).ok()).flatten() else {
-            continue;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let path = entry.path();
+        let is_left = match fs::symlink_metadata(&path) {
+            Ok(found) if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() => false,
+            Ok(_) if name.starts_with(PREFIX) => !is_locked(&path.join(LOCK)),
+            Ok(found) if name.starts_with(NEW_PREFIX) => {
+                found.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > NEW_FOR))
+            }
+            _ => false,
         };
-        if lock.try_lock().is_ok() {
-            fs::remove_dir_all(entry.path())?;
+        if is_left && let Err(error) = remove(&path) {
+            tracing::debug!(%error, path = %path.display(), "a copy is not removed");
+        }
+    }
+    Ok(())
+}
+
+/// Whether a process has locked a file. One that is none is not locked.
+fn is_locked(path: &Path) -> bool {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
+    let is_file = |file: &File| file.metadata().is_ok_and(|found| found.is_file());
+    opened.ok().filter(is_file).is_some_and(|file| file.try_lock().is_err())
+}
+
+/// Removes a copy: its lock last, so that what is left by an interruption is removed later.
+fn remove(path: &Path) -> io::Result<()> {
+    let is_absent = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    for path in [&path.join(RUN), path] {
+        if let Err(error) = fs::remove_dir_all(path)
+            && !is_absent(&error)
+        {
+            return Err(error);
         }
     }
     Ok(())
@@ -242,21 +324,25 @@ mod tests {
     #[test]
     fn copies_whose_process_is_gone_are_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let [held, left, unborn, other] = ["1", "2", "3", "x"].map(|name| {
-            let prefix = if name == "x" { "other-" } else { PREFIX };
-            parent.path().join(format!("{prefix}{name}"))
-        });
-        for directory in [&held, &left, &unborn, &other] {
-            fs::create_dir(directory).unwrap();
-        }
-        for directory in [&held, &left, &other] {
+        let directory = |name: &str| {
+            let path = parent.path().join(name);
+            fs::create_dir_all(path.join(RUN)).unwrap();
+            path
+        };
+        let [held, left, half] = ["1", "2", "3"].map(|name| directory(&(PREFIX.to_owned() + name)));
+        let others = [directory("other"), directory(&(NEW_PREFIX.to_owned() + "4"))];
+        for directory in [&held, &left] {
             fs::write(directory.join(LOCK), "").unwrap();
         }
+        // Of another user, this would block or lead elsewhere.
+        let link = parent.path().join(PREFIX.to_owned() + "link");
+        std::os::unix::fs::symlink(&others[0], &link).unwrap();
         let lock = locks::acquire(&held.join(LOCK), || false).unwrap().unwrap();
         sweep(parent.path()).unwrap();
-        assert!(held.exists() && !left.exists() && unborn.exists() && other.exists());
+        assert!(held.join(RUN).exists() && !left.exists() && !half.exists());
+        assert!(others.iter().all(|other| other.join(RUN).exists()) && link.exists());
         drop(lock);
         sweep(parent.path()).unwrap();
-        assert!(!held.exists() && unborn.exists());
+        assert!(!held.exists());
     }
 }

@@ -519,10 +519,13 @@ impl Daemon {
         }
         let directory = Directory::parse(&target, Path::new(&base))?;
         if let Some(path) = directory.as_local().map(Path::to_owned) {
-            if !path.is_dir() {
-                bail!("`{target}` is neither a job nor a checkpoint's directory");
-            }
-            return self.blocking(move |_| scoring::find(&path, best, &requester)).await;
+            let find = move |_: &Self| {
+                if !path.is_dir() {
+                    bail!("`{target}` is neither a job nor a checkpoint's directory");
+                }
+                scoring::find(&path, best, &requester)
+            };
+            return self.blocking(find).await;
         }
         let find = move |copies: &Copies| {
             scoring::find_in(&directory, (best, Contents::Parameters), &requester, copies)

@@ -25,7 +25,7 @@ use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::access::Requester;
 use crate::copies::{Contents, Copies};
@@ -116,6 +116,8 @@ struct Run {
     requester: Requester,
     /// Receives the columns to keep.
     kept: Arc<KeptRows>,
+    /// What it reads with; cancelled when nobody waits for the results.
+    stores: Stores,
 }
 
 /// What a run returns.
@@ -227,7 +229,9 @@ impl Scored {
     /// The directory of the checkpoint, which was found in `given`, that of a run or of the checkpoint: not that of a copy.
     pub(crate) fn checkpoint(&self, given: &Directory) -> Directory {
         if given.as_local().is_some() {
-            return Directory::local(self.directory.join(directory_name(self.step)));
+            let path = self.directory.join(directory_name(self.step));
+            // A link may lead elsewhere later.
+            return Directory::local(path.canonicalize().unwrap_or(path));
         }
         let is_checkpoint = given.name().and_then(parse_directory_name).is_some();
         if is_checkpoint { given.clone() } else { given.join(&directory_name(self.step)) }
@@ -252,6 +256,8 @@ impl Scorer {
     /// A scorer that starts workers from `worker` and reads on `runtime`.
     pub(crate) fn new(worker: WorkerProgram, launcher: Launcher, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
+        // Cancelled when the scorer is closed.
+        let stores = stores.for_job(&StorageSpec::default());
         Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
     }
 
@@ -261,7 +267,7 @@ impl Scorer {
         &self,
         find: impl FnOnce(&Copies) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await?;
+        let permit = self.permit().await?;
         let stores = self.stores.for_job(&StorageSpec::default());
         let _cancelled = CancelOnDrop(stores.clone());
         let copies = Copies::new(stores, self.runtime.clone());
@@ -305,8 +311,18 @@ impl Scorer {
     /// Ends all runs and refuses further ones.
     pub(crate) async fn close(&self) {
         self.closing.store(true, Ordering::Release);
+        self.stores.cancel();
         // Waits until all runs have ended. Cannot fail: the semaphore is never closed.
         drop(self.permits.acquire_many(RUNS).await);
+    }
+
+    /// Waits until one more run may start.
+    async fn permit(&self) -> Result<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await?;
+        if self.closing.load(Ordering::Acquire) {
+            bail!("the daemon is stopping");
+        }
+        Ok(permit)
     }
 
     /// Starts a run. Its error, if any, is the last result; dropping the receiver ends it.
@@ -317,15 +333,24 @@ impl Scorer {
         output: O,
         kept: Arc<KeptRows>,
     ) -> Result<mpsc::Receiver<Result<O::Item>>> {
-        let permit = Arc::clone(&self.permits).acquire_owned().await?;
-        if self.closing.load(Ordering::Acquire) {
-            bail!("the daemon is stopping");
-        }
-        let run = Run { scorer: self.clone(), scored, request, requester, kept };
+        let permit = self.permit().await?;
+        let stores = self.stores.for_job(&scored.job.storage);
         let (sender, results) = mpsc::channel(QUEUE);
+        let (ending, ended) = oneshot::channel::<()>();
+        let (waiting, cancelled) = (sender.clone(), stores.clone());
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = waiting.closed() => cancelled.cancel(),
+                _ = ended => {}
+            }
+        });
+        let run = Run { scorer: self.clone(), scored, request, requester, kept, stores };
         let work = move || {
             let ended = run.score(output, &sender);
+            // A copy of the checkpoint is removed before a stop of the daemon goes on.
+            drop(run);
             drop(permit);
+            drop(ending);
             if let Err(error) = ended {
                 // The caller may be gone.
                 let _ = sender.blocking_send(Err(error));
@@ -382,7 +407,7 @@ impl Output for Predicting {
 impl Run {
     fn score<O: Output>(&self, mut output: O, results: &mpsc::Sender<Result<O::Item>>) -> Result<()> {
         let Scored { directory, step, job, analysis, .. } = &self.scored;
-        let Scorer { runtime, stores, closing, .. } = &self.scorer;
+        let Scorer { runtime, closing, .. } = &self.scorer;
         let data = source::data(&job.data, &self.request, &self.requester)?;
         let mut transform = Transform::resolve(&job.features, &job.label, &data.missing, analysis)?;
         if O::KIND == ScoreOutput::Scores {
@@ -393,7 +418,7 @@ impl Run {
             scored: &self.scored,
             request: &self.request,
             requester: &self.requester,
-            stores: &stores.for_job(&job.storage),
+            stores: &self.stores,
             runtime,
             kept: &self.kept,
         };

@@ -133,7 +133,8 @@ pub(crate) fn source_of(
 ) -> Result<(PathBuf, u64)> {
     let is_needed = || anyhow::Ok(CheckpointStore::local(directory)?.steps()?.is_empty());
     let path = match checkpoint.as_local() {
-        None if !is_needed()? => PathBuf::from(checkpoint.to_string()),
+        // Only a worker that finds all checkpoints of the run damaged looks there, and says that it is absent.
+        None if !is_needed()? => PathBuf::from(checkpoint.text().as_ref()),
         _ => copies.local(checkpoint, false, contents)?,
     };
     scoring::locate(&path, false)
@@ -152,7 +153,7 @@ fn record(directory: &Path, beginning: &Beginning) -> Result<()> {
     let mappings = serde_json::to_vec(&beginning.ids)?;
     let checkpoint = match beginning.checkpoint.as_local() {
         Some(path) => path.as_os_str().as_encoded_bytes().to_vec(),
-        None => beginning.checkpoint.to_string().into_bytes(),
+        None => beginning.checkpoint.text().into_owned().into_bytes(),
     };
     for (name, bytes) in [(runs::ID_MAPPINGS, &mappings), (runs::WARM_START, &checkpoint)] {
         runs::put(directory, name, bytes)?;

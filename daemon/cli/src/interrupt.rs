@@ -63,6 +63,16 @@ pub(crate) fn listen_on(runtime: &Runtime) -> Result<watch::Receiver<bool>, Fail
     listen()
 }
 
+/// From now on, a signal ends the process at once.
+pub(crate) fn exit_on(runtime: &Runtime, mut interrupted: watch::Receiver<bool>) {
+    runtime.spawn(async move {
+        let is_interrupted = interrupted.wait_for(|&interrupted| interrupted).await.is_ok();
+        if let Some(status) = exit_status().filter(|_| is_interrupted) {
+            std::process::exit(status.into());
+        }
+    });
+}
+
 /// Like [`listen_on`]; a signal also ends all requests of `stores`.
 pub(crate) fn cancelling(runtime: &Runtime, stores: &Stores) -> Result<watch::Receiver<bool>, Failure> {
     let interrupted = listen_on(runtime)?;

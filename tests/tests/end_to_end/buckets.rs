@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use millstream_test_storage::{Fault, Options, Server};
@@ -22,6 +23,8 @@ struct Run {
     job: TinyJob,
     /// With the credentials of the bucket.
     shell: Shell,
+    /// Where copies are.
+    cache: PathBuf,
     server: Server,
     /// What `train` has printed.
     trained: Value,
@@ -39,16 +42,17 @@ impl Run {
         let runtime = Runtime::new().unwrap();
         let server = runtime.block_on(Server::start(Options::default())).unwrap();
         let job = TinyJob::new();
+        let cache = job.directory().join("cache");
+        fs::create_dir(&cache).unwrap();
         let variables = [
             ("AWS_ENDPOINT_URL", server.endpoint()),
             ("AWS_ACCESS_KEY_ID", "id".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
-            // Copies are then in the directory of the job.
-            ("CACHE_DIRECTORY", job.directory().display().to_string()),
+            ("CACHE_DIRECTORY", cache.display().to_string()),
         ];
         let shell = Shell::new(job.directory()).with_variables(&variables);
         let trained = train(&shell, &["job.toml"], &[&["data.epochs=2"], set].concat());
-        let run = Self { job, shell, server, trained, _runtime: runtime };
+        let run = Self { job, shell, cache, server, trained, _runtime: runtime };
         run.upload(run.directory(), OBJECTS);
         run
     }
@@ -66,12 +70,21 @@ impl Run {
         self.checkpoint().file_name().unwrap().to_str().unwrap()
     }
 
-    /// Asserts that no command has left a copy of what is in the bucket.
+    /// The copies of what is in the bucket.
+    fn copies(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.cache).unwrap().map(|entry| entry.unwrap().path());
+        entries.filter(|path| path.to_string_lossy().contains("millstream")).collect()
+    }
+
+    /// Asserts that no command has left a copy.
     fn assert_no_copies(&self) {
-        let entries = fs::read_dir(self.job.directory()).unwrap().map(|entry| entry.unwrap().file_name());
-        let copies: Vec<_> =
-            entries.filter(|name| name.to_string_lossy().starts_with("millstream-copy")).collect();
-        assert!(copies.is_empty(), "{copies:?}");
+        assert_eq!(self.copies(), [] as [PathBuf; 0]);
+    }
+
+    /// Asserts that there is a copy, which only its user can read.
+    fn assert_private_copy(&self) {
+        let [copy] = &self.copies()[..] else { panic!("{:?}", self.copies()) };
+        assert_eq!(fs::metadata(copy).unwrap().permissions().mode() & 0o777, 0o700);
     }
 
     fn upload(&self, directory: &Path, to: &str) {
@@ -189,9 +202,14 @@ fn jobs_start_from_a_checkpoint_in_a_bucket_with_the_same_bits() {
 fn commands_that_wait_for_a_bucket_are_interrupted_and_leave_no_copy() {
     let run = Run::new(&[]);
     let warm = format!("warm_start.checkpoint={ADDRESS}");
+    run.server.put("models/data.parquet", fs::read(run.job.directory().join("eval.parquet")).unwrap());
+    let local = run.directory().to_str().unwrap();
     for line in [
         &["eval", ADDRESS][..],
+        &["predict", ADDRESS, "eval.parquet"],
         &["export", ADDRESS, "-o", "model.onnx"],
+        // Without a copy.
+        &["eval", local, "s3://models/data.parquet"],
         &["check", "job.toml", "--learn", "--set", &warm],
         &["train", "job.toml", "--set", &warm],
     ] {
@@ -199,6 +217,9 @@ fn commands_that_wait_for_a_bucket_are_interrupted_and_leave_no_copy() {
         let before = run.server.unmet();
         let command = run.shell.start(line);
         wait_until("a read hangs", || run.server.unmet() < before);
+        if line[1] != local {
+            run.assert_private_copy();
+        }
         let began = Instant::now();
         command.signal(Signal::INT);
         let ended = command.wait();
@@ -218,6 +239,7 @@ fn the_copy_of_a_killed_command_is_removed_by_the_next_one() {
     wait_until("a read hangs", || run.server.unmet() < before);
     assert!(kill(command.pid()));
     drop(command);
+    run.assert_private_copy();
     run.server.clear_script();
     succeed(&run.shell, &["export", ADDRESS, "-o", "model.onnx"]);
     run.assert_no_copies();

@@ -39,10 +39,8 @@ pub(crate) fn ingest(arguments: &BenchIngest, context: &Context) -> Result<(), F
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let learning = Learning { most_bytes: u64::MAX, progress: &|now| gauge.update(now.rows) };
-        {
-            let stores = Stores::default().for_job(&job.storage);
-            JobPlan::new(&job, &survey_host_with_current_exe, learning, (&stores, runtime.handle()))?
-        }
+        let stores = Stores::default().for_job(&job.storage);
+        JobPlan::new(&job, &survey_host_with_current_exe, learning, (&stores, runtime.handle()))?
     };
     let planning_seconds = start.elapsed().as_secs_f64();
     let report = Report { planning_seconds, ingest: ingest::measure(plan.ingest)? };

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use millstream_daemon::copies::Copies;
 use millstream_daemon::export::Exportable;
 use millstream_daemon::export::transforms::Language;
-use millstream_io::storage::{Stores, is_local};
+use millstream_io::storage::Stores;
 use millstream_tools::output::{Destination, Staged};
 use millstream_trainer::export::Tower;
 use millstream_trainer::export::onnx::{OnnxModel, Port};
@@ -52,7 +52,7 @@ enum OutputFile {
 
 impl OutputFile {
     fn create(path: &Path, destination: &Destination) -> Result<Self, Failure> {
-        let address = path.to_str().filter(|path| is_local(path).is_ok_and(|is_local| !is_local));
+        let address = path.to_str().filter(|path| path.contains("://") && !path.starts_with('/'));
         match address {
             None => Unfinished::create(path).map(Self::Local),
             Some(address) => {

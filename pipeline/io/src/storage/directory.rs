@@ -1,5 +1,6 @@
 //! Addresses of directories: `/runs/census-k3f9q2`, `gs://bucket/runs/census-k3f9q2`.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -9,8 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::address::{Address, Scheme};
 use crate::{Error, redact};
 
-/// A directory: a local one, or the objects of a bucket whose keys begin with its path. Displayed and stored as its path or
-/// address, without the secrets that an address may not contain anyway.
+/// A directory: a local one, or the objects of a bucket whose keys begin with its path. Stored as its path or address, and
+/// displayed so without secrets.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Directory(Place);
 
@@ -30,6 +31,9 @@ impl Directory {
     pub fn parse(text: &str, base: &Path) -> Result<Self, Error> {
         let rejected =
             |message: &str| Err(Error::BadPattern { pattern: text.to_owned(), message: message.to_owned() });
+        if text.starts_with('/') {
+            return Ok(Self::local(text));
+        }
         let address = Address::parse(text)?;
         match address.scheme {
             Scheme::File => Ok(Self::local(base.join(address.path))),
@@ -60,6 +64,14 @@ impl Directory {
         match &self.0 {
             Place::Local(path) => Some(path),
             Place::Bucket(_) => None,
+        }
+    }
+
+    /// Its path or address, as it is used. To show it, display it.
+    pub fn text(&self) -> Cow<'_, str> {
+        match &self.0 {
+            Place::Local(path) => path.to_string_lossy(),
+            Place::Bucket(address) => Cow::Borrowed(address),
         }
     }
 
@@ -138,6 +150,8 @@ mod tests {
         assert_eq!(parse("runs/a").as_local(), Some(Path::new("/base/runs/a")));
         assert_eq!(parse("/runs/a").as_local(), Some(Path::new("/runs/a")));
         assert_eq!(parse("file:///runs/a").as_local(), Some(Path::new("/runs/a")));
+        // Earlier versions took an address for a path.
+        assert_eq!(parse("/base/gs://bucket/a").as_local(), Some(Path::new("/base/gs://bucket/a")));
         assert_eq!(parse("gs://bucket/runs/a").as_local(), None);
         assert_eq!(parse("gs://bucket/runs/a/"), parse("gs://bucket/runs/a"));
         for text in [

@@ -27,12 +27,19 @@ use crate::{interrupt, job_file};
 const LEARN_BY_DEFAULT_BYTES: u64 = 64 << 20;
 
 pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
+    let runtime = Runtime::new()?;
+    let checked = check(arguments, context, &runtime);
+    // Reads in flight may remain; nothing needs their results.
+    runtime.shutdown_background();
+    checked
+}
+
+fn check(arguments: &Check, context: &Context, runtime: &Runtime) -> Result<(), Failure> {
     let job = devices::resolve(job_file::resolve(&arguments.job, context)?, sample_gpus_with_current_exe)?;
     let host = job.training.device.gpu().map(|_| survey_host_with_current_exe()).transpose()?;
     let surveyed = || host.clone().context("a CPU job does not survey GPUs");
-    let runtime = Runtime::new()?;
     let stores = Stores::default().for_job(&job.storage);
-    let interrupted = interrupt::cancelling(&runtime, &stores)?;
+    let interrupted = interrupt::cancelling(runtime, &stores)?;
     let plan = {
         let gauge = Gauge::rows(&context.screen, "learning");
         let most_bytes = if arguments.learn { u64::MAX } else { LEARN_BY_DEFAULT_BYTES };
@@ -43,10 +50,11 @@ pub(crate) fn run(arguments: &Check, context: &Context) -> Result<(), Failure> {
         Ok(plan) => Beginning::of(plan, &Requester::Trusted),
         Err(_) => Ok(None),
     };
-    runtime.shutdown_background();
     if *interrupted.borrow() {
         return Err(anyhow::anyhow!("interrupted").into());
     }
+    // Nothing is left to clean up.
+    interrupt::exit_on(runtime, interrupted);
     let (plan, beginning) = (plan?, beginning?);
     if job.warm_start.is_some() && beginning.is_none() && plan.continuation.is_none() {
         context.screen.note("--learn reads the data and shows which parameters the warm start carries over");
