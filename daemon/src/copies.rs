@@ -8,7 +8,7 @@
 //! ```text
 //! $CACHE_DIRECTORY/millstream-copy-x1y2z3/lock                  locked by the process that uses the copy
 //!                                         run/train.listing     of the run, with its checksums, if it has any
-//!                                             step-.../manifest.json    of each checkpoint
+//!                                             step-.../manifest.json    of the newest, which knows the best
 //!                                             step-0000000500/...       the checkpoint that is used
 //! ```
 //!
