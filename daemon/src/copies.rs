@@ -12,7 +12,8 @@
 //!                                             step-0000000500/...       the checkpoint that is used
 //! ```
 //!
-//! A copy is removed when it is dropped; one whose process was killed is removed by the next process that makes one.
+//! A copy is removed when it is dropped; one whose process was killed is removed by the next daemon,
+//! or the next process that makes one.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -104,9 +105,7 @@ impl Place {
     /// Creates a directory, and removes those whose processes are gone.
     fn create() -> Result<Self> {
         let parent = parent();
-        if let Err(error) = sweep(&parent) {
-            tracing::debug!(%error, "copies of other processes are not removed");
-        }
+        remove_left();
         // It gets its name once it is locked: until then, nobody removes it.
         let private = fs::Permissions::from_mode(0o700);
         let new = tempfile::Builder::new().prefix(NEW_PREFIX).permissions(private).tempdir_in(&parent)?;
@@ -189,9 +188,9 @@ impl Copies {
         if !best {
             return Ok(Some(newest));
         }
-        let ours = manifests.iter().filter(|manifest| step_of(manifest) == Some(newest));
-        ours.into_iter()
-            .try_for_each(|manifest| self.copy_record(manifest, &run.join(directory_name(newest))))?;
+        if let Some(manifest) = manifests.iter().find(|manifest| step_of(manifest) == Some(newest)) {
+            self.copy_record(manifest, &run.join(directory_name(newest)))?;
+        }
         let snapshot = CheckpointStore::local(run)?.manifest(newest)?.snapshot;
         let best = snapshot.standing.best().iter().map(|best| best.step).find(|step| steps.contains(step));
         Ok(best)
@@ -206,7 +205,7 @@ impl Copies {
         let Some(manifest) = object_of(MANIFEST) else { return Ok(()) };
         self.copy_record(manifest, &to)?;
         for part in CheckpointStore::local(run)?.manifest(step)?.parts {
-            // A part that is missing or has another size is found to be damaged by who reads it.
+            // A missing part is found by who reads the checkpoint.
             let Some(object) = object_of(&part.name).filter(|_| contents.has(&part.name)) else { continue };
             if !part.name.ends_with(TENSORS) {
                 self.copy_record(object, &to)?;
@@ -272,6 +271,13 @@ fn parent() -> PathBuf {
     first.filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir)
 }
 
+/// Removes the copies of this user whose processes are gone.
+pub(crate) fn remove_left() {
+    if let Err(error) = sweep(&parent()) {
+        tracing::debug!(%error, "copies of other processes are not removed");
+    }
+}
+
 /// Removes the copies of this user in `parent` that no process has locked.
 fn sweep(parent: &Path) -> io::Result<()> {
     for entry in fs::read_dir(parent)? {
@@ -294,12 +300,13 @@ fn sweep(parent: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process has locked a file. One that is none is not locked.
+/// Whether a process may have locked a file. An absent one is not locked.
 fn is_locked(path: &Path) -> bool {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-    let is_file = |file: &File| file.metadata().is_ok_and(|found| found.is_file());
-    opened.ok().filter(is_file).is_some_and(|file| file.try_lock().is_err())
+    match File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path) {
+        Ok(file) => file.try_lock().is_err(),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
 }
 
 /// Removes a copy: its lock last, so that what is left by an interruption is removed later.

@@ -31,8 +31,8 @@ use crate::access::Requester;
 use crate::copies::{Contents, Copies};
 use crate::feed::{self, Feed};
 use crate::priority::Launcher;
-use crate::runs;
 use crate::worker::{WorkerProcess, WorkerProgram};
+use crate::{copies, runs};
 
 use source::{Opening, Rows};
 
@@ -256,6 +256,7 @@ impl Scorer {
     /// A scorer that starts workers from `worker` and reads on `runtime`.
     pub(crate) fn new(worker: WorkerProgram, launcher: Launcher, runtime: Handle, stores: Stores) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS as usize));
+        copies::remove_left();
         // Cancelled when the scorer is closed.
         let stores = stores.for_job(&StorageSpec::default());
         Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
