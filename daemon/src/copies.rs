@@ -27,7 +27,8 @@ use std::{fs, io};
 use anyhow::{Context, Result, bail};
 use millstream_io::storage::{Directory, Object, Stores};
 use millstream_trainer::checkpoint::store::{directory_name, parse_directory_name};
-use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST};
+use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST, PartEntry};
+use millstream_trainer::model::TensorRole;
 use millstream_worker::locks;
 use rustix::fs::OFlags;
 use tokio::runtime::Handle;
@@ -43,9 +44,6 @@ const LOCK: &str = "lock";
 /// The start of the name of a directory that is not locked yet, and how long it may be so.
 const NEW_PREFIX: &str = ".millstream-new-";
 const NEW_FOR: Duration = Duration::from_secs(3600);
-
-/// What the names of files with tensors end with.
-const TENSORS: &str = ".safetensors";
 
 /// The directory in it that has the layout of a run.
 const RUN: &str = "run";
@@ -68,14 +66,18 @@ pub enum Contents {
 }
 
 impl Contents {
-    /// Whether it has the file `name`.
-    fn has(self, name: &str) -> bool {
+    /// Whether it has a part.
+    fn has(self, part: &PartEntry) -> bool {
         match self {
-            Self::Records => !name.ends_with(TENSORS),
-            Self::Parameters => !name.starts_with("optimizer"),
+            Self::Records => !has_tensors(part),
+            Self::Parameters => !part.has_tensors(TensorRole::OptimizerState),
             Self::All => true,
         }
     }
+}
+
+fn has_tensors(part: &PartEntry) -> bool {
+    [TensorRole::Parameter, TensorRole::OptimizerState].into_iter().any(|role| part.has_tensors(role))
 }
 
 /// Makes copies, and keeps them until it is dropped.
@@ -206,8 +208,8 @@ impl Copies {
         self.copy_record(manifest, &to)?;
         for part in CheckpointStore::local(run)?.manifest(step)?.parts {
             // A missing part is found by who reads the checkpoint.
-            let Some(object) = object_of(&part.name).filter(|_| contents.has(&part.name)) else { continue };
-            if !part.name.ends_with(TENSORS) {
+            let Some(object) = object_of(&part.name).filter(|_| contents.has(&part)) else { continue };
+            if !has_tensors(&part) {
                 self.copy_record(object, &to)?;
             } else if object.size() == part.bytes {
                 self.copy(object, &to)?;

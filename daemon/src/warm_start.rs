@@ -123,8 +123,8 @@ pub(crate) fn decided(
     Ok(Some(WarmStartRole { directory, step, id_mappings }))
 }
 
-/// The local directory that contains the recorded `checkpoint` from which the run in `directory` starts, and its step. While the
-/// run has no checkpoint of its own, one in a bucket is copied with `contents`.
+/// The local directory that contains the recorded `checkpoint` from which the run in `directory` starts, and its step. Until the
+/// run has its first checkpoint, one in a bucket is copied with `contents`.
 pub(crate) fn source_of(
     checkpoint: &Directory,
     contents: Contents,

@@ -53,7 +53,7 @@ impl From<ClientError> for Failure {
 impl From<millstream_pipeline::Error> for Failure {
     fn from(error: millstream_pipeline::Error) -> Self {
         match error {
-            millstream_pipeline::Error::Cancelled => Self::Failed(anyhow::anyhow!("interrupted")),
+            millstream_pipeline::Error::Cancelled => Self::Failed(interrupt::error()),
             other => Self::Failed(other.into()),
         }
     }

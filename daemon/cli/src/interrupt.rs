@@ -63,6 +63,11 @@ pub(crate) fn listen_on(runtime: &Runtime) -> Result<watch::Receiver<bool>, Fail
     listen()
 }
 
+/// The error of a command that a signal has ended.
+pub(crate) fn error() -> anyhow::Error {
+    anyhow::anyhow!("interrupted")
+}
+
 /// From now on, a signal ends the process at once.
 pub(crate) fn exit_on(runtime: &Runtime, mut interrupted: watch::Receiver<bool>) {
     runtime.spawn(async move {
@@ -94,7 +99,7 @@ pub(crate) async fn unless<T>(
     tokio::select! {
         result = work => result,
         _ = interrupted.wait_for(|&interrupted| interrupted) => {
-            Err(Failure::Failed(anyhow::anyhow!("interrupted")))
+            Err(Failure::Failed(error()))
         }
     }
 }

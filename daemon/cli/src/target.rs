@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use millstream_control::proto::Job;
 use millstream_control::{Client, ClientError};
-use millstream_io::storage::Directory;
+use millstream_io::storage::{Directory, is_address};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -47,7 +47,7 @@ pub(crate) async fn find(target: &str, context: &Context) -> Result<Target, Fail
             let directory = Directory::local(std::path::absolute(target)?);
             return Ok(Target { directory, job: None });
         }
-        None | Some(Err(ClientError::NotFound(_))) if target.contains("://") => {
+        None | Some(Err(ClientError::NotFound(_))) if is_address(target) => {
             let directory =
                 Directory::parse(target, &std::env::current_dir()?).map_err(anyhow::Error::from)?;
             return Ok(Target { directory, job: None });

@@ -10,8 +10,8 @@
 //! model-00003-of-00003.safetensors    c [350]: rows 300..650
 //! ```
 //!
-//! A tensor that continues in the next file has the same name in both. The number of files depends on the size of the model
-//! only, so a checkpoint has the same bytes whoever writes it.
+//! A tensor that continues in the next file has the same name in both. The number of files depends only on the
+//! size of the model, so the bytes of a checkpoint do not depend on the processes that write it.
 
 use std::ops::Range;
 

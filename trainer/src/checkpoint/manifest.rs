@@ -113,7 +113,7 @@ pub struct PartEntry {
 
 impl PartEntry {
     /// Whether it has tensors of `role`.
-    pub(super) fn has_tensors(&self, role: TensorRole) -> bool {
+    pub fn has_tensors(&self, role: TensorRole) -> bool {
         TensorFileId::of_name(&self.name).is_some_and(|file| file.role == role)
     }
 }

@@ -49,7 +49,7 @@ pub trait OtherWriters: Send {
     /// earlier attempts.
     ///
     /// # Errors
-    /// When they cannot be told. Some may write their parts all the same, so the caller waits for them.
+    /// When the request cannot be sent. Some of them may have received it, so the caller waits for them.
     fn begin(&mut self, step: u64, image: u32) -> io::Result<()>;
 
     /// Waits until none of them writes any more; returns the entries of their parts.
@@ -180,8 +180,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Commits a checkpoint of `parts`, of which the `others`, if there are any, write those that are theirs. Then removes all but the `keep` newest ones (at least this one) and
-    /// the best ones that `snapshot` lists.
+    /// Commits a checkpoint of `parts`, then removes all but the `keep` newest ones (at least this one) and
+    /// the best ones that `snapshot` lists. The `others`, if there are any, write the parts of their ranks.
     ///
     /// A step that is already committed is committed again. If its parts are unchanged and intact, only its
     /// manifest is replaced, in one operation. Checkpoints of later steps are removed: training resumed from

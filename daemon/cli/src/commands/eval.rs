@@ -1,9 +1,11 @@
 //! `millstream eval`: evaluates a trained model on held-out data.
 
+use std::path::Path;
+
 use millstream_control::proto::{ScoreRequest, TextLayout};
 
 use super::trials;
-use crate::arguments::{Fields, Layout, Scored};
+use crate::arguments::{Fields, Layout, Place, Scored};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
@@ -13,26 +15,38 @@ use crate::{figures, interrupt};
 
 pub(crate) async fn run(arguments: Scored, context: &Context) -> Result<(), Failure> {
     let place = arguments.place;
-    let mut request = request(arguments)?;
-    let interrupted = interrupt::listen()?;
-    let prepared = async {
-        let input = StandardInput::spooled(&mut request, None).await?;
-        Ok((input, Connection::at(place, context).await?))
-    };
-    let (_input, mut connection) = interrupt::unless(interrupted.clone(), prepared).await?;
-    let evaluated = interrupt::unless(interrupted, async {
-        trials::choose_best(&mut request, &mut connection.client, context).await?;
-        Ok(connection.client.evaluate(request).await?)
-    });
-    let evaluated = evaluated.await;
-    // Also after an interruption: what was fetched for the evaluation is removed.
-    connection.close().await;
-    let evaluated = evaluated?;
+    let request = request(arguments)?;
+    let evaluate =
+        async |connection: &mut Connection, request| Ok(connection.client.evaluate(request).await?);
+    let evaluated = with_connection((request, None), place, context, evaluate).await?;
     context.answer(&evaluated, || {
         let mut table = Table::default();
         figures::metric_rows(&mut table, "", &evaluated.metrics);
         table.render()
     })
+}
+
+/// Calls `score` with a connection for `request`, until it ends or a signal is received. In both cases the connection is closed: what a
+/// daemon in this process has copied from a bucket is removed. The scores are written to `output`, if there is any.
+pub(super) async fn with_connection<T>(
+    (mut request, output): (ScoreRequest, Option<&Path>),
+    place: Place,
+    context: &Context,
+    score: impl AsyncFnOnce(&mut Connection, ScoreRequest) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let interrupted = interrupt::listen()?;
+    let connect = async {
+        let input = StandardInput::spooled(&mut request, output).await?;
+        Ok((input, Connection::at(place, context).await?))
+    };
+    let (_input, mut connection) = interrupt::unless(interrupted.clone(), connect).await?;
+    let scored = interrupt::unless(interrupted, async {
+        trials::choose_best(&mut request, &mut connection.client, context).await?;
+        score(&mut connection, request).await
+    });
+    let scored = scored.await;
+    connection.close().await;
+    scored
 }
 
 /// The score request. Relative paths start in the working directory.

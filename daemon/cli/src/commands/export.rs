@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use millstream_daemon::copies::Copies;
 use millstream_daemon::export::Exportable;
 use millstream_daemon::export::transforms::Language;
-use millstream_io::storage::Stores;
+use millstream_io::storage::{Stores, is_address};
 use millstream_tools::output::{Destination, Staged};
 use millstream_trainer::export::Tower;
 use millstream_trainer::export::onnx::{OnnxModel, Port};
@@ -52,7 +52,7 @@ enum OutputFile {
 
 impl OutputFile {
     fn create(path: &Path, destination: &Destination) -> Result<Self, Failure> {
-        let address = path.to_str().filter(|path| path.contains("://") && !path.starts_with('/'));
+        let address = path.to_str().filter(|path| is_address(path));
         match address {
             None => Unfinished::create(path).map(Self::Local),
             Some(address) => {
@@ -100,7 +100,7 @@ pub(crate) fn run(arguments: &Export, context: &Context) -> Result<(), Failure> 
     let copies = Copies::new(stores.clone(), runtime.handle().clone());
     let destination = Destination { stores, runtime: runtime.handle().clone() };
     let model = Exportable::open(&directory, *best, tower, &copies);
-    let model = if *interrupted.borrow() { Err(interrupted_error()) } else { model }?;
+    let model = if *interrupted.borrow() { Err(interrupt::error()) } else { model }?;
     let create = |path: &Path| {
         let file = OutputFile::create(path, &destination)?;
         Ok(InterruptibleFile { file, interrupted: interrupted.clone() })
@@ -249,14 +249,10 @@ fn located(error: anyhow::Error, path: &Path) -> Failure {
     Failure::Failed(error.context(format!("writing {}", path.display())))
 }
 
-fn interrupted_error() -> anyhow::Error {
-    anyhow::anyhow!("interrupted")
-}
-
 impl Write for InterruptibleFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if *self.interrupted.borrow() {
-            return Err(io::Error::other(interrupted_error()));
+            return Err(io::Error::other(interrupt::error()));
         }
         self.file.writer().write(&bytes[..bytes.len().min(INTERRUPT_CHECK_BYTES)])
     }

@@ -14,9 +14,8 @@ use crate::arguments::{Predict, ScoreFormat};
 use crate::connection::Connection;
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::standard_input::StandardInput;
+use crate::figures;
 use crate::unfinished::Unfinished;
-use crate::{figures, interrupt};
 
 /// The column of the predicted class.
 const CLASS: &str = "class";
@@ -30,27 +29,16 @@ pub(crate) async fn run(arguments: Predict, context: &Context) -> Result<(), Fai
     let place = scored.place;
     let mut request = super::eval::request(scored)?;
     request.keep = keep;
-    let interrupted = interrupt::listen()?;
-    let prepared = async {
-        let input = StandardInput::spooled(&mut request, output.as_deref()).await?;
-        Ok((input, Connection::at(place, context).await?))
-    };
-    let (_input, mut connection) = interrupt::unless(interrupted.clone(), prepared).await?;
-    let written = interrupt::unless(interrupted, async {
-        super::trials::choose_best(&mut request, &mut connection.client, context).await?;
-        match &output {
-            Some(path) => write(&mut connection, request, path, format, compression).await,
-            None => {
-                let mut out = BufWriter::new(io::stdout());
-                let written = score(&mut connection, request, format, compression, &mut out).await?;
-                Ok(out.flush().map(|()| written)?)
-            }
+    let predict = async |connection: &mut Connection, request| match &output {
+        Some(path) => write(connection, request, path, format, compression).await,
+        None => {
+            let mut out = BufWriter::new(io::stdout());
+            let written = score(connection, request, format, compression, &mut out).await?;
+            Ok(out.flush().map(|()| written)?)
         }
-    });
-    let written = written.await;
-    // Also after an interruption: what was fetched for the scores is removed.
-    connection.close().await;
-    let Written { rows, skipped_rows } = written?;
+    };
+    let written = super::eval::with_connection((request, output.as_deref()), place, context, predict).await?;
+    let Written { rows, skipped_rows } = written;
     if skipped_rows > 0 {
         context.screen.warning(&format!("skipped {}", figures::counted(skipped_rows, "bad row")));
     }

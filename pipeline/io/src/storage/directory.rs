@@ -23,6 +23,11 @@ enum Place {
     Bucket(String),
 }
 
+/// Whether `text` is an address, such as `gs://bucket/path` or `file:///path`, and not a path.
+pub fn is_address(text: &str) -> bool {
+    text.contains("://") && !text.starts_with('/')
+}
+
 impl Directory {
     /// The directory with this path or address; a relative path starts at `base`.
     ///
@@ -31,8 +36,8 @@ impl Directory {
     pub fn parse(text: &str, base: &Path) -> Result<Self, Error> {
         let rejected =
             |message: &str| Err(Error::BadPattern { pattern: text.to_owned(), message: message.to_owned() });
-        if text.starts_with('/') {
-            return Ok(Self::local(text));
+        if !is_address(text) {
+            return Ok(Self::local(base.join(text)));
         }
         let address = Address::parse(text)?;
         match address.scheme {

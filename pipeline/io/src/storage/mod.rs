@@ -31,7 +31,7 @@ use millstream_trace::Recorder;
 use parking_lot::Mutex;
 
 pub use self::catalog::{CATALOG_VARIABLE, Catalog, Choice, Column, Numbers, Reference, Version};
-pub use self::directory::Directory;
+pub use self::directory::{Directory, is_address};
 pub use self::division::{Division, Named, NamedSplit, Portion, Rule};
 pub use self::frozen::{Entry, Kept, Listing};
 pub use self::object::Object;

@@ -143,7 +143,7 @@ fn a_missing_file_is_named() {
     let error = store.load(1, CheckpointScope::Full).unwrap_err().to_string();
     assert!(error.contains(&format!("{second} is missing")), "{error}");
 
-    // A damaged one is written again by whoever writes it.
+    // A damaged checkpoint of the same step is written again.
     let again = commit_with(2, None, &mut session, &store).unwrap();
     assert!(again == files);
 }

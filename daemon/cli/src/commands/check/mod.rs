@@ -51,7 +51,7 @@ fn check(arguments: &Check, context: &Context, runtime: &Runtime) -> Result<(), 
         Err(_) => Ok(None),
     };
     if *interrupted.borrow() {
-        return Err(anyhow::anyhow!("interrupted").into());
+        return Err(interrupt::error().into());
     }
     // Nothing is left to clean up.
     interrupt::exit_on(runtime, interrupted);
