@@ -40,7 +40,8 @@ impl Cancel {
         }
     }
 
-    async fn given(&self) {
+    /// Waits for the signal.
+    pub(crate) async fn given(&self) {
         let links = std::iter::successors(Some(self), |cancel| cancel.0.parent.as_ref());
         let waits = links.map(|cancel| {
             let mut given = cancel.0.given.subscribe();

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 
 use crate::listing::{Entry, Page, escaped};
+use crate::serve::decoded;
 use crate::{State, lock};
 
 /// Uncommitted blocks, by the object's name and their own.
@@ -42,6 +43,36 @@ pub(crate) fn listed(page: &Page) -> String {
     let next = page.next.as_deref().unwrap_or_default();
     let _ = write!(xml, "</Blobs><NextMarker>{}</NextMarker></EnumerationResults>", escaped(next));
     xml
+}
+
+/// `POST` of a batch of deletions; `None` for other queries.
+pub(crate) fn batch(state: &State, query: &BTreeMap<String, String>, body: &Bytes) -> Option<Response> {
+    query.get("comp").filter(|component| *component == "batch")?;
+    let body = String::from_utf8_lossy(body);
+    let (mut answers, mut id) = (String::new(), "");
+    for line in body.lines() {
+        if let Some((_, found)) =
+            line.split_once(": ").filter(|(name, _)| name.eq_ignore_ascii_case("content-id"))
+        {
+            id = found;
+        }
+        let Some(name) = line.strip_prefix("DELETE /").and_then(|line| line.strip_suffix(" HTTP/1.1")) else {
+            continue;
+        };
+        let status =
+            if lock(&state.objects).remove(&decoded(name)) { "202 Accepted" } else { "404 Not Found" };
+        // Writing to a string cannot fail.
+        let _ = write!(
+            answers,
+            "--batch\r\nContent-Type: application/http\r\nContent-ID: {id}\r\n\r\nHTTP/1.1 {status}\r\n\
+             x-ms-version: 2023-11-03\r\n\r\n\r\n"
+        );
+    }
+    answers += "--batch--\r\n";
+    Some(
+        (StatusCode::ACCEPTED, [("content-type", "multipart/mixed; boundary=batch")], answers)
+            .into_response(),
+    )
 }
 
 /// `PUT` of a block, or of the list of blocks that form an object; `None` for other queries.

@@ -49,7 +49,9 @@ async fn respond_to(
         ("GET", _) => read(&state, name, &query, &headers, true).await,
         ("HEAD", _) => read(&state, name, &query, &headers, false).await,
         ("PUT", _) => write(&state, name, &query, &headers, body).await,
-        ("POST", _) => upload::post(&state, name, &query),
+        ("POST", _) => {
+            azure::batch(&state, &query, &body).unwrap_or_else(|| upload::post(&state, name, &query))
+        }
         ("DELETE", _) => upload::delete(&state, name, &query),
         _ => StatusCode::METHOD_NOT_ALLOWED.into_response(),
     }
@@ -243,7 +245,7 @@ fn parse_range(text: &str, size: usize) -> Option<Range<usize>> {
     (range.start < range.end).then_some(range)
 }
 
-fn decoded(path: &str) -> String {
+pub(crate) fn decoded(path: &str) -> String {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {

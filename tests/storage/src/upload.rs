@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use bytes::{Bytes, BytesMut};
 
+use crate::objects::Stored;
 use crate::{State, lock};
 
 type Query = BTreeMap<String, String>;
@@ -22,14 +23,22 @@ pub(crate) fn put(state: &State, name: &str, query: &Query, headers: &HeaderMap,
         };
     }
     let mut objects = lock(&state.objects);
-    let wanted =
-        headers.get("x-goog-if-generation-match").and_then(|value| value.to_str().ok()?.parse().ok());
-    let current = objects.get(name).map_or(0, |stored| stored.generation);
-    if wanted.is_some_and(|wanted: u64| wanted != current) {
+    if !is_allowed(headers, objects.get(name).as_ref()) {
         return StatusCode::PRECONDITION_FAILED.into_response();
     }
     let stored = objects.put(name, body);
     [("etag", stored.tag()), ("x-goog-generation", stored.generation.to_string())].into_response()
+}
+
+/// Whether the conditions of a request allow it to replace `current`, the object of its name, if there is one.
+fn is_allowed(headers: &HeaderMap, current: Option<&Stored>) -> bool {
+    let condition = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    // Google's, which is 0 for no object.
+    let generation = condition("x-goog-if-generation-match")
+        .is_none_or(|wanted| wanted.parse() == Ok(current.map_or(0, |stored| stored.generation)));
+    let tag = condition("if-match").is_none_or(|tag| current.is_some_and(|stored| stored.tag() == tag));
+    let absence = condition("if-none-match").is_none_or(|tag| tag != "*" || current.is_none());
+    generation && tag && absence
 }
 
 /// `POST`: starts or completes an upload.

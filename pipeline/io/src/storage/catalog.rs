@@ -312,7 +312,7 @@ impl Catalog {
         for _ in 0..TRIES {
             let path = format!("{}/{name}/{}", self.root, file_name(version.version));
             let bytes = serde_json::to_vec_pretty(&version).unwrap_or_default();
-            if self.stores.put_new(&path, Path::new("/"), bytes).await? {
+            if self.stores.put_new(&path, Path::new("/"), bytes).await?.is_some() {
                 return Ok(version);
             }
             // Somebody else registered one meanwhile.

@@ -193,7 +193,8 @@ impl Clients {
 
     fn amazon(root: &str, spec: &StorageSpec) -> object_store::Result<Self> {
         let endpoint = amazon_endpoint(spec);
-        let mut builder = AmazonS3Builder::from_env().with_url(root);
+        // Not every service with this interface has the request that deletes many objects.
+        let mut builder = AmazonS3Builder::from_env().with_url(root).with_disable_bulk_delete(true);
         if let Some(endpoint) = &endpoint {
             builder = builder.with_endpoint(endpoint);
         }

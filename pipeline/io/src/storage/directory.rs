@@ -1,7 +1,9 @@
 //! Addresses of directories: `/runs/census-k3f9q2`, `gs://bucket/runs/census-k3f9q2`.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use object_store::path::Path as Location;
@@ -77,6 +79,25 @@ impl Directory {
         match &self.0 {
             Place::Local(path) => path.to_string_lossy(),
             Place::Bucket(address) => Cow::Borrowed(address),
+        }
+    }
+
+    /// Its path or address as bytes, which [`Directory::from_bytes`] reads.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        match &self.0 {
+            Place::Local(path) => path.as_os_str().as_bytes().to_owned(),
+            Place::Bucket(address) => address.clone().into_bytes(),
+        }
+    }
+
+    /// The directory with this absolute path or address.
+    ///
+    /// # Errors
+    /// As for [`Directory::parse`].
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, Error> {
+        match String::from_utf8(bytes) {
+            Ok(text) => Self::parse(&text, Path::new("")),
+            Err(error) => Ok(Self::local(OsString::from_vec(error.into_bytes()))),
         }
     }
 

@@ -36,6 +36,7 @@ pub use self::division::{Division, Named, NamedSplit, Portion, Rule};
 pub use self::frozen::{Entry, Kept, Listing};
 pub use self::object::Object;
 pub use self::probe::Probe;
+pub use self::small::ObjectVersion;
 pub use self::spec::{AzSpec, GsSpec, S3Spec, StorageSpec};
 pub use self::upload::Upload;
 
@@ -120,6 +121,17 @@ impl Stores {
         Ok(objects)
     }
 
+    /// As [`Stores::list`] of one absolute pattern, which need not match anything.
+    ///
+    /// # Errors
+    /// As for [`Stores::list`], but for a pattern without a match.
+    pub async fn find(&self, pattern: &str) -> Result<Vec<Object>, Error> {
+        match self.list(&[pattern.to_owned()], Path::new("/")).await {
+            Err(Error::EmptyGlob { .. } | Error::NotFound { .. }) => Ok(Vec::new()),
+            listed => listed,
+        }
+    }
+
     /// As [`Stores::list`], with the index of the pattern that matches an object. An object that several patterns match
     /// occurs once for each.
     ///
@@ -156,6 +168,11 @@ impl Stores {
     /// [`Error::Cancelled`] immediately, even if storage hangs.
     pub fn cancel(&self) {
         self.cancel.cancel();
+    }
+
+    /// Waits until this value is cancelled.
+    pub async fn cancelled(&self) {
+        self.cancel.given().await;
     }
 
     /// Statistics of the whole host.

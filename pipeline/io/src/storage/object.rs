@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta};
 
@@ -35,6 +36,11 @@ impl Object {
     /// Bytes in storage.
     pub fn size(&self) -> u64 {
         self.meta.size
+    }
+
+    /// When it was last written, by the clock of the service.
+    pub fn modified(&self) -> SystemTime {
+        self.meta.last_modified.into()
     }
 
     /// The version: the tag, or else the generation, or else the time of the last change. The tag comes first because
