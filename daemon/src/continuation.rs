@@ -6,8 +6,6 @@
 //!
 //! Like a warm start, it is decided once, when the job is prepared, and recorded in the run directory.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, bail};
 use millstream_batch::Count;
 use millstream_io::storage::{Directory, Listing};
@@ -23,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::access::Requester;
 use crate::copies::{Contents, Copies};
+use crate::runs::RunDirectory;
 use crate::scoring::{self, Scored};
 use crate::{datasets, runs, warm_start};
 
@@ -80,7 +79,7 @@ impl Source {
     pub(crate) fn continued(&self, job: &Job, train: &Dataset, plan: &IngestPlan) -> Result<Continuation> {
         let Self { scored: Scored { directory, step, job: earlier, .. }, checkpoint } = self;
         let store = CheckpointStore::local(directory)?;
-        let listing = runs::get_text(directory, runs::TRAIN_LISTING)?;
+        let listing = runs::get_text(&RunDirectory::local(directory), runs::TRAIN_LISTING)?;
         let is_same_data = listing == Some(Listing::of(train.objects()).to_text())
             && earlier.data.rows(Purpose::Training) == job.data.rows(Purpose::Training)
             && datasets::splits(&earlier.data.train) == datasets::splits(&job.data.train)
@@ -117,9 +116,9 @@ impl Continuation {
     /// The decision that is recorded in the run in `directory`, if there is one. The owner of the run can change the record, so
     /// `requester` must be allowed to read the checkpoint. A checkpoint that no longer exists is not an error here: the run can
     /// resume from its own checkpoint.
-    pub(crate) fn recorded(directory: &Path, requester: &Requester) -> Result<Option<Self>> {
+    pub(crate) fn recorded(directory: &RunDirectory, requester: &Requester) -> Result<Option<Self>> {
         let Some(text) = runs::get_text(directory, runs::CONTINUATION)? else { return Ok(None) };
-        let here = || directory.join(runs::CONTINUATION).display().to_string();
+        let here = || directory.file(runs::CONTINUATION);
         let recorded: Self = serde_json::from_str(&text).with_context(here)?;
         if let Some(path) = recorded.checkpoint.as_local().filter(|path| path.exists()) {
             requester.check_run(path).with_context(here)?;
@@ -128,12 +127,12 @@ impl Continuation {
     }
 
     /// Records the decision in the run directory.
-    pub(crate) fn record(&self, directory: &Path) -> Result<()> {
+    pub(crate) fn record(&self, directory: &RunDirectory) -> Result<()> {
         runs::put(directory, runs::CONTINUATION, &serde_json::to_vec(self)?)
     }
 
     /// The worker's part of it, for the run in `directory`.
-    pub(crate) fn role(&self, directory: &Path, copies: &Copies) -> Result<ContinuationRole> {
+    pub(crate) fn role(&self, directory: &RunDirectory, copies: &Copies) -> Result<ContinuationRole> {
         let (directory, step) = warm_start::source_of(&self.checkpoint, Contents::All, copies, directory)?;
         Ok(ContinuationRole {
             directory,

@@ -33,6 +33,7 @@ use millstream_worker::locks;
 use rustix::fs::OFlags;
 use tokio::runtime::Handle;
 
+use crate::runs::Storage;
 use crate::{runs, scoring};
 
 /// The start of a copy's directory name.
@@ -83,8 +84,7 @@ fn has_tensors(part: &PartEntry) -> bool {
 /// Makes copies, and keeps them until it is dropped.
 #[derive(Clone)]
 pub struct Copies {
-    stores: Stores,
-    runtime: Handle,
+    storage: Storage,
     made: Arc<Mutex<Vec<Copy>>>,
 }
 
@@ -138,7 +138,7 @@ impl Drop for Place {
 impl Copies {
     /// Copies what `stores` reads; requests run on `runtime`.
     pub fn new(stores: Stores, runtime: Handle) -> Self {
-        Self { stores, runtime, made: Arc::default() }
+        Self { storage: Storage { stores, runtime }, made: Arc::default() }
     }
 
     /// The path of `directory`, that of a run or of a checkpoint; if it is in a bucket, that of its copy. The copy of a run has these
@@ -184,7 +184,7 @@ impl Copies {
     /// knows the best.
     fn chosen(&self, home: &Directory, best: bool, run: &Path) -> Result<Option<u64>> {
         let step_of = |object: &Object| parse_directory_name(object.path().rsplit('/').nth(1)?);
-        let manifests = self.list(&home.join("step-*").join(MANIFEST))?;
+        let manifests = self.storage.find(&home.join("step-*").join(MANIFEST))?;
         let steps: BTreeSet<u64> = manifests.iter().filter_map(step_of).collect();
         let Some(&newest) = steps.last() else { return Ok(None) };
         if !best {
@@ -200,15 +200,22 @@ impl Copies {
 
     /// Copies the checkpoint of `step` below `home`, with `contents`, and what the run has recorded of its data, to `run`.
     fn copy_checkpoint(&self, (home, step): (&Directory, u64), contents: Contents, run: &Path) -> Result<()> {
-        let (from, to) = (home.join(&directory_name(step)), run.join(directory_name(step)));
-        let objects = self.list(&from.join("*"))?;
-        let object_of = |name: &str| objects.iter().find(|object| file_name(object) == Some(name));
+        let (from, mut to) = (home.join(&directory_name(step)), run.join(directory_name(step)));
+        let manifest = self.storage.find(&from.join(MANIFEST))?;
         // Without a manifest, the caller finds that this is no checkpoint.
-        let Some(manifest) = object_of(MANIFEST) else { return Ok(()) };
+        let Some(manifest) = manifest.first() else { return Ok(()) };
         self.copy_record(manifest, &to)?;
-        for part in CheckpointStore::local(run)?.manifest(step)?.parts {
+        let manifest = CheckpointStore::local(run)?.manifest(step)?;
+        let of_parts = manifest.part_directory();
+        if let Some(directory) = &of_parts {
+            to.push(directory);
+        }
+        let objects =
+            self.storage.find(&of_parts.map_or(from.clone(), |directory| from.join(&directory)).join("*"))?;
+        for part in manifest.parts {
             // A missing part is found by who reads the checkpoint.
-            let Some(object) = object_of(&part.name).filter(|_| contents.has(&part)) else { continue };
+            let object = objects.iter().find(|object| file_name(object) == Some(&part.name));
+            let Some(object) = object.filter(|_| contents.has(&part)) else { continue };
             if !has_tensors(&part) {
                 self.copy_record(object, &to)?;
             } else if object.size() == part.bytes {
@@ -218,19 +225,8 @@ impl Copies {
             }
         }
         let records = format!("{{{},{}}}", runs::TRAIN_LISTING, runs::CHECKSUMS);
-        let records = self.list(&home.join(&records))?;
+        let records = self.storage.find(&home.join(&records))?;
         records.iter().try_for_each(|record| self.copy_record(record, run))
-    }
-
-    /// The objects that a pattern matches; none is no error.
-    fn list(&self, pattern: &Directory) -> Result<Vec<Object>> {
-        let patterns = [pattern.text().into_owned()];
-        match self.runtime.block_on(self.stores.list(&patterns, Path::new("/"))) {
-            Err(millstream_io::Error::EmptyGlob { .. } | millstream_io::Error::NotFound { .. }) => {
-                Ok(Vec::new())
-            }
-            listed => Ok(listed?),
-        }
     }
 
     /// Copies an object that this process reads at once.
@@ -250,7 +246,7 @@ impl Copies {
             let mut start = 0;
             while start < object.size() {
                 let end = object.size().min(start + PIECE_BYTES);
-                file.write_all(&self.runtime.block_on(object.read(start..end))?)?;
+                file.write_all(&self.storage.runtime.block_on(object.read(start..end))?)?;
                 start = end;
             }
             Ok(())

@@ -17,14 +17,14 @@ mod start;
 mod status;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
-use millstream_io::storage::{Directory, Stores};
-use millstream_job::JobError;
+use millstream_io::storage::{Directory, StorageSpec, Stores};
+use millstream_job::{Job, JobError};
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
@@ -41,8 +41,9 @@ use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
 use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
+use crate::runs::{RunDirectory, Storage};
 use crate::scheduler::UserId;
-use crate::scoring::{self, Scorer};
+use crate::scoring::{self, CancelOnDrop, Scorer};
 use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, Store, StoreError, now_ms};
 use crate::supervisor::{PendingProfile, StopReason};
 use crate::traces::{JobEvent, Traces};
@@ -67,6 +68,13 @@ const MAX_SUBMISSIONS: usize = 2;
 /// one after another use a tenth of a core, however many there are.
 const SUBMISSION_REST_FACTOR: u32 = 19;
 const MAX_SUBMISSION_REST: Duration = Duration::from_secs(2);
+
+/// How long a submission may take, which may list data and runs in a bucket.
+const SUBMISSION_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// The maximum number of requests that look into a bucket at a time, and how long each may take.
+const MAX_LOOKS: usize = 4;
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running daemon.
 #[derive(Clone)]
@@ -115,6 +123,8 @@ struct Shared {
     thread_ended: Condvar,
     /// The job files that may be read at a time.
     submissions: Arc<Semaphore>,
+    /// Permits to look into a bucket.
+    looks: Arc<Semaphore>,
     /// Held while a job is added, resumed or removed, in the store and in the queue.
     membership: Mutex<()>,
     /// When the daemon started.
@@ -166,6 +176,7 @@ impl Daemon {
             jobs: Mutex::new(Jobs::new(capacity)),
             thread_ended: Condvar::new(),
             submissions: Arc::new(Semaphore::new(MAX_SUBMISSIONS)),
+            looks: Arc::new(Semaphore::new(MAX_LOOKS)),
             membership: Mutex::default(),
             began: Instant::now(),
             running: watch::Sender::new(0),
@@ -235,17 +246,26 @@ impl Daemon {
         self.check_room(owner.as_ref())?;
         // A client that leaves gives up its turn. A file that is being read is read to its end, which its size bounds.
         let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
-        self.blocking(move |daemon| {
+        // A bucket that does not answer must not keep others waiting.
+        let stores = self.shared.stores.for_job(&StorageSpec::default());
+        let _cancelled = CancelOnDrop(stores.clone());
+        let submitted = self.blocking(move |daemon| {
             let began = thread_time();
-            let submitted = daemon.submit_now(request, requester, owner);
+            let submitted = daemon.submit_now(request, requester, owner, &stores);
             let rest = thread_time().saturating_sub(began).saturating_mul(SUBMISSION_REST_FACTOR);
             Handle::current().spawn(async move {
                 tokio::time::sleep(rest.min(MAX_SUBMISSION_REST)).await;
                 drop(turn);
             });
             submitted
-        })
-        .await
+        });
+        match tokio::time::timeout(SUBMISSION_TIMEOUT, submitted).await {
+            Ok(submitted) => submitted,
+            Err(_) => {
+                let seconds = SUBMISSION_TIMEOUT.as_secs();
+                Err(anyhow!("the storage that the job names does not answer within {seconds} s").into())
+            }
+        }
     }
 
     /// The jobs that `filter` selects, newest first, and their number without its limit.
@@ -403,7 +423,7 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no such job, or it ends before there is one.
-    pub async fn checkpoint(&self, id: &str) -> Result<(PathBuf, u64)> {
+    pub async fn checkpoint(&self, id: &str) -> Result<(Directory, u64)> {
         let id = id.to_owned();
         let record = self.blocking(move |daemon| Ok::<_, anyhow::Error>(daemon.show(&id)?)).await?;
         let active =
@@ -495,10 +515,42 @@ impl Daemon {
     }
 
     /// The checkpoint of a job's best evaluation, if the job keeps it.
-    pub async fn best_checkpoint(&self, record: &JobRecord) -> Option<PathBuf> {
+    pub async fn best_checkpoint(&self, record: &JobRecord) -> Option<Directory> {
         let directory = record.directory.clone();
         // An error counts as no best checkpoint.
-        self.blocking(move |_| Ok::<_, anyhow::Error>(scoring::best_in(&directory)?)).await.ok().flatten()
+        if let Some(path) = directory.as_local().map(Path::to_owned) {
+            let best = move |_: &Self| scoring::best_in(&RunDirectory::local(&path));
+            return self.blocking(best).await.ok().flatten();
+        }
+        let id = record.id.clone();
+        let job = self.blocking(move |daemon| daemon.job_of(&id)).await.ok()?;
+        job.checkpoint.best?;
+        let look = move |storage: &Storage| scoring::best_in(&RunDirectory::new(directory, storage));
+        self.look_into_bucket(&job.storage, look).await.ok().flatten()
+    }
+
+    /// The job file of a job.
+    fn job_of(&self, id: &str) -> Result<Job> {
+        let source = self.shared.store.source(id)?;
+        Ok(Job::parse(&source.text, &source.path, &[])?.0)
+    }
+
+    /// Calls `look` with what reads a bucket as `spec` says: where it may block, as one of few, and for [`LOOK_TIMEOUT`] at most.
+    async fn look_into_bucket<T: Send + 'static>(
+        &self,
+        spec: &StorageSpec,
+        look: impl FnOnce(&Storage) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let storage = self.storage(spec);
+        let _cancelled = CancelOnDrop(storage.stores.clone());
+        let looked = async {
+            let permit = Arc::clone(&self.shared.looks).acquire_owned().await?;
+            // The permit comes back when the thread is free again.
+            let look = move || (look(&storage), permit);
+            tokio::task::spawn_blocking(look).await?.0
+        };
+        let looked = tokio::time::timeout(LOOK_TIMEOUT, looked).await;
+        looked.with_context(|| format!("the bucket does not answer within {} s", LOOK_TIMEOUT.as_secs()))?
     }
 
     async fn scored(&self, request: &ScoreRequest, requester: &Requester) -> Result<scoring::Scored> {
@@ -508,14 +560,24 @@ impl Daemon {
             let target = target.clone();
             move |daemon| match daemon.show(&target) {
                 Ok(JobRecord { checkpoint: None, .. }) => bail!("job {target} has no checkpoint yet"),
-                // The daemon itself wrote this one.
-                Ok(record) => scoring::find(&record.directory, best, &Requester::Trusted).map(Some),
+                Ok(record) => Ok(Some(record)),
                 Err(StoreError::UnknownJob { .. }) => Ok(None),
                 Err(error) => Err(error.into()),
             }
         });
-        if let Some(scored) = known.await? {
-            return Ok(scored);
+        if let Some(record) = known.await? {
+            // The daemon itself wrote this one.
+            if let Some(path) = record.directory.as_local().map(Path::to_owned) {
+                let find = move |_: &Self| scoring::find(&path, best, &Requester::Trusted);
+                return self.blocking(find).await;
+            }
+            let id = record.id.clone();
+            let job = self.blocking(move |daemon| daemon.job_of(&id)).await?;
+            let find = move |copies: &Copies| {
+                let contents = (best, Contents::Parameters);
+                scoring::find_in(&record.directory, contents, &Requester::Trusted, copies)
+            };
+            return self.shared.scorer.find(&job.storage, find).await;
         }
         let directory = Directory::parse(&target, Path::new(&base))?;
         if let Some(path) = directory.as_local().map(Path::to_owned) {
@@ -530,7 +592,7 @@ impl Daemon {
         let find = move |copies: &Copies| {
             scoring::find_in(&directory, (best, Contents::Parameters), &requester, copies)
         };
-        self.shared.scorer.find(find).await
+        self.shared.scorer.find(&StorageSpec::default(), find).await
     }
 
     /// Runs `work` where it may wait for the store, which an async task must not.

@@ -1,6 +1,5 @@
 //! Feeding the workers of a job: ingest that fills their rings. Also creates the ingest source of a job's data section.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
@@ -19,6 +18,7 @@ use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 
 use crate::access::Requester;
+use crate::runs::RunDirectory;
 use crate::sources::Sources;
 use crate::{datasets, runs};
 
@@ -94,7 +94,7 @@ pub(crate) fn open(
     patterns: &[String],
     data: &DataSpec,
     (stores, requester): (&Stores, &Requester),
-    frozen: Option<(&Path, &str)>,
+    frozen: Option<(&RunDirectory, &str)>,
     runtime: &Handle,
 ) -> Result<Dataset> {
     open_listed(list(patterns, data, (stores, requester), runtime)?, data, frozen, runtime)
@@ -107,7 +107,7 @@ pub(crate) fn open(
 pub(crate) fn open_sources(
     data: &DataSpec,
     (stores, requester): (&Stores, &Requester),
-    frozen: Option<(&Path, &str)>,
+    frozen: Option<(&RunDirectory, &str)>,
     runtime: &Handle,
 ) -> Result<(Dataset, Sources)> {
     let Named { patterns, rows } = named(&data.train, (stores, requester), runtime)?;
@@ -122,7 +122,7 @@ pub(crate) fn open_sources(
 fn open_listed(
     Listed { mut objects, rows }: Listed,
     data: &DataSpec,
-    frozen: Option<(&Path, &str)>,
+    frozen: Option<(&RunDirectory, &str)>,
     runtime: &Handle,
 ) -> Result<Dataset> {
     if let Some((directory, name)) = frozen {
@@ -184,8 +184,8 @@ pub(crate) fn of_listed(
     Ok(dataset.filtered(&rows))
 }
 
-fn freeze(directory: &Path, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {
-    let here = || directory.join(name).display().to_string();
+fn freeze(directory: &RunDirectory, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {
+    let here = || directory.file(name);
     let Some(text) = runs::get_text(directory, name)? else {
         runs::put(directory, name, Listing::of(&objects).to_text().as_bytes())?;
         return Ok(objects);

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use millstream_backend::{Description, GpuName};
+use millstream_io::storage::Directory;
 use millstream_worker::gpus::GpuProcess;
 
 use super::*;
@@ -12,7 +13,7 @@ fn job(id: &str, pid: u32, gpu: Option<u32>) -> JobSnapshot {
 }
 
 fn job_of(id: &str, pids: Vec<u32>, gpu: Option<u32>) -> JobSnapshot {
-    let mut record = JobRecord::new(id, id, "/runs".into());
+    let mut record = JobRecord::new(id, id, Directory::local("/runs"));
     let gpu = gpu.map(|number| GpuName { number, name: "H100".into() });
     record.device = Some(Description { text: String::new(), gpu, libraries: Vec::new() });
     let worker = Some(WorkerSnapshot { pids, process: None, exchange_shares: Vec::new(), left_out: 0 });

@@ -56,6 +56,7 @@ pub mod memory;
 pub mod messages;
 pub mod metrics;
 mod notices;
+mod objects;
 mod outcomes;
 mod own_access;
 pub mod plan;

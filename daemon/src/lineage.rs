@@ -4,19 +4,20 @@
 //! a daemon. A run has origins: the run that it continues, whose weights it starts with, or that it repeats.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use millstream_io::storage::{Directory, Listing};
+use millstream_io::storage::{Directory, Listing, Stores};
 use millstream_job::Job;
-use millstream_trainer::checkpoint::{CheckpointStore, MANIFEST};
+use millstream_trainer::checkpoint::MANIFEST;
+use millstream_trainer::checkpoint::store::directory_name;
 use serde::Serialize;
+use tokio::runtime::Handle;
 
 use crate::access::Requester;
 use crate::continuation::Continuation;
-use crate::warm_start::recorded_directory;
-use crate::{runs, scoring};
+use crate::runs::{self, RunDirectory, Storage};
 
 /// The number of runs before a run that are followed.
 const MAX_DEPTH: usize = 64;
@@ -27,7 +28,7 @@ pub struct RunLineage {
     /// The job's id.
     pub id: String,
     /// The run directory.
-    pub directory: PathBuf,
+    pub directory: Directory,
     /// The model; `None` before the first checkpoint.
     pub checkpoint: Option<CheckpointLineage>,
     /// The job.
@@ -44,7 +45,7 @@ pub struct RunLineage {
 #[derive(Debug, Serialize)]
 pub struct CheckpointLineage {
     /// Its directory.
-    pub path: PathBuf,
+    pub path: Directory,
     /// Steps taken.
     pub step: u64,
     /// Rows trained on.
@@ -111,31 +112,45 @@ pub enum Relation {
 }
 
 /// The lineage of the run or the checkpoint in `directory`; of a run, that of its newest checkpoint. Reads with the rights of
-/// this process.
+/// this process, and buckets with `stores`, whose requests run on `runtime`. Blocks, so it must not be called from async code.
 ///
 /// # Errors
 /// When there is no run, or its record is damaged. Runs before it that cannot be read are no error.
-pub fn trace(directory: &Path) -> Result<RunLineage> {
-    trace_within(directory, &mut BTreeSet::new())
+pub fn trace(directory: &Directory, (stores, runtime): (&Stores, &Handle)) -> Result<RunLineage> {
+    let storage = Storage { stores: stores.clone(), runtime: runtime.clone() };
+    trace_within(directory, &storage, &mut BTreeSet::new())
 }
 
-fn trace_within(directory: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<RunLineage> {
-    let located = scoring::locate(directory, false);
-    let home = located.as_ref().map_or(directory, |(home, _)| home).to_owned();
-    let checkpoint = located.ok().map(|(home, step)| checkpoint_of(&home, step)).transpose()?;
-    let place = match &checkpoint {
-        // A checkpoint that was copied elsewhere has its job with it.
-        Some(checkpoint) if !home.join(runs::JOB).is_file() => &checkpoint.path,
-        _ => &home,
+fn trace_within(
+    directory: &Directory,
+    storage: &Storage,
+    seen: &mut BTreeSet<Directory>,
+) -> Result<RunLineage> {
+    let (home, step) = match runs::of_checkpoint(directory) {
+        Some((home, step)) => (RunDirectory::new(home, storage), Some(step)),
+        None => {
+            let run = RunDirectory::new(directory.clone(), storage);
+            let newest = run.checkpoints().ok().and_then(|store| store.steps().ok()?.pop());
+            (run, newest)
+        }
     };
-    ensure!(checkpoint.is_some() || runs::is_run(&home), "{} is not the directory of a run", home.display());
-    let path = place.join(runs::JOB);
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let (job, _) = Job::parse(&text, &path, &[])?;
+    let checkpoint = step.map(|step| checkpoint_of(&home, step)).transpose()?;
+    let is_run = runs::is_run(&home)?;
+    ensure!(checkpoint.is_some() || is_run, "{home} is not the directory of a run");
+    let job = match (&checkpoint, step) {
+        // A checkpoint that was copied elsewhere has its job with it.
+        (Some(checkpoint), Some(step)) if !home.has(runs::JOB)? => {
+            let store = home.checkpoints()?;
+            let text = String::from_utf8(store.part(&store.manifest(step)?, runs::JOB)?.into())?;
+            Job::parse(&text, Path::new(&checkpoint.path.join(runs::JOB).to_string()), &[])?.0
+        }
+        _ => runs::job_of(&home, &Requester::Trusted)?,
+    };
     let train = data_of(&home, runs::TRAIN_LISTING, &job.data.train)?;
     let eval = data_of(&home, runs::EVAL_LISTING, &job.data.eval)?;
-    let origins = origins_of(&home, seen)?;
-    let id = home.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let origins = origins_of(&home, storage, seen)?;
+    let home = home.address().clone();
+    let id = home.name().map_or_else(|| home.to_string(), str::to_owned);
     let job = JobLineage {
         name: job.name.clone(),
         seed: job.training.seed,
@@ -146,12 +161,11 @@ fn trace_within(directory: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<RunLin
     Ok(RunLineage { id, directory: home, checkpoint, job, train, eval, origins })
 }
 
-fn checkpoint_of(home: &Path, step: u64) -> Result<CheckpointLineage> {
-    let store = CheckpointStore::local(home)?;
-    let path = PathBuf::from(store.path(step));
-    let manifest = store.manifest(step)?;
-    let written = std::fs::metadata(path.join(MANIFEST)).and_then(|metadata| metadata.modified()).ok();
-    let since_epoch = written.and_then(|written| written.duration_since(UNIX_EPOCH).ok());
+fn checkpoint_of(home: &RunDirectory, step: u64) -> Result<CheckpointLineage> {
+    let manifest = home.checkpoints()?.manifest(step)?;
+    let checkpoint = home.join(&directory_name(step));
+    let since_epoch = checkpoint.written(MANIFEST).and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let path = checkpoint.address().clone();
     Ok(CheckpointLineage {
         path,
         step,
@@ -162,9 +176,9 @@ fn checkpoint_of(home: &Path, step: u64) -> Result<CheckpointLineage> {
     })
 }
 
-fn data_of(home: &Path, listing: &str, patterns: &[String]) -> Result<Option<DataLineage>> {
+fn data_of(home: &RunDirectory, listing: &str, patterns: &[String]) -> Result<Option<DataLineage>> {
     let Some(text) = runs::get_text(home, listing)? else { return Ok(None) };
-    let frozen = Listing::parse(&text).with_context(|| home.join(listing).display().to_string())?;
+    let frozen = Listing::parse(&text).with_context(|| home.file(listing))?;
     Ok(Some(DataLineage {
         patterns: patterns.iter().map(|pattern| millstream_io::redact(pattern).into_owned()).collect(),
         files: frozen.len(),
@@ -173,8 +187,9 @@ fn data_of(home: &Path, listing: &str, patterns: &[String]) -> Result<Option<Dat
     }))
 }
 
-fn origins_of(home: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<Vec<Origin>> {
-    let path_in = |name: &str| runs::get(home, name)?.map(recorded_directory).transpose();
+fn origins_of(home: &RunDirectory, storage: &Storage, seen: &mut BTreeSet<Directory>) -> Result<Vec<Origin>> {
+    let path_in =
+        |name: &str| -> Result<_> { Ok(runs::get(home, name)?.map(Directory::from_bytes).transpose()?) };
     let continued = Continuation::recorded(home, &Requester::Trusted)?.map(|continued| continued.checkpoint);
     let found = [
         (Relation::Continues, continued),
@@ -182,20 +197,20 @@ fn origins_of(home: &Path, seen: &mut BTreeSet<PathBuf>) -> Result<Vec<Origin>> 
         (Relation::Repeats, path_in(runs::RERUN)?),
     ];
     let known = found.into_iter().filter_map(|(relation, path)| Some((relation, path?)));
-    Ok(known.map(|(relation, path)| origin(relation, path, seen)).collect())
+    Ok(known.map(|(relation, path)| origin((relation, path), storage, seen)).collect())
 }
 
-fn origin(relation: Relation, path: Directory, seen: &mut BTreeSet<PathBuf>) -> Origin {
-    let Some(local) = path.as_local() else {
-        let problem = Some("it is in a bucket, where runs are not followed".to_owned());
-        return Origin { relation, path, run: None, problem };
-    };
-    let (run, problem) = if !seen.insert(local.to_owned()) {
+fn origin(
+    (relation, path): (Relation, Directory),
+    storage: &Storage,
+    seen: &mut BTreeSet<Directory>,
+) -> Origin {
+    let (run, problem) = if !seen.insert(path.clone()) {
         (None, Some("it is shown above".to_owned()))
     } else if seen.len() > MAX_DEPTH {
         (None, Some(format!("only {MAX_DEPTH} runs are followed")))
     } else {
-        match trace_within(local, seen) {
+        match trace_within(&path, storage, seen) {
             Ok(run) => (Some(run), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         }

@@ -1,9 +1,8 @@
 //! The daemon's records as messages of the control API, for the service and the web page.
 
-use std::path::Path;
-
 use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::proto::{self, LogLine, Scores};
+use millstream_io::storage::Directory;
 use millstream_job::Domain;
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use millstream_trainer::metrics::{MetricValue, Metrics};
@@ -31,8 +30,8 @@ pub(crate) fn job_message(record: &JobRecord) -> proto::Job {
         created_ms: record.created_ms,
         started_ms: record.started_ms,
         ended_ms: record.ended_ms,
-        directory: path_text(&record.directory),
-        checkpoint: record.checkpoint.as_deref().map(path_text),
+        directory: directory_text(&record.directory),
+        checkpoint: record.checkpoint.as_ref().map(directory_text),
         best_checkpoint: None,
         device: record.device.as_ref().map(device_message),
         progress: Some(record.progress),
@@ -165,8 +164,8 @@ pub(crate) fn line_message(line: LogRecord) -> LogLine {
 }
 
 /// Messages contain only UTF-8. A path that is not UTF-8 is converted lossily and cannot be opened.
-pub(crate) fn path_text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
+pub(crate) fn directory_text(directory: &Directory) -> String {
+    directory.text().into_owned()
 }
 
 pub(crate) fn scores_message(part: Predicted) -> Scores {

@@ -20,7 +20,7 @@ const GLOB: [char; 4] = ['*', '?', '[', '{'];
 /// write beside the job file.
 pub(crate) fn instead_of_default<'a>(job: &Job, shared: &'a [PathBuf]) -> Option<&'a Path> {
     let is_default = job.checkpoint.has_default_directory(&job.data.base);
-    let is_denied = is_default && is_unwritable(&job.checkpoint.directory);
+    let is_denied = is_default && job.checkpoint.directory.as_local().is_some_and(is_unwritable);
     shared.first().filter(|_| is_denied).map(PathBuf::as_path)
 }
 

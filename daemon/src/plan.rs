@@ -5,7 +5,6 @@
 //! Statistics are learned last, and only on request, because this takes a pass over the training data.
 //! Without them, each learned vocabulary counts with its maximum size.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -35,6 +34,7 @@ use crate::auto_batch::{self, Choice, Decided, GpuChoice, Limit, LimitSource, gp
 use crate::continuation::{Continuation, Source};
 use crate::copies::Copies;
 use crate::memory::HostMemory;
+use crate::runs::RunDirectory;
 use crate::sources::SourcePlan;
 use crate::{feed, ranks, runs};
 
@@ -142,7 +142,7 @@ impl JobPlan {
     pub(crate) fn with(
         (job, requester): (&Job, &Requester),
         stores: &Stores,
-        directory: Option<&Path>,
+        directory: Option<&RunDirectory>,
         runtime: &Handle,
         host: &dyn Fn() -> Result<HostSurvey>,
         learned: impl FnOnce(&Dataset, &ModelPlan) -> Result<Option<Analysis>>,

@@ -13,26 +13,28 @@
 //!                           job.resolved.toml    the job with that batch size
 //!                           train.listing        the files that it reads, with their versions
 //!                           checksums.sha256     the checksums of all of these
-//!                           lock                 locked by the worker that trains in it
+//!                           lock                 locked by the worker that trains in it, or in a bucket
+//!                           lease.json           the lease of the daemon that does
 //!                           step-0000000500/...  a checkpoint
 //! ```
 //!
-//! A run directory is sufficient to resume the run, by a new daemon or on another machine that mounts it.
+//! A run directory is sufficient to resume the run, by a new daemon or on another machine that has the bucket or mounts the
+//! directory.
 
 mod checksums;
+mod directory;
 mod inputs;
+mod lease;
 mod rerun;
 
-use std::borrow::Cow;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
+use millstream_io::storage::Directory;
 use millstream_pipeline::order::Position;
-use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::parse_directory_name;
 use millstream_worker::locks::RunLock;
 use millstream_worker::protocol;
@@ -42,7 +44,9 @@ use crate::{datasets, search};
 use millstream_job::Job;
 
 pub(crate) use checksums::CHECKSUMS;
+pub(crate) use directory::{RunDirectory, Storage};
 pub(crate) use inputs::SharedInputs;
+pub(crate) use lease::{Lease, LeaseError};
 pub(crate) use rerun::{RERUN, Rerun};
 
 /// The job, as TOML.
@@ -67,10 +71,6 @@ pub(crate) const TRAIN_LISTING: &str = "train.listing";
 pub(crate) const EVAL_LISTING: &str = "eval.listing";
 const LISTINGS: [&str; 2] = [TRAIN_LISTING, EVAL_LISTING];
 
-/// The modes of files with and without secrets, before the umask.
-const SECRET_MODE: u32 = 0o600;
-const SHARED_MODE: u32 = 0o666;
-
 /// The maximum size of a run's job file, which contains the terms of all files: a file in a directory that others can write
 /// may have any size.
 const MAX_JOB_BYTES: u64 = 1 << 30;
@@ -88,37 +88,44 @@ pub(crate) struct Run {
     /// The job's id.
     pub(crate) id: String,
     /// Its directory.
-    pub(crate) directory: PathBuf,
+    pub(crate) directory: RunDirectory,
 }
 
-/// The size of the files in a checkpoint's directory; 0 if it cannot be read.
-pub(crate) fn checkpoint_bytes(directory: &Path) -> u64 {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
-    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
-}
-
-/// Creates the directory of a new run of `job`, with the job file in it.
-pub(crate) fn new(job: &Job) -> Result<Run> {
-    let parent = &job.checkpoint.directory;
-    let here = || format!("checkpoint directory {}", parent.display());
-    let denied = |error: io::Error| {
-        let advice = write_advice(error.kind(), std::env::var("STATE_DIRECTORY").ok());
-        anyhow::Error::from(error).context(here() + &advice)
+/// Creates the directory of a new run of `job`, with the job file in it. `storage` is that of the job.
+pub(crate) fn new(job: &Job, storage: &Storage) -> Result<Run> {
+    let parent = RunDirectory::new(job.checkpoint.directory.clone(), storage);
+    let here = || format!("checkpoint directory {parent}");
+    let new = |name: &str| match parent.as_local() {
+        Some(path) => create_in(path, name),
+        None => parent.join(name).write_new(JOB, job.shareable_text().as_bytes()).with_context(here),
     };
-    fs::create_dir_all(parent).map_err(denied)?;
     for _ in 0..ID_TRIES {
         let id = format!("{}-{}", job.name, random_characters()?);
-        let directory = parent.join(&id);
-        match fs::create_dir(&directory) {
-            Ok(()) => {
-                put(&directory, JOB, job.shareable_text().as_bytes()).with_context(here)?;
-                return Ok(Run { id, directory });
+        if new(&id)? {
+            let directory = parent.join(&id);
+            if let Err(error) = put(&directory, JOB, job.shareable_text().as_bytes()) {
+                let removed = directory.remove();
+                tracing::debug!(?removed, "a run has not begun");
+                return Err(error).with_context(here);
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(denied(error)),
+            return Ok(Run { id, directory });
         }
     }
     bail!("{}: no free name for another run", here())
+}
+
+/// Creates the directory `name` in the local directory `parent`, which is created, too. Returns false if it exists.
+fn create_in(parent: &Path, name: &str) -> Result<bool> {
+    let denied = |error: io::Error| {
+        let advice = write_advice(error.kind(), std::env::var("STATE_DIRECTORY").ok());
+        anyhow::Error::from(error).context(format!("checkpoint directory {}{advice}", parent.display()))
+    };
+    fs::create_dir_all(parent).map_err(denied)?;
+    match fs::create_dir(parent.join(name)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(denied(error)),
+    }
 }
 
 /// What to do where a directory cannot be written. `state_directory` is that of a systemd service.
@@ -135,13 +142,13 @@ fn write_advice(error: io::ErrorKind, state_directory: Option<String>) -> String
 }
 
 /// Finds the newest unfinished run of the same job, by fingerprint, among those that `requester` may read.
-pub(crate) fn newest_unfinished(job: &Job, requester: &Requester) -> Result<Run> {
-    let parent = &job.checkpoint.directory;
+pub(crate) fn newest_unfinished(job: &Job, requester: &Requester, storage: &Storage) -> Result<Run> {
+    let parent = RunDirectory::new(job.checkpoint.directory.clone(), storage);
     let fingerprint = job.fingerprint();
-    let mut newest: Option<(SystemTime, PathBuf)> = None;
-    let mut newest_changed: Option<(SystemTime, PathBuf, Job)> = None;
-    for directory in directories(parent).with_context(|| parent.display().to_string())? {
-        let Some((begun, earlier)) = read_run(&directory, requester) else { continue };
+    let mut newest: Option<(SystemTime, RunDirectory)> = None;
+    let mut newest_changed: Option<(SystemTime, RunDirectory, Job)> = None;
+    for (directory, begun) in parent.directories_with(JOB)? {
+        let Ok(earlier) = job_of(&directory, requester) else { continue };
         let of_earlier = earlier.fingerprint();
         let is_same =
             of_earlier == fingerprint || of_earlier == datasets::pinned_as(job, &earlier).fingerprint();
@@ -157,128 +164,122 @@ pub(crate) fn newest_unfinished(job: &Job, requester: &Requester) -> Result<Run>
         }
     }
     let Some((_, directory)) = newest else {
-        let none = format!("no unfinished run of this job in {}", parent.display());
+        let none = format!("no unfinished run of this job in {parent}");
         let Some((_, directory, earlier)) = newest_changed else { bail!("{none}") };
         bail!("{none}; {}", describe_changes(&directory, job, &earlier));
     };
-    if RunLock::is_held(&directory).with_context(|| directory.display().to_string())? {
-        bail!("{} is being trained now", directory.display());
+    // The lease of a run in a bucket is taken when the job is prepared.
+    if let Some(path) = directory.as_local()
+        && RunLock::is_held(path).with_context(|| directory.to_string())?
+    {
+        bail!("{directory} is being trained now");
     }
-    let id = directory.file_name().and_then(|name| name.to_str());
-    let id =
-        id.with_context(|| format!("{} does not have the name of a run", directory.display()))?.to_owned();
+    let id = directory.address().name();
+    let id = id.with_context(|| format!("{directory} does not have the name of a run"))?.to_owned();
     Ok(Run { id, directory })
 }
 
 /// Removes the directory of a failed run unless it has a checkpoint.
-pub(crate) fn discard(directory: &Path) -> Result<()> {
-    let here = || directory.display().to_string();
-    if CheckpointStore::local(directory)?.steps()?.is_empty() {
-        fs::remove_dir_all(directory).with_context(here)?;
+pub(crate) fn discard(directory: &RunDirectory) -> Result<()> {
+    if directory.checkpoints()?.steps()?.is_empty() {
+        directory.remove()?;
     }
     Ok(())
 }
 
 /// Whether `directory` is that of a run, and not merely one with a job file.
-pub(crate) fn is_run(directory: &Path) -> bool {
-    directory.join(JOB).is_file() && directory.join(CHECKSUMS).is_file()
+///
+/// # Errors
+/// When storage fails.
+pub(crate) fn is_run(directory: &RunDirectory) -> Result<bool> {
+    Ok(directory.has(JOB)? && directory.has(CHECKSUMS)?)
 }
 
 /// The directory that contains a checkpoint, and its step, if `directory` is that of a checkpoint.
-pub(crate) fn of_checkpoint(directory: &Path) -> Option<(&Path, u64)> {
-    let step = parse_directory_name(directory.file_name()?.to_str()?)?;
+pub(crate) fn of_checkpoint(directory: &Directory) -> Option<(Directory, u64)> {
+    let step = parse_directory_name(directory.name()?)?;
     Some((directory.parent()?, step))
 }
 
-/// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use. Only the
-/// daemon's user can read a file with secrets in addresses, such as the listing of objects with signed addresses.
-pub(crate) fn put(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+/// Writes the file `name` of a run directory atomically, and records its checksum. Not for concurrent use.
+pub(crate) fn put(directory: &RunDirectory, name: &str, bytes: &[u8]) -> Result<()> {
     let (during, after) = checksums::replacing(directory, name, bytes)?;
-    write(directory, CHECKSUMS, during.as_bytes())?;
-    write(directory, name, bytes)?;
+    directory.write(CHECKSUMS, during.as_bytes())?;
+    directory.write(name, bytes)?;
     if during != after {
-        write(directory, CHECKSUMS, after.as_bytes())?;
+        directory.write(CHECKSUMS, after.as_bytes())?;
     }
     Ok(())
-}
-
-fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
-    let path = directory.join(name);
-    let unborn = directory.join(format!(".{name}.new"));
-    let write = || {
-        let is_secret = |line: &str| matches!(millstream_io::redact(line), Cow::Owned(_));
-        let has_secrets = std::str::from_utf8(bytes).is_ok_and(|text| text.lines().any(is_secret));
-        let mode = if has_secrets { SECRET_MODE } else { SHARED_MODE };
-        let mut options = File::options();
-        let mut file = options.write(true).create(true).truncate(true).mode(mode).open(&unborn)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&unborn, &path)?;
-        File::open(directory)?.sync_all()
-    };
-    write().with_context(|| path.display().to_string())
 }
 
 /// Reads the file `name` of a run directory, if it exists.
 ///
 /// # Errors
 /// When it cannot be read, or was changed since [`put`].
-pub(crate) fn get(directory: &Path, name: &str) -> Result<Option<Vec<u8>>> {
-    let path = directory.join(name);
-    match fs::read(&path) {
-        Ok(bytes) => {
-            checksums::check(directory, name, &bytes)?;
-            Ok(Some(bytes))
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error).with_context(|| path.display().to_string()),
-    }
+pub(crate) fn get(directory: &RunDirectory, name: &str) -> Result<Option<Vec<u8>>> {
+    let Some(bytes) = directory.read(name)? else { return Ok(None) };
+    checksums::check(directory, name, &bytes)?;
+    Ok(Some(bytes))
 }
 
 /// Reads the file `name` of a run directory as text, if it exists. See [`get`].
-pub(crate) fn get_text(directory: &Path, name: &str) -> Result<Option<String>> {
+pub(crate) fn get_text(directory: &RunDirectory, name: &str) -> Result<Option<String>> {
     let Some(bytes) = get(directory, name)? else { return Ok(None) };
-    String::from_utf8(bytes).map(Some).with_context(|| directory.join(name).display().to_string())
+    String::from_utf8(bytes).map(Some).with_context(|| directory.file(name))
 }
 
-/// The file of the job that checkpoints contain. If `job` has an automatic batch size, writes `resolved`, which has
-/// the chosen one.
-pub(crate) fn resolved_job(directory: &Path, job: &Job, resolved: &Job) -> Result<PathBuf> {
+/// The name of the file of the job that checkpoints contain. If `job` has an automatic batch size, writes `resolved`, which
+/// has the chosen one.
+pub(crate) fn resolved_job(directory: &RunDirectory, job: &Job, resolved: &Job) -> Result<&'static str> {
     if job.auto_batch.is_none() {
-        return Ok(directory.join(JOB));
+        return Ok(JOB);
     }
     put(directory, RESOLVED_JOB, resolved.shareable_text().as_bytes())?;
-    Ok(directory.join(RESOLVED_JOB))
+    Ok(RESOLVED_JOB)
 }
 
 /// The job of the run in `directory`.
 ///
 /// # Errors
 /// When `requester` cannot read it.
-pub(crate) fn job_of(directory: &Path, requester: &Requester) -> Result<Job> {
-    let (_, job) = read_run(directory, requester)
-        .with_context(|| format!("the job of the run in {} cannot be read", directory.display()))?;
-    Ok(job)
+pub(crate) fn job_of(directory: &RunDirectory, requester: &Requester) -> Result<Job> {
+    let read = || -> Result<Job> {
+        let text = job_text(directory, requester)?;
+        Ok(Job::parse_with(&text, &job_path(directory), &[], &|file| requester.open(file))?.0)
+    };
+    read().with_context(|| format!("the job of the run in {directory} cannot be read"))
 }
 
-/// The start time and the job of the run in `directory`, if `requester` can read it.
-fn read_run(directory: &Path, requester: &Requester) -> Option<(SystemTime, Job)> {
-    let path = directory.join(JOB);
+/// The path of the job file of the run in `directory`, or its address.
+fn job_path(directory: &RunDirectory) -> PathBuf {
+    match directory.as_local() {
+        Some(path) => path.join(JOB),
+        None => PathBuf::from(directory.address().join(JOB).text().into_owned()),
+    }
+}
+
+/// The text of the job file of the run in `directory`.
+///
+/// # Errors
+/// When `requester` cannot read it.
+fn job_text(directory: &RunDirectory, requester: &Requester) -> Result<String> {
     let mut text = String::new();
-    requester.open(&path).ok()?.take(MAX_JOB_BYTES).read_to_string(&mut text).ok()?;
-    let (job, _) = Job::parse_with(&text, &path, &[], &|file| requester.open(file)).ok()?;
-    Some((fs::metadata(&path).ok()?.modified().ok()?, job))
+    match directory.as_local() {
+        Some(path) => requester.open(&path.join(JOB))?.take(MAX_JOB_BYTES).read_to_string(&mut text)?,
+        None => directory.read(JOB)?.context("it has no job file")?.as_slice().read_to_string(&mut text)?,
+    };
+    Ok(text)
 }
 
 /// The maximum number of changed keys in a message.
 const MAX_CHANGES: usize = 5;
 
 /// What makes `job` another one than that of the unfinished run in `directory`.
-fn describe_changes(directory: &Path, job: &Job, earlier: &Job) -> String {
+fn describe_changes(directory: &RunDirectory, job: &Job, earlier: &Job) -> String {
     let changes = job.differences(earlier);
     let more = changes.len().saturating_sub(MAX_CHANGES);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let run = directory.file_name().unwrap_or_default().to_string_lossy();
+    let run = directory.address().name().map_or_else(|| directory.to_string(), str::to_owned);
     let named = changes.iter().take(MAX_CHANGES).map(String::as_str).collect::<Vec<_>>().join(", ");
     if named.is_empty() {
         return format!("the unfinished run {run} is of another job with this name");
@@ -290,32 +291,17 @@ fn describe_changes(directory: &Path, job: &Job, earlier: &Job) -> String {
 
 /// Whether the newest checkpoint in `directory` is at the end of the data, or `job` stopped early at it; of a search, whether
 /// all trials have ended.
-fn is_finished(directory: &Path, job: &Job) -> Result<bool> {
+fn is_finished(directory: &RunDirectory, job: &Job) -> Result<bool> {
     if let Some(spec) = &job.search {
         return search::is_over(directory, spec);
     }
-    let store = CheckpointStore::local(directory)?;
+    let store = directory.checkpoints()?;
     let Some(step) = store.steps()?.pop() else { return Ok(false) };
     // Resuming skips a damaged checkpoint.
     let Ok(manifest) = store.manifest(step) else { return Ok(false) };
     let position = Position::decode(&manifest.snapshot.position);
     let ended = position.is_ok_and(|position| position.pass.is_none());
     Ok(ended || manifest.snapshot.standing.stop(&job.selection(), &job.label.names()).is_some())
-}
-
-fn directories(parent: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(parent) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut directories = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            directories.push(entry.path());
-        }
-    }
-    Ok(directories)
 }
 
 fn random_characters() -> io::Result<String> {

@@ -20,8 +20,8 @@ use millstream_job::Job;
 use millstream_pipeline::analysis::Analysis;
 use millstream_pipeline::ingest::{IngestPlan, KeptRows};
 use millstream_pipeline::transform::Transform;
+use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::{directory_name, parse_directory_name};
-use millstream_trainer::checkpoint::{CheckpointError, CheckpointStore};
 use millstream_trainer::metrics::Metrics;
 use millstream_worker::protocol::{FromWorker, Role, ScoreOutput, ScoreRole, Start, ToWorker};
 use tokio::runtime::Handle;
@@ -31,6 +31,7 @@ use crate::access::Requester;
 use crate::copies::{Contents, Copies};
 use crate::feed::{self, Feed};
 use crate::priority::Launcher;
+use crate::runs::RunDirectory;
 use crate::worker::{WorkerProcess, WorkerProgram};
 use crate::{copies, runs};
 
@@ -100,7 +101,7 @@ pub(crate) struct Scorer {
 }
 
 /// Stores that are cancelled when their user does not wait any more.
-struct CancelOnDrop(Stores);
+pub(crate) struct CancelOnDrop(pub(crate) Stores);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -158,11 +159,11 @@ struct Predicting {
 /// When a run has no such checkpoint.
 pub(crate) fn locate(directory: &Path, best: bool) -> Result<(PathBuf, u64)> {
     let here = || directory.display();
-    match runs::of_checkpoint(directory) {
+    match runs::of_checkpoint(&Directory::local(directory)) {
         Some(_) if best => {
             bail!("{} is a checkpoint already: only a run directory has a best checkpoint", here())
         }
-        Some((home, step)) => Ok((home.to_owned(), step)),
+        Some((home, step)) => Ok((home.as_local().unwrap_or(directory).to_owned(), step)),
         None if best => {
             let best = CheckpointStore::local(directory)?.best()?.first().copied();
             Ok((directory.to_owned(), best.ok_or_else(|| no_checkpoint(here(), true))?))
@@ -247,9 +248,9 @@ fn has_job(directory: &Path) -> bool {
 ///
 /// # Errors
 /// When its checkpoints cannot be read.
-pub(crate) fn best_in(directory: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    let store = CheckpointStore::local(directory)?;
-    Ok(store.best()?.first().map(|&step| PathBuf::from(store.path(step))))
+pub(crate) fn best_in(directory: &RunDirectory) -> Result<Option<Directory>> {
+    let best = directory.checkpoints()?.best()?.first().copied();
+    Ok(best.map(|step| directory.address().join(&directory_name(step))))
 }
 
 impl Scorer {
@@ -262,14 +263,15 @@ impl Scorer {
         Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
     }
 
-    /// Calls `find` with what makes copies of checkpoints in buckets, where it may block, as one of at most [`RUNS`]. If the caller
+    /// Calls `find` with what makes copies of checkpoints in buckets, which are read as `spec` says, where it may block, as one of at most [`RUNS`]. If the caller
     /// does not wait any more, requests of storage end.
     pub(crate) async fn find<T: Send + 'static>(
         &self,
+        spec: &StorageSpec,
         find: impl FnOnce(&Copies) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let permit = self.permit().await?;
-        let stores = self.stores.for_job(&StorageSpec::default());
+        let stores = self.stores.for_job(spec);
         let _cancelled = CancelOnDrop(stores.clone());
         let copies = Copies::new(stores, self.runtime.clone());
         // The permit comes back after what was found is dropped, if nobody waits for it: a stop of the daemon waits for all permits.

@@ -29,8 +29,9 @@ use crate::audit::{Attempt, record_message};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
-    explanation_message, fewer_workers_message, gpu_message, history_message, job_message, line_message,
-    metrics_message, path_text, scores_message, seen_by, snapshot_message, trials_message, worker_messages,
+    directory_text, explanation_message, fewer_workers_message, gpu_message, history_message, job_message,
+    line_message, metrics_message, scores_message, seen_by, snapshot_message, trials_message,
+    worker_messages,
 };
 use crate::metrics::{self, Format};
 use crate::roles::{Call, Role, Roles};
@@ -253,7 +254,7 @@ impl Control for Service {
         };
         let (record, gpus, workers, image_step, fewer) = self.ask(request, show).await?;
         let best_checkpoint = match role {
-            Role::Operator => self.daemon.best_checkpoint(&record).await.as_deref().map(path_text),
+            Role::Operator => self.daemon.best_checkpoint(&record).await.as_ref().map(directory_text),
             Role::Viewer => None,
         };
         let gpus = gpus.iter().map(gpu_message).collect();
@@ -360,7 +361,7 @@ impl Control for Service {
     async fn checkpoint(&self, request: Request<JobRequest>) -> Reply<CheckpointReply> {
         let checkpoint = |daemon: Daemon, id: String| async move { daemon.checkpoint(&id).await };
         let (path, step) = self.change(request, Action::Checkpoint, checkpoint).await?;
-        Ok(Response::new(CheckpointReply { path: path_text(&path), step }))
+        Ok(Response::new(CheckpointReply { path: directory_text(&path), step }))
     }
 
     async fn metrics(&self, request: Request<MetricsRequest>) -> Reply<MetricsReply> {
@@ -402,7 +403,7 @@ impl Control for Service {
     async fn trials(&self, request: Request<TrialsRequest>) -> Reply<proto::TrialsReply> {
         let answers = answers(&request);
         let TrialsRequest { id, best_job } = request.into_inner();
-        let trials = self.daemon.in_turn(&answers, move |daemon| daemon.trials(&id, best_job)).await;
+        let trials = self.daemon.trials(&answers, id, best_job).await;
         Ok(Response::new(trials_message(trials.map_err(error_status)?)))
     }
 

@@ -5,9 +5,7 @@
 //! copied follows from the two models (`millstream_trainer::warm_start`) and from what the ids mean in each job
 //! (`millstream_pipeline::transform::map_ids`).
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use millstream_io::storage::Directory;
@@ -21,7 +19,7 @@ use millstream_worker::protocol::WarmStartRole;
 use crate::access::Requester;
 use crate::copies::{Contents, Copies};
 use crate::plan::JobPlan;
-use crate::runs;
+use crate::runs::{self, RunDirectory};
 use crate::scoring::{self, Scored};
 
 /// The initial weights of a job.
@@ -86,13 +84,12 @@ fn id_mappings(source: &Scored, plan: &JobPlan, analysis: &Analysis) -> Result<I
 
 /// The warm start of the run in `directory`: as decided earlier, or decided now and passed to `report`.
 pub(crate) fn decided(
-    directory: &Path,
+    directory: &RunDirectory,
     plan: &JobPlan,
     requester: &Requester,
     report: impl FnOnce(&Beginning),
 ) -> Result<Option<WarmStartRole>> {
-    let id_mappings = directory.join(runs::ID_MAPPINGS);
-    let recorded = runs::get(directory, runs::WARM_START)?.map(recorded_directory).transpose()?;
+    let recorded = runs::get(directory, runs::WARM_START)?.map(Directory::from_bytes).transpose()?;
     let checkpoint = match recorded {
         Some(checkpoint) if runs::get(directory, runs::ID_MAPPINGS)?.is_some() => {
             // The owner of the run may have changed the file.
@@ -120,7 +117,7 @@ pub(crate) fn decided(
         }
     };
     let (directory, step) = source_of(&checkpoint, Contents::Parameters, &plan.copies, directory)?;
-    Ok(Some(WarmStartRole { directory, step, id_mappings }))
+    Ok(Some(WarmStartRole { directory, step, id_mappings: runs::ID_MAPPINGS.to_owned() }))
 }
 
 /// The local directory that contains the recorded `checkpoint` from which the run in `directory` starts, and its step. Until the
@@ -129,9 +126,9 @@ pub(crate) fn source_of(
     checkpoint: &Directory,
     contents: Contents,
     copies: &Copies,
-    directory: &Path,
+    directory: &RunDirectory,
 ) -> Result<(PathBuf, u64)> {
-    let is_needed = || anyhow::Ok(CheckpointStore::local(directory)?.steps()?.is_empty());
+    let is_needed = || anyhow::Ok(directory.checkpoints()?.steps()?.is_empty());
     let path = match checkpoint.as_local() {
         // Only a worker that finds all checkpoints of the run damaged looks there, and says that it is absent.
         None if !is_needed()? => PathBuf::from(checkpoint.text().as_ref()),
@@ -140,21 +137,10 @@ pub(crate) fn source_of(
     scoring::locate(&path, false)
 }
 
-/// The directory that a run has recorded: the bytes of its path, or its address.
-pub(crate) fn recorded_directory(bytes: Vec<u8>) -> Result<Directory> {
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok(Directory::parse(&text, Path::new(""))?),
-        Err(error) => Ok(Directory::local(OsString::from_vec(error.into_bytes()))),
-    }
-}
-
 /// Records `beginning` in the run in `directory`. The checkpoint comes last: its presence completes the record.
-fn record(directory: &Path, beginning: &Beginning) -> Result<()> {
+fn record(directory: &RunDirectory, beginning: &Beginning) -> Result<()> {
     let mappings = serde_json::to_vec(&beginning.ids)?;
-    let checkpoint = match beginning.checkpoint.as_local() {
-        Some(path) => path.as_os_str().as_encoded_bytes().to_vec(),
-        None => beginning.checkpoint.text().into_owned().into_bytes(),
-    };
+    let checkpoint = beginning.checkpoint.to_bytes();
     for (name, bytes) in [(runs::ID_MAPPINGS, &mappings), (runs::WARM_START, &checkpoint)] {
         runs::put(directory, name, bytes)?;
     }

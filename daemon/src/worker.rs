@@ -22,7 +22,7 @@ use rustix::process::Signal;
 use signal_hook::low_level::signal_name;
 
 use millstream_worker::protocol::{
-    self, FromWorker, IMAGES_GREETING, ProtocolError, RECORD_GREETING, ToWorker,
+    self, FromWorker, IMAGES_GREETING, OBJECTS_GREETING, ProtocolError, RECORD_GREETING, ToWorker,
 };
 
 use crate::cgroup::{WorkerGroup, WorkerGroups};
@@ -218,6 +218,14 @@ impl WorkerProcess {
     /// As for [`WorkerProcess::send`].
     pub(crate) fn send_images(&self, images: [BorrowedFd<'_>; 2]) -> Result<(), DescriptorError> {
         descriptors::send(&self.socket, IMAGES_GREETING, images)
+    }
+
+    /// Sends a connection for objects, which follows the images.
+    ///
+    /// # Errors
+    /// As for [`WorkerProcess::send`].
+    pub(crate) fn send_objects(&self, connection: BorrowedFd<'_>) -> Result<(), DescriptorError> {
+        descriptors::send(&self.socket, OBJECTS_GREETING, [connection])
     }
 
     /// Reads the worker's messages on a new thread and passes each to `receive` until it returns false or the

@@ -1,5 +1,6 @@
 //! End-to-end, conformance and fault tests of the built binaries.
 //!
+//! * [`bucket`]: buckets that commands write to.
 //! * [`programs`]: the binaries as a user or a service manager runs them.
 //! * [`shell`]: commands as typed into a shell, and the files they leave behind.
 //! * [`small_disk`]: file systems that become full.
@@ -9,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bucket;
 pub mod programs;
 pub mod shell;
 pub mod small_disk;

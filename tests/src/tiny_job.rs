@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use crate::bucket::Bucket;
 use crate::table::Table;
 
 const FILES: u64 = 4;
@@ -75,6 +76,21 @@ impl Contents {
             .map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap()))
             .collect();
         assert!(files.contains_key("manifest.json"), "{} is not a checkpoint", directory.display());
+        Self(files)
+    }
+
+    /// The checkpoint `address` in a bucket, with the files that it has in a directory.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn in_bucket(bucket: &Bucket, address: &str) -> Self {
+        let prefix = format!("{}/", address.strip_prefix("s3://").unwrap());
+        let file = |(name, bytes): (String, Vec<u8>)| match name.split_once('/') {
+            Some((term, name)) if term.starts_with("term-") => (name.to_owned(), bytes),
+            _ => (name, bytes),
+        };
+        let files: BTreeMap<_, _> = bucket.objects(&prefix).map(file).collect();
+        assert!(files.contains_key("manifest.json"), "{address} is not a checkpoint");
         Self(files)
     }
 

@@ -1,6 +1,6 @@
 //! The target of a command: a job, or the directory of a run or of a checkpoint.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use millstream_control::proto::Job;
 use millstream_control::{Client, ClientError};
@@ -15,15 +15,6 @@ pub(crate) struct Target {
     pub(crate) directory: Directory,
     /// The job, if it is one of the daemon.
     job: Option<Job>,
-}
-
-impl Target {
-    /// The path of the directory, which must be local.
-    pub(crate) fn local(&self) -> Result<PathBuf, Failure> {
-        let message = || format!("{} is in a bucket; this command needs a local directory", self.directory);
-        let path = self.directory.as_local().map(Path::to_owned);
-        path.ok_or_else(|| Failure::Usage(message()))
-    }
 }
 
 /// Finds `target`: the id of a job of the daemon, if one is running, or a directory.
@@ -41,7 +32,8 @@ pub(crate) async fn find(target: &str, context: &Context) -> Result<Target, Fail
     };
     let message = match known {
         Some(Ok(job)) => {
-            return Ok(Target { directory: Directory::local(&job.directory), job: Some(job) });
+            let directory = Directory::parse(&job.directory, Path::new("/")).map_err(anyhow::Error::from)?;
+            return Ok(Target { directory, job: Some(job) });
         }
         None | Some(Err(ClientError::NotFound(_))) if Path::new(target).is_dir() => {
             let directory = Directory::local(std::path::absolute(target)?);

@@ -1,7 +1,8 @@
 //! The `[checkpoint]` of a job file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use millstream_io::storage::Directory;
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::session::BestSpec;
 
@@ -15,8 +16,8 @@ const DEFAULT_DIRECTORY: &str = "checkpoints";
 /// Where and when checkpoints are saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSpec {
-    /// The absolute directory in which each run of the job has a directory, named by the job's id.
-    pub directory: PathBuf,
+    /// The directory in which each run of the job has a directory, named by the job's id.
+    pub directory: Directory,
     /// Steps between checkpoints.
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
@@ -30,7 +31,7 @@ pub struct CheckpointSpec {
 impl CheckpointSpec {
     /// Whether the directory is the default one beside a job file in `base`.
     pub fn has_default_directory(&self, base: &Path) -> bool {
-        self.directory == base.join(DEFAULT_DIRECTORY)
+        self.directory.as_local() == Some(&base.join(DEFAULT_DIRECTORY))
     }
 }
 
@@ -42,10 +43,9 @@ pub(super) fn read(
     predictions: &LabelPredictions,
 ) -> CheckpointSpec {
     let directory = checkpoint.text("directory");
-    checkpoint.check_directory(directory, "checkpoints");
-    let directory = directory.map_or(DEFAULT_DIRECTORY, |directory| directory.text);
+    let directory = checkpoint.directory(directory, &data.base);
     let spec = CheckpointSpec {
-        directory: data.base.join(Path::new(directory)),
+        directory: directory.unwrap_or_else(|| Directory::local(data.base.join(DEFAULT_DIRECTORY))),
         every_steps: checkpoint.whole("every_steps", 1..=u64::MAX).unwrap_or(1_000),
         keep: checkpoint.whole_u32("keep", 1..=u32::MAX).unwrap_or(3),
         retry_minutes: checkpoint.whole_u32("retry_minutes", 0..=u32::MAX).unwrap_or(30),

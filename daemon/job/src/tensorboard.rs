@@ -1,8 +1,9 @@
 //! The `[tensorboard]` of a job file, and a job's hyperparameters.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use millstream_io::storage::Directory;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -12,8 +13,8 @@ use super::section::Section;
 /// Event files for TensorBoard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorBoardSpec {
-    /// The absolute directory in which each run of the job has a directory, named by the job's id.
-    pub directory: PathBuf,
+    /// The directory in which each run of the job has a directory, named by the job's id.
+    pub directory: Directory,
     /// Steps between points of the training curves.
     pub every_steps: u64,
     /// Steps between histograms of the weights; 0 for none.
@@ -25,12 +26,11 @@ pub(super) fn read(top: &mut Section<'_>, base: &Path) -> Option<TensorBoardSpec
     top.node("tensorboard")?;
     let mut section = top.required_section("tensorboard", "[tensorboard]", "event files for TensorBoard");
     let directory = section.required_text("directory", "the directory of the event files");
-    section.check_directory(directory, "event files");
+    let directory = section.directory(directory, base);
     let every_steps = section.whole("every_steps", 1..=u64::MAX).unwrap_or(100);
     let histograms_every_steps = section.whole("histograms_every_steps", 0..=u64::MAX).unwrap_or(0);
     section.finish();
-    let directory = base.join(directory?.text);
-    Some(TensorBoardSpec { directory, every_steps, histograms_every_steps })
+    Some(TensorBoardSpec { directory: directory?, every_steps, histograms_every_steps })
 }
 
 impl Job {

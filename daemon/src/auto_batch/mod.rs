@@ -16,7 +16,6 @@
 pub mod gpu;
 
 use std::fmt::{self, Display};
-use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use millstream_batch::Size;
@@ -27,7 +26,7 @@ use millstream_job::{AutoBatchSpec, Job};
 use millstream_worker::protocol::RehearsalSpec;
 
 use crate::memory::available;
-use crate::runs;
+use crate::runs::{self, RunDirectory};
 
 /// The chosen size, as recorded in a run directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,8 +180,8 @@ pub(crate) fn largest<T>(
 ///
 /// # Errors
 /// When the record cannot be read.
-pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
-    let here = || directory.join(runs::AUTO_BATCH).display().to_string();
+pub(crate) fn decided(directory: &RunDirectory) -> Result<Option<Decided>> {
+    let here = || directory.file(runs::AUTO_BATCH);
     let text = runs::get_text(directory, runs::AUTO_BATCH)?;
     text.map(|text| serde_json::from_str(&text).with_context(here)).transpose()
 }
@@ -191,7 +190,7 @@ pub(crate) fn decided(directory: &Path) -> Result<Option<Decided>> {
 ///
 /// # Errors
 /// When it cannot be written.
-pub(crate) fn keep(directory: &Path, decided: Decided) -> Result<()> {
+pub(crate) fn keep(directory: &RunDirectory, decided: Decided) -> Result<()> {
     runs::put(directory, runs::AUTO_BATCH, &serde_json::to_vec(&decided)?)
 }
 
@@ -199,7 +198,7 @@ pub(crate) fn keep(directory: &Path, decided: Decided) -> Result<()> {
 ///
 /// # Errors
 /// When the size would be below the minimum, or cannot be recorded.
-pub(crate) fn halve(directory: &Path, before: Decided, least: u32) -> Result<Decided> {
+pub(crate) fn halve(directory: &RunDirectory, before: Decided, least: u32) -> Result<Decided> {
     let after = Decided { rows: before.rows / 2, ..before };
     if after.rows < least {
         let Decided { rows, limit_bytes, gpu_limit_bytes } = before;

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::anyhow;
 
@@ -54,7 +55,7 @@ fn the_reason_for_the_maximum_is_returned() {
 #[test]
 fn the_size_is_recorded_and_halved_to_the_minimum() {
     let run = tempfile::tempdir().unwrap();
-    let directory = run.path();
+    let directory = &RunDirectory::local(run.path());
     assert_eq!(decided(directory).unwrap(), None);
     let mut now = Decided { rows: 64, limit_bytes: 999, gpu_limit_bytes: Some(77) };
     keep(directory, now).unwrap();
@@ -110,11 +111,11 @@ fn checkpoints_contain_the_job_with_the_decided_size() {
     let parse = |text: &str| Job::parse(text, Path::new("/job.toml"), &[]).unwrap().0;
     let run = tempfile::tempdir().unwrap();
     let auto = parse(text);
-    let path = runs::resolved_job(run.path(), &auto, &auto.with_batch_size(1024)).unwrap();
-    let job = parse(&fs::read_to_string(path).unwrap());
+    let directory = RunDirectory::local(run.path());
+    let name = runs::resolved_job(&directory, &auto, &auto.with_batch_size(1024)).unwrap();
+    let job = parse(&fs::read_to_string(run.path().join(name)).unwrap());
     assert_eq!((job.data.batch_size, job.auto_batch), (1024, None));
-    let path = runs::resolved_job(run.path(), &job, &job).unwrap();
-    assert_eq!(path, run.path().join(runs::JOB));
+    assert_eq!(runs::resolved_job(&directory, &job, &job).unwrap(), runs::JOB);
     assert_eq!(format_rates(&job), "learning rates 2.0000 times those for 256 rows (sqrt): optimizer 0.2");
     assert_eq!(
         format_rate_change(&job, &auto.with_batch_size(256)),

@@ -8,14 +8,14 @@ use std::sync::{Arc, PoisonError};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Count;
 use millstream_control::proto::{JobState, SubmitRequest};
-use millstream_io::storage::is_local;
+use millstream_io::storage::{Directory, StorageSpec, Stores, is_local};
 use millstream_job::{Job, Warning};
 use tracing::Level;
 
 use super::{Daemon, SubmitError, user_of};
 use crate::access::Requester;
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
-use crate::runs::{self, Rerun, Run};
+use crate::runs::{self, Rerun, Run, RunDirectory, Storage};
 use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
 use crate::supervisor::{Control, JobRecorder, Supervisor};
@@ -32,12 +32,46 @@ const PRIORITIES: RangeInclusive<i32> = -1000..=1000;
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
 impl Daemon {
+    /// What reads and writes the directories of runs of a job with this `[storage]`.
+    pub(super) fn storage(&self, spec: &StorageSpec) -> Storage {
+        Storage { stores: self.shared.stores.for_job(spec), runtime: self.shared.runtime.clone() }
+    }
+
+    /// The run directory of a job.
+    ///
+    /// # Errors
+    /// When the job is not stored.
+    pub(super) fn run_directory(&self, record: &JobRecord) -> Result<RunDirectory> {
+        if let Some(path) = record.directory.as_local() {
+            return Ok(RunDirectory::local(path));
+        }
+        let job = self.job_of(&record.id)?;
+        Ok(RunDirectory::new(record.directory.clone(), &self.storage(&job.storage)))
+    }
+
+    /// The `[storage]` of the job with the run or the checkpoint in `directory`, if it is one of this daemon.
+    fn storage_of_run(&self, directory: &Directory) -> Result<Option<StorageSpec>> {
+        let home = runs::of_checkpoint(directory).map_or_else(|| directory.clone(), |(home, _)| home);
+        let Some(record) = home.name().map(|id| self.shared.store.job(id)).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        if record.directory != home {
+            return Ok(None);
+        }
+        Ok(Some(self.job_of(&record.id)?.storage))
+    }
+
     pub(super) fn submit_now(
         &self,
         request: SubmitRequest,
         requester: Requester,
         owner: Option<Owner>,
+        stores: &Stores,
     ) -> Result<JobRecord, SubmitError> {
+        let storage = |spec: &StorageSpec| Storage {
+            stores: stores.for_job(spec),
+            runtime: self.shared.runtime.clone(),
+        };
         let SubmitRequest { mut text, mut path, set, resume, priority, rerun } = request;
         if !PRIORITIES.contains(&priority) {
             let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
@@ -48,7 +82,11 @@ impl Daemon {
             _ if resume => {
                 return Err(anyhow!("a run that is repeated cannot be resumed at the same time").into());
             }
-            directory => Some(Rerun::of(Path::new(directory), &requester)?),
+            directory => {
+                let directory = Directory::parse(directory, Path::new("/")).map_err(anyhow::Error::from)?;
+                let spec = self.storage_of_run(&directory)?.unwrap_or_default();
+                Some(Rerun::of(directory, &requester, &storage(&spec))?)
+            }
         };
         if let Some(earlier) = &earlier {
             text.clone_from(&earlier.text);
@@ -66,7 +104,8 @@ impl Daemon {
         let shared = self.settings().shared_directories;
         let (job, moved) = match own_access::instead_of_default(&job, &shared) {
             Some(directory) => {
-                let set: Vec<_> = set.iter().cloned().chain([directory_setting(directory)]).collect();
+                let setting = directory_setting(&Directory::local(directory));
+                let set: Vec<_> = set.iter().cloned().chain([setting]).collect();
                 let (job, _) = Job::parse_with(&text, &path, &set, &|file| requester.open(file))?;
                 (
                     job,
@@ -83,20 +122,20 @@ impl Daemon {
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
         let devices = devices::setting(&job, || survey::sample_gpus(&self.shared.worker))?;
+        let storage = storage(&job.storage);
         let (run, mut pinned) = if resume {
-            let run = runs::newest_unfinished(&job, &requester)?;
+            let run = runs::newest_unfinished(&job, &requester, &storage)?;
             let pinned = datasets::pin_as(&job, &runs::job_of(&run.directory, &requester)?);
             (Some(run), pinned)
         } else {
-            let stores = self.shared.stores.for_job(&job.storage);
-            (None, datasets::pin(&job, (&stores, &requester), &self.shared.runtime)?)
+            (None, datasets::pin(&job, (&storage.stores, &requester), &self.shared.runtime)?)
         };
         pinned.extend(devices);
         let job = match pinned.is_empty() {
             true => job,
             false => Job::parse_with(&job.text, &path, &pinned, &|file| requester.open(file))?.0,
         };
-        let run = run.map_or_else(|| runs::new(&job), Ok)?;
+        let run = run.map_or_else(|| runs::new(&job, &storage), Ok)?;
         if let Some(Err(error)) = earlier.map(|earlier| earlier.prepare(&run.directory, &job)) {
             runs::discard(&run.directory)?;
             return Err(error.into());
@@ -125,7 +164,9 @@ impl Daemon {
         if let Some(before) = &before {
             self.check_may_change(before, &source.requester)?;
         }
-        let mut record = before.clone().unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory));
+        let mut record = before
+            .clone()
+            .unwrap_or_else(|| JobRecord::new(&run.id, &job.name, run.directory.address().clone()));
         (record.owner, record.priority) = (owner, priority);
         record.daemon_deaths = 0;
         record.enter(JobState::Queued, "");
@@ -138,8 +179,9 @@ impl Daemon {
         if !before.state.is_final() || before.state == JobState::Succeeded {
             bail!("job {} is {}; there is nothing to resume", before.id, before.state);
         }
-        if !before.directory.is_dir() {
-            bail!("job {}: its run directory {} is gone", before.id, before.directory.display());
+        let directory = self.run_directory(&before)?;
+        if !directory.has(runs::JOB)? {
+            bail!("job {}: its run directory {directory} is gone", before.id);
         }
         let source = self.shared.store.source(&before.id)?;
         let (job, _) = Job::parse(&source.text, &source.path, &[])?;
@@ -325,17 +367,18 @@ impl Daemon {
 }
 
 /// The setting of a job's checkpoint directory.
-pub(super) fn directory_setting(directory: &Path) -> String {
-    format!("checkpoint.directory={}", toml::Value::from(directory.to_string_lossy().as_ref()))
+pub(super) fn directory_setting(directory: &Directory) -> String {
+    format!("checkpoint.directory={}", toml::Value::from(directory.text().as_ref()))
 }
 
 /// Checks that `requester` may write the directories and read the files that `job` names. Its data is checked when it is
 /// listed.
 pub(super) fn check_files(job: &Job, requester: &Requester) -> Result<()> {
     let written = [
-        ("checkpoint.directory", Some(&job.checkpoint.directory)),
-        ("tensorboard.directory", job.tensorboard.as_ref().map(|spec| &spec.directory)),
-        ("data.cache.directory", job.data.cache.as_ref().map(|spec| &spec.directory)),
+        // The daemon writes buckets with its own credentials, for any user.
+        ("checkpoint.directory", job.checkpoint.directory.as_local()),
+        ("tensorboard.directory", job.tensorboard.as_ref().and_then(|spec| spec.directory.as_local())),
+        ("data.cache.directory", job.data.cache.as_ref().map(|spec| spec.directory.as_path())),
     ];
     for (key, directory) in written {
         if let Some(directory) = directory {

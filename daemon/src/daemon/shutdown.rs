@@ -17,7 +17,6 @@ use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::queue::ActiveJob;
-use crate::runs;
 use crate::state::JobRecord;
 use crate::supervisor::StopReason;
 
@@ -149,9 +148,10 @@ impl Stopped {
     fn now(active: &ActiveJob, began: Instant) -> Self {
         let record = active.recorder.record();
         let checkpoint = active.control.vitals().checkpoint().map(|checkpoint| checkpoint.step);
-        let stopped = Self::of(&record, checkpoint);
+        let stopped =
+            Self::of(&record, checkpoint.map(|step| (step, active.control.vitals().checkpoint_bytes())));
         let JobRecord { id, state, progress, checkpoint, .. } = record;
-        let path = checkpoint.map_or_else(|| "none".to_owned(), |path| path.display().to_string());
+        let path = checkpoint.map_or_else(|| "none".to_owned(), |directory| directory.to_string());
         let step = progress.step;
         let seconds = began.elapsed().as_secs_f64();
         match stopped {
@@ -176,18 +176,18 @@ impl Stopped {
         stopped
     }
 
-    /// The outcome of a job with this record. `newest` is the step of the checkpoint that this daemon has seen it write or
-    /// resume from.
-    fn of(record: &JobRecord, newest: Option<u64>) -> Self {
+    /// The outcome of a job with this record. `newest` is the step and the size of the checkpoint that this daemon has seen it
+    /// write or resume from.
+    fn of(record: &JobRecord, newest: Option<(u64, u64)>) -> Self {
         let JobRecord { state, progress, checkpoint, .. } = record;
         match (state, newest) {
-            (JobState::Queued | JobState::Running, Some(newest)) if newest >= progress.step => {
-                Self::Saved { bytes: checkpoint.as_deref().map_or(0, runs::checkpoint_bytes) }
+            (JobState::Queued | JobState::Running, Some((newest, bytes))) if newest >= progress.step => {
+                Self::Saved { bytes }
             }
-            (JobState::Queued | JobState::Running, Some(_)) => Self::Lost { newest },
+            (JobState::Queued | JobState::Running, Some((newest, _))) => Self::Lost { newest: Some(newest) },
             // With a checkpoint, its steps are those of an earlier daemon: it has not trained since.
             (JobState::Queued | JobState::Running, None) if progress.step > 0 && checkpoint.is_none() => {
-                Self::Lost { newest }
+                Self::Lost { newest: None }
             }
             _ => Self::NothingToSave,
         }
@@ -236,6 +236,8 @@ impl fmt::Display for Summary {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use millstream_io::storage::Directory;
+
     use super::*;
     use crate::state::Store;
     use crate::supervisor::{Control, JobRecorder};
@@ -244,7 +246,7 @@ mod tests {
     fn running(ids: [&str; 4]) -> [Stopping; 4] {
         let store = Arc::new(Store::open_in_memory().unwrap());
         ids.map(|id| {
-            let mut record = JobRecord::new(id, id, "/checkpoints".into());
+            let mut record = JobRecord::new(id, id, Directory::local("/checkpoints"));
             record.enter(JobState::Running, "");
             let recorder = Arc::new(JobRecorder::new(Arc::clone(&store), record, Arc::default()));
             Stopping::new(ActiveJob { recorder, control: Control::new().0 })
@@ -289,16 +291,13 @@ mod tests {
 
     #[test]
     fn a_job_is_saved_if_its_newest_checkpoint_has_its_last_step() {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("a"), [0; 700]).unwrap();
-        std::fs::write(directory.path().join("b"), [0; 324]).unwrap();
-        let mut record = JobRecord::new("a-1", "a", "/checkpoints/a-1".into());
-        record.checkpoint = Some(directory.path().to_owned());
-        let at = |state, step, newest| {
+        let mut record = JobRecord::new("a-1", "a", Directory::local("/checkpoints/a-1"));
+        record.checkpoint = Some(Directory::local("/checkpoints/a-1/step-0000000020"));
+        let at = |state, step, newest: Option<u64>| {
             let mut record = record.clone();
             record.enter(state, "");
             record.progress.step = step;
-            Stopped::of(&record, newest)
+            Stopped::of(&record, newest.map(|step| (step, 1024)))
         };
         assert_eq!(at(JobState::Queued, 20, Some(20)), Stopped::Saved { bytes: 1024 });
         assert_eq!(at(JobState::Queued, 20, Some(15)), Stopped::Lost { newest: Some(15) });

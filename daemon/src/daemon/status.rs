@@ -73,10 +73,12 @@ fn one(job: &JobRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use millstream_io::storage::Directory;
+
     use super::*;
 
     fn job(id: &str, step: u64, total: Option<u64>) -> JobRecord {
-        let mut job = JobRecord::new(id.to_owned(), "census".to_owned(), "/runs".into());
+        let mut job = JobRecord::new(id.to_owned(), "census".to_owned(), Directory::local("/runs"));
         job.state = JobState::Running;
         job.progress.step = step;
         job.progress.total_steps = total;

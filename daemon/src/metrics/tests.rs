@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use millstream_backend::Description;
 use millstream_control::proto::JobProgress;
+use millstream_io::storage::Directory;
 use millstream_pipeline::ingest::{Bound, Diagnosis, Resources, StageUse};
 use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
 use millstream_worker::gpus::GpuUse;
@@ -61,7 +62,7 @@ fn snapshot() -> Snapshot {
         values: vec![value(Metric::Auc, Some(0.75)), value(Metric::LogLoss, None)],
         ..Metrics::default()
     };
-    let mut record = JobRecord::new("census-1", "census", "/runs/census-1".into());
+    let mut record = JobRecord::new("census-1", "census", Directory::local("/runs/census-1"));
     record.state = JobState::Running;
     record.owner = Some(Owner { uid: 1001, name: Some("ann".into()) });
     record.started_ms = Some(1_500);
@@ -92,7 +93,7 @@ fn snapshot() -> Snapshot {
         }),
         ingest: Some(ingest()),
     };
-    let mut record = JobRecord::new("clicks-2", "clicks", "/runs/clicks-2".into());
+    let mut record = JobRecord::new("clicks-2", "clicks", Directory::local("/runs/clicks-2"));
     record.state = JobState::Preparing;
     let preparing = JobSnapshot {
         record,

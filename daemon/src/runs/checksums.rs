@@ -4,11 +4,11 @@
 //! The file has the format of `sha256sum`, which can verify it: `cd RUN && sha256sum --check checksums.sha256`.
 
 use std::fmt::Write;
-use std::path::Path;
-use std::{fs, io};
 
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
+
+use super::RunDirectory;
 
 /// The checksums, a line per file.
 pub(crate) const CHECKSUMS: &str = "checksums.sha256";
@@ -17,7 +17,7 @@ const SEPARATOR: &str = "  ";
 
 /// The contents of the checksum file in `directory` when the file `name` is replaced by `bytes`: before, while either
 /// content may be there, and after.
-pub(super) fn replacing(directory: &Path, name: &str, bytes: &[u8]) -> Result<(String, String)> {
+pub(super) fn replacing(directory: &RunDirectory, name: &str, bytes: &[u8]) -> Result<(String, String)> {
     let recorded = recorded(directory)?;
     let line = format!("{}{SEPARATOR}{name}\n", checksum(bytes));
     let others = recorded.lines().filter(|line| checksum_of(line, name).is_none());
@@ -29,7 +29,7 @@ pub(super) fn replacing(directory: &Path, name: &str, bytes: &[u8]) -> Result<(S
 ///
 /// # Errors
 /// When it contained something else.
-pub(super) fn check(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
+pub(super) fn check(directory: &RunDirectory, name: &str, bytes: &[u8]) -> Result<()> {
     let recorded = recorded(directory)?;
     let expected: Vec<&str> = recorded.lines().filter_map(|line| checksum_of(line, name)).collect();
     let found = checksum(bytes);
@@ -38,17 +38,14 @@ pub(super) fn check(directory: &Path, name: &str, bytes: &[u8]) -> Result<()> {
     }
     bail!(
         "{} has SHA-256 {found}, but the run wrote {} ({CHECKSUMS}); restore the file, or start a new run",
-        directory.join(name).display(),
+        directory.file(name),
         expected.join(" or "),
     )
 }
 
-fn recorded(directory: &Path) -> Result<String> {
-    let path = directory.join(CHECKSUMS);
-    match fs::read_to_string(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-        text => text.with_context(|| path.display().to_string()),
-    }
+fn recorded(directory: &RunDirectory) -> Result<String> {
+    let Some(bytes) = directory.read(CHECKSUMS)? else { return Ok(String::new()) };
+    String::from_utf8(bytes).with_context(|| directory.file(CHECKSUMS))
 }
 
 /// The checksum in `line`, if that is of the file `name`.
@@ -68,21 +65,24 @@ fn checksum(bytes: &[u8]) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::fs;
+
     use super::*;
     use crate::runs::{get, put};
 
     #[test]
     fn a_changed_file_is_an_error_and_a_replaced_one_is_not() {
         let run = tempfile::tempdir().unwrap();
-        let directory = run.path();
+        let path = run.path();
+        let directory = &RunDirectory::local(path);
         put(directory, "a.json", b"first").unwrap();
         put(directory, "b.json", b"other").unwrap();
         put(directory, "a.json", b"second").unwrap();
         assert_eq!(get(directory, "a.json").unwrap().unwrap(), b"second");
         assert_eq!(get(directory, "b.json").unwrap().unwrap(), b"other");
-        assert_eq!(fs::read_to_string(directory.join(CHECKSUMS)).unwrap().lines().count(), 2);
+        assert_eq!(fs::read_to_string(path.join(CHECKSUMS)).unwrap().lines().count(), 2);
 
-        fs::write(directory.join("a.json"), "first").unwrap();
+        fs::write(path.join("a.json"), "first").unwrap();
         let error = get(directory, "a.json").unwrap_err().to_string();
         assert!(error.contains("/a.json has SHA-256 a7937b64"), "{error}");
         assert!(error.contains("but the run wrote 16367aac"), "{error}");
@@ -92,12 +92,13 @@ mod tests {
     #[test]
     fn either_content_is_valid_while_a_file_is_replaced() {
         let run = tempfile::tempdir().unwrap();
-        let directory = run.path();
+        let path = run.path();
+        let directory = &RunDirectory::local(path);
         put(directory, "a.json", b"first").unwrap();
         let (during, _) = replacing(directory, "a.json", b"second").unwrap();
-        fs::write(directory.join(CHECKSUMS), during).unwrap();
+        fs::write(path.join(CHECKSUMS), during).unwrap();
         assert_eq!(get(directory, "a.json").unwrap().unwrap(), b"first");
-        fs::write(directory.join("a.json"), "second").unwrap();
+        fs::write(path.join("a.json"), "second").unwrap();
         assert_eq!(get(directory, "a.json").unwrap().unwrap(), b"second");
     }
 
@@ -105,8 +106,9 @@ mod tests {
     fn files_without_a_checksum_are_those_of_earlier_versions() {
         let run = tempfile::tempdir().unwrap();
         fs::write(run.path().join("a.json"), "any").unwrap();
-        put(run.path(), "b.json", b"other").unwrap();
-        assert_eq!(get(run.path(), "a.json").unwrap().unwrap(), b"any");
-        assert_eq!(get(run.path(), "c.json").unwrap(), None);
+        let directory = &RunDirectory::local(run.path());
+        put(directory, "b.json", b"other").unwrap();
+        assert_eq!(get(directory, "a.json").unwrap().unwrap(), b"any");
+        assert_eq!(get(directory, "c.json").unwrap(), None);
     }
 }

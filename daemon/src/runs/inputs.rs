@@ -6,18 +6,17 @@
 //!
 //! ```text
 //! checkpoints/census-k3f9q2/inputs-5d41402abc4b/   named after the fingerprint of the inputs; files as in a run directory
-//!                                             lock   locked by the thread that prepares a trial
 //! ```
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use millstream_job::Job;
-use millstream_worker::locks;
 
-use super::{ANALYSIS, LISTINGS, get, put};
+use super::{ANALYSIS, LISTINGS, RunDirectory, get, put};
 use crate::search;
 
 /// The start of a directory's name.
@@ -25,15 +24,22 @@ const PREFIX: &str = "inputs-";
 /// The characters of the fingerprint in a name: 48 bits, which distinguish the few inputs of one search.
 const FINGERPRINT_CHARACTERS: usize = 12;
 
-/// The file that is locked.
-const LOCK: &str = "lock";
+/// Interval between checks whether a trial that waits is cancelled.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The inputs for which trials are being prepared. All trials of a search are jobs of one daemon.
+static PREPARING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static PREPARED: Condvar = Condvar::new();
 
 /// What a trial shares with others, locked while it is prepared.
 pub(crate) struct SharedInputs {
-    directory: PathBuf,
-    run: PathBuf,
-    _lock: File,
+    directory: RunDirectory,
+    run: RunDirectory,
+    _turn: Turn,
 }
+
+/// The turn of a trial to be prepared with its inputs; the next one begins when it is dropped.
+struct Turn(String);
 
 impl SharedInputs {
     /// What the trial `job` with the directory `run` shares, once no other trial is being prepared with the same inputs. The
@@ -41,13 +47,12 @@ impl SharedInputs {
     ///
     /// # Errors
     /// When `cancel` is set, a file is damaged, or one cannot be written.
-    pub(crate) fn of_trial(job: &Job, run: &Path, cancel: &AtomicBool) -> Result<Option<Self>> {
-        let Some(search) = search::of_trial(run) else { return Ok(None) };
+    pub(crate) fn of_trial(job: &Job, run: &RunDirectory, cancel: &AtomicBool) -> Result<Option<Self>> {
+        let Some(search) = search::of_trial(run)? else { return Ok(None) };
         let fingerprint = job.inputs_fingerprint();
-        let directory = search.join(format!("{PREFIX}{}", &fingerprint[..FINGERPRINT_CHARACTERS]));
-        let here = || directory.display().to_string();
-        fs::create_dir_all(&directory).with_context(here)?;
-        let shared = Self { _lock: lock(&directory.join(LOCK), cancel)?, directory, run: run.to_owned() };
+        let directory = search.join(&format!("{PREFIX}{}", &fingerprint[..FINGERPRINT_CHARACTERS]));
+        directory.create()?;
+        let shared = Self { _turn: Turn::wait(&directory.to_string(), cancel)?, directory, run: run.clone() };
         fill(&shared.run, &shared.directory)?;
         Ok(Some(shared))
     }
@@ -62,7 +67,7 @@ impl SharedInputs {
 }
 
 /// Gives the directory `to` what it lacks and `from` has. Statistics belong to the listings that they were learned from.
-fn fill(to: &Path, from: &Path) -> Result<()> {
+fn fill(to: &RunDirectory, from: &RunDirectory) -> Result<()> {
     let mut has_same_files = true;
     for name in LISTINGS {
         let Some(listing) = get(from, name)? else { continue };
@@ -80,10 +85,33 @@ fn fill(to: &Path, from: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the lock of the file `path`, which ends with the returned file.
-fn lock(path: &Path, cancel: &AtomicBool) -> Result<File> {
-    let locked = locks::acquire(path, || !cancel.load(Ordering::Relaxed))?;
-    locked.context("cancelled while another trial was being prepared")
+impl Turn {
+    /// Waits until no other trial is being prepared with the inputs in `directory`.
+    ///
+    /// # Errors
+    /// When `cancel` is set meanwhile.
+    fn wait(directory: &str, cancel: &AtomicBool) -> Result<Self> {
+        let mut preparing = preparing();
+        while !preparing.insert(directory.to_owned()) {
+            if cancel.load(Ordering::Relaxed) {
+                bail!("cancelled while another trial was being prepared");
+            }
+            let waited = PREPARED.wait_timeout(preparing, POLL_INTERVAL);
+            preparing = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(Self(directory.to_owned()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        preparing().remove(&self.0);
+        PREPARED.notify_all();
+    }
+}
+
+fn preparing() -> MutexGuard<'static, BTreeSet<String>> {
+    PREPARING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -95,29 +123,36 @@ mod tests {
 
     #[test]
     fn statistics_are_not_given_to_a_run_that_reads_other_versions_of_the_files() {
-        let [shared, new, same, other] = [(); 4].map(|()| tempfile::tempdir().unwrap());
+        let parent = tempfile::tempdir().unwrap();
+        let [shared, new, same, other] = ["shared", "new", "same", "other"].map(|name| {
+            let directory = RunDirectory::local(&parent.path().join(name));
+            directory.create().unwrap();
+            directory
+        });
         for (name, bytes) in [(TRAIN_LISTING, "a v1"), (EVAL_LISTING, "b v1"), (ANALYSIS, "mean 3")] {
-            put(shared.path(), name, bytes.as_bytes()).unwrap();
+            put(&shared, name, bytes.as_bytes()).unwrap();
         }
-        put(same.path(), TRAIN_LISTING, b"a v1").unwrap();
-        put(other.path(), TRAIN_LISTING, b"a v2").unwrap();
+        put(&same, TRAIN_LISTING, b"a v1").unwrap();
+        put(&other, TRAIN_LISTING, b"a v2").unwrap();
         for run in [&new, &same, &other] {
-            fill(run.path(), shared.path()).unwrap();
-            assert_eq!(get(run.path(), EVAL_LISTING).unwrap().unwrap(), b"b v1");
+            fill(run, &shared).unwrap();
+            assert_eq!(get(run, EVAL_LISTING).unwrap().unwrap(), b"b v1");
         }
-        assert_eq!(get(new.path(), TRAIN_LISTING).unwrap().unwrap(), b"a v1");
-        assert_eq!(get(same.path(), ANALYSIS).unwrap().unwrap(), b"mean 3");
-        assert_eq!(get(other.path(), TRAIN_LISTING).unwrap().unwrap(), b"a v2");
-        assert_eq!(get(other.path(), ANALYSIS).unwrap(), None);
+        assert_eq!(get(&new, TRAIN_LISTING).unwrap().unwrap(), b"a v1");
+        assert_eq!(get(&same, ANALYSIS).unwrap().unwrap(), b"mean 3");
+        assert_eq!(get(&other, TRAIN_LISTING).unwrap().unwrap(), b"a v2");
+        assert_eq!(get(&other, ANALYSIS).unwrap(), None);
     }
 
     #[test]
-    fn a_trial_waits_for_the_lock_until_it_is_cancelled() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(LOCK);
-        let held = lock(&path, &AtomicBool::new(false)).unwrap();
-        assert!(lock(&path, &AtomicBool::new(true)).unwrap_err().to_string().starts_with("cancelled"));
-        drop(held);
-        lock(&path, &AtomicBool::new(true)).unwrap();
+    fn a_trial_waits_for_its_turn_until_it_is_cancelled() {
+        let wait = |cancelled| Turn::wait("gs://bucket/search/inputs-1", &AtomicBool::new(cancelled));
+        let turn = wait(false).unwrap();
+        assert!(wait(true).err().unwrap().to_string().starts_with("cancelled"));
+        Turn::wait("gs://bucket/search/inputs-2", &AtomicBool::new(true)).unwrap();
+        let next = std::thread::spawn(move || wait(false).map(drop));
+        drop(turn);
+        next.join().unwrap().unwrap();
+        wait(true).unwrap();
     }
 }

@@ -4,15 +4,15 @@
 //! checkpoint it started from and its batch size. So it trains the same model, or fails because a file has changed. With
 //! changes, it keeps the listing if it reads the same files, and decides the rest again.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use millstream_io::storage::Directory;
 use millstream_job::Job;
 
 use super::{
-    ANALYSIS, AUTO_BATCH, CONTINUATION, ID_MAPPINGS, JOB, LISTINGS, MAX_JOB_BYTES, WARM_START, get, is_run,
-    of_checkpoint, put,
+    ANALYSIS, AUTO_BATCH, CONTINUATION, ID_MAPPINGS, LISTINGS, RunDirectory, Storage, WARM_START, get,
+    is_run, job_path, job_text, of_checkpoint, put,
 };
 use crate::access::Requester;
 
@@ -24,7 +24,7 @@ const DECISIONS: [&str; 5] = [ANALYSIS, ID_MAPPINGS, WARM_START, CONTINUATION, A
 
 /// An earlier run whose job is to run again.
 pub(crate) struct Rerun {
-    directory: PathBuf,
+    directory: RunDirectory,
     /// Its job file.
     pub(crate) path: PathBuf,
     /// The text of its job file, without secrets in addresses.
@@ -37,25 +37,26 @@ impl Rerun {
     ///
     /// # Errors
     /// When there is no run, or `requester` may not read it.
-    pub(crate) fn of(directory: &Path, requester: &Requester) -> Result<Self> {
-        let directory = of_checkpoint(directory).map_or(directory, |(home, _)| home);
+    pub(crate) fn of(directory: Directory, requester: &Requester, storage: &Storage) -> Result<Self> {
+        let home = of_checkpoint(&directory).map(|(home, _)| home);
+        let directory = RunDirectory::new(home.unwrap_or(directory), storage);
         let read = || -> Result<Self> {
-            ensure!(is_run(directory), "it is not the directory of a run");
-            requester.check_run(directory)?;
-            let path = directory.join(JOB);
-            let mut text = String::new();
-            requester.open(&path)?.take(MAX_JOB_BYTES).read_to_string(&mut text)?;
+            ensure!(is_run(&directory)?, "it is not the directory of a run");
+            if let Some(path) = directory.as_local() {
+                requester.check_run(path)?;
+            }
+            let (path, text) = (job_path(&directory), job_text(&directory, requester)?);
             let (job, _) = Job::parse_with(&text, &path, &[], &|file| requester.open(file))?;
-            Ok(Self { directory: directory.to_owned(), path, text, job })
+            Ok(Self { directory: directory.clone(), path, text, job })
         };
-        read().with_context(|| format!("the run in {} cannot be repeated", directory.display()))
+        read().with_context(|| format!("the run in {directory} cannot be repeated"))
     }
 
     /// Gives the run of `job` in `directory`, which is new, what it has in common with this one.
     ///
     /// # Errors
     /// When a file of this run is damaged, or one of the new run cannot be written.
-    pub(crate) fn prepare(&self, directory: &Path, job: &Job) -> Result<()> {
+    pub(crate) fn prepare(&self, directory: &RunDirectory, job: &Job) -> Result<()> {
         let is_same = job.fingerprint() == self.job.fingerprint();
         let reads_same_files = job.differences_of_files(&self.job).is_empty();
         let listings = LISTINGS.iter().filter(|_| reads_same_files);
@@ -64,6 +65,6 @@ impl Rerun {
                 put(directory, name, &bytes)?;
             }
         }
-        put(directory, RERUN, self.directory.as_os_str().as_encoded_bytes())
+        put(directory, RERUN, &self.directory.address().to_bytes())
     }
 }

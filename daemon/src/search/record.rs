@@ -4,13 +4,11 @@
 //! run, also in a process that keeps its state in memory. A trial is recorded before its job is submitted, so that no job
 //! is unknown to its search; see [`TrialRecord::job`].
 
-use std::path::{Path, PathBuf};
-
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{Search, Trial};
-use crate::runs;
+use crate::runs::{self, RunDirectory};
 use millstream_job::SearchSpec;
 
 /// A search and the jobs of its trials.
@@ -55,16 +53,16 @@ impl SearchRecord {
     ///
     /// # Errors
     /// When it cannot be read.
-    pub(crate) fn read(directory: &Path) -> Result<Self> {
+    pub(crate) fn read(directory: &RunDirectory) -> Result<Self> {
         let Some(text) = runs::get_text(directory, runs::SEARCH)? else { return Ok(Self::default()) };
-        serde_json::from_str(&text).with_context(|| directory.join(runs::SEARCH).display().to_string())
+        serde_json::from_str(&text).with_context(|| directory.file(runs::SEARCH))
     }
 
     /// Writes the record of a search.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn write(directory: &Path, search: &Search, jobs: &[TrialJob]) -> Result<()> {
+    pub(crate) fn write(directory: &RunDirectory, search: &Search, jobs: &[TrialJob]) -> Result<()> {
         let trials = search.trials().iter().zip(jobs);
         let trials = trials.map(|(trial, job)| TrialRecord { trial: trial.clone(), job: job.clone() });
         let record = Self { trials: trials.collect() };
@@ -85,12 +83,15 @@ impl SearchRecord {
 ///
 /// # Errors
 /// When its record cannot be read.
-pub(crate) fn is_over(directory: &Path, spec: &SearchSpec) -> Result<bool> {
+pub(crate) fn is_over(directory: &RunDirectory, spec: &SearchSpec) -> Result<bool> {
     Ok(SearchRecord::read(directory)?.rebuild(spec)?.0.is_over())
 }
 
 /// The run directory of the search that a job with this run directory is a trial of, if it is one.
-pub(crate) fn of_trial(directory: &Path) -> Option<PathBuf> {
-    let parent = directory.parent()?;
-    parent.join(runs::SEARCH).is_file().then(|| parent.to_owned())
+///
+/// # Errors
+/// When storage fails.
+pub(crate) fn of_trial(directory: &RunDirectory) -> Result<Option<RunDirectory>> {
+    let Some(parent) = directory.parent() else { return Ok(None) };
+    Ok(parent.has(runs::SEARCH)?.then_some(parent))
 }

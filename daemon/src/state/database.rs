@@ -13,6 +13,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
 use millstream_control::proto::JobProgress;
+use millstream_io::storage::Directory;
 use millstream_trainer::metrics::{Metrics, one_or_several};
 use millstream_worker::locks;
 use serde::de::DeserializeOwned;
@@ -164,7 +165,7 @@ impl Database {
             bytes(&source.path),
             record.state.name(),
             record.created_ms,
-            bytes(&record.directory),
+            record.directory.to_bytes(),
             serde_json::to_string(&source.requester).expect("a user has numbers"),
         ])?;
         write_job(&transaction, record)?;
@@ -302,8 +303,8 @@ fn write_job(connection: &Connection, record: &JobRecord) -> Result<(), StoreErr
             ":attempts": record.attempts,
             ":started_ms": record.started_ms,
             ":ended_ms": record.ended_ms,
-            ":directory": bytes(&record.directory),
-            ":checkpoint": record.checkpoint.as_deref().map(bytes),
+            ":directory": record.directory.to_bytes(),
+            ":checkpoint": record.checkpoint.as_ref().map(Directory::to_bytes),
             ":step": progress.step,
             ":total_steps": progress.total_steps,
             ":epoch": progress.epoch,
@@ -337,8 +338,8 @@ fn read_job(row: &Row<'_>) -> rusqlite::Result<JobRecord> {
         created_ms: row.get(5)?,
         started_ms: row.get(6)?,
         ended_ms: row.get(7)?,
-        directory: path(row.get(8)?),
-        checkpoint: row.get::<_, Option<Vec<u8>>>(9)?.map(path),
+        directory: directory(8, row.get(8)?)?,
+        checkpoint: row.get::<_, Option<Vec<u8>>>(9)?.map(|bytes| directory(9, bytes)).transpose()?,
         progress: JobProgress {
             step: row.get(10)?,
             total_steps: row.get(11)?,
@@ -365,7 +366,7 @@ fn damaged_job(row: &Row<'_>, error: &rusqlite::Error) -> Option<JobRecord> {
     let id = row.get::<_, String>(0);
     tracing::error!(?id, %error, "a job's row in the state database is damaged");
     let (id, name) = (id.ok()?, row.get::<_, String>(1).unwrap_or_default());
-    let mut record = JobRecord::new(id, name, path(row.get(8).unwrap_or_default()));
+    let mut record = JobRecord::new(id, name, damaged_directory(row.get(8).unwrap_or_default()));
     record.created_ms = row.get(5).unwrap_or_default();
     record.enter(JobState::Failed, &format!("its row in the state database is damaged: {error}"));
     Some(record)
@@ -416,6 +417,17 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
+/// The directory of a damaged record, whatever it is.
+fn damaged_directory(bytes: Vec<u8>) -> Directory {
+    Directory::from_bytes(bytes.clone()).unwrap_or_else(|_| Directory::local(path(bytes)))
+}
+
+/// The directory in column `index`.
+fn directory(index: usize, bytes: Vec<u8>) -> rusqlite::Result<Directory> {
+    Directory::from_bytes(bytes)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(index, Type::Blob, Box::new(error)))
+}
+
 fn path(bytes: Vec<u8>) -> PathBuf {
     OsStr::from_bytes(&bytes).into()
 }
@@ -443,7 +455,7 @@ mod tests {
     use crate::state::HistoryPoint;
 
     fn record(id: &str) -> JobRecord {
-        JobRecord::new(id, "census", PathBuf::from("checkpoints").join(id))
+        JobRecord::new(id, "census", Directory::local(PathBuf::from("checkpoints").join(id)))
     }
 
     fn source() -> JobSource {
@@ -471,7 +483,7 @@ mod tests {
             started_ms: Some(5),
             ended_ms: Some(6),
             state: JobState::Failed,
-            checkpoint: Some(OsStr::from_bytes(b"not utf-8: \xff").into()),
+            checkpoint: Some(Directory::local(OsStr::from_bytes(b"not utf-8: \xff"))),
             progress: JobProgress {
                 step: 7,
                 total_steps: Some(70),

@@ -175,6 +175,8 @@ impl HistoryPoint {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use millstream_io::storage::Directory;
+
     use super::super::{JobRecord, JobSource};
     use super::*;
     use crate::access::Requester;
@@ -182,7 +184,7 @@ mod tests {
     fn store() -> Database {
         let store = Database::open_in_memory().unwrap();
         let source = JobSource { text: String::new(), path: "/a.toml".into(), requester: Requester::Trusted };
-        store.insert_job(&JobRecord::new("a", "a", "/checkpoints/a".into()), &source).unwrap();
+        store.insert_job(&JobRecord::new("a", "a", Directory::local("/checkpoints/a")), &source).unwrap();
         store
     }
 

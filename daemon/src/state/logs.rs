@@ -81,6 +81,8 @@ impl Database {
 mod tests {
     use std::path::PathBuf;
 
+    use millstream_io::storage::Directory;
+
     use super::super::{JobRecord, JobSource};
     use super::*;
     use crate::access::Requester;
@@ -89,7 +91,7 @@ mod tests {
         let store = Database::open_in_memory().unwrap();
         let source =
             JobSource { text: String::new(), path: PathBuf::from("job.toml"), requester: Requester::Trusted };
-        store.insert_job(&JobRecord::new("a", "a", PathBuf::from("/a")), &source).unwrap();
+        store.insert_job(&JobRecord::new("a", "a", Directory::local("/a")), &source).unwrap();
         store
     }
 

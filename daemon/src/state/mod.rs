@@ -23,6 +23,7 @@ pub use database::StoreError;
 pub(crate) use directory::OpenState;
 use millstream_backend::Description;
 use millstream_control::proto::{Evaluation, JobProgress, JobState};
+use millstream_io::storage::Directory;
 use millstream_trainer::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 pub use store::Store;
@@ -58,9 +59,9 @@ pub struct JobRecord {
     /// When it reached a final state.
     pub ended_ms: Option<u64>,
     /// The run directory, which has its checkpoints.
-    pub directory: PathBuf,
+    pub directory: Directory,
     /// The newest committed checkpoint.
-    pub checkpoint: Option<PathBuf>,
+    pub checkpoint: Option<Directory>,
     /// The device it trains on, reported by its last worker; `None` before the first report.
     pub device: Option<Description>,
     /// Training progress.
@@ -169,7 +170,7 @@ pub fn now_ms() -> u64 {
 
 impl JobRecord {
     /// The record of a newly accepted job.
-    pub fn new(id: impl Into<String>, name: impl Into<String>, directory: PathBuf) -> Self {
+    pub fn new(id: impl Into<String>, name: impl Into<String>, directory: Directory) -> Self {
         Self {
             id: id.into(),
             name: name.into(),

@@ -395,6 +395,8 @@ mod tests {
 
     use rusqlite::Connection;
 
+    use millstream_io::storage::Directory;
+
     use super::*;
 
     /// Names the database that the other process locks.
@@ -429,7 +431,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state.sqlite");
         let store = Store::open_within(&path, Duration::from_millis(50)).unwrap();
-        let record = JobRecord::new("a", "a", "/checkpoints/a".into());
+        let record = JobRecord::new("a", "a", Directory::local("/checkpoints/a"));
         let source = JobSource { text: String::new(), path: "/a.toml".into(), requester: Requester::Trusted };
         store.insert_job(&record, &source).unwrap();
 

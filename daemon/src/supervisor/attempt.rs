@@ -14,18 +14,21 @@ use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
 use super::generation::{CAUSE_TIMEOUT, Generation, ReadyWorker};
+use super::lease::{Connections, Places};
 use super::profile::{NoSuchRank, Profiling};
 use super::{Event, Prepared, ProfileRequest, StopReason, Supervisor};
 use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
 use crate::memory::available;
+use crate::ranks;
+use crate::runs::LeaseError;
 use crate::state::{HistoryPoint, JobRecord};
 use crate::traces::JobEvent;
-use crate::{ranks, runs};
 use millstream_job::Job;
+use millstream_trainer::checkpoint::store::directory_name;
 use millstream_trainer::metrics::{MetricValue, Metrics};
 use millstream_worker::protocol::{
-    CheckpointName, FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress,
+    CheckpointSize, FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress,
 };
 use millstream_worker::tensorboard::EventSpec;
 use tracing::Level;
@@ -104,6 +107,8 @@ impl Death {
 pub(super) struct Attempt<'a> {
     prepared: &'a Prepared,
     workers: Generation,
+    /// Through which the workers write to buckets.
+    connections: Connections,
     /// Fills the workers' rings, once they have any.
     feed: Option<Feed>,
     /// Fills the rings of a separately fed evaluation, while there are any.
@@ -133,7 +138,13 @@ impl<'a> Attempt<'a> {
     pub(super) fn start(supervisor: &mut Supervisor, prepared: &'a Prepared) -> Result<Self, Outcome> {
         let oom_kills_before = available::kills();
         supervisor.generation += 1;
-        let has_images = train_role(prepared, 0, supervisor.recorder.id()).has_images();
+        let places = supervisor.places(prepared).map_err(|error| match error {
+            LeaseError::Lost(reason) => Outcome::Failed(reason),
+            LeaseError::Storage(_) => Outcome::Died(Death::of(error.to_string())),
+        })?;
+        let places = places.ok_or(Outcome::Stopped)?;
+        let role = |rank| train_role(prepared, rank, &places);
+        let has_images = role(0).has_images();
         let spawned =
             supervisor.create_images(has_images).and_then(|()| Generation::spawn(supervisor, prepared));
         let workers = spawned.map_err(|error| {
@@ -151,6 +162,7 @@ impl<'a> Attempt<'a> {
         let mut attempt = Self {
             prepared,
             workers,
+            connections: Connections::default(),
             feed: None,
             eval_feed: None,
             profiling: None,
@@ -163,14 +175,15 @@ impl<'a> Attempt<'a> {
             totals: HistoryPoint::default(),
             oom_kills_before,
         };
-        let id = supervisor.recorder.id();
         attempt.workers.send_each(|rank| {
-            let role = Role::Train(Box::new(train_role(prepared, rank, id)));
+            let role = Role::Train(Box::new(role(rank)));
             ToWorker::Start(Box::new(Start { role, schema: prepared.schema.clone() }))
         });
         if let Some(images) = &supervisor.images {
             attempt.workers.send_images(images);
         }
+        let connections = &mut attempt.connections;
+        attempt.workers.send_objects(|rank| supervisor.connect_objects(prepared, rank, connections));
         Ok(attempt)
     }
 
@@ -209,6 +222,11 @@ impl<'a> Attempt<'a> {
                     }
                 }
                 Some(Event::Profile(request)) => self.profile(request),
+                Some(Event::LeaseLost(_)) if !supervisor.has_lost_lease() => {}
+                Some(Event::LeaseLost(reason)) => {
+                    self.verdict = Some(Outcome::Failed(reason));
+                    break;
+                }
                 None => {
                     if self.is_over_in_time(supervisor) {
                         break;
@@ -278,9 +296,12 @@ impl<'a> Attempt<'a> {
             supervisor.on_progress();
         }
         supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
-        let checkpoint = restored.as_ref().and_then(|restored| restored.checkpoint.as_ref());
+        let size = restored.as_ref().and_then(|restored| restored.checkpoint);
+        let checkpoint = size.map(|CheckpointSize { step, .. }| {
+            supervisor.recorder.record().directory.join(&directory_name(step))
+        });
         let vitals = supervisor.control.vitals();
-        vitals.restored(checkpoint.map(|CheckpointName { path, step }| (*step, path.as_path())));
+        vitals.restored(size.zip(checkpoint.as_ref()));
         if let Some(Restored { is_image: true, step, .. }) = restored {
             vitals.set_image(Some(step));
         }
@@ -335,8 +356,7 @@ impl<'a> Attempt<'a> {
                 record.progress.total_is_estimate = is_estimate;
             }
             record.progress.step = step;
-            record.checkpoint =
-                restored.and_then(|restored| restored.checkpoint).map(|checkpoint| checkpoint.path);
+            record.checkpoint = checkpoint;
             record.device = Some(device);
         });
         Ok(())
@@ -402,6 +422,7 @@ impl<'a> Attempt<'a> {
             | FromWorker::Stopped
             | FromWorker::InputLost
             | FromWorker::PeerLost { .. }
+            | FromWorker::StorageFailed { .. }
             | FromWorker::DeviceFailed { .. }
             | FromWorker::DeviceUnusable { .. }
             | FromWorker::Failed { .. } => self.handle_last_message(rank, message),
@@ -442,6 +463,7 @@ impl<'a> Attempt<'a> {
                 let rank = (!out_of_memory).then_some(rank);
                 Outcome::Died(Death { reason: message, out_of_memory, rank })
             }
+            FromWorker::StorageFailed { message } => Outcome::Died(Death::of(message)),
             FromWorker::DeviceUnusable { message } => Outcome::NoDevice { rank, reason: message },
             FromWorker::Failed { message } => Outcome::Failed(message),
             FromWorker::PeerLost { message } => {
@@ -466,8 +488,8 @@ impl<'a> Attempt<'a> {
         match message {
             FromWorker::EvalDue => self.feed_evaluation()?,
             FromWorker::Progress(progress) => self.progress(progress, supervisor),
-            FromWorker::Checkpointed { step, path, requested, seconds } => {
-                supervisor.committed(step, path, requested, seconds);
+            FromWorker::Checkpointed { step, bytes, requested, seconds } => {
+                supervisor.committed(step, bytes, requested, seconds);
             }
             FromWorker::CheckpointFailed { step, message, requested, seconds } => {
                 supervisor.checkpoint_failed(step, &message, requested, seconds);
@@ -609,21 +631,20 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// What worker `rank` of run `id` does.
-fn train_role(prepared: &Prepared, rank: u32, id: &str) -> TrainRole {
+/// What worker `rank` does, which writes to `places`.
+fn train_role(prepared: &Prepared, rank: u32, places: &Places) -> TrainRole {
     let job = &prepared.job;
     let checkpoint = &job.checkpoint;
     TrainRole {
         rank,
         timeout_seconds: job.workers.timeout_seconds,
-        directory: prepared.directory.clone(),
-        job: prepared.job_file.clone(),
-        analysis: prepared.directory.join(runs::ANALYSIS),
+        run: places.run.clone(),
+        job: prepared.job_file.to_owned(),
         every_steps: checkpoint.every_steps,
         keep: checkpoint.keep,
         retry_minutes: checkpoint.retry_minutes,
         image_seconds: job.workers.image_seconds,
-        events: event_spec(job, id),
+        events: event_spec(job, places),
         model: job.model.clone(),
         training: ranks::training_of(&job.training, rank),
         group: job.evaluation.group.clone(),
@@ -634,11 +655,11 @@ fn train_role(prepared: &Prepared, rank: u32, id: &str) -> TrainRole {
     }
 }
 
-/// The TensorBoard events that a worker of `job` writes for run `id`.
-fn event_spec(job: &Job, id: &str) -> Option<EventSpec> {
+/// The TensorBoard events that a worker of `job` writes.
+fn event_spec(job: &Job, places: &Places) -> Option<EventSpec> {
     let spec = job.tensorboard.as_ref()?;
     Some(EventSpec {
-        directory: spec.directory.join(id),
+        place: places.events.clone()?,
         every_steps: spec.every_steps,
         histograms_every_steps: spec.histograms_every_steps,
         hyper_parameters: job.hyper_parameters(),

@@ -14,6 +14,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -143,6 +144,21 @@ impl Generation {
         for worker in &mut self.workers {
             if let Err(error) = worker.process.send_images(images.files()) {
                 tracing::warn!(%error, pid = worker.process.pid(), "cannot send a worker the images");
+                worker.process.kill();
+            }
+        }
+    }
+
+    /// Passes each worker its connections for objects, which `connect` returns for a rank. One that cannot get them would wait for
+    /// them, so it is killed.
+    pub(super) fn send_objects(&mut self, mut connect: impl FnMut(u32) -> io::Result<Vec<OwnedFd>>) {
+        for (rank, worker) in (0..).zip(&mut self.workers) {
+            let sent = connect(rank).and_then(|connections| {
+                let send = |connection: &OwnedFd| worker.process.send_objects(connection.as_fd());
+                connections.iter().try_for_each(send).map_err(io::Error::other)
+            });
+            if let Err(error) = sent {
+                tracing::warn!(%error, pid = worker.process.pid(), "cannot send a worker its connections");
                 worker.process.kill();
             }
         }

@@ -13,7 +13,7 @@
 //! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An
 //! *attempt* is one or several workers ([`generation`]), each with a ring, and one ingest that fills the rings, from the
 //! newest valid checkpoint ([`attempt`]). If the job allows it, the next attempt leaves out a worker that fails again and again
-//! ([`membership`]). The thread spawns the workers itself and outlives them, because the kernel kills a worker when the thread
+//! ([`membership`]). A run in a bucket is trained by the daemon that has its [`lease`]. The thread spawns the workers itself and outlives them, because the kernel kills a worker when the thread
 //! that spawned it ends.
 //!
 //! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the workers'
@@ -25,6 +25,7 @@ mod descriptors;
 mod exchanges;
 mod generation;
 mod images;
+mod lease;
 mod membership;
 mod prepare;
 mod profile;
@@ -32,7 +33,6 @@ mod recorder;
 mod retry;
 mod vitals;
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,10 +41,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Size;
 use millstream_control::proto::JobState;
-use millstream_io::storage::Stores;
+use millstream_io::storage::{Directory, Stores};
 use millstream_job::Job;
 use millstream_pipeline::ingest::{Explanation, IngestControl};
-use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_worker::protocol::FromWorker;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
@@ -54,6 +53,7 @@ use tracing::Level;
 use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
 use crate::memory::Room;
+use crate::runs::{Lease, RunDirectory, Storage};
 use crate::scheduler::Demand;
 use crate::traces::JobEvent;
 use crate::worker::WorkerProgram;
@@ -74,7 +74,7 @@ pub(crate) use vitals::Vitals;
 const EVENT_QUEUE: usize = 64;
 
 /// A committed checkpoint, its directory and its step; or why it could not be written.
-pub(crate) type Committed = Result<(PathBuf, u64), String>;
+pub(crate) type Committed = Result<(Directory, u64), String>;
 
 /// An event for a job's thread.
 pub(crate) enum Event {
@@ -88,6 +88,8 @@ pub(crate) enum Event {
     Worker(WorkerId, FromWorker),
     /// A worker has closed its socket; its last event.
     WorkerGone(WorkerId),
+    /// Another daemon has taken over the run, for this reason.
+    LeaseLost(String),
 }
 
 /// A worker of the job.
@@ -148,6 +150,10 @@ pub(crate) struct Supervisor {
     worker: WorkerProgram,
     runtime: Handle,
     stores: Stores,
+    /// What reads and writes the run directory. Unlike `stores`, it is not cancelled by a stop, which saves a checkpoint.
+    run_storage: Storage,
+    /// The lease of a run in a bucket, while the job is prepared or trains.
+    lease: Option<Arc<Lease>>,
     recorder: Arc<JobRecorder>,
     control: Arc<Control>,
     events: Receiver<Event>,
@@ -193,7 +199,9 @@ impl Ready {
     }
 
     /// Forgets the preparation, of which the results stay in the run directory.
-    pub(crate) fn into_supervisor(self) -> Supervisor {
+    pub(crate) fn into_supervisor(mut self) -> Supervisor {
+        // Nobody may wait for storage here.
+        self.supervisor.release_lease_later();
         self.supervisor
     }
 }
@@ -307,6 +315,7 @@ impl Supervisor {
         recorder: Arc<JobRecorder>,
         (control, events): (Arc<Control>, Receiver<Event>),
     ) -> Self {
+        let run_storage = Storage { stores: stores.for_job(&job.storage), runtime: runtime.clone() };
         let stores = stores.for_job(&job.storage);
         let membership = Membership::of(&job);
         Self {
@@ -315,6 +324,8 @@ impl Supervisor {
             worker,
             runtime,
             stores,
+            run_storage,
+            lease: None,
             recorder,
             control,
             events,
@@ -338,6 +349,7 @@ impl Supervisor {
         self.room = room;
         let prepared = self.check_stop().and_then(|()| {
             self.recorder.enter(JobState::Preparing, "");
+            self.take_lease()?;
             self.prepare()
         });
         match prepared {
@@ -350,7 +362,7 @@ impl Supervisor {
     }
 
     /// Records how the job ended, or why it stopped.
-    fn end(&self, ended: Result<Option<String>, Abort>) {
+    fn end(&mut self, ended: Result<Option<String>, Abort>) {
         // Before the new state, which observers read first.
         self.control.vitals().attempts_ended();
         let (state, reason) = match ended {
@@ -373,7 +385,21 @@ impl Supervisor {
                 (JobState::Failed, reason)
             }
         };
+        // Before the new state, after which another daemon may resume the job.
+        self.release_lease();
         self.recorder.enter(state, &reason);
+    }
+
+    /// The run directory.
+    fn directory(&self) -> RunDirectory {
+        self.directory_in(&self.run_storage.stores)
+    }
+
+    /// The run directory, which `stores` reads and writes.
+    fn directory_in(&self, stores: &Stores) -> RunDirectory {
+        let storage = Storage { stores: stores.clone(), runtime: self.runtime.clone() };
+        let directory = RunDirectory::new(self.recorder.record().directory, &storage);
+        directory.under_lease(self.lease.clone())
     }
 
     /// Runs attempts until the job finishes; returns the reason for early stopping, if any.
@@ -454,7 +480,9 @@ impl Supervisor {
                 let host = || survey::survey_host(&self.worker);
                 let job = (&self.job, &self.requester);
                 let stores = (&self.stores, &self.runtime);
-                prepare::prepare(job, stores, self.room, &host, &self.recorder, &stopping)
+                // Cancelled by a stop, unlike the directory that workers save checkpoints to.
+                let directory = self.directory_in(&self.stores);
+                prepare::prepare(job, stores, directory, self.room, &host, &self.recorder, &stopping)
             };
             self.check_stop()?;
             let error = match prepared {
@@ -478,8 +506,8 @@ impl Supervisor {
         reason: String,
     ) -> Result<Option<Prepared>, Abort> {
         let failed = |error: anyhow::Error| Abort::Failed(format!("{error:#}"));
-        let steps = CheckpointStore::local(&prepared.directory).and_then(|store| store.steps());
-        if !steps.map_err(|error| failed(error.into()))?.is_empty() {
+        let steps = prepared.directory.checkpoints().and_then(|store| Ok(store.steps()?));
+        if !steps.map_err(failed)?.is_empty() {
             let rows = decided.rows;
             self.back_off(format!(
                 "{reason}; this run has a checkpoint, so its batches stay at {rows} rows: provide more memory and \
@@ -535,9 +563,14 @@ impl Supervisor {
 
     /// Deletes the run directory of a failed job unless it has checkpoints.
     fn discard_run(&self) {
-        let record = self.recorder.record();
-        if let Err(error) = runs::discard(&record.directory) {
-            tracing::warn!(job = record.id, "cannot delete the failed job's run directory: {error:#}");
+        let directory = self.directory();
+        // Without the lease, it is another daemon's.
+        if directory.as_local().is_none() && self.lease.is_none() {
+            return;
+        }
+        if let Err(error) = runs::discard(&directory) {
+            let id = self.recorder.id();
+            tracing::warn!(job = id, "cannot delete the failed job's run directory: {error:#}");
         }
     }
 
@@ -599,6 +632,7 @@ impl Supervisor {
                 Ok(Event::Profile(request)) => {
                     request.refuse(anyhow!("its worker has died and is being restarted"));
                 }
+                Ok(Event::LeaseLost(reason)) if self.has_lost_lease() => return Err(Abort::Failed(reason)),
                 Ok(_) => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(()),
             }

@@ -4,7 +4,6 @@
 //! daemon that resumes the job finds it.
 
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
@@ -28,7 +27,7 @@ use crate::continuation::Continuation;
 use crate::copies::Copies;
 use crate::memory::{HostMemory, Room};
 use crate::plan::{self, JobPlan, RowCount};
-use crate::runs::SharedInputs;
+use crate::runs::{RunDirectory, SharedInputs};
 use crate::scheduler::{Demand, Gpus};
 use crate::traces::{JobEvent, Stage};
 use crate::{ranks, runs, warm_start};
@@ -37,13 +36,13 @@ use crate::{ranks, runs, warm_start};
 pub(crate) struct Prepared {
     /// The job, with its batch size resolved.
     pub(super) job: Job,
-    pub(super) directory: PathBuf,
+    pub(super) directory: RunDirectory,
     pub(super) schema: BatchSchema,
     pub(super) plan: IngestPlan,
     /// The plan for held-out rows, if they are fed separately.
     pub(super) eval_plan: Option<IngestPlan>,
-    /// The file of `job`.
-    pub(super) job_file: PathBuf,
+    /// The name of the file of `job` in the run directory.
+    pub(super) job_file: &'static str,
     /// What the run starts with, if it does not start from initial weights.
     pub(super) beginning: Option<BeginningRole>,
     /// Keeps the copy of a checkpoint that `beginning` names.
@@ -125,18 +124,17 @@ pub(super) fn demand(job: &Job, prepared: Option<&Prepared>) -> Demand {
     Demand { memory_bytes, threads, gpus }
 }
 
-/// Prepares `job`, which must fit into `room`, with the rights of `requester`. Its run directory is in the record of
-/// `recorder`. `host` surveys the host's GPUs if needed. Returns an error early once `cancel` is set.
+/// Prepares `job`, which must fit into `room`, with the rights of `requester`. Its run is in `directory`. `host` surveys the host's GPUs if needed. Returns an error early once `cancel` is set.
 pub(super) fn prepare(
     (job, requester): (&Job, &Requester),
     (stores, runtime): (&Stores, &Handle),
+    directory: RunDirectory,
     room: Option<Room>,
     host: &dyn Fn() -> Result<HostSurvey>,
     recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Prepared> {
     recorder.trace().record(JobEvent::Stage(Stage::Listing));
-    let directory = recorder.record().directory;
     let has_fixed_batch = job.auto_batch.is_none();
     let shared = SharedInputs::of_trial(job, &directory, cancel)?;
     let plan = JobPlan::with((job, requester), stores, Some(&directory), runtime, host, |train, smallest| {
@@ -223,14 +221,14 @@ fn check_memory(memory: HostMemory, model: &ModelPlan, room: Option<Room>) -> Re
 /// The statistics learned from the job's data: stored from an earlier run, or computed now.
 fn analysis(
     job: &Job,
-    directory: &Path,
+    directory: &RunDirectory,
     train: &Dataset,
     runtime: &Handle,
     recorder: &JobRecorder,
     cancel: &AtomicBool,
 ) -> Result<Analysis> {
     if let Some(text) = runs::get_text(directory, runs::ANALYSIS)? {
-        let here = || directory.join(runs::ANALYSIS).display().to_string();
+        let here = || directory.file(runs::ANALYSIS);
         return Analysis::from_json(&text).with_context(here);
     }
     let analysis = plan::learn(job, train, runtime, cancel, &|_| {})?;

@@ -296,6 +296,7 @@ fn is_due(last: &mut Option<Instant>, period: Duration) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use millstream_io::storage::Directory;
     use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
@@ -304,7 +305,7 @@ mod tests {
 
     fn recorder() -> JobRecorder {
         let store = Arc::new(Store::open_in_memory().unwrap());
-        let record = JobRecord::new("a-1", "a", "/checkpoints/a-1".into());
+        let record = JobRecord::new("a-1", "a", Directory::local("/checkpoints/a-1"));
         store
             .insert_job(
                 &record,

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::UNIX_EPOCH;
 
+use millstream_io::storage::Directory;
 use millstream_trainer::checkpoint::MANIFEST;
+use millstream_worker::protocol::CheckpointSize;
 
 use super::{Exchanges, FewerWorkers, FlightRecords};
 use crate::snapshot::CheckpointSnapshot;
@@ -19,6 +21,8 @@ struct Facts {
     workers: Vec<u32>,
     records: FlightRecords,
     checkpoint: Option<CheckpointSnapshot>,
+    /// The size of its parts.
+    checkpoint_bytes: u64,
     image_step: Option<u64>,
     fewer_workers: Option<FewerWorkers>,
 }
@@ -32,6 +36,11 @@ impl Vitals {
     /// The newest checkpoint that the job has committed or resumed from.
     pub(crate) fn checkpoint(&self) -> Option<CheckpointSnapshot> {
         self.facts().checkpoint
+    }
+
+    /// The size of that checkpoint.
+    pub(crate) fn checkpoint_bytes(&self) -> u64 {
+        self.facts().checkpoint_bytes
     }
 
     /// The step of the newest image of the model.
@@ -55,9 +64,11 @@ impl Vitals {
         (facts.workers, facts.records) = (pids, flight_records);
     }
 
-    /// A checkpoint has just been committed.
-    pub(super) fn committed(&self, step: u64) {
-        self.facts().checkpoint = Some(CheckpointSnapshot { step, committed_ms: Some(now_ms()) });
+    /// A checkpoint of this step and size has just been committed.
+    pub(super) fn committed(&self, step: u64, bytes: u64) {
+        let mut facts = self.facts();
+        facts.checkpoint = Some(CheckpointSnapshot { step, committed_ms: Some(now_ms()) });
+        facts.checkpoint_bytes = bytes;
     }
 
     /// The newest image is that of `step`.
@@ -76,11 +87,16 @@ impl Vitals {
         (facts.image_step, facts.fewer_workers) = (None, None);
     }
 
-    /// The job resumes from the checkpoint of `step` in `directory`, or from scratch.
-    pub(super) fn restored(&self, checkpoint: Option<(u64, &Path)>) {
-        let found =
-            checkpoint.map(|(step, path)| CheckpointSnapshot { step, committed_ms: committed_ms(path) });
-        self.facts().checkpoint = found;
+    /// The job resumes from this checkpoint, whose directory is given, or from scratch.
+    pub(super) fn restored(&self, checkpoint: Option<(CheckpointSize, &Directory)>) {
+        let found = checkpoint.map(|(CheckpointSize { step, .. }, directory)| CheckpointSnapshot {
+            step,
+            // In a bucket, that would take a request.
+            committed_ms: directory.as_local().and_then(committed_ms),
+        });
+        let mut facts = self.facts();
+        facts.checkpoint = found;
+        facts.checkpoint_bytes = checkpoint.map_or(0, |(size, _)| size.bytes);
     }
 
     fn facts(&self) -> MutexGuard<'_, Facts> {
@@ -113,10 +129,12 @@ mod tests {
     fn a_restored_checkpoint_has_the_time_of_its_manifest() {
         let directory = tempfile::tempdir().unwrap();
         let vitals = Vitals::default();
-        vitals.restored(Some((7, directory.path())));
+        let (size, place) = (CheckpointSize { step: 7, bytes: 9 }, Directory::local(directory.path()));
+        vitals.restored(Some((size, &place)));
         assert_eq!(vitals.checkpoint(), Some(CheckpointSnapshot { step: 7, committed_ms: None }));
+        assert_eq!(vitals.checkpoint_bytes(), 9);
         std::fs::write(directory.path().join(MANIFEST), "{}").unwrap();
-        vitals.restored(Some((7, directory.path())));
+        vitals.restored(Some((size, &place)));
         let committed_ms = vitals.checkpoint().unwrap().committed_ms.unwrap();
         assert!(now_ms().abs_diff(committed_ms) < 60_000);
         vitals.restored(None);

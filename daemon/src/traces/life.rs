@@ -33,6 +33,7 @@ use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEve
 use sha2::{Digest, Sha256};
 
 use super::{Entry, JobEvent, Stage, shown};
+use crate::runs::RunDirectory;
 use crate::search;
 use crate::state::JobRecord;
 
@@ -197,8 +198,10 @@ impl Life {
         if entry != Entry::Submitted {
             job.link("first", self.trace, self.first);
         }
-        let search = search::of_trial(&record.directory);
-        if let Some(search) = search.as_deref().and_then(|search| search.file_name()?.to_str()) {
+        // Of a run in a bucket, that would take requests.
+        let directory = record.directory.as_local().map(RunDirectory::local);
+        let search = directory.and_then(|directory| search::of_trial(&directory).ok()?);
+        if let Some(search) = search.as_ref().and_then(|search| search.address().name()) {
             job.set("millstream.search.id", search.to_owned());
             let (trace, first) = ids(search);
             job.link("search", trace, first);

@@ -5,7 +5,7 @@ use millstream_control::proto;
 use serde::Serialize;
 
 use crate::daemon::Daemon;
-use crate::messages::{history_message, job_message, line_message, path_text, snapshot_message};
+use crate::messages::{directory_text, history_message, job_message, line_message, snapshot_message};
 use crate::roles::Role;
 use crate::state::JobFilter;
 use crate::turns::Answers;
@@ -58,6 +58,6 @@ pub(super) async fn job(daemon: &Daemon, id: String) -> Result<JobDocument> {
     let (record, history, log) = daemon.in_turn(&Answers::none(Role::Operator), answer).await?;
     let best = daemon.best_checkpoint(&record).await;
     let proto::History { points, evaluations, .. } = history_message(&record, history);
-    let best_checkpoint = best.as_deref().map(path_text);
+    let best_checkpoint = best.as_ref().map(directory_text);
     Ok(JobDocument { job: proto::Job { best_checkpoint, ..job_message(&record) }, points, evaluations, log })
 }

@@ -17,12 +17,12 @@ use millstream_daemon::config::{Config, Settings, StateLocation};
 use millstream_daemon::daemon::{Daemon, Predicted, SubmitError};
 use millstream_daemon::plan::{JobPlan, Learning};
 use millstream_daemon::state::{JobFilter, JobRecord, JobSource, Store};
-use millstream_io::storage::Stores;
+use millstream_io::storage::{Directory, Stores};
 use millstream_job::Job;
 use millstream_trainer::metrics::Metric;
 use support::{
-    EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, reaches, waits,
-    worker_in,
+    EPOCHS, EVAL_ROWS, JOB, TRAIN_ROWS, Workspace, assert_same, contents, ended, kill_worker, local, reaches,
+    waits, worker_in,
 };
 use tracing::Level;
 
@@ -44,8 +44,8 @@ async fn a_job_trains_evaluates_and_is_scored() {
     let eval = job.eval;
     assert_eq!((eval.len(), eval[0].examples), (1, EVAL_ROWS as u64));
     assert!(eval[0].value(Metric::Auc).unwrap() > 0.8, "{eval:?}");
-    assert_eq!(worker_in(&job.directory), None);
-    let checkpoints = fs::read_dir(&job.directory)
+    assert_eq!(worker_in(local(&job.directory)), None);
+    let checkpoints = fs::read_dir(local(&job.directory))
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("step-"));
     assert_eq!(checkpoints.count(), 2, "the number of checkpoints is `keep`");
@@ -54,7 +54,7 @@ async fn a_job_trains_evaluates_and_is_scored() {
     assert!(log.iter().all(|line| line.level == Level::INFO), "{log:#?}");
 
     let newest = job.checkpoint.unwrap();
-    for target in [job.id.as_str(), job.directory.to_str().unwrap(), newest.to_str().unwrap()] {
+    for target in [job.id.as_str(), &*job.directory.text(), &*newest.text()] {
         let metrics = daemon.evaluate(workspace.score(target, &[])).await.unwrap();
         assert_eq!(metrics, eval, "{target}");
     }
@@ -88,7 +88,7 @@ async fn killed_workers_do_not_change_the_result() {
         let before = daemon.show(&job.id).unwrap().checkpoint;
         let there = |job: &JobRecord| job.attempts == attempt && job.checkpoint != before;
         let job = reaches(&daemon, &job.id, there).await;
-        assert!(kill_worker(&job.directory), "attempt {attempt}: {job:?}");
+        assert!(kill_worker(local(&job.directory)), "attempt {attempt}: {job:?}");
     }
     let job = ended(&daemon, &job.id).await;
     assert_eq!((job.state, job.attempts), (JobState::Succeeded, KILLS + 1), "{}", job.reason);
@@ -96,7 +96,7 @@ async fn killed_workers_do_not_change_the_result() {
     let log = daemon.logs(&job.id, 0).unwrap();
     let deaths = log.iter().filter(|line| line.text.contains("killed by signal 9 (SIGKILL")).count();
     assert_eq!(deaths, KILLS as usize, "{log:#?}");
-    assert_same(&contents(job.checkpoint.as_deref().unwrap()), &wanted);
+    assert_same(&contents(local(job.checkpoint.as_ref().unwrap())), &wanted);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -110,7 +110,7 @@ async fn a_cancelled_job_resumes_to_the_same_bits() {
         let job = workspace.submit(&daemon).await;
         reaches(&daemon, &job.id, |job| job.progress.step > 100).await;
         let Ok((path, saved)) = daemon.checkpoint(&job.id).await else { continue };
-        assert!(saved > 100 && path.join("manifest.json").exists());
+        assert!(saved > 100 && local(&path).join("manifest.json").exists());
         let job = daemon.cancel(&job.id).await.unwrap();
         if job.state == JobState::Cancelled {
             (cancelled, step) = (Some(job), saved);
@@ -119,8 +119,8 @@ async fn a_cancelled_job_resumes_to_the_same_bits() {
     }
     let job = cancelled.expect("a job that was cancelled in time");
     assert!(job.progress.step >= step && job.progress.step < STEPS, "{}", job.progress.step);
-    assert!(job.checkpoint.unwrap().join("manifest.json").exists());
-    assert_eq!(worker_in(&job.directory), None);
+    assert!(local(&job.checkpoint.unwrap()).join("manifest.json").exists());
+    assert_eq!(worker_in(local(&job.directory)), None);
     daemon.shutdown().await;
 
     // A new daemon without that state.
@@ -129,7 +129,7 @@ async fn a_cancelled_job_resumes_to_the_same_bits() {
     assert_eq!((&again.id, &again.directory), (&job.id, &job.directory));
     let again = ended(&daemon, &again.id).await;
     assert_eq!((again.state, again.progress.step), (JobState::Succeeded, STEPS), "{}", again.reason);
-    assert_same(&contents(again.checkpoint.as_deref().unwrap()), &wanted);
+    assert_same(&contents(local(again.checkpoint.as_ref().unwrap())), &wanted);
 
     let resumed = SubmitRequest { resume: true, ..workspace.request() };
     let over = daemon.submit(resumed).await.unwrap_err();
@@ -154,7 +154,7 @@ async fn a_new_daemon_resumes_the_jobs_of_a_stopped_one() {
     assert!(error.contains("another daemon uses the state directory"), "{error}");
 
     daemon.shutdown().await;
-    assert_eq!(worker_in(&job.directory), None);
+    assert_eq!(worker_in(local(&job.directory)), None);
     assert_eq!(daemon.show(&job.id).unwrap().state, JobState::Queued);
     assert!(daemon.submit(workspace.request()).await.is_err());
     drop(daemon);
@@ -163,7 +163,7 @@ async fn a_new_daemon_resumes_the_jobs_of_a_stopped_one() {
     for id in [&job.id, &waiting.id] {
         let job = ended(&daemon, id).await;
         assert_eq!(job.state, JobState::Succeeded, "{}", job.reason);
-        assert_same(&contents(job.checkpoint.as_deref().unwrap()), &wanted);
+        assert_same(&contents(local(job.checkpoint.as_ref().unwrap())), &wanted);
     }
     assert_eq!(daemon.show(&job.id).unwrap().attempts, 2);
 }
@@ -177,7 +177,7 @@ async fn a_damaged_checkpoint_is_passed_over() {
     reaches(&daemon, &job.id, |job| job.progress.step > 700).await;
     let job = daemon.cancel(&job.id).await.unwrap();
     let newest = job.checkpoint.unwrap();
-    let part = newest.join("model.safetensors");
+    let part = local(&newest).join("model.safetensors");
     let mut bytes = fs::read(&part).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
@@ -189,8 +189,8 @@ async fn a_damaged_checkpoint_is_passed_over() {
     let log = daemon.logs(&again.id, 0).unwrap();
     let damage =
         log.iter().find(|line| line.text.contains("falling back to the checkpoint before it")).unwrap();
-    assert!(damage.text.contains(newest.file_name().unwrap().to_str().unwrap()), "{}", damage.text);
-    assert_same(&contents(again.checkpoint.as_deref().unwrap()), &wanted);
+    assert!(damage.text.contains(newest.name().unwrap()), "{}", damage.text);
+    assert_same(&contents(local(again.checkpoint.as_ref().unwrap())), &wanted);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +206,7 @@ async fn bad_data_fails_the_job_at_once_with_its_location() {
         assert!(job.reason.contains(part), "{}", job.reason);
     }
     assert!(job.attempts <= 1);
-    assert_eq!(worker_in(&job.directory), None);
+    assert_eq!(worker_in(local(&job.directory)), None);
 
     let text = JOB.replace("batch_size", "batchsize");
     let error = daemon.submit(SubmitRequest { text, ..workspace.request() }).await.unwrap_err();
@@ -249,7 +249,8 @@ async fn a_full_queue_rejects_a_job_before_it_exists_and_a_fuller_state_still_st
         JobSource { text: text.clone(), path: workspace.path("job.toml"), requester: Requester::Trusted };
     for created_ms in 0..JOBS {
         let id = format!("tiny-{created_ms:06}");
-        let record = JobRecord { created_ms, ..JobRecord::new(id.as_str(), "tiny", runs.join(&id)) };
+        let record =
+            JobRecord { created_ms, ..JobRecord::new(id.as_str(), "tiny", Directory::local(runs.join(&id))) };
         store.insert_job(&record, &source).unwrap();
     }
     drop(store);
@@ -278,7 +279,7 @@ async fn old_jobs_are_deleted_when_the_daemon_starts() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
     let day = 24 * 60 * 60 * 1000;
     for (id, ended_ms) in [("old", now - 31 * day), ("new", now - 29 * day)] {
-        let record = JobRecord::new(id, "tiny", workspace.path(id));
+        let record = JobRecord::new(id, "tiny", Directory::local(workspace.path(id)));
         let state = JobState::Failed;
         store.insert_job(&JobRecord { state, ended_ms: Some(ended_ms), ..record }, &source).unwrap();
     }

@@ -7,8 +7,9 @@ use millstream_daemon::access::Requester;
 use millstream_daemon::config::Limits;
 use millstream_daemon::daemon::Daemon;
 use millstream_daemon::state::{JobRecord, JobSource, Store};
+use millstream_io::storage::Directory;
 
-use crate::support::{JOB, Workspace, assert_same, contents, ended, reaches, waits, worker_in};
+use crate::support::{JOB, Workspace, assert_same, contents, ended, local, reaches, waits, worker_in};
 
 /// Longer than any test.
 const ENDLESS: &str = "data.epochs=1000000";
@@ -42,7 +43,7 @@ async fn jobs_run_beside_each_other_as_far_as_they_fit() {
     assert_eq!(waits(&daemon, &third.id).await, "it needs 2 threads, and running jobs leave 1 of 5");
     // It was prepared ahead: what it learned is in its run directory, and it has not had a worker.
     let prepared = reaches(&daemon, &third.id, |job| job.started_ms.is_some()).await;
-    assert!(prepared.directory.join("analysis.json").exists() && prepared.attempts == 0);
+    assert!(local(&prepared.directory).join("analysis.json").exists() && prepared.attempts == 0);
     daemon.cancel(&first.id).await.unwrap();
     let third = trains(&daemon, &third.id).await;
     assert_eq!((third.waits_for.as_str(), third.attempts), ("", 1));
@@ -119,13 +120,13 @@ async fn a_paused_job_gives_its_place_to_others_and_resumes_to_the_same_bits() {
     let daemon = workspace.lasting_daemon();
     let undisturbed = submit(&workspace, &daemon, &[LONG], 0).await;
     let undisturbed = ended(&daemon, &undisturbed.id).await;
-    let wanted = contents(undisturbed.checkpoint.as_deref().unwrap());
+    let wanted = contents(local(undisturbed.checkpoint.as_ref().unwrap()));
     let job = submit(&workspace, &daemon, &[LONG], 0).await;
     let other = submit(&workspace, &daemon, &["data.epochs=1"], 0).await;
     reaches(&daemon, &job.id, |job| job.progress.step > 500).await;
     let paused = daemon.pause(&job.id).await.unwrap();
     assert_eq!((paused.state, paused.reason.as_str()), (JobState::Paused, "paused by a user"));
-    assert!(paused.checkpoint.is_some() && worker_in(&paused.directory).is_none());
+    assert!(paused.checkpoint.is_some() && worker_in(local(&paused.directory)).is_none());
     assert_eq!(ended(&daemon, &other.id).await.state, JobState::Succeeded);
     let nothing = daemon.pause(&other.id).await.unwrap_err().to_string();
     assert!(nothing.contains("succeeded; there is nothing to pause"), "{nothing}");
@@ -138,7 +139,7 @@ async fn a_paused_job_gives_its_place_to_others_and_resumes_to_the_same_bits() {
     daemon.resume(&job.id).await.unwrap();
     let resumed = ended(&daemon, &job.id).await;
     assert_eq!((resumed.state, resumed.attempts), (JobState::Succeeded, 2), "{}", resumed.reason);
-    assert_same(&contents(resumed.checkpoint.as_deref().unwrap()), &wanted);
+    assert_same(&contents(local(resumed.checkpoint.as_ref().unwrap())), &wanted);
     daemon.shutdown().await;
 }
 
@@ -166,7 +167,10 @@ async fn a_held_job_that_is_cancelled_is_not_held_any_more() {
     let workspace = Workspace::new();
     std::fs::create_dir_all(workspace.path("state")).unwrap();
     let store = Store::open(&workspace.path("state").join("state.sqlite")).unwrap();
-    let record = JobRecord { state: JobState::Held, ..JobRecord::new("a", "tiny", workspace.path("a")) };
+    let record = JobRecord {
+        state: JobState::Held,
+        ..JobRecord::new("a", "tiny", Directory::local(workspace.path("a")))
+    };
     let source =
         JobSource { text: JOB.to_owned(), path: workspace.path("job.toml"), requester: Requester::Trusted };
     store.insert_job(&record, &source).unwrap();

@@ -11,6 +11,7 @@ use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_daemon::config::{Config, Limits, Settings, StateLocation, WorkerProgram};
 use millstream_daemon::daemon::Daemon;
 use millstream_daemon::state::JobRecord;
+use millstream_io::storage::Directory;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 
@@ -111,11 +112,16 @@ impl Workspace {
         let job = self.submit(&daemon).await;
         let job = ended(&daemon, &job.id).await;
         assert_eq!((job.state, job.reason.as_str(), job.attempts), (JobState::Succeeded, "", 1));
-        contents(job.checkpoint.as_deref().unwrap())
+        contents(local(job.checkpoint.as_ref().unwrap()))
     }
 }
 
 pub(crate) const JOB: &str = include_str!("../../../tests/tiny_job.toml");
+
+/// The path of a local directory.
+pub(crate) fn local(directory: &Directory) -> &Path {
+    directory.as_local().unwrap()
+}
 
 /// Waits until a job ends.
 pub(crate) async fn ended(daemon: &Daemon, id: &str) -> JobRecord {

@@ -19,7 +19,6 @@
 //! once no checkpoint could be written for the job's `retry_minutes`.
 
 use std::fs::File;
-use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -27,13 +26,13 @@ use anyhow::{Context, Result};
 use millstream_backend::Backend;
 use millstream_batch::Count;
 use millstream_trainer::checkpoint::{
-    CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart, ModelCopy, PartsOfRank, Snapshot,
+    self, CheckpointError, CheckpointStore, CheckpointWriter, ExtraPart, ModelCopy, PartsOfRank, Snapshot,
 };
 use millstream_trainer::session::{Session, SessionError};
 
 use crate::link::Link;
 use crate::parts::PartsExchange;
-use crate::protocol::{CheckpointName, FromWorker, PartsWritten, Restored};
+use crate::protocol::{CheckpointSize, FromWorker, PartsWritten, Restored};
 
 /// Limits of the pause before a checkpoint that failed is tried again. Within them, it is as long as checkpoints have been
 /// failing, so a short failure costs little training, and a long one few copies of the model.
@@ -55,7 +54,7 @@ pub(crate) struct Cadence {
 
 /// The newest committed checkpoint.
 struct Committed {
-    name: CheckpointName,
+    size: CheckpointSize,
     /// Its encoded position in the data; `None` if it was not read.
     position: Option<Vec<u8>>,
 }
@@ -182,7 +181,7 @@ impl Checkpointer {
         let was_due = due_until(session.step()) > newest.map_or(0, |newest| due_until(newest.step));
         let is_owed = is_image && (was_due || session.is_best());
         let committed = restored.and_then(|Restored { checkpoint, position, .. }| {
-            Some(Committed { name: checkpoint?, position: (!is_image).then_some(position) })
+            Some(Committed { size: checkpoint?, position: (!is_image).then_some(position) })
         });
         Ok(Self {
             cadence,
@@ -305,14 +304,14 @@ impl Checkpointer {
         self.wait(link)?;
         let (step, position) = (session.step(), session.position());
         let is_current = |last: &&Committed| {
-            last.name.step == step && last.position.as_ref().is_some_and(|last| last == position)
+            last.size.step == step && last.position.as_ref().is_some_and(|last| last == position)
         };
         let Some(last) = self.committed.as_ref().filter(is_current) else { return Ok(false) };
         (self.due, self.is_owed) = (false, false);
         let requested = std::mem::take(&mut self.requested);
         if requested {
-            let path = last.name.path.clone();
-            link.send(&FromWorker::Checkpointed { step, path, requested, seconds: 0.0 })?;
+            let bytes = last.size.bytes;
+            link.send(&FromWorker::Checkpointed { step, bytes, requested, seconds: 0.0 })?;
         }
         Ok(true)
     }
@@ -340,9 +339,13 @@ impl Checkpointer {
         self.settle(outcome, link)
     }
 
-    fn settle(&mut self, outcome: Result<Option<String>, CheckpointError>, link: &mut Link) -> Result<()> {
+    fn settle(
+        &mut self,
+        outcome: Result<Option<checkpoint::Committed>, CheckpointError>,
+        link: &mut Link,
+    ) -> Result<()> {
         match outcome {
-            Ok(path) => self.committed(path, link),
+            Ok(committed) => self.committed(committed, link),
             Err(error) => self.fail(error, link),
         }
     }
@@ -369,7 +372,7 @@ impl Checkpointer {
         self.failing = Some(Failing { since, retry_at: now + pause });
         let newest = self.committed.as_ref().map_or_else(
             || "there is none yet".to_owned(),
-            |newest| format!("the newest is that of step {}", newest.name.step),
+            |newest| format!("the newest is that of step {}", newest.size.step),
         );
         let message = format!("{error}; {newest}; trying again in {} s", pause.as_secs());
         link.send(&FromWorker::CheckpointFailed {
@@ -381,17 +384,15 @@ impl Checkpointer {
         Ok(())
     }
 
-    fn committed(&mut self, path: Option<String>, link: &mut Link) -> Result<()> {
-        let Some(path) = path else { return Ok(()) };
+    fn committed(&mut self, committed: Option<checkpoint::Committed>, link: &mut Link) -> Result<()> {
+        let Some(checkpoint::Committed { bytes, .. }) = committed else { return Ok(()) };
         let Some(Writing { step, position, requested, began, .. }) = self.writing.take() else {
             return Ok(());
         };
-        let path = PathBuf::from(path);
         self.failing = None;
-        let name = CheckpointName { path: path.clone(), step };
-        self.committed = Some(Committed { name, position: Some(position) });
+        self.committed = Some(Committed { size: CheckpointSize { step, bytes }, position: Some(position) });
         let seconds = began.elapsed().as_secs_f64();
-        link.send(&FromWorker::Checkpointed { step, path, requested, seconds })?;
+        link.send(&FromWorker::Checkpointed { step, bytes, requested, seconds })?;
         Ok(())
     }
 }

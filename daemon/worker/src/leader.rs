@@ -18,6 +18,7 @@ use millstream_trainer::session::Session;
 
 use crate::checkpoints::{Checkpointer, CopiedBy, CopyFor};
 use crate::link::{Link, PendingCommands};
+use crate::objects::ObjectClient;
 use crate::protocol::{FromWorker, WorkerProgress};
 use crate::tensorboard::{EventSpec, EventWriter, Meter};
 
@@ -76,15 +77,15 @@ impl Leader {
     /// Creates an event file of training that continues from the step `restored`. On failure training continues without one.
     pub(crate) fn begin_events(
         &mut self,
-        spec: EventSpec,
+        (spec, objects): (EventSpec, Option<ObjectClient>),
         restored: Option<u64>,
         job: &str,
         link: &mut Link,
     ) -> Result<()> {
-        let directory = spec.directory.clone();
-        match EventWriter::begin(spec, restored, job) {
+        let place = spec.place.clone();
+        match EventWriter::begin((spec, objects), restored, job) {
             Ok(events) => self.events = Some(events),
-            Err(error) => self.warn_of_events(&directory, &error, link)?,
+            Err(error) => self.warn_of_events(place.shown(), &error, link)?,
         }
         Ok(())
     }

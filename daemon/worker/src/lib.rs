@@ -7,6 +7,7 @@
 //! * [`protocol`]: the messages between a daemon and its workers.
 //! * `process`: the life of the process.
 //! * `link`: the worker's end of the socket.
+//! * [`objects`]: objects in a bucket, which it reads and writes by way of the daemon.
 //! * [`locks`]: locks of run directories, and who holds a lock.
 //! * `device`: the device that it computes on.
 //! * `train`, `checkpoints`, `rehearsal`, `profiler`: a worker that trains.
@@ -25,6 +26,7 @@ pub mod gpus;
 mod leader;
 mod link;
 pub mod locks;
+pub mod objects;
 mod parts;
 mod process;
 mod profiler;

@@ -17,8 +17,10 @@ use millstream_batch::BatchSchema;
 use millstream_batch::descriptors;
 use millstream_batch::ring::Interrupter;
 
+use crate::objects::ObjectClient;
 use crate::protocol::{
-    self, FromWorker, IMAGES_GREETING, PartsRequest, PartsWritten, ProtocolError, RECORD_GREETING, ToWorker,
+    self, FromWorker, IMAGES_GREETING, OBJECTS_GREETING, PartsRequest, PartsWritten, ProtocolError,
+    RECORD_GREETING, ToWorker,
 };
 use crate::rings::Rings;
 
@@ -127,6 +129,13 @@ impl Link {
     pub(crate) fn receive_images(&mut self) -> Result<[File; 2]> {
         let files = descriptors::receive(&self.socket, IMAGES_GREETING).context("the images of the model")?;
         Ok(files.map(File::from))
+    }
+
+    /// Receives a connection for the objects of a directory in a bucket, which follows the images.
+    pub(crate) fn receive_objects(&mut self) -> Result<ObjectClient> {
+        let [socket] =
+            descriptors::receive(&self.socket, OBJECTS_GREETING).context("the connection for objects")?;
+        Ok(ObjectClient::new(socket.into()))
     }
 
     /// Receives the file of this worker's flight record, which follows the daemon's last message.

@@ -7,7 +7,9 @@
 //! ```text
 //! daemon                                   worker
 //!   Start, the descriptors of two images
-//!   if the job has any ------------------>   locks the job, rehearses a step if asked
+//!   if the job has any, and of connections
+//!   for objects if it has a directory in
+//!   a bucket ---------------------------->   locks a local run, rehearses a step if asked
 //!         <-------------------------------   Listening, if it is one of several workers
 //!   Connect, when all are listening,
 //!   the descriptor of a flight record --->   connects to the others
@@ -25,12 +27,14 @@
 //!   EvalRing, a ring's descriptors ------>   evaluates its batches, then continues training
 //!   Profile, EndProfile ----------------->   records its next steps
 //!         <-------------------------------   Profiling repeatedly, Spans repeatedly, Profiled once
-//!         <-------------------------------   one of Done, Stopped, InputLost, PeerLost, DeviceFailed, Failed
+//!         <-------------------------------   one of Done, Stopped, InputLost, PeerLost, StorageFailed,
+//!                                            DeviceFailed, DeviceUnusable, Failed
 //! ```
 //!
-//! Several workers of a job have ranks, counted from 0. Rank 0 alone locks the run, commits checkpoints and reports: of the
+//! Several workers of a job have ranks, counted from 0. Rank 0 alone locks a local run, commits checkpoints and reports: of the
 //! messages after `Ready`, other ranks send warnings, recordings, written files and the last message only. `Checkpoint` and
-//! `PartsWritten` go to rank 0, `WriteParts` to all but rank 0, `Profile` and `EndProfile` to the rank to record, all others to every rank.
+//! `PartsWritten` go to rank 0, `WriteParts` to all but rank 0, `Profile` and `EndProfile` to the rank to record, all others to
+//! every rank. Of a run in a bucket, the daemon has the lease.
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
 //! job's lock, so no earlier worker can be committing another one.
@@ -39,7 +43,7 @@
 //! the other side has ended, in order or not.
 
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use millstream_backend::{Description, Floors};
 use millstream_batch::BatchSchema;
@@ -65,6 +69,9 @@ pub const RECORD_GREETING: Greeting = *b"millfrec";
 
 /// What the message begins with that passes a worker the files of the job's images.
 pub const IMAGES_GREETING: Greeting = *b"millimag";
+
+/// What the message begins with that passes a worker a connection for [objects](crate::objects).
+pub const OBJECTS_GREETING: Greeting = *b"millobjs";
 
 /// The name of the job file in a checkpoint.
 pub const JOB_PART: &str = "job.toml";
@@ -183,12 +190,10 @@ pub struct TrainRole {
     pub rank: u32,
     /// How long it waits for the others in a collective operation, in seconds.
     pub timeout_seconds: u32,
-    /// The run directory, which rank 0 locks while it runs.
-    pub directory: PathBuf,
-    /// The job file that each checkpoint contains as [`JOB_PART`].
-    pub job: PathBuf,
-    /// The statistics learned from the data, which each checkpoint contains as [`ANALYSIS_PART`].
-    pub analysis: PathBuf,
+    /// The run directory. It has the job file and, as [`ANALYSIS_PART`], the statistics learned from the data.
+    pub run: Place,
+    /// The name of the job file, which each checkpoint contains as [`JOB_PART`].
+    pub job: String,
     /// Steps between checkpoints.
     pub every_steps: u64,
     /// Number of newest checkpoints to keep.
@@ -223,6 +228,31 @@ impl TrainRole {
     }
 }
 
+/// A directory that a worker writes to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// A local directory.
+    Local(PathBuf),
+    /// A directory in a bucket. A connection for its [objects](crate::objects) follows the assignment.
+    Bucket {
+        /// The address, for messages.
+        address: String,
+        /// The term of this worker, in which it writes checkpoints.
+        term: u64,
+    },
+}
+
+impl Place {
+    /// The directory, as messages show it.
+    pub fn shown(&self) -> &Path {
+        match self {
+            Self::Local(directory) => directory,
+            Self::Bucket { address, .. } => Path::new(address),
+        }
+    }
+}
+
 /// What a run starts with, as the daemon has prepared it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -253,9 +283,9 @@ pub struct WarmStartRole {
     pub directory: PathBuf,
     /// The checkpoint's step.
     pub step: u64,
-    /// The file of the [`IdMappings`](millstream_trainer::warm_start::IdMappings) from the checkpoint's ids to the
-    /// job's.
-    pub id_mappings: PathBuf,
+    /// The file in the run directory of the [`IdMappings`](millstream_trainer::warm_start::IdMappings) from the checkpoint's ids
+    /// to the job's.
+    pub id_mappings: String,
 }
 
 /// The memory that a worker allocates on trial before its first step.
@@ -283,7 +313,7 @@ pub struct Restored {
     /// Whether it is an image, otherwise the newest checkpoint.
     pub is_image: bool,
     /// The newest checkpoint, if there is any.
-    pub checkpoint: Option<CheckpointName>,
+    pub checkpoint: Option<CheckpointSize>,
     /// The step of the state.
     pub step: u64,
     /// Encoded position in the data; the next batch follows it.
@@ -291,12 +321,12 @@ pub struct Restored {
 }
 
 /// A committed checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointName {
-    /// Its directory.
-    pub path: PathBuf,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointSize {
     /// Its step.
     pub step: u64,
+    /// The size of its parts.
+    pub bytes: u64,
 }
 
 /// A message from a worker to its daemon.
@@ -333,8 +363,8 @@ pub enum FromWorker {
     Checkpointed {
         /// The step after which it was taken.
         step: u64,
-        /// Its directory.
-        path: PathBuf,
+        /// The size of its parts.
+        bytes: u64,
         /// Whether [`ToWorker::Checkpoint`] requested it.
         requested: bool,
         /// The time from its begin until it was committed; 0 if that was before.
@@ -405,6 +435,11 @@ pub enum FromWorker {
     Stopped,
     /// The ring's producer died before it finished. The last message.
     InputLost,
+    /// The bucket with the run cannot be read; a retry may succeed. The last message.
+    StorageFailed {
+        /// What failed.
+        message: String,
+    },
     /// A collective operation with the other workers failed: usually one of them has died. The last message.
     PeerLost {
         /// The error, which names the operation and the ranks.

@@ -18,8 +18,7 @@
 //! ([`Training::copy_with_peers`]), and each [writes](crate::parts) some of a checkpoint's files. While the next batch is late, rank 0
 //! copies the model alone.
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,7 +42,7 @@ use crate::locks::RunLock;
 use crate::parts::PartsExchange;
 use crate::profiler::Profiler;
 use crate::protocol::{
-    ANALYSIS_PART, BeginningRole, CheckpointName, ContinuationRole, FromWorker, JOB_PART, Restored,
+    ANALYSIS_PART, BeginningRole, CheckpointSize, ContinuationRole, FromWorker, JOB_PART, Place, Restored,
     TrainRole, WarmStartRole,
 };
 use crate::rings::{Parts, Rings};
@@ -92,6 +91,25 @@ impl DeviceTask for TrainTask {
         open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
         link: &mut Link,
     ) -> Result<FromWorker> {
+        let (is_in_bucket, mut has_begun) = (matches!(self.role.run, Place::Bucket { .. }), false);
+        match self.train(open, link, &mut has_begun) {
+            // Checkpoints that cannot be written later on have been tried for long enough.
+            Err(error) if is_in_bucket && !has_begun && is_of_storage(&error) => {
+                Ok(FromWorker::StorageFailed { message: format!("{error:#}") })
+            }
+            ended => ended,
+        }
+    }
+}
+
+impl TrainTask {
+    /// Trains to the end. Sets `has_begun` once everything has been read that training starts from.
+    fn train<B: Backend<Scalar = f32>>(
+        self,
+        open: impl Fn(Option<u32>, Arc<Recorder>) -> Result<B>,
+        link: &mut Link,
+        has_begun: &mut bool,
+    ) -> Result<FromWorker> {
         let Self { mut role, schema } = self;
         let (schema, training) = (&schema, &role.training);
         let recorder = Arc::new(Recorder::default());
@@ -100,8 +118,18 @@ impl DeviceTask for TrainTask {
         let (is_leader, has_peers) = (role.rank == 0, training.ranks() > 1);
         let images_every = role.image_seconds.map(|seconds| Duration::from_secs(seconds.into()));
         // Before the others restore a checkpoint: an earlier worker that is ending may still commit one.
-        let _lock = is_leader.then(|| RunLock::acquire(&role.directory, LOCK_TIMEOUT)).transpose()?;
-        let store = CheckpointStore::local(&role.directory)?;
+        let _lock = match &role.run {
+            Place::Local(directory) if is_leader => Some(RunLock::acquire(directory, LOCK_TIMEOUT)?),
+            _ => None,
+        };
+        let store = match &role.run {
+            Place::Local(directory) => CheckpointStore::local(directory)?,
+            Place::Bucket { address, term } => link.receive_objects()?.checkpoints(address, *term),
+        };
+        let event_objects = match role.events.as_ref().map(|events| &events.place) {
+            Some(Place::Bucket { .. }) => Some(link.receive_objects()?),
+            _ => None,
+        };
         let newest_image = newest_image(images.as_ref())?;
         if let Some(spec) = role.rehearsal
             && store.steps()?.is_empty()
@@ -127,9 +155,10 @@ impl DeviceTask for TrainTask {
             _ if restored.is_some() => {}
             None => {}
             Some(BeginningRole::WarmStart(source)) => {
-                apply_warm_start(&mut session, source, (&role.model, schema, training)).with_context(
-                    || format!("warm start from step {} in {}", source.step, source.directory.display()),
-                )?;
+                apply_warm_start(&mut session, (source, &store), (&role.model, schema, training))
+                    .with_context(|| {
+                        format!("warm start from step {} in {}", source.step, source.directory.display())
+                    })?;
             }
             Some(BeginningRole::Continuation(ContinuationRole {
                 directory,
@@ -143,11 +172,10 @@ impl DeviceTask for TrainTask {
             }
         }
         // The writer of the newest checkpoint may have been killed before. Damaged ones are kept until the next commit.
-        if let Some(CheckpointName { step, .. }) =
-            restored.as_ref().and_then(|restored| restored.checkpoint.as_ref())
+        if let Some(CheckpointSize { step, .. }) = restored.as_ref().and_then(|restored| restored.checkpoint)
             && is_leader
             && passed_over.is_empty()
-            && let Err(error) = store.remove_expired(*step, role.keep)
+            && let Err(error) = store.remove_expired(step, role.keep)
         {
             tracing::warn!(%error, "old checkpoints are not removed yet");
         }
@@ -163,19 +191,24 @@ impl DeviceTask for TrainTask {
         }
         let (rings, receiver, received) = link.receive_rings(&part, training.parts() / training.ranks())?;
         let others = PartsExchange { received, sender: link.sender(), rank: role.rank, ranks };
+        // Stored in each checkpoint: the job file and the statistics learned from its data.
+        let carried = match is_leader {
+            true => {
+                vec![(JOB_PART, record(&store, &role.job)?), (ANALYSIS_PART, record(&store, ANALYSIS_PART)?)]
+            }
+            false => Vec::new(),
+        };
+        *has_begun = true;
         let places = CheckpointPlaces { store, images, others };
         let leader = if is_leader {
-            let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
-            let (job, analysis) = (read(&role.job)?, read(&role.analysis)?);
-            // Stored in each checkpoint: the job file and the statistics learned from its data.
-            let carried = vec![(JOB_PART, job.clone().into_bytes()), (ANALYSIS_PART, analysis.into_bytes())];
+            let job = String::from_utf8_lossy(&carried[0].1).into_owned();
             let retry_for = Duration::from_secs(60 * u64::from(role.retry_minutes));
             let cadence =
                 Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
             let checkpointer = Checkpointer::new(cadence, &mut session, places, carried, restored)?;
             let mut leader = Leader::new(checkpointer, has_peers, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
-                leader.begin_events(spec, restored_step, &job, link)?;
+                leader.begin_events((spec, event_objects), restored_step, &job, link)?;
             }
             Some(leader)
         } else {
@@ -207,19 +240,34 @@ impl DeviceTask for TrainTask {
 /// Initializes the weights of a session at step 0 from a checkpoint of another job.
 fn apply_warm_start<B: Backend<Scalar = f32>>(
     session: &mut Session<B>,
-    source: &WarmStartRole,
+    (source, of_run): (&WarmStartRole, &CheckpointStore),
     (model, schema, training): (&ModelSpec, &BatchSchema, &TrainingSpec),
 ) -> Result<()> {
     let WarmStartRole { directory, step, id_mappings } = source;
-    let mappings = fs::read(id_mappings).with_context(|| id_mappings.display().to_string())?;
-    let mappings: IdMappings =
-        serde_json::from_slice(&mappings).with_context(|| id_mappings.display().to_string())?;
+    let mappings = record(of_run, id_mappings)?;
+    let mappings: IdMappings = serde_json::from_slice(&mappings).with_context(|| id_mappings.clone())?;
     let checkpoint = CheckpointStore::local(directory)?.load(*step, CheckpointScope::Scoring)?;
     let then = &checkpoint.manifest.snapshot;
     let tasks = training.tasks(schema.label_count());
     let then = (&then.model, &then.schema, then.tasks.as_slice());
     let warm = WarmStart::new(then, (model, schema, &tasks), &mappings)?;
     Ok(session.warm_start(&warm, &checkpoint)?)
+}
+
+/// Whether storage has failed, and not what was read from it.
+fn is_of_storage(error: &anyhow::Error) -> bool {
+    let session = error.downcast_ref::<SessionError>();
+    let checkpoint = match session {
+        Some(SessionError::Checkpoint(error)) => Some(error),
+        _ => error.downcast_ref::<CheckpointError>(),
+    };
+    matches!(checkpoint, Some(CheckpointError::Storage { .. }))
+}
+
+/// The file `name` of the run, beside the checkpoints in `store`.
+fn record(store: &CheckpointStore, name: &str) -> Result<Vec<u8>> {
+    let found = store.record(name)?;
+    Ok(found.with_context(|| format!("the run has no {name}"))?.into())
 }
 
 /// The complete image of the latest step, if there is any.
@@ -243,10 +291,16 @@ fn restore<B: Backend<Scalar = f32>>(
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
     let steps = store.steps()?;
-    let name = |step: u64| CheckpointName { path: PathBuf::from(store.path(step)), step };
     if let Some(image) = image.filter(|image| Some(&image.snapshot().step) > steps.last()) {
         match session.restore_image(&image) {
-            Ok(()) => return Ok(Some(restored(session, true, steps.last().copied().map(name)))),
+            Ok(()) => {
+                let newest = steps.last().map(|&step| CheckpointSize {
+                    step,
+                    // A damaged one is still the newest.
+                    bytes: store.manifest(step).map_or(0, |manifest| manifest.bytes()),
+                });
+                return Ok(Some(restored(session, true, newest)));
+            }
             Err(SessionError::Checkpoint(damage @ CheckpointError::Damaged { .. })) => {
                 passed_over.push(damage.to_string());
             }
@@ -259,8 +313,12 @@ fn restore<B: Backend<Scalar = f32>>(
     }
     for step in steps.into_iter().rev() {
         let loaded = store.load(step, CheckpointScope::Full).map_err(SessionError::from);
-        match loaded.and_then(|checkpoint| session.restore(&checkpoint)) {
-            Ok(()) => return Ok(Some(restored(session, false, Some(name(step))))),
+        let restored_bytes = loaded.and_then(|checkpoint| {
+            session.restore(&checkpoint)?;
+            Ok(checkpoint.manifest.bytes())
+        });
+        match restored_bytes {
+            Ok(bytes) => return Ok(Some(restored(session, false, Some(CheckpointSize { step, bytes })))),
             Err(SessionError::Checkpoint(damage @ CheckpointError::Damaged { .. })) => {
                 passed_over.push(damage.to_string());
             }
@@ -274,7 +332,7 @@ fn restore<B: Backend<Scalar = f32>>(
 fn restored<B: Backend<Scalar = f32>>(
     session: &Session<B>,
     is_image: bool,
-    checkpoint: Option<CheckpointName>,
+    checkpoint: Option<CheckpointSize>,
 ) -> Restored {
     Restored { is_image, checkpoint, step: session.step(), position: session.position().to_vec() }
 }

@@ -7,13 +7,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use millstream_test_storage::{Fault, Options, Server};
+use millstream_test_storage::Fault;
+use millstream_tests::bucket::Bucket;
 use millstream_tests::programs::{kill, wait_until};
 use millstream_tests::shell::Shell;
 use millstream_tests::tiny_job::{Contents, TinyJob};
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::runtime::Runtime;
 
 /// How long a command may take to end after Ctrl-C.
 const PROMPTLY: Duration = Duration::from_secs(5);
@@ -25,10 +25,9 @@ struct Run {
     shell: Shell,
     /// Where copies are.
     cache: PathBuf,
-    server: Server,
+    bucket: Bucket,
     /// What `train` has printed.
     trained: Value,
-    _runtime: Runtime,
 }
 
 /// Where the run is in the bucket.
@@ -39,20 +38,15 @@ const OBJECTS: &str = "models/runs/first";
 
 impl Run {
     fn new(set: &[&str]) -> Self {
-        let runtime = Runtime::new().unwrap();
-        let server = runtime.block_on(Server::start(Options::default())).unwrap();
+        let bucket = Bucket::start();
         let job = TinyJob::new();
         let cache = job.directory().join("cache");
         fs::create_dir(&cache).unwrap();
-        let variables = [
-            ("AWS_ENDPOINT_URL", server.endpoint()),
-            ("AWS_ACCESS_KEY_ID", "id".to_owned()),
-            ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
-            ("CACHE_DIRECTORY", cache.display().to_string()),
-        ];
+        let own = [("CACHE_DIRECTORY", cache.display().to_string())];
+        let variables: Vec<_> = bucket.variables().into_iter().chain(own).collect();
         let shell = Shell::new(job.directory()).with_variables(&variables);
         let trained = train(&shell, &["job.toml"], &[&["data.epochs=2"], set].concat());
-        let run = Self { job, shell, cache, server, trained, _runtime: runtime };
+        let run = Self { job, shell, cache, bucket, trained };
         run.upload(run.directory(), OBJECTS);
         run
     }
@@ -93,7 +87,7 @@ impl Run {
             let name = format!("{to}/{}", path.file_name().unwrap().to_str().unwrap());
             match path.is_dir() {
                 true => self.upload(&path, &name),
-                false => self.server.put(&name, fs::read(path).unwrap()),
+                false => self.bucket.server.put(&name, fs::read(path).unwrap()),
             }
         }
     }
@@ -160,15 +154,15 @@ fn models_are_exported_to_a_bucket() {
     }
     for file in files {
         let local = fs::read(run.job.directory().join(file)).unwrap();
-        let in_bucket = run.server.get(&format!("models/exported/{file}")).unwrap();
+        let in_bucket = run.bucket.server.get(&format!("models/exported/{file}")).unwrap();
         assert!(local == in_bucket, "{file}");
     }
-    assert_eq!(run.server.uploads(), 0, "no upload is left");
-    run.server.script([Fault::WriteStatus(403)]);
+    assert_eq!(run.bucket.server.uploads(), 0, "no upload is left");
+    run.bucket.server.script([Fault::WriteStatus(403)]);
     let refused = run.shell.run(&["export", run_directory, "-o", "s3://models/exported/refused.onnx"]);
     assert_eq!(refused.code(), 1);
     assert!(refused.stderr.contains("s3://models/exported/refused.onnx"), "{}", refused.stderr);
-    assert_eq!(run.server.get("models/exported/refused.onnx"), None);
+    assert_eq!(run.bucket.server.get("models/exported/refused.onnx"), None);
 }
 
 #[test]
@@ -202,7 +196,7 @@ fn jobs_start_from_a_checkpoint_in_a_bucket_with_the_same_bits() {
 fn commands_that_wait_for_a_bucket_are_interrupted_and_leave_no_copy() {
     let run = Run::new(&[]);
     let warm = format!("warm_start.checkpoint={ADDRESS}");
-    run.server.put("models/data.parquet", fs::read(run.job.directory().join("eval.parquet")).unwrap());
+    run.bucket.server.put("models/data.parquet", fs::read(run.job.directory().join("eval.parquet")).unwrap());
     let local = run.directory().to_str().unwrap();
     for line in [
         &["eval", ADDRESS][..],
@@ -213,10 +207,10 @@ fn commands_that_wait_for_a_bucket_are_interrupted_and_leave_no_copy() {
         &["check", "job.toml", "--learn", "--set", &warm],
         &["train", "job.toml", "--set", &warm],
     ] {
-        run.server.script(vec![Fault::Silence(Duration::from_secs(600)); 40]);
-        let before = run.server.unmet();
+        run.bucket.server.script(vec![Fault::Silence(Duration::from_secs(600)); 40]);
+        let before = run.bucket.server.unmet();
         let command = run.shell.start(line);
-        wait_until("a read hangs", || run.server.unmet() < before);
+        wait_until("a read hangs", || run.bucket.server.unmet() < before);
         if line[1] != local {
             run.assert_private_copy();
         }
@@ -226,21 +220,21 @@ fn commands_that_wait_for_a_bucket_are_interrupted_and_leave_no_copy() {
         assert!(began.elapsed() < PROMPTLY, "{line:?}: {:?}", began.elapsed());
         assert_eq!(ended.code(), 130, "{line:?}: {}", ended.stderr);
         run.assert_no_copies();
-        run.server.clear_script();
+        run.bucket.server.clear_script();
     }
 }
 
 #[test]
 fn the_copy_of_a_killed_command_is_removed_by_the_next_one() {
     let run = Run::new(&[]);
-    run.server.script(vec![Fault::Silence(Duration::from_secs(600)); 40]);
-    let before = run.server.unmet();
+    run.bucket.server.script(vec![Fault::Silence(Duration::from_secs(600)); 40]);
+    let before = run.bucket.server.unmet();
     let command = run.shell.start(&["export", ADDRESS, "-o", "model.onnx"]);
-    wait_until("a read hangs", || run.server.unmet() < before);
+    wait_until("a read hangs", || run.bucket.server.unmet() < before);
     assert!(kill(command.pid()));
     drop(command);
     run.assert_private_copy();
-    run.server.clear_script();
+    run.bucket.server.clear_script();
     succeed(&run.shell, &["export", ADDRESS, "-o", "model.onnx"]);
     run.assert_no_copies();
 }
@@ -261,21 +255,21 @@ fn what_is_wrong_with_a_checkpoint_in_a_bucket_is_said() {
     assert!(error.contains("a directory is local or in a bucket"), "{error}");
 
     // Failures that pass are not noticed.
-    run.server.script([Fault::Status(503), Fault::Reset, Fault::Status(500)]);
+    run.bucket.server.script([Fault::Status(503), Fault::Reset, Fault::Status(500)]);
     succeed(shell, &["eval", ADDRESS]);
-    assert_eq!(run.server.unmet(), 0);
+    assert_eq!(run.bucket.server.unmet(), 0);
 
     let part = format!("{OBJECTS}/{}/model.safetensors", run.step());
-    let whole = run.server.get(&part).unwrap();
+    let whole = run.bucket.server.get(&part).unwrap();
     let mut flipped = whole.to_vec();
     *flipped.last_mut().unwrap() ^= 1;
-    run.server.put(&part, flipped);
+    run.bucket.server.put(&part, flipped);
     let error = eval(ADDRESS);
     let damaged = "is damaged: model.safetensors has SHA-256";
     assert!(error.contains(damaged), "{error}");
-    run.server.remove(&part);
+    run.bucket.server.remove(&part);
     let error = eval(ADDRESS);
     assert!(error.contains("is damaged: model.safetensors is missing"), "{error}");
-    run.server.put(&part, whole);
+    run.bucket.server.put(&part, whole);
     succeed(shell, &["eval", ADDRESS]);
 }

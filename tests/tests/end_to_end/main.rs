@@ -3,6 +3,7 @@
 mod access;
 mod auto_batch;
 mod bad_input;
+mod bucket_runs;
 mod buckets;
 mod census;
 mod classes;

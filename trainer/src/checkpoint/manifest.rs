@@ -18,7 +18,10 @@ use crate::spec::{LossSpec, ModelSpec, Precision, TaskSpec, is_default};
 
 /// The newest format version that is read here. It changes when a reader that ignores unknown fields would
 /// misinterpret the checkpoint.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
+
+/// The format version of checkpoints that may have several files of tensors per role, beside the manifest.
+const DIVIDED_FORMAT: u32 = 2;
 
 /// The format version of checkpoints that have one file of tensors per role.
 const UNDIVIDED_FORMAT: u32 = 1;
@@ -34,6 +37,9 @@ pub struct Manifest {
     /// The version of Millstream that wrote it; empty for versions that did not record it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
+    /// The [term](super::store) in which the parts were written; 0 without terms.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub term: u64,
     /// The state of training.
     pub snapshot: Snapshot,
     /// The parts, in the order of writing.
@@ -132,11 +138,15 @@ pub(super) enum ManifestError {
 }
 
 impl Manifest {
-    pub(super) fn new(snapshot: Snapshot, parts: Vec<PartEntry>) -> Self {
+    pub(super) fn new(snapshot: Snapshot, parts: Vec<PartEntry>, term: u64) -> Self {
         let program = env!("CARGO_PKG_VERSION").to_owned();
         let mut files = parts.iter().filter_map(|part| TensorFileId::of_name(&part.name));
-        let format = if files.any(|file| file.count > 1) { FORMAT } else { UNDIVIDED_FORMAT };
-        let mut manifest = Self { format, program, snapshot, parts, sha256: String::new() };
+        let format = match files.any(|file| file.count > 1) {
+            _ if term > 0 => FORMAT,
+            true => DIVIDED_FORMAT,
+            false => UNDIVIDED_FORMAT,
+        };
+        let mut manifest = Self { format, program, term, snapshot, parts, sha256: String::new() };
         manifest.sha256 = hex::encode(&Sha256::digest(manifest.to_json()));
         manifest
     }
@@ -165,6 +175,16 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// The size of all parts.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+
+    /// The name of the directory of the parts in that of the checkpoint, unless they are directly in it.
+    pub fn part_directory(&self) -> Option<String> {
+        term_directory(self.term)
+    }
+
     /// The entry of part `name`.
     pub fn part(&self, name: &str) -> Option<&PartEntry> {
         self.parts.iter().find(|part| part.name == name)
@@ -188,6 +208,11 @@ impl Manifest {
             _ => hex::encode(&Sha256::digest(hashes.join("\n"))),
         })
     }
+}
+
+/// The name of the directory of the parts that were written in a term; 0 has none.
+pub(super) fn term_directory(term: u64) -> Option<String> {
+    (term > 0).then(|| format!("term-{term}"))
 }
 
 /// The hash of a document with the last occurrence of `sha256` removed.

@@ -1,4 +1,19 @@
 //! The checkpoints of one job: committing, listing and loading them, and keeping the newest.
+//!
+//! # Terms
+//!
+//! Writers on several hosts may follow each other, and an earlier one may go on for a moment after it has lost its right to
+//! write: it was suspended, or a request of it is late. So each of them has a *term*, a number that is larger than those
+//! before. The parts of a checkpoint are in a directory of the term, so no late write changes those of another writer, and the manifest of
+//! a new checkpoint replaces none:
+//!
+//! ```text
+//! step-0000000500/term-2/model.safetensors
+//!                 term-2/...
+//!                 manifest.json
+//! ```
+//!
+//! A local directory has one writer at a time, as long as it has its lock, and no terms.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,11 +24,11 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use sha2::{Digest, Sha256};
 
 use super::files::{FILE_BYTES, only_file};
-use super::manifest::{FORMAT, Manifest, ManifestError, PartEntry, Snapshot, hex};
+use super::manifest::{FORMAT, Manifest, ManifestError, PartEntry, Snapshot, hex, term_directory};
 pub use super::part::Part;
 use super::part::PartWriter;
 use super::tensors::{Element, TensorFiles};
@@ -34,6 +49,10 @@ pub struct CheckpointStore {
     prefix: Path,
     /// The local directory of `prefix`, if `objects` are local files.
     directory: Option<PathBuf>,
+    /// What precedes paths where they are shown, if `objects` are not local files.
+    root: String,
+    /// The term of this writer; 0 without terms.
+    term: u64,
     block_on: BlockOn,
     piece_bytes: usize,
     /// The size that a file of tensors should have.
@@ -62,6 +81,15 @@ pub trait OtherWriters: Send {
 
 /// The other processes that write parts of a checkpoint, and the number of the image that they find the model in.
 pub type Others<'a> = Option<(&'a mut dyn OtherWriters, u32)>;
+
+/// A checkpoint that has been committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Committed {
+    /// Its path.
+    pub path: String,
+    /// The size of its parts.
+    pub bytes: u64,
+}
 
 /// The parts of a checkpoint to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +158,14 @@ impl CheckpointStore {
     /// Checkpoints under `prefix` of `objects`. `block_on` runs the store's futures.
     pub fn new(objects: Arc<dyn ObjectStore>, prefix: Path, block_on: BlockOn) -> Self {
         let (piece_bytes, file_bytes) = (PIECE_BYTES, FILE_BYTES);
-        Self { objects, prefix, directory: None, block_on, piece_bytes, file_bytes }
+        let (directory, root, term) = (None, String::new(), 0);
+        Self { objects, prefix, directory, root, term, block_on, piece_bytes, file_bytes }
+    }
+
+    /// These checkpoints, written in `term`. Messages name objects by their paths after `root`, such as `gs://bucket/`.
+    #[must_use]
+    pub fn in_term(self, term: u64, root: String) -> Self {
+        Self { term, root, ..self }
     }
 
     /// Checkpoints in an existing local directory. Every commit is synced to disk.
@@ -176,7 +211,7 @@ impl CheckpointStore {
     pub fn path(&self, step: u64) -> String {
         match &self.directory {
             Some(directory) => directory.join(directory_name(step)).display().to_string(),
-            None => self.step_prefix(step).to_string(),
+            None => self.shown(&self.step_prefix(step)),
         }
     }
 
@@ -196,7 +231,7 @@ impl CheckpointStore {
         snapshot: Snapshot,
         parts: &[Part<'_>],
         keep: u32,
-    ) -> Result<String, CheckpointError> {
+    ) -> Result<Committed, CheckpointError> {
         check_names(parts)?;
         self.sweep()?;
         let committed = self.commit_swept(others, snapshot, parts, keep);
@@ -214,26 +249,43 @@ impl CheckpointStore {
         snapshot: Snapshot,
         parts: &[Part<'_>],
         keep: u32,
-    ) -> Result<String, CheckpointError> {
+    ) -> Result<Committed, CheckpointError> {
         let step = snapshot.step;
         let best: Vec<u64> = snapshot.standing.best().iter().map(|best| best.step).collect();
-        let entries = match self.reusable(step, parts)? {
-            Some(entries) => entries,
+        let (entries, term, mode) = match self.reusable(step, parts)? {
+            Some(Manifest { parts, term, .. }) => (parts, term, PutMode::Overwrite),
             None => {
                 self.remove(step)?;
-                match others {
+                let entries = match others {
                     None => self.write_parts(step, parts.iter())?,
                     Some(others) => self.write_with(others, step, parts)?,
-                }
+                };
+                // A local file is replaced in one operation, and no other writer has created it.
+                let mode = if self.term > 0 { PutMode::Create } else { PutMode::Overwrite };
+                (entries, self.term, mode)
             }
         };
-        let path = self.part_path(step, MANIFEST);
-        let json = Manifest::new(snapshot, entries).to_json();
-        self.wait(&path, self.objects.put(&path, json.into()))?;
+        let manifest = Manifest::new(snapshot, entries, term);
+        self.put_manifest(step, manifest.to_json(), mode)?;
         if let Err(error) = self.retain(step, keep, &best) {
             tracing::warn!(%error, "old checkpoints are not removed yet");
         }
-        Ok(self.path(step))
+        Ok(Committed { path: self.path(step), bytes: manifest.bytes() })
+    }
+
+    fn put_manifest(&self, step: u64, json: Vec<u8>, mode: PutMode) -> Result<(), CheckpointError> {
+        let path = self.part_path(step, MANIFEST);
+        let options = PutOptions { mode, ..PutOptions::default() };
+        match wait(&self.block_on, self.objects.put_opts(&path, json.clone().into(), options)) {
+            Ok(_) => Ok(()),
+            // It may be this one: a request is repeated if its response is lost.
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. })
+                if self.get(&path)?.is_some_and(|found| found == json) =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(self.failed(&path, error.into())),
+        }
     }
 
     /// Removes all checkpoints before that of `step` but the `keep - 1` newest ones and the best ones: what the commit of
@@ -290,10 +342,18 @@ impl CheckpointStore {
         let mut parts = BTreeMap::new();
         for entry in &manifest.parts {
             if extent == CheckpointScope::Full || !entry.has_tensors(TensorRole::OptimizerState) {
-                parts.insert(entry.name.clone(), self.read_part(step, entry)?);
+                parts.insert(entry.name.clone(), self.read_part(&manifest, entry)?);
             }
         }
         Ok(Checkpoint { manifest, path: self.path(step), parts })
+    }
+
+    /// Reads the file `name` of the run beside its checkpoints, if there is one.
+    ///
+    /// # Errors
+    /// When storage fails.
+    pub fn record(&self, name: &str) -> Result<Option<Bytes>, CheckpointError> {
+        self.get(&self.prefix.clone().join(name))
     }
 
     /// Reads and verifies one part of the checkpoint with this `manifest`.
@@ -303,7 +363,7 @@ impl CheckpointStore {
     pub fn part(&self, manifest: &Manifest, name: &str) -> Result<Bytes, CheckpointError> {
         let step = manifest.snapshot.step;
         let entry = manifest.part(name).ok_or_else(|| self.damaged(step, name, NOT_LISTED))?;
-        self.read_part(step, entry)
+        self.read_part(manifest, entry)
     }
 
     /// Reads and verifies the files with the tensors of `role` of the checkpoint with this `manifest`.
@@ -317,11 +377,11 @@ impl CheckpointStore {
     ) -> Result<Vec<Bytes>, CheckpointError> {
         let step = manifest.snapshot.step;
         let files = manifest.tensor_files(role).map_err(|name| self.damaged(step, &name, NOT_LISTED))?;
-        files.into_iter().map(|entry| self.read_part(step, entry)).collect()
+        files.into_iter().map(|entry| self.read_part(manifest, entry)).collect()
     }
 
-    /// The entries of `step`'s parts, if exactly `parts` exist and are intact.
-    fn reusable(&self, step: u64, parts: &[Part<'_>]) -> Result<Option<Vec<PartEntry>>, CheckpointError> {
+    /// The manifest of `step`, if exactly `parts` exist and are intact.
+    fn reusable(&self, step: u64, parts: &[Part<'_>]) -> Result<Option<Manifest>, CheckpointError> {
         let manifest = match self.manifest(step) {
             Ok(manifest) => manifest,
             Err(error @ CheckpointError::Storage { .. }) => return Err(error),
@@ -333,13 +393,13 @@ impl CheckpointStore {
             if manifest.parts.get(number) != Some(&entry) {
                 return Ok(None);
             }
-            match self.read_part(step, &entry) {
+            match self.read_part(&manifest, &entry) {
                 Ok(_) => {}
                 Err(error @ CheckpointError::Storage { .. }) => return Err(error),
                 Err(_) => return Ok(None),
             }
         }
-        Ok((manifest.parts.len() == parts.len()).then_some(manifest.parts))
+        Ok((manifest.parts.len() == parts.len()).then_some(manifest))
     }
 
     /// Writes the parts of this process while `others` write theirs; returns the entries of all.
@@ -372,14 +432,15 @@ impl CheckpointStore {
     }
 
     fn write_part(&self, step: u64, part: &Part<'_>) -> Result<PartEntry, CheckpointError> {
-        let path = self.part_path(step, &part.name);
+        let path = self.path_in_term(step, self.term, &part.name);
         let writer = PartWriter::new(&self.objects, &self.block_on, path.clone(), self.piece_bytes);
         writer.write_part(part).map_err(|source| self.failed(&path, source))
     }
 
-    fn read_part(&self, step: u64, entry: &PartEntry) -> Result<Bytes, CheckpointError> {
+    fn read_part(&self, manifest: &Manifest, entry: &PartEntry) -> Result<Bytes, CheckpointError> {
+        let step = manifest.snapshot.step;
         let damaged = |message| self.damaged(step, &entry.name, message);
-        let Some(bytes) = self.get(&self.part_path(step, &entry.name))? else {
+        let Some(bytes) = self.get(&self.path_in_term(step, manifest.term, &entry.name))? else {
             return Err(damaged("is missing".to_owned()));
         };
         if bytes.len() as u64 != entry.bytes {
@@ -468,9 +529,14 @@ impl CheckpointStore {
     fn failed(&self, path: &Path, error: io::Error) -> CheckpointError {
         let path = match &self.directory {
             Some(directory) => directory.join(path.as_ref()).display().to_string(),
-            None => path.to_string(),
+            None => self.shown(path),
         };
         CheckpointError::Storage { path, error }
+    }
+
+    /// The path of an object that is no local file, as messages show it.
+    fn shown(&self, path: &Path) -> String {
+        format!("{}{path}", self.root)
     }
 
     fn step_prefix(&self, step: u64) -> Path {
@@ -479,6 +545,14 @@ impl CheckpointStore {
 
     fn part_path(&self, step: u64, name: &str) -> Path {
         self.step_prefix(step).join(name)
+    }
+
+    /// The path of a part that was written in `term`.
+    fn path_in_term(&self, step: u64, term: u64, name: &str) -> Path {
+        match term_directory(term) {
+            Some(directory) => self.step_prefix(step).join(directory).join(name),
+            None => self.part_path(step, name),
+        }
     }
 }
 

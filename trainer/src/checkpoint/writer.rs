@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 
 use super::files::TensorFileId;
 use super::manifest::Snapshot;
-use super::store::{OtherWriters, Part};
+use super::store::{Committed, OtherWriters, Part};
 use super::tensors::{Element, ModelCopy};
 use super::{CheckpointError, CheckpointStore, PartEntry};
 
@@ -45,7 +45,7 @@ pub struct CheckpointWriter<T> {
     /// Whether the thread uses some.
     is_busy: bool,
     /// The outcome of the last write, until the caller takes it.
-    outcome: Option<Result<String, CheckpointError>>,
+    outcome: Option<Result<Committed, CheckpointError>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,7 +58,7 @@ struct Work<T> {
 /// Returns copies to the caller; the first message, before any write, has no outcome.
 struct Ended<T> {
     copies: Vec<ModelCopy<T>>,
-    outcome: Option<Result<String, CheckpointError>>,
+    outcome: Option<Result<Committed, CheckpointError>>,
 }
 
 impl<T: Element> CheckpointWriter<T> {
@@ -153,11 +153,11 @@ impl<T: Element> CheckpointWriter<T> {
         Ok(())
     }
 
-    /// The path of a checkpoint committed since the previous call.
+    /// The checkpoint committed since the previous call.
     ///
     /// # Errors
     /// When it could not be committed.
-    pub fn poll(&mut self) -> Result<Option<String>, CheckpointError> {
+    pub fn poll(&mut self) -> Result<Option<Committed>, CheckpointError> {
         self.is_idle();
         self.outcome.take().transpose()
     }
@@ -166,7 +166,7 @@ impl<T: Element> CheckpointWriter<T> {
     ///
     /// # Errors
     /// As for [`CheckpointWriter::poll`], and when the thread has ended.
-    pub fn wait(&mut self) -> Result<Option<String>, CheckpointError> {
+    pub fn wait(&mut self) -> Result<Option<Committed>, CheckpointError> {
         self.settle()?;
         self.outcome.take().transpose()
     }
@@ -241,14 +241,14 @@ fn tensor_parts<'a, T: Element>(
     files.map(part).collect()
 }
 
-/// Commits the contents of `model_copy`, of which the `others` write some; returns the checkpoint's path.
+/// Commits the contents of `model_copy`, of which the `others` write some.
 pub(crate) fn commit<T: Element>(
     store: &CheckpointStore,
     (model_copy, others): (&ModelCopy<T>, Option<&mut dyn OtherWriters>),
     snapshot: Snapshot,
     carried: &[ExtraPart],
     keep: u32,
-) -> Result<String, CheckpointError> {
+) -> Result<Committed, CheckpointError> {
     let ranks = 1 + others.as_ref().map_or(0, |others| others.count());
     let others = others.map(|others| (others, model_copy.image_number().expect("a copy in an image")));
     let mut parts = tensor_parts(store, model_copy, ranks);

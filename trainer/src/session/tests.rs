@@ -189,7 +189,7 @@ fn checkpoint<B: Backend<Scalar: Element>>(
     let mut writer =
         CheckpointWriter::spawn(store.clone(), vec![session.allocate_copy()], carried(), None).unwrap();
     writer.start_commit(KEEP, |image| session.capture(image)).unwrap();
-    let path = writer.wait().unwrap().unwrap();
+    let path = writer.wait().unwrap().unwrap().path;
     let loaded = store.load_newest(CheckpointScope::Full, OnDamage::Fail).unwrap().unwrap();
     (files_in(Path::new(&path)), loaded)
 }

@@ -3,6 +3,7 @@
 mod picture;
 
 use millstream_daemon::lineage::{self, CheckpointLineage, DataLineage, Origin, Relation, RunLineage};
+use millstream_io::storage::Stores;
 use tokio::runtime::Runtime;
 
 use crate::arguments::ShownLineage;
@@ -20,8 +21,9 @@ const TITLE: usize = 10;
 const INDENT: usize = 2;
 
 pub(crate) fn run(arguments: &ShownLineage, context: &Context) -> Result<(), Failure> {
-    let found = Runtime::new()?.block_on(target::find(&arguments.target, context))?;
-    let lineage = lineage::trace(&found.local()?)?;
+    let runtime = Runtime::new()?;
+    let found = runtime.block_on(target::find(&arguments.target, context))?;
+    let lineage = lineage::trace(&found.directory, (&Stores::default(), runtime.handle()))?;
     if let Some(path) = &arguments.svg {
         unfinished::write(path, picture::svg(&lineage).as_bytes())?;
         context.screen.note(&format!("wrote {}", path.display()));
@@ -64,7 +66,7 @@ fn heading(RunLineage { id, checkpoint, .. }: &RunLineage) -> String {
 /// The facts of a run, with their titles.
 fn facts(run: &RunLineage) -> Vec<(&'static str, String)> {
     let RunLineage { directory, checkpoint, job, train, eval, .. } = run;
-    let mut facts = vec![("directory", directory.display().to_string())];
+    let mut facts = vec![("directory", directory.to_string())];
     if let Some(CheckpointLineage { examples, written_ms, millstream, model_sha256, .. }) = checkpoint {
         let version =
             if millstream.is_empty() { String::new() } else { format!(" by Millstream {millstream}") };

@@ -56,8 +56,8 @@ pub(super) fn patterns(job: &Job) -> Vec<String> {
 
 /// The directories in which the job writes, besides those of the daemon.
 pub(super) fn directories(job: &Job, daemon: Option<&AboutReply>) -> Vec<(Use, PathBuf)> {
-    let runs = &job.checkpoint.directory;
-    let checkpoints = (!uses_shared(job, daemon)).then(|| (Use::Checkpoints, runs.clone()));
+    let runs = job.checkpoint.directory.as_local().filter(|_| !uses_shared(job, daemon));
+    let checkpoints = runs.map(|runs| (Use::Checkpoints, runs.to_owned()));
     let cache = job.data.cache.as_ref().map(|cache| (Use::Cache, cache.directory.clone()));
     checkpoints.into_iter().chain(cache).collect()
 }
@@ -65,14 +65,16 @@ pub(super) fn directories(job: &Job, daemon: Option<&AboutReply>) -> Vec<(Use, P
 /// Whether the daemon writes the job's checkpoints into its shared directory instead of the default one.
 fn uses_shared(job: &Job, daemon: Option<&AboutReply>) -> bool {
     let is_default = job.checkpoint.has_default_directory(&job.data.base);
+    let directory = job.checkpoint.directory.as_local().filter(|_| is_default);
     daemon
-        .filter(|daemon| is_default && !daemon.shared_directories.is_empty())
-        .is_some_and(|daemon| denied(daemon, |user| user.check_write(&job.checkpoint.directory)).is_some())
+        .filter(|daemon| !daemon.shared_directories.is_empty())
+        .zip(directory)
+        .is_some_and(|(daemon, directory)| denied(daemon, |user| user.check_write(directory)).is_some())
 }
 
 /// Why the daemon cannot write the job's checkpoints. In place of the default directory, it has its own.
 pub(super) fn closed_to_daemon(job: &Job, daemon: &AboutReply) -> Option<Finding> {
-    let directory = &job.checkpoint.directory;
+    let directory = job.checkpoint.directory.as_local()?;
     let is_shared = daemon.shared_directories.iter().any(|shared| directory.starts_with(shared));
     if is_shared || job.checkpoint.has_default_directory(&job.data.base) {
         return None;

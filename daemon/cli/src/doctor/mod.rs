@@ -4,6 +4,7 @@
 //! every finding is tested with made-up facts. [`report`] prints findings as they arrive. Nothing is changed on the host,
 //! and nothing that hangs (a driver, a network mount, a service) hangs the command.
 
+mod bucket;
 mod clock;
 mod cpu;
 mod daemon;
@@ -184,6 +185,10 @@ impl<'a> Diagnosis<'a> {
         }
         for (of, directory) in job::directories(&job, self.daemon.as_ref()) {
             self.check_directory((of, false), directory)?;
+        }
+        if job.checkpoint.directory.as_local().is_none() {
+            let finding = bucket::finding(&job.checkpoint.directory, &storage);
+            self.report.add([self.runtime.block_on(finding)])?;
         }
         let closed = self.daemon.as_ref().and_then(|daemon| job::closed_to_daemon(&job, daemon));
         self.report.add(closed)?;

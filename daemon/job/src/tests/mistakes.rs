@@ -252,8 +252,8 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         ),
         (
             "[model]",
-            "[tensorboard]\ndirectory = \"gs://bucket/logs\"\nevery_steps = 0\n[model]",
-            "20:13: error: event files need a local directory, found \"gs://bucket/logs\"\n\
+            "[tensorboard]\ndirectory = \"gs://bucket/logs/*\"\nevery_steps = 0\n[model]",
+            "20:13: error: gs://bucket/logs/*: has a wildcard; a directory has a name\n\
              job.toml:21:15: error: expected a whole number at least 1, found 0",
         ),
         // Not TOML.

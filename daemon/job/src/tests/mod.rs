@@ -86,7 +86,7 @@ fn overrides_replace_and_add() {
     assert_eq!((job.data.split_bytes, job.data.drop_last, job.data.deterministic), (1 << 20, true, false));
     assert_eq!(job.data.train, ["data/x-*.parquet"]);
     assert!(job.data.eval.is_empty());
-    assert_eq!(job.checkpoint.directory, Path::new("/tmp/c"));
+    assert_eq!(job.checkpoint.directory, Directory::local("/tmp/c"));
     assert_eq!(job.training.threads, Some(2));
     let ModelSpec::WideDeep(model) = &job.model else { panic!("{:?}", job.model) };
     assert_eq!(model.deep.hidden, [3, 2]);
@@ -100,7 +100,7 @@ fn a_job_is_resolved() {
     assert_eq!(warnings, []);
     assert_eq!((job.name.as_str(), job.training.seed), ("census", 7));
     assert_eq!(job.data.base, std::env::current_dir().unwrap());
-    assert_eq!(job.checkpoint.directory, job.data.base.join("checkpoints"));
+    assert_eq!(job.checkpoint.directory, Directory::local(job.data.base.join("checkpoints")));
     assert_eq!(job.data.on_bad_record, OnBadRecord::Fail);
     let names: Vec<_> = job.features.iter().map(|feature| feature.name.as_str()).collect();
     assert_eq!(names, ["age", "age_bucket", "education", "job", "both"], "in the file's order");
@@ -200,7 +200,7 @@ fn the_fingerprint_covers_the_result_only() {
 fn event_files_go_to_the_configured_directory() {
     assert_eq!(job(SOUND, &[]).tensorboard, None);
     let set = ["data.base=/jobs", "tensorboard.directory=logs", "tensorboard.histograms_every_steps=500"];
-    let directory = Path::new("/jobs/logs").to_owned();
+    let directory = Directory::local("/jobs/logs");
     let wanted = TensorBoardSpec { directory, every_steps: 100, histograms_every_steps: 500 };
     assert_eq!(job(SOUND, &set).tensorboard, Some(wanted));
 }

@@ -4,7 +4,6 @@
 //! trials and from the evaluations in their histories, so a search that is driven again after a crash continues the same
 //! way. Evaluations that a resumed trial repeats are ignored.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use tracing::Level;
 use super::Daemon;
 use crate::access::Requester;
 use crate::queue::ActiveJob;
-use crate::runs;
+use crate::runs::{self, Lease, RunDirectory};
 use crate::search::{Outcome, Search, SearchRecord, TrialJob};
 use crate::state::JobRecord;
 use crate::supervisor::{JobRecorder, StopReason};
@@ -38,8 +37,11 @@ pub(super) struct SearchThread {
 }
 
 impl SearchThread {
-    pub(super) fn run(self, mut driver: Driver, is_revived: bool) {
-        let (state, reason) = match driver.run(is_revived) {
+    pub(super) fn run(self, job: (Job, Requester), is_revived: bool) {
+        // Until the search is in the queue, and all jobs of an earlier daemon are.
+        drop(self.daemon.shared.membership());
+        let driver = Driver::new(self.daemon.clone(), self.active.clone(), job);
+        let (state, reason) = match driver.and_then(|mut driver| driver.run(is_revived)) {
             Ok(end) => end,
             Err(error) => (JobState::Failed, format!("{error:#}")),
         };
@@ -64,9 +66,12 @@ impl Drop for SearchThread {
 }
 
 /// Drives one search.
-pub(super) struct Driver {
+struct Driver {
     daemon: Daemon,
     active: ActiveJob,
+    /// The run directory of the search, and its lease in a bucket.
+    directory: RunDirectory,
+    lease: Option<Arc<Lease>>,
     job: Job,
     requester: Requester,
     search: Search,
@@ -75,6 +80,16 @@ pub(super) struct Driver {
     live: Vec<Live>,
     /// When the search's progress was last shown.
     shown: Option<Instant>,
+    /// Whether it was reported that the record cannot be written.
+    store_warned: bool,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            self.daemon.shared.runtime.block_on(lease.release());
+        }
+    }
 }
 
 /// A trial whose job has not ended.
@@ -87,32 +102,49 @@ struct Live {
 }
 
 impl Driver {
-    pub(super) fn new(daemon: Daemon, active: ActiveJob, (job, requester): (Job, Requester)) -> Result<Self> {
+    fn new(daemon: Daemon, active: ActiveJob, (job, requester): (Job, Requester)) -> Result<Self> {
         let Some(spec) = &job.search else { bail!("the job has no [search]") };
-        let record = SearchRecord::read(&active.recorder.record().directory)?;
-        let (search, jobs) = record.rebuild(spec)?;
-        Ok(Self { daemon, active, job, requester, search, jobs, live: Vec::new(), shown: None })
+        let directory = active.recorder.record().directory;
+        let directory = RunDirectory::new(directory, &daemon.storage(&job.storage));
+        let lease = Self::take_lease(&active, &directory)?;
+        let directory = directory.under_lease(lease.clone());
+        let (search, jobs) = SearchRecord::read(&directory)?.rebuild(spec)?;
+        let (live, shown, store_warned) = (Vec::new(), None, false);
+        Ok(Self { daemon, active, directory, lease, job, requester, search, jobs, live, shown, store_warned })
+    }
+
+    /// The lease of a search in a bucket, which another daemon may have.
+    fn take_lease(active: &ActiveJob, directory: &RunDirectory) -> Result<Option<Arc<Lease>>> {
+        let Some(storage) = directory.storage() else { return Ok(None) };
+        let wait = |reason: &str| active.recorder.log(Level::INFO, reason);
+        let control = Arc::clone(&active.control);
+        // Wakes the thread, which finds that it has lost the lease.
+        let lost = move |_| control.stop(StopReason::Drain);
+        let taken = Lease::take((directory.address(), &storage.stores), wait, lost);
+        let taken = storage.runtime.block_on(async {
+            tokio::select! {
+                taken = taken => taken,
+                () = active.control.stopped() => bail!("stopped while another daemon had the search"),
+            }
+        });
+        Ok(Some(Arc::new(taken?)))
     }
 
     fn recorder(&self) -> &Arc<JobRecorder> {
         &self.active.recorder
     }
 
-    /// The run directory of the search.
-    fn directory(&self) -> PathBuf {
-        self.recorder().record().directory
-    }
-
     /// Runs the search until it is over or stopped. Returns its state and the reason.
     fn run(&mut self, is_revived: bool) -> Result<(JobState, String)> {
-        // Until the search is in the queue, and all jobs of an earlier daemon are.
-        drop(self.daemon.shared.membership());
         self.recorder().enter(JobState::Running, "");
         // A search does nothing that could end the daemon; its trials are counted themselves.
         self.recorder().update(|record| record.daemon_deaths = 0);
         self.store()?;
         self.take_up_all(is_revived)?;
         loop {
+            if let Some(reason) = self.lease.as_ref().and_then(|lease| lease.lost()) {
+                bail!("{reason}");
+            }
             if let Some(why) = self.active.control.stop_requested() {
                 return self.stop(why);
             }
@@ -134,7 +166,7 @@ impl Driver {
                 self.take_up(number, is_revived)?;
             } else if outcome == Some(Outcome::Stopped)
                 && let Some(id) = self.jobs[number].id.clone()
-                && let Some(record) = self.daemon.trial_now(&id, &self.directory())?
+                && let Some(record) = self.daemon.trial_now(&id, self.directory.address())?
                 && !record.state.is_final()
             {
                 // The daemon died between the decision and the end of the job.
@@ -151,7 +183,7 @@ impl Driver {
             self.jobs[number].id = self.daemon.unrecorded_trial(&self.recorder().record(), &name)?;
         }
         let Some(id) = self.jobs[number].id.clone() else { return self.submit(number, None) };
-        match self.daemon.trial_now(&id, &self.directory())? {
+        match self.daemon.trial_now(&id, self.directory.address())? {
             Some(record) => {
                 let is_stopped = record.state == JobState::Cancelled || record.state.awaits_user();
                 if is_revived && is_stopped {
@@ -161,9 +193,9 @@ impl Driver {
             }
             None => {
                 // The process that had its record has ended.
-                let directory = self.directory().join(&id);
-                let run = directory.is_dir().then_some(runs::Run { id, directory });
-                self.submit(number, run)
+                let directory = self.directory.join(&id);
+                let exists = directory.has(runs::JOB)?;
+                self.submit(number, exists.then_some(runs::Run { id, directory }))
             }
         }
     }
@@ -373,7 +405,7 @@ impl Driver {
         self.shown = Some(Instant::now());
         let best = self.search.best().and_then(|best| self.jobs[best].id.clone());
         let eval = best
-            .and_then(|id| self.daemon.trial_now(&id, &self.directory()).ok().flatten())
+            .and_then(|id| self.daemon.trial_now(&id, self.directory.address()).ok().flatten())
             .map(|record| record.eval);
         let progress = JobProgress {
             step: self.jobs.iter().map(|job| job.steps).sum(),
@@ -403,7 +435,19 @@ impl Driver {
         format!("{ended} of {all} have ended, {early} of them early{}", best.unwrap_or_default())
     }
 
-    fn store(&self) -> Result<()> {
-        SearchRecord::write(&self.directory(), &self.search, &self.jobs)
+    /// Writes the record. If storage fails, a search in a bucket goes on, and writes it when the next trial has news.
+    fn store(&mut self) -> Result<()> {
+        let written = SearchRecord::write(&self.directory, &self.search, &self.jobs);
+        let Err(error) = written else {
+            self.store_warned = false;
+            return Ok(());
+        };
+        if self.lease.as_ref().is_none_or(|lease| lease.lost().is_some()) {
+            return Err(error);
+        }
+        if !std::mem::replace(&mut self.store_warned, true) {
+            self.recorder().log(Level::WARN, &format!("the search is not recorded yet: {error:#}"));
+        }
+        Ok(())
     }
 }

@@ -9,22 +9,26 @@
 
 mod driver;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::PoisonError;
 
 use anyhow::{Context, Result, bail};
 use millstream_control::proto::JobState;
+use millstream_io::storage::Directory;
 use millstream_job::{Job, ParameterValue, SearchSpec, Warning};
 
-use self::driver::{Driver, SearchThread};
+use self::driver::SearchThread;
 use super::Daemon;
 use super::admission::{check_files, directory_setting};
 use crate::access::Requester;
+use crate::objects::is_plain_name;
 use crate::queue::{ActiveJob, Jobs};
-use crate::search::{Outcome, Search, SearchRecord, TrialJob, of_trial};
+use crate::runs::RunDirectory;
+use crate::search::{Outcome, Search, SearchRecord, TrialJob};
 use crate::state::{JobRecord, JobSource};
 use crate::supervisor::Control;
 use crate::traces::Entry;
+use crate::turns::Answers;
 use crate::{own_access, runs};
 
 /// The maximum number of searches that have not ended. Each has a thread.
@@ -71,19 +75,59 @@ impl Daemon {
     ///
     /// # Errors
     /// When there is no such search.
-    pub(crate) fn trials(&self, id: &str, with_best_job: bool) -> Result<Trials> {
-        let mut record = self.show(id)?;
-        if let Some(directory) = of_trial(&record.directory)
-            && let Some(id) = directory.file_name().and_then(|name| name.to_str())
-        {
-            record = self.show(id)?;
+    pub(crate) async fn trials(&self, answers: &Answers, id: String, with_best_job: bool) -> Result<Trials> {
+        let (record, job) = self.in_turn(answers, move |daemon| daemon.search_of(&id)).await?;
+        if record.directory.as_local().is_some() {
+            let trials = move |daemon: &Self| {
+                let directory = daemon.run_directory(&record)?;
+                daemon.trials_in(&directory, record, &job, with_best_job)
+            };
+            return self.in_turn(answers, trials).await;
         }
-        let source = self.shared.store.source(&record.id)?;
-        let (job, _) = Job::parse(&source.text, &source.path, &[])?;
-        let Some(spec) = &job.search else {
-            bail!("job {} is not a search: its job file has no [search]", record.id);
+        let daemon = self.clone();
+        self.look_into_bucket(&job.storage.clone(), move |storage| {
+            let directory = RunDirectory::new(record.directory.clone(), storage);
+            daemon.trials_in(&directory, record, &job, with_best_job)
+        })
+        .await
+    }
+
+    /// The job of a search and its job file: that of `id`, or of which it is a trial.
+    fn search_of(&self, id: &str) -> Result<(JobRecord, Job)> {
+        let parse = |record: &JobRecord| -> Result<Job> {
+            let source = self.shared.store.source(&record.id)?;
+            Ok(Job::parse(&source.text, &source.path, &[])?.0)
         };
-        let (search, jobs) = SearchRecord::read(&record.directory)?.rebuild(spec)?;
+        let record = self.show(id)?;
+        let job = parse(&record)?;
+        if job.search.is_some() {
+            return Ok((record, job));
+        }
+        // A trial's run directory is in that of its search.
+        let parent = record.directory.parent();
+        let search = parent.as_ref().and_then(|parent| {
+            let search = self.shared.store.job(parent.name()?).ok()??;
+            (search.directory == *parent).then_some(search)
+        });
+        if let Some(search) = search {
+            let job = parse(&search)?;
+            if job.search.is_some() {
+                return Ok((self.show(&search.id)?, job));
+            }
+        }
+        bail!("job {} is not a search: its job file has no [search]", record.id)
+    }
+
+    /// The trials of the search `record` with this `job`, of which the run directory is given.
+    fn trials_in(
+        &self,
+        directory: &RunDirectory,
+        record: JobRecord,
+        job: &Job,
+        with_best_job: bool,
+    ) -> Result<Trials> {
+        let spec = job.search.as_ref().context("the job is not a search")?;
+        let (search, jobs) = SearchRecord::read(directory)?.rebuild(spec)?;
         let best = search.best();
         let best_job = best.filter(|_| with_best_job).map(|best| {
             let name = spec.trial_name(&job.name, best as u32);
@@ -130,17 +174,14 @@ impl Daemon {
 
     /// The record of a trial's job, if it exists. Whoever may write the run directory of a search can change its record, so
     /// it must not name other jobs.
-    fn trial_now(&self, id: &str, search: &Path) -> Result<Option<JobRecord>> {
+    fn trial_now(&self, id: &str, search: &Directory) -> Result<Option<JobRecord>> {
         let record = match self.shared.active(id) {
             Some(active) => Some(active.recorder.record()),
             None => self.shared.store.job(id)?,
         };
-        let is_foreign = |job: &JobRecord| job.directory.parent() != Some(search);
-        if record.as_ref().is_some_and(is_foreign) || id.contains('/') {
-            bail!(
-                "{} names `{id}`, which is not a trial of this search",
-                search.join(runs::SEARCH).display()
-            );
+        let is_foreign = |job: &JobRecord| job.directory.parent().as_ref() != Some(search);
+        if record.as_ref().is_some_and(is_foreign) || !is_plain_name(id) {
+            bail!("{} names `{id}`, which is not a trial of this search", search.join(runs::SEARCH));
         }
         Ok(record)
     }
@@ -154,6 +195,10 @@ impl Daemon {
         entry: Entry,
         check: impl FnOnce(&Self, &Jobs) -> Result<()>,
     ) -> Result<()> {
+        if let (Some(spec), Some(path)) = (&job.search, record.directory.as_local()) {
+            // That of a search in a bucket is read by its thread, because storage may be slow.
+            SearchRecord::read(&RunDirectory::local(path))?.rebuild(spec)?;
+        }
         let (control, _) = Control::new();
         let is_revived = entry != Entry::Restarted;
         let id = record.id.clone();
@@ -172,11 +217,10 @@ impl Daemon {
         jobs.unstored.retain(|ended| ended.recorder.id() != id);
         self.shared.outcomes.released(&id);
         let thread = SearchThread { daemon: self.clone(), active: active.clone() };
-        let driver = Driver::new(self.clone(), active.clone(), (job, requester))?;
         // The thread's first access to `jobs` waits until this lock is released.
         self.shared
             .launcher
-            .spawn(format!("search {id}"), move || thread.run(driver, is_revived))
+            .spawn(format!("search {id}"), move || thread.run((job, requester), is_revived))
             .context("cannot start the thread of the search")?;
         active.recorder.accepted(entry);
         jobs.searches.push(active);
@@ -201,7 +245,8 @@ impl Daemon {
         check_files(&Job { checkpoint: search.checkpoint.clone(), ..job.clone() }, requester)?;
         own_access::check_data(&job.data)?;
         let is_new = run.is_none();
-        let run = run.map_or_else(|| runs::new(&job), Ok)?;
+        let storage = self.storage(&job.storage);
+        let run = run.map_or_else(|| runs::new(&job, &storage), Ok)?;
         let directory = run.directory.clone();
         let source = JobSource { text: job.text.clone(), path, requester: requester.clone() };
         let notes: Vec<String> = warnings.iter().map(Warning::to_string).collect();
@@ -217,13 +262,18 @@ impl Daemon {
     /// The job that was submitted for a trial without the search having recorded it.
     fn unrecorded_trial(&self, search: &JobRecord, name: &str) -> Result<Option<String>> {
         let (jobs, _) = self.shared.store.jobs(&crate::state::JobFilter::default())?;
-        let is_it = |job: &&JobRecord| job.name == name && job.directory.parent() == Some(&search.directory);
+        let is_it =
+            |job: &&JobRecord| job.name == name && job.directory.parent().as_ref() == Some(&search.directory);
         Ok(jobs.iter().find(is_it).map(|job| job.id.clone()))
     }
 
-    /// Cancels the trials of a search that are paused or held; they have no thread.
+    /// Cancels the trials of a search that are paused or held; they have no thread. Other jobs have none.
     pub(super) fn cancel_stopped_trials(&self, search: &JobRecord) -> Result<()> {
-        for trial in SearchRecord::read(&search.directory)?.trials {
+        let source = self.shared.store.source(&search.id)?;
+        if Job::parse(&source.text, &source.path, &[])?.0.search.is_none() {
+            return Ok(());
+        }
+        for trial in SearchRecord::read(&self.run_directory(search)?)?.trials {
             let Some(id) = trial.job.id.filter(|_| trial.trial.outcome.is_none()) else { continue };
             if self.trial_now(&id, &search.directory)?.is_some() {
                 self.cancel_stopped(&id)?;

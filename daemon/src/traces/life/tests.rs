@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use millstream_io::storage::Directory;
+
 use super::*;
 use crate::actor::{Action, Actor};
 use crate::state::Owner;
@@ -12,7 +14,7 @@ struct Story {
 }
 
 fn record() -> JobRecord {
-    let mut record = JobRecord::new("census-k3f9q2", "census", "/runs/census-k3f9q2".into());
+    let mut record = JobRecord::new("census-k3f9q2", "census", Directory::local("/runs/census-k3f9q2"));
     record.owner = Some(Owner { uid: 1001, name: Some("ann".into()) });
     record.created_ms = 500;
     record
@@ -212,7 +214,7 @@ fn a_trial_links_to_its_search() {
     let search = directory.path().join("census-search-b");
     std::fs::create_dir(&search).unwrap();
     std::fs::write(search.join(crate::runs::SEARCH), "{}").unwrap();
-    let trial = JobRecord { directory: search.join("census-3-a"), ..record() };
+    let trial = JobRecord { directory: Directory::local(search.join("census-3-a")), ..record() };
     life.record(JobEvent::Accepted(Entry::Submitted, &trial), at(1));
     life.leave(at(2));
     let spans: Vec<_> = life.take_ended().collect();

@@ -20,6 +20,9 @@ use crc_fast::{CrcAlgorithm, checksum};
 use prost::Message;
 
 use super::event::{Event, EventData, FILE_VERSION};
+use super::objects::{self, ObjectFile};
+use crate::objects::ObjectClient;
+use crate::protocol::Place;
 
 /// Interval between writes; records are buffered in between.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,30 +38,46 @@ pub(super) fn since_epoch() -> Duration {
 /// An event file being written.
 pub(super) struct EventFile {
     path: PathBuf,
-    file: File,
+    output: Output,
     /// Whether it is the first file of its run.
     is_first: bool,
-    /// Bytes of complete records written.
-    length: u64,
     /// Buffered records.
     pending: Vec<u8>,
     flushed: Instant,
 }
 
+/// Where records are written.
+enum Output {
+    /// A local file, and the bytes of complete records in it.
+    File(File, u64),
+    /// Objects in a bucket.
+    Objects(ObjectFile),
+}
+
 impl EventFile {
-    /// Creates a file in `directory` that sorts after all existing ones.
-    pub(super) fn create(directory: &Path) -> io::Result<Self> {
-        fs::create_dir_all(directory)?;
-        let newest = newest(directory)?;
+    /// Creates a file in `place` that sorts after all existing ones. `objects` are those of a place in a bucket.
+    pub(super) fn create(place: &Place, objects: Option<ObjectClient>) -> io::Result<Self> {
+        let directory = place.shown();
+        let names = match &objects {
+            Some(objects) => objects::names(objects)?,
+            None => {
+                fs::create_dir_all(directory)?;
+                let files = fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>()?;
+                files.iter().filter_map(|file| file.file_name().into_string().ok()).collect()
+            }
+        };
+        let newest = newest(&names);
         let time = newest.map_or(0, |time| time.saturating_add(1)).max(since_epoch().as_secs());
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
-        let path = directory.join(format!("{PREFIX}{time:010}.{host}.{}", std::process::id()));
-        let file = OpenOptions::new().append(true).create_new(true).open(&path)?;
-        let (is_first, flushed) = (newest.is_none(), Instant::now());
-        let mut file = Self { path, file, is_first, length: 0, pending: Vec::new(), flushed };
-        file.append(0, EventData::FileVersion(FILE_VERSION.to_owned()))?;
-        Ok(file)
+        let name = format!("{PREFIX}{time:010}.{host}.{}", std::process::id());
+        let path = directory.join(&name);
+        let output = match objects {
+            Some(objects) => Output::Objects(ObjectFile::create(objects, name)?),
+            None => Output::File(OpenOptions::new().append(true).create_new(true).open(&path)?, 0),
+        };
+        let (is_first, pending, flushed) = (newest.is_none(), header(), Instant::now());
+        Ok(Self { path, output, is_first, pending, flushed })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -76,41 +95,64 @@ impl EventFile {
     /// When buffered records cannot be written. They are dropped, and the file is truncated to its last
     /// complete record.
     pub(super) fn append(&mut self, step: u64, data: EventData) -> io::Result<()> {
-        let wall_time = since_epoch().as_secs_f64();
-        let event = Event { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), data: Some(data) };
-        frame(&event.encode_to_vec(), &mut self.pending);
+        add_event(step, data, &mut self.pending);
         if self.flushed.elapsed() >= FLUSH_INTERVAL { self.flush() } else { Ok(()) }
     }
 
-    /// Writes buffered records. They then survive this process, but not necessarily a power failure.
+    /// Writes buffered records. They then survive this process, but not necessarily a power failure; in a bucket, they appear
+    /// later.
     ///
     /// # Errors
     /// As for [`EventFile::append`].
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.flushed = Instant::now();
-        let written = self.file.write_all(&self.pending);
-        match &written {
-            Ok(()) => self.length += self.pending.len() as u64,
-            // Nothing after a partial record would be read. Truncating it needs no disk space.
-            Err(_) => drop(self.file.set_len(self.length)),
-        }
+        let written = match &mut self.output {
+            Output::File(file, length) => {
+                let written = file.write_all(&self.pending);
+                match &written {
+                    Ok(()) => *length += self.pending.len() as u64,
+                    // Nothing after a partial record would be read. Truncating it needs no disk space.
+                    Err(_) => drop(file.set_len(*length)),
+                }
+                written
+            }
+            Output::Objects(objects) => objects.append(&self.pending, &header()),
+        };
         self.pending.clear();
         written
     }
+
+    /// Writes buffered records, also to a bucket. No event follows.
+    ///
+    /// # Errors
+    /// As for [`EventFile::append`], and when storage is too slow.
+    pub(super) fn end(&mut self) -> io::Result<()> {
+        self.flush()?;
+        match &self.output {
+            Output::File(..) => Ok(()),
+            Output::Objects(objects) => objects.end(),
+        }
+    }
 }
 
-/// The latest timestamp in the names of event files in `directory`.
-fn newest(directory: &Path) -> io::Result<Option<u64>> {
-    let mut newest = None;
-    for entry in fs::read_dir(directory)? {
-        let name = entry?.file_name();
-        let time = name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|rest| {
-            let (time, _) = rest.split_once('.')?;
-            time.parse().ok()
-        });
-        newest = newest.max(time);
-    }
-    Ok(newest)
+/// The record that a file begins with.
+fn header() -> Vec<u8> {
+    let mut header = Vec::new();
+    add_event(0, EventData::FileVersion(FILE_VERSION.to_owned()), &mut header);
+    header
+}
+
+/// Appends the record of an event now.
+fn add_event(step: u64, data: EventData, records: &mut Vec<u8>) {
+    let wall_time = since_epoch().as_secs_f64();
+    let event = Event { wall_time, step: i64::try_from(step).unwrap_or(i64::MAX), data: Some(data) };
+    frame(&event.encode_to_vec(), records);
+}
+
+/// The latest timestamp in these names of event files.
+fn newest(names: &[String]) -> Option<u64> {
+    let time = |name: &String| name.strip_prefix(PREFIX)?.split_once('.')?.0.parse().ok();
+    names.iter().filter_map(time).max()
 }
 
 fn frame(message: &[u8], out: &mut Vec<u8>) {
@@ -163,11 +205,12 @@ pub(super) mod tests {
     fn a_new_file_sorts_last_even_if_the_clock_went_backwards() {
         let directory = tempfile::tempdir().unwrap();
         let runs = directory.path().join("a/b");
-        let first = EventFile::create(&runs).unwrap();
-        let second = EventFile::create(&runs).unwrap();
+        let place = Place::Local(runs.clone());
+        let create = || EventFile::create(&place, None).unwrap();
+        let (first, second) = (create(), create());
         fs::write(runs.join("events.out.tfevents.4000000000.elsewhere.1"), "").unwrap();
         fs::write(runs.join("events.out.tfevents.notatime"), "").unwrap();
-        let third = EventFile::create(&runs).unwrap();
+        let third = create();
         let name = |file: &EventFile| file.path().file_name().unwrap().to_owned();
         assert!(name(&first) < name(&second) && name(&second) < name(&third));
         assert!(name(&third).to_str().unwrap().starts_with("events.out.tfevents.4000000001."));
@@ -176,14 +219,16 @@ pub(super) mod tests {
     #[test]
     fn failed_writes_leave_complete_records_only() {
         let directory = tempfile::tempdir().unwrap();
-        let mut file = EventFile::create(directory.path()).unwrap();
+        let mut file = EventFile::create(&Place::Local(directory.path().to_owned()), None).unwrap();
         file.flush().unwrap();
-        let whole = file.file.try_clone().unwrap();
         // A file that cannot be written, like one on a full disk.
-        file.file = File::open(file.path()).unwrap();
+        let closed = File::open(file.path()).unwrap();
+        let Output::File(written, _) = &mut file.output else { panic!() };
+        let whole = std::mem::replace(written, closed);
         file.append(1, EventData::FileVersion("lost".into())).unwrap();
         assert!(file.flush().is_err());
-        file.file = whole;
+        let Output::File(written, _) = &mut file.output else { panic!() };
+        *written = whole;
         file.append(2, EventData::FileVersion("kept".into())).unwrap();
         file.flush().unwrap();
         let steps: Vec<_> = read(file.path()).iter().map(|event| event.step).collect();

@@ -11,10 +11,11 @@
 mod event;
 mod file;
 mod histogram;
+mod objects;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use millstream_backend::collective::UseOfTime;
@@ -23,6 +24,8 @@ use millstream_trainer::metrics::Metrics;
 use millstream_trainer::model::LossScale;
 use serde::{Deserialize, Serialize};
 
+use crate::objects::ObjectClient;
+use crate::protocol::Place;
 use event::{EventData, SessionLog, SessionStatus, Summary, Value};
 use file::{EventFile, since_epoch};
 
@@ -33,7 +36,7 @@ const MAX_JOB_CHARACTERS: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventSpec {
     /// The run's event directory.
-    pub directory: PathBuf,
+    pub place: Place,
     /// Steps between points of the training curves.
     pub every_steps: u64,
     /// Steps between histograms; 0 for none.
@@ -67,9 +70,13 @@ pub(super) struct Meter {
 
 impl EventWriter {
     /// Creates a file for a worker that resumes after step `restored`, or starts from scratch. `job` is the
-    /// job file's text.
-    pub(super) fn begin(spec: EventSpec, restored: Option<u64>, job: &str) -> io::Result<Self> {
-        let (file, meter) = (EventFile::create(&spec.directory)?, Meter::default());
+    /// job file's text; `objects` are those of a directory in a bucket.
+    pub(super) fn begin(
+        (spec, objects): (EventSpec, Option<ObjectClient>),
+        restored: Option<u64>,
+        job: &str,
+    ) -> io::Result<Self> {
+        let (file, meter) = (EventFile::create(&spec.place, objects)?, Meter::default());
         let (times, times_before) = (Vec::new(), Vec::new());
         let mut writer = Self { file, spec, meter, loss_scale: None, times, times_before };
         // Earlier events from this step on are invalid.
@@ -143,12 +150,12 @@ impl EventWriter {
         self.file.flush()
     }
 
-    /// Adds a point for the steps since the last one, if any, and flushes.
+    /// Adds a point for the steps since the last one, if any, and writes everything.
     pub(super) fn end(&mut self, step: u64) -> io::Result<()> {
         if self.meter.steps > 0 {
             self.point(step)?;
         }
-        self.file.flush()
+        self.file.end()
     }
 
     fn point(&mut self, step: u64) -> io::Result<()> {
@@ -203,7 +210,7 @@ mod tests {
 
     fn spec(directory: &Path) -> EventSpec {
         EventSpec {
-            directory: directory.join("run"),
+            place: Place::Local(directory.join("run")),
             every_steps: 2,
             histograms_every_steps: 3,
             hyper_parameters: BTreeMap::from([("data.epochs".to_owned(), 3.into())]),
@@ -226,7 +233,7 @@ mod tests {
     #[test]
     fn points_are_means_over_the_steps_since_the_last() {
         let directory = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
+        let mut writer = EventWriter::begin((spec(directory.path()), None), None, "name = \"a\"").unwrap();
         for (step, loss) in [(1, 0.5), (2, 0.25), (3, 2.0)] {
             let meter = writer.meter();
             meter.steps += 1;
@@ -267,7 +274,7 @@ mod tests {
     #[test]
     fn the_share_of_time_in_exchanges_is_a_curve_for_each_worker() {
         let directory = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::begin(spec(directory.path()), None, "").unwrap();
+        let mut writer = EventWriter::begin((spec(directory.path()), None), None, "").unwrap();
         for (step, times) in [(1, [250, 100]), (2, [750, 1_000]), (3, [900, 1_500]), (4, [900, 9_000])] {
             *writer.meter() = Meter { steps: 1, ..Meter::default() };
             let of_rank = |milliseconds| UseOfTime {
@@ -299,7 +306,7 @@ mod tests {
     #[test]
     fn the_loss_scale_is_a_curve() {
         let directory = tempfile::tempdir().unwrap();
-        let mut writer = EventWriter::begin(spec(directory.path()), None, "name = \"a\"").unwrap();
+        let mut writer = EventWriter::begin((spec(directory.path()), None), None, "name = \"a\"").unwrap();
         let loss = LossSum { loss: 5.0, weight: 10.0 };
         *writer.meter() = Meter { steps: 1, examples: 10, loss, ..Meter::default() };
         writer.set_loss_scale(LossScale { scale: 32768.0, good_steps: 4, skipped_steps: 1 });
@@ -313,7 +320,7 @@ mod tests {
     fn a_file_starts_with_the_step_it_is_valid_from() {
         let directory = tempfile::tempdir().unwrap();
         for (restored, first) in [(None, 0), (Some(40), 41)] {
-            let writer = EventWriter::begin(spec(directory.path()), restored, "").unwrap();
+            let writer = EventWriter::begin((spec(directory.path()), None), restored, "").unwrap();
             let events = file::tests::read(writer.path());
             assert_eq!(events[0].data, Some(EventData::FileVersion("brain.Event:2".into())));
             assert_eq!(events[1].step, first);

@@ -138,7 +138,7 @@ fn commit_snapshot(
 ) -> Result<String, CheckpointError> {
     let content = content(snapshot.step, salt);
     let part = |(name, bytes): (&'static str, Vec<u8>)| Part::new(name, move |out| out.write_all(&bytes));
-    store.commit(None, snapshot, &content.map(part), keep)
+    Ok(store.commit(None, snapshot, &content.map(part), keep)?.path)
 }
 
 /// Stores on every kind of storage, with pieces so small that parts have several.
@@ -193,6 +193,52 @@ fn a_committed_checkpoint_is_loaded() {
         let absent = store.load(501, CheckpointScope::Full).unwrap_err();
         assert!(matches!(absent, CheckpointError::Absent { .. }), "{absent}");
     }
+}
+
+/// An earlier writer was suspended at some point, and continues when a later one has committed the same step.
+#[test]
+fn a_late_write_of_an_earlier_term_changes_no_checkpoint_of_a_later_one() {
+    let store = in_memory();
+    let [earlier, later] = [1, 2].map(|term| store.clone().in_term(term, "gs://bucket/".to_owned()));
+    let before = commit(&earlier, 4, 1, 3).unwrap();
+    assert_eq!(before, "gs://bucket/jobs/census-1/step-0000000004");
+    assert!(dump(&store).contains_key("jobs/census-1/step-0000000004/term-1/model.safetensors"));
+    assert_holds(&later.load(4, CheckpointScope::Full).unwrap(), 1);
+
+    let part = Part::new(MODEL_PART, |out| out.write_all(b"of the earlier"));
+    let late_parts = earlier.write_parts(5, [&part].into_iter()).unwrap();
+    commit(&later, 5, 2, 3).unwrap();
+    earlier.write_parts(5, [&part].into_iter()).unwrap();
+    let manifest = Manifest::new(snapshot(5), late_parts, 1).to_json();
+    let error = earlier.put_manifest(5, manifest, PutMode::Create).unwrap_err();
+    assert!(matches!(error, CheckpointError::Storage { .. }), "{error}");
+    assert_holds(&later.load(5, CheckpointScope::Full).unwrap(), 2);
+    // The next commit of the step removes what was late.
+    commit(&later, 5, 3, 3).unwrap();
+    assert!(!dump(&store).keys().any(|path| path.contains("step-0000000005/term-1/")));
+    assert_holds(&later.load(5, CheckpointScope::Full).unwrap(), 3);
+}
+
+/// The response to the first request was lost, so it is repeated.
+#[test]
+fn a_manifest_that_is_already_there_is_committed() {
+    let store = in_memory().in_term(1, String::new());
+    commit(&store, 4, 1, 3).unwrap();
+    let json = store.get(&store.part_path(4, MANIFEST)).unwrap().unwrap();
+    store.put_manifest(4, json.to_vec(), PutMode::Create).unwrap();
+    assert!(store.put_manifest(4, b"another".to_vec(), PutMode::Create).is_err());
+}
+
+#[test]
+fn a_step_that_is_committed_again_keeps_parts_of_an_earlier_term() {
+    let store = in_memory();
+    let [earlier, later] = [1, 2].map(|term| store.clone().in_term(term, String::new()));
+    commit(&earlier, 4, 1, 3).unwrap();
+    let evaluated = Snapshot { eval_step: Some(4), ..snapshot(4) };
+    commit_snapshot(&later, evaluated.clone(), 1, 3).unwrap();
+    let checkpoint = later.load(4, CheckpointScope::Full).unwrap();
+    assert_eq!((checkpoint.manifest.snapshot.clone(), checkpoint.manifest.term), (evaluated, 1));
+    assert_holds(&checkpoint, 1);
 }
 
 #[test]
@@ -367,9 +413,9 @@ fn a_manifest_moved_to_another_step_is_damage() {
 #[test]
 fn a_later_format_is_refused_by_its_number() {
     let store = in_memory();
-    put(&store, &store.part_path(1, MANIFEST), br#"{"format": 3, "tensors": "elsewhere"}"#);
+    put(&store, &store.part_path(1, MANIFEST), br#"{"format": 4, "tensors": "elsewhere"}"#);
     let error = store.load_newest(CheckpointScope::Full, OnDamage::FallBack).unwrap_err();
-    assert!(matches!(error, CheckpointError::Format { found: 3, known: 2, .. }), "{error}");
+    assert!(matches!(error, CheckpointError::Format { found: 4, known: 3, .. }), "{error}");
 }
 
 /// A manifest's text with a recomputed hash.

@@ -59,7 +59,7 @@ fn a_checkpoint_contains_the_step_at_which_it_started() {
     assert!(!writer.is_idle());
     assert_eq!(writer.poll().unwrap(), None);
     gate.open();
-    let path = writer.wait().unwrap().unwrap();
+    let path = writer.wait().unwrap().unwrap().path;
     assert!(path.ends_with("step-0000000003"), "{path}");
     assert!(writer.is_idle());
     assert_eq!(writer.poll().unwrap(), None, "it is returned once");

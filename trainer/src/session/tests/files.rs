@@ -63,7 +63,7 @@ fn commit_with(
     let others = (ranks > 1).then(|| -> Box<dyn OtherWriters> { Box::new(others) });
     let mut writer = CheckpointWriter::spawn(store.clone(), vec![copy], carried(), others).unwrap();
     writer.start_commit::<SessionError>(KEEP, |image| session.capture(image)).unwrap();
-    writer.wait().map(|path| files_in(Path::new(&path.unwrap())))
+    writer.wait().map(|committed| files_in(Path::new(&committed.unwrap().path)))
 }
 
 fn store_of_files(directory: &Path, file_bytes: usize) -> CheckpointStore {

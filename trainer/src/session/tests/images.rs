@@ -122,7 +122,7 @@ fn each_copy_replaces_the_older_image_that_is_not_being_written() {
     capture(&mut session, &mut writer, 7);
     assert_eq!(steps(), [Some(5), Some(3)]);
     gate.open();
-    assert!(writer.wait().unwrap().unwrap().ends_with("step-0000000003"));
+    assert!(writer.wait().unwrap().unwrap().path.ends_with("step-0000000003"));
     capture(&mut session, &mut writer, 8);
     assert_eq!(steps(), [Some(5), Some(6)]);
 }

@@ -116,6 +116,8 @@ fn arrow(picture: &mut Picture, lane: f64, left: f64, [from, to]: [f64; 2]) {
 mod tests {
     use millstream_daemon::lineage::{JobLineage, Relation};
 
+    use millstream_io::storage::Directory;
+
     use super::*;
 
     fn run(id: &str, origins: Vec<Origin>) -> RunLineage {
@@ -126,7 +128,7 @@ mod tests {
             features_fingerprint: "e".repeat(64),
             features: 2,
         };
-        let directory = format!("/runs/{id}").into();
+        let directory = Directory::local(format!("/runs/{id}"));
         RunLineage { id: id.into(), directory, checkpoint: None, job, train: None, eval: None, origins }
     }
 
