@@ -8,6 +8,7 @@
 mod about;
 mod admission;
 mod audit;
+mod buckets;
 mod ownership;
 mod removal;
 mod searches;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::{Directory, StorageSpec, Stores};
-use millstream_job::{Job, JobError};
+use millstream_job::JobError;
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
@@ -41,7 +42,7 @@ use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
 use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
-use crate::runs::{RunDirectory, Storage};
+use crate::runs::{self, RunDirectory, Storage};
 use crate::scheduler::UserId;
 use crate::scoring::{self, CancelOnDrop, Scorer};
 use crate::state::{History, JobFilter, JobRecord, LogRecord, OpenState, Owner, Store, StoreError, now_ms};
@@ -69,12 +70,8 @@ const MAX_SUBMISSIONS: usize = 2;
 const SUBMISSION_REST_FACTOR: u32 = 19;
 const MAX_SUBMISSION_REST: Duration = Duration::from_secs(2);
 
-/// How long a submission may take, which may list data and runs in a bucket.
-const SUBMISSION_TIMEOUT: Duration = Duration::from_secs(180);
-
-/// The maximum number of requests that look into a bucket at a time, and how long each may take.
-const MAX_LOOKS: usize = 4;
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a submission may read buckets, which have all runs of its job.
+const SUBMISSION_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A running daemon.
 #[derive(Clone)]
@@ -176,7 +173,7 @@ impl Daemon {
             jobs: Mutex::new(Jobs::new(capacity)),
             thread_ended: Condvar::new(),
             submissions: Arc::new(Semaphore::new(MAX_SUBMISSIONS)),
-            looks: Arc::new(Semaphore::new(MAX_LOOKS)),
+            looks: Arc::new(Semaphore::new(buckets::MAX_LOOKS)),
             membership: Mutex::default(),
             began: Instant::now(),
             running: watch::Sender::new(0),
@@ -224,7 +221,16 @@ impl Daemon {
     /// When there is no such job, it has not ended or has succeeded, or its run directory is gone.
     pub async fn resume(&self, id: &str) -> Result<JobRecord> {
         let id = id.to_owned();
-        self.blocking(move |daemon| daemon.resume_now(&id)).await
+        let record = self.blocking(move |daemon| Ok::<_, anyhow::Error>(daemon.show(&id)?)).await?;
+        if record.directory.as_local().is_none() {
+            let (id, directory) = (record.id.clone(), record.directory.clone());
+            let job = self.blocking(move |daemon| daemon.job_of(&id)).await?;
+            let look = move |storage: &Storage| RunDirectory::new(directory, storage).has(runs::JOB);
+            if !self.look_into_bucket(&job.storage, look).await? {
+                bail!("job {}: its run directory {} is gone", record.id, record.directory);
+            }
+        }
+        self.blocking(move |daemon| daemon.resume_now(&record.id)).await
     }
 
     /// Accepts a job. With `resume`, resumes the newest unfinished run of the same job in its checkpoint directory.
@@ -248,7 +254,7 @@ impl Daemon {
         let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
         // A bucket that does not answer must not keep others waiting.
         let stores = self.shared.stores.for_job(&StorageSpec::default());
-        let _cancelled = CancelOnDrop(stores.clone());
+        let cancelled = CancelOnDrop(stores.clone());
         let submitted = self.blocking(move |daemon| {
             let began = thread_time();
             let submitted = daemon.submit_now(request, requester, owner, &stores);
@@ -259,11 +265,13 @@ impl Daemon {
             });
             submitted
         });
-        match tokio::time::timeout(SUBMISSION_TIMEOUT, submitted).await {
-            Ok(submitted) => submitted,
-            Err(_) => {
-                let seconds = SUBMISSION_TIMEOUT.as_secs();
-                Err(anyhow!("the storage that the job names does not answer within {seconds} s").into())
+        let mut submitted = std::pin::pin!(submitted);
+        tokio::select! {
+            submitted = &mut submitted => submitted,
+            () = tokio::time::sleep(SUBMISSION_TIMEOUT) => {
+                // It may just have been accepted.
+                drop(cancelled);
+                submitted.await
             }
         }
     }
@@ -527,30 +535,6 @@ impl Daemon {
         job.checkpoint.best?;
         let look = move |storage: &Storage| scoring::best_in(&RunDirectory::new(directory, storage));
         self.look_into_bucket(&job.storage, look).await.ok().flatten()
-    }
-
-    /// The job file of a job.
-    fn job_of(&self, id: &str) -> Result<Job> {
-        let source = self.shared.store.source(id)?;
-        Ok(Job::parse(&source.text, &source.path, &[])?.0)
-    }
-
-    /// Calls `look` with what reads a bucket as `spec` says: where it may block, as one of few, and for [`LOOK_TIMEOUT`] at most.
-    async fn look_into_bucket<T: Send + 'static>(
-        &self,
-        spec: &StorageSpec,
-        look: impl FnOnce(&Storage) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let storage = self.storage(spec);
-        let _cancelled = CancelOnDrop(storage.stores.clone());
-        let looked = async {
-            let permit = Arc::clone(&self.shared.looks).acquire_owned().await?;
-            // The permit comes back when the thread is free again.
-            let look = move || (look(&storage), permit);
-            tokio::task::spawn_blocking(look).await?.0
-        };
-        let looked = tokio::time::timeout(LOOK_TIMEOUT, looked).await;
-        looked.with_context(|| format!("the bucket does not answer within {} s", LOOK_TIMEOUT.as_secs()))?
     }
 
     async fn scored(&self, request: &ScoreRequest, requester: &Requester) -> Result<scoring::Scored> {

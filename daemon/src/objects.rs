@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::runs::Lease;
+use crate::runs::{CHANGE_TIMEOUT, Lease};
 
 /// Bytes that are read at a time, and how many such reads are in flight.
 const PIECE_BYTES: u64 = 8 << 20;
@@ -30,10 +30,7 @@ const PIECES: usize = 4;
 /// The most objects that are being written over one connection; a worker writes one at a time.
 const MAX_UPLOADS: usize = 1;
 
-/// The time limit of a small change that the lease must cover: less than the time for which other daemons respect it.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// The size up to which a change is small, such as that of a manifest. Larger objects are parts in the directory of their term, which
+/// The size up to which a change is small and has to end within [`CHANGE_TIMEOUT`], such as that of a manifest. Larger objects are parts in the directory of their term, which
 /// change no checkpoint if they are late.
 const SMALL_BYTES: usize = 1 << 20;
 
@@ -108,12 +105,7 @@ impl ObjectServer {
         let mut socket = UnixStream::from_std(socket)?;
         let stores = self.objects.stores.clone();
         let serve = async move {
-            let cancelled = self.objects.stores.clone();
-            let served = tokio::select! {
-                served = self.serve(&mut socket) => served,
-                () = cancelled.cancelled() => Ok(()),
-            };
-            if let Err(error) = served {
+            if let Err(error) = self.serve(&mut socket).await {
                 tracing::debug!("objects are not served any more: {error:#}");
             }
             for upload in std::mem::take(&mut self.uploads).into_values() {
@@ -126,7 +118,14 @@ impl ObjectServer {
     }
 
     async fn serve(&mut self, socket: &mut UnixStream) -> Result<()> {
-        while let Some(request) = receive(socket).await? {
+        let cancelled = self.objects.stores.clone();
+        loop {
+            // Requests of storage return by themselves when they are cancelled.
+            let request = tokio::select! {
+                request = receive(socket) => request?,
+                () = cancelled.cancelled() => None,
+            };
+            let Some(request) = request else { return Ok(()) };
             let content = match &request {
                 ObjectRequest::Put { bytes, .. } | ObjectRequest::Append { bytes, .. } => {
                     ensure!(*bytes <= MAX_CONTENT_BYTES, "a message is followed by {bytes} bytes");
@@ -143,7 +142,6 @@ impl ObjectServer {
             let reply = reply.unwrap_or_else(|error| ObjectReply::Failed { message: format!("{error:#}") });
             send(socket, &reply).await?;
         }
-        Ok(())
     }
 
     async fn answer(&mut self, request: ObjectRequest, content: Vec<u8>) -> Result<ObjectReply> {

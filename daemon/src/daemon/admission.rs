@@ -32,35 +32,6 @@ const PRIORITIES: RangeInclusive<i32> = -1000..=1000;
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
 impl Daemon {
-    /// What reads and writes the directories of runs of a job with this `[storage]`.
-    pub(super) fn storage(&self, spec: &StorageSpec) -> Storage {
-        Storage { stores: self.shared.stores.for_job(spec), runtime: self.shared.runtime.clone() }
-    }
-
-    /// The run directory of a job.
-    ///
-    /// # Errors
-    /// When the job is not stored.
-    pub(super) fn run_directory(&self, record: &JobRecord) -> Result<RunDirectory> {
-        if let Some(path) = record.directory.as_local() {
-            return Ok(RunDirectory::local(path));
-        }
-        let job = self.job_of(&record.id)?;
-        Ok(RunDirectory::new(record.directory.clone(), &self.storage(&job.storage)))
-    }
-
-    /// The `[storage]` of the job with the run or the checkpoint in `directory`, if it is one of this daemon.
-    fn storage_of_run(&self, directory: &Directory) -> Result<Option<StorageSpec>> {
-        let home = runs::of_checkpoint(directory).map_or_else(|| directory.clone(), |(home, _)| home);
-        let Some(record) = home.name().map(|id| self.shared.store.job(id)).transpose()?.flatten() else {
-            return Ok(None);
-        };
-        if record.directory != home {
-            return Ok(None);
-        }
-        Ok(Some(self.job_of(&record.id)?.storage))
-    }
-
     pub(super) fn submit_now(
         &self,
         request: SubmitRequest,
@@ -136,13 +107,14 @@ impl Daemon {
             false => Job::parse_with(&job.text, &path, &pinned, &|file| requester.open(file))?.0,
         };
         let run = run.map_or_else(|| runs::new(&job, &storage), Ok)?;
+        // Also once the submission is cancelled.
+        let directory = RunDirectory::new(run.directory.address().clone(), &self.storage(&job.storage));
         if let Some(Err(error)) = earlier.map(|earlier| earlier.prepare(&run.directory, &job)) {
-            runs::discard(&run.directory)?;
+            runs::discard(&directory)?;
             return Err(error.into());
         }
         let source = JobSource { text: job.text.clone(), path, requester };
         let notes: Vec<String> = warnings.iter().map(Warning::to_string).chain(moved).collect();
-        let directory = run.directory.clone();
         let entry = if resume { Entry::Resumed } else { Entry::Submitted };
         let admitted = self.admit(job, run, (owner, priority), &source, (entry, &notes));
         if admitted.is_err() && !resume {
@@ -179,9 +151,8 @@ impl Daemon {
         if !before.state.is_final() || before.state == JobState::Succeeded {
             bail!("job {} is {}; there is nothing to resume", before.id, before.state);
         }
-        let directory = self.run_directory(&before)?;
-        if !directory.has(runs::JOB)? {
-            bail!("job {}: its run directory {directory} is gone", before.id);
+        if before.directory.as_local().is_some_and(|directory| !directory.is_dir()) {
+            bail!("job {}: its run directory {} is gone", before.id, before.directory);
         }
         let source = self.shared.store.source(&before.id)?;
         let (job, _) = Job::parse(&source.text, &source.path, &[])?;

@@ -19,7 +19,7 @@ use millstream_worker::objects::ObjectClient;
 use tokio::runtime::Handle;
 
 use super::MAX_JOB_BYTES;
-use super::lease::{LEASE, Lease};
+use super::lease::{CHANGE_TIMEOUT, LEASE, Lease};
 use crate::objects::{ObjectServer, Writing, is_plain_name};
 
 /// The modes of files with and without secrets, before the umask.
@@ -61,10 +61,10 @@ impl Storage {
         work: impl Future<Output = Result<T, millstream_io::Error>>,
     ) -> Result<T> {
         self.runtime.block_on(async {
-            if let Some(lease) = lease {
-                lease.confirm().await?;
-            }
-            Ok(work.await?)
+            let Some(lease) = lease else { return Ok(work.await?) };
+            lease.confirm().await?;
+            let done = tokio::time::timeout(CHANGE_TIMEOUT, work).await;
+            Ok(done.with_context(|| format!("no answer within {} s", CHANGE_TIMEOUT.as_secs()))??)
         })
     }
 }
@@ -125,8 +125,7 @@ impl RunDirectory {
     fn at(&self, address: Directory) -> Self {
         match &self.place {
             Place::Local(_) => Self::local(address.as_local().unwrap_or(Path::new("/"))),
-            // The lease is that of one directory.
-            Place::Bucket(storage, _) => Self { address, place: Place::Bucket(storage.clone(), None) },
+            Place::Bucket(..) => Self { address, place: self.place.clone() },
         }
     }
 

@@ -43,6 +43,12 @@ const EXPIRY: Duration = Duration::from_secs(30);
 /// Interval between looks at another daemon's lease.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
+/// How long a renewal may take that confirms the lease.
+const RENEWED_WITHIN: Duration = Duration::from_secs(5);
+
+/// The time limit of a change that needs the lease. With [`RENEWED_WITHIN`], it is over before [`EXPIRY`].
+pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// The age of a renewal up to which it confirms the lease. Services accept about one write of an object a second.
 const CONFIRMED_FOR: Duration = Duration::from_secs(2);
 
@@ -180,7 +186,8 @@ impl Lease {
                         found.holder,
                         EXPIRY.as_secs()
                     ));
-                    seen = Some((version, before));
+                    // From the response on: the version may have been written while this process waited for it.
+                    seen = Some((version, now()));
                 }
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -212,7 +219,13 @@ impl Lease {
         if self.shared.lost.get().is_none() && now().saturating_sub(current.renewed) < CONFIRMED_FOR {
             return Ok(());
         }
-        self.shared.renew(&mut current).await
+        self.shared.renew(&mut current).await?;
+        let took = now().saturating_sub(current.renewed);
+        // The lease is valid for some time after the request, and a change must be completed within it.
+        match took <= RENEWED_WITHIN {
+            true => Ok(()),
+            false => Err(LeaseError::Storage(format!("it took {:.0} s", took.as_secs_f64()))),
+        }
     }
 
     /// Why this process no longer has it, if that is known.
@@ -226,11 +239,11 @@ impl Lease {
         let release = async {
             let mut current = self.shared.current.lock().await;
             current.record.is_released = true;
-            let released = self.shared.renew(&mut current).await;
-            self.shared.lost.get_or_init(|| "this daemon has released the lease of the run".to_owned());
-            released
+            self.shared.renew(&mut current).await
         };
-        match tokio::time::timeout(RELEASE_TIMEOUT, release).await {
+        let released = tokio::time::timeout(RELEASE_TIMEOUT, release).await;
+        self.shared.lost.get_or_init(|| "this daemon has released the lease of the run".to_owned());
+        match released {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a lease is not released"),
             Err(_) => tracing::debug!("a lease is not released in time"),

@@ -109,6 +109,11 @@ impl Search {
         Some(number)
     }
 
+    /// Takes back the last [`Search::start`].
+    pub(crate) fn withdraw_last(&mut self) {
+        self.trials.pop();
+    }
+
     /// Whether another trial may start now.
     pub(crate) fn may_start(&self) -> bool {
         let under_way = self.trials.iter().filter(|trial| trial.outcome.is_none()).count();

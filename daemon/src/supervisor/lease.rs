@@ -24,8 +24,8 @@ pub(super) struct Places {
     pub(super) events: Option<Place>,
 }
 
-/// Connections of workers for objects. When they are dropped, requests in progress are cancelled and awaited, so that none
-/// comes after those of the next attempt.
+/// Connections of workers for objects. When they are dropped, requests in progress are cancelled and awaited, before the next
+/// attempt makes others. What a service has received by then is in the directory of an earlier term.
 #[derive(Default)]
 pub(super) struct Connections(Vec<ServedObjects>);
 

@@ -234,8 +234,8 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         // Checkpoints.
         (
             "[model]",
-            "[checkpoint]\ndirectory = \"gs://bucket/runs\"\n[model]",
-            "20:13: error: checkpoints need a local directory, found \"gs://bucket/runs\"",
+            "[checkpoint]\ndirectory = \"https://bucket/runs\"\n[model]",
+            "20:13: error: https://bucket/runs: is a web server; a directory is local or in a bucket",
         ),
         ("[model]", "[checkpoint]\ndirectory = \"\"\n[model]", "20:13: error: a path is empty"),
         (

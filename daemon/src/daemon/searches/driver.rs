@@ -13,13 +13,14 @@ use millstream_batch::Count;
 use millstream_control::proto::{JobProgress, JobState};
 use millstream_job::Job;
 use millstream_trainer::metrics::Metrics;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tracing::Level;
 
 use super::Daemon;
 use crate::access::Requester;
 use crate::queue::ActiveJob;
-use crate::runs::{self, Lease, RunDirectory};
+use crate::runs::{self, Lease, RunDirectory, Storage};
 use crate::search::{Outcome, Search, SearchRecord, TrialJob};
 use crate::state::JobRecord;
 use crate::supervisor::{JobRecorder, StopReason};
@@ -41,12 +42,26 @@ impl SearchThread {
         // Until the search is in the queue, and all jobs of an earlier daemon are.
         drop(self.daemon.shared.membership());
         let driver = Driver::new(self.daemon.clone(), self.active.clone(), job);
-        let (state, reason) = match driver.and_then(|mut driver| driver.run(is_revived)) {
+        let ended = driver.and_then(|driver| match driver {
+            Some(mut driver) => driver.run(is_revived),
+            None => Ok(state_after(self.active.control.stop_requested().unwrap_or(StopReason::Drain))),
+        });
+        let (state, reason) = match ended {
             Ok(end) => end,
             Err(error) => (JobState::Failed, format!("{error:#}")),
         };
         self.active.recorder.enter(state, &reason);
     }
+}
+
+/// The state of a search that was stopped, and the reason.
+fn state_after(why: StopReason) -> (JobState, String) {
+    let (state, reason) = match why {
+        StopReason::Drain => (JobState::Queued, "the daemon stopped; the search resumes when it restarts"),
+        StopReason::Pause => (JobState::Paused, "paused by a user"),
+        StopReason::Search | StopReason::Cancel => (JobState::Cancelled, "cancelled by a user"),
+    };
+    (state, reason.to_owned())
 }
 
 impl Drop for SearchThread {
@@ -71,7 +86,7 @@ struct Driver {
     active: ActiveJob,
     /// The run directory of the search, and its lease in a bucket.
     directory: RunDirectory,
-    lease: Option<Arc<Lease>>,
+    lease: HeldLease,
     job: Job,
     requester: Requester,
     search: Search,
@@ -84,10 +99,23 @@ struct Driver {
     store_warned: bool,
 }
 
-impl Drop for Driver {
+/// The lease of a search in a bucket, which is released when it is dropped.
+struct HeldLease {
+    lease: Option<Arc<Lease>>,
+    runtime: Handle,
+}
+
+impl HeldLease {
+    /// Why the search is no longer this daemon's, if that is known.
+    fn lost(&self) -> Option<&str> {
+        self.lease.as_ref()?.lost()
+    }
+}
+
+impl Drop for HeldLease {
     fn drop(&mut self) {
         if let Some(lease) = self.lease.take() {
-            self.daemon.shared.runtime.block_on(lease.release());
+            self.runtime.block_on(lease.release());
         }
     }
 }
@@ -102,32 +130,54 @@ struct Live {
 }
 
 impl Driver {
-    fn new(daemon: Daemon, active: ActiveJob, (job, requester): (Job, Requester)) -> Result<Self> {
+    /// The driver of a search; `None` if it is stopped while another daemon may have it.
+    fn new(daemon: Daemon, active: ActiveJob, (job, requester): (Job, Requester)) -> Result<Option<Self>> {
         let Some(spec) = &job.search else { bail!("the job has no [search]") };
         let directory = active.recorder.record().directory;
         let directory = RunDirectory::new(directory, &daemon.storage(&job.storage));
-        let lease = Self::take_lease(&active, &directory)?;
-        let directory = directory.under_lease(lease.clone());
+        let lease = match directory.storage() {
+            None => None,
+            Some(storage) => match Self::take_lease(&active, &directory, storage)? {
+                Some(lease) => Some(lease),
+                None => return Ok(None),
+            },
+        };
+        let lease = HeldLease { lease, runtime: daemon.shared.runtime.clone() };
+        let directory = directory.under_lease(lease.lease.clone());
         let (search, jobs) = SearchRecord::read(&directory)?.rebuild(spec)?;
         let (live, shown, store_warned) = (Vec::new(), None, false);
-        Ok(Self { daemon, active, directory, lease, job, requester, search, jobs, live, shown, store_warned })
+        Ok(Some(Self {
+            daemon,
+            active,
+            directory,
+            lease,
+            job,
+            requester,
+            search,
+            jobs,
+            live,
+            shown,
+            store_warned,
+        }))
     }
 
-    /// The lease of a search in a bucket, which another daemon may have.
-    fn take_lease(active: &ActiveJob, directory: &RunDirectory) -> Result<Option<Arc<Lease>>> {
-        let Some(storage) = directory.storage() else { return Ok(None) };
+    /// The lease of a search in a bucket, which another daemon may have; `None` if the search is stopped meanwhile.
+    fn take_lease(
+        active: &ActiveJob,
+        directory: &RunDirectory,
+        storage: &Storage,
+    ) -> Result<Option<Arc<Lease>>> {
         let wait = |reason: &str| active.recorder.log(Level::INFO, reason);
         let control = Arc::clone(&active.control);
         // Wakes the thread, which finds that it has lost the lease.
         let lost = move |_| control.stop(StopReason::Drain);
         let taken = Lease::take((directory.address(), &storage.stores), wait, lost);
-        let taken = storage.runtime.block_on(async {
+        storage.runtime.block_on(async {
             tokio::select! {
-                taken = taken => taken,
-                () = active.control.stopped() => bail!("stopped while another daemon had the search"),
+                taken = taken => taken.map(|lease| Some(Arc::new(lease))),
+                () = active.control.stopped() => Ok(None),
             }
-        });
-        Ok(Some(Arc::new(taken?)))
+        })
     }
 
     fn recorder(&self) -> &Arc<JobRecorder> {
@@ -142,16 +192,19 @@ impl Driver {
         self.store()?;
         self.take_up_all(is_revived)?;
         loop {
-            if let Some(reason) = self.lease.as_ref().and_then(|lease| lease.lost()) {
+            if let Some(reason) = self.lease.lost() {
                 bail!("{reason}");
             }
             if let Some(why) = self.active.control.stop_requested() {
                 return self.stop(why);
             }
             let has_news = self.observe_all()?;
-            let must_retry = self.start_trials()?;
+            let mut must_retry = self.start_trials()?;
             if self.search.is_over() && self.live.is_empty() {
-                return Ok(self.finish());
+                if self.store_if_possible()? {
+                    return Ok(self.finish());
+                }
+                must_retry = true;
             }
             self.show(has_news);
             self.wait(must_retry);
@@ -212,7 +265,12 @@ impl Driver {
             }
             let Some(number) = self.search.start() else { return Ok(false) };
             self.jobs.push(TrialJob::default());
-            self.store()?;
+            // No job of an unrecorded trial is submitted.
+            if !self.store_if_possible()? {
+                self.jobs.pop();
+                self.search.withdraw_last();
+                return Ok(true);
+            }
             self.submit(number, None)?;
         }
     }
@@ -235,7 +293,7 @@ impl Driver {
                 self.search.end(number, Outcome::Failed);
             }
         }
-        self.store()
+        self.store_if_possible().map(drop)
     }
 
     fn watch(&mut self, number: usize) -> Result<()> {
@@ -256,7 +314,7 @@ impl Driver {
             }
         }
         if has_news {
-            self.store()?;
+            self.store_if_possible()?;
         }
         Ok(has_news)
     }
@@ -288,7 +346,7 @@ impl Driver {
             live.eval = record.eval;
             if is_stopped && ended.is_none() {
                 self.search.end(number, Outcome::Stopped);
-                self.store()?;
+                self.store_if_possible()?;
                 self.stop_trial(&id);
             }
         }
@@ -366,8 +424,7 @@ impl Driver {
     /// Stops the search, and its trials unless they stop with the daemon.
     fn stop(&mut self, why: StopReason) -> Result<(JobState, String)> {
         if why == StopReason::Drain {
-            let reason = "the daemon stopped; the search resumes when it restarts";
-            return Ok((JobState::Queued, reason.to_owned()));
+            return Ok(state_after(why));
         }
         let ids: Vec<_> = self.live.iter().filter_map(|live| self.jobs[live.number].id.clone()).collect();
         let stopped = join_all(ids.iter().map(|id| self.daemon.stop(id, why)));
@@ -377,12 +434,9 @@ impl Driver {
             }
         }
         self.observe_all()?;
-        self.store()?;
+        self.store_if_possible()?;
         self.show(true);
-        Ok(match why {
-            StopReason::Pause => (JobState::Paused, "paused by a user".to_owned()),
-            _ => (JobState::Cancelled, "cancelled by a user".to_owned()),
-        })
+        Ok(state_after(why))
     }
 
     /// The end of a search whose trials have ended.
@@ -435,19 +489,22 @@ impl Driver {
         format!("{ended} of {all} have ended, {early} of them early{}", best.unwrap_or_default())
     }
 
-    /// Writes the record. If storage fails, a search in a bucket goes on, and writes it when the next trial has news.
-    fn store(&mut self) -> Result<()> {
-        let written = SearchRecord::write(&self.directory, &self.search, &self.jobs);
-        let Err(error) = written else {
+    fn store(&self) -> Result<()> {
+        SearchRecord::write(&self.directory, &self.search, &self.jobs)
+    }
+
+    /// Writes the record. Returns false if the bucket fails for now: the search goes on, and writes it later.
+    fn store_if_possible(&mut self) -> Result<bool> {
+        let Err(error) = self.store() else {
             self.store_warned = false;
-            return Ok(());
+            return Ok(true);
         };
-        if self.lease.as_ref().is_none_or(|lease| lease.lost().is_some()) {
+        if self.lease.lease.is_none() || self.lease.lost().is_some() {
             return Err(error);
         }
         if !std::mem::replace(&mut self.store_warned, true) {
             self.recorder().log(Level::WARN, &format!("the search is not recorded yet: {error:#}"));
         }
-        Ok(())
+        Ok(false)
     }
 }

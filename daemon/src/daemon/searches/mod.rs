@@ -9,7 +9,7 @@
 
 mod driver;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 use anyhow::{Context, Result, bail};
@@ -77,10 +77,9 @@ impl Daemon {
     /// When there is no such search.
     pub(crate) async fn trials(&self, answers: &Answers, id: String, with_best_job: bool) -> Result<Trials> {
         let (record, job) = self.in_turn(answers, move |daemon| daemon.search_of(&id)).await?;
-        if record.directory.as_local().is_some() {
+        if let Some(path) = record.directory.as_local().map(Path::to_owned) {
             let trials = move |daemon: &Self| {
-                let directory = daemon.run_directory(&record)?;
-                daemon.trials_in(&directory, record, &job, with_best_job)
+                daemon.trials_in(&RunDirectory::local(&path), record, &job, with_best_job)
             };
             return self.in_turn(answers, trials).await;
         }
@@ -269,17 +268,11 @@ impl Daemon {
 
     /// Cancels the trials of a search that are paused or held; they have no thread. Other jobs have none.
     pub(super) fn cancel_stopped_trials(&self, search: &JobRecord) -> Result<()> {
-        let source = self.shared.store.source(&search.id)?;
-        if Job::parse(&source.text, &source.path, &[])?.0.search.is_none() {
-            return Ok(());
-        }
-        for trial in SearchRecord::read(&self.run_directory(search)?)?.trials {
-            let Some(id) = trial.job.id.filter(|_| trial.trial.outcome.is_none()) else { continue };
-            if self.trial_now(&id, &search.directory)?.is_some() {
-                self.cancel_stopped(&id)?;
-            }
-        }
-        Ok(())
+        let (jobs, _) = self.shared.store.jobs(&crate::state::JobFilter::default())?;
+        let trials = jobs.iter().filter(|job| job.directory.parent().as_ref() == Some(&search.directory));
+        trials
+            .filter(|job| job.state.awaits_user())
+            .try_for_each(|job| self.cancel_stopped(&job.id).map(drop))
     }
 }
 

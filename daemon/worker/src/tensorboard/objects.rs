@@ -23,7 +23,8 @@ use crate::objects::ObjectClient;
 /// Interval between writes of an object that grows. Services accept about one write of an object a second.
 const UPLOAD_INTERVAL: Duration = Duration::from_secs(20);
 
-/// The size from which on an object is complete.
+/// The size from which on an object is complete, and the most that is appended at once: what the daemon takes in one message is more
+/// than both.
 const OBJECT_BYTES: usize = 4 << 20;
 
 /// The most complete objects that wait for a slow storage; further events are dropped.
@@ -72,6 +73,9 @@ impl ObjectFile {
     /// # Errors
     /// Why an earlier write has failed, or that too many wait.
     pub(super) fn append(&self, records: &[u8], header: &[u8]) -> io::Result<()> {
+        if records.len() > OBJECT_BYTES {
+            return Err(io::Error::other(format!("{} bytes of events at once are too many", records.len())));
+        }
         let mut state = self.0.lock();
         if state.complete.len() >= MAX_WAITING {
             return Err(state.failed.take().unwrap_or_else(|| io::Error::other("storage is too slow")));
