@@ -46,7 +46,7 @@ train = ["{data}"]
 batch_size = 512
 epochs = 1000
 [label]
-column = "c1"
+column = "clicked"
 [features]
 a = {{ kind = "hashed", column = "c15", buckets = 500000 }}
 b = {{ kind = "hashed", column = "c16", buckets = 500000 }}

@@ -176,7 +176,7 @@ impl ObjectServer {
                 self.uploads.insert(upload, created);
             }
             ObjectRequest::Append { upload, .. } => {
-                self.uploads.get_mut(&upload).context("no such upload")?.write(&content).await?;
+                self.uploads.get_mut(&upload).context("no such upload")?.write_owned(content).await?;
             }
             ObjectRequest::Finish { upload } => {
                 ensure!(self.uploads.contains_key(&upload), "no such upload");

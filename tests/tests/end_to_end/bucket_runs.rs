@@ -160,7 +160,17 @@ fn two_workers_write_to_a_bucket() {
     case.wait_for_checkpoint();
     command.signal(Signal::KILL);
     command.wait();
+    let names = case.bucket.server.names();
+    let newest = names.iter().rfind(|name| name.ends_with("/manifest.json")).unwrap();
+    let step = newest.strip_suffix("manifest.json").unwrap();
+    let parts: Vec<_> =
+        case.bucket.objects(step).filter(|(name, _)| name.ends_with(".safetensors")).collect();
     case.of(&case.train(&[&workers[..], &["--resume"]].concat())).assert_same(&wanted);
+    assert_eq!(parts.len(), 2);
+    for (name, bytes) in parts {
+        let served = case.bucket.server.served(&format!("{step}{name}"));
+        assert_eq!(served.bytes, bytes.len() as u64, "{name}: one worker reads it from storage");
+    }
 }
 
 #[test]

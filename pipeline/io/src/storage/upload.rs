@@ -62,7 +62,7 @@ impl Upload {
     /// cancelled.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
-            let full = PART_BYTES * (1 + self.parts / PARTS_OF_A_SIZE);
+            let full = self.full_part_bytes();
             let (taken, rest) = bytes.split_at(bytes.len().min(full - self.part.len()));
             self.part.extend_from_slice(taken);
             bytes = rest;
@@ -71,6 +71,23 @@ impl Upload {
             }
         }
         Ok(())
+    }
+
+    /// As [`Upload::write`], without a copy if `bytes` are a whole part.
+    ///
+    /// # Errors
+    /// See [`Upload::write`].
+    pub async fn write_owned(&mut self, bytes: Vec<u8>) -> Result<(), Error> {
+        if !self.part.is_empty() || bytes.len() != self.full_part_bytes() {
+            return self.write(&bytes).await;
+        }
+        self.part = bytes;
+        self.send_part().await
+    }
+
+    /// The size of the part that is being filled.
+    fn full_part_bytes(&self) -> usize {
+        PART_BYTES * (1 + self.parts / PARTS_OF_A_SIZE)
     }
 
     /// Uploads all data written so far, and waits until it is stored as parts, which [`Upload::finish`] turns into an
