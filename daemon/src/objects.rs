@@ -30,8 +30,8 @@ const PIECES: usize = 4;
 /// The most objects that are being written over one connection; a worker writes one at a time.
 const MAX_UPLOADS: usize = 1;
 
-/// The size up to which a change is small and has to end within [`CHANGE_TIMEOUT`], such as that of a manifest. Larger objects are parts in the directory of their term, which
-/// change no checkpoint if they are late.
+/// The size up to which a change is small, such as that of a manifest, and has to end within [`CHANGE_TIMEOUT`]. Larger objects are
+/// parts in the directory of their term, which change no checkpoint if they are late.
 const SMALL_BYTES: usize = 1 << 20;
 
 /// How long the end of a connection is waited for.

@@ -263,8 +263,8 @@ impl Scorer {
         Self { worker, launcher, runtime, stores, permits, closing: Arc::default() }
     }
 
-    /// Calls `find` with what makes copies of checkpoints in buckets, which are read as `spec` says, where it may block, as one of at most [`RUNS`]. If the caller
-    /// does not wait any more, requests of storage end.
+    /// Calls `find` with what makes copies of checkpoints in buckets, which are read as `spec` says: where it may block, as one of
+    /// at most [`RUNS`]. If the caller does not wait any more, requests of storage end.
     pub(crate) async fn find<T: Send + 'static>(
         &self,
         spec: &StorageSpec,

@@ -193,8 +193,8 @@ impl RunDirectory {
         }
     }
 
-    /// Writes the file `name` in it, or replaces it: a reader sees either content. Only the daemon's user can read a local file with
-    /// secrets in addresses, such as the listing of objects with signed addresses.
+    /// Writes the file `name` in it, or replaces it: a reader sees either content. Only the daemon's user can read a local file
+    /// with secrets in addresses, such as the listing of objects with signed addresses.
     ///
     /// # Errors
     /// When storage fails.

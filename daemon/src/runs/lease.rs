@@ -10,7 +10,8 @@
 //! ```
 //!
 //! * The holder renews it every [`RENEWAL`]. Another daemon takes it when it was released, when its holder is a process of the
-//!   same host that is gone, or when it has not changed for [`EXPIRY`] by the clock of the one that waits: clocks of two hosts are never compared.
+//!   same host that is gone, or when it has not changed for [`EXPIRY`] by the clock of the one that waits: clocks of two hosts
+//!   are never compared.
 //! * The *term* is a number that increases with each group of workers, of whichever daemon. Checkpoints are written in a
 //!   term ([`millstream_trainer::checkpoint::store`]), so late writes of earlier workers change nothing.
 //! * Before each change of the run the holder [confirms](Lease::confirm) the lease: it was renewed a moment ago, or is now.
@@ -128,8 +129,8 @@ struct Current {
 }
 
 impl Lease {
-    /// Takes the lease of the run in `directory`, which may take [`EXPIRY`] if another daemon had it. `wait` is called with the reason
-    /// when it does, and `lost` with the reason when another daemon takes it later.
+    /// Takes the lease of the run in `directory`, which may take [`EXPIRY`] if another daemon had it. `wait` is called with the
+    /// reason when it does, and `lost` with the reason when another daemon takes it later.
     ///
     /// # Errors
     /// When another daemon has it, or storage fails.

@@ -13,8 +13,8 @@
 //! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An
 //! *attempt* is one or several workers ([`generation`]), each with a ring, and one ingest that fills the rings, from the
 //! newest valid checkpoint ([`attempt`]). If the job allows it, the next attempt leaves out a worker that fails again and again
-//! ([`membership`]). A run in a bucket is trained by the daemon that has its [`lease`]. The thread spawns the workers itself and outlives them, because the kernel kills a worker when the thread
-//! that spawned it ends.
+//! ([`membership`]). A run in a bucket is trained by the daemon that has its [`lease`]. The thread spawns the workers itself and
+//! outlives them, because the kernel kills a worker when the thread that spawned it ends.
 //!
 //! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the workers'
 //! messages, and a stop flag that long work polls.

@@ -124,7 +124,8 @@ pub(super) fn demand(job: &Job, prepared: Option<&Prepared>) -> Demand {
     Demand { memory_bytes, threads, gpus }
 }
 
-/// Prepares `job`, which must fit into `room`, with the rights of `requester`. Its run is in `directory`. `host` surveys the host's GPUs if needed. Returns an error early once `cancel` is set.
+/// Prepares `job`, which must fit into `room`, with the rights of `requester`. Its run is in `directory`. `host` surveys the
+/// host's GPUs if needed. Returns an error early once `cancel` is set.
 pub(super) fn prepare(
     (job, requester): (&Job, &Requester),
     (stores, runtime): (&Stores, &Handle),
