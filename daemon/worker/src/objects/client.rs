@@ -20,7 +20,7 @@ use super::{MAX_CONTENT_BYTES, ObjectReply, ObjectRequest};
 use crate::protocol::{self, ProtocolError};
 
 /// The name of this store in errors.
-const STORE: &str = "daemon";
+const STORE: &str = "storage";
 
 /// The objects of a directory in a bucket, which the daemon at the other end of a socket reads and writes.
 ///
