@@ -142,7 +142,7 @@ fn a_job_whose_bucket_fails_for_a_while_writes_its_checkpoints_later() {
     let command = case.start(&[]);
     case.wait_for_checkpoint();
     // Permanent for the request, so nothing retries it but the job.
-    case.bucket.server.script(vec![Fault::WriteStatus(403); 6]);
+    case.bucket.server.script(vec![Fault::WriteStatus(403); 3]);
     wait_until("all writes have failed", || case.bucket.server.unmet() == 0);
     let ended = command.wait().with_code(0);
     assert!(ended.stderr.contains("could not be written"), "{}", ended.stderr);
