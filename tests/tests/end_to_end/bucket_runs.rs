@@ -167,16 +167,18 @@ fn two_workers_write_to_a_bucket() {
         case.bucket.objects(step).filter(|(name, _)| name.ends_with(".safetensors")).collect();
     case.of(&case.train(&[&workers[..], &["--resume"]].concat())).assert_same(&wanted);
     assert_eq!(parts.len(), 2);
-    for (name, bytes) in parts {
-        let served = case.bucket.server.served(&format!("{step}{name}"));
-        assert_eq!(served.bytes, bytes.len() as u64, "{name}: one worker reads it from storage");
-    }
+    let served = |name: &str| case.bucket.server.served(&format!("{step}{name}")).bytes;
+    let (served, size) = parts
+        .iter()
+        .fold((0, 0), |(all, size), (name, bytes)| (all + served(name), size + bytes.len() as u64));
+    // A slow request may be repeated.
+    assert!(served < 2 * size, "{served} of {size} bytes: the workers read them from storage once");
 }
 
 #[test]
 fn a_daemon_takes_over_a_run_whose_holder_gives_no_sign_of_life() {
     let case = Case::new();
-    let long = ["--set", "data.epochs=2000"];
+    let long = ["--set", "data.epochs=50000"];
     let first = case.start(&long);
     case.wait_for_checkpoint();
 
@@ -246,7 +248,7 @@ fn a_daemon_serves_jobs_in_a_bucket() {
     let paths: Vec<_> = variables.iter().map(|(name, value)| (*name, Path::new(value))).collect();
     let daemon = Daemon::start_in(case.job.directory(), &paths);
     let place = format!("checkpoint.directory={RUNS}");
-    let set = [place.as_str(), "data.epochs=400", "checkpoint.keep_best=true"];
+    let set = [place.as_str(), "data.epochs=50000", "checkpoint.keep_best=true"];
     let id = daemon.submit(&case.job.file(), &set);
     case.wait_for_checkpoint();
     let taken = daemon.json(&["checkpoint", &id]);
@@ -269,7 +271,7 @@ fn a_daemon_serves_jobs_in_a_bucket() {
     let daemon = Daemon::start_in(case.job.directory(), &paths);
     let before = case.lease()["term"].as_u64();
     wait_until("it trains again", || case.lease()["term"].as_u64() > before);
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(28), "{:?}", began.elapsed());
     daemon.json(&["cancel", &id]);
     let again = daemon.json(&["rerun", &id, "--set", "data.epochs=1"]);
     let again = daemon.succeeded(again["id"].as_str().unwrap());
