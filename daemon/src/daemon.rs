@@ -253,11 +253,11 @@ impl Daemon {
         // A client that leaves gives up its turn. A file that is being read is read to its end, which its size bounds.
         let turn = Arc::clone(&self.shared.submissions).acquire_owned().await.map_err(anyhow::Error::from)?;
         // A bucket that does not answer must not keep others waiting.
-        let stores = self.shared.stores.for_job(&StorageSpec::default());
-        let cancelled = CancelOnDrop(stores.clone());
+        let storage = self.storage(&StorageSpec::default());
+        let cancelled = CancelOnDrop(storage.stores.clone());
         let submitted = self.blocking(move |daemon| {
             let began = thread_time();
-            let submitted = daemon.submit_now(request, requester, owner, &stores);
+            let submitted = daemon.submit_now(request, requester, owner, &storage);
             let rest = thread_time().saturating_sub(began).saturating_mul(SUBMISSION_REST_FACTOR);
             Handle::current().spawn(async move {
                 tokio::time::sleep(rest.min(MAX_SUBMISSION_REST)).await;

@@ -83,7 +83,7 @@ const ID_CHARACTERS: usize = 6;
 const ID_TRIES: usize = 8;
 
 /// A run of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Run {
     /// The job's id.
     pub(crate) id: String,

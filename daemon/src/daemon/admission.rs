@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Count;
 use millstream_control::proto::{JobState, SubmitRequest};
-use millstream_io::storage::{Directory, StorageSpec, Stores, is_local};
+use millstream_io::storage::{Directory, is_local};
 use millstream_job::{Job, Warning};
 use tracing::Level;
 
@@ -37,12 +37,8 @@ impl Daemon {
         request: SubmitRequest,
         requester: Requester,
         owner: Option<Owner>,
-        stores: &Stores,
+        storage: &Storage,
     ) -> Result<JobRecord, SubmitError> {
-        let storage = |spec: &StorageSpec| Storage {
-            stores: stores.for_job(spec),
-            runtime: self.shared.runtime.clone(),
-        };
         let SubmitRequest { mut text, mut path, set, resume, priority, rerun } = request;
         if !PRIORITIES.contains(&priority) {
             let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
@@ -56,7 +52,7 @@ impl Daemon {
             directory => {
                 let directory = Directory::parse(directory, Path::new("/")).map_err(anyhow::Error::from)?;
                 let spec = self.storage_of_run(&directory)?.unwrap_or_default();
-                Some(Rerun::of(directory, &requester, &storage(&spec))?)
+                Some(Rerun::of(directory, &requester, &storage.for_job(&spec))?)
             }
         };
         if let Some(earlier) = &earlier {
@@ -93,7 +89,7 @@ impl Daemon {
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
         let devices = devices::setting(&job, || survey::sample_gpus(&self.shared.worker))?;
-        let storage = storage(&job.storage);
+        let storage = storage.for_job(&job.storage);
         let (run, mut pinned) = if resume {
             let run = runs::newest_unfinished(&job, &requester, &storage)?;
             let pinned = datasets::pin_as(&job, &runs::job_of(&run.directory, &requester)?);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
-use millstream_io::storage::{Directory, Object, Stores};
+use millstream_io::storage::{Directory, Object, StorageSpec, Stores};
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_worker::objects::ObjectClient;
 use tokio::runtime::Handle;
@@ -49,6 +49,11 @@ enum Place {
 }
 
 impl Storage {
+    /// The same for a job with this `[storage]`; requests end with those of this value.
+    pub(crate) fn for_job(&self, spec: &StorageSpec) -> Self {
+        Self { stores: self.stores.for_job(spec), runtime: self.runtime.clone() }
+    }
+
     /// The objects that a pattern matches, if there are any.
     pub(crate) fn find(&self, pattern: &Directory) -> Result<Vec<Object>, millstream_io::Error> {
         self.runtime.block_on(self.stores.find(&pattern.text()))
@@ -293,14 +298,6 @@ impl fmt::Display for RunDirectory {
         self.address.fmt(f)
     }
 }
-
-impl PartialEq for RunDirectory {
-    fn eq(&self, other: &Self) -> bool {
-        self.address == other.address
-    }
-}
-
-impl Eq for RunDirectory {}
 
 fn write_file(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let unborn = directory.join(format!(".{name}.new"));

@@ -284,7 +284,7 @@ impl Shared {
         }
     }
 
-    /// Writes the lease anew.
+    /// Writes the next version of the lease.
     async fn renew(&self, current: &mut Current) -> Result<(), LeaseError> {
         if let Some(reason) = self.lost.get() {
             return Err(LeaseError::Lost(reason.clone()));

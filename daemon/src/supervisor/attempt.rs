@@ -14,23 +14,21 @@ use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
 use super::generation::{CAUSE_TIMEOUT, Generation, ReadyWorker};
-use super::lease::{Connections, Places};
+use super::lease::Connections;
 use super::profile::{NoSuchRank, Profiling};
+use super::role::train_role;
 use super::{Event, Prepared, ProfileRequest, StopReason, Supervisor};
 use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
 use crate::memory::available;
-use crate::ranks;
 use crate::runs::LeaseError;
 use crate::state::{HistoryPoint, JobRecord};
 use crate::traces::JobEvent;
-use millstream_job::Job;
 use millstream_trainer::checkpoint::store::directory_name;
 use millstream_trainer::metrics::{MetricValue, Metrics};
 use millstream_worker::protocol::{
-    CheckpointSize, FromWorker, Restored, Role, Start, ToWorker, TrainRole, WorkerProgress,
+    CheckpointSize, FromWorker, Restored, Role, Start, ToWorker, WorkerProgress,
 };
-use millstream_worker::tensorboard::EventSpec;
 use tracing::Level;
 
 /// Time limit for the current step and a checkpoint after a stop request.
@@ -629,41 +627,6 @@ impl<'a> Attempt<'a> {
             }),
         }
     }
-}
-
-/// What worker `rank` does, which writes to `places`.
-fn train_role(prepared: &Prepared, rank: u32, places: &Places) -> TrainRole {
-    let job = &prepared.job;
-    let checkpoint = &job.checkpoint;
-    TrainRole {
-        rank,
-        timeout_seconds: job.workers.timeout_seconds,
-        run: places.run.clone(),
-        job: prepared.job_file.to_owned(),
-        every_steps: checkpoint.every_steps,
-        keep: checkpoint.keep,
-        retry_minutes: checkpoint.retry_minutes,
-        image_seconds: job.workers.image_seconds,
-        events: event_spec(job, places),
-        model: job.model.clone(),
-        training: ranks::training_of(&job.training, rank),
-        group: job.evaluation.group.clone(),
-        evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
-        selection: job.selection(),
-        beginning: prepared.beginning.clone(),
-        rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots(), rank)),
-    }
-}
-
-/// The TensorBoard events that a worker of `job` writes.
-fn event_spec(job: &Job, places: &Places) -> Option<EventSpec> {
-    let spec = job.tensorboard.as_ref()?;
-    Some(EventSpec {
-        place: places.events.clone()?,
-        every_steps: spec.every_steps,
-        histograms_every_steps: spec.histograms_every_steps,
-        hyper_parameters: job.hyper_parameters(),
-    })
 }
 
 /// A worker's duration, which may be any number.

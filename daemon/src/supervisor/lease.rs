@@ -1,7 +1,7 @@
 //! The lease of a run in a bucket, and the connections through which its workers write there.
 //!
 //! The supervisor takes the lease before it prepares the job, because preparation writes to the run directory, and releases it
-//! when the job ends or returns to the queue. Each attempt has a term of its own. If another daemon takes the lease, the job
+//! when the job ends or returns to the queue. Each attempt has another term. If another daemon takes the lease, the job
 //! fails here: it is that daemon's now.
 
 use std::io;

@@ -31,6 +31,7 @@ mod prepare;
 mod profile;
 mod recorder;
 mod retry;
+mod role;
 mod vitals;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

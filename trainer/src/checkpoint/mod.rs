@@ -14,7 +14,8 @@
 //! step either has a manifest and all of its parts, or it is not a checkpoint and the next writer removes the
 //! leftovers. Sizes and hashes detect later corruption of the medium.
 //!
-//! A job has one writer at a time (see [`store`] for several in succession) and any number of readers. If several processes train the model, the writer lets the
+//! A job has one writer at a time (see [`store`] for several in succession) and any number of readers. If several
+//! processes train the model, the writer lets the
 //! others write some of the parts, and commits. A checkpoint does not depend on time, host, job id or writers:
 //! equal training gives equal bytes.
 //!

@@ -93,12 +93,8 @@ impl Daemon {
 
     /// The job of a search and its job file: that of `id`, or of which it is a trial.
     fn search_of(&self, id: &str) -> Result<(JobRecord, Job)> {
-        let parse = |record: &JobRecord| -> Result<Job> {
-            let source = self.shared.store.source(&record.id)?;
-            Ok(Job::parse(&source.text, &source.path, &[])?.0)
-        };
         let record = self.show(id)?;
-        let job = parse(&record)?;
+        let job = self.job_of(&record.id)?;
         if job.search.is_some() {
             return Ok((record, job));
         }
@@ -109,7 +105,7 @@ impl Daemon {
             (search.directory == *parent).then_some(search)
         });
         if let Some(search) = search {
-            let job = parse(&search)?;
+            let job = self.job_of(&search.id)?;
             if job.search.is_some() {
                 return Ok((self.show(&search.id)?, job));
             }

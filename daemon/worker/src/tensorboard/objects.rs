@@ -1,7 +1,7 @@
 //! Event files in a bucket.
 //!
 //! An object cannot be appended to. So its contents are kept here and written again as a whole, at most every
-//! [`UPLOAD_INTERVAL`], until they have [`OBJECT_BYTES`]; then the next object begins. A thread of its own writes them, because
+//! [`UPLOAD_INTERVAL`], until they have [`OBJECT_BYTES`]; then the next object begins. A separate thread writes them, because
 //! storage may be slow, and training does not wait for its curves.
 //!
 //! ```text
