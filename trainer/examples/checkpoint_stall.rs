@@ -186,6 +186,7 @@ fn batch(layout: &Arc<SlotLayout>, seed: u64) -> BatchBuffer {
         rows: schema.rows,
         global_rows: schema.rows,
         first_row: 0,
+        most_rows: schema.rows,
         last: false,
     });
     let sections = slot.sections();

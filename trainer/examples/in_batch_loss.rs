@@ -124,6 +124,7 @@ fn filled(schema: &BatchSchema) -> Result<BatchBuffer, Box<dyn Error>> {
         rows: schema.rows,
         global_rows: schema.rows,
         first_row: 0,
+        most_rows: schema.rows,
         last: false,
     });
     let sections = slot.sections();

@@ -118,6 +118,7 @@ fn batch() -> BatchBuffer {
         rows,
         global_rows: rows,
         first_row: 0,
+        most_rows: rows,
         last: false,
     });
     let mut sections = slot.sections();

@@ -78,6 +78,7 @@ fn batch(schema: &BatchSchema, rows: u32, seed: u64) -> BatchBuffer {
         rows,
         global_rows: rows,
         first_row: 0,
+        most_rows: rows,
         last: false,
     });
     let mut sections = slot.sections();

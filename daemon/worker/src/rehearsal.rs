@@ -94,6 +94,7 @@ fn fill(batch: &mut BatchMut<'_>, schema: &BatchSchema) {
         rows,
         global_rows: rows,
         first_row: 0,
+        most_rows: rows,
         last: false,
     });
     batch.set_position(&vec![0; schema.position_bytes as usize]);

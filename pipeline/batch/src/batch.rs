@@ -28,14 +28,18 @@ pub struct BatchHeader {
     pub epoch: u32,
     /// The batch's number within its pass over the data, from 0.
     pub batch: u64,
-    /// Rows in this batch, at most the schema's. With several hosts or ranks, the rows of this one, possibly 0.
+    /// Rows in this batch, at most the schema's. If the global batch is dealt to several parts, those of this part,
+    /// possibly 0.
     pub rows: u32,
-    /// Rows of the global batch over all hosts and ranks: the divisor of a mean over the batch. With several ranks it
-    /// may exceed the schema's rows.
+    /// Rows of the global batch, over the parts of all hosts and ranks: the divisor of a mean over the batch. It may
+    /// exceed the schema's rows.
     pub global_rows: u32,
-    /// The place of this batch's first row in the global batch; `global_rows` for a rank without rows. 0 with one rank,
-    /// also with several hosts, whose rows are not consecutive.
+    /// The place of this part's first row in the global batch, where parts follow each other in the order of their
+    /// numbers: the rows of all earlier parts.
     pub first_row: u32,
+    /// Rows of the fullest part of the global batch, at least `rows`. It is the same in all parts, so all ranks can
+    /// derive equally many passes from it.
+    pub most_rows: u32,
     /// Whether it is the last batch of its pass over the data.
     pub last: bool,
 }
@@ -44,7 +48,8 @@ impl BatchHeader {
     /// The header of training batch 0 of epoch 0 with `rows` rows, which are the whole global batch, and more batches
     /// to follow.
     pub fn train(rows: u32) -> Self {
-        Self { stream: Stream::Train, epoch: 0, batch: 0, rows, global_rows: rows, first_row: 0, last: false }
+        let (stream, last) = (Stream::Train, false);
+        Self { stream, epoch: 0, batch: 0, rows, global_rows: rows, first_row: 0, most_rows: rows, last }
     }
 }
 
@@ -102,8 +107,7 @@ struct RawHeader {
     position_bytes: u32,
     global_rows: u32,
     first_row: u32,
-    /// Zero. It makes the size a multiple of the alignment.
-    reserved: u32,
+    most_rows: u32,
 }
 
 impl<'a> BatchMut<'a> {
@@ -124,12 +128,14 @@ impl<'a> BatchMut<'a> {
     /// Writes the header.
     ///
     /// # Panics
-    /// When `header.rows` is more than the schema's rows, or the rows from `header.first_row` on end beyond
-    /// `header.global_rows`.
+    /// When `header.rows` is more than the schema's rows, the rows from `header.first_row` on end beyond
+    /// `header.global_rows`, or `header.most_rows` is not between both numbers of rows.
     pub fn set_header(&mut self, header: &BatchHeader) {
         assert!(header.rows <= self.layout.schema().rows, "more rows than the slot holds");
         let end = header.first_row.checked_add(header.rows);
         assert!(end.is_some_and(|end| end <= header.global_rows), "more rows than the global batch");
+        let most_rows = header.rows..=header.global_rows;
+        assert!(most_rows.contains(&header.most_rows), "the rows of the fullest part");
         let raw = self.raw_header();
         raw.stream = header.stream as u32;
         raw.epoch = header.epoch;
@@ -137,6 +143,7 @@ impl<'a> BatchMut<'a> {
         raw.rows = header.rows;
         raw.global_rows = header.global_rows;
         raw.first_row = header.first_row;
+        raw.most_rows = header.most_rows;
         raw.last = u32::from(header.last);
     }
 
@@ -219,6 +226,7 @@ impl<'a> BatchRef<'a> {
             rows,
             global_rows,
             first_row: raw.first_row.min(global_rows - rows),
+            most_rows: raw.most_rows.clamp(rows, global_rows),
             last: raw.last != 0,
         }
     }

@@ -1,29 +1,55 @@
-//! A worker's part of a global batch, cut from it: what the packer deals straight into the rings of several workers.
+//! Parts of a global batch, cut from it: what the packer deals straight into the rings of several workers.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::batch::{BatchBuffer, BatchHeader, BatchRef};
 use crate::layout::SlotLayout;
+use crate::schema::BatchSchema;
 
 impl BatchBuffer {
-    /// The part of `batch` that rank `rank` of `ranks` has, as [`BatchSchema::part`](crate::BatchSchema::part) defines it,
-    /// with the batch's position.
+    /// The part of `batch` that rank `rank` of `ranks` has, as [`BatchSchema::part`] defines it, with the batch's position.
     ///
     /// # Panics
     /// When `batch` is not a whole global batch, or there is no such rank.
     pub fn part_of(batch: BatchRef<'_>, rank: u32, ranks: u32) -> Self {
         assert!(rank < ranks, "a rank of {ranks}");
-        let (header, schema) = (batch.header(), batch.layout().schema().part(ranks));
+        let (all, schema) = (batch.header().rows, batch.layout().schema().part(ranks));
+        let start = rank.saturating_mul(schema.rows).min(all);
+        let most = schema.rows.min(all);
+        Self::cut(batch, &schema, start..all.min(start.saturating_add(schema.rows)), most)
+    }
+
+    /// The parts of `batch` with these numbers of consecutive rows, in slots with room for the whole batch, with the batch's
+    /// position.
+    ///
+    /// # Panics
+    /// When `batch` is not a whole global batch, or has another number of rows.
+    pub fn parts_of(batch: BatchRef<'_>, rows: &[u32]) -> Vec<Self> {
+        let (schema, most) = (batch.layout().schema(), rows.iter().copied().max().unwrap_or(0));
+        let mut end = 0;
+        let parts = rows.iter().map(|rows| {
+            let start = end;
+            end += rows;
+            Self::cut(batch, schema, start..end, most)
+        });
+        let parts = parts.collect();
+        assert_eq!(end, batch.header().rows, "the rows of all parts");
+        parts
+    }
+
+    /// The part of `batch` with `rows`, in a slot of `schema`. The fullest part has `most_rows` rows.
+    fn cut(batch: BatchRef<'_>, schema: &BatchSchema, rows: Range<u32>, most_rows: u32) -> Self {
+        let header = batch.header();
         assert_eq!((header.first_row, header.rows), (0, header.global_rows), "a whole batch");
-        let first_row = rank.saturating_mul(schema.rows).min(header.rows);
-        let rows = (header.rows - first_row).min(schema.rows);
-        let layout = SlotLayout::of(&schema).expect("a smaller layout than the batch's");
+        let layout = SlotLayout::of(schema).expect("no larger layout than the batch's");
         let mut part = Self::new(Arc::new(layout));
         let mut slot = part.as_mut();
-        slot.set_header(&BatchHeader { rows, first_row, ..header });
+        let (first_row, count) = (rows.start, rows.end - rows.start);
+        slot.set_header(&BatchHeader { rows: count, first_row, most_rows, ..header });
         slot.set_position(batch.position());
 
-        let (stride, first, count) = (schema.rows as usize, first_row as usize, rows as usize);
+        let (stride, first, count) = (schema.rows as usize, first_row as usize, count as usize);
         let mut sections = slot.sections();
         for label in 0..schema.label_count() {
             sections.labels[label * stride..][..count]

@@ -134,12 +134,24 @@ fn headers_of_rows_beyond_the_global_batch_panic() {
 }
 
 #[test]
+#[should_panic(expected = "the rows of the fullest part")]
+fn headers_with_more_rows_than_the_fullest_part_panic() {
+    let header = BatchHeader { global_rows: 7, most_rows: 2, ..BatchHeader::train(3) };
+    buffer(&schema(4)).as_mut().set_header(&header);
+}
+
+#[test]
 fn a_part_of_a_global_batch_larger_than_the_slot_round_trips() {
     let mut buffer = buffer(&schema(4));
     for header in [
         BatchHeader { global_rows: 11, first_row: 8, ..BatchHeader::train(3) },
-        BatchHeader { global_rows: 8, first_row: 8, ..BatchHeader::train(0) },
-        BatchHeader { global_rows: u32::MAX, first_row: u32::MAX - 4, ..BatchHeader::train(4) },
+        BatchHeader { global_rows: 8, first_row: 8, most_rows: 8, ..BatchHeader::train(0) },
+        BatchHeader {
+            global_rows: u32::MAX,
+            first_row: u32::MAX - 4,
+            most_rows: 1 << 31,
+            ..BatchHeader::train(4)
+        },
     ] {
         buffer.as_mut().set_header(&header);
         assert_eq!(buffer.as_ref().header(), header);

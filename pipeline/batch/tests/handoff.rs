@@ -104,7 +104,7 @@ fn memory_matches_the_documented_layout() {
     let u32_at = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(&bytes[..8], b"millring");
-    assert_eq!((u32_at(8), u32_at(12)), (2, 3));
+    assert_eq!((u32_at(8), u32_at(12)), (3, 3));
     assert_eq!((u64_at(16), u64_at(24)), (layout.slot_bytes() as u64, layout.fingerprint()));
     assert_eq!([64, 128, 192, 256].map(u32_at), [0, 2, 1, 0], "open; ready, filling, free");
     assert_eq!(bytes.len(), 4096 + 3 * layout.slot_bytes());

@@ -80,7 +80,7 @@ pub(crate) fn corrupt(memory: &OwnedFd, input: &mut Input<'_>) {
             (64 * (1 + input.below(1 + SLOTS as usize)), (u32::from(input.byte()) % 6).to_le_bytes().to_vec())
         }
         // A slot's header with its counts.
-        2 => (HEAD_BYTES + 4 * input.below(9), input.word().to_le_bytes().to_vec()),
+        2 => (HEAD_BYTES + 4 * input.below(10), input.word().to_le_bytes().to_vec()),
         _ => {
             let at = input.below(size.max(1));
             (at, input.take(16).to_vec())
@@ -94,9 +94,10 @@ pub(crate) fn corrupt(memory: &OwnedFd, input: &mut Input<'_>) {
 pub(crate) fn read_all(batch: BatchRef<'_>) {
     let schema = batch.layout().schema().clone();
     let most = schema.rows as usize;
-    let BatchHeader { rows, first_row, global_rows, .. } = batch.header();
+    let BatchHeader { rows, first_row, global_rows, most_rows, .. } = batch.header();
     assert!(batch.rows() <= most && rows <= schema.rows);
     assert!(first_row.checked_add(rows).is_some_and(|end| end <= global_rows));
+    assert!((rows..=global_rows).contains(&most_rows));
     assert!(batch.position().len() <= schema.position_bytes as usize);
     let mut sum = batch.position().iter().map(|&byte| f64::from(byte)).sum::<f64>();
     for values in [batch.labels(0), batch.weights().unwrap(), batch.dense()] {

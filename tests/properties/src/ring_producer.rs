@@ -39,6 +39,7 @@ pub fn check(data: &[u8]) {
                     rows,
                     global_rows: first_row + rows,
                     first_row,
+                    most_rows: rows.max(first_row),
                     last: false,
                 });
                 batch.set_position(input.take(usize::from(choice) % schema.position_bytes as usize));

@@ -51,6 +51,7 @@ fn batch(schema: &BatchSchema) -> BatchBuffer {
         rows: ROWS,
         global_rows: ROWS,
         first_row: 0,
+        most_rows: ROWS,
         last: false,
     });
     let mut sections = slot.sections();

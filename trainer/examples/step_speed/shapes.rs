@@ -157,6 +157,7 @@ pub(crate) fn fill(slot: &mut BatchMut<'_>, schema: &BatchSchema, seed: u64) {
         rows,
         global_rows: rows,
         first_row: 0,
+        most_rows: rows,
         last: false,
     });
     let sections = slot.sections();

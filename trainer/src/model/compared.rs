@@ -113,7 +113,7 @@ impl<B: Backend> ComparedRows<B> {
         let layout = SlotLayout::of(&self.schema).expect("a smaller layout than the batch's");
         let mut batch = BatchBuffer::new(Arc::new(layout));
         let mut slot = batch.as_mut();
-        slot.set_header(&BatchHeader { rows, first_row: 0, ..header });
+        slot.set_header(&BatchHeader { rows, first_row: 0, most_rows: rows, ..header });
         let sections = slot.sections();
         sections.labels[..all.labels.len()].copy_from_slice(all.labels);
         if let (Some(to), Some(weights)) = (sections.weights, all.weights) {

@@ -107,6 +107,7 @@ fn batch(number: u64, schema: &BatchSchema) -> BatchBuffer {
         rows,
         global_rows: rows,
         first_row: 0,
+        most_rows: rows,
         last: within == 2 || within == 4,
     });
     slot.set_position(&(number + 1).to_le_bytes());

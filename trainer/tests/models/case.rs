@@ -183,6 +183,7 @@ impl Golden {
             rows: rows as u32,
             global_rows: rows as u32,
             first_row: 0,
+            most_rows: rows as u32,
             last: false,
         });
         let mut sections = slot.sections();

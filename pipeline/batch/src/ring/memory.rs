@@ -43,7 +43,7 @@ pub const MAX_SLOTS: u32 = 4096;
 const MAGIC: u64 = u64::from_ne_bytes(*b"millring");
 
 /// Changes whenever the layout above or the layout of a slot changes.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The first slot starts at a multiple of this, so slots never share a page with the states.
 const PAGE: usize = 4096;

@@ -61,13 +61,15 @@ fn header(number: u64, capacity: u32) -> BatchHeader {
     let rows = numbers.below(u64::from(capacity) + 1) as u32;
     // With several ranks, rows of the global batch lie before and after this part.
     let first_row = numbers.below(2 * u64::from(capacity)) as u32;
+    let others = numbers.below(u64::from(capacity)) as u32;
     BatchHeader {
         stream: if numbers.below(2) == 0 { Stream::Train } else { Stream::Eval },
         epoch: numbers.id(),
         batch: number,
         rows,
-        global_rows: first_row + rows + numbers.below(u64::from(capacity)) as u32,
+        global_rows: first_row + rows + others,
         first_row,
+        most_rows: rows.max(first_row).max(others),
         last: numbers.below(2) == 0,
     }
 }

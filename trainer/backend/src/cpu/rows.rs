@@ -402,6 +402,7 @@ mod tests {
                 rows,
                 global_rows: rows,
                 first_row: 0,
+                most_rows: rows,
                 last: false,
             });
             let ids = slot.sections().ids;

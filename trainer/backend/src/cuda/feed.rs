@@ -254,6 +254,7 @@ mod tests {
             rows,
             global_rows: rows,
             first_row: 0,
+            most_rows: rows,
             last: false,
         };
         batch.set_header(&header);

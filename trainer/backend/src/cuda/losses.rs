@@ -204,6 +204,7 @@ mod tests {
             rows: 2,
             global_rows: 2,
             first_row: 0,
+            most_rows: 2,
             last: false,
         };
         let task = Loss::CrossEntropy { smoothing: 0.0, class_weights: vec![1.0; 3] }.into();

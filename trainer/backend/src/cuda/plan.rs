@@ -216,6 +216,7 @@ mod tests {
             rows,
             global_rows: rows,
             first_row: 0,
+            most_rows: rows,
             last: false,
         });
         cuda.upload(buffer.as_ref(), batch).unwrap();

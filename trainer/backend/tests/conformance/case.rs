@@ -172,6 +172,7 @@ impl Shapes {
             rows: self.rows,
             global_rows: self.rows,
             first_row: 0,
+            most_rows: self.rows,
             last: false,
         });
         let rows = self.rows as usize;

@@ -98,6 +98,7 @@ fn set_rows(slot: &mut BatchMut<'_>, rows: u32) {
         rows,
         global_rows: rows,
         first_row: 0,
+        most_rows: rows,
         last: false,
     });
 }
