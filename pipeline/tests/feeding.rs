@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float32Array, RecordBatch, StringArray};
-use millstream_batch::{BatchHeader, Producer, Stream};
+use millstream_batch::{BatchHeader, HandOff, Producer, Stream};
 use millstream_format::Error as FormatError;
 use millstream_pipeline::Error;
 use millstream_pipeline::analysis::Analysis;
@@ -21,7 +21,7 @@ use millstream_pipeline::fingerprint::bucket;
 use millstream_pipeline::ingest::{
     self, DatasetSource, IngestPlan, IngestReport, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate,
 };
-use millstream_pipeline::order::{Position, Share};
+use millstream_pipeline::order::{Deal, Position};
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, LabelSpec, MissingNumber, Normalize, OnBadRecord,
 };
@@ -233,22 +233,25 @@ fn parts_of_tfrecord_files_are_delivered_exactly_once_and_resume_anywhere() {
     };
     assert!(parts(1000) && !parts(500) && !parts(1 << 30));
 
-    // Three hosts; each row goes to exactly one of them.
+    // Three hosts, the first with two parts; each row goes to exactly one of them.
     let hosts = hub::Hub::connect(3).into_iter().map(|peers| {
-        let (producer, hand_off) = Producer::create(in_parts.schema(), in_parts.slots()).unwrap();
-        let consumer = hand_off.open(in_parts.schema()).unwrap();
-        (
-            ingest::start_among(Some(peers), in_parts.clone(), in_parts.start(), vec![producer]).unwrap(),
-            consumer,
-        )
+        let deal = Deal::new(peers.host(), &[0, 1, 2, 0]).unwrap();
+        let plan = in_parts.clone().with_deal(deal).unwrap();
+        let (rings, hand_offs) = plan.create_rings().unwrap();
+        let open = |hand_off: HandOff| hand_off.open(plan.ring_schema()).unwrap();
+        let consumers: Vec<_> = hand_offs.into_iter().map(open).collect();
+        (ingest::start_among(Some(peers), plan, in_parts.start(), rings).unwrap(), consumers)
     });
-    let (handles, mut consumers): (Vec<_>, Vec<_>) = hosts.unzip();
+    let (handles, consumers): (Vec<_>, Vec<_>) = hosts.unzip();
+    let mut consumers: Vec<_> = consumers.into_iter().flatten().collect();
+    assert_eq!(consumers.len(), 4);
     for (header, position, rows) in &seen {
         let mut together = Vec::new();
         for consumer in &mut consumers {
             let leased = consumer.next().unwrap().unwrap();
             let batch = leased.batch();
-            assert_eq!(batch.header(), BatchHeader { rows: batch.header().rows, ..*header });
+            let BatchHeader { rows, first_row, most_rows, .. } = batch.header();
+            assert_eq!(batch.header(), BatchHeader { rows, first_row, most_rows, ..*header });
             assert_eq!(batch.position(), position);
             together.extend(batch.dense().iter().map(|&number| number as usize));
         }

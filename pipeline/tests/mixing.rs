@@ -124,7 +124,11 @@ fn next(consumers: &mut [Consumer]) -> Option<Seen> {
     }
     let header = first.header();
     assert_eq!(all.len(), header.global_rows as usize);
-    Some((BatchHeader { rows: header.global_rows, ..header }, first.position().to_vec(), all))
+    Some((
+        BatchHeader { rows: header.global_rows, most_rows: header.global_rows, ..header },
+        first.position().to_vec(),
+        all,
+    ))
 }
 
 /// How often each row occurs in each epoch of training.

@@ -8,15 +8,16 @@
 //! batch is delivered first. A lane's error therefore ends the feed at the window that it concerns, regardless of when
 //! the error occurred.
 //!
-//! **Ranks.** With R rings, rank `r` gets the rows `[r c, (r + 1) c)` of a global batch of at most B rows, in the order
-//! in which they are drawn, where `c = ceil(B / R)`. In a short last batch the first ranks are full and the last ones
-//! may have no rows. They get a slot nevertheless, so all ranks receive the same number of batches. The packer claims a
-//! slot of every ring, fills the parts one after another, and publishes them only when the whole batch is packed and its
-//! header is known. All parts of a batch carry the same position.
+//! **Parts.** The packer claims a slot of every ring, fills the parts ([`fill`]), and publishes them only when the whole
+//! batch is packed and its header is known. So all ranks receive the same number of batches; a part may have no rows.
+//! All parts of a batch carry the same position. There are two rules ([`Deal`](crate::order::Deal)):
 //!
-//! **Hosts.** With several hosts, each host draws all rows but packs only those of its own lanes. For the lanes of
-//! other hosts it receives the extents of their windows ([`super::peers`]). A batch is full when the *global* batch is
-//! full, so a host's part may be empty. Several hosts have one rank each.
+//! * *Runs.* With R rings, rank `r` gets the rows `[r c, (r + 1) c)` of a global batch of at most B rows, in the order
+//!   in which they are drawn, where `c = ceil(B / R)`. In a short last batch the first ranks are full and the last ones
+//!   may have no rows.
+//! * *Lanes.* Each row goes to the part of its lane. Every host draws all rows, and therefore knows how many each part
+//!   has, but packs only those of its own lanes. For the lanes of other hosts it receives the extents of their windows
+//!   ([`super::peers`]). A batch is full when the *global* batch is full. A part has room for all of it.
 //!
 //! **Ready lanes first** (`deterministic = false`, one host, a shuffled pass). The merge skips a lane whose next window
 //! is not ready. Only if no lane has rows does the packer wait, for any of them. Each row is still delivered exactly
@@ -26,24 +27,24 @@
 //! **A short last batch** is delivered unless `drop_last` is set; its rows are then drawn and dropped. The preceding
 //! batch is not marked as the last, because it is published before the short one is detected.
 
-use std::sync::Arc;
-use std::time::Duration;
+mod fill;
+mod pool;
+mod readiness;
 
-use millstream_batch::{BatchHeader, BatchMut, ClaimedSlot, Count, Producer, RingError, Stream};
-use millstream_trace::{Category, SpanStart, Work};
+use millstream_batch::{BatchHeader, Count, Producer, RingError, Stream};
 
 use super::Shared;
-use super::handover::Notify;
-use super::lane::{Piece, Window};
+use super::lane::Piece;
 use super::peers::{Peers, PieceKey, PieceUpdate};
 use super::plan::{IngestPlan, name_of};
 use super::source::SkippedRecords;
-use super::stats::{Counters, Stopwatch};
-use crate::chunk::Chunk;
 use crate::error::Error;
-use crate::order::{LanePosition, Merge, Pass, PassOrder, Position, Share, Turn};
+use crate::order::{LanePart, LanePosition, Merge, Pass, Position, Turn};
 use crate::pack::{Packer, RowRef};
 use crate::spec::OnBadRecord;
+use fill::{Filled, Part};
+use pool::Pool;
+use readiness::Readiness;
 
 /// Feeds `rings` from `position` to the end of the feed.
 pub(super) fn feed(
@@ -53,13 +54,14 @@ pub(super) fn feed(
     shared: &Shared,
 ) -> Result<Position, Error> {
     let mut position = position;
+    let lanes = plan.deal().map(|deal| deal.of_lanes(plan.order.lanes));
     while let Some(pass) = position.pass {
         let order = plan.pass_order(pass);
         let assembler = Assembler {
             plan,
             shared,
             pass,
-            share: shared.share(),
+            lanes: lanes.as_deref(),
             merge: Merge::new(&order, &position),
             pieces: position.lanes.iter().map(first_piece).collect(),
             readiness: shared
@@ -69,7 +71,7 @@ pub(super) fn feed(
                 .map(|notify| Readiness::new(notify, order.lanes())),
             pool: Pool::new(&order),
             packer: Packer::default(),
-            drawn: Vec::with_capacity(plan.ring_schema().rows as usize),
+            drawn: vec![Vec::new(); rings.len()],
             last_skipped: None,
         };
         position = assembler.run(position, rings)?;
@@ -82,7 +84,8 @@ struct Assembler<'a> {
     plan: &'a IngestPlan,
     shared: &'a Shared,
     pass: Pass,
-    share: Share,
+    /// The part of each lane, if rows are dealt by lanes.
+    lanes: Option<&'a [LanePart]>,
     merge: Merge,
     /// The number of each lane's next piece.
     pieces: Vec<u64>,
@@ -90,70 +93,13 @@ struct Assembler<'a> {
     readiness: Option<Readiness<'a>>,
     pool: Pool,
     packer: Packer,
-    /// Rows that have been drawn but not packed.
-    drawn: Vec<RowRef>,
+    /// By part that is being filled, the rows that have been drawn but not packed.
+    drawn: Vec<Vec<RowRef>>,
     last_skipped: Option<Error>,
 }
 
 /// A row of the pass: a lane, and an index in its current window.
 type Place = (u32, u32);
-
-/// Tracks which lanes may have become ready.
-struct Readiness<'a> {
-    notify: &'a Notify,
-    /// The number of changes of the notify when last read.
-    rings: u64,
-    /// By lane, the value of `rings` when the lane was last found not ready.
-    polled: Vec<Option<u64>>,
-    /// The number of lanes found not ready at the current value of `rings`.
-    absent: usize,
-}
-
-/// The current windows.
-struct Pool {
-    /// The chunks of all current windows, grouped by lane.
-    chunks: Vec<Arc<Chunk>>,
-    lanes: Vec<Lane>,
-}
-
-#[derive(Default)]
-struct Lane {
-    /// The range of its chunks: the first, and their number.
-    first: usize,
-    chunks: usize,
-    rows: Vec<RowRef>,
-}
-
-/// A rank's part of a global batch.
-struct Part<'a> {
-    slot: ClaimedSlot<'a>,
-    /// The place of its first row in the global batch.
-    first_row: u32,
-    /// The rows packed into it.
-    rows: u32,
-}
-
-/// A stretch of filling a slot, between two waits for a window.
-struct Filling<'a> {
-    counters: &'a Counters,
-    stretch: Stopwatch,
-    start: SpanStart,
-    /// The number of rows packed before.
-    before: usize,
-}
-
-impl<'a> Filling<'a> {
-    fn begin(counters: &'a Counters, before: usize) -> Self {
-        Self { counters, stretch: Stopwatch::start(), start: counters.recorder.start(), before }
-    }
-
-    /// Ends the stretch and records it; the slot then holds `packed` rows.
-    fn end(self, packed: usize) {
-        let rows = (packed - self.before) as u64;
-        self.counters.pack.add(&self.stretch, Duration::ZERO);
-        self.counters.recorder.add(self.start, Category::Ingest, "pack", || Work { rows, ..Work::default() });
-    }
-}
 
 impl Assembler<'_> {
     /// Delivers the rest of the pass; returns the start of the next one.
@@ -168,16 +114,16 @@ impl Assembler<'_> {
             let slots = counters
                 .wait(|counters| &counters.ring_wait, "wait for a free slot", || Producer::claim_all(rings))
                 .map_err(ring_error)?;
-            let mut parts: Vec<Part<'_>> =
-                slots.into_iter().map(|slot| Part { slot, first_row: 0, rows: 0 }).collect();
-            let global_rows = self.fill(&mut parts, first)?;
+            let mut parts: Vec<Part<'_>> = slots.into_iter().map(Part::new).collect();
+            let Filled { global_rows, most_rows } = self.fill(&mut parts, first)?;
             self.merge.store(&mut position);
             let batch = position.batch;
             position.batch += 1;
             let after = self.draw();
             let last = matches!(after, Ok(None));
             let Pass { stream, epoch } = self.pass;
-            let whole = BatchHeader { stream, epoch, batch, last, ..BatchHeader::train(global_rows) };
+            let whole =
+                BatchHeader { stream, epoch, batch, last, most_rows, ..BatchHeader::train(global_rows) };
             self.check_positive(&position, &whole)?;
             if self.drops(&whole) {
                 self.refuse_no_batch(&whole)?;
@@ -202,66 +148,6 @@ impl Assembler<'_> {
             next = after?;
         }
         Ok(position)
-    }
-
-    /// Fills the parts of a global batch, one after another, with `first` and the rows that follow. Returns the number
-    /// of global rows.
-    fn fill(&mut self, parts: &mut [Part<'_>], first: Place) -> Result<u32, Error> {
-        let (batch_rows, part_rows) = (self.plan.schema.rows, self.plan.ring_schema().rows);
-        let (mut first, mut global_rows) = (Some(first), 0);
-        for Part { slot, first_row, rows } in parts {
-            *first_row = global_rows;
-            let most = part_rows.min(batch_rows - global_rows);
-            let (packed, drawn) = self.fill_part(&mut slot.batch(), first.take(), most)?;
-            *rows = packed;
-            global_rows += drawn;
-        }
-        Ok(global_rows)
-    }
-
-    /// Fills a part with `first`, if it is already drawn, and the rows that follow, until `most` rows are drawn or the
-    /// pass ends. Returns the number of packed rows, which are those of this host, and of drawn rows.
-    fn fill_part(
-        &mut self,
-        batch: &mut BatchMut<'_>,
-        first: Option<Place>,
-        most: u32,
-    ) -> Result<(u32, u32), Error> {
-        let (mut packed, mut drawn) = (0, 0);
-        let shared = self.shared;
-        let mut at_work = Filling::begin(&shared.counters, packed);
-        let mut note = |assembler: &mut Self, (lane, index): Place| {
-            drawn += 1;
-            if assembler.share.owns(lane) {
-                assembler.drawn.push(assembler.pool.row(lane, index));
-            }
-            drawn < most
-        };
-        let mut more = first.map_or(most > 0, |first| note(self, first));
-        while more {
-            match self.merge.next() {
-                Turn::Row { lane, index } => more = note(self, (lane, index)),
-                Turn::Wait { lane } if self.skips(lane) => self.merge.skip_turn(),
-                Turn::Wait { lane } => {
-                    packed += self.pack(batch, packed);
-                    at_work.end(packed);
-                    self.take_window(lane)?;
-                    at_work = Filling::begin(&shared.counters, packed);
-                }
-                Turn::End => break,
-            }
-        }
-        packed += self.pack(batch, packed);
-        at_work.end(packed);
-        Ok((packed as u32, drawn))
-    }
-
-    /// Packs the drawn rows, starting at row `at` of the batch.
-    fn pack(&mut self, batch: &mut BatchMut<'_>, at: usize) -> usize {
-        self.packer.pack(batch, at, &self.pool.chunks, &self.drawn);
-        let rows = self.drawn.len();
-        self.drawn.clear();
-        rows
     }
 
     /// Draws the next row of the pass. All drawn rows must be packed, because this may replace a window.
@@ -292,8 +178,11 @@ impl Assembler<'_> {
     fn take_window(&mut self, lane: u32) -> Result<(), Error> {
         let number = self.pieces[lane as usize];
         self.pieces[lane as usize] += 1;
-        if let Some(peers) = self.shared.peers.as_deref().filter(|_| !self.share.owns(lane)) {
-            return self.recv_window(peers, PieceKey { pass: self.pass, lane, number });
+        let owner = self.plan.deal().map(|deal| (deal.owner(lane), deal.host()));
+        if let (Some(peers), Some((owner, host))) = (self.shared.peers.as_deref(), owner)
+            && owner != host
+        {
+            return self.recv_window(peers, owner, PieceKey { pass: self.pass, lane, number });
         }
         self.pool.drop_window(lane);
         let handover = &self.shared.lanes[lane as usize];
@@ -318,14 +207,13 @@ impl Assembler<'_> {
         }
     }
 
-    /// Waits for the next window of another host's lane.
-    fn recv_window(&mut self, peers: &dyn Peers, key: PieceKey) -> Result<(), Error> {
-        let host = self.share.owner(key.lane);
+    /// Waits for the next window of a lane of another host.
+    fn recv_window(&mut self, peers: &dyn Peers, host: u32, key: PieceKey) -> Result<(), Error> {
         let error = |message: Option<String>| message.map(|message| Error::Peer { host, message });
         let update = self.shared.counters.wait(
             |counters| &counters.window_wait,
             "wait for a host",
-            || peers.recv(key),
+            || peers.recv(host, key),
         );
         match update? {
             PieceUpdate::Window(extent, left_out) => {
@@ -397,76 +285,6 @@ impl Assembler<'_> {
                 position.lanes.len() as u32,
                 position.fingerprint,
             )
-        }
-    }
-}
-
-impl Pool {
-    fn new(order: &PassOrder) -> Self {
-        Self { chunks: Vec::new(), lanes: (0..order.lanes()).map(|_| Lane::default()).collect() }
-    }
-
-    /// A reference to row `index` of the current window of `lane`. Valid until a window is dropped or added.
-    fn row(&self, lane: u32, index: u32) -> RowRef {
-        let lane = &self.lanes[lane as usize];
-        let RowRef { chunk, row } = lane.rows[index as usize];
-        RowRef { chunk: lane.first as u32 + chunk, row }
-    }
-
-    fn drop_window(&mut self, lane: u32) {
-        let Lane { first, chunks, rows } = &mut self.lanes[lane as usize];
-        self.chunks.drain(*first..*first + *chunks);
-        *rows = Vec::new();
-        *chunks = 0;
-        self.place_lanes();
-    }
-
-    /// Adds the window; returns the error of its last skipped record, if any.
-    fn hold_window(&mut self, lane: u32, window: Window) -> Option<Error> {
-        let Lane { first, chunks, rows } = &mut self.lanes[lane as usize];
-        *rows = window.rows;
-        *chunks = window.chunks.len();
-        self.chunks.splice(*first..*first, window.chunks);
-        self.place_lanes();
-        window.last_skipped
-    }
-
-    fn place_lanes(&mut self) {
-        let mut next = 0;
-        for lane in &mut self.lanes {
-            lane.first = next;
-            next += lane.chunks;
-        }
-    }
-}
-
-impl<'a> Readiness<'a> {
-    fn new(notify: &'a Notify, lanes: u32) -> Self {
-        Self { notify, rings: notify.changes(), polled: vec![None; lanes as usize], absent: 0 }
-    }
-
-    /// Whether `lane` is ready according to `probe`, which is called again only after the notify has changed.
-    fn is_ready(&mut self, lane: u32, probe: impl FnOnce() -> bool) -> bool {
-        let rings = self.notify.changes();
-        if rings != self.rings {
-            (self.rings, self.absent) = (rings, 0);
-        }
-        let polled = &mut self.polled[lane as usize];
-        if *polled == Some(rings) {
-            return false;
-        }
-        if probe() {
-            return true;
-        }
-        *polled = Some(rings);
-        self.absent += 1;
-        false
-    }
-
-    /// Waits for the notify if all `live` lanes were found not ready since it last changed.
-    fn wait_if_none(&self, live: usize) {
-        if self.absent >= live {
-            self.notify.wait(self.rings);
         }
     }
 }

@@ -1,20 +1,20 @@
 //! Tests exactly-once delivery when hosts and ranks join, leave and crash.
 //!
-//! Hosts are simulated: each is a complete engine with its own ring, and a [`Hub`] connects them. A single host may have
-//! several ranks, each with a ring. Every row carries a tag: its split and its index in it. A schedule is a list of
-//! stints. In a stint, a number of hosts resume from a checkpoint, take some steps, and then stop orderly, lose one host
-//! or rank, or are all killed. Batches consumed after the
-//! last checkpoint are discarded, as when a job is killed.
+//! Hosts are simulated: each is a complete engine with a ring for each of its parts, and a [`Hub`](super::hub::Hub) connects
+//! them. Every row carries a tag: its split and its index in it. A schedule is a list of
+//! stints. In a stint, a number of hosts with some parts each resume from a checkpoint, take some steps, and then stop
+//! orderly, lose one host or the consumer of one ring, or are all killed. Batches consumed after the
+//! last checkpoint are discarded, as when a job is killed. Rows are dealt by lanes, or by runs to the ranks of a single host.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millstream_batch::{BatchHeader, Consumer, RingError, Stream};
+use millstream_batch::{RingError, Stream};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use super::hub::Hub;
+use super::deal_tests::{Dealt, Host, hosts_of_parts, next_dealt, start_hosts};
 use super::tests::*;
 use super::*;
 use crate::order::reference::Row;
@@ -23,6 +23,10 @@ use crate::spec::DataSpec;
 /// Schedules in a run of `tests/run`. Each starts and stops hundreds of threads, which takes long on a busy machine;
 /// `tests/nightly` tries more.
 const SCHEDULES: u32 = 300;
+
+/// The most hosts of a stint, and the most parts.
+const MOST_HOSTS: u32 = 6;
+const MOST_PARTS: usize = MOST_HOSTS as usize + 5;
 
 /// The number of schedules to try: `MILLSTREAM_SCHEDULES`, or [`SCHEDULES`].
 fn schedule_count() -> u32 {
@@ -33,9 +37,7 @@ fn schedule_count() -> u32 {
 /// A period in which a fixed set of hosts runs, starting from a checkpoint.
 #[derive(Clone, Debug)]
 struct Stint {
-    hosts: u32,
-    /// The ranks of a single host; several hosts have one each.
-    ranks_alone: u32,
+    division: Division,
     /// Global batches consumed before the end.
     batches: usize,
     /// The number of batches between checkpoints.
@@ -45,10 +47,55 @@ struct Stint {
     free: bool,
 }
 
-impl Stint {
-    /// The ranks of each host.
-    fn ranks(&self) -> u32 {
-        if self.hosts == 1 { self.ranks_alone } else { 1 }
+/// How global batches are divided.
+#[derive(Clone, Debug, PartialEq)]
+enum Division {
+    /// In runs, among so many ranks of the only host.
+    Runs(u32),
+    /// By lanes, into parts of these hosts.
+    Lanes(Vec<u32>),
+}
+
+impl Division {
+    fn hosts(&self) -> u32 {
+        match self {
+            Self::Runs(_) => 1,
+            Self::Lanes(host_of_part) => host_of_part.iter().max().unwrap() + 1,
+        }
+    }
+
+    /// The number of parts, over all hosts.
+    fn parts(&self) -> usize {
+        match self {
+            Self::Runs(ranks) => *ranks as usize,
+            Self::Lanes(host_of_part) => host_of_part.len(),
+        }
+    }
+
+    fn start(&self, plan: &IngestPlan, from: &Position) -> Vec<Host> {
+        match self {
+            Self::Runs(ranks) => {
+                let plan = plan.clone().with_ranks(*ranks).unwrap();
+                let (rings, consumers) = open_all(&plan);
+                let handle = start(plan, from.clone(), rings).unwrap();
+                vec![Host { handle, rings: (0..).zip(consumers).collect() }]
+            }
+            Self::Lanes(host_of_part) => start_hosts(plan, host_of_part, from),
+        }
+    }
+
+    /// The rows of each part of a batch of `batch_size` rows or fewer, which have these lanes.
+    fn divide(&self, rows: &[(u32, Row)], batch_size: u32) -> Vec<Vec<Row>> {
+        match self {
+            Self::Lanes(host_of_part) => by_lanes(rows, host_of_part.len()),
+            Self::Runs(ranks) => {
+                let rows: Vec<Row> = rows.iter().map(|&(_, row)| row).collect();
+                let mut runs: Vec<_> =
+                    rows.chunks(batch_size.div_ceil(*ranks) as usize).map(<[Row]>::to_vec).collect();
+                runs.resize(*ranks as usize, Vec::new());
+                runs
+            }
+        }
     }
 }
 
@@ -59,115 +106,75 @@ enum End {
     /// All hosts are killed.
     Killed,
     /// One host is killed, or a rank of the only host; the others detect it.
-    OneDies(u32),
+    HostDies(u32),
+    /// The consumer of one ring is killed; its host and the others detect it.
+    RankDies(u32),
 }
 
 /// The state of a job between two stints.
 struct Job {
-    /// Global batches up to the checkpoint.
-    committed: Vec<GlobalBatch>,
+    /// Global batches up to the checkpoint, and how they were divided.
+    committed: Vec<(Dealt, Division)>,
     checkpoint: Vec<u8>,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct GlobalBatch {
-    header: BatchHeader,
-    /// The rows of each host or rank.
-    parts: Vec<Vec<Row>>,
-}
-
-impl GlobalBatch {
-    fn rows(&self) -> Vec<Row> {
-        let mut rows = self.parts.concat();
-        rows.sort_unstable();
-        rows
-    }
 }
 
 /// Runs one stint from `job`'s checkpoint. Returns whether the feed has ended.
 fn run_stint(plan: &IngestPlan, stint: &Stint, job: &mut Job, coverage: &Coverage) -> bool {
     let from = if job.checkpoint.is_empty() { plan.start() } else { plan.resume(&job.checkpoint).unwrap() };
-    let (mut handles, mut consumers): (Vec<IngestHandle>, Vec<Consumer>) = match stint.hosts {
-        1 => {
-            let plan = plan.clone().with_ranks(stint.ranks()).unwrap();
-            let (rings, consumers) = open_all(&plan);
-            (vec![start(plan, from, rings).unwrap()], consumers)
-        }
-        hosts => Hub::connect(hosts)
-            .into_iter()
-            .map(|peers| {
-                let (rings, consumer) = open(plan);
-                (start_among(Some(peers), plan.clone(), from.clone(), rings).unwrap(), consumer)
-            })
-            .unzip(),
-    };
+    let mut hosts = stint.division.start(plan, &from);
     let mut uncommitted = Vec::new();
     for step in 1..=stint.batches {
-        let Some((batch, positions)) = next_global(&mut consumers) else {
-            let ends: Vec<_> = handles.into_iter().map(|handle| handle.join().unwrap().position).collect();
+        let Some(batch) = next_dealt(&mut hosts) else {
+            let ends: Vec<_> = hosts.into_iter().map(|host| host.handle.join().unwrap().position).collect();
             assert!(ends.iter().all(|position| position.pass.is_none() && *position == ends[0]));
             job.committed.append(&mut uncommitted);
             return true;
         };
-        uncommitted.push(batch);
-        Coverage::add(&coverage.hosts[stint.hosts as usize], step == 1);
-        Coverage::add(&coverage.ranks[stint.ranks() as usize], step == 1 && stint.hosts == 1);
+        coverage.see(&stint.division, &batch, step == 1);
+        let position = batch.position.clone();
+        uncommitted.push((batch, stint.division.clone()));
         if step % stint.every == 0 || (step == stint.batches && matches!(stint.end, End::Stop)) {
             job.committed.append(&mut uncommitted);
-            // All positions are equal, so that of any host or rank serves.
-            job.checkpoint = positions[step % positions.len()].clone();
+            job.checkpoint = position;
         }
     }
     Coverage::add(&coverage.losses, !uncommitted.is_empty());
     match stint.end {
         End::Stop | End::Killed => {}
-        End::OneDies(victim) => {
-            let victim = victim as usize % consumers.len();
-            drop(consumers.remove(victim));
-            if stint.hosts > 1 {
-                drop(handles.remove(victim));
-            }
-            thread::scope(|scope| {
-                for consumer in &mut consumers {
-                    // Consume until a row of the killed host, or a slot of the killed rank, is needed.
-                    scope.spawn(move || while let Ok(Some(_)) = see(consumer) {});
-                }
-                for handle in handles {
-                    scope.spawn(move || {
-                        let ended = handle.join();
-                        let detected = match &ended {
-                            Ok(_) => true,
-                            Err(Error::Peer { .. }) => stint.hosts > 1,
-                            Err(error) => {
-                                matches!(error, Error::Ring(RingError::PeerGone)) && stint.hosts == 1
-                            }
-                        };
-                        assert!(detected, "{ended:?}");
-                    });
-                }
-            });
+        End::HostDies(victim) if hosts.len() > 1 => {
+            drop(hosts.remove(victim as usize % hosts.len()));
+            outlive(hosts, None);
+        }
+        End::HostDies(victim) | End::RankDies(victim) => {
+            let host = victim as usize % hosts.len();
+            let rings = &mut hosts[host].rings;
+            drop(rings.remove(victim as usize / 7 % rings.len()));
+            outlive(hosts, Some(host));
         }
     }
     false
 }
 
-/// The next batch of all hosts or ranks; `None` at the end of the feed, which must be the same for all.
-fn next_global(consumers: &mut [Consumer]) -> Option<(GlobalBatch, Vec<Vec<u8>>)> {
-    let seen: Vec<Option<Seen>> = consumers.iter_mut().map(|consumer| see(consumer).unwrap()).collect();
-    if seen.iter().any(Option::is_none) {
-        assert!(seen.iter().all(Option::is_none), "the rings have different numbers of batches");
-        return None;
-    }
-    let seen: Vec<Seen> = seen.into_iter().flatten().collect();
-    let header = BatchHeader { rows: seen[0].header.global_rows, ..seen[0].header };
-    for part in &seen {
-        assert_eq!(BatchHeader { rows: header.rows, first_row: 0, ..part.header }, header);
-        assert_eq!(part.position, seen[0].position, "the positions differ");
-    }
-    let here: u32 = seen.iter().map(|part| part.header.rows).sum();
-    assert_eq!(here, header.global_rows);
-    let positions = seen.iter().map(|part| part.position.clone()).collect();
-    Some((GlobalBatch { header, parts: seen.into_iter().map(|part| part.rows).collect() }, positions))
+/// Lets `hosts` run until they detect that another host has died, or that the consumer of a ring of host `maimed` has.
+fn outlive(hosts: Vec<Host>, maimed: Option<usize>) {
+    let is_alone = hosts.len() == 1 && maimed.is_some();
+    thread::scope(|scope| {
+        for (number, Host { handle, rings }) in hosts.into_iter().enumerate() {
+            for (_, mut ring) in rings {
+                // Consume until a row of the killed host, or a slot of the killed rank, is needed.
+                scope.spawn(move || while let Ok(Some(_)) = see(&mut ring) {});
+            }
+            scope.spawn(move || {
+                let ended = handle.join();
+                let detected = match &ended {
+                    Ok(_) => true,
+                    Err(Error::Peer { .. }) => !is_alone,
+                    Err(error) => matches!(error, Error::Ring(RingError::PeerGone)) && maimed == Some(number),
+                };
+                assert!(detected, "{ended:?}");
+            });
+        }
+    });
 }
 
 /// Runs all stints, then a single host to the end.
@@ -179,14 +186,15 @@ fn run_schedule(
     coverage: &Coverage,
 ) -> Job {
     Coverage::add(&coverage.schedules, true);
-    let mut before = (stints[0].hosts, stints[0].ranks());
+    let mut before = &stints[0].division;
     let mut job = Job { committed: Vec::new(), checkpoint: Vec::new() };
-    let last = Stint { hosts: 1, ranks_alone: 1, batches: usize::MAX, every: 1, end: End::Stop, free: false };
+    let division = Division::Runs(1);
+    let last = Stint { division, batches: usize::MAX, every: 1, end: End::Stop, free: false };
     for stint in stints.iter().chain([&last]) {
         let spec = DataSpec { deterministic: !stint.free, ..spec.clone() };
-        let within = job.committed.last().is_some_and(|batch| !batch.header.last);
-        Coverage::add(&coverage.changes, within && (stint.hosts, stint.ranks()) != before);
-        before = (stint.hosts, stint.ranks());
+        let within = job.committed.last().is_some_and(|(batch, _)| !batch.header.last);
+        Coverage::add(&coverage.changes, within && stint.division != *before);
+        before = &stint.division;
         if run_stint(&plan(&spec, train, eval), stint, &mut job, coverage) {
             break;
         }
@@ -197,9 +205,9 @@ fn run_schedule(
 /// Asserts that each row of each pass was delivered exactly once, or as often as its weight says.
 fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
     let mut passes: BTreeMap<(u32, u32), Vec<Row>> = BTreeMap::new();
-    for batch in &job.committed {
+    for (batch, _) in &job.committed {
         let pass = (batch.header.epoch, batch.header.stream as u32);
-        passes.entry(pass).or_default().extend(batch.rows());
+        passes.entry(pass).or_default().extend(batch.parts.concat());
     }
     let streams = [(Stream::Train, Some(train)), (Stream::Eval, eval)];
     let streams: Vec<_> =
@@ -216,41 +224,32 @@ fn assert_exactly_once(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Opti
     }
 }
 
-/// Asserts that every host and rank received its rows in the order of a single host.
+/// Asserts that every part has exactly its rows of the reference's batches, in their order.
 fn assert_follows_the_reference(job: &Job, spec: &DataSpec, train: &Synthetic, eval: Option<&Synthetic>) {
-    let expected = expected(spec, train, eval);
+    let expected = expected_lanes(spec, train, eval);
     assert_eq!(job.committed.len(), expected.len());
-    for (batch, (header, rows)) in job.committed.iter().zip(expected) {
+    for ((batch, division), (header, rows)) in job.committed.iter().zip(expected) {
         assert_eq!(batch.header, header);
-        let mut places: BTreeMap<Row, Vec<usize>> = BTreeMap::new();
-        rows.into_iter().zip(0..).for_each(|(row, place)| places.entry(row).or_default().push(place));
-        let repeated: BTreeSet<Row> =
-            places.iter().filter(|(_, places)| places.len() > 1).map(|(row, _)| *row).collect();
-        for part in &batch.parts {
-            let mut place = |row: &Row| places.get_mut(row).and_then(Vec::pop).expect("a row of this batch");
-            let order: Vec<(&Row, usize)> = part.iter().map(|row| (row, place(row))).collect();
-            // The copies of a row are indistinguishable.
-            let order = order.into_iter().filter(|(row, _)| !repeated.contains(row)).map(|(_, place)| place);
-            assert!(order.is_sorted(), "{part:?}");
-        }
-        assert!(places.values().all(Vec::is_empty));
+        assert_eq!(batch.parts, division.divide(&rows, spec.batch_size), "{division:?}");
     }
 }
 
 fn end() -> impl Strategy<Value = End> {
-    prop_oneof![Just(End::Stop), Just(End::Killed), (0_u32..7).prop_map(End::OneDies)]
+    prop_oneof![
+        Just(End::Stop),
+        Just(End::Killed),
+        (0_u32..7).prop_map(End::HostDies),
+        (0_u32..77).prop_map(End::RankDies)
+    ]
+}
+
+fn division() -> impl Strategy<Value = Division> {
+    prop_oneof![1 => (1_u32..=4).prop_map(Division::Runs), 4 => hosts_of_parts(MOST_HOSTS).prop_map(Division::Lanes)]
 }
 
 fn stint() -> impl Strategy<Value = Stint> {
-    (prop_oneof![1 => Just(1), 4 => 1_u32..=7], 1_u32..=4, 0_usize..14, 1_usize..6, end(), any::<bool>())
-        .prop_map(|(hosts, ranks_alone, batches, every, end, free)| Stint {
-            hosts,
-            ranks_alone,
-            batches,
-            every,
-            end,
-            free,
-        })
+    (division(), 0_usize..14, 1_usize..6, end(), any::<bool>())
+        .prop_map(|(division, batches, every, end, free)| Stint { division, batches, every, end, free })
 }
 
 fn data() -> impl Strategy<Value = Synthetic> {
@@ -273,19 +272,35 @@ fn shuffle() -> impl Strategy<Value = u64> {
 #[derive(Debug, Default)]
 struct Coverage {
     schedules: AtomicU64,
-    /// Stints that began within an epoch, with a different number of hosts or ranks than the previous stint.
+    /// Stints that began within an epoch, with another division than the previous stint.
     changes: AtomicU64,
     /// Stints that discarded batches.
     losses: AtomicU64,
-    /// By number of hosts, the stints that took a step.
-    hosts: [AtomicU64; 8],
-    /// By number of ranks, the stints of a single host that took a step.
+    /// By number of hosts, the stints by lanes that took a step.
+    hosts: [AtomicU64; MOST_HOSTS as usize + 1],
+    /// By number of parts, the same.
+    parts: [AtomicU64; MOST_PARTS + 1],
+    /// By number of ranks, the stints by runs that took a step.
     ranks: [AtomicU64; 5],
+    /// Batches of several parts of which one has all rows.
+    lopsided: AtomicU64,
 }
 
 impl Coverage {
     fn add(counter: &AtomicU64, n: bool) {
         counter.fetch_add(n.into(), Ordering::Relaxed);
+    }
+
+    fn see(&self, division: &Division, batch: &Dealt, is_first: bool) {
+        let parts = division.parts();
+        if let Division::Lanes(_) = division {
+            Self::add(&self.hosts[division.hosts() as usize], is_first);
+            Self::add(&self.parts[parts], is_first);
+            let has_all = |part: &Vec<Row>| part.len() == batch.header.rows as usize;
+            Self::add(&self.lopsided, parts > 1 && batch.parts.iter().any(has_all));
+        } else {
+            Self::add(&self.ranks[parts], is_first);
+        }
     }
 }
 
@@ -322,8 +337,9 @@ fn every_row_is_delivered_once_in_the_same_global_batches_despite_host_failures(
         count(&coverage.changes) >= schedules / 2 && count(&coverage.losses) >= schedules / 4,
         "{coverage:?}"
     );
-    let cover = |stints: &[AtomicU64]| stints[1..].iter().all(|stints| count(stints) >= schedules / 20);
-    assert!(cover(&coverage.hosts) && cover(&coverage.ranks), "{coverage:?}");
+    let cover = |stints: &[AtomicU64]| stints[1..].iter().all(|stints| count(stints) >= schedules / 30);
+    assert!(cover(&coverage.hosts) && cover(&coverage.ranks) && cover(&coverage.parts), "{coverage:?}");
+    assert!(count(&coverage.lopsided) >= schedules / 2, "{coverage:?}");
 }
 
 proptest! {
@@ -338,11 +354,18 @@ proptest! {
     ) {
         let group = grouped.then(|| "group".to_owned());
         let spec = DataSpec { group, ..spec(lanes, shuffle_rows, batch_size) };
-        let stints: Vec<_> =
-            stints.into_iter().map(|s| if s.free { Stint { hosts: 1, ..s } } else { s }).collect();
+        let on_one_host = |division: Division| match division {
+            Division::Lanes(host_of_part) => Division::Lanes(vec![0; host_of_part.len()]),
+            runs @ Division::Runs(_) => runs,
+        };
+        let stints = stints.into_iter().map(|stint| match stint.free {
+            true => Stint { division: on_one_host(stint.division), ..stint },
+            false => stint,
+        });
+        let stints: Vec<_> = stints.collect();
         let job = run_schedule(&spec, &train, eval.as_ref(), &stints, &Coverage::default());
         assert_exactly_once(&job, &spec, &train, eval.as_ref());
-        let rows = job.committed.iter().map(|batch| (batch.header.last, batch.header.global_rows));
+        let rows = job.committed.iter().map(|(batch, _)| (batch.header.last, batch.header.global_rows));
         prop_assert!(rows.clone().all(|(last, rows)| rows == batch_size || last));
     }
 }
@@ -353,45 +376,15 @@ fn positions_record_a_marked_row_on_every_host() {
     for row in [0, 17, 63] {
         let train = Synthetic { only_positive: Some((2, row)), ..Synthetic::new(&[64, 64, 64, 64]) };
         let spec = spec(4, 64, 16);
-        let stints = [
-            Stint { hosts: 3, ranks_alone: 1, batches: 5, every: 1, end: End::Stop, free: false },
-            Stint { hosts: 5, ranks_alone: 1, batches: 30, every: 1, end: End::Stop, free: false },
-        ];
+        let stint = |hosts: &[u32], batches| Stint {
+            division: Division::Lanes(hosts.to_vec()),
+            batches,
+            every: 1,
+            end: End::Stop,
+            free: false,
+        };
+        let stints = [stint(&[0, 1, 2], 5), stint(&[3, 2, 4, 0, 1, 0], 30)];
         let job = run_schedule(&spec, &train, None, &stints, &Coverage::default());
         assert_follows_the_reference(&job, &spec, &train, None);
-    }
-}
-
-#[test]
-fn an_error_on_one_host_ends_all_at_the_same_batch() {
-    let spec = spec(6, 60, 7);
-    let healthy = Synthetic::new(&[40; 12]);
-    let faulty = Synthetic { faults: vec![(5, 20, Fault::Error)], ..healthy };
-    let (alone, report) = run_whole(&plan(&spec, &faulty, None));
-    assert!(matches!(report, Err(Error::Invalid(_))));
-    for hosts in 2..=7 {
-        let plan = plan(&spec, &faulty, None);
-        let (handles, mut consumers): (Vec<_>, Vec<_>) = Hub::connect(hosts)
-            .into_iter()
-            .map(|peers| {
-                let (rings, consumer) = open(&plan);
-                (start_among(Some(peers), plan.clone(), plan.start(), rings).unwrap(), consumer)
-            })
-            .unzip();
-        for expected in &alone {
-            let (batch, positions) = next_global(&mut consumers).unwrap();
-            assert_eq!(batch.header, expected.header);
-            assert!(positions.iter().all(|position| *position == expected.position));
-        }
-        assert!(consumers.iter_mut().all(|consumer| see(consumer).is_err()));
-        let mut owners = 0;
-        for handle in handles {
-            match handle.join() {
-                Err(Error::Invalid(message)) if message == "split 5" => owners += 1,
-                Err(Error::Peer { message, .. }) if message == "split 5" => {}
-                other => panic!("{other:?}"),
-            }
-        }
-        assert_eq!(owners, 1);
     }
 }

@@ -18,6 +18,9 @@
 //! **Ranks.** Several workers of this host may train one model together, each with a ring. Data is read and decoded
 //! once; the packer deals the rows of each global batch to the rings ([`assemble`]).
 //!
+//! **Hosts.** Several hosts may train one model together. Each reads its own lanes and packs their rows
+//! ([`Deal`](crate::order::Deal)); they exchange the extents of windows ([`peers`]).
+//!
 //! **Resources** that affect only the rate (permits, ranges in flight, the depth of read-ahead) are tuned at run time,
 //! within the job's memory budget ([`tuner`]). [`diagnose`] finds the bottleneck.
 //!
@@ -47,6 +50,8 @@ mod stats;
 mod tuner;
 
 #[cfg(test)]
+mod deal_tests;
+#[cfg(test)]
 mod exactly_once;
 #[cfg(test)]
 #[path = "../../tests/support/hub.rs"]
@@ -72,13 +77,15 @@ use self::handover::{Handover, Notify};
 use self::lane::{LaneReader, Piece};
 use self::tuner::Drive;
 use crate::error::Error;
-use crate::order::{LanePosition, Position, Share};
+use crate::order::{LanePosition, Position};
 
 pub use self::dataset_source::DatasetSource;
 pub use self::explain::{Bound, Diagnosis, Explanation, Resources, StageUse, diagnose};
 pub use self::kept::{KeptColumns, KeptRows};
 pub use self::measure::{IngestMeasurement, measure};
-pub use self::peers::{MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate};
+pub use self::peers::{
+    DecodeUpdateError, MAX_ENCODED_BYTES, MAX_TEXT_BYTES, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate,
+};
 pub use self::plan::{IngestPlan, MemoryNeed};
 pub use self::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, SkippedRecords};
 pub use self::stats::{CacheStats, Counter, Counters, IngestStats, Stage, Stages, Stopwatch, WorkClock};
@@ -134,12 +141,12 @@ pub fn start(plan: IngestPlan, from: Position, rings: Vec<Producer>) -> Result<I
     start_among(None, plan, from, rings)
 }
 
-/// Starts feeding `rings` with this host's share of the batches after `from`: from each global batch, the rows of
-/// its own lanes, which are all without `peers`. All `peers` must start from the same position. Only a host that owns
-/// all lanes can deal its rows to several ranks.
+/// Starts feeding `rings` with this host's parts of the batches after `from`, which are all without `peers`. All
+/// `peers` must start from the same position, with the same deal of parts to hosts
+/// ([`IngestPlan::with_deal`]).
 ///
 /// # Errors
-/// As for [`start`], or the plan has several ranks and there are several hosts.
+/// As for [`start`], or the plan's deal is not among these hosts.
 pub fn start_among(
     peers: Option<Arc<dyn Peers>>,
     plan: IngestPlan,
@@ -178,10 +185,12 @@ fn check_rings(plan: &IngestPlan, rings: &[Producer], peers: Option<&dyn Peers>)
     if rings.len() != ranks as usize {
         return Err(Error::Invalid(format!("{} rings for {ranks} ranks", rings.len())));
     }
-    let hosts = peers.map_or(1, |peers| peers.share().hosts());
-    if ranks > 1 && hosts > 1 {
+    let dealt = plan.deal().map_or((0, 1), |deal| (deal.host(), deal.hosts()));
+    let (host, hosts) = peers.map_or((0, 1), |peers| (peers.host(), peers.hosts()));
+    if dealt != (host, hosts) {
         return Err(Error::Invalid(format!(
-            "{ranks} ranks of each of {hosts} hosts: several ranks are supported only on a single host"
+            "the batches are dealt for host {} of {}; this is host {host} of {hosts}",
+            dealt.0, dealt.1
         )));
     }
     Ok(())
@@ -276,10 +285,6 @@ impl Shared {
         }
     }
 
-    fn share(&self) -> Share {
-        self.peers.as_ref().map_or(Share::ALL, |peers| peers.share())
-    }
-
     fn close(&self) {
         for lane in &self.lanes {
             lane.close();
@@ -325,8 +330,7 @@ fn run(
             .name("ingest-tuner".to_owned())
             .spawn_scoped(scope, tune)
             .map_err(not_started)?;
-        let share = shared.share();
-        for lane in (0..shared.lanes.len() as u32).filter(|&lane| share.owns(lane)) {
+        for lane in (0..shared.lanes.len() as u32).filter(|&lane| plan.reads(lane)) {
             let from = &from;
             thread::Builder::new()
                 .name(format!("ingest-lane-{lane}"))

@@ -1,7 +1,7 @@
 //! The exchange of lane updates between hosts that train together.
 //!
 //! Every host computes the same order with the same [`Merge`](crate::order), which needs the extents of all lanes'
-//! windows. Each host reads only its own lanes ([`Share`]). So the owner of a lane sends an update about each piece to
+//! windows. Each host reads only its own lanes ([`Deal`](crate::order::Deal)). So the owner of a lane sends an update about each piece to
 //! all other hosts as soon as it has read the piece: a window's [`WindowExtent`], the end of the lane in this pass, or
 //! an error. An update has about forty bytes and describes thousands of rows.
 //!
@@ -15,20 +15,28 @@
 //!   nothing prevents it from reading the piece. If it needs a piece of another host, the owner is no further behind.
 //!   The owner has therefore drawn the previous piece and is reading this one. Sending it does not wait, because every
 //!   host has received the previous piece.
+//! * **Bytes:** a transport between processes encodes updates with [`PieceUpdate::encode`].
 //! * **Errors:** a lane's error is sent in place of its window and ends all hosts at the same row. If a host is gone,
 //!   the others end at the first of its pieces that they miss.
 
+mod encoding;
+
 use super::lane::Piece;
 use crate::error::Error;
-use crate::order::{Pass, Share, WindowExtent};
+use crate::order::{Pass, WindowExtent};
+
+pub use self::encoding::{DecodeUpdateError, MAX_ENCODED_BYTES, MAX_TEXT_BYTES};
 
 /// The maximum number of pieces of a lane that some host has not received.
 pub const MAX_UNRECEIVED: usize = 2;
 
 /// The other hosts, as one host sees them.
 pub trait Peers: Send + Sync {
-    /// This host's share of the lanes.
-    fn share(&self) -> Share;
+    /// Index of this host, from 0.
+    fn host(&self) -> u32;
+
+    /// Number of hosts that train together.
+    fn hosts(&self) -> u32;
 
     /// Sends an update about a piece of one of this host's lanes to every other host. Waits while one of them has not
     /// received [`MAX_UNRECEIVED`] earlier ones; does not wait for a host that is gone.
@@ -37,12 +45,12 @@ pub trait Peers: Send + Sync {
     /// [`Error::Cancelled`] once closed.
     fn send(&self, key: PieceKey, update: PieceUpdate) -> Result<(), Error>;
 
-    /// Waits for the update of a lane's next piece from its owner.
+    /// Waits for the update of a lane's next piece from host `owner`, which reads the lane.
     ///
     /// # Errors
     /// [`Error::Peer`] if the owner is gone without having sent it, or has sent another piece; [`Error::Cancelled`]
     /// once closed.
-    fn recv(&self, key: PieceKey) -> Result<PieceUpdate, Error>;
+    fn recv(&self, owner: u32, key: PieceKey) -> Result<PieceUpdate, Error>;
 
     /// Leaves the job: ends all waits of this host, present and future. The others still receive updates sent before.
     fn close(&self);

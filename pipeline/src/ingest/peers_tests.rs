@@ -23,7 +23,7 @@ fn every_other_host_receives_each_piece_once_and_in_order() {
             let host = &hosts[receiver];
             scope.spawn(move || {
                 for number in 0..100 {
-                    assert_eq!(host.recv(key(1, number)).unwrap(), PieceUpdate::End(number, None));
+                    assert_eq!(host.recv(1, key(1, number)).unwrap(), PieceUpdate::End(number, None));
                 }
             });
         }
@@ -38,8 +38,8 @@ fn updates_sent_before_leaving_are_received() {
     let hosts = Hub::connect(2);
     hosts[1].send(key(1, 0), PieceUpdate::End(7, None)).unwrap();
     hosts[1].close();
-    assert_eq!(hosts[0].recv(key(1, 0)).unwrap(), PieceUpdate::End(7, None));
-    assert!(matches!(hosts[0].recv(key(1, 1)), Err(Error::Peer { host: 1, .. })));
+    assert_eq!(hosts[0].recv(1, key(1, 0)).unwrap(), PieceUpdate::End(7, None));
+    assert!(matches!(hosts[0].recv(1, key(1, 1)), Err(Error::Peer { host: 1, .. })));
     assert!(matches!(hosts[1].send(key(1, 1), PieceUpdate::End(0, None)), Err(Error::Cancelled)));
     // Nobody waits for a host that is gone.
     for number in 0..10 {
@@ -51,14 +51,14 @@ fn updates_sent_before_leaving_are_received() {
 fn hosts_that_started_apart_notice() {
     let hosts = Hub::connect(2);
     hosts[1].send(key(1, 4), PieceUpdate::End(7, None)).unwrap();
-    assert!(matches!(hosts[0].recv(key(1, 3)), Err(Error::Peer { host: 1, .. })));
+    assert!(matches!(hosts[0].recv(1, key(1, 3)), Err(Error::Peer { host: 1, .. })));
 }
 
 #[test]
 fn closing_ends_both_waits() {
     let hosts = Hub::connect(2);
     thread::scope(|scope| {
-        let receiving = scope.spawn(|| hosts[0].recv(key(1, 0)));
+        let receiving = scope.spawn(|| hosts[0].recv(1, key(1, 0)));
         let sending = scope.spawn(|| {
             (0..10).try_for_each(|number| hosts[0].send(key(0, number), PieceUpdate::End(0, None)))
         });

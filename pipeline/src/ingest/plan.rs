@@ -3,8 +3,8 @@
 //! The maximum memory is bounded by construction. It is computed here and compared with the job's budget:
 //!
 //! ```text
-//! ring      ranks x slots x slot bytes
-//! pool      two windows per live lane: the one being drawn from and the one being filled
+//! ring      parts of this host x slots x slot bytes; dealt by lanes, a slot has room for the whole global batch
+//! pool      two windows per live lane of this host: the one being drawn from and the one being filled
 //!           (2 x shuffle_rows x row bytes; in an ordered pass the same, or a small minimum), and the memory to keep
 //!           groups together
 //! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing and the metadata
@@ -32,7 +32,9 @@ use super::mixed::MixedSource;
 use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
-use crate::order::{Cut, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, groups};
+use crate::order::{
+    Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, groups,
+};
 use crate::pack::RowRef;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
@@ -62,9 +64,9 @@ pub struct IngestPlan {
     pub(crate) feed: Feed,
     /// The schema of a global batch.
     pub(crate) schema: BatchSchema,
-    /// The workers of this host that train together, each with a ring.
-    ranks: u32,
-    /// The schema of a rank's part of a global batch.
+    /// How global batches are dealt to the rings of this host.
+    rule: DealRule,
+    /// The schema of the batches of each ring.
     part: BatchSchema,
     pub(crate) on_bad_record: OnBadRecord,
     /// Whether the order is independent of which lane is ready first.
@@ -88,6 +90,15 @@ pub struct IngestPlan {
     /// The share of a lane in what the budget leaves.
     extra_bytes: u64,
     pub(crate) recorder: Arc<Recorder>,
+}
+
+/// How rows are dealt to rings; see [`crate::order`].
+#[derive(Clone, Debug)]
+enum DealRule {
+    /// In runs of consecutive rows, to so many rings of the only host.
+    Runs(u32),
+    /// By lanes.
+    Lanes(Deal),
 }
 
 /// The maximum memory of ingest, in bytes.
@@ -206,7 +217,7 @@ impl IngestPlan {
             object_bytes: ReadLimits::MIN_OBJECT_BYTES,
             extra_bytes: 0,
             recorder: Arc::default(),
-            ranks: 1,
+            rule: DealRule::Runs(1),
             part: schema.clone(),
             schema,
         };
@@ -218,7 +229,7 @@ impl IngestPlan {
         plan.within_budget()
     }
 
-    /// Deals each global batch to `ranks` workers of this host: a ring for each, with the rows of
+    /// Deals each global batch to `ranks` workers of this host, which is the only one: a ring for each, with the rows of
     /// [`BatchSchema::part`]. Rows, their order and positions do not depend on the number of ranks, so a job may stop
     /// with one number and resume with another.
     ///
@@ -228,7 +239,16 @@ impl IngestPlan {
         if ranks == 0 {
             return Err(Error::Invalid("a feed needs at least one rank".to_owned()));
         }
-        Self { ranks, part: self.schema.part(ranks), ..self }.within_budget()
+        Self { rule: DealRule::Runs(ranks), part: self.schema.part(ranks), ..self }.within_budget()
+    }
+
+    /// Deals each global batch by lanes, to workers of one host or several: a ring for each part of this host, with room
+    /// for the whole batch. Global batches and positions are those of [`IngestPlan::with_ranks`].
+    ///
+    /// # Errors
+    /// The memory budget is too small for the rings.
+    pub fn with_deal(self, deal: Deal) -> Result<Self, Error> {
+        Self { rule: DealRule::Lanes(deal), part: self.schema.clone(), ..self }.within_budget()
     }
 
     /// Computes the memory and divides the budget.
@@ -239,13 +259,13 @@ impl IngestPlan {
         Ok(self)
     }
 
-    /// Creates the ring of each rank, in order, and the hand-offs for their consumers.
+    /// Creates the rings of this host, in order, and the hand-offs for their consumers.
     ///
     /// # Errors
     /// The system is out of memory or descriptors.
     pub fn create_rings(&self) -> Result<(Vec<Producer>, Vec<HandOff>), RingError> {
         let rings: Result<Vec<_>, _> =
-            (0..self.ranks).map(|_| Producer::create(&self.part, self.slots)).collect();
+            (0..self.ranks()).map(|_| Producer::create(&self.part, self.slots)).collect();
         Ok(rings?.into_iter().unzip())
     }
 
@@ -259,12 +279,28 @@ impl IngestPlan {
         &self.schema
     }
 
-    /// The number of workers of this host that the batches are dealt to.
+    /// The number of rings of this host: one for each part of a batch that its workers have.
     pub fn ranks(&self) -> u32 {
-        self.ranks
+        match &self.rule {
+            DealRule::Runs(ranks) => *ranks,
+            DealRule::Lanes(deal) => deal.parts_here().count() as u32,
+        }
     }
 
-    /// The schema of the batches of each rank's ring; with one rank, that of a global batch.
+    /// The deal, if rows are dealt by lanes.
+    pub fn deal(&self) -> Option<&Deal> {
+        match &self.rule {
+            DealRule::Runs(_) => None,
+            DealRule::Lanes(deal) => Some(deal),
+        }
+    }
+
+    /// Whether this host reads `lane`.
+    pub(crate) fn reads(&self, lane: u32) -> bool {
+        self.deal().is_none_or(|deal| deal.owner(lane) == deal.host())
+    }
+
+    /// The schema of the batches of each ring: that of a global batch if there is one ring, or rows are dealt by lanes.
     pub fn ring_schema(&self) -> &BatchSchema {
         &self.part
     }
@@ -338,6 +374,11 @@ impl IngestPlan {
         self.order.live_lanes(self.splits(Stream::Train).max(self.splits(Stream::Eval)))
     }
 
+    /// The live lanes that this host reads, at least 1.
+    fn lanes_here(&self) -> u32 {
+        (0..self.live_lanes()).filter(|&lane| self.reads(lane)).count().max(1) as u32
+    }
+
     /// The maximum number of rows per chunk of `stream`: the size that its source reads fastest, limited to about a
     /// window, so that partially used chunks at window edges do not enlarge the pool.
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
@@ -364,7 +405,7 @@ impl IngestPlan {
         // that needs more memory.
         let (mut pool_bytes, mut reading_bytes) = (0_u64, 0_u64);
         let streams = [Stream::Train, Stream::Eval].map(|stream| self.lane_need(stream));
-        for lane in 0..self.live_lanes() {
+        for lane in (0..self.live_lanes()).filter(|&lane| self.reads(lane)) {
             let needs = streams.iter().filter(|need| lane < need.lanes);
             pool_bytes =
                 pool_bytes.saturating_add(needs.clone().map(|need| need.pool_bytes).max().unwrap_or(0));
@@ -374,7 +415,7 @@ impl IngestPlan {
         let sources = self.train.iter().chain(&self.eval);
         let shared_bytes = sources.map(|source| source.shared_bytes()).max().unwrap_or(0);
         reading_bytes = reading_bytes.saturating_add(shared_bytes);
-        let slots = u64::from(self.slots).saturating_mul(self.ranks.into());
+        let slots = u64::from(self.slots).saturating_mul(self.ranks().into());
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(slots);
         let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
         let held = self.train.iter().chain(&self.eval).map(|source| source.held_bytes());
@@ -404,13 +445,13 @@ impl IngestPlan {
     fn share_rest(&mut self) {
         self.share_ahead();
         let rest = self.budget_bytes.saturating_sub(self.memory.total_bytes());
-        self.extra_bytes = rest / u64::from(self.live_lanes()).max(1);
+        self.extra_bytes = rest / u64::from(self.lanes_here());
     }
 
     fn share_ahead(&mut self) {
         let largest = self.elastic().map(|elastic| elastic.most_object_bytes).max();
         let Some(largest) = largest.filter(|&largest| largest > ReadLimits::MIN_OBJECT_BYTES) else { return };
-        let objects = 2 * u64::from(self.live_lanes()).max(1);
+        let objects = 2 * u64::from(self.lanes_here());
         let rest = self.budget_bytes.saturating_sub(self.memory.least_bytes()) / objects;
         let most = largest.min(MOST_OBJECT_BYTES) - ReadLimits::MIN_OBJECT_BYTES;
         let more = rest.min(most);
@@ -437,7 +478,7 @@ impl IngestPlan {
     /// The tuner, with the bounds of this job on a machine with `cores` cores.
     pub(crate) fn tuner(&self, cores: u32) -> Tuner {
         let bounds = Bounds {
-            most_decoders: self.threads.unwrap_or(MOST_DECODERS * cores).min(self.live_lanes()),
+            most_decoders: self.threads.unwrap_or(MOST_DECODERS * cores).min(self.lanes_here()),
             most_streams: self.streams.unwrap_or(MAX_STREAMS),
             least_object_bytes: ReadLimits::MIN_OBJECT_BYTES,
             most_object_bytes: self.object_bytes,
@@ -458,7 +499,7 @@ impl IngestPlan {
         let useful = self.elastic().map(|elastic| elastic.most_object_bytes).max();
         Resources {
             cores,
-            lanes: self.live_lanes(),
+            lanes: self.lanes_here(),
             decoders_fixed: self.threads.is_some(),
             streams_fixed: self.streams.is_some(),
             most_object_bytes: self.object_bytes,

@@ -330,11 +330,12 @@ pub(super) fn see_all(plan: &IngestPlan, consumers: &mut [Consumer]) -> Result<O
     let parts: Vec<Seen> = parts.into_iter().flatten().collect();
     let Seen { header, position, .. } = parts[0].clone();
     let global_rows = header.global_rows;
-    let whole = BatchHeader { rows: global_rows, ..header };
+    let whole = BatchHeader { rows: global_rows, most_rows: global_rows, ..header };
+    let most_rows = plan.ring_schema().rows.min(global_rows);
     let mut first_row = 0;
     for part in &parts {
-        let rows = plan.ring_schema().rows.min(global_rows - first_row);
-        assert_eq!(part.header, BatchHeader { rows, first_row, ..whole });
+        let rows = most_rows.min(global_rows - first_row);
+        assert_eq!(part.header, BatchHeader { rows, first_row, most_rows, ..whole });
         assert_eq!(part.position, position, "the ranks' positions differ");
         first_row += rows;
     }
@@ -366,11 +367,32 @@ fn order(spec: &DataSpec) -> OrderSpec {
     }
 }
 
+/// The lane of each of `splits` splits in the first epoch.
+pub(super) fn reference_lanes(spec: &DataSpec, splits: u32) -> Vec<u32> {
+    reference::lanes(&order(spec), Pass { stream: Stream::Train, epoch: 0 }, splits)
+}
+
 pub(super) fn expected(
     spec: &DataSpec,
     train: &Synthetic,
     eval: Option<&Synthetic>,
 ) -> Vec<(BatchHeader, Vec<reference::Row>)> {
+    let batches = expected_lanes(spec, train, eval).into_iter();
+    batches.map(|(header, rows)| (header, rows.into_iter().map(|(_, row)| row).collect())).collect()
+}
+
+/// The rows of each part of a batch whose rows have these lanes.
+pub(super) fn by_lanes(rows: &[(u32, reference::Row)], parts: usize) -> Vec<Vec<reference::Row>> {
+    let of_part = |part| move |&(lane, row): &(u32, _)| (lane as usize % parts == part).then_some(row);
+    (0..parts).map(|part| rows.iter().filter_map(of_part(part)).collect()).collect()
+}
+
+/// The expected batches, with the lane of each row.
+pub(super) fn expected_lanes(
+    spec: &DataSpec,
+    train: &Synthetic,
+    eval: Option<&Synthetic>,
+) -> Vec<(BatchHeader, Vec<(u32, reference::Row)>)> {
     let mut all = Vec::new();
     for epoch in 0..spec.epochs {
         for (stream, source) in [(Stream::Train, Some(train)), (Stream::Eval, eval)] {
@@ -382,8 +404,10 @@ pub(super) fn expected(
             let group_of = |place| group_of(row(place));
             let batches =
                 reference::batches(&order(spec), pass, &lengths, spec.batch_size as usize, &group_of);
+            let lanes = reference::lanes(&order(spec), pass, lengths.len() as u32);
+            let placed = |place: reference::Row| (lanes[place.0 as usize], row(place));
             let batches: Vec<Vec<_>> =
-                batches.into_iter().map(|rows| rows.into_iter().map(row).collect()).collect();
+                batches.into_iter().map(|rows| rows.into_iter().map(placed).collect()).collect();
             let count = batches.len() as u64;
             all.extend((0..).zip(batches).map(|(batch, rows)| {
                 let last = batch + 1 == count;

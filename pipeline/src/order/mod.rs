@@ -25,7 +25,7 @@
 //! | `merge.rs` | interleaving: the lane of the next row of a batch |
 //! | `mix.rs` | weights: how often the rows of each split occur in an epoch |
 //! | `position.rs` | the encoded read position of a job |
-//! | `hosts.rs` | the lanes of each host, if several train together |
+//! | `deal.rs` | the part of each row, and its host, if several workers train together |
 //! | `random.rs` | the random number generator |
 //!
 //! Invariants, each with a property test:
@@ -36,7 +36,7 @@
 //! * Resuming from a [`Position`] taken after any batch delivers exactly the batches and positions that follow.
 //!   Resuming reads at most one window per lane again.
 //! * Rows and positions do not depend on how splits are divided into chunks.
-//! * Batches and positions do not depend on the number of hosts, which may change after any batch.
+//! * Batches and positions do not depend on the number of hosts and their workers, which may change after any batch.
 //! * The number of rows need not be known in advance.
 //!
 //! A test compares the module with a reference implementation over whole lists (`reference.rs`).
@@ -45,8 +45,8 @@
 //! then consist of the rows that are ready (`ingest/assemble.rs`). Resuming still delivers each remaining row exactly
 //! once.
 
+mod deal;
 pub(crate) mod groups;
-mod hosts;
 mod merge;
 mod mix;
 mod pass;
@@ -59,7 +59,8 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use hosts::Share;
+pub use deal::Deal;
+pub(crate) use deal::LanePart;
 pub use merge::WindowExtent;
 pub(crate) use merge::{Merge, Turn};
 pub(crate) use mix::Sample;

@@ -24,6 +24,17 @@ pub(crate) fn batches(
     rows.chunks(batch_size).map(<[Row]>::to_vec).collect()
 }
 
+/// The lane of each of `splits` splits.
+pub(crate) fn lanes(spec: &OrderSpec, pass: Pass, splits: u32) -> Vec<u32> {
+    let mut sequence: Vec<u32> = (0..splits).collect();
+    if pass.stream == Stream::Train && spec.shuffle_rows > 0 {
+        permute(&mut sequence, &mut Random::keyed(Domain::Splits, &[spec.seed, u64::from(pass.epoch)]));
+    }
+    let mut lanes = vec![0; splits as usize];
+    (0..).zip(sequence).for_each(|(place, split)| lanes[split as usize] = place % spec.lanes);
+    lanes
+}
+
 fn shuffled(spec: &OrderSpec, epoch: u64, lengths: &[u64], group_of: &dyn Fn(Row) -> u32) -> Vec<Row> {
     let mut splits: Vec<u32> = (0..lengths.len() as u32).collect();
     permute(&mut splits, &mut Random::keyed(Domain::Splits, &[spec.seed, epoch]));

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Error, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate, Share};
+use super::{Error, MAX_UNRECEIVED, Peers, PieceKey, PieceUpdate};
 
 /// Carries messages between hosts in one process.
 pub(super) struct Hub {
@@ -22,7 +22,7 @@ struct State {
 /// One host of a [`Hub`].
 struct Member {
     hub: Arc<Hub>,
-    share: Share,
+    host: u32,
 }
 
 impl Hub {
@@ -31,8 +31,8 @@ impl Hub {
         let gone = vec![false; hosts as usize];
         let state = Mutex::new(State { gone, ..State::default() });
         let hub = Arc::new(Self { hosts, state, changed: Condvar::new() });
-        let shares = (0..hosts).filter_map(|host| Share::new(host, hosts));
-        shares.map(|share| Arc::new(Member { hub: Arc::clone(&hub), share }) as Arc<dyn Peers>).collect()
+        let member = |host| Arc::new(Member { hub: Arc::clone(&hub), host }) as Arc<dyn Peers>;
+        (0..hosts).map(member).collect()
     }
 
     /// No panic under the lock can leave the state inconsistent, so poisoning is ignored.
@@ -46,12 +46,16 @@ impl Hub {
 }
 
 impl Peers for Member {
-    fn share(&self) -> Share {
-        self.share
+    fn host(&self) -> u32 {
+        self.host
+    }
+
+    fn hosts(&self) -> u32 {
+        self.hub.hosts
     }
 
     fn send(&self, key: PieceKey, update: PieceUpdate) -> Result<(), Error> {
-        let me = self.share.host();
+        let me = self.host;
         for other in (0..self.hub.hosts).filter(|&host| host != me) {
             let mut state = self.hub.lock();
             loop {
@@ -73,8 +77,8 @@ impl Peers for Member {
         Ok(())
     }
 
-    fn recv(&self, key: PieceKey) -> Result<PieceUpdate, Error> {
-        let (me, owner) = (self.share.host(), self.share.owner(key.lane));
+    fn recv(&self, owner: u32, key: PieceKey) -> Result<PieceUpdate, Error> {
+        let me = self.host;
         let mut state = self.hub.lock();
         loop {
             if state.gone[me as usize] {
@@ -98,7 +102,7 @@ impl Peers for Member {
     }
 
     fn close(&self) {
-        self.hub.lock().gone[self.share.host() as usize] = true;
+        self.hub.lock().gone[self.host as usize] = true;
         self.hub.changed.notify_all();
     }
 }
