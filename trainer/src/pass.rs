@@ -23,7 +23,7 @@ pub struct Pass<'a, B: Backend> {
     /// The workers of which each has a pass with its part of the global batch, if this is one of them. They all make the
     /// same calls, also those without rows.
     pub(crate) ranks: Option<Ranks<'a, B>>,
-    /// What takes gradients of layers once the pass has completed them, if anything does before its end.
+    /// What takes gradients of layers once the pass, the last one, has completed them, if anything does before its end.
     pub(crate) completed: Option<&'a dyn CompletedGradients<B>>,
 }
 
@@ -88,6 +88,17 @@ impl<'a, B: Backend> Pass<'a, B> {
         Self { ranks: Some(ranks), ..Self::of_rows(0..rows, first_row, purpose) }
     }
 
+    /// These rows in passes of at most `most` rows; an empty one if there are no rows.
+    pub(crate) fn split(&self, most: usize) -> impl Iterator<Item = Self> {
+        let Self { rows, first_row, purpose, ranks, completed } = self;
+        let starts = (rows.start..rows.end.max(rows.start + 1)).step_by(most.max(1));
+        starts.map(move |start| {
+            let rows = start..rows.end.min(start + most);
+            let completed = completed.filter(|_| rows.end == self.rows.end);
+            Self { rows, first_row: *first_row, purpose: *purpose, ranks: *ranks, completed }
+        })
+    }
+
     /// The pass of the values of these rows, of which each has `values`.
     pub fn of_values(&self, values: usize) -> Self {
         Self {
@@ -123,7 +134,12 @@ impl<'a, B: Backend> Pass<'a, B> {
 
     /// How sums over the rows of the batch are updated: the first pass overwrites, later ones accumulate.
     pub fn sum(&self) -> GradientMode {
-        if self.rows.start == 0 { GradientMode::Write } else { GradientMode::Accumulate }
+        if self.is_first() { GradientMode::Write } else { GradientMode::Accumulate }
+    }
+
+    /// Whether it is the first pass of a batch.
+    pub(crate) fn is_first(&self) -> bool {
+        self.rows.start == 0
     }
 }
 
@@ -148,6 +164,17 @@ mod tests {
                 );
                 start = pass.rows.end;
             }
+        }
+    }
+
+    #[test]
+    fn a_pass_is_split_at_the_same_rows() {
+        for (rows, most) in [(7, 3), (6, 3), (2, 3), (0, 3)] {
+            let whole: Pass<'_, Reference> = Pass::of_rows(0..rows, 10, Purpose::Scoring);
+            let split: Vec<_> = whole.split(most).map(|pass| pass.rows).collect();
+            let passes = Pass::<Reference>::all(rows, most, 10, Purpose::Scoring).map(|pass| pass.rows);
+            let none = (rows == 0).then_some(0..0);
+            assert_eq!(split, passes.chain(none).collect::<Vec<_>>());
         }
     }
 }

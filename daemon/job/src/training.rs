@@ -75,6 +75,7 @@ pub(super) fn read(
         gpus: Vec::new(),
         workers: None,
         shards: None,
+        uneven_parts: false,
         gradient_precision: Precision::Fp32,
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn run<B: Backend<Scalar = f32>>(
     (model, schema, training): (&ModelSpec, &BatchSchema, &TrainingSpec),
     copies: usize,
 ) -> Result<()> {
-    let part = &schema.part(training.parts());
+    let part = &training.part_schema(schema);
     let (mut producer, hand_off) = Producer::create(part, spec.slots)?;
     let (theirs, ours) = UnixStream::pair()?;
     hand_off.send(&theirs)?;

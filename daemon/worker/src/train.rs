@@ -182,7 +182,7 @@ impl TrainTask {
         let device = session.device();
         let restored_step = restored.as_ref().map(|restored| restored.step);
         link.send(&FromWorker::Ready { restored: restored.clone(), passed_over, device })?;
-        let part = schema.part(training.parts());
+        let part = training.part_schema(schema);
         let images: Vec<File> = images.into_iter().flatten().take(model_copies(images_every)).collect();
         let ranks = training.ranks() as usize;
         let mut shares = Vec::new();

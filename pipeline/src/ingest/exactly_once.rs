@@ -1,10 +1,10 @@
 //! Tests exactly-once delivery when hosts and ranks join, leave and crash.
 //!
-//! Hosts are simulated: each is a complete engine with a ring for each of its parts, and a [`Hub`](super::hub::Hub) connects
-//! them. Every row carries a tag: its split and its index in it. A schedule is a list of
-//! stints. In a stint, a number of hosts with some parts each resume from a checkpoint, take some steps, and then stop
-//! orderly, lose one host or the consumer of one ring, or are all killed. Batches consumed after the
-//! last checkpoint are discarded, as when a job is killed. Rows are dealt by lanes, or by runs to the ranks of a single host.
+//! Hosts are simulated: each is a complete engine with a ring for each of its parts, and a [`Hub`](super::hub::Hub)
+//! connects them. Every row carries a tag: its split and its index in it. A schedule is a list of stints. In a stint, a
+//! number of hosts with some parts each resume from a checkpoint, take some steps, and then stop orderly, lose one host or
+//! the consumer of one ring, or are all killed. Batches consumed after the last checkpoint are discarded, as when a job is
+//! killed. Rows are dealt by lanes, or by runs to the ranks of a single host.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! The exchange of lane updates between hosts that train together.
 //!
 //! Every host computes the same order with the same [`Merge`](crate::order), which needs the extents of all lanes'
-//! windows. Each host reads only its own lanes ([`Deal`](crate::order::Deal)). So the owner of a lane sends an update about each piece to
-//! all other hosts as soon as it has read the piece: a window's [`WindowExtent`], the end of the lane in this pass, or
-//! an error. An update has about forty bytes and describes thousands of rows.
+//! windows. Each host reads only its own lanes ([`Deal`](crate::order::Deal)). So the owner of a lane sends an update
+//! about each piece to all other hosts as soon as it has read the piece: a window's [`WindowExtent`], the end of the lane
+//! in this pass, or an error. An update has about forty bytes and describes thousands of rows.
 //!
 //! [`Peers`] is the interface to the transport. It guarantees:
 //!

@@ -1,8 +1,7 @@
 //! The deal: which rows of a global batch each worker gets. There are two rules; a job's plan chooses one.
 //!
 //! **By runs**, for a job that never leaves one host. The rows of a batch are cut in drawing order into runs of
-//! equal length, one for each ring
-//! ([`BatchSchema::part`](millstream_batch::BatchSchema::part)).
+//! equal length, one for each ring ([`BatchSchema::part`](millstream_batch::BatchSchema::part)).
 //!
 //! **By lanes** ([`Deal`]), for a job that may span hosts, also while it runs on one:
 //!
@@ -13,11 +12,11 @@
 //! ring    0 1 0 1                  the rings of a host are its parts, in the order of their numbers
 //! ```
 //!
-//! A host reads the lanes of its parts, so hosts divide the reading, and one fetch and one decode of a lane serve the
-//! worker that trains on it. Hosts exchange no rows. All hosts run the same [`Merge`](super::Merge) over all V lanes, so they agree on
-//! every global batch, on the rows of every part, and on the position after the batch without communication. For the
-//! lanes of other hosts a host needs only the [`WindowExtent`](super::WindowExtent)s of their windows, a few bytes
-//! each, which the owners send (`ingest/peers.rs`).
+//! A host reads the lanes of its parts, so each lane is fetched and decoded once, and hosts exchange no rows. All hosts
+//! run the same [`Merge`](super::Merge) over all V lanes, so they agree on every global batch, on the number of rows of
+//! every part, and on the position after the batch without communication. For the lanes of other hosts a host needs only
+//! the [`WindowExtent`](super::WindowExtent)s of their windows, a few bytes each, which the owners send
+//! (`ingest/peers.rs`).
 //!
 //! Invariants, each with a property test (`ingest/exactly_once.rs`, `ingest/deal_tests.rs`):
 //!
@@ -30,9 +29,9 @@
 //!
 //! **Balance.** The lanes with splits are the first ones, and until lanes end, the numbers of rows of two lanes in a
 //! batch differ by at most one. If P divides the number of lanes with splits, parts are then equal up to `lanes / P`
-//! rows. Otherwise some parts have a lane more than others, and parts beyond the number of lanes have no
-//! rows. At the end of an epoch a part may have all rows of a batch. In an ordered pass it often does,
-//! because a batch then has rows of few splits.
+//! rows. Otherwise some parts have a lane more than others, and parts beyond the number of lanes have no rows. At the end
+//! of an epoch a part may have all rows of a batch. In an ordered pass it often does, because a batch then has rows of
+//! few splits: training without a shuffle pool and evaluation keep one worker busy at a time.
 
 use std::sync::Arc;
 

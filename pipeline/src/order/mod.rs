@@ -36,7 +36,7 @@
 //! * Resuming from a [`Position`] taken after any batch delivers exactly the batches and positions that follow.
 //!   Resuming reads at most one window per lane again.
 //! * Rows and positions do not depend on how splits are divided into chunks.
-//! * Batches and positions do not depend on the number of hosts and their workers, which may change after any batch.
+//! * Batches and positions do not depend on the number of hosts and workers, which may change after any batch.
 //! * The number of rows need not be known in advance.
 //!
 //! A test compares the module with a reference implementation over whole lists (`reference.rs`).

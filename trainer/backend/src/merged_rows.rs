@@ -43,6 +43,9 @@ pub struct PartRows<'a> {
     pub parts: usize,
     /// The most ids of a part, by table.
     pub ids: &'a [usize],
+    /// The same if all parts have equally many rows. The rows that all parts touch are no more than if each has so many ids,
+    /// however the ids are divided.
+    pub even_ids: &'a [usize],
     /// Whether devices that are connected gather the rows of all parts, one of each rank:
     /// [`Backend::merge_over_ranks`](crate::Backend::merge_over_ranks).
     pub are_gathered: bool,
@@ -55,8 +58,8 @@ const IDS_PER_ROW: usize = 4;
 const MOST_SUMMED_BYTES: u128 = 16 << 20;
 
 impl PartRows<'_> {
-    /// Whether a table is summed as a whole, of which a part looks up at most `ids` ids: if a worker then probably sends and gets
-    /// fewer bytes than if it gathers the rows of all parts, and never many.
+    /// Whether a table is summed as a whole, of which a part looks up at most `ids` ids if all have equally many rows: if a
+    /// worker then probably sends and gets fewer bytes than if it gathers the rows of all parts, and never many.
     ///
     /// A sum over many workers sends and gets each number twice, counted as fp32 here. A gather gets the ids and rows of each part
     /// once. How many rows a part touches is unknown: ids repeat, and histories are shorter than the longest one.
@@ -76,7 +79,7 @@ impl MergedShape {
             let sent = ids.min(shape.rows).saturating_mul(rows.parts);
             Self { rows: shape.rows, width: shape.width, most: sent.min(shape.rows), sent }
         };
-        shapes.iter().zip(rows.ids).map(shape).collect()
+        shapes.iter().zip(rows.even_ids).map(shape).collect()
     }
 }
 

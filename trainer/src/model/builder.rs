@@ -24,6 +24,8 @@ pub(super) struct Builder<'a, D: Device> {
     schema: &'a BatchSchema,
     /// The most rows of a global batch, of which `schema` has this worker's part.
     global_rows: usize,
+    /// The most rows of a part if all parts have equally many.
+    even_rows: usize,
     /// Number of logits per row.
     outputs: usize,
     /// The dimensions of activations.
@@ -48,15 +50,16 @@ pub(super) struct Builder<'a, D: Device> {
 }
 
 impl<'a, D: Device> Builder<'a, D> {
-    /// A builder for batches of `schema`, which are parts of global batches of `global_rows` rows. With micro-batches, at most
-    /// `micro_batch_rows` rows pass at once.
+    /// A builder for batches of `schema`, which are parts of global batches of `global_rows` rows. At most the rows of equal
+    /// parts pass at once; with micro-batches, at most `micro_batch_rows`.
     pub(super) fn new(
         device: &'a D,
         schema: &'a BatchSchema,
-        global_rows: usize,
+        global_rows: u32,
         training: &TrainingSpec,
     ) -> Self {
-        let rows = training.micro_batch_rows.unwrap_or(schema.rows).clamp(1, schema.rows.max(1)) as usize;
+        let even_rows = training.even_rows(global_rows);
+        let rows = training.micro_batch_rows.unwrap_or(even_rows).clamp(1, even_rows.max(1)) as usize;
         let buffers =
             BufferSpec { rows, float: training.precision.activations(), ranks: training.ranks() as usize };
         let outputs = training.outputs(schema.label_count());
@@ -65,7 +68,8 @@ impl<'a, D: Device> Builder<'a, D> {
         Self {
             device,
             schema,
-            global_rows,
+            global_rows: global_rows as usize,
+            even_rows: even_rows as usize,
             outputs,
             buffers,
             of_tables,
@@ -122,6 +126,12 @@ impl<'a, D: Device> Builder<'a, D> {
     /// The most rows of a global batch, of which the workers have parts, if they pass them through the model together.
     pub(super) fn global_rows(&self) -> Option<usize> {
         (self.buffers.ranks > 1).then_some(self.global_rows)
+    }
+
+    /// The most rows of this worker's part, if workers pass their parts through the model together and may need several passes.
+    pub(super) fn rows_of_passes(&self) -> Option<usize> {
+        let rows = self.schema.rows as usize;
+        self.global_rows().filter(|_| self.buffers.rows < rows).map(|_| rows)
     }
 
     /// Number of labels per row.
@@ -411,25 +421,29 @@ impl<'a, D: Device> Builder<'a, D> {
         let shapes: Vec<_> = specs.iter().map(ParameterSpec::table_shape).collect();
         let schema = self.schema;
         self.device.reserve_workspace(&WorkspaceUse::RowSums { schema, lookups, shapes: &shapes });
-        let rows = schema.rows as usize;
-        let ids = |lookup: &Lookup| match lookup.column {
+        let ids = |rows: usize, lookup: &Lookup| match lookup.column {
             IdColumn::Single(_) => rows,
             IdColumn::Ragged(feature) => rows.saturating_mul(schema.ragged[feature].maximum as usize),
         };
-        let of_tables = lookups.chunk_by(|one, next| one.table == next.table);
-        let of_part = |lookups: &[Lookup]| lookups.iter().map(ids).fold(0, usize::saturating_add);
-        let of_part: Vec<usize> = of_tables.map(of_part).collect();
+        let of_tables = || lookups.chunk_by(|one, next| one.table == next.table);
+        let of_rows = |rows: usize| -> Vec<usize> {
+            let ids = |lookup| ids(rows, lookup);
+            of_tables().map(|lookups| lookups.iter().map(ids).fold(0, usize::saturating_add)).collect()
+        };
+        let (of_part, even_ids) = (&of_rows(schema.rows as usize)[..], &of_rows(self.even_rows)[..]);
         let (are_gathered, float) = (self.gathers_rows, self.gathered_float);
-        let rows = PartRows { parts, ids: &of_part, are_gathered, float };
-        let are_whole = of_part.iter().zip(&shapes).map(|(&ids, shape)| rows.sums_whole(shape, ids));
+        let rows = PartRows { parts, ids: of_part, even_ids, are_gathered, float };
+        let are_whole = even_ids.iter().zip(&shapes).map(|(&ids, shape)| rows.sums_whole(shape, ids));
         let are_whole: Vec<bool> = are_whole.collect();
-        for ((&ids, shape), &is_whole) in of_part.iter().zip(&shapes).zip(&are_whole) {
+        for (((&ids, &even_ids), shape), &is_whole) in
+            of_part.iter().zip(even_ids).zip(&shapes).zip(&are_whole)
+        {
             let of_row = 1 + shape.width as u64;
             // A table that is summed becomes rows once, which are merged.
-            let of_part = ids.min(shape.rows);
-            let rows = if is_whole { shape.rows } else { of_part.saturating_mul(parts) } as u64;
+            let of_parts = even_ids.min(shape.rows).saturating_mul(parts);
+            let rows = if is_whole { shape.rows } else { of_parts } as u64;
             self.row_numbers = self.row_numbers.saturating_add(rows.saturating_mul(of_row));
-            let own = (of_part as u64).saturating_mul(of_row);
+            let own = (ids.min(shape.rows) as u64).saturating_mul(of_row);
             self.part_row_numbers = self.part_row_numbers.saturating_add(own);
         }
         let whole = WholeTables::of(&shapes, &are_whole);

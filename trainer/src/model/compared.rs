@@ -126,33 +126,50 @@ impl<B: Backend> ComparedRows<B> {
         Ok(())
     }
 
-    /// The loss of the lists of all rows. Writes the gradient of the rows of `pass`; the first worker adds to `sums`.
+    /// Keeps the logits of the rows of `pass`.
     ///
     /// # Panics
     /// If the loss is not one of lists.
-    pub(super) fn loss_of_lists(
+    pub(super) fn keep_logits(
         &mut self,
         backend: &B,
         (pass, ranks): (&Pass<'_, B>, &Ranks<'_, B>),
         own_logits: &B::Matrix,
-        own_grad: &mut B::Matrix,
-        sums: &mut B::Matrix,
     ) {
+        let Lists { logits, .. } = self.lists.as_mut().expect("a loss of lists");
+        if pass.is_first() {
+            backend.run(ops::Clear { rows: ranks.rows, matrix: logits });
+        }
+        let own = pass.global_rows();
+        backend.run(ops::CopyRows { rows: own.len(), from: (own_logits, 0), to: (logits, own.start) });
+    }
+
+    /// The loss of the lists of all rows, of which all workers have kept the logits. The first worker adds to `sums`.
+    ///
+    /// # Panics
+    /// As of [`ComparedRows::keep_logits`].
+    pub(super) fn loss_of_lists(&mut self, backend: &B, ranks: &Ranks<'_, B>, sums: &mut B::Matrix) {
         let Lists { task, logits, logits_grad, sums: ignored } =
             self.lists.as_mut().expect("a loss of lists");
-        let (own, all) = (pass.global_rows(), ranks.rows);
-        backend.run(ops::Clear { rows: all, matrix: logits });
-        backend.run(ops::CopyRows { rows: own.len(), from: (own_logits, 0), to: (logits, own.start) });
-        ranks.sum(backend, [(all, &mut *logits)]);
+        ranks.sum(backend, [(ranks.rows, &mut *logits)]);
         backend.run(ops::TaskLoss {
             total: None,
             task,
             batch: &self.batch,
-            rows: 0..all,
+            rows: 0..ranks.rows,
             logits,
             logits_grad,
             sums: if ranks.rank() == 0 { sums } else { ignored },
         });
+    }
+
+    /// Writes the gradient of the rows of `pass`.
+    ///
+    /// # Panics
+    /// As of [`ComparedRows::keep_logits`].
+    pub(super) fn take_gradient(&self, backend: &B, pass: &Pass<'_, B>, own_grad: &mut B::Matrix) {
+        let Lists { logits_grad, .. } = self.lists.as_ref().expect("a loss of lists");
+        let own = pass.global_rows();
         backend.run(ops::CopyRows { rows: own.len(), from: (logits_grad, own.start), to: (own_grad, 0) });
     }
 }

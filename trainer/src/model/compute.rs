@@ -48,6 +48,23 @@ pub(crate) trait Compute<B: Backend> {
         }
     }
 
+    /// Keeps what the loss compares of the pass's rows after the last forward pass, for [`Compute::loss_of_kept`]. Only models
+    /// whose rows depend on each other keep anything.
+    fn keep_compared(&mut self, _backend: &B, _pass: &Pass<'_, B>) {}
+
+    /// The loss of the rows of `pass`, all of this worker, of which smaller passes have kept what it compares. Adds to `sums`.
+    fn loss_of_kept(
+        &mut self,
+        _backend: &B,
+        _objective: &Objective<'_, B>,
+        _pass: &Pass<'_, B>,
+        _sums: &mut B::Matrix,
+    ) {
+    }
+
+    /// Takes the gradient of the pass's rows from that of [`Compute::loss_of_kept`], as [`Compute::loss`] writes it.
+    fn take_gradient(&mut self, _backend: &B, _pass: &Pass<'_, B>) {}
+
     /// Multiplies the gradient of the last call of [`Compute::loss`] by the number in `factor`, `[1, 1]` or wider.
     fn scale(&mut self, backend: &B, pass: &Pass<'_, B>, factor: &B::Matrix, logits_grad: &mut B::Matrix) {
         backend.run(ops::Multiply { rows: pass.len(), factor, matrix: logits_grad });

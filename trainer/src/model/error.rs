@@ -26,6 +26,12 @@ pub enum ModelError {
     /// Batch normalization with micro-batches.
     #[error("`normalization = \"batch\"` needs whole batches: remove `training.micro_batch_size`")]
     PartsNormalized,
+    /// Batch normalization over parts of unequal numbers of rows.
+    #[error(
+        "`normalization = \"batch\"` needs workers with equally many rows, which workers of several hosts do not have: \
+         choose \"layer\", or train on one host"
+    )]
+    UnevenNormalized,
     /// More labels than the model predicts.
     #[error(
         "model.kind: \"{kind}\" predicts one label, and there are {labels}; \"mmoe\" and \"din\" predict several"

@@ -168,13 +168,17 @@ impl<D: Device> Parts<D> {
         schema: &BatchSchema,
         training: &TrainingSpec,
     ) -> Result<Self, ModelError> {
-        let (global, schema) = (schema, &schema.part(training.parts()));
-        let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < schema.rows);
+        let (global, schema) = (schema, &training.part_schema(schema));
+        let even_rows = training.even_rows(global.rows);
+        let in_parts = training.micro_batch_rows.is_some_and(|rows| rows < even_rows);
         if in_parts && spec.uses_in_batch_loss() {
             return Err(ModelError::PartsChoose);
         }
         if in_parts && spec.uses_batch_normalization() {
             return Err(ModelError::PartsNormalized);
+        }
+        if training.uneven_parts && training.ranks() > 1 && spec.uses_batch_normalization() {
+            return Err(ModelError::UnevenNormalized);
         }
         let labels = schema.label_count();
         let tasks = training.tasks(labels);
@@ -188,7 +192,7 @@ impl<D: Device> Parts<D> {
         if labels != losses {
             return Err(ModelError::Losses { losses, labels });
         }
-        let mut builder = Builder::new(device, schema, global.rows as usize, training);
+        let mut builder = Builder::new(device, schema, global.rows, training);
         let network = Network::new(&mut builder, spec)?;
         let compared = ComparedRows::new(&mut builder, spec, &tasks, global)?;
         let (rows, outputs) = (builder.buffers().rows, builder.outputs());
@@ -314,7 +318,7 @@ impl Scoring {
 
 impl<B: Backend> Model<B> {
     /// Builds a model for batches of `schema`, with initial weights fixed by the seed. If several workers train it, each
-    /// has a part of every batch: [`BatchSchema::part`].
+    /// has a part of every batch: [`TrainingSpec::part_schema`].
     ///
     /// # Errors
     /// When `schema` lacks a feature of `spec`, or the model is invalid.
@@ -591,11 +595,10 @@ impl ModelPlan {
             gradients(&parameters).for_each(|spec| sizes.matrix_of(wire, spec.rows, spec.columns));
         }
         // The rows of a pass plus the rows of a batch.
-        let rows = parts.rows as u64 + u64::from(schema.part(training.parts()).rows);
+        let part = &training.part_schema(schema);
+        let rows = parts.rows as u64 + u64::from(part.rows);
         let scores = rows * (training.outputs(schema.label_count()) * size_of::<f32>()) as u64;
-        let on_host = scores
-            .saturating_add(L::staging_bytes(&schema.part(training.parts())))
-            .saturating_add(exchange_bytes);
+        let on_host = scores.saturating_add(L::staging_bytes(part)).saturating_add(exchange_bytes);
         let (beside, staging_bytes) = if L::IS_APART { (0, on_host) } else { (on_host, 0) };
         let on_device = L::base_bytes().saturating_add(sizes.bytes());
         let copied: usize = parameters.iter().map(Parameter::copy_len::<L>).sum();

@@ -232,8 +232,12 @@ impl<B: Backend> Model<B> {
         let completed = start_early.as_ref().map(|start_early| start_early as &dyn CompletedGradients<B>);
         if let (true, Some((exchange, _))) = (is_joint && header.global_rows > 0, exchange) {
             let ranks = exchange.ranks(peers, header.global_rows as usize, most);
-            let pass = Pass::of_rank(rows, first_row, purpose, ranks);
-            passes.run(&Pass { completed, ..pass });
+            let pass = Pass { completed, ..Pass::of_rank(rows, first_row, purpose, ranks) };
+            // The same on all workers, so all make the same collective calls.
+            match header.most_rows as usize <= most {
+                true => passes.run(&pass),
+                false => passes.run_twice(&pass, most),
+            }
             return;
         }
         for pass in Pass::all(rows, most, first_row, purpose) {
@@ -294,25 +298,86 @@ impl<B: Backend> Model<B> {
 impl<B: Backend> Passes<'_, B> {
     /// Computes the gradients and losses of `pass`.
     fn run(&mut self, pass: &Pass<'_, B>) {
-        let Self { backend, network, batch, tasks, totals, compared, logits_grad, sums, scaling } = self;
-        let network = network.compute();
-        backend.phase(Phase::Forward, || network.forward(backend, batch, pass));
-        let of_pass = logits_grad.of_pass();
-        backend.phase(Phase::Loss, || {
-            match (compared.as_mut(), &pass.ranks) {
-                (Some(compared), Some(ranks)) if compared.has_lists() => {
-                    compared.loss_of_lists(backend, (pass, ranks), network.logits(), of_pass, sums);
-                }
-                _ => {
-                    let compared = compared.as_ref().map(|compared| &compared.batch);
-                    let objective = Objective { tasks, totals: *totals, compared };
-                    network.loss(backend, &objective, batch, pass, of_pass, sums);
-                }
+        self.forward(pass);
+        let Self { backend, network, batch, tasks, totals, compared, logits_grad, sums, .. } = self;
+        let (network, of_pass) = (network.compute(), logits_grad.of_pass());
+        backend.phase(Phase::Loss, || match (compared.as_mut(), &pass.ranks) {
+            (Some(compared), Some(ranks)) if compared.has_lists() => {
+                compared.keep_logits(backend, (pass, ranks), network.logits());
+                compared.loss_of_lists(backend, ranks, sums);
+                compared.take_gradient(backend, pass, of_pass);
             }
-            if let Some(scaling) = scaling {
-                network.scale(backend, pass, &scaling.state, of_pass);
+            _ => {
+                let compared = compared.as_ref().map(|compared| &compared.batch);
+                let objective = Objective { tasks, totals: *totals, compared };
+                network.loss(backend, &objective, batch, pass, of_pass, sums);
             }
         });
+        self.backward(pass);
+    }
+
+    /// Computes the gradients and losses of all rows of this worker, `whole`, in passes of at most `most` rows, if the loss
+    /// compares the rows of all workers: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+    /// 2021. A first forward pass of each keeps what the loss compares. After the loss of the batch, a second one has the
+    /// activations for the backward pass. Workers communicate only for the loss, so they may have different numbers of passes.
+    fn run_twice(&mut self, whole: &Pass<'_, B>, most: usize) {
+        for pass in whole.split(most) {
+            self.forward(&pass);
+            self.keep_compared(&pass);
+        }
+        self.loss_of_kept(whole);
+        for pass in whole.split(most) {
+            self.forward(&pass);
+            self.take_gradient(&pass);
+            self.backward(&pass);
+        }
+    }
+
+    fn forward(&mut self, pass: &Pass<'_, B>) {
+        let Self { backend, network, batch, .. } = self;
+        backend.phase(Phase::Forward, || network.compute().forward(backend, batch, pass));
+    }
+
+    fn keep_compared(&mut self, pass: &Pass<'_, B>) {
+        let Self { backend, network, compared, .. } = self;
+        let network = network.compute();
+        backend.phase(Phase::Loss, || match (compared.as_mut(), &pass.ranks) {
+            (Some(compared), Some(ranks)) if compared.has_lists() => {
+                compared.keep_logits(backend, (pass, ranks), network.logits());
+            }
+            _ => network.keep_compared(backend, pass),
+        });
+    }
+
+    fn loss_of_kept(&mut self, whole: &Pass<'_, B>) {
+        let Self { backend, network, tasks, totals, compared, sums, .. } = self;
+        backend.phase(Phase::Loss, || match (compared.as_mut(), &whole.ranks) {
+            (Some(compared), Some(ranks)) if compared.has_lists() => {
+                compared.loss_of_lists(backend, ranks, sums);
+            }
+            _ => {
+                let compared = compared.as_ref().map(|compared| &compared.batch);
+                let objective = Objective { tasks, totals: *totals, compared };
+                network.compute().loss_of_kept(backend, &objective, whole, sums);
+            }
+        });
+    }
+
+    fn take_gradient(&mut self, pass: &Pass<'_, B>) {
+        let Self { backend, network, compared, logits_grad, .. } = self;
+        backend.phase(Phase::Loss, || match compared.as_ref().filter(|compared| compared.has_lists()) {
+            Some(compared) => compared.take_gradient(backend, pass, logits_grad.of_pass()),
+            None => network.compute().take_gradient(backend, pass),
+        });
+    }
+
+    /// The backward pass from the gradient of the loss.
+    fn backward(&mut self, pass: &Pass<'_, B>) {
+        let Self { backend, network, batch, logits_grad, scaling, .. } = self;
+        let (network, of_pass) = (network.compute(), logits_grad.of_pass());
+        if let Some(scaling) = scaling {
+            backend.phase(Phase::Loss, || network.scale(backend, pass, &scaling.state, of_pass));
+        }
         backend.phase(Phase::Backward, || network.backward(backend, batch, pass, of_pass));
         logits_grad.keep(backend, pass);
     }

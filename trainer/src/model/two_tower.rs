@@ -14,12 +14,14 @@
 //! so each is useful alone: item vectors fill a nearest-neighbour index, and query vectors search it.
 //!
 //! If several workers have parts of a batch, each has the item vectors of all. Its queries choose among them, which costs it
-//! its share of all products. The gradients with respect to the items are summed over the workers.
+//! its share of all products. The gradients with respect to the items are summed over the workers. If a worker has more rows
+//! than a pass, the vectors of its rows are kept, and so is their gradient ([`Kept`]).
 //!
 //! The towers' outputs and everything after them are fp32.
 
 use millstream_backend::{Backend, Choice, Device, IdColumn, InBatchInput, ops};
 
+use crate::exchange::Ranks;
 use crate::gradients::GradientVisitor;
 use crate::model::builder::Builder;
 use crate::model::compute::{Compute, Objective};
@@ -43,6 +45,7 @@ pub(super) struct TwoTower<D: Device> {
     /// The workspace of the loss.
     work: D::Matrix,
     all: Option<AllItems<D>>,
+    kept: Option<Kept<D>>,
 }
 
 /// The items of all workers.
@@ -50,6 +53,13 @@ struct AllItems<D: Device> {
     /// Their vectors, and the gradient with respect to these, `[global B, W]`.
     vectors: D::Matrix,
     vectors_grad: D::Matrix,
+}
+
+/// The queries of all rows of this worker, if it may need several passes; [`AllItems`] has their items.
+struct Kept<D: Device> {
+    /// Their vectors, and the gradient with respect to these, `[B, W]`.
+    queries: D::Matrix,
+    queries_grad: D::Matrix,
 }
 
 /// A tower.
@@ -76,6 +86,7 @@ impl<D: Device> TwoTower<D> {
         let (dim, rows) = (*dim as usize, builder.buffers().rows);
         let vectors = (dim, *normalize);
         let all_rows = builder.global_rows().unwrap_or(rows);
+        let kept_rows = builder.rows_of_passes();
         let (vectors_of_all, grad_of_all) = (builder.global_matrix(dim), builder.global_matrix(dim));
         Ok(Self {
             query: Tower::new(builder, "query", query, vectors)?,
@@ -87,10 +98,14 @@ impl<D: Device> TwoTower<D> {
             },
             item_id: item_id.as_ref().map(|name| Self::find_id(builder, name)).transpose()?,
             logits: builder.logits(),
-            work: builder.device.in_batch_work(rows, all_rows, dim),
+            work: builder.device.in_batch_work(kept_rows.unwrap_or(rows), all_rows, dim),
             all: vectors_of_all
                 .zip(grad_of_all)
                 .map(|(vectors, vectors_grad)| AllItems { vectors, vectors_grad }),
+            kept: kept_rows.map(|rows| {
+                let [queries, queries_grad] = [rows; 2].map(|rows| builder.device.matrix(rows, dim));
+                Kept { queries, queries_grad }
+            }),
         })
     }
 
@@ -152,6 +167,48 @@ impl<B: Backend> Tower<B> {
     }
 }
 
+impl<B: Backend> AllItems<B> {
+    /// Keeps the vectors `items` of the pass's rows.
+    fn keep(&mut self, backend: &B, (pass, ranks): (&Pass<'_, B>, &Ranks<'_, B>), items: &B::Matrix) {
+        if pass.is_first() {
+            backend.run(ops::Clear { rows: ranks.rows, matrix: &mut self.vectors });
+        }
+        let rows = pass.global_rows();
+        backend.run(ops::CopyRows {
+            rows: rows.len(),
+            from: (items, 0),
+            to: (&mut self.vectors, rows.start),
+        });
+    }
+
+    /// The loss of the rows of `input`, which choose among the items that all workers have kept, and not those of `input`.
+    fn loss(
+        &mut self,
+        backend: &B,
+        ranks: &Ranks<'_, B>,
+        input: InBatchInput<'_, B>,
+        (work, query_grad, sums): (&mut B::Matrix, &mut B::Matrix, &mut B::Matrix),
+    ) {
+        let Self { vectors, vectors_grad } = self;
+        ranks.sum(backend, [(ranks.rows, &mut *vectors)]);
+        // The batch of all rows has the ids of items alone.
+        let item_id = input.item_id.map(|_| 0);
+        let input = InBatchInput { items: vectors, item_id, ..input };
+        backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad: vectors_grad, sums });
+        ranks.sum(backend, [(ranks.rows, &mut *vectors_grad)]);
+    }
+
+    /// Writes the gradient with respect to the items of the pass's rows.
+    fn take_gradient(&self, backend: &B, pass: &Pass<'_, B>, item_grad: &mut B::Matrix) {
+        let rows = pass.global_rows();
+        backend.run(ops::CopyRows {
+            rows: rows.len(),
+            from: (&self.vectors_grad, rows.start),
+            to: (item_grad, 0),
+        });
+    }
+}
+
 impl<B: Backend> Compute<B> for TwoTower<B> {
     fn forward(&mut self, backend: &B, batch: &B::Batch, pass: &Pass<'_, B>) {
         self.query.forward(backend, batch, pass);
@@ -181,32 +238,70 @@ impl<B: Backend> Compute<B> for TwoTower<B> {
         sums: &mut B::Matrix,
     ) {
         let Self { query, item, temperature, choice, item_id, work, all, .. } = self;
-        let (temperature, choice) = (*temperature, *choice);
         let (queries, items) = (query.unit.as_ref(), item.unit.as_ref());
         let (queries, items) = (queries.unwrap_or(query.deep.logits()), items.unwrap_or(item.deep.logits()));
         let (query_grad, item_grad) = (&mut query.vectors_grad, &mut item.vectors_grad);
         let rows = pass.global_rows();
-        let (Some(all), Some(ranks), Some(compared)) = (all, &pass.ranks, objective.compared) else {
-            let input = InBatchInput { batch, rows, queries, items, temperature, choice, item_id: *item_id };
+        let input = InBatchInput {
+            batch: objective.compared.unwrap_or(batch),
+            rows,
+            queries,
+            items,
+            temperature: *temperature,
+            choice: *choice,
+            item_id: *item_id,
+        };
+        let (Some(all), Some(ranks), Some(_)) = (all, &pass.ranks, objective.compared) else {
             backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad, sums });
             return;
         };
-        let AllItems { vectors, vectors_grad } = all;
-        backend.run(ops::Clear { rows: ranks.rows, matrix: vectors });
-        backend.run(ops::CopyRows { rows: rows.len(), from: (items, 0), to: (vectors, rows.start) });
-        ranks.sum(backend, [(ranks.rows, &mut *vectors)]);
+        all.keep(backend, (pass, ranks), items);
+        all.loss(backend, ranks, input, (work, query_grad, sums));
+        all.take_gradient(backend, pass, item_grad);
+    }
+
+    fn keep_compared(&mut self, backend: &B, pass: &Pass<'_, B>) {
+        let Self { query, item, all, kept, .. } = self;
+        let (Some(all), Some(kept), Some(ranks)) = (all, kept, &pass.ranks) else { return };
+        all.keep(backend, (pass, ranks), item.vectors());
+        backend.run(ops::CopyRows {
+            rows: pass.len(),
+            from: (query.vectors(), 0),
+            to: (&mut kept.queries, pass.rows.start),
+        });
+    }
+
+    fn loss_of_kept(
+        &mut self,
+        backend: &B,
+        objective: &Objective<'_, B>,
+        pass: &Pass<'_, B>,
+        sums: &mut B::Matrix,
+    ) {
+        let Self { item, temperature, choice, item_id, work, all, kept, .. } = self;
+        let (Some(all), Some(Kept { queries, queries_grad })) = (all, kept) else { return };
+        let (Some(ranks), Some(batch)) = (&pass.ranks, objective.compared) else { return };
         let input = InBatchInput {
-            batch: compared,
-            rows: rows.clone(),
+            batch,
+            rows: pass.global_rows(),
             queries,
-            items: vectors,
-            temperature,
-            choice,
-            item_id: item_id.map(|_| 0),
+            items: item.vectors(),
+            temperature: *temperature,
+            choice: *choice,
+            item_id: *item_id,
         };
-        backend.run(ops::InBatchLoss { input: &input, work, query_grad, item_grad: vectors_grad, sums });
-        ranks.sum(backend, [(ranks.rows, &mut *vectors_grad)]);
-        backend.run(ops::CopyRows { rows: rows.len(), from: (vectors_grad, rows.start), to: (item_grad, 0) });
+        all.loss(backend, ranks, input, (work, queries_grad, sums));
+    }
+
+    fn take_gradient(&mut self, backend: &B, pass: &Pass<'_, B>) {
+        let Self { query, item, all, kept, .. } = self;
+        let (Some(all), Some(kept)) = (all, kept) else { return };
+        backend.run(ops::CopyRows {
+            rows: pass.len(),
+            from: (&kept.queries_grad, pass.rows.start),
+            to: (&mut query.vectors_grad, 0),
+        });
+        all.take_gradient(backend, pass, &mut item.vectors_grad);
     }
 
     fn scale(&mut self, backend: &B, pass: &Pass<'_, B>, factor: &B::Matrix, _logits_grad: &mut B::Matrix) {

@@ -61,7 +61,7 @@ where
         training: &TrainingSpec,
     ) -> Result<Self, SessionError> {
         let model = Model::new(backend, spec, schema, training)?;
-        let part = schema.part(training.parts());
+        let part = training.part_schema(schema);
         Ok(Self {
             model,
             schema: schema.clone(),

@@ -163,13 +163,15 @@ fn a_rehearsal_accepts_every_batch_that_training_does() {
     assert!(matches!(error, SessionError::Batch(BatchError::WrongSchema)), "{error}");
 
     // One of several workers, with one or several parts of a batch.
-    for (workers, shards) in [(2, None), (2, Some(8)), (1, Some(4))] {
+    let divisions = [(2, None), (2, Some(8)), (1, Some(4))];
+    for ((workers, shards), uneven_parts) in divisions.into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let training = TrainingSpec {
             workers: NonZeroU32::new(workers),
             shards: shards.and_then(NonZeroU32::new),
+            uneven_parts,
             ..training()
         };
-        let part = schema(ROWS).part(training.parts());
+        let part = training.part_schema(&schema(ROWS));
         for copies in [0, 1, 2] {
             let session = Session::new(cpu(), &model(), &schema(ROWS), &training).unwrap();
             session.dry_run(batch(0, &part).as_ref(), alone(), copies).unwrap();

@@ -12,6 +12,7 @@ mod schedule;
 
 use std::num::NonZeroU32;
 
+use millstream_batch::BatchSchema;
 use serde::{Deserialize, Serialize};
 
 pub use batch_scaling::{BatchScaling, RateRule};
@@ -70,6 +71,10 @@ pub struct TrainingSpec {
     /// that divides it: a power of two. `None` for a part per worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<NonZeroU32>,
+    /// Whether a part of a batch may have any number of rows, up to all of them: if rows are dealt by lanes. Otherwise all parts
+    /// but the last ones have equally many. Passes have room for the rows of equal parts, so a larger part needs several.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub uneven_parts: bool,
     /// The precision in which workers exchange gradients.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gradient_precision: Precision,
@@ -95,6 +100,16 @@ impl TrainingSpec {
     /// The number of parts that every batch is cut into.
     pub fn parts(&self) -> u32 {
         self.shards.or(self.workers).map_or(1, NonZeroU32::get)
+    }
+
+    /// The rows of each part if all parts of a batch of `rows` rows have equally many, rounded up.
+    pub fn even_rows(&self, rows: u32) -> u32 {
+        rows.div_ceil(self.parts())
+    }
+
+    /// The schema of the parts of batches of `schema`.
+    pub fn part_schema(&self, schema: &BatchSchema) -> BatchSchema {
+        if self.uneven_parts { schema.clone() } else { schema.part(self.parts()) }
     }
 
     /// The task of each of `labels` labels.

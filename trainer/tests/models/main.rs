@@ -16,6 +16,7 @@ mod precision;
 mod same_bits;
 mod tables;
 mod traffic;
+mod uneven;
 mod warm_start;
 mod whole_tables;
 mod workers;

@@ -84,21 +84,29 @@ fn gpus_of_several_workers_use_the_planned_memory() {
     let Some(_alone) = several_gpus() else { return };
     let golden = golden();
     let precisions = [Precision::Fp32, Precision::Bf16].into_iter().cycle();
-    for (case, gradient_precision) in golden.cases.iter().step_by(4).zip(precisions) {
+    let is_possible = |case: &&Case, uneven| !(uneven && case.spec().uses_batch_normalization());
+    let cases = golden.cases.iter().step_by(4).zip(precisions);
+    let cases = cases.flat_map(|(case, precision)| [(case, precision, false), (case, precision, true)]);
+    for (case, gradient_precision, uneven_parts) in
+        cases.filter(|(case, _, uneven)| is_possible(case, *uneven))
+    {
         let mut schema = BatchSchema { rows: 900, ..golden.schema(case) };
         schema.ids.iter_mut().for_each(|feature| feature.cardinality = 1_000);
         schema.ragged.iter_mut().for_each(|feature| feature.cardinality = 1_000);
         let batch = full(&schema);
         let workers = NonZeroU32::new(3);
         let device = DeviceSpec::Cuda(0);
-        let training = TrainingSpec { device, workers, gradient_precision, ..case.training(7) };
+        let training = TrainingSpec { device, workers, gradient_precision, uneven_parts, ..case.training(7) };
         let plan = ModelPlan::new(&case.spec(), &schema, &training).expect("a plan");
         let worker = |rank: u32, transport: Local| {
             let model = Model::new(cuda_of(rank), &case.spec(), &schema, &training);
             let mut model = model.expect("a model of the schema");
             let communicator = Communicator::new(transport, Duration::from_secs(60), None);
             model.join(communicator.expect("a thread")).expect("devices");
-            let part = BatchBuffer::part_of(batch.as_ref(), rank, 3);
+            let part = match uneven_parts {
+                true => BatchBuffer::parts_of(batch.as_ref(), &[100, 0, 800]).remove(rank as usize),
+                false => BatchBuffer::part_of(batch.as_ref(), rank, 3),
+            };
             model.agree(&[part.as_ref()], Request::default()).expect("all workers agree");
             model.train_step(part.as_ref(), Step::number(1)).expect("a batch of the schema");
             let scores = training.outputs(schema.label_count()) * part.as_ref().rows();

@@ -95,7 +95,7 @@ fn agree((losses, tensors): &Trained, (expected_losses, expected): &Trained, tol
 fn all_tables_but_the_last_are_summed_as_a_whole() {
     let is_whole = |parts, rows, width| {
         let shape = TableShape { rows, width, float: Float::F32, key: 0, states: 0, row_states: 0 };
-        let rows = PartRows { parts, ids: &[], are_gathered: false, float: Float::F32 };
+        let rows = PartRows { parts, ids: &[], even_ids: &[], are_gathered: false, float: Float::F32 };
         rows.sums_whole(&shape, ROWS as usize / parts)
     };
     for (parts, width) in [(3, 1), (3, 16), (4, 1), (4, 16)] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_backend::collective::{CollectiveError, Communicator, Local};
 use millstream_backend::{Backend, Cpu, DeviceFault, Reference};
-use millstream_batch::{BatchBuffer, BatchSchema};
+use millstream_batch::{BatchBuffer, BatchRef, BatchSchema};
 use millstream_trainer::model::{Model, ModelError, ModelPlan};
 use millstream_trainer::schedule::Step;
 use millstream_trainer::session::Request;
@@ -23,31 +23,55 @@ pub(crate) type Trained = (Vec<f64>, Tensors);
 
 /// How batches are divided.
 #[derive(Clone, Copy, Debug, Default)]
-struct Division {
-    ranks: u32,
-    shards: Option<u32>,
-    micro_batch_rows: Option<u32>,
+pub(crate) struct Division {
+    pub(crate) ranks: u32,
+    pub(crate) shards: Option<u32>,
+    pub(crate) micro_batch_rows: Option<u32>,
+    /// The rows of each part, if parts are uneven.
+    pub(crate) rows: Option<&'static [u32]>,
 }
 
 impl Division {
-    fn among(ranks: u32) -> Self {
+    pub(crate) fn among(ranks: u32) -> Self {
         Self { ranks, ..Self::default() }
     }
 
-    /// Whether workers pass all rows of a batch through the model at the same time.
-    fn is_of_whole_batches(self) -> bool {
-        self.shards.is_none() && self.micro_batch_rows.is_none()
+    /// Among workers of one part each, with these numbers of rows.
+    pub(crate) fn uneven(rows: &'static [u32]) -> Self {
+        Self { rows: Some(rows), ..Self::among(rows.len() as u32) }
     }
 
-    fn apply(self, training: TrainingSpec) -> TrainingSpec {
-        let Self { ranks, shards, micro_batch_rows } = self;
+    /// Whether batches of `case` can be divided like this.
+    fn is_possible(self, case: &Case) -> bool {
+        let spec = case.spec();
+        let is_of_whole_batches = self.shards.is_none() && self.micro_batch_rows.is_none();
+        let are_uneven = self.rows.is_some() && spec.uses_batch_normalization();
+        (is_of_whole_batches || !case.needs_whole_batches()) && !are_uneven
+    }
+
+    pub(crate) fn apply(self, training: TrainingSpec) -> TrainingSpec {
+        let Self { ranks, shards, micro_batch_rows, rows } = self;
         let shards = shards.and_then(NonZeroU32::new);
-        TrainingSpec { workers: NonZeroU32::new(ranks), shards, micro_batch_rows, ..training }
+        let uneven_parts = rows.is_some();
+        TrainingSpec { workers: NonZeroU32::new(ranks), shards, micro_batch_rows, uneven_parts, ..training }
+    }
+
+    /// The parts of worker `rank`.
+    fn parts(self, batch: BatchRef<'_>, rank: u32) -> Vec<BatchBuffer> {
+        let all = self.shards.unwrap_or(self.ranks);
+        let own = (rank..all).step_by(self.ranks as usize);
+        match self.rows {
+            None => own.map(|part| BatchBuffer::part_of(batch, part, all)).collect(),
+            Some(rows) => {
+                let parts = BatchBuffer::parts_of(batch, rows).into_iter();
+                parts.skip(rank as usize).step_by(self.ranks as usize).collect()
+            }
+        }
     }
 }
 
 /// Trains `case` for `steps` steps; returns what each worker has.
-fn train<B: Backend>(
+pub(crate) fn train<B: Backend>(
     golden: &Golden,
     case: &Case,
     division: Division,
@@ -55,7 +79,7 @@ fn train<B: Backend>(
     backend: impl Fn(u32) -> B + Sync,
 ) -> Vec<Trained> {
     let training = division.apply(case.training(1));
-    train_as(golden, (case, &golden.schema(case), &training), steps, backend)
+    train_divided(golden, (case, &golden.schema(case), &training), division, steps, backend)
 }
 
 /// Trains `case` with these settings on batches of `schema`; returns what each worker has.
@@ -65,15 +89,27 @@ pub(crate) fn train_as<B: Backend>(
     steps: usize,
     backend: impl Fn(u32) -> B + Sync,
 ) -> Vec<Trained> {
-    let (ranks, all) = (training.ranks(), training.parts());
+    let division =
+        Division { shards: training.shards.map(NonZeroU32::get), ..Division::among(training.ranks()) };
+    train_divided(golden, (case, schema, training), division, steps, backend)
+}
+
+/// The same with batches that are divided like this.
+pub(crate) fn train_divided<B: Backend>(
+    golden: &Golden,
+    (case, schema, training): (&Case, &BatchSchema, &TrainingSpec),
+    division: Division,
+    steps: usize,
+    backend: impl Fn(u32) -> B + Sync,
+) -> Vec<Trained> {
+    let ranks = division.ranks;
     let worker = |rank: u32, transport: Local| {
         let mut model = Model::new(backend(rank), &case.spec(), schema, training).expect("a model");
         write(&mut model, &case.start);
         model.join(Communicator::new(transport, LIMIT, None).expect("a thread")).expect("devices");
         let losses = (0..steps).map(|number| {
             let batch = golden.batch(case, number);
-            let own = (rank..all).step_by(ranks as usize);
-            let parts: Vec<_> = own.map(|part| BatchBuffer::part_of(batch.as_ref(), part, all)).collect();
+            let parts = division.parts(batch.as_ref(), rank);
             let parts: Vec<_> = parts.iter().map(BatchBuffer::as_ref).collect();
             let agreed = model.agree(&parts, Request::default()).expect("all workers agree");
             assert!(agreed.is_step && !agreed.stop);
@@ -111,7 +147,7 @@ pub(crate) fn bits((losses, tensors): &Trained) -> Vec<u64> {
 }
 
 /// Batches have nine rows of twelve: with four workers, one of them has none.
-fn agree_with_pytorch<B: Backend>(
+pub(crate) fn agree_with_pytorch<B: Backend>(
     divisions: impl IntoIterator<Item = Division>,
     tolerance: f64,
     backend: impl Fn(u32) -> B + Sync,
@@ -119,8 +155,7 @@ fn agree_with_pytorch<B: Backend>(
     let golden = golden();
     for division in divisions {
         let mut compared = 0;
-        let possible = |case: &&Case| division.is_of_whole_batches() || !case.needs_whole_batches();
-        for case in golden.cases.iter().filter(possible) {
+        for case in golden.cases.iter().filter(|case| division.is_possible(case)) {
             let trained = train(&golden, case, division, case.steps.len(), &backend);
             assert_eq!(trained.len(), division.ranks as usize);
             for (rank, of_rank) in trained.iter().enumerate() {
@@ -233,13 +268,15 @@ fn shards_have_the_same_bits_on_cuda() {
 #[test]
 fn workers_agree_in_every_precision() {
     let golden = golden();
-    for name in ["wide_deep", "dlrm", "dcn_v2, parallel", "mmoe", "batches normalised", "two towers"] {
+    let names = ["wide_deep", "dlrm", "dcn_v2, parallel", "mmoe", "batches normalised", "two towers"];
+    let uneven = ["wide_deep", "two towers"].map(|name| (name, Division::uneven(&[0, 7, 2])));
+    for (name, division) in names.map(|name| (name, Division::among(3))).into_iter().chain(uneven) {
         let case = golden.cases.iter().find(|case| case.name == name).expect("a case");
         for precision in [Precision::Bf16, Precision::Fp16] {
             let schema = golden.schema(case);
-            let run = |ranks: u32| {
-                let training =
-                    TrainingSpec { precision, workers: NonZeroU32::new(ranks), ..case.training(1) };
+            let run = |division: Division| {
+                let ranks = division.ranks;
+                let training = division.apply(TrainingSpec { precision, ..case.training(1) });
                 let worker = |rank: u32, transport: Local| {
                     let backend = Cpu::new(Some(1)).expect("a thread");
                     let mut model = Model::new(backend, &case.spec(), &schema, &training).expect("a model");
@@ -252,7 +289,7 @@ fn workers_agree_in_every_precision() {
                     let losses: Vec<f64> = (0..8)
                         .map(|number| {
                             let batch = golden.batch(case, number);
-                            let part = BatchBuffer::part_of(batch.as_ref(), rank, ranks);
+                            let part = division.parts(batch.as_ref(), rank).remove(0);
                             model.agree(&[part.as_ref()], Request::default()).expect("all workers agree");
                             let step = Step::number(number as u64 + 1);
                             model.train_step(part.as_ref(), step).expect("a batch").mean()
@@ -267,7 +304,7 @@ fn workers_agree_in_every_precision() {
                     workers.into_iter().map(joined).collect::<Vec<_>>()
                 })
             };
-            let (one, three) = (run(1), run(3));
+            let (one, three) = (run(Division::among(1)), run(division));
             let alike = three.iter().all(|of_rank| *of_rank == three[0]);
             assert!(alike, "{name}, {precision:?}: ranks differ");
             assert_eq!(one[0].1, three[0].1, "{name}, {precision:?}: skipped steps");

@@ -97,8 +97,8 @@ impl Assembler<'_> {
     }
 
     /// Fills `parts` with `first`, if it is already drawn, and the rows that follow, until `most` rows are drawn or the
-    /// pass ends. `ring_of` is called once with the lane of each row and returns the number of its part, if it is one of these. Returns
-    /// the number of drawn rows.
+    /// pass ends. `ring_of` is called once with the lane of each row and returns the place of its part in `parts`, if it
+    /// is one of these. Returns the number of drawn rows.
     fn fill_with(
         &mut self,
         parts: &mut [Part<'_>],

@@ -81,7 +81,7 @@ struct Group {
 impl Arrangement {
     fn of(tables: &[TableShape], rows: PartRows<'_>) -> Self {
         let shapes = &MergedShape::of(tables, rows)[..];
-        let is_summed = |table: usize| rank_rows::is_summed(&tables[table], rows.ids[table], rows);
+        let is_summed = |table: usize| rank_rows::is_summed(&tables[table], rows.even_ids[table], rows);
         let mut rooms = Rooms::default();
         let most = shapes.iter().map(|shape| shape.most).max().unwrap_or(0);
         let sizes = rooms.add(shapes.len() * size_of::<u32>());

@@ -75,18 +75,18 @@ struct Lists {
     most_ids: usize,
 }
 
-/// Whether the GPUs sum a table as a whole, of which a rank looks up at most `ids` ids.
+/// Whether the GPUs sum a table as a whole, of which a rank looks up at most `ids` ids if all have equally many rows.
 pub(super) fn is_summed(shape: &TableShape, ids: usize, rows: PartRows<'_>) -> bool {
     rows.are_gathered && rows.sums_whole(shape, ids)
 }
 
 impl TableRows {
     fn of(shapes: &[TableShape], rows: PartRows<'_>) -> Vec<Self> {
-        let table = |(shape, &ids): (&TableShape, &usize)| match is_summed(shape, ids, rows) {
+        let table = |((shape, &ids), &even_ids)| match is_summed(shape, even_ids, rows) {
             true => Self { width: shape.width, ids: 0, rows: 0, summed: Some(shape.rows) },
             false => Self { width: shape.width, ids, rows: ids.min(shape.rows), summed: None },
         };
-        shapes.iter().zip(rows.ids).map(table).collect()
+        shapes.iter().zip(rows.ids).zip(rows.even_ids).map(table).collect()
     }
 
     /// The ids that are merged: those of all ranks, or of all rows.

@@ -45,7 +45,7 @@ pub(crate) fn run<B: Backend>(backend: &B) -> Outcome {
             .map(|(&size, weights)| bench.table(size, weights, &update.formula, start))
             .collect();
         let ids = &TABLES.map(|(rows, _)| rows);
-        let of_parts = PartRows { parts: 3, ids, are_gathered: false, float: Float::F32 };
+        let of_parts = PartRows { parts: 3, ids, even_ids: ids, are_gathered: false, float: Float::F32 };
         let mut rows = backend.merged_rows(&shapes, of_parts);
         for (number, parts) in batches.iter().enumerate() {
             let copy =

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use millstream_backend::collective::{Alone, Communicator, Local, UseOfTime};
 use millstream_backend::{Backend, Cpu, Cuda, Libraries};
 use millstream_batch::shared_memory::anonymous_file;
-use millstream_batch::{BatchBuffer, Stream};
+use millstream_batch::{BatchBuffer, BatchRef, Stream};
 use millstream_test_cuda::{StandIn, Variant};
 
 use super::{Request, Session, SessionError, batch, checkpoint, cpu, model, schema, training};
@@ -31,7 +32,12 @@ struct State {
 }
 
 fn session<B: Backend<Scalar = f32>>(backend: B, ranks: u32) -> Session<B> {
-    let training = TrainingSpec { workers: NonZeroU32::new(ranks), ..training() };
+    session_of(backend, ranks, false)
+}
+
+/// A session with parts of any number of rows, if they are uneven.
+fn session_of<B: Backend<Scalar = f32>>(backend: B, ranks: u32, uneven_parts: bool) -> Session<B> {
+    let training = TrainingSpec { workers: NonZeroU32::new(ranks), uneven_parts, ..training() };
     Session::new(backend, &model(), &schema(ROWS), &training).unwrap()
 }
 
@@ -62,9 +68,18 @@ fn state<B: Backend<Scalar = f32>>(session: &mut Session<B>) -> State {
 /// Follows the feed up to batch `end` with the part of rank `rank` of `ranks`.
 fn follow<B: Backend<Scalar = f32>>(session: &mut Session<B>, rank: u32, ranks: u32, end: u64) {
     let start = session.position().try_into().map_or(0, u64::from_le_bytes);
-    for number in start..end {
+    follow_parts(session, start..end, |_, whole| BatchBuffer::part_of(whole, rank, ranks));
+}
+
+/// Follows the batches with these numbers, each with the part that `part` returns.
+fn follow_parts<B: Backend<Scalar = f32>>(
+    session: &mut Session<B>,
+    numbers: Range<u64>,
+    part: impl Fn(u64, BatchRef<'_>) -> BatchBuffer,
+) {
+    for number in numbers {
         let whole = batch(number, &schema(ROWS));
-        let part = BatchBuffer::part_of(whole.as_ref(), rank, ranks);
+        let part = part(number, whole.as_ref());
         let header = part.as_ref().header();
         match header.stream {
             Stream::Train => drop(session.train(part.as_ref()).unwrap()),
@@ -179,6 +194,46 @@ fn train_as_one<B: Backend<Scalar = f32>>(numbers: &[u32], backend: impl Fn(u32)
     for &ranks in numbers {
         let directory = tempfile::tempdir().unwrap();
         let states = train(directory.path(), ranks, 15, &backend);
+        assert!(states.iter().all(|state| *state == states[0]), "{ranks} workers differ");
+        close(&states[0], &expected);
+    }
+}
+
+/// The rows of each worker's part of batch `number` of `rows` rows: all of them of one worker, of two, or in any division.
+fn uneven_rows(number: u64, rows: u32, ranks: u32) -> Vec<u32> {
+    let mut parts = vec![0; ranks as usize];
+    for row in 0..u64::from(rows) {
+        let part = match number % 3 {
+            0 => number,
+            1 => number + row % 2,
+            _ => (row * row + number) % 7,
+        };
+        parts[(part % u64::from(ranks)) as usize] += 1;
+    }
+    parts
+}
+
+/// Workers with uneven parts, in training and evaluation.
+#[test]
+fn uneven_workers_train_and_evaluate_as_one() {
+    let mut alone = session(cpu(), 1);
+    follow(&mut alone, 0, 1, 15);
+    let expected = state(&mut alone);
+    for ranks in [1, 2, 3, 5, 8] {
+        let worker = |rank: u32, transport: Local| {
+            let mut session = session_of(cpu(), ranks, true);
+            session.join(Communicator::new(transport, Duration::from_secs(60), None).unwrap()).unwrap();
+            follow_parts(&mut session, 0..15, |number, whole| {
+                let rows = uneven_rows(number, whole.header().rows, ranks);
+                BatchBuffer::parts_of(whole, &rows).remove(rank as usize)
+            });
+            state(&mut session)
+        };
+        let states: Vec<State> = std::thread::scope(|scope| {
+            let world = (0..ranks).zip(Local::world(ranks as usize));
+            let workers: Vec<_> = world.map(|(rank, it)| scope.spawn(move || worker(rank, it))).collect();
+            workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+        });
         assert!(states.iter().all(|state| *state == states[0]), "{ranks} workers differ");
         close(&states[0], &expected);
     }

@@ -552,7 +552,8 @@ fn merged<B: Backend>(make: &mut Make<'_, B>, formula: &Formula) -> (B::MergedRo
     let tables = vec![make.table(WIDTH, formula), make.table(WIDTH, formula)];
     let width = make.value("tables", WIDTH, WIDTH + 1);
     let shapes = [WIDTH, width].map(|width| TableShape { width, ..B::table_shape(&tables[0]) });
-    let rows = PartRows { parts: 1, ids: &[ROWS; 2], are_gathered: false, float: Float::F32 };
+    let rows =
+        PartRows { parts: 1, ids: &[ROWS; 2], even_ids: &[ROWS; 2], are_gathered: false, float: Float::F32 };
     (make.backend.merged_rows(&shapes, rows), tables)
 }
 

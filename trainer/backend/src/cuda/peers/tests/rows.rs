@@ -67,7 +67,7 @@ fn shape_of((rows, width): (u32, usize)) -> TableShape {
 
 /// Whether the GPUs of so many ranks sum the table as a whole.
 fn is_summed(table: usize, ranks: usize, float: Float) -> bool {
-    let rows = PartRows { parts: ranks, ids: &[], are_gathered: true, float };
+    let rows = PartRows { parts: ranks, ids: &[], even_ids: &[], are_gathered: true, float };
     rank_rows::is_summed(&shape_of(TABLES[table]), ROWS as usize, rows)
 }
 
@@ -85,7 +85,7 @@ impl Model {
             };
             let shapes: Vec<TableShape> = TABLES[tables.clone()].iter().copied().map(shape_of).collect();
             let ids = vec![ROWS as usize; shapes.len()];
-            let rows = PartRows { parts: ranks, ids: &ids, are_gathered: true, float };
+            let rows = PartRows { parts: ranks, ids: &ids, even_ids: &ids, are_gathered: true, float };
             Group {
                 lookups: tables.enumerate().map(lookup).collect(),
                 tables: shapes.iter().map(|&shape| cuda.table(shape)).collect(),
@@ -200,7 +200,7 @@ fn small_tables_are_summed_as_a_whole() {
     assert_eq!(summed(2, Float::F32), [false; 5]);
     assert_eq!(summed(64, Float::F32), [true; 5]);
     let is_summed = |rows, ids, are_gathered| {
-        let rows_of_parts = PartRows { parts: 64, ids: &[], are_gathered, float: Float::F32 };
+        let rows_of_parts = PartRows { parts: 64, ids: &[], even_ids: &[], are_gathered, float: Float::F32 };
         rank_rows::is_summed(&shape_of((rows, 127)), ids, rows_of_parts)
     };
     assert!(is_summed(32_768, 1 << 20, true), "16 MiB");
