@@ -13,7 +13,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the workspace crates that it may depend on, in its code, its tests and
 /// its build script.
-const ALLOWED: [(&str, &[&str]); 20] = [
+const ALLOWED: [(&str, &[&str]); 21] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
@@ -33,6 +33,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
         &["millstream-backend", "millstream-batch", "millstream-test-cuda", "millstream-trace"],
     ),
     ("millstream-job", &["millstream-format", "millstream-io", "millstream-pipeline", "millstream-trainer"]),
+    ("millstream-peers", &[]),
     (
         "millstream-worker",
         &["millstream-backend", "millstream-batch", "millstream-trace", "millstream-trainer"],

@@ -1,0 +1,56 @@
+//! What happens to a leader, and what it asks for.
+
+use super::super::{HostName, Outcome, Shortage, Snapshot, ToLeader, ToMember};
+
+/// What happens to a leader.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A stream to a host is open. An earlier one is closed.
+    Opened(HostName),
+    /// The stream of a host has ended.
+    Closed(HostName),
+    /// A message from the open stream of a host.
+    Message {
+        /// The host.
+        from: HostName,
+        /// The epoch of the leader that it follows.
+        epoch: u64,
+        /// The message.
+        message: ToLeader,
+    },
+    /// The checkpoint of [`Action::Commit`] is the newest one.
+    Committed(Snapshot),
+    /// It is not, and will not be. The caller has made sure of that.
+    NotCommitted(Snapshot),
+    /// The outcome of [`Action::Conclude`] is stored.
+    Concluded,
+    /// The daemon is about to exit: the lease is to be released at the next step boundary.
+    Drain,
+    /// The lease is lost, or was not renewed in time.
+    LeaseLost,
+    /// A deadline may have passed.
+    Tick,
+}
+
+/// What a leader asks its daemon to do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Send a message, with the leader's epoch.
+    Send {
+        /// The host.
+        to: HostName,
+        /// The message.
+        message: ToMember,
+    },
+    /// Close the stream of a host. It may be opened again.
+    Close(HostName),
+    /// Make a checkpoint the newest one, on condition that the lease has the leader's epoch. The answer is
+    /// [`Event::Committed`], [`Event::NotCommitted`] or [`Event::LeaseLost`].
+    Commit(Snapshot),
+    /// Store the job's outcome, on the same condition. The answer is [`Event::Concluded`] or [`Event::LeaseLost`].
+    Conclude(Outcome),
+    /// Show why no generation runs.
+    Wait(Shortage),
+    /// Release the lease.
+    ReleaseLease,
+}
