@@ -26,6 +26,7 @@ OWN_LICENCES = ["Apache-2.0", "CC-BY-4.0"]
 # Crates whose archive has no text of their licence, and the crate whose text applies.
 TEXT_IN = {
     "alloc-stdlib": "alloc-no-stdlib",  # one repository, rust-alloc-no-stdlib, with one licence
+    "asn1-rs-impl": "asn1-rs",  # one repository, asn1-rs, with one licence
     "flatbuffers": "prost",  # Apache-2.0 without a notice: the same text
     "opentelemetry": "prost",  # Apache-2.0 without a notice: the same text
     "opentelemetry-otlp": "prost",

@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 31] = [
+const PRINTED: [&str; 34] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -28,6 +28,9 @@ const PRINTED: [&str; 31] = [
     "Library",
     "LogLine",
     "MetricsReply",
+    "Peer",
+    "PeerMeasurement",
+    "PeersReply",
     "ProcessUse",
     "Snapshot",
     "StageUse",

@@ -13,8 +13,11 @@ use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
 use serde::Deserialize;
 
+mod peers;
+
 use crate::traces::TraceTarget;
 
+pub use self::peers::{PeersConfig, PeersSection};
 pub use crate::worker::WorkerProgram;
 
 /// The default time in which jobs take a last checkpoint when the daemon stops. A spot VM is taken away 30 seconds after
@@ -148,6 +151,8 @@ pub struct ServerConfig {
     pub metrics_address: Option<SocketAddr>,
     /// The address on which the web page is served, if it is before a client asks for it.
     pub web_address: Option<SocketAddr>,
+    /// The daemons of other hosts, if it has peers.
+    pub peers: Option<PeersConfig>,
     /// The daemon behind it.
     pub daemon: Config,
 }
@@ -159,6 +164,7 @@ impl ServerConfig {
             ("socket", self.socket == running.socket),
             ("metrics_address", self.metrics_address == running.metrics_address),
             ("web_address", self.web_address == running.web_address),
+            ("peers", self.peers == running.peers),
             ("state_directory", self.daemon.state == running.daemon.state),
             ("storage", self.daemon.storage == running.daemon.storage),
             ("otlp_endpoint", self.daemon.traces == running.daemon.traces),
@@ -205,6 +211,8 @@ pub struct ConfigFile {
     pub stop_seconds: Option<NonZeroU32>,
     /// Storage settings, which a job may override; as `[storage]` of a job file.
     pub storage: Option<StorageSpec>,
+    /// The daemons of other hosts.
+    pub peers: Option<PeersSection>,
 }
 
 /// A number of bytes, written with its unit: `"200GiB"`.
@@ -259,6 +267,8 @@ pub struct Surroundings {
     pub state_home: Option<PathBuf>,
     /// `$HOME`
     pub home: Option<PathBuf>,
+    /// `$CREDENTIALS_DIRECTORY`, which systemd sets for a service with credentials
+    pub credentials: Option<PathBuf>,
     /// The variables of OpenTelemetry, whose names begin with `OTEL_`.
     pub variables: BTreeMap<String, String>,
 }
@@ -296,6 +306,7 @@ impl ConfigFile {
             keep_jobs_days: other.keep_jobs_days.or(self.keep_jobs_days),
             stop_seconds: other.stop_seconds.or(self.stop_seconds),
             storage: other.storage.or(self.storage),
+            peers: other.peers.or(self.peers),
         }
     }
 
@@ -318,6 +329,7 @@ impl ConfigFile {
         let variable = |name: &str| surroundings.variables.get(name).cloned();
         let traces = TraceTarget::find(self.otlp_endpoint.as_deref(), variable);
         let traces = traces.map_err(|message| anyhow::anyhow!("{message}"))?;
+        let peers = self.peers.map(|peers| peers.resolve(surroundings)).transpose()?;
         let daemon = Config {
             state: StateLocation::Directory(state),
             settings: Settings {
@@ -347,6 +359,7 @@ impl ConfigFile {
             socket,
             metrics_address: self.metrics_address,
             web_address: self.web_address,
+            peers,
             daemon,
         })
     }
@@ -362,6 +375,7 @@ impl Surroundings {
             runtime_directory: directory("XDG_RUNTIME_DIR"),
             state_home: directory("XDG_STATE_HOME"),
             home: directory("HOME"),
+            credentials: directory("CREDENTIALS_DIRECTORY"),
             variables: std::env::vars_os()
                 .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
                 .filter(|(name, _)| name.starts_with("OTEL_"))
@@ -396,6 +410,7 @@ mod tests {
             runtime_directory: Some("/run/user/7".into()),
             state_home: None,
             home: Some("/home/u".into()),
+            credentials: None,
             variables: BTreeMap::new(),
         }
     }
@@ -434,6 +449,7 @@ mod tests {
             keep_jobs_days: None,
             stop_seconds: None,
             storage: None,
+            peers: None,
         };
         assert_eq!(given.resolve(&nowhere).unwrap().daemon.settings.limits.max_jobs, NonZeroUsize::new(3));
     }
@@ -460,6 +476,7 @@ mod tests {
             keep_jobs_days,
             stop_seconds,
             storage,
+            peers,
         } = &sample;
         for (name, is_absent) in [
             ("operators", operators.is_none()),
@@ -478,6 +495,13 @@ mod tests {
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
         assert!(stop_seconds.is_some() && storage.is_some());
         assert!(viewers.is_some() && operators_change.is_some());
+        assert!(peers.is_none());
+        let commented =
+            text.split_once("\n#[peers]\n").unwrap().1.lines().filter_map(|line| line.strip_prefix('#'));
+        let section = commented.filter(|line| !line.starts_with(' ')).collect::<Vec<_>>().join("\n");
+        let section: PeersSection = toml::from_str(&section).unwrap();
+        assert!(section.listen.is_some() && section.address.is_some() && section.crl.is_some());
+        section.resolve(&Surroundings::default()).unwrap();
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);

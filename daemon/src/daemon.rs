@@ -10,6 +10,7 @@ mod admission;
 mod audit;
 mod buckets;
 mod ownership;
+mod peers;
 mod removal;
 mod searches;
 mod shutdown;
@@ -19,7 +20,7 @@ mod status;
 
 use std::fs::File;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -40,6 +41,7 @@ use crate::copies::{Contents, Copies};
 use crate::devices::DevicesError;
 use crate::gpus::GpuWatch;
 use crate::outcomes::Outcomes;
+use crate::peers::Peers;
 use crate::priority::{Launcher, thread_time};
 use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs::{self, RunDirectory, Storage};
@@ -136,6 +138,8 @@ struct Shared {
     /// Sends what happens to jobs to a collector, if one is configured.
     traces: Traces,
     gpus: GpuWatch,
+    /// The daemons of other hosts, if it has peers.
+    peers: OnceLock<Arc<Peers>>,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
     /// When the daemon started, in milliseconds since the Unix epoch.
@@ -182,6 +186,7 @@ impl Daemon {
             audit: Mutex::default(),
             traces,
             gpus,
+            peers: OnceLock::new(),
             outcomes: Arc::default(),
             started_ms: now_ms(),
             _lock: lock,

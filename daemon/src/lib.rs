@@ -20,6 +20,7 @@
 //! * [`state`]: the daemon's persistent state.
 //! * [`service`]: the control API over the daemon; `standard_services`: health and reflection of gRPC.
 //! * [`config`], [`server`], [`socket`]: the configuration, life cycle and socket of `millstreamd`.
+//! * `peers`: the daemons of other hosts.
 //! * [`ranks`]: what each of several workers of a job gets of the host.
 //! * [`access`]: checking that the requesting user may use the files of a request.
 //! * `roles`: what each user of the socket may do.
@@ -59,6 +60,7 @@ mod notices;
 mod objects;
 mod outcomes;
 mod own_access;
+mod peers;
 pub mod plan;
 mod priority;
 mod queue;

@@ -23,6 +23,7 @@ use crate::config::{Config, ServerConfig};
 use crate::connections::{Connections, Peer};
 use crate::daemon::Daemon;
 use crate::notices::{Advice, Cloud, Notice};
+use crate::peers::PeerPort;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::roles::{Gate, Policy, Roles};
@@ -74,6 +75,7 @@ pub async fn serve(
         let _entered = control.handle.enter();
         config.web_address.map(Web::bind).transpose()?
     };
+    let peer_port = config.peers.as_ref().map(PeerPort::bind).transpose()?;
     let worker = config.daemon.worker.clone().in_groups(WorkerGroups::take_over());
     let daemon = Daemon::start(Config { worker, ..config.daemon.clone() })?;
     let web = Web::new(daemon.clone())?;
@@ -84,6 +86,9 @@ pub async fn serve(
     if let Some(listener) = metrics_listener {
         // Until the process ends, so that its stop can be watched.
         control.handle.spawn(metrics::http::serve(listener, daemon.clone()));
+    }
+    if let Some(port) = peer_port {
+        daemon.set_peers(port.serve(&daemon, &Handle::current()));
     }
     tracing::info!(socket = %socket.path().display(), "listening");
 
@@ -141,17 +146,29 @@ pub async fn serve(
     service_manager::stopping(daemon.settings().stop_limit);
     health.stopping().await;
     tracing::info!("stopping; a second signal stops immediately");
+    let left = leave_peers(&daemon);
     tokio::select! {
         () = daemon.shutdown() => {}
         () = stop.recv() => tracing::warn!("stopped immediately"),
     }
     let _ = end.send(());
     let answered = tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, server);
-    let (answered, ()) = futures::join!(answered, daemon.flush_traces());
+    let (answered, (), ()) = futures::join!(answered, daemon.flush_traces(), left);
     if answered.is_err() {
         tracing::warn!("requests were still in flight at shutdown");
     }
     result
+}
+
+/// Closes the port for peers now; the result is ready when this host has left their directories.
+fn leave_peers(daemon: &Daemon) -> impl Future<Output = ()> + use<> {
+    let left = daemon.peers().cloned().map(|peers| tokio::spawn(async move { peers.stop().await }));
+    async move {
+        if let Some(left) = left {
+            // A panic is in the log.
+            drop(left.await);
+        }
+    }
 }
 
 /// The policy of the configuration, for which the socket is opened or closed.
@@ -205,6 +222,9 @@ async fn reload_on_hangup(
                 }
                 tracing::info!(settings = ?config.daemon.settings, "reloaded the configuration");
                 daemon.configure(config.daemon.settings);
+                if let Some(Err(error)) = daemon.peers().map(|peers| peers.reload()) {
+                    tracing::error!("the former certificates stay in use: {error:#}");
+                }
             }
             Err(error) => tracing::error!("the configuration is not reloaded: {error:#}"),
         }

@@ -4,6 +4,7 @@
 //! `INVALID_ARGUMENT`, an unknown job `NOT_FOUND`, a change that is not the user's to make `PERMISSION_DENIED`, any other
 //! failure `UNKNOWN` with its message.
 
+mod peers;
 mod profile;
 
 use std::pin::Pin;
@@ -13,8 +14,9 @@ use futures::stream::{self, Stream, StreamExt};
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
     self, AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, JobRequest, ListReply,
-    ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest, ProfileReply, ProfileRequest,
-    ScoreRequest, Scores, SnapshotRequest, SubmitRequest, TrialsRequest, WebReply, WebRequest,
+    ListRequest, LogLine, LogsRequest, MeasurePeersRequest, MetricsReply, MetricsRequest, PeersReply,
+    PeersRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SnapshotRequest, SubmitRequest,
+    TrialsRequest, WebReply, WebRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use tokio::io::DuplexStream;
@@ -398,6 +400,16 @@ impl Control for Service {
         let (records, all) = read.map_err(error_status)?;
         let omitted = all.saturating_sub(records.len() as u64);
         Ok(Response::new(AuditReply { records: records.into_iter().map(record_message).collect(), omitted }))
+    }
+
+    async fn peers(&self, _: Request<PeersRequest>) -> Reply<PeersReply> {
+        self.list_peers().await
+    }
+
+    type MeasurePeersStream = Replies<proto::PeerMeasurement>;
+
+    async fn measure_peers(&self, request: Request<MeasurePeersRequest>) -> Reply<Self::MeasurePeersStream> {
+        self.measure_links(request.into_inner()).await
     }
 
     async fn trials(&self, request: Request<TrialsRequest>) -> Reply<proto::TrialsReply> {

@@ -23,7 +23,7 @@ pub struct Pass<'a, B: Backend> {
     /// The workers of which each has a pass with its part of the global batch, if this is one of them. They all make the
     /// same calls, also those without rows.
     pub(crate) ranks: Option<Ranks<'a, B>>,
-    /// What takes gradients of layers once the pass, the last one, has completed them, if anything does before its end.
+    /// Receives the gradients of each layer as the last pass of a batch completes them; `None` if they are taken at its end.
     pub(crate) completed: Option<&'a dyn CompletedGradients<B>>,
 }
 

@@ -121,6 +121,18 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// A short time in a unit that shows it: `210 us`, `3.4 ms`, `1.2 s`.
+pub(crate) fn short_time(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    if seconds < 0.9995e-3 {
+        format!("{:.0} us", seconds * 1e6)
+    } else if seconds < 0.9995 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else {
+        format!("{seconds:.1} s")
+    }
+}
+
 /// An age in its largest unit: `3h`.
 pub(crate) fn age(age: Duration) -> String {
     let seconds = age.as_secs();
@@ -141,6 +153,15 @@ pub(crate) fn moment(unix_ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_times_have_a_fitting_unit() {
+        for (us, wanted) in
+            [(0, "0 us"), (210, "210 us"), (3_400, "3.4 ms"), (999_000, "999.0 ms"), (1_200_000, "1.2 s")]
+        {
+            assert_eq!(short_time(Duration::from_micros(us)), wanted);
+        }
+    }
 
     #[test]
     fn counts_and_rates() {

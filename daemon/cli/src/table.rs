@@ -40,11 +40,14 @@ impl Table {
     }
 
     /// Removes columns until the table is at most `width` characters wide: the `expendable` ones, by their titles, the first
-    /// one first.
+    /// one first. The last column can be folded, so only its least width counts.
     pub(crate) fn fitted(mut self, width: Option<usize>, expendable: &[&str]) -> Self {
         let Some(width) = width else { return self };
         for title in expendable {
-            let widths = self.widths();
+            let mut widths = self.widths();
+            if let (Some(last), Some(false)) = (widths.last_mut(), self.right.last()) {
+                *last = MIN_FOLDED.min(*last);
+            }
             if widths.iter().sum::<usize>() + GAP.len() * widths.len().saturating_sub(1) <= width {
                 break;
             }

@@ -16,9 +16,9 @@ use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
     AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, EvaluateReply, Explanation, History,
-    Job, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MetricsReply, MetricsRequest,
-    ProfileReply, ProfileRequest, ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest,
-    TrialsReply, TrialsRequest, WebReply, WebRequest,
+    Job, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MeasurePeersRequest, MetricsReply,
+    MetricsRequest, PeerMeasurement, PeersReply, PeersRequest, ProfileReply, ProfileRequest, ScoreRequest,
+    Scores, Snapshot, SnapshotRequest, SubmitRequest, TrialsReply, TrialsRequest, WebReply, WebRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -284,6 +284,25 @@ impl Client {
     /// When the port cannot be used, the connection breaks, or the daemon is older than this request.
     pub async fn web(&mut self, port: u32) -> Result<WebReply, ClientError> {
         Ok(self.inner.web(WebRequest { port }).await?.into_inner())
+    }
+
+    /// The daemons of other hosts.
+    ///
+    /// # Errors
+    /// When this daemon has no peers, or is older than this request.
+    pub async fn peers(&mut self) -> Result<PeersReply, ClientError> {
+        Ok(self.inner.peers(PeersRequest {}).await?.into_inner())
+    }
+
+    /// Measures the links to the daemons of other hosts; each arrives when it is done.
+    ///
+    /// # Errors
+    /// When this daemon has no peers, or none of the named ones.
+    pub async fn measure_peers(
+        &mut self,
+        request: MeasurePeersRequest,
+    ) -> Result<Replies<PeerMeasurement>, ClientError> {
+        Ok(Replies(self.inner.measure_peers(request).await?.into_inner()))
     }
 
     /// Evaluates a checkpoint on held-out data.

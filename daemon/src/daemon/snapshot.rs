@@ -42,6 +42,7 @@ impl Daemon {
             host_name: system::host_name(),
             host: HostUse::now(),
             gpus,
+            peers: self.peers().map(|peers| peers.counts()),
         }
     }
 

@@ -29,6 +29,7 @@ pub fn render(snapshot: &Snapshot, format: Format) -> String {
     daemon(&mut text, snapshot);
     process(&mut text, snapshot);
     host(&mut text, snapshot);
+    peers(&mut text, snapshot);
     gpus::render(&mut text, snapshot.gpus.as_ref());
     let mut jobs = JobFamilies { text: &mut text, jobs: &snapshot.jobs };
     jobs.state();
@@ -118,6 +119,18 @@ fn host(text: &mut Text, snapshot: &Snapshot) {
             samples.add(&[("minutes", minutes)], load);
         }
     });
+}
+
+fn peers(text: &mut Text, snapshot: &Snapshot) {
+    let peers = snapshot.peers.as_ref();
+    let help = "Daemons of other hosts, by whether they answer.";
+    text.family(Gauge, "millstream_peers", help, |samples| {
+        for (state, hosts) in peers.into_iter().flat_map(|peers| [("up", peers.up), ("down", peers.down)]) {
+            samples.add(&[("state", state)], hosts as f64);
+        }
+    });
+    let help = "Connections to the port for peers that were refused since the daemon started.";
+    one(text, Counter, "millstream_peer_connections_refused", help, peers.map(|peers| peers.refused as f64));
 }
 
 /// A family with one sample, or none.

@@ -11,8 +11,8 @@ use millstream_worker::gpus::GpuUse;
 
 use super::*;
 use crate::snapshot::{
-    CheckpointSnapshot, EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, OpenFiles, ProcessUse,
-    SpanCounts, WorkerSnapshot,
+    CheckpointSnapshot, EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, OpenFiles, PeersUse,
+    ProcessUse, SpanCounts, WorkerSnapshot,
 };
 use crate::state::Owner;
 
@@ -127,6 +127,7 @@ fn snapshot() -> Snapshot {
             load: Some([0.5, 0.25, 0.0]),
         },
         gpus: Some(gpus()),
+        peers: Some(PeersUse { up: 3, down: 1, refused: 12 }),
     }
 }
 
@@ -183,11 +184,14 @@ fn what_is_unknown_has_no_sample() {
         open_files: Some(OpenFiles { open: 20, maximum: None }),
         host: HostUse { cores: 2, ..HostUse::default() },
         gpus: None,
+        peers: None,
         ..snapshot()
     };
     let text = render(&bare, Format::Prometheus);
     assert!(text.contains("process_open_fds 20\n") && text.contains("millstream_host_cores 2\n"));
-    for absent in ["millstream_job_", "process_cpu", "process_max_fds", "host_memory", "host_load", "gpu"] {
+    for absent in
+        ["millstream_job_", "process_cpu", "process_max_fds", "host_memory", "host_load", "gpu", "peer"]
+    {
         assert!(!text.contains(absent), "{absent} in {text}");
     }
 }

@@ -24,13 +24,15 @@ pub(crate) enum Call {
     Snapshot,
     Web,
     Audit,
+    Peers,
+    MeasurePeers,
     Trials,
     Evaluate,
     Predict,
 }
 
 impl Call {
-    const ALL: [Self; 21] = [
+    const ALL: [Self; 23] = [
         Self::Submit,
         Self::About,
         Self::List,
@@ -49,6 +51,8 @@ impl Call {
         Self::Snapshot,
         Self::Web,
         Self::Audit,
+        Self::Peers,
+        Self::MeasurePeers,
         Self::Trials,
         Self::Evaluate,
         Self::Predict,
@@ -69,6 +73,10 @@ impl Call {
             }
             // As on the port for Prometheus.
             Self::Metrics | Self::Snapshot => Role::Viewer,
+            // Names of hosts and sums over their jobs.
+            Self::Peers => Role::Viewer,
+            // Loads the network and the other hosts.
+            Self::MeasurePeers => Role::Operator,
             // Lines of logs name files and quote data.
             Self::Logs => Role::Operator,
             // The page shows logs, and opens a port.
@@ -108,6 +116,8 @@ impl Call {
             Self::Snapshot => "Snapshot",
             Self::Web => "Web",
             Self::Audit => "Audit",
+            Self::Peers => "Peers",
+            Self::MeasurePeers => "MeasurePeers",
             Self::Trials => "Trials",
             Self::Evaluate => "Evaluate",
             Self::Predict => "Predict",
@@ -178,6 +188,7 @@ mod tests {
             Call::Explain,
             Call::Metrics,
             Call::Snapshot,
+            Call::Peers,
         ];
         for call in Call::ALL {
             let wanted = if open.contains(&call) { Role::Viewer } else { Role::Operator };

@@ -46,6 +46,19 @@ pub struct Snapshot {
     pub host: HostUse,
     /// The host's GPUs; `None` if it has none of NVIDIA's.
     pub gpus: Option<GpusSnapshot>,
+    /// The hosts of other daemons; `None` if it has no peers.
+    pub peers: Option<PeersUse>,
+}
+
+/// The hosts of other daemons.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeersUse {
+    /// Those that answer.
+    pub up: u64,
+    /// Those that do not.
+    pub down: u64,
+    /// Connections to the port for peers that were refused since the daemon started.
+    pub refused: u64,
 }
 
 /// Jobs that have ended, by outcome. A job that is resumed and ends again counts twice.

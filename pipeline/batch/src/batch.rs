@@ -37,8 +37,8 @@ pub struct BatchHeader {
     /// The place of this part's first row in the global batch, where parts follow each other in the order of their
     /// numbers: the rows of all earlier parts.
     pub first_row: u32,
-    /// Rows of the fullest part of the global batch, at least `rows`. It is the same in all parts, so all ranks can
-    /// derive equally many passes from it.
+    /// Rows of the fullest part of the global batch, at least `rows`. It is the same in all parts, so all ranks agree
+    /// whether any of them needs several passes.
     pub most_rows: u32,
     /// Whether it is the last batch of its pass over the data.
     pub last: bool,
@@ -129,7 +129,8 @@ impl<'a> BatchMut<'a> {
     ///
     /// # Panics
     /// When `header.rows` is more than the schema's rows, the rows from `header.first_row` on end beyond
-    /// `header.global_rows`, or `header.most_rows` is not between both numbers of rows.
+    /// `header.global_rows`, or `header.most_rows` is outside
+    /// `header.rows..=header.global_rows`.
     pub fn set_header(&mut self, header: &BatchHeader) {
         assert!(header.rows <= self.layout.schema().rows, "more rows than the slot holds");
         let end = header.first_row.checked_add(header.rows);

@@ -60,8 +60,8 @@ pub(crate) struct LanePart {
 }
 
 impl Deal {
-    /// The deal of parts to the hosts `host_of_part`, as host `host` sees it. `None` unless `host` and every lower
-    /// number than the highest is the host of a part.
+    /// The deal of parts to the hosts `host_of_part`, as host `host` sees it. `None` unless every host from 0 to the highest in
+    /// `host_of_part` has a part, and `host` is one of them.
     pub fn new(host: u32, host_of_part: &[u32]) -> Option<Self> {
         // Each host has a part, so there are no more hosts than parts.
         let hosts = host_of_part.iter().max()?.checked_add(1)?;
@@ -124,7 +124,7 @@ impl Deal {
         (host == self.host).then_some(ring)
     }
 
-    /// The part and the ring of each of `lanes` lanes: a table, because a row needs both.
+    /// The part and the ring of each of `lanes` lanes: precomputed, because every row looks up both.
     pub(crate) fn of_lanes(&self, lanes: u32) -> Vec<LanePart> {
         (0..lanes).map(|lane| LanePart { part: lane % self.parts(), ring: self.ring_of(lane) }).collect()
     }

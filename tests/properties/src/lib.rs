@@ -18,9 +18,11 @@ pub mod framing;
 mod input;
 pub mod job;
 pub mod parquet;
+pub mod peers;
 pub mod position;
 pub mod ring_consumer;
 pub mod ring_producer;
+pub mod updates;
 
 mod hostile;
 
@@ -37,7 +39,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const PROPERTIES: [Property; 9] = [
+pub const PROPERTIES: [Property; 11] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
@@ -59,6 +61,7 @@ pub const PROPERTIES: [Property; 9] = [
         seeds: parquet::seeds,
         dictionary: parquet::dictionary,
     },
+    Property { name: "peers", check: peers::check, seeds: peers::seeds, dictionary: peers::dictionary },
     Property { name: "position", check: position::check, seeds: position::seeds, dictionary: Vec::new },
     Property {
         name: "ring_consumer",
@@ -72,4 +75,5 @@ pub const PROPERTIES: [Property; 9] = [
         seeds: hostile::seeds,
         dictionary: hostile::dictionary,
     },
+    Property { name: "updates", check: updates::check, seeds: updates::seeds, dictionary: Vec::new },
 ];

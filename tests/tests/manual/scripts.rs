@@ -90,7 +90,7 @@ impl Helps {
     fn check(&mut self, words: &[String]) -> Result<(), String> {
         let mut path = vec![words[0].rsplit('/').next().unwrap().to_owned()];
         if path[0] == "millstream" {
-            let has_subcommands = |word: &String| ["bench", "dataset"].contains(&word.as_str());
+            let has_subcommands = |word: &String| ["bench", "dataset", "peers"].contains(&word.as_str());
             let names = if words.get(1).is_some_and(has_subcommands) { 2 } else { 1 };
             path.extend(words[1..].iter().take_while(|word| !word.starts_with('-')).take(names).cloned());
         }
@@ -129,6 +129,8 @@ fn commands_are_found_and_checked() {
     for (text, wanted) in [
         ("millstream bench ingest job.toml --epochs 2", Ok(())),
         ("millstream bench outgest", Err("no such command".to_owned())),
+        ("millstream peers issue --ca x y", Ok(())),
+        ("millstream peers --measure --seconds 3", Ok(())),
         ("millstream list -n 0", Ok(())),
         ("millstreamd --config x --metrics y", Ok(())),
         ("millstreamd --sockets", Err("no flag `--sockets`".to_owned())),

@@ -43,7 +43,7 @@ pub struct PartRows<'a> {
     pub parts: usize,
     /// The most ids of a part, by table.
     pub ids: &'a [usize],
-    /// The same if all parts have equally many rows. The rows that all parts touch are no more than if each has so many ids,
+    /// The most ids of a part by table, if all parts have equally many rows. It bounds the rows that all parts touch together,
     /// however the ids are divided.
     pub even_ids: &'a [usize],
     /// Whether devices that are connected gather the rows of all parts, one of each rank:

@@ -147,7 +147,7 @@ impl<B: Backend> ComparedRows<B> {
     /// The loss of the lists of all rows, of which all workers have kept the logits. The first worker adds to `sums`.
     ///
     /// # Panics
-    /// As of [`ComparedRows::keep_logits`].
+    /// If the loss is not one of lists.
     pub(super) fn loss_of_lists(&mut self, backend: &B, ranks: &Ranks<'_, B>, sums: &mut B::Matrix) {
         let Lists { task, logits, logits_grad, sums: ignored } =
             self.lists.as_mut().expect("a loss of lists");
@@ -166,7 +166,7 @@ impl<B: Backend> ComparedRows<B> {
     /// Writes the gradient of the rows of `pass`.
     ///
     /// # Panics
-    /// As of [`ComparedRows::keep_logits`].
+    /// If the loss is not one of lists.
     pub(super) fn take_gradient(&self, backend: &B, pass: &Pass<'_, B>, own_grad: &mut B::Matrix) {
         let Lists { logits_grad, .. } = self.lists.as_ref().expect("a loss of lists");
         let own = pass.global_rows();

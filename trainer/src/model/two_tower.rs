@@ -57,8 +57,9 @@ struct AllItems<D: Device> {
 
 /// The queries of all rows of this worker, if it may need several passes; [`AllItems`] has their items.
 struct Kept<D: Device> {
-    /// Their vectors, and the gradient with respect to these, `[B, W]`.
+    /// Their vectors, `[B, W]`.
     queries: D::Matrix,
+    /// The gradient with respect to `queries`, `[B, W]`.
     queries_grad: D::Matrix,
 }
 
@@ -181,7 +182,7 @@ impl<B: Backend> AllItems<B> {
         });
     }
 
-    /// The loss of the rows of `input`, which choose among the items that all workers have kept, and not those of `input`.
+    /// Computes the loss of the rows of `input`. Their choices are the items that all workers have kept; `input.items` is ignored.
     fn loss(
         &mut self,
         backend: &B,

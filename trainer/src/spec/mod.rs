@@ -71,8 +71,9 @@ pub struct TrainingSpec {
     /// that divides it: a power of two. `None` for a part per worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shards: Option<NonZeroU32>,
-    /// Whether a part of a batch may have any number of rows, up to all of them: if rows are dealt by lanes. Otherwise all parts
-    /// but the last ones have equally many. Passes have room for the rows of equal parts, so a larger part needs several.
+    /// Whether parts of a batch may differ in their number of rows, from none to all; required if rows are dealt by lanes.
+    /// Otherwise all parts but the last ones have equally many. Activations have room for the rows of equal parts, so a larger part
+    /// needs several passes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uneven_parts: bool,
     /// The precision in which workers exchange gradients.

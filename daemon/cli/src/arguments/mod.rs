@@ -4,6 +4,7 @@
 mod data;
 mod dataset;
 mod jobs;
+mod peers;
 mod scoring;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub(crate) use jobs::{
     Audit, Check, Completions, Doctor, JobFile, JobHistory, JobId, JobProfile, List, Logs, ManPages, Place,
     PrintedMetrics, Repeated, SearchTrials, ShownLineage, Submitted, Top, Train, WebPage,
 };
+pub(crate) use peers::{InitCa, Issue, Peers, PeersCommand, Revoke};
 pub(crate) use scoring::{Layout, Predict, ScoreFormat, Scored};
 
 /// Train recommender and ranking models straight from TFRecord and Parquet files.
@@ -147,6 +149,8 @@ Examples:
     Logs(Logs),
     /// List who changed which job, and who tried
     Audit(Audit),
+    /// List this host and the others, measure links, and create certificates
+    Peers(Peers),
     /// Save a checkpoint of a job, then stop it
     #[command(after_help = "\
 `resume` continues the job from its last checkpoint.

@@ -20,6 +20,7 @@ mod lineage;
 mod list;
 mod logs;
 mod metrics;
+mod peers;
 mod predict;
 mod profile;
 mod remove;
@@ -72,6 +73,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Rerun(arguments) => on_runtime(rerun::run(arguments, context)),
         Command::Web(arguments) => on_runtime(web::run(arguments, context)),
         Command::Audit(arguments) => on_runtime(audit::run(arguments, context)),
+        Command::Peers(arguments) => peers::run(arguments, context),
         Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
@@ -104,6 +106,7 @@ fn cleans_up(command: &Command) -> bool {
         | C::Checkpoint(_)
         | C::Audit(_)
         | C::Metrics(_)
+        | C::Peers(_)
         | C::Web(_)
         | C::Rerun(_)
         | C::Bench(_) => false,

@@ -15,6 +15,7 @@ mod gpu_state;
 mod job;
 mod limits;
 mod memory;
+mod peers;
 pub(crate) mod report;
 mod service;
 mod speed;
@@ -113,6 +114,9 @@ impl<'a> Diagnosis<'a> {
         let facts = self.runtime.block_on(daemon::Facts::gather(socket, is_given));
         self.daemon = facts.about().cloned();
         self.report.add([facts.finding()])?;
+        if let (Some(_), Some(socket)) = (facts.about(), socket) {
+            self.report.add(self.runtime.block_on(peers::findings(socket)))?;
+        }
         let service = service::Facts::gather();
         self.has_private_tmp = service.has_private_tmp();
         self.report.add([service.finding()])?;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::hosts::ranks;
-use super::{Address, Assignment, GenerationId, HostName, Reason, Snapshot, Start, ToMember};
+use super::{Address, Assignment, GenerationId, Reason, Snapshot, Start, ToMember};
+use crate::HostName;
 
 /// The most checkpoints that are being written; a later one replaces the oldest.
 const MAX_SAVING: usize = 8;

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::{Assignment, HostName, Ranks, Reason, SETTLE, SILENCE, Snapshot};
+use super::{Assignment, Ranks, Reason, SETTLE, SILENCE, Snapshot};
+use crate::HostName;
 
 /// How long a host is left out after its first failure.
 const FIRST_ABSENCE: Duration = Duration::from_secs(20);

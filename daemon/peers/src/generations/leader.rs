@@ -14,7 +14,8 @@ use super::generation::{Blame, Generation, Stage};
 use super::hosts::{HostTimer, Hosts, Limits, Shortage};
 use super::tries::Tries;
 use super::{COMMIT_RETRY, END_TIMEOUT, JOIN_TIMEOUT, SETTLE};
-use super::{GenerationId, HostName, Outcome, Reason, Snapshot, ToLeader, ToMember, When};
+use super::{GenerationId, Outcome, Reason, Snapshot, ToLeader, ToMember, When};
+use crate::HostName;
 
 /// The state machine of the leader.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

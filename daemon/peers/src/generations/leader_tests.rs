@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::leader::{Action, Event, Leader};
 use super::tries::Tries;
 use super::{
-    Address, GenerationId, HostName, JOIN_TIMEOUT, Limits, Outcome, Reason, SETTLE, SILENCE, Snapshot, Start,
-    ToLeader, ToMember, When,
+    Address, GenerationId, JOIN_TIMEOUT, Limits, Outcome, Reason, SETTLE, SILENCE, Snapshot, Start, ToLeader,
+    ToMember, When,
 };
+use crate::HostName;
 
 const EPOCH: u64 = 7;
 
@@ -33,12 +34,12 @@ impl Led {
     }
 
     fn hear(&mut self, host: &str, message: ToLeader) -> &[Action] {
-        self.on(Event::Message { from: HostName::new(host), epoch: EPOCH, message })
+        self.on(Event::Message { from: HostName::named(host), epoch: EPOCH, message })
     }
 
     /// A host with a rank connects.
     fn connect(&mut self, host: &str, holds: Option<Snapshot>) {
-        self.on(Event::Opened(HostName::new(host)));
+        self.on(Event::Opened(HostName::named(host)));
         let tries = Tries::default();
         self.hear(host, ToLeader::Hello { sent: self.now, offer: 1, holds, tries });
     }
@@ -218,7 +219,7 @@ fn a_draining_leader_releases_the_lease_after_the_boundary() {
     led.on(Event::Drain);
     assert_eq!(led.ends(), [When::AfterStep(1); 2]);
     led.end(&["a", "b"], first);
-    let closes = ["a", "b"].map(|host| Action::Close(HostName::new(host)));
+    let closes = ["a", "b"].map(|host| Action::Close(HostName::named(host)));
     assert_eq!(led.actions[0], Action::ReleaseLease);
     assert_eq!(led.actions[1..], closes);
     assert!(led.leader.is_over());
@@ -229,7 +230,7 @@ fn after_a_suspension_a_late_message_is_no_sign_of_life() {
     let mut led = training();
     led.now += SILENCE;
     led.hear("b", beat(None));
-    let closes = ["a", "b"].map(|host| Action::Close(HostName::new(host)));
+    let closes = ["a", "b"].map(|host| Action::Close(HostName::named(host)));
     assert!(closes.iter().all(|close| led.actions.contains(close)), "{:?}", led.actions);
     assert!(led.leader.generation().is_none());
 }
@@ -237,8 +238,8 @@ fn after_a_suspension_a_late_message_is_no_sign_of_life() {
 #[test]
 fn a_deposed_leader_closes_its_streams() {
     let mut led = training();
-    led.on(Event::Message { from: HostName::new("b"), epoch: EPOCH + 1, message: ToLeader::Deposed });
-    assert_eq!(led.actions, ["a", "b"].map(|host| Action::Close(HostName::new(host))));
+    led.on(Event::Message { from: HostName::named("b"), epoch: EPOCH + 1, message: ToLeader::Deposed });
+    assert_eq!(led.actions, ["a", "b"].map(|host| Action::Close(HostName::named(host))));
     assert!(led.leader.is_over() && led.on(Event::Drain).is_empty());
 }
 
@@ -247,7 +248,7 @@ fn messages_of_another_epoch_or_generation_are_ignored() {
     let mut led = training();
     let generation = led.generation();
     let lost = |generation| ToLeader::Lost { generation, why: Reason::new("killed"), is_of_peer: false };
-    let from = HostName::new("a");
+    let from = HostName::named("a");
     assert!(led.on(Event::Message { from, epoch: EPOCH - 1, message: lost(generation) }).is_empty());
     for other in [id(EPOCH, 9), id(EPOCH - 1, 1)] {
         assert!(led.hear("a", lost(other)).is_empty());
@@ -271,7 +272,7 @@ fn crash_loop(led: &mut Led, culprits: &[&str]) -> Outcome {
             led.pass(Duration::from_secs(1), &["a", "b"]);
         }
     }
-    panic!("the job goes on")
+    panic!("the job continues")
 }
 
 impl Led {
@@ -305,7 +306,7 @@ fn the_loss_of_a_host_is_no_failure_of_the_workers_that_notice_it() {
         let why = Reason::new("peer lost");
         led.hear("a", ToLeader::Lost { generation, why, is_of_peer: true });
         led.hear("a", ToLeader::Ended { generation, holds: None });
-        led.on(Event::Closed(HostName::new("b")));
+        led.on(Event::Closed(HostName::named("b")));
         assert_eq!(led.proposed(), ["a"]);
         let alone = led.generation();
         led.join(&["a"], None);
@@ -343,7 +344,7 @@ fn nothing_begins_while_a_commit_is_in_flight() {
     }
     let checkpoint = Snapshot { step: 9, generation: first };
     assert_eq!(led.actions, [Action::Commit(checkpoint)]);
-    led.on(Event::Closed(HostName::new("b")));
+    led.on(Event::Closed(HostName::named("b")));
     led.end(&["a"], first);
     led.join(&["a"], None);
     assert_eq!(led.start(), None);

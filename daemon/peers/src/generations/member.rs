@@ -11,9 +11,8 @@ use std::time::Duration;
 pub use event::{Action, Event, WorkerEvent};
 
 use super::tries::Tries;
-use super::{
-    Assignment, BEAT, GenerationId, HostName, Outcome, Reason, SILENCE, Snapshot, ToLeader, ToMember, When,
-};
+use super::{Assignment, BEAT, GenerationId, Outcome, Reason, SILENCE, Snapshot, ToLeader, ToMember, When};
+use crate::HostName;
 
 /// The state machine of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -280,7 +279,7 @@ impl Member {
     fn on_gone(&mut self) {
         let Some(part) = self.part.take() else { return };
         let generation = part.generation;
-        // Workers of another host may have been told to stop earlier than this one, and they all stop together.
+        // Workers of another host may have received the stop request earlier than this one, and they all stop together.
         if part.owes_end || part.stage != Stage::Dying {
             self.send(ToLeader::Ended { generation, holds: self.holds });
         }

@@ -8,15 +8,15 @@ use std::time::Duration;
 use super::member::{Action, Event, Member, WorkerEvent};
 use super::tries::Tries;
 use super::{
-    Assignment, BEAT, GenerationId, HostName, Ranks, Reason, SILENCE, Snapshot, Start, ToLeader, ToMember,
-    When,
+    Assignment, BEAT, GenerationId, Ranks, Reason, SILENCE, Snapshot, Start, ToLeader, ToMember, When,
 };
+use crate::HostName;
 
 const FIRST: GenerationId = GenerationId { epoch: 3, number: 1 };
 const SECOND: GenerationId = GenerationId { epoch: 3, number: 2 };
 
 fn hear(member: &mut Member, now: Duration, (from, epoch): (&str, u64), message: ToMember) -> Vec<Action> {
-    member.on(now, Event::Message { from: HostName::new(from), epoch, message })
+    member.on(now, Event::Message { from: HostName::named(from), epoch, message })
 }
 
 fn lead(member: &mut Member, message: ToMember) -> Vec<Action> {
@@ -28,7 +28,7 @@ fn workers(member: &mut Member, event: WorkerEvent) -> Vec<Action> {
 }
 
 fn assignment() -> Assignment {
-    BTreeMap::from([(HostName::new("b"), Ranks { first: 0, count: 1 })])
+    BTreeMap::from([(HostName::named("b"), Ranks { first: 0, count: 1 })])
 }
 
 fn propose(generation: GenerationId) -> ToMember {
@@ -36,7 +36,7 @@ fn propose(generation: GenerationId) -> ToMember {
 }
 
 fn to_leader(message: ToLeader) -> Action {
-    Action::Send { to: HostName::new("a"), epoch: 3, message }
+    Action::Send { to: HostName::named("a"), epoch: 3, message }
 }
 
 fn ended(step: u64) -> Action {
@@ -69,7 +69,7 @@ fn workers_die_if_the_leader_does_not_answer() {
         actions = member.on(now, Event::Tick);
     }
     assert_eq!(now, SILENCE);
-    assert!(actions.contains(&Action::Kill(FIRST)) && actions.contains(&Action::Close(HostName::new("a"))));
+    assert!(actions.contains(&Action::Kill(FIRST)) && actions.contains(&Action::Close(HostName::named("a"))));
     assert!(member.may_lead() && !member.is_idle());
     assert!(workers(&mut member, WorkerEvent::Gone).is_empty() && member.is_idle());
 }
@@ -128,13 +128,13 @@ fn a_host_that_stops_after_a_step_kills_nothing() {
 #[test]
 fn the_leader_of_a_later_epoch_is_followed_and_that_of_an_earlier_one_is_not() {
     let mut member = training();
-    let deposed = |epoch| Action::Send { to: HostName::new("c"), epoch, message: ToLeader::Deposed };
+    let deposed = |epoch| Action::Send { to: HostName::named("c"), epoch, message: ToLeader::Deposed };
     assert_eq!(hear(&mut member, Duration::ZERO, ("c", 2), ToMember::Lead), [deposed(3)]);
     let actions = hear(&mut member, Duration::ZERO, ("c", 4), ToMember::Lead);
-    assert_eq!(actions[..2], [Action::Kill(FIRST), Action::Close(HostName::new("a"))]);
+    assert_eq!(actions[..2], [Action::Kill(FIRST), Action::Close(HostName::named("a"))]);
     assert!(matches!(&actions[2..], [Action::Send { message: ToLeader::Hello { .. }, .. }]));
     assert!(lead(&mut member, propose(SECOND)).is_empty(), "it follows another leader");
-    member.on(Duration::ZERO, Event::Closed(HostName::new("a")));
+    member.on(Duration::ZERO, Event::Closed(HostName::named("a")));
     assert!(!member.may_lead());
 }
 
@@ -168,6 +168,6 @@ fn a_draining_host_offers_nothing_and_does_not_lead() {
     let mut member = Member::new(2);
     lead(&mut member, ToMember::Lead);
     assert_eq!(member.on(Duration::ZERO, Event::Drain), [to_leader(ToLeader::Offer { ranks: 0 })]);
-    member.on(Duration::ZERO, Event::Closed(HostName::new("a")));
+    member.on(Duration::ZERO, Event::Closed(HostName::named("a")));
     assert!(!member.may_lead() && member.is_idle());
 }

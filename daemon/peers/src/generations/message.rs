@@ -6,10 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::tries::Tries;
-
-/// The name of a host, unique among the hosts of a job.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostName(Arc<str>);
+use crate::HostName;
 
 /// Why something failed, cut to [`Reason::MAX_BYTES`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -236,13 +233,6 @@ impl ToLeader {
     }
 }
 
-impl HostName {
-    /// The host that is called `name`.
-    pub fn new(name: &str) -> Self {
-        Self(name.into())
-    }
-}
-
 impl Reason {
     /// The most bytes of a reason.
     pub const MAX_BYTES: usize = 1024;
@@ -259,19 +249,7 @@ impl fmt::Display for GenerationId {
     }
 }
 
-impl fmt::Display for HostName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for HostName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

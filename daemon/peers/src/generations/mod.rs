@@ -83,8 +83,7 @@ use std::time::Duration;
 
 pub use hosts::{Limits, MAX_HOSTS, Shortage};
 pub use message::{
-    Address, Assignment, GenerationId, HostName, Outcome, Ranks, Reason, Snapshot, Start, ToLeader, ToMember,
-    When,
+    Address, Assignment, GenerationId, Outcome, Ranks, Reason, Snapshot, Start, ToLeader, ToMember, When,
 };
 pub use tries::{MAX_FAILURES, Tries};
 

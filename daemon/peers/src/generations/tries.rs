@@ -25,6 +25,16 @@ pub struct Tries {
 }
 
 impl Tries {
+    /// The count with these parts, or `None` if there are failures without a reason.
+    pub(crate) fn of_parts(newest: Option<u64>, failures: u32, reason: Option<Reason>) -> Option<Self> {
+        (failures == 0 || reason.is_some()).then_some(Self { newest, failures, reason })
+    }
+
+    /// The highest step of an image or checkpoint so far, the failures since, and why the last one failed.
+    pub(crate) fn into_parts(self) -> (Option<u64>, u32, Option<Reason>) {
+        (self.newest, self.failures, self.reason)
+    }
+
     /// A host holds an image of `step`, or a checkpoint is committed. Returns whether that is progress.
     pub(super) fn on_step(&mut self, step: u64) -> bool {
         let is_new = Some(step) > self.newest;

@@ -1,6 +1,7 @@
 //! What happens to a leader, and what it asks for.
 
-use super::super::{HostName, Outcome, Shortage, Snapshot, ToLeader, ToMember};
+use super::super::{Outcome, Shortage, Snapshot, ToLeader, ToMember};
+use crate::HostName;
 
 /// What happens to a leader.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

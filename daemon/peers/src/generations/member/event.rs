@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Address, Assignment, GenerationId, HostName, Outcome, Reason, Start, ToLeader, ToMember};
+use super::super::{Address, Assignment, GenerationId, Outcome, Reason, Start, ToLeader, ToMember};
+use crate::HostName;
 
 /// What happens to a member.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -21,7 +21,7 @@ use std::time::Instant;
 use super::leader::{self, Leader};
 use super::member::{self, Member};
 use super::{
-    Address, Assignment, GenerationId, HostName, Limits, Outcome, Reason, Snapshot, Start, ToLeader, ToMember,
+    Address, Assignment, GenerationId, Limits, Outcome, Reason, Snapshot, Start, ToLeader, ToMember,
 };
 
 /// Runs schedules and panics with the seed and the trace of the first that breaks an invariant.

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::world::World;
-use super::{HostName, ToLeader, ToMember, leader, member};
+use super::{ToLeader, ToMember, leader, member};
+use crate::HostName;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Stream {
@@ -111,7 +112,7 @@ impl World {
         }
     }
 
-    /// Breaks a stream: messages in flight are lost. The ends notice if told so.
+    /// Breaks a stream: messages in flight are lost. The leader and the member notice only if the flags say so.
     pub(super) fn break_stream(&mut self, host: usize, to: usize, (at_leader, at_member): (bool, bool)) {
         let now = self.now;
         let stream = self.pair(host, to);

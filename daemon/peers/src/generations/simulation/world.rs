@@ -10,8 +10,9 @@ use super::bucket::{Answer, Bucket, Request, Write};
 use super::random::Random;
 use super::streams::{Item, Stream};
 use super::training::{Facts, Image, Phase, Workers};
-use super::{Address, GenerationId, HostName, Limits, Snapshot};
+use super::{Address, GenerationId, Limits, Snapshot};
 use super::{Leader, Member, leader, member};
+use crate::HostName;
 
 /// The job, and how its workers behave.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -87,7 +88,7 @@ impl World {
         let mut host = |(number, offer): (usize, &u32)| {
             let clock = random.as_mut().map_or(0, |random| random.below(100_000));
             Host {
-                name: HostName::new(["a", "b", "c", "d"][number]),
+                name: HostName::named(["a", "b", "c", "d"][number]),
                 clock: Duration::from_millis(clock),
                 offer: *offer,
                 member: Some(Member::new(*offer)),

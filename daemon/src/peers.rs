@@ -1,0 +1,241 @@
+//! The daemons of other hosts: the port for them, and what this daemon says to them.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use futures::{FutureExt, Stream, StreamExt, stream};
+use millstream_peers::discovery::{Registry, Source, Target};
+use millstream_peers::hosts::{Hosts, PeerSnapshot, PeerState};
+use millstream_peers::server::{Refusals, ThisHost, serve};
+use millstream_peers::tls::Identity;
+use millstream_peers::{About, HostStatus, LinkError, Measurement, measure};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::config::PeersConfig;
+use crate::daemon::Daemon;
+use crate::snapshot::{PeersUse, system};
+
+/// Time limit to remove this host from the directories in which it has announced itself.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A listening port for other daemons, which is not served yet.
+pub(crate) struct PeerPort {
+    listener: TcpListener,
+    identity: Arc<Identity>,
+    about: About,
+    sources: Vec<Source>,
+}
+
+/// The daemons of other hosts.
+pub(crate) struct Peers {
+    hosts: Arc<Hosts>,
+    refusals: Arc<Refusals>,
+    /// Set when the port is to close.
+    is_stopping: watch::Sender<bool>,
+    /// Looks for other daemons until then.
+    looking: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The measured link to a host.
+pub(crate) struct Measured {
+    /// Empty before it has answered.
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) result: Result<Measurement, LinkError>,
+}
+
+impl PeerPort {
+    /// Reads the certificates and listens. Must be called in the context of a runtime.
+    ///
+    /// # Errors
+    /// When a file is not valid, or the address is taken.
+    pub(crate) fn bind(config: &PeersConfig) -> Result<Self> {
+        let PeersConfig { listen, address, files, sources } = config;
+        let identity = Identity::load(files.clone()).context("[peers] of the configuration")?;
+        let host = identity.host(&system::host_name()).context("[peers] of the configuration")?;
+        let listening = bind(*listen).with_context(|| {
+            format!(
+                "`peers.listen`: cannot listen on {listen}; choose a free port of an address of this host"
+            )
+        })?;
+        let port = listening.local_addr().map_or(listen.port(), |address| address.port());
+        let address = address.clone().unwrap_or_else(|| {
+            let ip = listen.ip();
+            Target { host: if ip.is_unspecified() { host.to_string() } else { ip.to_string() }, port }
+        });
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let about = About { host, version, instance: rand::random(), address: address.to_string() };
+        Ok(Self { listener: listening, identity, about, sources: sources.clone() })
+    }
+
+    /// Serves other daemons and looks for them, on `runtime`, until [`Peers::stop`]. Not on the threads that answer requests:
+    /// encryption must not delay these.
+    pub(crate) fn serve(self, daemon: &Daemon, runtime: &Handle) -> Arc<Peers> {
+        let Self { listener, identity, about, sources } = self;
+        let (address, host) = (about.address.clone(), about.host.clone());
+        let this = Arc::new(ThisHost::new(about, Arc::clone(&identity), daemon.host_statuses(runtime)));
+        let registries = sources.iter().filter_map(|source| match source {
+            Source::Bucket(directory) => Some(Registry::new(directory.clone(), daemon.stores().clone())),
+            Source::Static(_) | Source::Dns(_) => None,
+        });
+        let registries = registries.collect();
+        let hosts = Hosts::new(Arc::clone(&this), sources, registries);
+        let refusals = Arc::new(Refusals::default());
+        let (is_stopping, mut stopped) = watch::channel(false);
+        let heard = Arc::clone(&hosts);
+        let stop = async move { drop(stopped.wait_for(|&is_stopping| is_stopping).await) };
+        runtime.spawn(serve(listener, this, Arc::clone(&refusals), move |about| heard.hear(about), stop));
+        let mut stopped = is_stopping.subscribe();
+        let looking = futures::future::join(Arc::clone(&hosts).run(), identity.watch());
+        let looking = runtime.spawn(async move {
+            tokio::select! {
+                _ = looking => {}
+                _ = stopped.wait_for(|&is_stopping| is_stopping) => {}
+            }
+        });
+        tracing::info!("listening for peers as {host} at {address}");
+        Arc::new(Peers { hosts, refusals, is_stopping, looking: Mutex::new(Some(looking)) })
+    }
+}
+
+fn bind(address: SocketAddr) -> Result<TcpListener> {
+    // So that a daemon that restarts finds its port free.
+    let listener = std::net::TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(TcpListener::from_std(listener)?)
+}
+
+impl Peers {
+    /// What this daemon says about itself.
+    pub(crate) fn this_host(&self) -> (About, HostStatus) {
+        let this = self.hosts.this();
+        (this.about.clone(), this.status_now())
+    }
+
+    /// The other hosts, which are asked first.
+    pub(crate) async fn now(&self) -> Vec<PeerSnapshot> {
+        self.hosts.refresh().await;
+        self.hosts.snapshot()
+    }
+
+    /// The connections that were refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refusals.count()
+    }
+
+    /// The numbers of hosts, without asking them.
+    pub(crate) fn counts(&self) -> PeersUse {
+        let hosts = self.hosts.snapshot();
+        let up = hosts.iter().filter(|host| host.state == PeerState::Up).count() as u64;
+        PeersUse { up, down: hosts.len() as u64 - up, refused: self.refused() }
+    }
+
+    /// Reads changed certificates now.
+    ///
+    /// # Errors
+    /// When they are not valid; the former stay in use.
+    pub(crate) fn reload(&self) -> Result<()> {
+        self.hosts.this().identity.reload().map(drop).context("[peers] of the configuration")
+    }
+
+    /// Measures the links to `hosts` (names or addresses), or to all that are up, one after another.
+    ///
+    /// # Errors
+    /// When none of the others has one of these names or addresses.
+    pub(crate) async fn measure(
+        &self,
+        hosts: &[String],
+        (connections, duration): (usize, Duration),
+    ) -> Result<impl Stream<Item = Measured> + Send + use<>> {
+        let known = self.now().await;
+        let chosen = choose(&known, hosts)?;
+        let this = Arc::clone(self.hosts.this());
+        Ok(stream::iter(chosen).then(move |(name, address)| {
+            let this = Arc::clone(&this);
+            async move {
+                let result = measure(&address, &this, connections, duration).await;
+                Measured { name, address, result }
+            }
+            .boxed()
+        }))
+    }
+
+    /// Closes the port, and removes this host from the directories in which it has announced itself.
+    pub(crate) async fn stop(&self) {
+        self.is_stopping.send_replace(true);
+        // Or it could announce this host again.
+        let looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(looking) = looking {
+            drop(looking.await);
+        }
+        if tokio::time::timeout(LEAVE_TIMEOUT, self.hosts.leave()).await.is_err() {
+            tracing::warn!("storage did not answer in time to remove this host from the directory of peers");
+        }
+    }
+}
+
+/// The names and addresses of the hosts to measure.
+fn choose(known: &[PeerSnapshot], wanted: &[String]) -> Result<Vec<(String, String)>> {
+    let named = |peer: &PeerSnapshot| {
+        let name = peer.about.as_ref().map(|about| about.host.to_string()).unwrap_or_default();
+        (name, peer.address.clone())
+    };
+    if wanted.is_empty() {
+        let up = known.iter().filter(|peer| peer.state == PeerState::Up);
+        return Ok(up.map(named).collect());
+    }
+    let find = |host: &String| {
+        let is_it = |peer: &&PeerSnapshot| {
+            let (name, address) = named(peer);
+            name == *host || address == *host
+        };
+        // After a host has moved, its former address may still be known.
+        let found = known.iter().filter(is_it).min_by_key(|peer| peer.state != PeerState::Up).map(named);
+        found.with_context(|| format!("no peer is called {host}; `millstream peers` lists them"))
+    };
+    wanted.iter().map(find).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use millstream_peers::HostName;
+
+    use super::*;
+
+    #[test]
+    fn hosts_are_chosen_by_name_or_address() {
+        let peer = |name: &str, address: &str, state| PeerSnapshot {
+            address: address.to_owned(),
+            about: Some(About {
+                host: HostName::parse(name).unwrap(),
+                version: String::new(),
+                instance: 0,
+                address: String::new(),
+            }),
+            state,
+            since: Duration::ZERO,
+            status: None,
+            clock: None,
+            round_trip: None,
+        };
+        let known =
+            [peer("a", "10.0.0.1:1", PeerState::Up), peer("b", "10.0.0.2:1", PeerState::Down("x".into()))];
+        let names = |wanted: &[&str]| {
+            let wanted: Vec<_> = wanted.iter().map(|&host| host.to_owned()).collect();
+            let chosen = choose(&known, &wanted)?;
+            Ok::<_, anyhow::Error>(chosen.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(&[]).unwrap(), ["a"]);
+        assert_eq!(names(&["10.0.0.2:1", "a"]).unwrap(), ["b", "a"]);
+        let moved = [peer("a", "10.0.0.7:1", PeerState::Down("x".into())), known[0].clone()];
+        assert_eq!(choose(&moved, &["a".to_owned()]).unwrap(), [("a".to_owned(), "10.0.0.1:1".to_owned())]);
+        let error = names(&["c"]).unwrap_err().to_string();
+        assert!(error.contains("no peer is called c"), "{error}");
+    }
+}
