@@ -4,7 +4,7 @@
     cargo build --release --workspace --bins
     sudo python3 bench/peers.py [--rounds 5] [--hosts 4] [--programs target/release] [--out bench/results/NAME.md]
 
-Each host is a network namespace of this machine on one bridge, with a daemon of its own. Needs root, and the programs of the
+Each host is a network namespace of this machine on one bridge, with a separate daemon. Needs root, and the programs of the
 packages iproute2 and iptables. All hosts share the CPUs, so rates without a limit are those of this machine.
 
 * *Loss*: from the fault until another host shows it, and from its end until that host shows it up: the daemon killed (SIGKILL) and

@@ -58,11 +58,19 @@ pub(crate) trait Handler: Clone + Send + 'static {
 /// # Errors
 /// When the address is taken, or is not one of this host.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    listen(address, BACKLOG)
+}
+
+/// Listens on `address`, where `backlog` connections may wait to be accepted. As [`bind`] otherwise.
+///
+/// # Errors
+/// As for [`bind`].
+pub(crate) fn listen(address: SocketAddr, backlog: u32) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // A restarted daemon does not wait for the connections of the one before.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
+    socket.listen(backlog)
 }
 
 /// Answers the requests of all clients with `handler`.

@@ -1,6 +1,5 @@
 //! The daemons of other hosts: the port for them, and what this daemon says to them.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +17,11 @@ use tokio::task::JoinHandle;
 
 use crate::config::PeersConfig;
 use crate::daemon::Daemon;
+use crate::http;
 use crate::snapshot::{PeersUse, system};
+
+/// Connections that wait to be accepted: all hosts of a site may start together.
+const BACKLOG: u32 = 1024;
 
 /// Time limit to remove this host from the directories in which it has announced itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -58,7 +61,7 @@ impl PeerPort {
         let PeersConfig { listen, address, files, sources } = config;
         let identity = Identity::load(files.clone()).context("[peers] of the configuration")?;
         let host = identity.host(&system::host_name()).context("[peers] of the configuration")?;
-        let listening = bind(*listen).with_context(|| {
+        let listening = http::listen(*listen, BACKLOG).with_context(|| {
             format!(
                 "`peers.listen`: cannot listen on {listen}; choose a free port of an address of this host"
             )
@@ -101,13 +104,6 @@ impl PeerPort {
         tracing::info!("listening for peers as {host} at {address}");
         Arc::new(Peers { hosts, refusals, is_stopping, looking: Mutex::new(Some(looking)) })
     }
-}
-
-fn bind(address: SocketAddr) -> Result<TcpListener> {
-    // So that a daemon that restarts finds its port free.
-    let listener = std::net::TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    Ok(TcpListener::from_std(listener)?)
 }
 
 impl Peers {

@@ -348,6 +348,12 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32) -> Result<(), AuthorityError>
 
 #[cfg(test)]
 impl Authority {
+    /// The files of a host with a new certificate for `name`, in `out`.
+    pub(crate) fn files_of(&self, name: &str, out: &Path) -> crate::tls::TlsFiles {
+        let IssuedFiles { certificate, key } = self.issue(name, 5, out).expect("a certificate");
+        crate::tls::TlsFiles { certificate, key, ca: self.certificate(), crl: Some(self.revoked()) }
+    }
+
     /// Issues a certificate that has just expired.
     pub(crate) fn issue_expired(&self, name: &str, out: &Path) -> Result<IssuedFiles, AuthorityError> {
         let mut params = params(1, name)?;

@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::path::Path;
 
 use tempfile::TempDir;
 
@@ -13,18 +12,8 @@ use crate::authority::Authority;
 fn host(name: &str) -> (TempDir, Authority, TlsFiles) {
     let dir = tempfile::tempdir().unwrap();
     let authority = Authority::create(&dir.path().join("ca"), 10).unwrap();
-    let files = files(&authority, name, &dir.path().join("hosts"));
+    let files = authority.files_of(name, &dir.path().join("hosts"));
     (dir, authority, files)
-}
-
-fn files(authority: &Authority, name: &str, out: &Path) -> TlsFiles {
-    let issued = authority.issue(name, 5, out).unwrap();
-    TlsFiles {
-        certificate: issued.certificate,
-        key: issued.key,
-        ca: authority.certificate(),
-        crl: Some(authority.revoked()),
-    }
 }
 
 fn refusal(files: &TlsFiles) -> String {
@@ -55,7 +44,7 @@ fn a_host_has_the_name_of_its_certificate() {
 #[test]
 fn files_that_others_would_refuse_are_refused_with_their_path() {
     let (dir, authority, good) = host("a");
-    let other = files(&authority, "b", &dir.path().join("hosts"));
+    let other = authority.files_of("b", &dir.path().join("hosts"));
     let stranger = Authority::create(&dir.path().join("other"), 10).unwrap();
 
     let error = refusal(&TlsFiles { key: other.key, ..good.clone() });
@@ -92,7 +81,7 @@ fn changed_files_are_used_once_they_are_valid() {
     let identity = Identity::load(good.clone()).unwrap();
     let mut changes = identity.changes();
     assert!(!identity.reload().unwrap());
-    let renewed = files(&authority, "a", &dir.path().join("renewed"));
+    let renewed = authority.files_of("a", &dir.path().join("renewed"));
     // Half of a renewal.
     fs::copy(&renewed.certificate, &good.certificate).unwrap();
     assert!(identity.reload().is_err());
@@ -103,7 +92,7 @@ fn changed_files_are_used_once_they_are_valid() {
     assert!(changes.has_changed().unwrap());
     changes.mark_unchanged();
     assert!(!identity.reload().unwrap());
-    let of_another = files(&authority, "b", &dir.path().join("hosts"));
+    let of_another = authority.files_of("b", &dir.path().join("hosts"));
     fs::copy(&of_another.certificate, &good.certificate).unwrap();
     fs::copy(&of_another.key, &good.key).unwrap();
     let error = identity.reload().unwrap_err().to_string();
