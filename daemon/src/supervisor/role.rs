@@ -15,6 +15,7 @@ pub(super) fn train_role(prepared: &Prepared, rank: u32, places: &Places) -> Tra
     TrainRole {
         rank,
         timeout_seconds: job.workers.timeout_seconds,
+        network: None,
         run: places.run.clone(),
         job: prepared.job_file.to_owned(),
         every_steps: checkpoint.every_steps,

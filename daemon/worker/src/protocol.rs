@@ -190,6 +190,8 @@ pub struct TrainRole {
     pub rank: u32,
     /// How long it waits for the others in a collective operation, in seconds.
     pub timeout_seconds: u32,
+    /// The network interfaces that reach the workers of other hosts, separated by commas; `None` if all run on this host.
+    pub network: Option<String>,
     /// The run directory. It has the job file and, as [`ANALYSIS_PART`], the statistics learned from the data.
     pub run: Place,
     /// The name of the job file, which each checkpoint contains as [`JOB_PART`].

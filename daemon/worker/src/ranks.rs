@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use millstream_backend::collective::{Alone, Communicator, ConnectError, HostListener};
+use anyhow::{Error, Result, bail};
+use millstream_backend::collective::{Alone, Communicator, ConnectError, HostListener, OpenUcxError};
 use millstream_trainer::session::SessionError;
 
 use crate::device;
@@ -17,13 +17,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// with itself needs no others.
 ///
 /// # Errors
-/// When UCX cannot be used, or a worker does not connect in time.
+/// When UCX or the network between hosts cannot be used, or a worker does not connect in time.
 pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<Communicator> {
     let limit = Duration::from_secs(role.timeout_seconds.into());
     if role.training.ranks() == 1 {
         return Ok(Communicator::new(Alone, limit, None)?);
     }
-    let listener = HostListener::open(&device::ucx_libraries())?;
+    let listener = HostListener::open(&device::ucx_libraries(), role.network.as_deref()).map_err(explain)?;
     link.send(&FromWorker::Listening { address: listener.address().to_vec() })?;
     let Some(ToWorker::Connect { addresses }) = link.receive()? else {
         bail!("the daemon did not send the addresses of the other workers");
@@ -33,9 +33,19 @@ pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<Communicator>
     Ok(Communicator::new(host, limit, Some(recorder))?)
 }
 
+/// The error, with the key that names the interface.
+fn explain(error: OpenUcxError) -> Error {
+    match error {
+        OpenUcxError::Interface(_) => {
+            Error::new(error).context("peers.data_interface of the daemon's configuration")
+        }
+        error => error.into(),
+    }
+}
+
 /// Whether a worker has ended with `error` because it lost another one: in a collective operation, or while connecting, when
 /// UCX does not find the memory of one that has just died.
-pub(crate) fn is_peer_lost(error: &anyhow::Error) -> bool {
+pub(crate) fn is_peer_lost(error: &Error) -> bool {
     error.chain().any(|cause| {
         let in_session = matches!(cause.downcast_ref(), Some(SessionError::Collective(_)));
         let of_peer = |error: &ConnectError| {
@@ -53,9 +63,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_interface_that_cannot_be_used_is_an_error_of_the_configuration() {
+        let Err(error) = HostListener::open(&device::ucx_libraries(), Some("lo,no-such")) else {
+            panic!("opened")
+        };
+        let error = explain(error);
+        assert!(!is_peer_lost(&error));
+        let message = format!("{error:#}");
+        let expected = "peers.data_interface of the daemon's configuration: network interface no-such: this host has none";
+        assert!(message.starts_with(expected), "{message}");
+    }
+
+    #[test]
     fn a_failed_collective_operation_is_a_lost_worker() {
         let lost = SessionError::from(CollectiveError::Panicked);
-        assert!(is_peer_lost(&anyhow::Error::from(lost)));
+        assert!(is_peer_lost(&Error::from(lost)));
         let lost = Err::<(), _>(ConnectError::from(CollectiveError::Panicked)).context("connecting");
         assert!(lost.is_err_and(|error| is_peer_lost(&error)));
         assert!(!is_peer_lost(&ConnectError::Address { rank: 1, bytes: 4 }.into()));

@@ -145,7 +145,8 @@ fn run<B: Backend<Scalar = f32>>(
     let mut model = Model::new(backend, &shapes::spec(options), &schema, &training)?;
     if training.exchanges() {
         let (rank, ranks) = (options.rank as usize, options.workers as usize);
-        let host = HostListener::open(&Libraries::default())?.meet(&options.meet, rank, ranks, LIMIT)?;
+        let host =
+            HostListener::open(&Libraries::default(), None)?.meet(&options.meet, rank, ranks, LIMIT)?;
         model.join(Communicator::new(host, LIMIT, None)?)?;
     }
     let count = options.examples.div_ceil(options.batch).max(options.losses as u32);

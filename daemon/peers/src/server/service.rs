@@ -22,7 +22,7 @@ use crate::proto::{
 };
 
 /// The largest message of another daemon: one about a generation of [`crate::conduct::MAX_RANKS`] ranks fits.
-pub(crate) const MAX_MESSAGE_BYTES: usize = 2 << 20;
+pub(crate) const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
 /// The most measurements at a time.
 const MAX_MEASUREMENTS: usize = 16;

@@ -6,7 +6,7 @@
 //!
 //! - [`Alone`]: one rank; nothing is copied.
 //! - [`Local`]: threads of one process, for tests.
-//! - [`Host`]: processes of one host, over UCX ([`ucx`]).
+//! - [`Host`]: processes of one or several hosts, over UCX ([`ucx`]).
 //!
 //! # Invariants
 //!
@@ -23,6 +23,7 @@
 mod communicator;
 mod diagnosis;
 mod error;
+mod interface;
 mod local;
 mod memory;
 mod operations;
@@ -34,9 +35,10 @@ mod wire;
 pub use communicator::{Communicator, Ticket, UseOfTime};
 pub use diagnosis::OpenOperation;
 pub use error::{Absent, CollectiveError};
+pub use interface::{InterfaceError, check_interface};
 pub use local::{Alone, Local};
 pub use memory::{Buffer, Element, Format, Pool};
 pub use operations::{Operations, Summand};
 pub use recorder::{FlightRecord, RecordError, RecordedOperation, Recorder};
 pub use transport::{Deadline, Label, Operation, Receive, Round, Transport};
-pub use ucx::{ConnectError, Host, HostListener, OpenUcxError, UcxError};
+pub use ucx::{ConnectError, Host, HostId, HostListener, OpenUcxError, UcxError};

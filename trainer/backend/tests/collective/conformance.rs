@@ -29,27 +29,52 @@ fn threads_conform() {
 
 #[test]
 fn a_world_of_1_process_conforms() {
-    run(Kind::Host, 1, LIMIT, "conformance::a_world_of_1_process_conforms", conform);
+    run(Kind::HOST, 1, LIMIT, "conformance::a_world_of_1_process_conforms", conform);
 }
 
 #[test]
 fn a_world_of_2_processes_conforms() {
-    run(Kind::Host, 2, LIMIT, "conformance::a_world_of_2_processes_conforms", conform);
+    run(Kind::HOST, 2, LIMIT, "conformance::a_world_of_2_processes_conforms", conform);
 }
 
 #[test]
 fn a_world_of_3_processes_conforms() {
-    run(Kind::Host, 3, LIMIT, "conformance::a_world_of_3_processes_conforms", conform);
+    run(Kind::HOST, 3, LIMIT, "conformance::a_world_of_3_processes_conforms", conform);
 }
 
 #[test]
 fn a_world_of_4_processes_conforms() {
-    run(Kind::Host, 4, LIMIT, "conformance::a_world_of_4_processes_conforms", conform);
+    run(Kind::HOST, 4, LIMIT, "conformance::a_world_of_4_processes_conforms", conform);
 }
 
 #[test]
 fn a_world_of_7_processes_conforms() {
-    run(Kind::Host, 7, LIMIT, "conformance::a_world_of_7_processes_conforms", conform);
+    run(Kind::HOST, 7, LIMIT, "conformance::a_world_of_7_processes_conforms", conform);
+}
+
+#[test]
+fn a_world_of_2_hosts_conforms() {
+    run(Kind::HOSTS, 2, LIMIT, "conformance::a_world_of_2_hosts_conforms", conform);
+}
+
+#[test]
+fn a_world_of_3_hosts_conforms() {
+    run(Kind::HOSTS, 3, LIMIT, "conformance::a_world_of_3_hosts_conforms", conform);
+}
+
+#[test]
+fn a_world_of_4_hosts_conforms() {
+    run(Kind::HOSTS, 4, LIMIT, "conformance::a_world_of_4_hosts_conforms", conform);
+}
+
+#[test]
+fn four_ranks_on_hosts_of_2_conform() {
+    run(Kind::PAIRS, 4, LIMIT, "conformance::four_ranks_on_hosts_of_2_conform", conform);
+}
+
+#[test]
+fn five_ranks_on_hosts_of_2_conform() {
+    run(Kind::PAIRS, 5, LIMIT, "conformance::five_ranks_on_hosts_of_2_conform", conform);
 }
 
 /// The suite.

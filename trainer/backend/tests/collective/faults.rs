@@ -28,7 +28,13 @@ fn threads_that_run_different_operations_are_named() {
 #[test]
 fn processes_that_run_different_operations_are_named() {
     let test = "faults::processes_that_run_different_operations_are_named";
-    run(Kind::Host, 3, LIMIT, test, different_operations);
+    run(Kind::HOST, 3, LIMIT, test, different_operations);
+}
+
+#[test]
+fn hosts_that_run_different_operations_are_named() {
+    let test = "faults::hosts_that_run_different_operations_are_named";
+    run(Kind::HOSTS, 3, LIMIT, test, different_operations);
 }
 
 fn different_operations(seat: &mut Seat) {
@@ -63,7 +69,12 @@ fn threads_with_different_sizes_are_named() {
 
 #[test]
 fn processes_with_different_sizes_are_named() {
-    run(Kind::Host, 2, LIMIT, "faults::processes_with_different_sizes_are_named", different_sizes);
+    run(Kind::HOST, 2, LIMIT, "faults::processes_with_different_sizes_are_named", different_sizes);
+}
+
+#[test]
+fn hosts_with_different_sizes_are_named() {
+    run(Kind::HOSTS, 2, LIMIT, "faults::hosts_with_different_sizes_are_named", different_sizes);
 }
 
 fn different_sizes(seat: &mut Seat) {
@@ -104,7 +115,12 @@ fn a_late_thread_is_named() {
 
 #[test]
 fn a_late_process_is_named() {
-    check_late(&run(Kind::Host, 3, SHORT_LIMIT, "faults::a_late_process_is_named", late));
+    check_late(&run(Kind::HOST, 3, SHORT_LIMIT, "faults::a_late_process_is_named", late));
+}
+
+#[test]
+fn a_late_host_is_named() {
+    check_late(&run(Kind::HOSTS, 3, SHORT_LIMIT, "faults::a_late_host_is_named", late));
 }
 
 const LATE: usize = 1;
@@ -135,7 +151,12 @@ fn check_late(ends: &[End]) {
 
 #[test]
 fn a_stopped_process_is_named() {
-    run(Kind::Host, 3, SHORT_LIMIT, "faults::a_stopped_process_is_named", stopped);
+    run(Kind::HOST, 3, SHORT_LIMIT, "faults::a_stopped_process_is_named", stopped);
+}
+
+#[test]
+fn a_stopped_host_is_named() {
+    run(Kind::HOSTS, 3, SHORT_LIMIT, "faults::a_stopped_host_is_named", stopped);
 }
 
 /// A process that stops in the middle of large sums. An error may name a rank that itself waits for the stopped one; the
@@ -180,7 +201,12 @@ fn a_dead_thread_is_named() {
 
 #[test]
 fn a_dead_process_is_named() {
-    check_dead(&run(Kind::Host, 3, LIMIT, "faults::a_dead_process_is_named", dead));
+    check_dead(&run(Kind::HOST, 3, LIMIT, "faults::a_dead_process_is_named", dead));
+}
+
+#[test]
+fn a_dead_host_is_named() {
+    check_dead(&run(Kind::HOSTS, 3, LIMIT, "faults::a_dead_host_is_named", dead));
 }
 
 const DEAD: usize = 2;
@@ -198,14 +224,20 @@ fn dead(seat: &mut Seat) {
     let began = Instant::now();
     let found = error(seat.communicator().barrier().join());
     assert!(began.elapsed() < LIMIT, "noticed before the deadline");
-    expect_dead(&found, DEAD);
+    expect_dead(seat, &found, DEAD);
     assert_eq!(error(seat.communicator().barrier().join()), found);
     seat.meet();
 }
 
 #[test]
 fn a_process_that_leaves_early_is_named() {
-    let ends = run(Kind::Host, 3, LIMIT, "faults::a_process_that_leaves_early_is_named", left);
+    let ends = run(Kind::HOST, 3, LIMIT, "faults::a_process_that_leaves_early_is_named", left);
+    assert!(ends.iter().all(|end| !end.has_died));
+}
+
+#[test]
+fn a_host_that_leaves_early_is_named() {
+    let ends = run(Kind::HOSTS, 3, LIMIT, "faults::a_host_that_leaves_early_is_named", left);
     assert!(ends.iter().all(|end| !end.has_died));
 }
 
@@ -216,7 +248,7 @@ fn left(seat: &mut Seat) {
         seat.leave();
     } else {
         let began = Instant::now();
-        expect_dead(&error(seat.communicator().barrier().join()), DEAD);
+        expect_dead(seat, &error(seat.communicator().barrier().join()), DEAD);
         assert!(began.elapsed() < LIMIT, "noticed before the deadline");
     }
     seat.meet();
@@ -230,7 +262,17 @@ fn check_dead(ends: &[End]) {
     assert_eq!(open, [Some(2), Some(2), None]);
 }
 
-fn expect_dead(found: &CollectiveError, rank: usize) {
+/// Of a rank on another host, only the end of its connection is noticed.
+fn expect_dead(seat: &Seat, found: &CollectiveError, rank: usize) {
+    if let CollectiveError::Engine { peer, reason, .. } = found {
+        assert!(
+            seat.is_remote(rank)
+                && *peer == rank
+                && reason.contains("its process has ended, or its host cannot be reached"),
+            "{found}"
+        );
+        return;
+    }
     let CollectiveError::Absent { absent, .. } = found else { panic!("{found}") };
     assert_eq!((&absent.dead[..], &absent.late[..]), (&[rank][..], &[][..]), "{found}");
 }
@@ -239,10 +281,24 @@ fn expect_dead(found: &CollectiveError, rank: usize) {
 /// aborts.
 #[test]
 fn survivors_of_a_killed_process_get_an_error() {
-    let test = "faults::survivors_of_a_killed_process_get_an_error";
+    check_kills(Kind::HOST, "faults::survivors_of_a_killed_process_get_an_error");
+}
+
+#[test]
+fn survivors_of_a_killed_host_get_an_error() {
+    check_kills(Kind::HOSTS, "faults::survivors_of_a_killed_host_get_an_error");
+}
+
+/// Rank 2 is on a host without survivors.
+#[test]
+fn survivors_on_one_host_get_an_error() {
+    check_kills(Kind::PAIRS, "faults::survivors_on_one_host_get_an_error");
+}
+
+fn check_kills(kind: Kind, test: &str) {
     let mut killed_in_a_sum = 0;
     for _ in 0..KILLS {
-        let ends = run(Kind::Host, 3, LIMIT, test, sum_until_killed);
+        let ends = run(kind, 3, LIMIT, test, sum_until_killed);
         let died: Vec<bool> = ends.iter().map(|end| end.has_died).collect();
         assert_eq!(died, [false, false, true]);
         // The record of the killed process has the operation that it was in, unless it was between two.
@@ -279,6 +335,6 @@ fn sum_until_killed(seat: &mut Seat) {
         }
     };
     assert!(began.elapsed() < LIMIT, "noticed before the deadline");
-    expect_dead(&found, DEAD);
+    expect_dead(seat, &found, DEAD);
     seat.meet();
 }

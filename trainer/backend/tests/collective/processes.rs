@@ -12,9 +12,9 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use millstream_backend::Libraries;
-use millstream_backend::collective::HostListener;
+use millstream_backend::collective::{HostId, HostListener};
 
-use crate::worlds::{Body, End, Others, Seat};
+use crate::worlds::{Body, End, Hosts, Others, Seat};
 
 /// The variable that makes a test a rank: its number.
 const RANK: &str = "MILLSTREAM_TEST_RANK";
@@ -54,26 +54,33 @@ impl Link {
 }
 
 /// In the test: runs its ranks. In a rank: runs the body, and ends the process.
-pub(crate) fn run(ranks: usize, limit: Duration, test: &str, body: Body) -> Vec<End> {
+pub(crate) fn run(hosts: Hosts, ranks: usize, limit: Duration, test: &str, body: Body) -> Vec<End> {
     match std::env::var(RANK) {
         Ok(rank) => {
-            be_rank(rank.parse().unwrap(), limit, body);
+            be_rank(hosts, rank.parse().unwrap(), limit, body);
             std::process::exit(0)
         }
         Err(_) => start_ranks(ranks, test),
     }
 }
 
-fn be_rank(rank: usize, limit: Duration, body: Body) {
+fn be_rank(hosts: Hosts, rank: usize, limit: Duration, body: Body) {
     let socket = rustix::stdio::stdin().try_clone_to_owned().unwrap();
     let mut link = Link::new(UnixStream::from(socket));
-    let listener = HostListener::open(&Libraries::default()).unwrap_or_else(|error| panic!("{error}"));
+    let libraries = Libraries::default();
+    let listener = match hosts {
+        Hosts::This => HostListener::open(&libraries, None),
+        Hosts::Imagined { ranks_of_each } => {
+            HostListener::open_as(&libraries, Some("lo"), HostId::imagined((rank / ranks_of_each) as u64))
+        }
+    };
+    let listener = listener.unwrap_or_else(|error| panic!("{error}"));
     link.send(listener.address()).unwrap();
     let ranks = link.receive().unwrap()[0];
     let addresses: Vec<Vec<u8>> = (0..ranks).map(|_| link.receive().unwrap()).collect();
     let host = listener.connect(rank, &addresses, PATIENCE).unwrap();
     let others = Others::Processes(Link::new(link.socket.try_clone().unwrap()));
-    let mut seat = Seat::new(host, limit, others);
+    let mut seat = Seat::new(host, limit, (others, hosts));
     link.send(seat.record().as_raw_fd().to_string().as_bytes()).unwrap();
     assert_eq!(link.receive().unwrap(), b"begin");
     body(&mut seat);

@@ -16,7 +16,25 @@ pub(crate) enum Kind {
     /// Threads.
     Local,
     /// Processes, over UCX.
-    Host,
+    Processes(Hosts),
+}
+
+impl Kind {
+    /// Processes of this host, over shared memory.
+    pub(crate) const HOST: Self = Self::Processes(Hosts::This);
+    /// Processes that each stand for a host, over TCP.
+    pub(crate) const HOSTS: Self = Self::Processes(Hosts::Imagined { ranks_of_each: 1 });
+    /// Processes that stand for hosts with two ranks.
+    pub(crate) const PAIRS: Self = Self::Processes(Hosts::Imagined { ranks_of_each: 2 });
+}
+
+/// The hosts of processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    /// All run on this host.
+    This,
+    /// Each so many stand for a host.
+    Imagined { ranks_of_each: usize },
 }
 
 /// A body, which each rank runs.
@@ -29,6 +47,7 @@ pub(crate) struct Seat {
     others: Others,
     /// The file of its flight record.
     record: OwnedFd,
+    hosts: Hosts,
     has_died: bool,
 }
 
@@ -48,11 +67,15 @@ pub(crate) struct End {
 }
 
 impl Seat {
-    pub(crate) fn new(transport: impl Transport + 'static, limit: Duration, others: Others) -> Self {
+    pub(crate) fn new(
+        transport: impl Transport + 'static,
+        limit: Duration,
+        (others, hosts): (Others, Hosts),
+    ) -> Self {
         let record = Recorder::create_file(transport.rank(), transport.ranks()).unwrap();
         let recorder = Recorder::open(&record).unwrap();
         let communicator = Communicator::new(transport, limit, Some(recorder)).unwrap();
-        Self { communicator: Some(communicator), others, record, has_died: false }
+        Self { communicator: Some(communicator), others, record, hosts, has_died: false }
     }
 
     /// The file of its flight record.
@@ -70,6 +93,15 @@ impl Seat {
 
     pub(crate) fn ranks(&self) -> usize {
         self.communicator().ranks()
+    }
+
+    /// Whether a rank stands for one of another host.
+    pub(crate) fn is_remote(&self, rank: usize) -> bool {
+        let host = |rank| match self.hosts {
+            Hosts::This => 0,
+            Hosts::Imagined { ranks_of_each } => rank / ranks_of_each,
+        };
+        host(rank) != host(self.rank())
     }
 
     /// Waits until all ranks have called this, without an operation.
@@ -108,12 +140,12 @@ pub(crate) fn kill_self() {
 pub(crate) fn run(kind: Kind, ranks: usize, limit: Duration, test: &str, body: Body) -> Vec<End> {
     match kind {
         Kind::Alone => {
-            let mut seat = Seat::new(Alone, limit, Others::None);
+            let mut seat = Seat::new(Alone, limit, (Others::None, Hosts::This));
             body(&mut seat);
             vec![End::of(seat.record(), seat.has_died)]
         }
         Kind::Local => on_threads(ranks, limit, body),
-        Kind::Host => processes::run(ranks, limit, test, body),
+        Kind::Processes(hosts) => processes::run(hosts, ranks, limit, test, body),
     }
 }
 
@@ -123,7 +155,7 @@ fn on_threads(ranks: usize, limit: Duration, body: Body) -> Vec<End> {
         let spawn = |transport: Local| {
             let barrier = barrier.clone();
             scope.spawn(move || {
-                let mut seat = Seat::new(transport, limit, Others::Threads(barrier));
+                let mut seat = Seat::new(transport, limit, (Others::Threads(barrier), Hosts::This));
                 body(&mut seat);
                 End::of(seat.record(), seat.has_died)
             })

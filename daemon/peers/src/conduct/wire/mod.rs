@@ -21,8 +21,9 @@ use crate::proto;
 /// The most ranks of a generation. With addresses and names of full length, they fit a message.
 pub const MAX_RANKS: u32 = 4096;
 
-/// The most bytes of the address of a rank's worker.
-pub const MAX_ADDRESS_BYTES: usize = 256;
+/// The most bytes of the address of a rank's worker. Over TCP it has about 70 bytes, and 29 (IPv4) or 41 (IPv6) for each network
+/// interface.
+pub const MAX_ADDRESS_BYTES: usize = 512;
 
 /// The highest step, which leaves room to count on.
 const MAX_STEP: u64 = i64::MAX as u64;

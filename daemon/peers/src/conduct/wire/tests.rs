@@ -230,7 +230,7 @@ fn other_malformed_messages_are_refused() {
     let hello = proto::Hello { tries, ..proto::Hello::default() };
     let opening = proto::FollowOpening { run: "gs://b/run".to_owned(), epoch: 1 };
     for (message, wanted) in [
-        (joined(vec![vec![0; MAX_ADDRESS_BYTES + 1]]), "an address of 257 bytes is longer than 256"),
+        (joined(vec![vec![0; MAX_ADDRESS_BYTES + 1]]), "an address of 513 bytes is longer than 512"),
         (joined(vec![Vec::new(); MAX_RANKS as usize + 1]), "4097 addresses are more than 4096"),
         (refused_by_leader(from_member::Message::Saved(beyond)), "step 9223372036854775808 is out of range"),
         (refused_by_leader(from_member::Message::Hello(hello)), "3 failures without a reason"),

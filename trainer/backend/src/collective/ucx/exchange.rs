@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::worker::{InFlight, Progress, UcxError, Worker};
-use super::{Kind, Peer, tag};
+use super::worker::{InFlight, Progress, UcxError};
+use super::{Kind, Link, Peer, Workers, tag};
 use crate::collective::error::CollectiveError;
 use crate::collective::memory::Buffer;
 use crate::collective::recorder::Recorder;
@@ -30,7 +30,7 @@ pub(super) struct Exchange<'a> {
     pub(super) label: Label,
     pub(super) rank: usize,
     pub(super) number: u64,
-    pub(super) worker: &'a Worker,
+    pub(super) workers: &'a Workers,
     pub(super) recorder: Option<&'a Recorder>,
 }
 
@@ -75,9 +75,18 @@ impl Exchange<'_> {
     ) -> Result<Vec<Buffer>, CollectiveError> {
         let received = self.try_run(peers, parts, receive, deadline);
         received.map_err(|error| match error {
-            // UCX reports an error if it must attach a segment of a process that has ended.
-            CollectiveError::Engine { peer, .. } if peers[peer].as_ref().is_some_and(Peer::ends) => {
+            // UCX reports an error if it must attach a segment of a process that has ended, or if a rank of another host has
+            // left and closed its connections.
+            CollectiveError::Engine { peer, .. }
+                if peers[peer].as_mut().is_some_and(|peer| peer.is_gone(self.workers)) =>
+            {
                 deadline.absent(self.label, vec![peer], Vec::new())
+            }
+            CollectiveError::Engine { label, peer, reason }
+                if peers[peer].as_ref().is_some_and(|peer| matches!(peer.link, Link::Network)) =>
+            {
+                let reason = format!("{reason}; its process has ended, or its host cannot be reached");
+                CollectiveError::Engine { label, peer, reason }
             }
             error => error,
         })
@@ -115,7 +124,8 @@ impl Exchange<'_> {
     /// The head that is expected from a rank, and the messages to it that have not been sent at once.
     fn start(&self, peer: &Peer, part: &Arc<Buffer>) -> Result<(InFlight<Buffer>, Sends), UcxError> {
         let expected = Buffer::zeroed(HEAD_BYTES + MOST_INLINE);
-        let expected = self.worker.receive(expected, self.tag(peer.rank, Kind::Head))?;
+        let worker = self.workers.of(&peer.link);
+        let expected = worker.receive(expected, self.tag(peer.rank, Kind::Head))?;
         let inline = if part.len() <= MOST_INLINE { &part[..] } else { &[] };
         let mut head = Buffer::zeroed(HEAD_BYTES + inline.len());
         head[..Label::BYTES].copy_from_slice(&self.label.encode());
@@ -124,7 +134,7 @@ impl Exchange<'_> {
         let data = (part.len() > MOST_INLINE).then(|| (part.clone(), Kind::Data));
         let mut sending = Vec::new();
         for (message, kind) in std::iter::once((Arc::new(head), Kind::Head)).chain(data) {
-            match self.worker.send(peer.endpoint, message, self.tag(self.rank, kind))? {
+            match worker.send(&peer.endpoint, message, self.tag(self.rank, kind))? {
                 Progress::Open(message) => sending.push(message),
                 Progress::Complete(()) => {}
             }
@@ -162,7 +172,7 @@ impl Exchange<'_> {
         contacts: &mut [Contact<'_>],
         receive: &mut Receive<'_>,
     ) -> Result<bool, CollectiveError> {
-        let has_happened = self.worker.progress();
+        let has_happened = self.workers.progress();
         for contact in contacts.iter_mut().filter(|contact| !contact.is_complete()) {
             self.advance_sends(contact)?;
             self.advance_receive(contact, receive)?;
@@ -172,7 +182,8 @@ impl Exchange<'_> {
 
     fn advance_sends(&self, contact: &mut Contact<'_>) -> Result<(), CollectiveError> {
         for message in std::mem::take(&mut contact.sending) {
-            match self.worker.sent(message).map_err(|error| self.engine(contact.peer.rank, error))? {
+            let sent = self.workers.of(&contact.peer.link).sent(message);
+            match sent.map_err(|error| self.engine(contact.peer.rank, error))? {
                 Progress::Open(message) => contact.sending.push(message),
                 Progress::Complete(()) => {}
             }
@@ -186,12 +197,13 @@ impl Exchange<'_> {
         receive: &mut Receive<'_>,
     ) -> Result<(), CollectiveError> {
         let peer = contact.peer.rank;
-        let received = |message| self.worker.received(message).map_err(|error| self.engine(peer, error));
+        let worker = self.workers.of(&contact.peer.link);
+        let received = |message| worker.received(message).map_err(|error| self.engine(peer, error));
         let receiving = std::mem::replace(&mut contact.receiving, Receiving::Complete(Buffer::default()));
         contact.receiving = match receiving {
             Receiving::Head(message) => match received(message)? {
                 Progress::Open(message) => Receiving::Head(message),
-                Progress::Complete((head, bytes)) => self.read_head(peer, &head[..bytes], receive)?,
+                Progress::Complete((head, bytes)) => self.read_head(contact.peer, &head[..bytes], receive)?,
             },
             Receiving::Data(message) => match received(message)? {
                 Progress::Open(message) => Receiving::Data(message),
@@ -206,10 +218,11 @@ impl Exchange<'_> {
     /// Checks a head, and takes the data behind it or starts to receive it.
     fn read_head(
         &self,
-        peer: usize,
+        sender: &Peer,
         head: &[u8],
         receive: &mut Receive<'_>,
     ) -> Result<Receiving, CollectiveError> {
+        let peer = sender.rank;
         let (Some((label, rest)), true) = (head.split_first_chunk(), head.len() >= HEAD_BYTES) else {
             return Err(self.damaged(peer));
         };
@@ -227,7 +240,7 @@ impl Exchange<'_> {
             buffer.copy_from_slice(inline);
             return Ok(Receiving::Complete(buffer));
         }
-        let data = self.worker.receive(buffer, self.tag(peer, Kind::Data));
+        let data = self.workers.of(&sender.link).receive(buffer, self.tag(peer, Kind::Data));
         data.map(Receiving::Data).map_err(|error| self.engine(peer, error))
     }
 
@@ -244,18 +257,27 @@ impl Exchange<'_> {
         }
         let own_error = |error| self.engine(self.rank, error);
         let ended = self.wait(contacts, sleeps, deadline).map_err(own_error)?;
-        // What a rank has sent before its end is here already.
-        for _ in 0..LAST_LOOKS {
-            if ended.is_empty() || !self.advance(contacts, receive)? {
+        let mut is_over = !ended.is_empty();
+        for contact in contacts.iter_mut() {
+            let has_left = contact.peer.has_left(self.workers).map_err(own_error)?;
+            is_over |= has_left && !contact.is_complete() || self.workers.failure(contact.peer).is_some();
+        }
+        // What a rank has sent before its end is here already. Data is received one look after its head.
+        for look in 0..LAST_LOOKS {
+            if !is_over || !self.advance(contacts, receive)? && look > 0 {
                 break;
             }
         }
         let mut dead = Vec::new();
         for contact in contacts.iter_mut() {
-            let has_left = contact.peer.has_left(self.worker).map_err(own_error)?;
+            let has_left = contact.peer.has_left(self.workers).map_err(own_error)?;
             let is_missing =
                 if has_left { !contact.is_complete() } else { ended.contains(&contact.peer.rank) };
             dead.extend(is_missing.then_some(contact.peer.rank));
+            if !has_left {
+                let failure = self.workers.failure(contact.peer);
+                failure.map_or(Ok(()), |error| Err(self.engine(contact.peer.rank, error)))?;
+            }
         }
         dead.sort_unstable();
         if !dead.is_empty() {
@@ -268,25 +290,32 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// The ranks whose processes have ended, but for those that have left before. With `sleeps`, waits for one, or another
-    /// event, for a limited time.
+    /// The ranks of this host whose processes have ended, but for those that have left before. With `sleeps`, waits for one, or
+    /// another event, for a limited time.
     fn wait(
         &self,
         contacts: &[Contact<'_>],
         sleeps: bool,
         deadline: Deadline,
     ) -> Result<Vec<usize>, UcxError> {
-        let sleep = if sleeps && self.worker.arm()? { SLEEP.min(deadline.left()) } else { Duration::ZERO };
-        let present: Vec<&Peer> =
-            contacts.iter().map(|contact| &*contact.peer).filter(|peer| peer.farewell.is_some()).collect();
-        let processes = present.iter().map(|peer| PollFd::new(&peer.process, PollFlags::IN));
-        let events = PollFd::from_borrowed_fd(self.worker.events()?, PollFlags::IN);
-        let mut descriptors: Vec<PollFd<'_>> = processes.chain([events]).collect();
+        let sleep = if sleeps && self.workers.arm()? { SLEEP.min(deadline.left()) } else { Duration::ZERO };
+        let peers = contacts.iter().map(|contact| &*contact.peer).filter(|peer| peer.farewell.is_some());
+        let present: Vec<_> = peers
+            .filter_map(|peer| match &peer.link {
+                Link::Process(process) => Some((peer.rank, process)),
+                Link::Network => None,
+            })
+            .collect();
+        let mut descriptors: Vec<PollFd<'_>> =
+            present.iter().map(|(_, process)| PollFd::new(process, PollFlags::IN)).collect();
+        for worker in self.workers.all() {
+            descriptors.push(PollFd::from_borrowed_fd(worker.events()?, PollFlags::IN));
+        }
         let limit = Timespec { tv_sec: 0, tv_nsec: sleep.as_nanos() as i64 };
         // An interrupted wait is a short one.
         let _ = poll(&mut descriptors, Some(&limit));
         let ended = present.iter().zip(&descriptors).filter(|(_, process)| !process.revents().is_empty());
-        Ok(ended.map(|(peer, _)| peer.rank).collect())
+        Ok(ended.map(|((rank, _), _)| *rank).collect())
     }
 
     fn tag(&self, sender: usize, kind: Kind) -> u64 {

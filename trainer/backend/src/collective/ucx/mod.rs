@@ -1,4 +1,4 @@
-//! The transport between processes of one host, over UCX (`libucp.so.0`), which is opened at run time.
+//! The transport between processes of one or several hosts, over UCX (`libucp.so.0`), which is opened at run time.
 //!
 //! # Messages
 //!
@@ -14,7 +14,17 @@
 //! Both are tagged messages; the tag names the sender, the exchange and which of the two it is. A message waits in UCX until
 //! its receiver asks for it, so a rank may run ahead.
 //!
-//! # Dead ranks
+//! # Two workers of UCX
+//!
+//! Ranks of one host communicate over shared memory, those of different hosts over TCP. Each kind has a separate context and
+//! worker of UCX: with one for both, UCX also sends large messages of one host over TCP, and failures need different care. The
+//! address of a rank says on which host it runs ([`HostId`]). Without a network there is only shared memory, and all ranks
+//! run on one host.
+//!
+//! UCX listens on the addresses of the given interfaces only, and uses no other transport, no RDMA device either. It has no
+//! authentication and no encryption. Connections that do not begin with its 64-bit magic number are closed.
+//!
+//! # Dead ranks of this host
 //!
 //! Ranks share memory segments, which stay valid whatever happens to the other process. A message to or from a dead rank then
 //! stays open, without an error. So each rank holds a descriptor of every other process, which becomes readable when that
@@ -24,11 +34,28 @@
 //! even for those that it completed: a killed sender may have reserved a place in the receiver's queue, where all messages of
 //! other ranks then wait behind it.
 //!
-//! UCX 1.13 has faster transports and its own error handling, which cannot be used here. With copies from the memory of
-//! another process (CMA), a rank that is killed in the middle of one aborts the other rank. Endpoints with error
-//! handling need TCP besides, whose ports are open to the network, and are slower for large messages
-//! (`bench/results/2026-11-27-collective.md`).
-
+//! UCX 1.13 has faster transports and its own error handling, which cannot be used within a host. With copies from the memory
+//! of another process (CMA), a rank that is killed in the middle of one aborts the other rank. Endpoints with error handling
+//! need TCP, and are slower for large messages (`bench/results/2026-11-27-collective.md`).
+//!
+//! # Lost ranks of other hosts
+//!
+//! Endpoints have UCX's error handling. What UCX 1.13 does:
+//!
+//! | the other rank | this rank |
+//! |---|---|
+//! | is killed | an error within milliseconds, "Endpoint timeout" or "Connection reset": the kernel closes the connections |
+//! | is stopped | nothing: its kernel keeps the connections. The exchange ends at its deadline |
+//! | is on a host whose link is down | an error after about 20 s if it waits only to receive (TCP's keepalive), else the deadline |
+//! | does not answer from the start | the deadline |
+//!
+//! A connection that has failed without a farewell is an error of every exchange under way, as a dead process is.
+//!
+//! With error handling, UCX must copy what it sends (`ZCOPY_THRESH=inf`). Otherwise a rank that is killed while UCX sends from
+//! the caller's memory aborts the other rank, in a few of a hundred cases: an assertion of UCX fails, because it completes a
+//! request twice. Copies of 64 KiB are no slower; the default of 8 KiB would halve the rate of large messages.
+//!
+mod address;
 mod exchange;
 mod parameters;
 mod worker;
@@ -37,25 +64,23 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+pub use self::address::HostId;
+use self::address::RankAddress;
 use self::exchange::Exchange;
-use self::worker::{Endpoint, InFlight, Progress, Worker};
+use self::worker::{Endpoint, InFlight, Progress, Transports, Worker};
 pub use self::worker::{OpenUcxError, UcxError};
 use super::error::CollectiveError;
+use super::interface::check_interface;
 use super::memory::{Buffer, Pool};
 use super::recorder::Recorder;
 use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
 use crate::library::Libraries;
-
-/// Shared memory of System V, which is as fast as that of POSIX, and not limited by the size of `/dev/shm`, which containers
-/// keep small.
-const TRANSPORTS: &str = "sysv";
 
 /// Ranks beyond this do not fit the tag.
 const MOST_RANKS: usize = 1 << 14;
@@ -65,8 +90,60 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A process that is ready to be a rank: it has an address, which the others need before they connect.
 pub struct HostListener {
-    worker: Worker,
+    host: HostId,
+    workers: Workers,
     address: Vec<u8>,
+}
+
+/// The workers of UCX of a rank.
+struct Workers {
+    /// For ranks of the same host.
+    local: Worker,
+    /// For ranks of other hosts.
+    network: Option<Worker>,
+}
+
+impl Workers {
+    fn open(libraries: &Libraries, network: Option<&str>) -> Result<Self, OpenUcxError> {
+        let local = Worker::open(libraries, Transports::SharedMemory)?;
+        let Some(interfaces) = network else { return Ok(Self { local, network: None }) };
+        interfaces.split(',').try_for_each(check_interface)?;
+        let network = Some(Worker::open(libraries, Transports::Tcp(interfaces))?);
+        Ok(Self { local, network })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Worker> {
+        std::iter::once(&self.local).chain(&self.network)
+    }
+
+    /// The worker for a rank with this link.
+    fn of(&self, link: &Link) -> &Worker {
+        match (link, &self.network) {
+            (Link::Network, Some(network)) => network,
+            (Link::Process(_) | Link::Network, _) => &self.local,
+        }
+    }
+
+    /// Why the connection to a rank has failed, if it has.
+    fn failure(&self, peer: &Peer) -> Option<UcxError> {
+        self.of(&peer.link).failure(&peer.endpoint)
+    }
+
+    /// Advances all messages. Returns whether anything has happened.
+    fn progress(&self) -> bool {
+        let network = self.network.as_ref().is_some_and(Worker::progress);
+        self.local.progress() || network
+    }
+
+    /// Prepares all for sleep, as [`Worker::arm`] does.
+    fn arm(&self) -> Result<bool, UcxError> {
+        self.all().try_fold(true, |is_idle, worker| Ok(worker.arm()? && is_idle))
+    }
+
+    fn abandon(&mut self) {
+        self.local.abandon();
+        self.network.iter_mut().for_each(Worker::abandon);
+    }
 }
 
 /// Why a world of processes cannot start.
@@ -91,8 +168,16 @@ pub enum ConnectError {
         /// The number of addresses.
         ranks: usize,
     },
+    /// A rank runs on another host, and has no network interface.
+    #[error("rank {rank}: it runs on another host and has no address on the network; all ranks must use one")]
+    NoNetwork {
+        /// The rank.
+        rank: usize,
+    },
     /// A rank's process cannot be observed.
-    #[error("rank {rank}: process {process} cannot be observed: {source}; all ranks must run on one host")]
+    #[error(
+        "rank {rank}: process {process} cannot be observed: {source}; without a network, all ranks must run on one host"
+    )]
     Process {
         /// The rank.
         rank: usize,
@@ -121,19 +206,33 @@ impl From<UcxError> for ConnectError {
 }
 
 impl HostListener {
-    /// Opens UCX.
+    /// Opens UCX, for ranks of this host, and with network interfaces (names, separated by commas) also for ranks of other hosts
+    /// that these reach. The traffic between hosts is neither encrypted nor authenticated.
     ///
     /// # Errors
-    /// If the library is missing, too old, or refuses to start. The message names the package to install.
-    pub fn open(libraries: &Libraries) -> Result<Self, OpenUcxError> {
-        let worker = Worker::open(libraries, TRANSPORTS)?;
-        let mut address = process::id().to_le_bytes().to_vec();
-        address.extend(worker.address()?);
-        Ok(Self { worker, address })
+    /// If the library is missing, too old, or refuses to start, with a message that names the package to install; or if an
+    /// interface does not exist, is down or has no address.
+    pub fn open(libraries: &Libraries, network: Option<&str>) -> Result<Self, OpenUcxError> {
+        let host = match network {
+            Some(_) => HostId::of_this_host().map_err(OpenUcxError::Host)?,
+            None => HostId::ANY,
+        };
+        Self::open_as(libraries, network, host)
     }
 
-    /// The address for [`HostListener::connect`] in the other processes: the number of this process (u32) and UCX's
-    /// address.
+    /// As [`HostListener::open`], but as if on the host `host`: tests and measurements stand for several hosts on one.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_as(libraries: &Libraries, network: Option<&str>, host: HostId) -> Result<Self, OpenUcxError> {
+        let workers = Workers::open(libraries, network)?;
+        let local = workers.local.address()?;
+        let reached = workers.network.as_ref().map(Worker::address).transpose()?.unwrap_or_default();
+        let address = RankAddress::of_this_process(host, &local, &reached).encode();
+        Ok(Self { host, workers, address })
+    }
+
+    /// The address for [`HostListener::connect`] in the other processes.
     pub fn address(&self) -> &[u8] {
         &self.address
     }
@@ -141,17 +240,28 @@ impl HostListener {
     /// Becomes rank `rank` of a world with these addresses, by rank. Returns when all ranks have connected.
     ///
     /// # Errors
-    /// If an address is damaged, a process has ended or runs on another host, or a rank has not connected within `limit`.
-    pub fn connect(self, rank: usize, addresses: &[Vec<u8>], limit: Duration) -> Result<Host, ConnectError> {
+    /// If an address is damaged, a process of this host has ended, a rank runs on another host and there is no network between
+    /// them, or a rank has not connected within `limit`.
+    pub fn connect(
+        mut self,
+        rank: usize,
+        addresses: &[Vec<u8>],
+        limit: Duration,
+    ) -> Result<Host, ConnectError> {
         let ranks = addresses.len();
         if rank >= ranks || ranks > MOST_RANKS {
             return Err(ConnectError::Rank { rank, ranks });
         }
-        let peers = addresses.iter().enumerate().map(|(peer, address)| {
-            if peer == rank { Ok(None) } else { Peer::connect(&self.worker, peer, address).map(Some) }
-        });
+        let peers = addresses
+            .iter()
+            .enumerate()
+            .map(|(peer, address)| if peer == rank { Ok(None) } else { self.reach(peer, address).map(Some) });
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
-        let mut host = Host { rank, peers, exchanges: 0, is_broken: false, worker: self.worker };
+        // A world of one host closes its ports.
+        if !peers.iter().flatten().any(|peer| matches!(peer.link, Link::Network)) {
+            self.workers.network = None;
+        }
+        let mut host = Host { rank, peers, exchanges: 0, is_broken: false, workers: self.workers };
         let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
         let nothing = Arc::new(Buffer::default());
         host.exchange(
@@ -163,6 +273,34 @@ impl HostListener {
         )?;
         Ok(host)
     }
+
+    /// Connects to rank `rank` with this address.
+    fn reach(&self, rank: usize, address: &[u8]) -> Result<Peer, ConnectError> {
+        let bytes = address.len();
+        let address = RankAddress::decode(address).ok_or(ConnectError::Address { rank, bytes })?;
+        match &self.workers.network {
+            Some(network) if address.host != self.host => {
+                if address.network.is_empty() {
+                    return Err(ConnectError::NoNetwork { rank });
+                }
+                let endpoint = network.connect_observed(address.network)?;
+                Peer::new(network, rank, endpoint, Link::Network)
+            }
+            Some(_) | None => {
+                let process = observe(rank, address.process)?;
+                let local = &self.workers.local;
+                Peer::new(local, rank, local.connect(address.local)?, Link::Process(process))
+            }
+        }
+    }
+}
+
+/// A descriptor of the process of a rank, readable when the process has ended.
+fn observe(rank: usize, process: u32) -> Result<OwnedFd, ConnectError> {
+    let opened = Pid::from_raw(process.cast_signed())
+        .ok_or(rustix::io::Errno::SRCH)
+        .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    opened.map_err(|error| ConnectError::Process { rank, process, source: error.into() })
 }
 
 /// Interval between checks for the addresses of other ranks.
@@ -200,7 +338,7 @@ impl HostListener {
     }
 }
 
-/// A rank that is a process of this host.
+/// A rank that is a process.
 pub struct Host {
     rank: usize,
     /// By rank; none at this rank's own place.
@@ -209,78 +347,106 @@ pub struct Host {
     exchanges: u64,
     /// Whether an exchange has failed.
     is_broken: bool,
-    worker: Worker,
+    workers: Workers,
 }
 
 /// Another rank.
 struct Peer {
     rank: usize,
     endpoint: Endpoint,
-    /// Readable when the process has ended.
-    process: OwnedFd,
+    link: Link,
     /// Its last message, until it has arrived.
     farewell: Option<InFlight<Buffer>>,
 }
 
+/// How a rank is reached, and how its loss is noticed.
+enum Link {
+    /// Over shared memory. The descriptor is readable when the process has ended.
+    Process(OwnedFd),
+    /// Over TCP. UCX reports that the connection has failed.
+    Network,
+}
+
 impl Peer {
-    fn connect(worker: &Worker, rank: usize, address: &[u8]) -> Result<Self, ConnectError> {
-        let Some((number, address)) = address.split_first_chunk().filter(|(_, address)| !address.is_empty())
-        else {
-            return Err(ConnectError::Address { rank, bytes: address.len() });
-        };
-        let process = u32::from_le_bytes(*number);
-        let opened = Pid::from_raw(process.cast_signed())
-            .ok_or(rustix::io::Errno::SRCH)
-            .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
-        let opened = opened.map_err(|error| ConnectError::Process { rank, process, source: error.into() })?;
+    fn new(worker: &Worker, rank: usize, endpoint: Endpoint, link: Link) -> Result<Self, ConnectError> {
         let farewell = worker.receive(Buffer::default(), tag(Kind::Farewell, rank, 0))?;
-        Ok(Self { rank, endpoint: worker.connect(address)?, process: opened, farewell: Some(farewell) })
+        Ok(Self { rank, endpoint, link, farewell: Some(farewell) })
     }
 
     /// Whether the process has ended, or is just about to: its memory disappears a moment before the kernel reports its end.
-    fn ends(&self) -> bool {
+    /// Of a rank of another host, whether it has left in good order.
+    fn is_gone(&mut self, workers: &Workers) -> bool {
+        let Link::Process(process) = &self.link else { return self.has_left(workers).unwrap_or(false) };
         let limit = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        let mut process = [PollFd::new(&self.process, PollFlags::IN)];
+        let mut process = [PollFd::new(process, PollFlags::IN)];
         poll(&mut process, Some(&limit)).is_ok_and(|ready| ready > 0)
     }
 
     /// Whether the rank has said farewell.
-    fn has_left(&mut self, worker: &Worker) -> Result<bool, UcxError> {
+    fn has_left(&mut self, workers: &Workers) -> Result<bool, UcxError> {
         if let Some(farewell) = self.farewell.take() {
-            match worker.received(farewell)? {
+            match workers.of(&self.link).received(farewell)? {
                 Progress::Open(farewell) => self.farewell = Some(farewell),
                 Progress::Complete(_) => {}
             }
         }
         Ok(self.farewell.is_none())
     }
+
+    /// Starts to say farewell to this rank. One of another host may have left before, and its connection is closed then.
+    fn say_farewell(&self, from: usize, workers: &Workers) -> Result<Option<Farewell>, UcxError> {
+        let nothing = Arc::new(Buffer::default());
+        let sent = workers.of(&self.link).send(&self.endpoint, nothing, tag(Kind::Farewell, from, 0));
+        self.unless_closed(sent.map(Some))
+    }
+
+    /// What has happened to a farewell.
+    fn continue_farewell(&self, farewell: Farewell, workers: &Workers) -> Result<Option<Farewell>, UcxError> {
+        match farewell {
+            Progress::Open(message) => self.unless_closed(workers.of(&self.link).sent(message).map(Some)),
+            Progress::Complete(()) => Ok(None),
+        }
+    }
+
+    fn unless_closed<T>(&self, result: Result<Option<T>, UcxError>) -> Result<Option<T>, UcxError> {
+        match self.link {
+            Link::Network => Ok(result.unwrap_or(None)),
+            Link::Process(_) => result,
+        }
+    }
 }
+
+/// A farewell on its way.
+type Farewell = Progress<Arc<Buffer>, ()>;
 
 impl Host {
     /// Says farewell to all ranks, and gives up the messages that are still expected. After an error, or if a rank does not
-    /// take the farewell, messages stay open, and the worker is leaked.
+    /// take the farewell, messages stay open, and the workers are leaked.
     fn leave(&mut self) -> Result<(), UcxError> {
         let deadline = Deadline::after(PATIENCE);
+        let workers = &self.workers;
         let mut sending = Vec::new();
         for peer in self.peers.iter().flatten() {
-            let nothing = Arc::new(Buffer::default());
-            sending.push(self.worker.send(peer.endpoint, nothing, tag(Kind::Farewell, self.rank, 0))?);
+            sending.push((peer, peer.say_farewell(self.rank, workers)?));
         }
-        for mut farewell in sending {
-            while let Progress::Open(message) = farewell
+        for (peer, mut farewell) in sending {
+            while let Some(message) = farewell
                 && !deadline.left().is_zero()
             {
-                self.worker.progress();
-                farewell = self.worker.sent(message)?;
+                workers.progress();
+                farewell = peer.continue_farewell(message, workers)?;
             }
+        }
+        if let Some(network) = &workers.network {
+            network.flush(deadline);
         }
         for peer in self.peers.iter_mut().flatten() {
             if let Some(farewell) = &peer.farewell {
-                self.worker.cancel(farewell);
+                workers.of(&peer.link).cancel(farewell);
             }
             // The cancelled message ends with an error.
-            while matches!(peer.has_left(&self.worker), Ok(false)) && !deadline.left().is_zero() {
-                self.worker.progress();
+            while matches!(peer.has_left(workers), Ok(false)) && !deadline.left().is_zero() {
+                workers.progress();
             }
         }
         Ok(())
@@ -291,7 +457,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         // Without a farewell, other ranks take this one for dead when its process ends.
         if self.is_broken || self.leave().is_err() {
-            self.worker.abandon();
+            self.workers.abandon();
         }
     }
 }
@@ -314,8 +480,8 @@ impl Transport for Host {
         recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
         self.exchanges += 1;
-        let (rank, number, worker) = (self.rank, self.exchanges, &self.worker);
-        let exchange = Exchange { label, rank, number, worker, recorder };
+        let (rank, number, workers) = (self.rank, self.exchanges, &self.workers);
+        let exchange = Exchange { label, rank, number, workers, recorder };
         let received = exchange.run(&mut self.peers, parts, receive, deadline);
         self.is_broken |= received.is_err();
         received
@@ -339,7 +505,10 @@ fn tag(kind: Kind, sender: usize, exchange: u64) -> u64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::io::Write;
+    use std::net::TcpStream;
     use std::process::Command;
+    use std::thread;
 
     use super::*;
 
@@ -360,7 +529,7 @@ mod tests {
     }
 
     fn problem(folder: &Path) -> String {
-        match HostListener::open(&Libraries::of(folder)) {
+        match HostListener::open(&Libraries::of(folder), None) {
             Ok(_) => panic!("the library cannot be used"),
             Err(error) => error.to_string(),
         }
@@ -398,7 +567,7 @@ mod tests {
 
     /// UCX must be installed to run the tests, as `tests/run` does.
     fn listener() -> HostListener {
-        HostListener::open(&Libraries::default()).unwrap_or_else(|error| panic!("{error}"))
+        HostListener::open(&Libraries::default(), None).unwrap_or_else(|error| panic!("{error}"))
     }
 
     #[test]
@@ -425,5 +594,85 @@ mod tests {
             };
             assert!(error.to_string().starts_with(message), "{error}");
         }
+    }
+
+    fn on_host(number: u64) -> HostListener {
+        HostListener::open_as(&Libraries::default(), Some("lo"), HostId::imagined(number)).unwrap()
+    }
+
+    #[test]
+    fn an_address_without_a_network_is_refused_on_another_host() {
+        let own = on_host(1);
+        let other = HostListener::open_as(&Libraries::default(), None, HostId::imagined(2)).unwrap();
+        let addresses = [own.address().to_vec(), other.address().to_vec()];
+        let Err(error) = own.connect(0, &addresses, Duration::from_secs(10)) else { panic!("connected") };
+        assert!(error.to_string().starts_with("rank 1: it runs on another host"), "{error}");
+    }
+
+    #[test]
+    fn an_interface_that_does_not_exist_is_an_error() {
+        let Err(error) = HostListener::open(&Libraries::default(), Some("lo,no-such")) else {
+            panic!("opened")
+        };
+        let message = error.to_string();
+        assert!(
+            message.starts_with("network interface no-such: this host has none of this name"),
+            "{message}"
+        );
+    }
+
+    /// The TCP ports of 127.0.0.1 on which this process listens.
+    fn ports() -> Vec<u16> {
+        let links =
+            fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let sockets: Vec<String> = links.map(|link| link.display().to_string()).collect();
+        let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let listening = table.lines().filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let port = fields[1].strip_prefix("0100007F:")?;
+            let is_own = sockets.contains(&format!("socket:[{}]", fields[9]));
+            (fields[3] == "0A" && is_own).then(|| u16::from_str_radix(port, 16).unwrap())
+        });
+        listening.collect()
+    }
+
+    #[test]
+    fn garbage_on_the_port_of_a_rank_is_harmless() {
+        let hosts = [on_host(1), on_host(2)];
+        let addresses: Vec<Vec<u8>> = hosts.iter().map(|host| host.address().to_vec()).collect();
+        let ports = ports();
+        assert!(ports.len() >= 2, "{ports:?}");
+        let garbage = |length: usize| -> Vec<TcpStream> {
+            let bytes: Vec<u8> = (0..length).map(|index| (index * 151 + length) as u8).collect();
+            let connect = |port: &u16| TcpStream::connect(("127.0.0.1", *port)).ok();
+            let mut streams: Vec<TcpStream> = ports.iter().filter_map(connect).collect();
+            // The other side may close before it has read everything.
+            streams.iter_mut().for_each(|stream| drop(stream.write_all(&bytes)));
+            streams
+        };
+        // Some connections stay open, some end.
+        let mut open = Vec::new();
+        for length in [0, 1, 7, 8, 9, 100, 10_000] {
+            open.extend(garbage(length));
+            drop(garbage(length));
+        }
+        thread::scope(|scope| {
+            for (rank, listener) in hosts.into_iter().enumerate() {
+                let (addresses, garbage) = (&addresses, &garbage);
+                scope.spawn(move || {
+                    let mut host = listener.connect(rank, addresses, Duration::from_secs(30)).unwrap();
+                    for number in 1..=100 {
+                        drop(garbage(100 * number as usize));
+                        let label = Label { operation: Operation::Barrier, number, round: Round::Only };
+                        let part = Buffer::from(&[number as u8; 50_000][..]);
+                        let (parts, deadline) =
+                            (vec![Arc::new(part); 2], Deadline::after(Duration::from_secs(30)));
+                        let received =
+                            host.exchange(label, parts, Receive::Any(&mut Pool::default()), deadline, None);
+                        assert_eq!(received.unwrap()[1 - rank][..], [number as u8; 50_000]);
+                    }
+                });
+            }
+        });
     }
 }

@@ -6,6 +6,8 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
+use crate::library::Handle;
+
 /// The version of the header that these declarations follow: major, minor.
 pub(super) const API_VERSION: (c_uint, c_uint) = (1, 10);
 
@@ -18,6 +20,8 @@ pub(super) const OK: Status = 0;
 pub(super) const IN_PROGRESS: Status = 1;
 /// Events are waiting.
 pub(super) const BUSY: Status = -15;
+/// A configuration has no such key.
+pub(super) const NO_ELEMENT: Status = -12;
 /// The lowest status: a larger pointer is a status, not a request.
 pub(super) const LAST_STATUS: isize = -100;
 
@@ -25,6 +29,8 @@ const FEATURE_TAG: u64 = 1 << 0;
 const FEATURE_WAKEUP: u64 = 1 << 4;
 /// Calls from several threads, one at a time.
 const THREAD_MODE_SERIALIZED: c_int = 1;
+/// Endpoints report failures of their peers.
+const ERROR_MODE_PEER: c_int = 1;
 /// A request is returned even for an operation that completes at once.
 pub(super) const NO_IMMEDIATE_COMPLETION: u32 = 1 << 16;
 
@@ -105,13 +111,16 @@ impl SocketAddress {
     const NONE: Self = Self { address: ptr::null(), bytes: 0 };
 }
 
+/// `ucp_err_handler_cb_t`: the endpoint's argument, the endpoint, what has happened.
+pub(super) type ErrorHandler = unsafe extern "C" fn(*mut c_void, Handle, Status);
+
 /// `ucp_ep_params_t`.
 #[repr(C)]
 pub(super) struct EndpointParameters {
     fields: u64,
     address: *const c_void,
     error_mode: c_int,
-    error_handler: *const c_void,
+    error_handler: Option<ErrorHandler>,
     error_argument: *mut c_void,
     user_data: *mut c_void,
     flags: c_uint,
@@ -128,7 +137,7 @@ impl EndpointParameters {
             fields: 1 << 0,
             address: address.as_ptr().cast(),
             error_mode: 0,
-            error_handler: ptr::null(),
+            error_handler: None,
             error_argument: ptr::null_mut(),
             user_data: ptr::null_mut(),
             flags: 0,
@@ -136,6 +145,17 @@ impl EndpointParameters {
             connection_request: ptr::null_mut(),
             name: ptr::null(),
             local_socket_address: SocketAddress::NONE,
+        }
+    }
+
+    /// To the worker with this address. UCX calls `handler` with `argument` when the connection fails.
+    pub(super) fn observed(address: &[u8], handler: ErrorHandler, argument: *mut c_void) -> Self {
+        Self {
+            fields: 1 << 0 | 1 << 1 | 1 << 2,
+            error_mode: ERROR_MODE_PEER,
+            error_handler: Some(handler),
+            error_argument: argument,
+            ..Self::to(address)
         }
     }
 }

@@ -1,17 +1,20 @@
 //! UCX: the library, a worker with its endpoints, and messages in flight.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI8, Ordering};
 
 use super::parameters::{
-    API_VERSION, BUSY, ContextParameters, EndpointParameters, IN_PROGRESS, LAST_STATUS,
+    API_VERSION, BUSY, ContextParameters, EndpointParameters, IN_PROGRESS, LAST_STATUS, NO_ELEMENT,
     NO_IMMEDIATE_COMPLETION, OK, ReceivedMessage, RequestParameters, Status, WorkerParameters,
 };
+use crate::collective::interface::InterfaceError;
 use crate::collective::memory::Buffer;
+use crate::collective::transport::Deadline;
 use crate::library::{Handle, Libraries, LibraryError, Name, functions};
 
 functions! {
@@ -36,6 +39,7 @@ functions! {
         ucp_worker_release_address: fn(worker: Handle, address: *mut c_void) -> (),
         ucp_worker_get_efd: fn(worker: Handle, descriptor: *mut c_int) -> Status,
         ucp_worker_arm: fn(worker: Handle) -> Status,
+        ucp_worker_flush_nbx: fn(worker: Handle, parameters: *const RequestParameters) -> *mut c_void,
         ucp_worker_progress: fn(worker: Handle) -> c_uint,
         ucp_ep_create: fn(worker: Handle, parameters: *const EndpointParameters, endpoint: *mut Handle) -> Status,
         ucp_tag_send_nbx: fn(
@@ -87,6 +91,12 @@ pub enum OpenUcxError {
     /// The library refuses to start.
     #[error(transparent)]
     Call(#[from] UcxError),
+    /// The network between hosts cannot be used.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// This host cannot be told from others.
+    #[error("the identity of this host cannot be read: {0}")]
+    Host(#[source] std::io::Error),
 }
 
 /// The communication resources of a process: UCX's context with one worker, its endpoints and requests.
@@ -96,12 +106,54 @@ pub(super) struct Worker {
     worker: Handle,
     /// The messages that UCX may still read or write.
     in_flight: Cell<usize>,
+    /// Where UCX writes why connections have failed.
+    failures: RefCell<Vec<Arc<AtomicI8>>>,
     is_abandoned: bool,
 }
 
-/// A connection to another worker. It lives as long as the worker.
+/// The transports of a worker.
 #[derive(Clone, Copy)]
-pub(super) struct Endpoint(Handle);
+pub(super) enum Transports<'a> {
+    /// Shared memory of System V, which is as fast as that of POSIX, and not limited by the size of `/dev/shm`, which
+    /// containers keep small.
+    SharedMemory,
+    /// TCP over these network interfaces, separated by commas.
+    Tcp(&'a str),
+}
+
+impl Transports<'_> {
+    /// The keys of UCX's configuration with their values. Its environment variables have no influence on these then.
+    fn keys(self) -> Vec<(&'static CStr, CString)> {
+        match self {
+            Self::SharedMemory => vec![(c"TLS", c"sysv".to_owned())],
+            Self::Tcp(interfaces) => vec![
+                (c"TLS", c"tcp".to_owned()),
+                // A name with a zero byte is the name of no interface.
+                (c"NET_DEVICES", CString::new(interfaces).unwrap_or_default()),
+                // Without copies, the death of a rank may abort another one; see the documentation of the parent module.
+                (c"ZCOPY_THRESH", c"inf".to_owned()),
+                // The size of copies, as fast as sending without them.
+                (c"TCP_TX_SEG_SIZE", c"64kb".to_owned()),
+                // Otherwise, connecting to a host that does not answer blocks for minutes.
+                (c"TCP_CONN_NB", c"y".to_owned()),
+            ],
+        }
+    }
+}
+
+/// A connection to another worker. It lives as long as the worker.
+pub(super) struct Endpoint {
+    handle: Handle,
+    /// Why the connection has failed; [`OK`] if it has not, or if nobody observes it.
+    failure: Arc<AtomicI8>,
+}
+
+/// Writes why a connection has failed to `failure`, as [`Worker::connect_observed`] has passed it.
+unsafe extern "C" fn note_failure(failure: *mut c_void, _endpoint: Handle, status: Status) {
+    // SAFETY: the worker keeps it alive until UCX is closed.
+    let failure = unsafe { &*failure.cast::<AtomicI8>() };
+    failure.store(status, Ordering::Relaxed);
+}
 
 /// A message that UCX reads from or writes to `B`. The buffer is freed only after UCX has reported completion; if nobody
 /// asks, it is leaked.
@@ -120,14 +172,15 @@ pub(super) enum Progress<B, R> {
 }
 
 impl Worker {
-    /// Opens UCX with these transports, in the syntax of its variable `UCX_TLS`, which has no influence then.
-    pub(super) fn open(libraries: &Libraries, transports: &str) -> Result<Self, OpenUcxError> {
+    /// Opens UCX with these transports.
+    pub(super) fn open(libraries: &Libraries, transports: Transports<'_>) -> Result<Self, OpenUcxError> {
         let functions = load(libraries)?;
         let mut opened = Self {
             functions,
             context: Handle::NULL,
             worker: Handle::NULL,
             in_flight: Cell::new(0),
+            failures: RefCell::default(),
             is_abandoned: false,
         };
         opened.silence()?;
@@ -148,31 +201,35 @@ impl Worker {
         self.check("ucs_global_opts_set_value", set)
     }
 
-    fn create_context(&mut self, transports: &str) -> Result<(), UcxError> {
+    fn create_context(&mut self, transports: Transports<'_>) -> Result<(), UcxError> {
         let mut config = Handle::NULL;
-        let transports = CString::new(transports).expect("names of transports");
-        // SAFETY: the strings are zero-terminated, `config` and the context are valid for writes, and the configuration is
-        // released once, after its last use.
-        unsafe {
-            let read = (self.functions.ucp_config_read)(ptr::null(), ptr::null(), &raw mut config);
-            self.check("ucp_config_read", read)?;
-            let modified = (self.functions.ucp_config_modify)(config, c"TLS".as_ptr(), transports.as_ptr());
+        // SAFETY: `config` is valid for writes.
+        let read = unsafe { (self.functions.ucp_config_read)(ptr::null(), ptr::null(), &raw mut config) };
+        self.check("ucp_config_read", read)?;
+        let created = self.configure(config, transports).and_then(|()| {
             let parameters = ContextParameters::tagged_messages();
             let (major, minor) = API_VERSION;
-            let created = match modified {
-                OK => (self.functions.ucp_init_version)(
-                    major,
-                    minor,
-                    &raw const parameters,
-                    config,
-                    &raw mut self.context,
-                ),
-                _ => OK,
-            };
-            (self.functions.ucp_config_release)(config);
-            self.check("ucp_config_modify", modified)?;
-            self.check("ucp_init_version", created)
+            let (parameters, context) = (&raw const parameters, &raw mut self.context);
+            // SAFETY: the parameters and the configuration are valid, and the context is valid for writes.
+            let status =
+                unsafe { (self.functions.ucp_init_version)(major, minor, parameters, config, context) };
+            self.check("ucp_init_version", status)
+        });
+        // SAFETY: the configuration is released once, after its last use.
+        unsafe { (self.functions.ucp_config_release)(config) };
+        created
+    }
+
+    fn configure(&self, config: Handle, transports: Transports<'_>) -> Result<(), UcxError> {
+        for (key, value) in transports.keys() {
+            // SAFETY: the configuration is valid, and the strings are zero-terminated.
+            let set = unsafe { (self.functions.ucp_config_modify)(config, key.as_ptr(), value.as_ptr()) };
+            // Before version 1.12, the configurations of transports cannot be set.
+            if set != NO_ELEMENT {
+                self.check("ucp_config_modify", set)?;
+            }
         }
+        Ok(())
     }
 
     fn create_worker(&mut self) -> Result<(), UcxError> {
@@ -199,19 +256,38 @@ impl Worker {
 
     /// Connects to the worker with this address, which must be one that [`Worker::address`] has returned there.
     pub(super) fn connect(&self, address: &[u8]) -> Result<Endpoint, UcxError> {
-        let parameters = EndpointParameters::to(address);
-        let mut endpoint = Handle::NULL;
-        // SAFETY: the address and `endpoint` are valid during the call.
-        let created =
-            unsafe { (self.functions.ucp_ep_create)(self.worker, &raw const parameters, &raw mut endpoint) };
+        self.create_endpoint(&EndpointParameters::to(address), Arc::default())
+    }
+
+    /// As [`Worker::connect`]; UCX then reports when the connection fails.
+    pub(super) fn connect_observed(&self, address: &[u8]) -> Result<Endpoint, UcxError> {
+        let failure = Arc::<AtomicI8>::default();
+        self.failures.borrow_mut().push(failure.clone());
+        let argument = Arc::as_ptr(&failure).cast_mut().cast();
+        self.create_endpoint(&EndpointParameters::observed(address, note_failure, argument), failure)
+    }
+
+    fn create_endpoint(
+        &self,
+        parameters: &EndpointParameters,
+        failure: Arc<AtomicI8>,
+    ) -> Result<Endpoint, UcxError> {
+        let mut handle = Handle::NULL;
+        // SAFETY: the address and `handle` are valid during the call.
+        let created = unsafe { (self.functions.ucp_ep_create)(self.worker, parameters, &raw mut handle) };
         self.check("ucp_ep_create", created)?;
-        Ok(Endpoint(endpoint))
+        Ok(Endpoint { handle, failure })
+    }
+
+    /// Why the connection of an endpoint has failed, if it has.
+    pub(super) fn failure(&self, endpoint: &Endpoint) -> Option<UcxError> {
+        self.check("connection", endpoint.failure.load(Ordering::Relaxed)).err()
     }
 
     /// Starts to send a message. `endpoint` is one of this worker's.
     pub(super) fn send(
         &self,
-        endpoint: Endpoint,
+        endpoint: &Endpoint,
         data: Arc<Buffer>,
         tag: u64,
     ) -> Result<Progress<Arc<Buffer>, ()>, UcxError> {
@@ -220,7 +296,7 @@ impl Worker {
         // shared, and kept in flight.
         let request = unsafe {
             let start = data.as_ptr().cast();
-            (self.functions.ucp_tag_send_nbx)(endpoint.0, start, data.len(), tag, &raw const parameters)
+            (self.functions.ucp_tag_send_nbx)(endpoint.handle, start, data.len(), tag, &raw const parameters)
         };
         match NonNull::new(request) {
             None => Ok(Progress::Complete(())),
@@ -279,6 +355,23 @@ impl Worker {
     pub(super) fn cancel(&self, message: &InFlight<Buffer>) {
         // SAFETY: the request is one of this worker, and has not been freed.
         unsafe { (self.functions.ucp_request_cancel)(self.worker, message.request.as_ptr()) };
+    }
+
+    /// Hands all messages to the system, until the deadline. Those of failed connections are dropped.
+    pub(super) fn flush(&self, deadline: Deadline) {
+        let parameters = RequestParameters::bytes(0);
+        // SAFETY: the worker exists.
+        let request = unsafe { (self.functions.ucp_worker_flush_nbx)(self.worker, &raw const parameters) };
+        let Some(request) = NonNull::new(request) else { return };
+        // An error is that of a connection.
+        let Ok(mut flush) = self.start("ucp_worker_flush_nbx", request, Arc::default()) else { return };
+        while !deadline.left().is_zero() {
+            self.progress();
+            match self.sent(flush) {
+                Ok(Progress::Open(open)) => flush = open,
+                Ok(Progress::Complete(())) | Err(_) => return,
+            }
+        }
     }
 
     /// Makes this worker leak UCX's objects when it is dropped: they may be in any state.
@@ -349,6 +442,7 @@ impl Drop for Worker {
         // Messages in flight have leaked their buffers: UCX, and other processes through it, may still access them. So its
         // objects are leaked as well. The process is to end soon, since a communicator has failed.
         if self.is_abandoned || self.in_flight.get() > 0 {
+            self.failures.take().leak();
             return;
         }
         // SAFETY: both exist if they are not null, and are destroyed once, the worker first. Its endpoints end with it.
