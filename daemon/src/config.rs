@@ -17,7 +17,7 @@ mod peers;
 
 use crate::traces::TraceTarget;
 
-pub use self::peers::{PeersConfig, PeersSection};
+pub use self::peers::{DataNetwork, DataProtection, PeersConfig, PeersSection};
 pub use crate::worker::WorkerProgram;
 
 /// The default time in which jobs take a last checkpoint when the daemon stops. A spot VM is taken away 30 seconds after
@@ -501,7 +501,7 @@ mod tests {
         let section = commented.filter(|line| !line.starts_with(' ')).collect::<Vec<_>>().join("\n");
         let section: PeersSection = toml::from_str(&section).unwrap();
         assert!(section.listen.is_some() && section.address.is_some() && section.crl.is_some());
-        section.resolve(&Surroundings::default()).unwrap();
+        assert!(section.resolve(&Surroundings::default()).unwrap().data.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };
         let default = ConfigFile::default().resolve(&root).unwrap();
         assert_eq!(sample.resolve(&Surroundings::default()).unwrap(), default);

@@ -58,7 +58,7 @@ impl PeerPort {
     /// # Errors
     /// When a file is not valid, or the address is taken.
     pub(crate) fn bind(config: &PeersConfig) -> Result<Self> {
-        let PeersConfig { listen, address, files, sources } = config;
+        let PeersConfig { listen, address, files, sources, data: _ } = config;
         let identity = Identity::load(files.clone()).context("[peers] of the configuration")?;
         let host = identity.host(&system::host_name()).context("[peers] of the configuration")?;
         let listening = http::listen(*listen, BACKLOG).with_context(|| {

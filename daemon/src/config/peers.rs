@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use millstream_peers::discovery::{DEFAULT_PORT, Source, Target};
 use millstream_peers::tls::TlsFiles;
 use serde::Deserialize;
@@ -32,6 +32,10 @@ pub struct PeersSection {
     /// Where the others are.
     #[serde(default)]
     pub discover: Vec<String>,
+    /// The network interfaces for the data that workers of several hosts exchange, separated by commas.
+    pub data_interface: Option<String>,
+    /// What protects that data.
+    pub data_protection: Option<DataProtection>,
 }
 
 /// How a daemon finds and authenticates those of other hosts.
@@ -45,6 +49,27 @@ pub struct PeersConfig {
     pub files: TlsFiles,
     /// Where the others are.
     pub sources: Vec<Source>,
+    /// The network for the data that workers of several hosts exchange.
+    pub data: Option<DataNetwork>,
+}
+
+/// The network between workers of several hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataNetwork {
+    /// The interfaces, separated by commas.
+    pub interface: String,
+    /// What protects the data.
+    pub protection: DataProtection,
+}
+
+/// What protects data that is neither encrypted nor authenticated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataProtection {
+    /// The network encrypts it.
+    Wireguard,
+    /// Only the hosts of the jobs can reach the network.
+    Isolated,
 }
 
 impl PeersSection {
@@ -63,8 +88,47 @@ impl PeersSection {
                 crl: self.crl.map(file).transpose()?,
             },
             sources: sources.map_err(|error| anyhow::anyhow!("peers.discover: {error}"))?,
+            data: DataNetwork::resolve(self.data_interface, self.data_protection)?,
         })
     }
+}
+
+impl DataNetwork {
+    /// The names of the interfaces.
+    pub fn interfaces(&self) -> impl Iterator<Item = &str> {
+        self.interface.split(',')
+    }
+
+    fn resolve(interface: Option<String>, protection: Option<DataProtection>) -> Result<Option<Self>> {
+        match (interface, protection) {
+            (None, None) => Ok(None),
+            (None, Some(_)) => {
+                bail!(
+                    "peers.data_protection: without peers.data_interface it protects nothing; set both or neither"
+                )
+            }
+            (Some(_), None) => bail!(
+                "peers.data_interface: set peers.data_protection as well. Workers exchange data without encryption and \
+                 authentication, so the interface must be that of a network that encrypts (\"wireguard\"), or that only the \
+                 hosts of your jobs can reach (\"isolated\")"
+            ),
+            (Some(interface), Some(protection)) => {
+                let data = Self { interface, protection };
+                if let Some(name) = data.interfaces().find(|name| !is_interface_name(name)) {
+                    bail!(
+                        "peers.data_interface: \"{name}\" is not the name of a network interface, such as \"eth1\""
+                    );
+                }
+                Ok(Some(data))
+            }
+        }
+    }
+}
+
+/// Whether the kernel allows this name for a network interface.
+fn is_interface_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':');
+    (1..=15).contains(&name.len()) && name.bytes().all(is_allowed) && !matches!(name, "." | "..")
 }
 
 /// The path of a file; `credential:NAME` is one of the service's credentials.
@@ -105,6 +169,21 @@ mod tests {
     }
 
     #[test]
+    fn a_network_for_data_is_protected() {
+        let files = "certificate = '/c.pem'\nkey = '/k'\nca = '/ca.pem'\n";
+        let data = |keys: &str| resolve(&format!("{files}{keys}"), None).unwrap().data;
+        assert_eq!(data(""), None);
+        for (word, protection) in
+            [("wireguard", DataProtection::Wireguard), ("isolated", DataProtection::Isolated)]
+        {
+            let keys = format!("data_interface = 'eth1,lo'\ndata_protection = '{word}'");
+            let found = data(&keys).unwrap();
+            assert_eq!(found.protection, protection);
+            assert_eq!(found.interfaces().collect::<Vec<_>>(), ["eth1", "lo"]);
+        }
+    }
+
+    #[test]
     fn mistakes_are_named_with_their_key() {
         let files = "certificate = '/c.pem'\nkey = '/k'\nca = '/ca.pem'\n";
         for (text, expected) in [
@@ -113,6 +192,19 @@ mod tests {
             (&format!("{files}address = 'a:b'"), "peers.address: \"a:b\" is not a host address"),
             (&format!("{files}listen = '7420'"), "socket address"),
             (&format!("{files}name = 'a'"), "unknown field `name`"),
+            (
+                &format!("{files}data_interface = 'eth1'"),
+                "peers.data_interface: set peers.data_protection as well",
+            ),
+            (
+                &format!("{files}data_protection = 'isolated'"),
+                "peers.data_protection: without peers.data_interface",
+            ),
+            (&format!("{files}data_interface = 'eth1'\ndata_protection = 'none'"), "unknown variant `none`"),
+            (
+                &format!("{files}data_interface = 'eth1, eth2'\ndata_protection = 'isolated'"),
+                "peers.data_interface: \" eth2\" is not the name of a network interface",
+            ),
         ] {
             let error = format!("{:#}", resolve(text, None).unwrap_err());
             assert!(error.contains(expected), "{error}");

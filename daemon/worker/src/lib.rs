@@ -39,6 +39,8 @@ pub mod survey;
 pub mod tensorboard;
 mod train;
 
+pub use millstream_backend::collective::{InterfaceError, check_interface};
+
 pub use device::{LIBRARIES_VARIABLE, UCX_LIBRARIES_VARIABLE};
 pub use process::main;
 

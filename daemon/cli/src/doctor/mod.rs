@@ -121,7 +121,14 @@ impl<'a> Diagnosis<'a> {
         self.has_private_tmp = service.has_private_tmp();
         self.report.add([service.finding()])?;
         match within(LIMIT, configuration) {
-            Some(Ok(configuration)) => self.configuration = configuration,
+            Some(Ok(configuration)) => {
+                let peers = configuration.as_ref().and_then(|configuration| configuration.peers.as_ref());
+                if let Some(data) = peers.and_then(|peers| peers.data.clone()) {
+                    let findings = timed("peers.data", LIMIT, move || peers::data_findings(&data));
+                    self.report.add(findings)?;
+                }
+                self.configuration = configuration;
+            }
             Some(Err(error)) => {
                 let advice = "correct the file; millstreamd does not start with it";
                 self.report.add([Finding::fail("configuration", format!("{error:#}"), advice)])?;

@@ -1,10 +1,14 @@
-//! The daemons of other hosts: which are down, run another version, or have a different clock.
+//! The daemons of other hosts: which are down, run another version, or have a different clock; and the network between their
+//! workers.
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use millstream_control::proto::{Peer, PeersReply};
 use millstream_control::{Client, ClientError};
+use millstream_daemon::config::{DataNetwork, DataProtection};
+use millstream_worker::{InterfaceError, check_interface};
 
 use super::finding::Finding;
 use crate::printable::printable;
@@ -71,10 +75,69 @@ fn problem(peer: &Peer, version: &str) -> Option<Finding> {
     None
 }
 
+/// What is wrong with the interfaces for the data of workers.
+pub(super) fn data_findings(data: &DataNetwork) -> Vec<Finding> {
+    let facts = |name| {
+        let uevent = fs::read_to_string(format!("/sys/class/net/{name}/uevent")).unwrap_or_default();
+        data_finding(name, data.protection, check_interface(name), &uevent)
+    };
+    data.interfaces().map(facts).collect()
+}
+
+/// The finding for interface `name`. `uevent` is the kernel's description of it.
+fn data_finding(
+    name: &str,
+    protection: DataProtection,
+    usable: Result<(), InterfaceError>,
+    uevent: &str,
+) -> Finding {
+    const CHECK: &str = "peers.data";
+    if let Err(error) = usable {
+        let advice =
+            "correct peers.data_interface, or bring the interface up; workers of several hosts need it";
+        return Finding::fail(CHECK, error.to_string(), advice);
+    }
+    let is_wireguard = uevent.lines().any(|line| line == "DEVTYPE=wireguard");
+    match protection {
+        DataProtection::Wireguard if !is_wireguard => {
+            let found = format!(
+                "{name} is not a WireGuard interface of the kernel, but data_protection is \"wireguard\""
+            );
+            Finding::warn(CHECK, found, "set peers.data_interface to the interface that encrypts")
+        }
+        DataProtection::Wireguard => Finding::ok(CHECK, format!("{name} is up and encrypts")),
+        DataProtection::Isolated => Finding::ok(
+            CHECK,
+            format!("{name} is up; data on it is not encrypted (data_protection \"isolated\")"),
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::finding::Mark;
     use super::*;
+
+    #[test]
+    fn the_network_for_data_is_up_and_of_its_kind() {
+        let missing = || Err(InterfaceError::Missing { name: "eth1".into(), others: vec!["lo".into()] });
+        let wireguard = "DEVTYPE=wireguard\nINTERFACE=eth1\nIFINDEX=3\n";
+        for (protection, usable, uevent, mark, text) in [
+            (DataProtection::Isolated, Ok(()), "", Mark::Ok, "eth1 is up; data on it is not encrypted"),
+            (DataProtection::Wireguard, Ok(()), wireguard, Mark::Ok, "eth1 is up and encrypts"),
+            (DataProtection::Wireguard, Ok(()), "INTERFACE=eth1\n", Mark::Warn, "eth1 is not a WireGuard"),
+            (
+                DataProtection::Wireguard,
+                missing(),
+                "",
+                Mark::Fail,
+                "network interface eth1: this host has none",
+            ),
+        ] {
+            let finding = data_finding("eth1", protection, usable, uevent);
+            assert!(finding.mark == mark && finding.found.starts_with(text), "{finding:?}");
+        }
+    }
 
     fn peer() -> Peer {
         Peer {
