@@ -22,7 +22,9 @@
 //! run on one host.
 //!
 //! UCX listens on the addresses of the given interfaces only, and uses no other transport, no RDMA device either. It has no
-//! authentication and no encryption. Connections that do not begin with its 64-bit magic number are closed.
+//! authentication and no encryption. Connections that do not begin with its magic number of 64 bits are closed and do no harm.
+//! But whoever sends that number can end the rank: UCX aborts on damaged messages. So the network must admit only the hosts
+//! of the job.
 //!
 //! # Dead ranks of this host
 //!
@@ -46,13 +48,13 @@
 //! |---|---|
 //! | is killed | an error within milliseconds, "Endpoint timeout" or "Connection reset": the kernel closes the connections |
 //! | is stopped | nothing: its kernel keeps the connections. The exchange ends at its deadline |
-//! | is on a host whose link is down | an error after about 20 s if it waits only to receive (TCP's keepalive), else the deadline |
-//! | does not answer from the start | the deadline |
+//! | is on a host whose link is down | an error after about 20 s if it only waits to receive (TCP's keepalive), else the deadline |
+//! | does not answer from the start | the deadline; before UCX 1.12, connecting blocks until the kernel gives up, two minutes |
 //!
 //! A connection that has failed without a farewell is an error of every exchange under way, as a dead process is.
 //!
 //! With error handling, UCX must copy what it sends (`ZCOPY_THRESH=inf`). Otherwise a rank that is killed while UCX sends from
-//! the caller's memory aborts the other rank, in a few of a hundred cases: an assertion of UCX fails, because it completes a
+//! the caller's memory aborts the other rank, in several of a hundred cases: an assertion of UCX fails, because it completes a
 //! request twice. Copies of 64 KiB are no slower; the default of 8 KiB would halve the rate of large messages.
 //!
 mod address;

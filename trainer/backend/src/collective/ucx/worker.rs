@@ -132,9 +132,12 @@ impl Transports<'_> {
                 (c"NET_DEVICES", CString::new(interfaces).unwrap_or_default()),
                 // Without copies, the death of a rank may abort another one; see the documentation of the parent module.
                 (c"ZCOPY_THRESH", c"inf".to_owned()),
-                // The size of copies, as fast as sending without them.
+                // Copies of this size are as fast as none. Before UCX 1.17, keys of a transport have no prefix here, later
+                // they have; the other key is ignored.
+                (c"TX_SEG_SIZE", c"64kb".to_owned()),
                 (c"TCP_TX_SEG_SIZE", c"64kb".to_owned()),
                 // Otherwise, connecting to a host that does not answer blocks for minutes.
+                (c"CONN_NB", c"y".to_owned()),
                 (c"TCP_CONN_NB", c"y".to_owned()),
             ],
         }
