@@ -132,6 +132,8 @@ impl Transports<'_> {
                 (c"NET_DEVICES", CString::new(interfaces).unwrap_or_default()),
                 // Without copies, the death of a rank may abort another one; see the documentation of the parent module.
                 (c"ZCOPY_THRESH", c"inf".to_owned()),
+                // A rendezvous without zero-copy uses the two directions of a link one after the other.
+                (c"RNDV_THRESH", c"inf".to_owned()),
                 // Copies of this size are as fast as none. Before UCX 1.17, keys of a transport have no prefix here, later
                 // they have; the other key is ignored.
                 (c"TX_SEG_SIZE", c"64kb".to_owned()),
