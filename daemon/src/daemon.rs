@@ -9,6 +9,7 @@ mod about;
 mod admission;
 mod audit;
 mod buckets;
+mod joining;
 mod ownership;
 mod peers;
 mod removal;
@@ -139,7 +140,7 @@ struct Shared {
     traces: Traces,
     gpus: GpuWatch,
     /// The daemons of other hosts, if it has peers.
-    peers: OnceLock<Arc<Peers>>,
+    peers: Arc<OnceLock<Arc<Peers>>>,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
     /// When the daemon started, in milliseconds since the Unix epoch.
@@ -186,7 +187,7 @@ impl Daemon {
             audit: Mutex::default(),
             traces,
             gpus,
-            peers: OnceLock::new(),
+            peers: Arc::default(),
             outcomes: Arc::default(),
             started_ms: now_ms(),
             _lock: lock,

@@ -10,7 +10,7 @@ use millstream_pipeline::Error;
 use millstream_pipeline::cache::{Cache, CachedSource, Specification};
 use millstream_pipeline::dataset::{Absent, Dataset, rows_of};
 use millstream_pipeline::ingest::{
-    self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan,
+    self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan, Peers,
 };
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::DataSpec;
@@ -34,12 +34,24 @@ impl Feed {
     /// # Errors
     /// When the position belongs to another job, or the system refuses memory or threads.
     pub(crate) fn start(plan: &IngestPlan, position: Option<&[u8]>) -> Result<(Self, Vec<HandOff>)> {
+        Self::start_among(None, plan, position)
+    }
+
+    /// As [`Feed::start`], together with the ingest of other hosts, if there are any.
+    ///
+    /// # Errors
+    /// As for [`Feed::start`].
+    pub(crate) fn start_among(
+        peers: Option<Arc<dyn Peers>>,
+        plan: &IngestPlan,
+        position: Option<&[u8]>,
+    ) -> Result<(Self, Vec<HandOff>)> {
         let position = match position {
             Some(bytes) => plan.resume(bytes).context("resuming from a checkpoint")?,
             None => plan.start(),
         };
         let (rings, hand_offs) = plan.create_rings()?;
-        let ingest = ingest::start(plan.clone(), position, rings)?;
+        let ingest = ingest::start_among(peers, plan.clone(), position, rings)?;
         Ok((Self { ingest }, hand_offs))
     }
 

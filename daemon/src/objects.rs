@@ -21,7 +21,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::runs::{CHANGE_TIMEOUT, Lease};
+use crate::runs::Lease;
+use crate::supervisor::{Changes, Written};
 
 /// Bytes that are read at a time, and how many such reads are in flight.
 const PIECE_BYTES: u64 = 8 << 20;
@@ -30,7 +31,7 @@ const PIECES: usize = 4;
 /// The most objects that are being written over one connection; a worker writes one at a time.
 const MAX_UPLOADS: usize = 1;
 
-/// The size up to which a change is small, such as that of a manifest, and has to end within [`CHANGE_TIMEOUT`]. Larger objects are
+/// The size up to which a change is small, such as that of a manifest, and has to end within the lease's time for a change. Larger objects are
 /// parts in the directory of their term, which change no checkpoint if they are late.
 const SMALL_BYTES: usize = 1 << 20;
 
@@ -48,6 +49,8 @@ pub(crate) enum Writing {
     Allowed,
     /// Everything in the directory, as long as the daemon has the lease of the run.
     Leased(Arc<Lease>),
+    /// The files of checkpoints. Another daemon has the lease, and makes all other changes.
+    Among(Arc<Changes>),
 }
 
 /// Objects that are being served.
@@ -150,6 +153,13 @@ impl ObjectServer {
         match request {
             ObjectRequest::List => return Ok(ObjectReply::Listed { names: objects.names().await? }),
             ObjectRequest::Get { .. } => bail!("the contents are sent elsewhere"),
+            ObjectRequest::Put { name, is_new, .. } if let Writing::Among(changes) = &objects.writing => {
+                return objects.put_among(changes, &name, content, is_new).await;
+            }
+            ObjectRequest::Delete { name } if let Writing::Among(changes) = &objects.writing => {
+                objects.address(&name)?;
+                changes.delete(&name).await?;
+            }
             ObjectRequest::Put { name, is_new: true, .. } => {
                 let address = objects.address(&name)?;
                 let put = stores.put_new(&address, Path::new("/"), content);
@@ -171,6 +181,9 @@ impl ObjectServer {
             ObjectRequest::Create { name, upload } => {
                 let address = objects.address(&name)?;
                 ensure!(self.uploads.len() < MAX_UPLOADS, "another object is being written");
+                if let Writing::Among(changes) = &objects.writing {
+                    ensure!(matches!(changes.check(&name)?, Written::Here), "{name:?} is written at once");
+                }
                 objects.check_writing().await?;
                 let created = stores.create(&address, Path::new("/")).await?;
                 self.uploads.insert(upload, created);
@@ -216,6 +229,24 @@ impl Objects {
         Ok(ObjectReply::Done)
     }
 
+    /// Writes a file of a checkpoint, or lets the leader write its manifest.
+    async fn put_among(
+        &self,
+        changes: &Changes,
+        name: &str,
+        content: Vec<u8>,
+        is_new: bool,
+    ) -> Result<ObjectReply> {
+        let address = self.address(name)?;
+        let Written::Staged { step, name } = changes.check(name)? else {
+            self.stores.put(&address, Path::new("/"), content).await?;
+            return Ok(ObjectReply::Done);
+        };
+        self.stores.put(&self.directory.join(&name).text(), Path::new("/"), content).await?;
+        let is_written = changes.put_manifest(step, is_new).await?;
+        Ok(if is_written { ObjectReply::Done } else { ObjectReply::Exists })
+    }
+
     async fn names(&self) -> Result<Vec<String>> {
         let objects = self.stores.find(&self.directory.join("**").text()).await?;
         let start = self.directory.text().into_owned() + "/";
@@ -234,9 +265,10 @@ impl Objects {
     async fn change<T>(&self, work: impl Future<Output = Result<T, millstream_io::Error>>) -> Result<T> {
         self.check_writing().await?;
         match &self.writing {
-            Writing::Leased(_) => {
-                let done = tokio::time::timeout(CHANGE_TIMEOUT, work).await;
-                Ok(done.with_context(|| format!("no answer within {} s", CHANGE_TIMEOUT.as_secs()))??)
+            Writing::Leased(lease) => {
+                let limit = lease.change_timeout();
+                let done = tokio::time::timeout(limit, work).await;
+                Ok(done.with_context(|| format!("no answer within {} s", limit.as_secs()))??)
             }
             _ => Ok(work.await?),
         }
@@ -246,7 +278,7 @@ impl Objects {
     async fn check_writing(&self) -> Result<()> {
         match &self.writing {
             Writing::Refused => bail!("{} is read only", self.directory),
-            Writing::Allowed => Ok(()),
+            Writing::Allowed | Writing::Among(_) => Ok(()),
             Writing::Leased(lease) => Ok(lease.confirm().await?),
         }
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use futures::{FutureExt, Stream, StreamExt, stream};
+use millstream_peers::conduct::Addresses;
 use millstream_peers::discovery::{Registry, Source, Target};
 use millstream_peers::hosts::{Hosts, PeerSnapshot, PeerState};
 use millstream_peers::server::{Refusals, ThisHost, serve};
@@ -19,9 +20,13 @@ use crate::config::PeersConfig;
 use crate::daemon::Daemon;
 use crate::http;
 use crate::snapshot::{PeersUse, system};
+use crate::supervisor::{Seats, Site};
 
 /// Connections that wait to be accepted: all hosts of a site may start together.
 const BACKLOG: u32 = 1024;
+
+/// Interval between looks at which hosts are up, for jobs on several hosts.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time limit to remove this host from the directories in which it has announced itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,11 +37,18 @@ pub(crate) struct PeerPort {
     identity: Arc<Identity>,
     about: About,
     sources: Vec<Source>,
+    network: Option<String>,
 }
 
 /// The daemons of other hosts.
 pub(crate) struct Peers {
     hosts: Arc<Hosts>,
+    /// Where hosts listen, this one included.
+    addresses: watch::Receiver<Addresses>,
+    /// The jobs that may train on several hosts.
+    seats: Arc<Seats>,
+    /// The interface of the network for gradients.
+    network: Option<String>,
     refusals: Arc<Refusals>,
     /// Set when the port is to close.
     is_stopping: watch::Sender<bool>,
@@ -58,7 +70,7 @@ impl PeerPort {
     /// # Errors
     /// When a file is not valid, or the address is taken.
     pub(crate) fn bind(config: &PeersConfig) -> Result<Self> {
-        let PeersConfig { listen, address, files, sources, data: _ } = config;
+        let PeersConfig { listen, address, files, sources, data } = config;
         let identity = Identity::load(files.clone()).context("[peers] of the configuration")?;
         let host = identity.host(&system::host_name()).context("[peers] of the configuration")?;
         let listening = http::listen(*listen, BACKLOG).with_context(|| {
@@ -73,15 +85,18 @@ impl PeerPort {
         });
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let about = About { host, version, instance: rand::random(), address: address.to_string() };
-        Ok(Self { listener: listening, identity, about, sources: sources.clone() })
+        let network = data.as_ref().map(|data| data.interface.clone());
+        Ok(Self { listener: listening, identity, about, sources: sources.clone(), network })
     }
 
     /// Serves other daemons and looks for them, on `runtime`, until [`Peers::stop`]. Not on the threads that answer requests:
     /// encryption must not delay these.
     pub(crate) fn serve(self, daemon: &Daemon, runtime: &Handle) -> Arc<Peers> {
-        let Self { listener, identity, about, sources } = self;
+        let Self { listener, identity, about, sources, network } = self;
         let (address, host) = (about.address.clone(), about.host.clone());
-        let this = Arc::new(ThisHost::new(about, Arc::clone(&identity), daemon.host_statuses(runtime)));
+        let this = ThisHost::new(about, Arc::clone(&identity), daemon.host_statuses(runtime));
+        let seats = Arc::new(Seats::default());
+        let this = Arc::new(this.accepting(daemon.accept_jobs(&seats, runtime)));
         let registries = sources.iter().filter_map(|source| match source {
             Source::Bucket(directory) => Some(Registry::new(directory.clone(), daemon.stores().clone())),
             Source::Static(_) | Source::Dns(_) => None,
@@ -94,7 +109,9 @@ impl PeerPort {
         let stop = async move { drop(stopped.wait_for(|&is_stopping| is_stopping).await) };
         runtime.spawn(serve(listener, this, Arc::clone(&refusals), move |about| heard.hear(about), stop));
         let mut stopped = is_stopping.subscribe();
-        let looking = futures::future::join(Arc::clone(&hosts).run(), identity.watch());
+        let (addresses, up) = watch::channel(Addresses::new());
+        let following = follow(Arc::clone(&hosts), addresses);
+        let looking = futures::future::join3(Arc::clone(&hosts).run(), identity.watch(), following);
         let looking = runtime.spawn(async move {
             tokio::select! {
                 _ = looking => {}
@@ -102,11 +119,22 @@ impl PeerPort {
             }
         });
         tracing::info!("listening for peers as {host} at {address}");
-        Arc::new(Peers { hosts, refusals, is_stopping, looking: Mutex::new(Some(looking)) })
+        let looking = Mutex::new(Some(looking));
+        Arc::new(Peers { hosts, addresses: up, seats, network, refusals, is_stopping, looking })
     }
 }
 
 impl Peers {
+    /// What jobs on several hosts need.
+    pub(crate) fn site(&self) -> Site {
+        Site {
+            this: Arc::clone(self.hosts.this()),
+            hosts: self.addresses.clone(),
+            seats: Arc::clone(&self.seats),
+            network: self.network.clone(),
+        }
+    }
+
     /// What this daemon says about itself.
     pub(crate) fn this_host(&self) -> (About, HostStatus) {
         let this = self.hosts.this();
@@ -172,6 +200,26 @@ impl Peers {
         if tokio::time::timeout(LEAVE_TIMEOUT, self.hosts.leave()).await.is_err() {
             tracing::warn!("storage did not answer in time to remove this host from the directory of peers");
         }
+    }
+}
+
+/// Keeps `addresses` up to date with this host and all others that have answered. One that is down now may be back before it is visited
+/// again.
+async fn follow(hosts: Arc<Hosts>, addresses: watch::Sender<Addresses>) {
+    let about = hosts.this().about.clone();
+    loop {
+        let mut others = hosts.snapshot();
+        // Those that are up replace former addresses.
+        others.sort_by_key(|host| host.state == PeerState::Up);
+        let mut found: Addresses =
+            others.into_iter().filter_map(|host| Some((host.about?.host, host.address))).collect();
+        found.insert(about.host.clone(), about.address.clone());
+        addresses.send_if_modified(|known| {
+            let is_new = *known != found;
+            *known = found;
+            is_new
+        });
+        tokio::time::sleep(FOLLOW_INTERVAL).await;
     }
 }
 

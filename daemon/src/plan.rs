@@ -390,23 +390,23 @@ const EVAL_SHARE: u64 = 8;
 /// Plans ingest of `job` within the memory budget of `data`, its data section. During a separate evaluation the
 /// training ingest waits and keeps its buffers, so the budget is divided.
 fn feeds(job: &Job, data: &DataSpec, schema: BatchSchema, fitted: &Fitted) -> Result<Feeds> {
-    let (seed, parts) = (job.training.seed, job.training.parts());
+    let seed = job.training.seed;
+    let dealt = |plan| ranks::dealt(plan, job);
     let (train, eval) = (fitted.train.clone(), fitted.eval.clone());
     let Some(eval) = eval.as_ref().filter(|_| job.evaluation.is_aside()) else {
         let plan = IngestPlan::training(data, seed, &job.label, schema, train, eval)?;
-        return Ok((plan.with_ranks(parts)?, None));
+        return Ok((dealt(plan)?, None));
     };
     let scoring = |memory_budget_bytes| {
         let data = DataSpec { memory_budget_bytes, prefetch: EVAL_SLOTS, ..data.clone() };
-        IngestPlan::scoring(&data, schema.clone(), Arc::clone(eval))?.with_ranks(parts)
+        dealt(IngestPlan::scoring(&data, schema.clone(), Arc::clone(eval))?)
     };
     let need = scoring(data.memory_budget_bytes)?.memory();
     let budget = need.least_bytes().max(data.memory_budget_bytes / EVAL_SHARE);
     let eval = scoring(budget)?;
     let rest = data.memory_budget_bytes.saturating_sub(eval.memory().total_bytes());
     let data = DataSpec { memory_budget_bytes: rest, ..data.clone() };
-    let training = IngestPlan::training(&data, seed, &job.label, schema, train, None)
-        .and_then(|plan| plan.with_ranks(parts));
+    let training = IngestPlan::training(&data, seed, &job.label, schema, train, None).and_then(dealt);
     Ok((training.context("next to the separate ingest of the held-out data")?, Some(eval)))
 }
 

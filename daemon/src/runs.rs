@@ -46,7 +46,7 @@ use millstream_job::Job;
 pub(crate) use checksums::CHECKSUMS;
 pub(crate) use directory::{RunDirectory, Storage};
 pub(crate) use inputs::SharedInputs;
-pub(crate) use lease::{CHANGE_TIMEOUT, Lease, LeaseError};
+pub(crate) use lease::{End, Head, Lease, LeaseError, Look, Taken, Times, generation_term, of_term};
 pub(crate) use rerun::{RERUN, Rerun};
 
 /// The job, as TOML.

@@ -146,11 +146,12 @@ pub async fn serve(
     service_manager::stopping(daemon.settings().stop_limit);
     health.stopping().await;
     tracing::info!("stopping; a second signal stops immediately");
-    let left = leave_peers(&daemon);
     tokio::select! {
         () = daemon.shutdown() => {}
         () = stop.recv() => tracing::warn!("stopped immediately"),
     }
+    // Jobs on several hosts need it to leave in order.
+    let left = leave_peers(&daemon);
     let _ = end.send(());
     let answered = tokio::time::timeout(REQUEST_DRAIN_TIMEOUT, server);
     let (answered, (), ()) = futures::join!(answered, daemon.flush_traces(), left);

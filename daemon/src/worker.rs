@@ -261,6 +261,11 @@ impl WorkerProcess {
 
     /// Waits for the worker to exit, and kills it after `limit`.
     pub(crate) fn wait(mut self, limit: Duration) -> io::Result<WorkerExit> {
+        self.wait_for_exit(limit)
+    }
+
+    /// As [`WorkerProcess::wait`]. Only the first call has what the worker wrote to standard error.
+    pub(crate) fn wait_for_exit(&mut self, limit: Duration) -> io::Result<WorkerExit> {
         let deadline = Instant::now() + limit;
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
@@ -275,7 +280,7 @@ impl WorkerProcess {
         // A process that the worker left behind may hold its standard error open.
         self.group = None;
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        Ok(WorkerExit { name: std::mem::take(&mut self.name), status, stderr })
+        Ok(WorkerExit { name: self.name.clone(), status, stderr })
     }
 
     /// Kills the worker, without waiting for its end.
@@ -481,7 +486,7 @@ mod tests {
     #[test]
     fn messages_arrive_in_order_and_closing_comes_last() {
         let directory = tempfile::tempdir().unwrap();
-        let done = FromWorker::Done { stopped_early: None };
+        let done = FromWorker::Done { step: 0, stopped_early: None };
         let mut frame = Vec::new();
         protocol::send(&mut frame, &done).unwrap();
         std::fs::write(directory.path().join("frame"), &frame).unwrap();

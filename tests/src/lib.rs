@@ -13,6 +13,7 @@
 pub mod bucket;
 pub mod programs;
 pub mod shell;
+pub mod site;
 pub mod small_disk;
 pub mod table;
 pub mod terminal;

@@ -339,6 +339,7 @@ pub(crate) fn read_job(
     let mut training = training::read(section, seed, &model, &labels, groups);
     training.workers = NonZeroU32::new(workers.per_host);
     training.shards = workers.reproducible.and_then(NonZeroU32::new);
+    training.uneven_parts = workers.max.is_some();
     workers::apply_devices((&workers, places), names_device, &mut training, &top);
     workers::apply_gradient_precision((&workers, places), &mut training, &top);
     if let Some(auto) = &mut auto_batch {
@@ -360,6 +361,18 @@ pub(crate) fn read_job(
     let tensorboard = tensorboard::read(&mut top, &data.base);
     let storage = storage::read(top.section("storage", "[storage]"), &data.base);
     workers::check((&workers, places), (&data, auto_batch), (&model, &training), &top);
+    let mut directories = vec![("checkpoint.directory", &checkpoint.directory)];
+    directories.extend(tensorboard.iter().map(|spec| ("tensorboard.directory", &spec.directory)));
+    directories.extend(warm_start.iter().map(|spec| ("warm_start.checkpoint", &spec.checkpoint)));
+    let uses = workers::HostsUse {
+        data: &data,
+        auto: auto_batch,
+        model: &model,
+        training: &training,
+        search: search.is_some(),
+        directories: &directories,
+    };
+    workers::check_hosts((&workers, places), &uses, &top);
     top.finish();
 
     refuse_leaks(&features, &label, problems);

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use millstream_io::storage::{Directory, is_local};
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
 
@@ -14,6 +15,9 @@ use crate::section::Section;
 
 /// The largest number of workers on a host.
 const MAX_PER_HOST: u32 = 64;
+
+/// The largest number of workers on all hosts.
+const MAX_WORKERS: u32 = 4096;
 
 /// The largest number of a GPU.
 const MAX_NUMBER: u64 = 1023;
@@ -26,8 +30,10 @@ const MAX_PARTS: u32 = 256;
 pub struct WorkersSpec {
     /// The number of workers on each host.
     pub per_host: u32,
-    /// The fewest workers with which training continues if devices fail; as many as `per_host` to always train with all.
+    /// The fewest workers with which training continues: if devices fail, or on all hosts if there may be several.
     pub min: u32,
+    /// The most workers on all hosts; `None` if the job stays on one host.
+    pub max: Option<u32>,
     /// The GPUs of the workers; `None` for those from `training.device` on.
     pub devices: Option<Devices>,
     /// Where the job file, or an override, has `devices`; empty without.
@@ -101,6 +107,7 @@ impl Default for WorkersSpec {
         Self {
             per_host: 1,
             min: 1,
+            max: None,
             devices: None,
             devices_place: String::new(),
             reproducible: None,
@@ -117,6 +124,8 @@ pub(super) struct Places {
     /// The key that gives batches several parts.
     parts: At,
     gradient_precision: At,
+    max: At,
+    image_seconds: At,
 }
 
 /// Reads the section. What depends on the rest of the job is checked by [`check`].
@@ -125,12 +134,23 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, Places) {
     let mut section = top.section("workers", "[workers]");
     let decides = ["per_host", "devices"].into_iter().find(|key| section.has(key));
     let parts = section.at_key(decides.unwrap_or("reproducible"));
-    let places = Places { parts, gradient_precision: section.at_key("gradient_precision") };
+    let places = Places {
+        parts,
+        gradient_precision: section.at_key("gradient_precision"),
+        max: section.at_key("max"),
+        image_seconds: section.at_key("image_seconds"),
+    };
     let devices = read_devices(&mut section);
     let per_host = read_per_host(&mut section, devices.as_ref()).unwrap_or(usual.per_host);
+    let max = section.whole_u32("max", 1..=MAX_WORKERS);
+    let min = match max {
+        None => read_min(&mut section, per_host, devices.as_ref()).unwrap_or(per_host),
+        Some(max) => section.whole_u32("min", 1..=max).unwrap_or(1),
+    };
     let spec = WorkersSpec {
         per_host,
-        min: read_min(&mut section, per_host, devices.as_ref()).unwrap_or(per_host),
+        min,
+        max,
         devices_place: devices.as_ref().map(|_| section.place_of("devices")).unwrap_or_default(),
         devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
@@ -249,6 +269,66 @@ pub(super) fn apply_gradient_precision(
     }
 }
 
+/// Reports what keeps a job from training on several hosts, which have nothing in common but buckets.
+pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse<'_>, top: &Section<'_>) {
+    let Some(max) = spec.max else { return };
+    let HostsUse { data, auto, model, training, search, directories } = *job;
+    let refuse = |why: &str| top.error_at(places.max, format!("training on several hosts: {why}"));
+    if max < spec.per_host {
+        refuse(&format!("expected at least `per_host = {}`, found {max}", spec.per_host));
+    }
+    if data.lanes < max {
+        let lanes = data.lanes;
+        refuse(&format!(
+            "each worker reads lanes of its own, but `data.lanes` is {lanes}; raise it to {max}"
+        ));
+    }
+    if auto.is_some() {
+        refuse("`data.auto_batch` measures one host; set `data.batch_size`");
+    } else if data.batch_size < max {
+        let rows = data.batch_size;
+        refuse(&format!("each worker needs a row of every batch, but `data.batch_size` is {rows}"));
+    }
+    if spec.image_seconds.is_some() {
+        let why = "images of the model are of one host; remove it, or `max`";
+        top.error_at(places.image_seconds, why);
+    }
+    if training.device.gpu().is_some() {
+        refuse("it is possible on CPUs only; set `training.device = \"cpu\"`, or remove `max`");
+    }
+    if model.uses_batch_normalization() {
+        refuse(
+            "workers get unequal parts of a batch, which batch normalization cannot use; use `normalization = \"layer\"`",
+        );
+    }
+    if search {
+        refuse("a search runs its trials on one host; remove `max`");
+    }
+    let is_here = |address: &&String| is_local(address).unwrap_or(false);
+    if let Some(address) = data.train.iter().chain(&data.eval).find(is_here) {
+        refuse(&format!("every host reads the data, so it must be in a bucket; {address:?} is on this host"));
+    }
+    for (key, directory) in directories {
+        if let Some(path) = directory.as_local() {
+            let path = path.display();
+            refuse(&format!("every host uses `{key}`, so it must be in a bucket; {path} is on this host"));
+        }
+    }
+}
+
+/// What a job uses that several hosts may not have in common.
+#[derive(Clone, Copy)]
+pub(super) struct HostsUse<'a> {
+    pub(super) data: &'a DataSpec,
+    pub(super) auto: Option<AutoBatchSpec>,
+    pub(super) model: &'a ModelSpec,
+    pub(super) training: &'a TrainingSpec,
+    /// Whether it is a search.
+    pub(super) search: bool,
+    /// The directories that it uses, by their keys.
+    pub(super) directories: &'a [(&'static str, &'a Directory)],
+}
+
 /// Reports why parts of batches cannot train the job, at the position of `per_host`, or of `reproducible` if there is one
 /// worker.
 pub(super) fn check(
@@ -323,6 +403,7 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         let wanted = WorkersSpec {
             per_host: 4,
             min: 3,
+            max: None,
             timeout_seconds: 5,
             image_seconds: Some(30),
             ..WorkersSpec::default()
@@ -512,5 +593,41 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
             error.starts_with("job.toml:8:12: error: 4 parts of each batch: the loss \"pairwise\""),
             "{error}"
         );
+    }
+
+    /// A job whose data and checkpoints are in a bucket.
+    fn read_in_bucket(set: &[&str]) -> Result<Job, String> {
+        let places = [
+            "data.train=[\"gs://b/train.parquet\"]",
+            "data.eval=[\"gs://b/eval.parquet\"]",
+            "checkpoint.directory=gs://b/runs",
+            "workers.max=8",
+        ];
+        read(&[&places[..], set].concat())
+    }
+
+    #[test]
+    fn several_hosts_have_only_buckets_in_common() {
+        let job = read_in_bucket(&["workers.per_host=2"]).unwrap();
+        assert_eq!((job.workers.max, job.workers.min, job.workers.per_host), (Some(8), 1, 2));
+        assert!(job.training.uneven_parts && job.training.ranks() == 2);
+        assert_eq!(read_in_bucket(&["workers.min=8"]).unwrap().workers.min, 8);
+        assert!(!read(&[]).unwrap().training.uneven_parts);
+        for (set, problem) in [
+            ("workers.min=9", "min"),
+            ("workers.per_host=9", "expected at least `per_host = 9`, found 8"),
+            ("data.lanes=7", "`data.lanes` is 7; raise it to 8"),
+            ("data.batch_size=7", "`data.batch_size` is 7"),
+            ("data.batch_size=auto", "set `data.batch_size`"),
+            ("workers.image_seconds=5", "images of the model are of one host"),
+            ("training.device=cuda", "on CPUs only"),
+            ("model.normalization=batch", "batch normalization cannot use"),
+            ("data.train=[\"train.parquet\"]", "\"train.parquet\" is on this host"),
+            ("checkpoint.directory=runs", "every host uses `checkpoint.directory`"),
+            ("tensorboard.directory=logs", "every host uses `tensorboard.directory`"),
+        ] {
+            let error = read_in_bucket(&[set]).unwrap_err();
+            assert!(error.contains(problem), "{set}: {error}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! sites that have none, is a member; everybody else is refused before a request is read ([`server`]).
 //!
 //! For jobs that train on several hosts, [`generations`] decides which hosts train together, [`conduct`] carries the messages about
-//! that, and [`lanes`] what their ingest exchanges. The daemon does not use these three yet.
+//! that, and [`lanes`] what their ingest exchanges.
 //!
 //! A connection begins with a greeting, which agrees on a version of the protocol ([`protocol`]) and names the host. The name
 //! must be one of the certificate's. The two directions of a pair of hosts are independent: each daemon connects to the other.

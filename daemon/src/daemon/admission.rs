@@ -18,7 +18,7 @@ use crate::queue::{ActiveJob, Jobs, QueuedJob};
 use crate::runs::{self, Rerun, Run, RunDirectory, Storage};
 use crate::scheduler::Waiting;
 use crate::state::{JobRecord, JobSource, Owner, now_ms};
-use crate::supervisor::{Control, JobRecorder, Supervisor};
+use crate::supervisor::{Control, JobRecorder, NO_PEERS, Supervisor};
 use crate::traces::Entry;
 use crate::{datasets, devices, own_access, survey};
 
@@ -86,6 +86,9 @@ impl Daemon {
         };
         check_files(&job, &requester)?;
         own_access::check_data(&job.data)?;
+        if job.workers.max.is_some() && self.peers().is_none() {
+            return Err(anyhow!(NO_PEERS).into());
+        }
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
         let devices = devices::setting(&job, || survey::sample_gpus(&self.shared.worker))?;
@@ -286,7 +289,9 @@ impl Daemon {
             &self.shared.stores,
             recorder,
             (control, events),
+            Arc::clone(&self.shared.peers),
         );
+        let supervisor = supervisor.resumed(matches!(entry, Entry::Resumed));
         {
             let mut jobs = self.shared.jobs();
             jobs.check_not_active(active.recorder.id())?;

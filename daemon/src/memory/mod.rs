@@ -88,13 +88,13 @@ impl fmt::Display for Room {
 impl HostMemory {
     /// The memory of the workers of `job`, which train a model.
     pub(crate) fn of_job(model: &ModelPlan, job: &Job) -> Self {
-        Self::of_workers(model, &job.training, job.workers.model_copies())
+        Self::of_workers((model, ranks::here(job)), &job.training, job.workers.model_copies())
     }
 
-    /// The memory of the workers that train a model, with `copies` copies of it for checkpoints.
-    fn of_workers(model: &ModelPlan, training: &TrainingSpec, copies: u32) -> Self {
-        let one = Self::of_worker(model, training, copies);
-        let of_all = |bytes: u64| bytes.saturating_mul(training.ranks().into());
+    /// The memory of these workers of this host, which train a model, with `copies` copies of it for checkpoints.
+    fn of_workers((model, workers): (&ModelPlan, u32), training: &TrainingSpec, copies: u32) -> Self {
+        let one = Self::of_worker((model, workers), training, copies);
+        let of_all = |bytes: u64| bytes.saturating_mul(workers.into());
         Self {
             model_bytes: of_all(one.model_bytes),
             workspace_bytes: of_all(one.workspace_bytes),
@@ -104,12 +104,16 @@ impl HostMemory {
     }
 
     /// The memory of one of them, with `copies` copies for checkpoints.
-    pub(crate) fn of_worker(model: &ModelPlan, training: &TrainingSpec, copies: u32) -> Self {
+    pub(crate) fn of_worker(
+        (model, workers): (&ModelPlan, u32),
+        training: &TrainingSpec,
+        copies: u32,
+    ) -> Self {
         let (model_bytes, workspace_bytes) = match training.device.gpu() {
             None => (model.parameter_bytes, model.workspace_bytes),
             Some(_) => (0, model.staging_bytes),
         };
-        let process_bytes = process_bytes(training);
+        let process_bytes = process_bytes(training, workers);
         let copy_bytes = model.copy_bytes.saturating_mul(copies.into());
         Self { model_bytes, workspace_bytes, copy_bytes, process_bytes, ingest_bytes: 0 }
     }
@@ -177,11 +181,11 @@ fn largest(tensors: &[NamedTensor]) -> String {
     })
 }
 
-/// A worker's memory apart from its model.
-pub(crate) fn process_bytes(training: &TrainingSpec) -> u64 {
+/// The memory of one of `workers` workers of this host apart from its model.
+pub(crate) fn process_bytes(training: &TrainingSpec, workers: u32) -> u64 {
     let cores = || std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let (threads, libraries) = match training.device.gpu() {
-        None => (ranks::threads(training).map_or_else(cores, u64::from), 0),
+        None => (ranks::threads(training, workers).map_or_else(cores, u64::from), 0),
         Some(_) => (0, CUDA_BYTES),
     };
     WORKER_BYTES + libraries + (threads + OTHER_THREADS) * THREAD_BYTES
@@ -252,7 +256,7 @@ mod tests {
         let of = |ranks| {
             let training =
                 TrainingSpec { workers: NonZeroU32::new(ranks), threads: Some(2), ..TrainingSpec::default() };
-            HostMemory::of_workers(&plan, &training, 1)
+            HostMemory::of_workers((&plan, training.ranks()), &training, 1)
         };
         let (one, four) = (of(1), of(4));
         assert_eq!((four.model_bytes, four.workspace_bytes, four.copy_bytes), (20 * GIB, 12 * GIB, 2 * GIB));

@@ -19,7 +19,7 @@ use millstream_worker::objects::ObjectClient;
 use tokio::runtime::Handle;
 
 use super::MAX_JOB_BYTES;
-use super::lease::{CHANGE_TIMEOUT, LEASE, Lease};
+use super::lease::{LEASE, Lease};
 use crate::objects::{ObjectServer, Writing, is_plain_name};
 
 /// The modes of files with and without secrets, before the umask.
@@ -68,8 +68,9 @@ impl Storage {
         self.runtime.block_on(async {
             let Some(lease) = lease else { return Ok(work.await?) };
             lease.confirm().await?;
-            let done = tokio::time::timeout(CHANGE_TIMEOUT, work).await;
-            Ok(done.with_context(|| format!("no answer within {} s", CHANGE_TIMEOUT.as_secs()))??)
+            let limit = lease.change_timeout();
+            let done = tokio::time::timeout(limit, work).await;
+            Ok(done.with_context(|| format!("no answer within {} s", limit.as_secs()))??)
         })
     }
 }

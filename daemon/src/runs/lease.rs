@@ -9,20 +9,29 @@
 //! daemon B                                    read, unchanged for EXPIRY: take 2 ..
 //! ```
 //!
-//! * The holder renews it every [`RENEWAL`]. Another daemon takes it when it was released, when its holder is a process of the
-//!   same host that is gone, or when it has not changed for [`EXPIRY`] by the clock of the one that waits: clocks of two hosts
+//! * The holder renews it regularly ([`Times`]). Another daemon takes it when it was released, when its holder is a process of the
+//!   same host that is gone, or when it has not changed for the expiry by the clock of the one that waits: clocks of two hosts
 //!   are never compared.
 //! * The *term* is a number that increases with each group of workers, of whichever daemon. Checkpoints are written in a
 //!   term ([`millstream_trainer::checkpoint::store`]), so late writes of earlier workers change nothing.
 //! * Before each change of the run the holder [confirms](Lease::confirm) the lease: it was renewed a moment ago, or is now.
+//!
+//! # Runs on several hosts
+//!
+//! The holder leads all hosts of the job in an *epoch*. An epoch is [`EPOCH_TERMS`] terms, one for each of its generations, so terms increase
+//! in all cases. The object also says which checkpoint is the newest ([`Head`]), and how the job has ended. So each of these is changed on
+//! condition that the lease is held: by one write that replaces the version that the holder has read. The files of a checkpoint come
+//! before, and a checkpoint after the newest one, which a late request may have completed, does not count. Such a holder gives up by
+//! itself when it could not renew the lease for a while, because other daemons take it soon.
 
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use millstream_io::storage::{Directory, ObjectVersion, Stores};
+use millstream_job::Job;
 use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -35,20 +44,54 @@ use super::random_characters;
 /// The object in the run directory.
 pub(crate) const LEASE: &str = "lease.json";
 
-/// Interval between renewals.
-const RENEWAL: Duration = Duration::from_secs(10);
+/// The time limits of a lease. All daemons that may take the lease of a run have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    /// Interval between renewals.
+    renewal: Duration,
+    /// How long an unchanged lease is respected.
+    expiry: Duration,
+    /// How long a renewal may take that confirms the lease.
+    renewed_within: Duration,
+    /// The time limit of a change that needs the lease. With `renewed_within`, it is over before `expiry`.
+    change: Duration,
+    /// The age of the last renewal at which the holder gives up.
+    validity: Duration,
+}
 
-/// How long an unchanged lease is respected.
-const EXPIRY: Duration = Duration::from_secs(30);
+impl Times {
+    /// Of a run on one host: a person resumes it elsewhere.
+    pub(crate) const ONE_HOST: Self = Self {
+        renewal: Duration::from_secs(10),
+        expiry: Duration::from_secs(30),
+        renewed_within: Duration::from_secs(5),
+        change: Duration::from_secs(20),
+        validity: Duration::MAX,
+    };
+
+    /// Of a run on several hosts, which wait for a new leader.
+    const SEVERAL_HOSTS: Self = Self {
+        renewal: Duration::from_secs(3),
+        expiry: Duration::from_secs(10),
+        renewed_within: Duration::from_secs(2),
+        change: Duration::from_secs(5),
+        validity: Duration::from_secs(8),
+    };
+
+    /// Those of the runs of `job`.
+    pub(crate) fn of(job: &Job) -> Self {
+        if job.workers.max.is_some() { Self::SEVERAL_HOSTS } else { Self::ONE_HOST }
+    }
+}
 
 /// Interval between looks at another daemon's lease.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long a renewal may take that confirms the lease.
-const RENEWED_WITHIN: Duration = Duration::from_secs(5);
+/// Interval between tries of a write that must succeed.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The time limit of a change that needs the lease. With [`RENEWED_WITHIN`], it is over before [`EXPIRY`].
-pub(crate) const CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
+/// The terms of an epoch, most of which are never used.
+const EPOCH_TERMS: u64 = 1 << 20;
 
 /// The age of a renewal up to which it confirms the lease. Services accept about one write of an object a second.
 const CONFIRMED_FOR: Duration = Duration::from_secs(2);
@@ -58,6 +101,9 @@ const MAX_REFUSALS: u32 = 5;
 
 /// How long a release may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a released lease is not confirmed.
+const RELEASED: &str = "this daemon has released the lease of the run";
 
 /// The id of the host's boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -70,6 +116,46 @@ struct Record {
     /// How often the holder has renewed it: no two contents are equal.
     renewals: u64,
     is_released: bool,
+    /// Of a run on several hosts, once a daemon has led it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    led: Option<Led>,
+}
+
+/// The state of a run on several hosts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Led {
+    /// The newest checkpoint.
+    pub(crate) head: Option<Head>,
+    /// How the job has ended, once it has.
+    pub(crate) ended: Option<End>,
+}
+
+/// A committed checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    pub(crate) step: u64,
+    /// The term of the workers that wrote it.
+    pub(crate) term: u64,
+}
+
+/// How a job has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum End {
+    /// All rows are trained on.
+    Finished,
+    /// It failed, for this reason.
+    Failed(String),
+}
+
+/// The term of generation `number` of an epoch.
+pub(crate) fn generation_term(epoch: u64, number: u64) -> u64 {
+    epoch.saturating_mul(EPOCH_TERMS).saturating_add(number.min(EPOCH_TERMS - 2))
+}
+
+/// The epoch and the number of the generation with a term.
+pub(crate) fn of_term(term: u64) -> (u64, u64) {
+    (term / EPOCH_TERMS, term % EPOCH_TERMS)
 }
 
 /// A process that has the lease.
@@ -111,8 +197,32 @@ pub(crate) struct Lease {
     renewing: AbortHandle,
 }
 
+/// What came of a try to take a lease.
+pub(crate) enum Taken {
+    /// This process has it.
+    Lease(Lease),
+    /// Another daemon has it, or may. The state of a run that it leads.
+    Held(Option<Led>),
+}
+
+/// A look at another daemon's lease.
+#[derive(Debug)]
+pub(crate) struct Look {
+    version: ObjectVersion,
+    /// When this version was first seen.
+    since: Duration,
+    holder: Holder,
+}
+
+/// A found lease that is another daemon's.
+struct Found {
+    record: Record,
+    version: ObjectVersion,
+}
+
 struct Shared {
     stores: Stores,
+    times: Times,
     /// The address of the object.
     address: Directory,
     current: Mutex<Current>,
@@ -129,75 +239,170 @@ struct Current {
 }
 
 impl Lease {
-    /// Takes the lease of the run in `directory`, which may take [`EXPIRY`] if another daemon had it. `wait` is called with the
-    /// reason when it does, and `lost` with the reason when another daemon takes it later.
+    /// Takes the lease of the run in `directory`, which may take as long as a lease is respected if another daemon had it. `wait` is
+    /// called with the reason when it does, and `lost` with the reason when another daemon takes it later.
     ///
     /// # Errors
     /// When another daemon has it, or storage fails.
     pub(crate) async fn take(
         (directory, stores): (&Directory, &Stores),
+        times: Times,
         wait: impl Fn(&str),
         lost: impl FnOnce(String) + Send + 'static,
     ) -> Result<Self> {
+        let mut look: Option<Look> = None;
+        let current = loop {
+            let found = match Self::look((directory, stores), times, &mut look).await? {
+                Ok(current) => break current,
+                Err(found) => found,
+            };
+            match &look {
+                Some(look) if look.version != found.version => {
+                    bail!("{}, which renews its lease, trains in {directory}", found.record.holder);
+                }
+                Some(_) => {}
+                None => {
+                    wait(&format!(
+                        "{} trained in {directory} and has not released its lease; waiting {} s for a sign of life",
+                        found.record.holder,
+                        times.expiry.as_secs()
+                    ));
+                    look = Some(Look::at(found));
+                }
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
+        Ok(Self::held((directory, stores), times, current, lost))
+    }
+
+    /// As [`Lease::take`], without waiting: called regularly with the same `look`, it takes the lease as soon as that expires.
+    ///
+    /// # Errors
+    /// When storage fails.
+    pub(crate) async fn try_take(
+        (directory, stores): (&Directory, &Stores),
+        times: Times,
+        look: &mut Option<Look>,
+        lost: impl FnOnce(String) + Send + 'static,
+    ) -> Result<Taken> {
+        let found = match Self::look((directory, stores), times, look).await? {
+            Ok(current) => return Ok(Taken::Lease(Self::held((directory, stores), times, current, lost))),
+            Err(found) => found,
+        };
+        let led = found.record.led.clone();
+        if look.as_ref().is_none_or(|look| look.version != found.version) {
+            *look = Some(Look::at(found));
+        }
+        Ok(Taken::Held(led))
+    }
+
+    /// Writes the lease, unless another daemon has it or may have it. Then returns that one's.
+    async fn look(
+        (directory, stores): (&Directory, &Stores),
+        times: Times,
+        look: &mut Option<Look>,
+    ) -> Result<Result<Current, Found>> {
         let address = directory.join(LEASE);
         let path = address.text().into_owned();
         let holder = Holder::this()?;
-        let record = |term| Record { holder: holder.clone(), term, renewals: 0, is_released: false };
-        // The version of another daemon's lease, and when it was first seen.
-        let mut seen: Option<(ObjectVersion, Duration)> = None;
-        let mut refusals = 0;
-        let current = loop {
-            ensure!(refusals < MAX_REFUSALS, "{}", refused(&address));
+        for _ in 0..MAX_REFUSALS {
             let before = now();
             let Some((json, version)) = stores.get_small(&path, Path::new("/")).await? else {
-                let record = record(0);
+                let record = Record::of(holder.clone());
                 match stores.put_new(&path, Path::new("/"), record.to_json()).await? {
-                    Some(version) => break Current { record, version, renewed: before },
-                    None => refusals += 1,
+                    Some(version) => return Ok(Ok(Current { record, version, renewed: before })),
+                    None => continue,
                 }
-                continue;
             };
             let found: Record = serde_json::from_slice(&json).with_context(|| {
                 format!("{address} is no lease; delete it if no other daemon trains in {directory}")
             })?;
             if found.holder == holder {
                 // The response to a request was lost.
-                break Current { record: found, version, renewed: before };
+                return Ok(Ok(Current { record: found, version, renewed: before }));
             }
-            let is_expired = |(first, since): &(ObjectVersion, Duration)| {
-                *first == version && before.saturating_sub(*since) >= EXPIRY
-            };
-            if found.is_released || found.holder.is_gone() || seen.as_ref().is_some_and(is_expired) {
-                let record = record(found.term);
-                match stores.replace(&path, record.to_json(), &version).await? {
-                    Some(version) => break Current { record, version, renewed: before },
-                    // Another one was faster, or this one without hearing of it.
-                    None => refusals += 1,
-                }
-                continue;
+            let is_expired =
+                |look: &Look| look.version == version && before.saturating_sub(look.since) >= times.expiry;
+            if !(found.is_released || found.holder.is_gone() || look.as_ref().is_some_and(is_expired)) {
+                return Ok(Err(Found { record: found, version }));
             }
-            match &seen {
-                Some((first, _)) if *first != version => {
-                    bail!("{}, which renews its lease, trains in {directory}", found.holder);
-                }
-                Some(_) => {}
-                None => {
-                    wait(&format!(
-                        "{} trained in {directory} and has not released its lease; waiting {} s for a sign of life",
-                        found.holder,
-                        EXPIRY.as_secs()
-                    ));
-                    // From the response on: the version may have been written while this process waited for it.
-                    seen = Some((version, now()));
-                }
+            let record = Record { term: found.term, led: found.led, ..Record::of(holder.clone()) };
+            // If not, another one was faster, or this one without hearing of it.
+            if let Some(version) = stores.replace(&path, record.to_json(), &version).await? {
+                return Ok(Ok(Current { record, version, renewed: before }));
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        };
-        let shared =
-            Shared { stores: stores.clone(), address, current: Mutex::new(current), lost: OnceLock::new() };
+        }
+        bail!("{}", refused(&address))
+    }
+
+    /// A lease that this process has written.
+    fn held(
+        (directory, stores): (&Directory, &Stores),
+        times: Times,
+        current: Current,
+        lost: impl FnOnce(String) + Send + 'static,
+    ) -> Self {
+        let (current, address) = (Mutex::new(current), directory.join(LEASE));
+        let shared = Shared { stores: stores.clone(), times, address, current, lost: OnceLock::new() };
         let shared = Arc::new(shared);
         let renewing = tokio::spawn(Arc::clone(&shared).keep(lost)).abort_handle();
-        Ok(Self { shared, renewing })
+        Self { shared, renewing }
+    }
+
+    /// The time limit of a change that needs the lease.
+    pub(crate) fn change_timeout(&self) -> Duration {
+        self.shared.times.change
+    }
+
+    /// The state of a run on several hosts, if a daemon has led it.
+    pub(crate) async fn led(&self) -> Option<Led> {
+        self.shared.current.lock().await.record.led.clone()
+    }
+
+    /// Begins the next epoch of a run on several hosts, and returns its number. Without a state of the run, `newest` is the newest
+    /// checkpoint.
+    ///
+    /// # Errors
+    /// As for [`Lease::begin_term`].
+    pub(crate) async fn begin_epoch(&self, newest: Option<Head>) -> Result<(u64, Led), LeaseError> {
+        let mut current = self.shared.current.lock().await;
+        let epoch = current.record.term / EPOCH_TERMS + 1;
+        current.record.term = generation_term(epoch, 0).saturating_add(EPOCH_TERMS - 1);
+        current.record.led.get_or_insert(Led { head: newest, ended: None });
+        self.shared.renew(&mut current).await?;
+        Ok((epoch, current.record.led.clone().unwrap_or_default()))
+    }
+
+    /// Makes `head` the newest checkpoint of a run on several hosts. Returns once that is certain.
+    ///
+    /// # Errors
+    /// When the lease is lost.
+    pub(crate) async fn move_head(&self, head: Head) -> Result<(), String> {
+        self.change_led(|led| led.head = Some(head)).await
+    }
+
+    /// Records how a job on several hosts has ended. Returns once that is certain.
+    ///
+    /// # Errors
+    /// When the lease is lost.
+    pub(crate) async fn conclude(&self, end: End) -> Result<(), String> {
+        self.change_led(|led| led.ended = Some(end)).await
+    }
+
+    /// Changes the state of a run on several hosts. Every later renewal writes it, too: so it is written, or the lease is lost.
+    async fn change_led(&self, change: impl FnOnce(&mut Led)) -> Result<(), String> {
+        let mut current = self.shared.current.lock().await;
+        change(current.record.led.get_or_insert_default());
+        loop {
+            match self.shared.renew(&mut current).await {
+                Ok(()) => return Ok(()),
+                Err(LeaseError::Lost(reason)) => return Err(reason),
+                Err(LeaseError::Storage(error)) => match self.shared.give_up(&current, &error) {
+                    Some(reason) => return Err(reason),
+                    None => tokio::time::sleep(RETRY_INTERVAL).await,
+                },
+            }
+        }
     }
 
     /// Begins the next term, and returns its number.
@@ -207,6 +412,8 @@ impl Lease {
     pub(crate) async fn begin_term(&self) -> Result<u64, LeaseError> {
         let mut current = self.shared.current.lock().await;
         current.record.term += 1;
+        // The checkpoints in the directory count again.
+        current.record.led = None;
         self.shared.renew(&mut current).await?;
         Ok(current.record.term)
     }
@@ -223,7 +430,7 @@ impl Lease {
         self.shared.renew(&mut current).await?;
         let took = now().saturating_sub(current.renewed);
         // The lease is valid for some time after the request, and a change must be completed within it.
-        match took <= RENEWED_WITHIN {
+        match took <= self.shared.times.renewed_within {
             true => Ok(()),
             false => Err(LeaseError::Storage(format!("it took {:.0} s", took.as_secs_f64()))),
         }
@@ -234,16 +441,34 @@ impl Lease {
         self.shared.lost.get().map(String::as_str)
     }
 
+    /// Gives it up without a release, for this reason: requests of this process may still be on the way, so other daemons wait until it
+    /// expires.
+    pub(crate) fn abandon(&self, reason: &str) {
+        self.shared.lost.get_or_init(|| reason.to_owned());
+        self.renewing.abort();
+    }
+
+    /// Allows a job that has failed to go on.
+    ///
+    /// # Errors
+    /// When the lease is lost.
+    pub(crate) async fn reopen(&self) -> Result<(), String> {
+        self.change_led(|led| led.ended = None).await
+    }
+
     /// Releases it, so that other daemons need not wait. From then on it is not confirmed any more.
     pub(crate) async fn release(&self) {
         self.renewing.abort();
         let release = async {
             let mut current = self.shared.current.lock().await;
             current.record.is_released = true;
-            self.shared.renew(&mut current).await
+            let released = self.shared.renew(&mut current).await;
+            // Before anything confirms it by that renewal.
+            self.shared.lost.get_or_init(|| RELEASED.to_owned());
+            released
         };
         let released = tokio::time::timeout(RELEASE_TIMEOUT, release).await;
-        self.shared.lost.get_or_init(|| "this daemon has released the lease of the run".to_owned());
+        self.shared.lost.get_or_init(|| RELEASED.to_owned());
         match released {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "a lease is not released"),
@@ -268,24 +493,43 @@ impl Shared {
     /// Renews the lease until another daemon has it; then calls `lost`.
     async fn keep(self: Arc<Self>, lost: impl FnOnce(String)) {
         loop {
-            tokio::time::sleep(RENEWAL).await;
-            let renewed = {
-                let mut current = self.current.lock().await;
-                self.renew(&mut current).await
-            };
-            match renewed {
+            let age = now().saturating_sub(self.current.lock().await.renewed);
+            let left = self.times.validity.saturating_sub(age);
+            tokio::time::sleep(self.times.renewal.min(left).max(RETRY_INTERVAL)).await;
+            let mut current = self.current.lock().await;
+            match self.renew(&mut current).await {
                 Ok(()) => {}
                 Err(LeaseError::Lost(reason)) => return lost(reason),
                 // Nobody else has taken it as long as the next renewal succeeds.
                 Err(LeaseError::Storage(error)) => {
                     tracing::warn!(%error, "the lease of a run is not renewed");
+                    if let Some(reason) = self.give_up(&current, &error) {
+                        return lost(reason);
+                    }
                 }
             }
         }
     }
 
-    /// Writes the next version of the lease.
+    /// Gives up a lease that was not renewed for too long, because of `error`. Returns the reason if it was.
+    fn give_up(&self, current: &Current, error: &str) -> Option<String> {
+        let age = now().saturating_sub(current.renewed);
+        let reason =
+            || format!("the lease of the run was not renewed for {:.0} s: {error}", age.as_secs_f64());
+        (age >= self.times.validity).then(|| self.lost.get_or_init(reason).clone())
+    }
+
+    /// Writes the next version of the lease, within the time for which it is valid.
     async fn renew(&self, current: &mut Current) -> Result<(), LeaseError> {
+        let age = now().saturating_sub(current.renewed);
+        let limit = self.times.validity.saturating_sub(age).max(self.times.renewed_within);
+        match tokio::time::timeout(limit, self.write(current)).await {
+            Ok(written) => written,
+            Err(_) => Err(LeaseError::Storage(format!("no answer within {:.0} s", limit.as_secs_f64()))),
+        }
+    }
+
+    async fn write(&self, current: &mut Current) -> Result<(), LeaseError> {
         if let Some(reason) = self.lost.get() {
             return Err(LeaseError::Lost(reason.clone()));
         }
@@ -327,7 +571,24 @@ fn refused(address: &Directory) -> String {
     )
 }
 
+impl Look {
+    /// The lease is `found` now: from the response on, because the version may have been written while this process waited for it.
+    fn at(found: Found) -> Self {
+        Self { version: found.version, since: now(), holder: found.record.holder }
+    }
+
+    /// Who has the lease.
+    pub(crate) fn holder(&self) -> String {
+        self.holder.to_string()
+    }
+}
+
 impl Record {
+    /// The first one of a holder.
+    fn of(holder: Holder) -> Self {
+        Self { holder, term: 0, renewals: 0, is_released: false, led: None }
+    }
+
     fn to_json(&self) -> Vec<u8> {
         let mut json = serde_json::to_vec_pretty(self).expect("a lease has string keys and whole numbers");
         json.push(b'\n');
@@ -430,8 +691,32 @@ mod tests {
     }
 
     #[test]
+    fn terms_of_epochs_and_of_single_hosts_increase() {
+        // As `begin_epoch` and `begin_term` count.
+        let epoch = |term: u64| term / EPOCH_TERMS + 1;
+        let recorded = |epoch| generation_term(epoch, 0) + EPOCH_TERMS - 1;
+        let first = epoch(3);
+        assert!(generation_term(first, 1) > 3 && recorded(first) > generation_term(first, u64::MAX));
+        assert_eq!(epoch(recorded(first)), first + 1);
+        let single = recorded(first) + 1;
+        assert!(generation_term(epoch(single), 1) > single);
+        assert_eq!(of_term(generation_term(5, 9)), (5, 9));
+        assert!(generation_term(u64::MAX, 1) == u64::MAX, "no overflow");
+    }
+
+    #[test]
+    fn a_lease_of_one_host_has_no_state_of_several() {
+        let mut record = Record::of(Holder::this().unwrap());
+        let text = String::from_utf8(record.to_json()).unwrap();
+        assert!(!text.contains("\"led\""), "{text}");
+        record.led =
+            Some(Led { head: Some(Head { step: 7, term: 1 << 20 }), ended: Some(End::Failed("x".into())) });
+        assert_eq!(serde_json::from_slice::<Record>(&record.to_json()).unwrap(), record);
+    }
+
+    #[test]
     fn no_two_contents_are_equal() {
-        let record = || Record { holder: Holder::this().unwrap(), term: 1, renewals: 0, is_released: false };
+        let record = || Record { term: 1, ..Record::of(Holder::this().unwrap()) };
         let (first, second) = (record(), record());
         assert_ne!(first.to_json(), second.to_json());
         assert_eq!(serde_json::from_slice::<Record>(&first.to_json()).unwrap(), first);

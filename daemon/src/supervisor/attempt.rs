@@ -9,26 +9,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use millstream_batch::Count;
-use millstream_pipeline::ingest::{Bound, Diagnosis};
-use millstream_pipeline::spec::DataSpec;
 
 use super::descriptors;
-use super::generation::{CAUSE_TIMEOUT, Generation, ReadyWorker};
+use super::generation::{CAUSE_TIMEOUT, Generation, RanksHere, ReadyWorker};
 use super::lease::Connections;
 use super::profile::{NoSuchRank, Profiling};
+use super::reports::{log_input, set_rates, took};
 use super::role::train_role;
 use super::{Event, Prepared, ProfileRequest, StopReason, Supervisor};
-use crate::continuation::Continuation;
 use crate::feed::{self, Feed};
 use crate::memory::available;
 use crate::runs::LeaseError;
-use crate::state::{HistoryPoint, JobRecord};
+use crate::state::HistoryPoint;
 use crate::traces::JobEvent;
-use millstream_trainer::checkpoint::store::directory_name;
-use millstream_trainer::metrics::{MetricValue, Metrics};
-use millstream_worker::protocol::{
-    CheckpointSize, FromWorker, Restored, Role, Start, ToWorker, WorkerProgress,
-};
+use millstream_worker::protocol::{FromWorker, Role, Start, ToWorker};
 use tracing::Level;
 
 /// Time limit for the current step and a checkpoint after a stop request.
@@ -42,9 +36,6 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 const PROFILE_PAUSE_FACTOR: u32 = 9;
 const MIN_PROFILE_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PROFILE_PAUSE: Duration = Duration::from_secs(30);
-
-/// A report of no rows over less time says nothing about their rate: it follows another one closely.
-const MIN_IDLE_SECONDS: f64 = 1.0;
 
 /// How an attempt ended.
 pub(super) enum Outcome {
@@ -141,10 +132,12 @@ impl<'a> Attempt<'a> {
             LeaseError::Storage(_) => Outcome::Died(Death::of(error.to_string())),
         })?;
         let places = places.ok_or(Outcome::Stopped)?;
-        let role = |rank| train_role(prepared, rank, &places);
+        let ranks = RanksHere::all(prepared.ranks());
+        let role = |rank| train_role(prepared, (rank, ranks.place(rank)), &places);
         let has_images = role(0).has_images();
-        let spawned =
-            supervisor.create_images(has_images).and_then(|()| Generation::spawn(supervisor, prepared));
+        let spawned = supervisor
+            .create_images(has_images)
+            .and_then(|()| Generation::spawn(supervisor, prepared, ranks));
         let workers = spawned.map_err(|error| {
             let reason = format!("the worker cannot be started: {error}");
             if descriptors::is_exhausted(&reason) {
@@ -202,17 +195,17 @@ impl<'a> Attempt<'a> {
             }
             match self.next_event(supervisor) {
                 Some(Event::Worker(id, message)) if self.workers.has(id) => {
-                    if let Err(error) = self.handle_message(id.rank, message, supervisor) {
+                    if let Err(error) = self.handle_message(id.number, message, supervisor) {
                         return Outcome::failed(format!("{error:#}"));
                     }
                 }
                 Some(Event::WorkerGone(id)) if self.workers.has(id) => {
-                    if self.is_over_without(id.rank) {
+                    if self.is_over_without(id.number) {
                         break;
                     }
                 }
                 // Of an earlier attempt, or seen at the next iteration.
-                Some(Event::Worker(..) | Event::WorkerGone(_) | Event::Stop) => {}
+                Some(Event::Worker(..) | Event::WorkerGone(_) | Event::Stop | Event::Seat) => {}
                 Some(Event::Checkpoint(reply)) => {
                     supervisor.checkpoint_requests.push(reply);
                     if self.feed.is_some() {
@@ -284,53 +277,9 @@ impl<'a> Attempt<'a> {
     }
 
     /// Starts feeding the workers, which are `ready`, from their position.
-    fn feed(
-        &mut self,
-        ReadyWorker { restored, passed_over, device }: ReadyWorker,
-        supervisor: &mut Supervisor,
-    ) -> anyhow::Result<()> {
-        if restored.as_ref().is_some_and(|restored| Some(restored.step) > supervisor.newest_step) {
-            // Of a worker that died before it could report it.
-            supervisor.on_progress();
-        }
-        supervisor.newest_step = restored.as_ref().map(|restored| restored.step);
-        let size = restored.as_ref().and_then(|restored| restored.checkpoint);
-        let checkpoint = size.map(|CheckpointSize { step, .. }| {
-            supervisor.recorder.record().directory.join(&directory_name(step))
-        });
-        let vitals = supervisor.control.vitals();
-        vitals.restored(size.zip(checkpoint.as_ref()));
-        if let Some(Restored { is_image: true, step, .. }) = restored {
-            vitals.set_image(Some(step));
-        }
-        for damage in passed_over {
-            supervisor
-                .recorder
-                .log(Level::WARN, &format!("{damage}; falling back to the checkpoint before it"));
-        }
-        let continued = self.prepared.continuation.as_ref();
-        let start = match (&restored, continued) {
-            (Some(Restored { is_image: true, step, .. }), _) => {
-                format!("resumes from the image of step {step}")
-            }
-            (Some(restored), _) => format!("resumes from step {}", restored.step),
-            (None, Some(Continuation { checkpoint, is_same_data, .. })) => {
-                let place = if *is_same_data { "where it stopped in its data" } else { "on other data" };
-                format!("continues {checkpoint} {place}")
-            }
-            (None, None) => "starts from scratch".to_owned(),
-        };
-        supervisor.recorder.log(Level::INFO, &format!("{} {start}, on {device}", self.workers));
-        supervisor.recorder.trace().record(JobEvent::WorkerReady {
-            step: restored.as_ref().map_or(0, |restored| restored.step),
-            resumed: restored.is_some(),
-            device: &device.text,
-        });
-        let position = match &restored {
-            Some(restored) => Some(restored.position.as_slice()),
-            None => continued.map(Continuation::position),
-        };
-        let (feed, rings) = Feed::start(&self.prepared.plan, position)?;
+    fn feed(&mut self, ready: ReadyWorker, supervisor: &mut Supervisor) -> anyhow::Result<()> {
+        let position = supervisor.resumes(self.prepared, ready, &self.workers);
+        let (feed, rings) = Feed::start(&self.prepared.plan, position.as_deref())?;
         *supervisor.control.ingest() = Some(feed.control());
         self.feed = Some(feed);
         self.workers.send_rings(rings);
@@ -340,23 +289,6 @@ impl<'a> Attempt<'a> {
         if !supervisor.checkpoint_requests.is_empty() {
             self.workers.send(0, &ToWorker::Checkpoint);
         }
-        let steps_before = continued.map_or(0, Continuation::steps_before);
-        let first_step = continued.map_or(0, |continued| continued.step);
-        let step = restored.as_ref().map_or(first_step, |restored| restored.step);
-        supervisor.recorder.rewind(step);
-        let DataSpec { epochs, batch_size, drop_last, .. } = self.prepared.job.data;
-        let rows = self.prepared.epoch_rows;
-        let total = rows.map(|rows| (rows.batches(batch_size, drop_last), rows.is_estimate));
-        supervisor.recorder.update(|record| {
-            record.progress.epochs = epochs;
-            if let Some((steps, is_estimate)) = total {
-                record.progress.total_steps = Some(steps_before + steps * u64::from(epochs));
-                record.progress.total_is_estimate = is_estimate;
-            }
-            record.progress.step = step;
-            record.checkpoint = checkpoint;
-            record.device = Some(device);
-        });
         Ok(())
     }
 
@@ -377,7 +309,7 @@ impl<'a> Attempt<'a> {
     /// Starts recording the next steps of a worker.
     fn profile(&mut self, request: ProfileRequest) {
         let is_waited_for = |request: &ProfileRequest| !request.is_abandoned();
-        let (rank, ranks) = (request.rank, self.workers.ranks());
+        let (rank, ranks) = (request.rank, self.workers.ranks().count);
         if rank >= ranks {
             request.refuse(NoSuchRank { rank, ranks }.into());
         } else if self.feed.is_none() {
@@ -405,14 +337,18 @@ impl<'a> Attempt<'a> {
         supervisor: &mut Supervisor,
     ) -> anyhow::Result<()> {
         match message {
-            FromWorker::Listening { address } => self.workers.on_listening(rank, address),
+            FromWorker::Listening { address } => {
+                if let Some(addresses) = self.workers.on_listening(rank, address) {
+                    self.workers.connect(&addresses, None);
+                }
+            }
             FromWorker::Ready { restored, passed_over, device } => {
                 let ready = ReadyWorker { restored, passed_over, device };
                 if let Some(ready) = self.workers.on_ready(rank, ready)? {
                     self.feed(ready, supervisor)?;
                 }
             }
-            FromWorker::Warned { message } if self.workers.ranks() > 1 => {
+            FromWorker::Warned { message } if self.workers.ranks().count > 1 => {
                 supervisor.recorder.log(Level::WARN, &format!("worker {rank}: {message}"));
             }
             FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
@@ -441,7 +377,7 @@ impl<'a> Attempt<'a> {
                 if let Some((profiling, began)) = self.profiling.take() {
                     let pause = began.elapsed().saturating_mul(PROFILE_PAUSE_FACTOR);
                     self.next_profile = Instant::now() + pause.clamp(MIN_PROFILE_PAUSE, MAX_PROFILE_PAUSE);
-                    profiling.finish(profile, (self.workers.pid(rank), self.workers.ranks()));
+                    profiling.finish(profile, (self.workers.pid(rank), self.workers.ranks().count));
                 }
             }
             report => return self.handle_report(report, supervisor),
@@ -454,7 +390,7 @@ impl<'a> Attempt<'a> {
     fn handle_last_message(&mut self, rank: u32, message: FromWorker) {
         self.workers.on_last_message(rank);
         let verdict = match message {
-            FromWorker::Done { stopped_early } if rank == 0 => Outcome::Finished(stopped_early),
+            FromWorker::Done { stopped_early, .. } if rank == 0 => Outcome::Finished(stopped_early),
             FromWorker::Stopped if rank == 0 => Outcome::Stopped,
             FromWorker::InputLost => Outcome::Died(Death::of("the worker lost its input".to_owned())),
             FromWorker::DeviceFailed { message, out_of_memory } => {
@@ -485,7 +421,10 @@ impl<'a> Attempt<'a> {
     fn handle_report(&mut self, message: FromWorker, supervisor: &mut Supervisor) -> anyhow::Result<()> {
         match message {
             FromWorker::EvalDue => self.feed_evaluation()?,
-            FromWorker::Progress(progress) => self.progress(progress, supervisor),
+            FromWorker::Progress(progress) => {
+                let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
+                supervisor.progressed(progress, skipped, &mut self.totals);
+            }
             FromWorker::Checkpointed { step, bytes, requested, seconds } => {
                 supervisor.committed(step, bytes, requested, seconds);
             }
@@ -496,43 +435,13 @@ impl<'a> Attempt<'a> {
             FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds } => {
                 // The evaluation has consumed its rows.
                 self.eval_feed = None;
-                evaluated((step, epoch, ends_epoch), metrics, took(seconds), supervisor);
+                supervisor.evaluated((step, epoch, ends_epoch), metrics, took(seconds));
             }
             _ => {
                 tracing::warn!(job = supervisor.recorder.id(), "unexpected message from the training worker");
             }
         }
         Ok(())
-    }
-
-    fn progress(&mut self, progress: WorkerProgress, supervisor: &Supervisor) {
-        let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
-        let epochs = supervisor.job.data.epochs;
-        let draws_rows = supervisor.job.data.draws_rows();
-        let point = HistoryPoint {
-            step: progress.step,
-            loss: progress.loss,
-            examples: progress.new_examples,
-            seconds: progress.seconds,
-            waited_seconds: progress.waited_seconds,
-        };
-        self.totals.merge(&point);
-        supervisor.recorder.progress(point, |record| {
-            let job = &mut record.progress;
-            job.step = progress.step;
-            job.epoch = progress.epoch;
-            job.epochs = epochs;
-            job.examples = progress.examples;
-            job.skipped_records = skipped;
-            if let Some(steps) = progress.steps_per_epoch {
-                job.total_steps = Some(progress.step.max(steps * u64::from(epochs)));
-                job.total_is_estimate = draws_rows;
-            }
-            if progress.new_examples > 0 {
-                job.loss = progress.loss;
-            }
-            set_rates(record, &point);
-        });
     }
 
     /// Ends the attempt and returns its outcome.
@@ -626,59 +535,5 @@ impl<'a> Attempt<'a> {
                 (Err(error), _) => Death::of(format!("the worker is lost: {error}")),
             }),
         }
-    }
-}
-
-/// A worker's duration, which may be any number.
-pub(super) fn took(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or_default()
-}
-
-/// Logs the ingest bottleneck of the attempt.
-fn log_input(input: &Diagnosis, supervisor: &Supervisor) {
-    let Diagnosis { bound, because, rows_per_second, .. } = input;
-    if *bound != Bound::Starting {
-        let text = format!("ingest rate {rows_per_second:.0} rows/s, bound by {}: {because}", bound.name());
-        supervisor.recorder.log(Level::INFO, &text);
-    }
-}
-
-fn evaluated(
-    (step, epoch, ends_epoch): (u64, u32, bool),
-    metrics: Vec<Metrics>,
-    took: Duration,
-    supervisor: &Supervisor,
-) {
-    let when = if ends_epoch { format!("epoch {}", epoch + 1) } else { format!("step {step}") };
-    for metrics in &metrics {
-        supervisor.recorder.log(Level::INFO, &format!("{when}: {}", format_metrics(metrics)));
-    }
-    supervisor.recorder.evaluated((step, epoch, ends_epoch), metrics, took);
-}
-
-/// Formats a label's metrics for the log.
-fn format_metrics(metrics: &Metrics) -> String {
-    let value_text = |&MetricValue { metric, value, error }: &MetricValue| {
-        let name = metric.name().replace('_', " ");
-        let bound = error.filter(|&error| error > 0.0).map(|error| format!(" (±{error:.1e})"));
-        let top = metrics.top_k_of(metric).map(|top_k| format!("@{top_k}")).unwrap_or_default();
-        let name = name + &top;
-        let groups = metrics.groups_of(metric);
-        let groups = groups.map(|groups| format!(" over {}", Count(groups, "group"))).unwrap_or_default();
-        match value {
-            Some(value) => format!("{name} {value:.6}{}{groups}", bound.unwrap_or_default()),
-            None => format!("{name} undefined{groups}"),
-        }
-    };
-    let values: Vec<String> = metrics.values.iter().map(value_text).collect();
-    let label = if metrics.label.is_empty() { String::new() } else { format!("{}: ", metrics.label) };
-    format!("{label}{}, over {}", values.join(", "), Count(metrics.examples, "example"))
-}
-
-fn set_rates(record: &mut JobRecord, over: &HistoryPoint) {
-    let has_rate = over.examples > 0 || over.seconds >= MIN_IDLE_SECONDS;
-    if has_rate && over.seconds > 0.0 {
-        record.progress.examples_per_second = over.examples as f64 / over.seconds;
-        record.progress.input_wait_fraction = over.waited_seconds / over.seconds;
     }
 }

@@ -4,7 +4,7 @@ use millstream_trainer::checkpoint::store::directory_name;
 use tracing::Level;
 
 use super::Supervisor;
-use super::attempt::took;
+use super::reports::took;
 use crate::traces::JobEvent;
 
 impl Supervisor {

@@ -4,13 +4,14 @@
 //! wait for it, and after they have given up and ended.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_backend::collective::{FlightRecord, OpenOperation, Recorder};
 
-/// The files of the flight records, by rank; none for one worker alone. They live until the last copy of this value.
+/// The files of the flight records of the workers of this host, by rank; none for one worker alone. They live until the last copy of this value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlightRecords(Arc<[OwnedFd]>);
 
@@ -24,13 +25,14 @@ pub(crate) struct Exchanges {
 }
 
 impl FlightRecords {
-    /// Empty records of `ranks` workers.
+    /// Empty records of the workers `ranks` of `world` workers.
     ///
     /// # Errors
     /// If the system refuses the memory, or a descriptor.
-    pub(super) fn create(ranks: u32) -> io::Result<Self> {
-        let ranks = if ranks > 1 { ranks as usize } else { 0 };
-        Ok(Self((0..ranks).map(|rank| Recorder::create_file(rank, ranks)).collect::<io::Result<_>>()?))
+    pub(super) fn create(ranks: Range<u32>, world: u32) -> io::Result<Self> {
+        let ranks = if world > 1 { ranks } else { 0..0 };
+        let create = |rank: u32| Recorder::create_file(rank as usize, world as usize);
+        Ok(Self(ranks.map(create).collect::<io::Result<_>>()?))
     }
 
     /// The file of each worker's record, by rank.
@@ -84,9 +86,9 @@ mod tests {
 
     #[test]
     fn one_worker_alone_has_no_record() {
-        assert_eq!(FlightRecords::create(1).unwrap().files().count(), 0);
-        assert_eq!(FlightRecords::create(1).unwrap().now(), Exchanges::default());
-        let three = FlightRecords::create(3).unwrap();
+        assert_eq!(FlightRecords::create(0..1, 1).unwrap().files().count(), 0);
+        assert_eq!(FlightRecords::create(0..1, 1).unwrap().now(), Exchanges::default());
+        let three = FlightRecords::create(0..3, 3).unwrap();
         assert_eq!(three.files().count(), 3);
         assert_eq!(three.now(), Exchanges { shares: vec![None; 3], open: None });
     }

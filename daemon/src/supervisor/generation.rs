@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use millstream_backend::Description;
 use millstream_batch::HandOff;
-use millstream_worker::protocol::{Restored, ToWorker};
+use millstream_worker::protocol::{HostPlace, Restored, ToWorker};
 use tracing::Level;
 
 use super::images::Images;
@@ -31,10 +31,40 @@ use crate::worker::{WorkerExit, WorkerProcess};
 /// How long a report of a lost worker waits for the worker that died.
 pub(super) const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The workers of an attempt.
+/// The ranks of a generation that are workers of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RanksHere {
+    /// The lowest.
+    pub(super) first: u32,
+    /// How many.
+    pub(super) count: u32,
+    /// The ranks on all hosts.
+    pub(super) world: u32,
+}
+
+impl RanksHere {
+    /// All ranks of a generation that has `count`.
+    pub(super) fn all(count: u32) -> Self {
+        Self { first: 0, count, world: count }
+    }
+
+    /// The rank of the worker with this number among those of this host.
+    pub(super) fn rank(self, number: u32) -> u32 {
+        self.first + number
+    }
+
+    /// The place of that worker.
+    pub(super) fn place(self, number: u32) -> HostPlace {
+        HostPlace { number, workers: self.count }
+    }
+}
+
+/// The workers of an attempt, on this host. Methods name them by their numbers here, from 0, which are the ranks unless other hosts
+/// have some.
 pub(super) struct Generation {
     number: u64,
-    /// By rank.
+    ranks: RanksHere,
+    /// By number.
     workers: Vec<Member>,
     /// What they record of their exchanges.
     records: FlightRecords,
@@ -61,34 +91,34 @@ pub(super) struct ReadyWorker {
 }
 
 impl Generation {
-    /// Spawns the workers of an attempt at `prepared`.
+    /// Spawns the workers of this host for an attempt at `prepared`.
     ///
     /// # Errors
     /// When the system cannot create a process or the file of a flight record.
-    pub(super) fn spawn(supervisor: &Supervisor, prepared: &Prepared) -> io::Result<Self> {
-        let (ranks, number) = (prepared.ranks(), supervisor.generation);
-        let records = FlightRecords::create(ranks)?;
-        let workers = (0..ranks).map(|rank| {
-            let recorder = Arc::clone(&supervisor.recorder);
-            let prefix = if ranks == 1 { "worker".to_owned() } else { format!("worker {rank}") };
+    pub(super) fn spawn(supervisor: &Supervisor, prepared: &Prepared, ranks: RanksHere) -> io::Result<Self> {
+        let (world, generation) = (ranks.world, supervisor.generation);
+        let records = FlightRecords::create(ranks.first..ranks.first + ranks.count, world)?;
+        let workers = (0..ranks.count).map(|number| {
+            let (rank, recorder) = (ranks.rank(number), Arc::clone(&supervisor.recorder));
+            let prefix = if world == 1 { "worker".to_owned() } else { format!("worker {rank}") };
             let log = move |line: &str| recorder.log(Level::WARN, &format!("{prefix}: {line}"));
             let mut process = WorkerProcess::spawn(&supervisor.worker, log)?;
-            if ranks > 1 {
-                process = process.named(format!("worker {rank} of {ranks}"));
+            if world > 1 {
+                process = process.named(format!("worker {rank} of {world}"));
             }
             // What a driver needs beside the plan is unknown.
             if prepared.job.training.device.gpu().is_none() {
                 process.limit_memory(prepared.worker_bytes());
             }
             let events = supervisor.control.events.clone();
-            let (gone, id) = (events.clone(), WorkerId { generation: number, rank });
+            let (gone, id) = (events.clone(), WorkerId { generation, number });
             process.listen(
                 move |message| events.send(Event::Worker(id, message)).is_ok(),
                 move || drop(gone.send(Event::WorkerGone(id))),
             )?;
             Ok(Member { process, address: None, ready: None, has_ended: false, is_gone: false })
         });
-        Ok(Self { number, workers: workers.collect::<io::Result<_>>()?, records })
+        Ok(Self { number: generation, ranks, workers: workers.collect::<io::Result<_>>()?, records })
     }
 
     /// Whether an event is of this generation.
@@ -96,7 +126,7 @@ impl Generation {
         id.generation == self.number
     }
 
-    /// The process ids, by rank.
+    /// The process ids, by number.
     pub(super) fn pids(&self) -> Vec<u32> {
         self.workers.iter().map(|worker| worker.process.pid()).collect()
     }
@@ -108,7 +138,7 @@ impl Generation {
 
     /// Names the workers that hang: the others have waited for them in an exchange for longer than `timeout`.
     pub(super) fn hanging(&self, timeout: Duration) -> Option<String> {
-        self.records.now().hanging(self.workers.len(), timeout)
+        self.records.now().hanging(self.ranks.world as usize, timeout)
     }
 
     /// The process id of worker `rank`.
@@ -116,9 +146,9 @@ impl Generation {
         self.workers[rank as usize].process.pid()
     }
 
-    /// The number of workers.
-    pub(super) fn ranks(&self) -> u32 {
-        self.workers.len() as u32
+    /// The ranks that are here.
+    pub(super) fn ranks(&self) -> RanksHere {
+        self.ranks
     }
 
     /// Sends a message to worker `rank`.
@@ -175,16 +205,19 @@ impl Generation {
         }
     }
 
-    /// Worker `rank` is listening. Connects all when the last one is, and hands out the files of their flight records.
-    pub(super) fn on_listening(&mut self, rank: u32, address: Vec<u8>) {
-        self.workers[rank as usize].address = Some(address);
-        let addresses: Option<Vec<_>> = self.workers.iter().map(|worker| worker.address.clone()).collect();
-        if let Some(addresses) = addresses {
-            self.send_each(|_| ToWorker::Connect { addresses: addresses.clone() });
-            for (worker, record) in self.workers.iter().zip(self.records.files()) {
-                if let Err(error) = worker.process.send_record(record) {
-                    tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker its flight record");
-                }
+    /// A worker is listening. Returns the addresses of all that are here when the last one is.
+    pub(super) fn on_listening(&mut self, number: u32, address: Vec<u8>) -> Option<Vec<Vec<u8>>> {
+        self.workers[number as usize].address = Some(address);
+        self.workers.iter().map(|worker| worker.address.clone()).collect()
+    }
+
+    /// Connects the workers to all ranks, which have these `addresses`, and hands out the files of their flight records.
+    /// They restore no checkpoint after `newest_step`.
+    pub(super) fn connect(&mut self, addresses: &[Vec<u8>], newest_step: Option<u64>) {
+        self.send_each(|_| ToWorker::Connect { addresses: addresses.to_vec(), newest_step });
+        for (worker, record) in self.workers.iter().zip(self.records.files()) {
+            if let Err(error) = worker.process.send_record(record) {
+                tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker its flight record");
             }
         }
     }
@@ -215,6 +248,14 @@ impl Generation {
         let worker = &mut self.workers[rank as usize];
         worker.is_gone = true;
         !worker.has_ended
+    }
+
+    /// How a worker exited that has closed its socket; kills it after `limit`.
+    ///
+    /// # Errors
+    /// As for [`Generation::finish`].
+    pub(super) fn exit_of(&mut self, number: u32, limit: Duration) -> io::Result<WorkerExit> {
+        self.workers[number as usize].process.wait_for_exit(limit)
     }
 
     /// Whether all workers have closed their sockets.

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_io::storage::Directory;
 use millstream_worker::protocol::Place;
@@ -15,7 +16,10 @@ use tracing::Level;
 
 use super::{Abort, Event, Prepared, STOP_POLL_INTERVAL, Supervisor};
 use crate::objects::{ObjectServer, ServedObjects, Writing};
-use crate::runs::{Lease, LeaseError};
+use crate::runs::{Lease, LeaseError, Look, RunDirectory, Taken, Times};
+
+/// Interval between looks at the lease of another daemon that prepares the job.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Where the workers of an attempt write.
 pub(super) struct Places {
@@ -43,16 +47,13 @@ impl Supervisor {
         if directory.as_local().is_some() || self.lease.is_some() {
             return Ok(());
         }
-        let events = self.control.events.clone();
-        let lost = move |reason: String| {
-            // Waits while the queue is full; fails if the job has ended.
-            tokio::task::spawn_blocking(move || events.send(Event::LeaseLost(reason)).is_ok());
-        };
-        let wait = |reason: &str| {
-            self.recorder.log(Level::INFO, reason);
-            self.recorder.update(|record| record.reason = reason.to_owned());
-        };
-        let taken = Lease::take((directory.address(), &self.run_storage.stores), wait, lost);
+        if self.job.workers.max.is_some() {
+            return self.take_free_lease(&directory);
+        }
+        let lost = self.on_lost_lease();
+        let wait = |reason: &str| self.wait_for_lease(reason);
+        let place = (directory.address(), &self.run_storage.stores);
+        let taken = Lease::take(place, Times::of(&self.job), wait, lost);
         match self.unless_stopped(taken) {
             None => self.check_stop(),
             Some(Ok(lease)) => {
@@ -61,6 +62,49 @@ impl Supervisor {
                 Ok(())
             }
             Some(Err(error)) => Err(Abort::Failed(format!("{error:#}"))),
+        }
+    }
+
+    /// Takes the lease of a run on several hosts, unless another daemon leads it: then everything that preparation writes exists.
+    fn take_free_lease(&mut self, directory: &RunDirectory) -> Result<(), Abort> {
+        let (place, times) = ((directory.address(), &self.run_storage.stores), Times::of(&self.job));
+        let mut look = None;
+        loop {
+            self.check_stop()?;
+            let taken = Lease::try_take(place, times, &mut look, self.on_lost_lease());
+            let reason = match self.unless_stopped(taken) {
+                None => continue,
+                Some(Ok(Taken::Lease(lease))) => {
+                    self.lease = Some(Arc::new(lease));
+                    break;
+                }
+                Some(Ok(Taken::Held(Some(_)))) => break,
+                Some(Ok(Taken::Held(None))) => {
+                    format!("{} prepares the job", look.as_ref().map(Look::holder).unwrap_or_default())
+                }
+                Some(Err(error)) => format!("waiting for the run: {error:#}"),
+            };
+            self.wait_for_lease(&reason);
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        self.recorder.update(|record| record.reason.clear());
+        Ok(())
+    }
+
+    /// What tells the job's thread that another daemon has taken the lease.
+    fn on_lost_lease(&self) -> impl FnOnce(String) + Send + 'static {
+        let events = self.control.events.clone();
+        move |reason: String| {
+            // Waits while the queue is full; fails if the job has ended.
+            tokio::task::spawn_blocking(move || events.send(Event::LeaseLost(reason)).is_ok());
+        }
+    }
+
+    /// Shows why the job waits for the lease.
+    fn wait_for_lease(&self, reason: &str) {
+        if self.recorder.record().reason != reason {
+            self.recorder.log(Level::INFO, reason);
+            self.recorder.update(|record| record.reason = reason.to_owned());
         }
     }
 
@@ -111,11 +155,16 @@ impl Supervisor {
                 Place::Bucket { address: prepared.directory.to_string(), term: term? }
             }
         };
-        let events = self.event_directory(prepared).map(|directory| match directory.as_local() {
+        Ok(Some(Places { run, events: self.event_place(prepared) }))
+    }
+
+    /// Where the job writes TensorBoard events, if it does.
+    pub(super) fn event_place(&self, prepared: &Prepared) -> Option<Place> {
+        let directory = self.event_directory(prepared)?;
+        Some(match directory.as_local() {
             Some(path) => Place::Local(path.to_owned()),
             None => Place::Bucket { address: directory.to_string(), term: 0 },
-        });
-        Ok(Some(Places { run, events }))
+        })
     }
 
     /// The directory of the TensorBoard events of the job, if it writes any.
@@ -134,12 +183,22 @@ impl Supervisor {
         rank: u32,
         connections: &mut Connections,
     ) -> io::Result<Vec<OwnedFd>> {
-        let run = match (prepared.directory.as_local(), &self.lease) {
-            (None, Some(lease)) => {
-                Some((prepared.directory.address().clone(), Writing::Leased(Arc::clone(lease))))
-            }
-            _ => None,
-        };
+        let lease = self.lease.as_ref().filter(|_| prepared.directory.as_local().is_none());
+        let writing = lease.map(|lease| Writing::Leased(Arc::clone(lease)));
+        self.connect_to(prepared, (rank, writing), connections)
+    }
+
+    /// As [`Supervisor::connect_objects`], where `writing` says what the worker may write to a run in a bucket.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) fn connect_to(
+        &self,
+        prepared: &Prepared,
+        (rank, writing): (u32, Option<Writing>),
+        connections: &mut Connections,
+    ) -> io::Result<Vec<OwnedFd>> {
+        let run = writing.map(|writing| (prepared.directory.address().clone(), writing));
         // Rank 0 alone writes events.
         let events = self.event_directory(prepared).filter(|place| rank == 0 && place.as_local().is_none());
         let all = run.into_iter().chain(events.map(|directory| (directory, Writing::Allowed)));

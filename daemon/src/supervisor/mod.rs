@@ -13,7 +13,7 @@
 //! ([`Ready`]) whose demand does not fit yet returns to the queue, and is prepared again, quickly, when it starts. An
 //! *attempt* is one or several workers ([`generation`]), each with a ring, and one ingest that fills the rings, from the
 //! newest valid checkpoint ([`attempt`]). If the job allows it, the next attempt leaves out a worker that fails again and again
-//! ([`membership`]). A run in a bucket is trained by the daemon that has its [`lease`]. The thread spawns the workers itself and
+//! ([`membership`]). A job that may have workers on several hosts has a seat among these instead of attempts ([`hosts`]). A run in a bucket is trained by the daemon that has its [`lease`]. The thread spawns the workers itself and
 //! outlives them, because the kernel kills a worker when the thread that spawned it ends.
 //!
 //! Other threads reach it through its [`Control`]: a bounded channel of events, shared with the workers'
@@ -24,19 +24,21 @@ mod checkpoints;
 mod descriptors;
 mod exchanges;
 mod generation;
+mod hosts;
 mod images;
 mod lease;
 mod membership;
 mod prepare;
 mod profile;
 mod recorder;
+mod reports;
 mod retry;
 mod role;
 mod vitals;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -54,6 +56,7 @@ use tracing::Level;
 use crate::access::Requester;
 use crate::auto_batch::{self, Decided};
 use crate::memory::Room;
+use crate::peers::Peers;
 use crate::runs::{Lease, RunDirectory, Storage};
 use crate::scheduler::Demand;
 use crate::traces::JobEvent;
@@ -62,6 +65,7 @@ use crate::{runs, survey};
 
 use attempt::{Attempt, Death, Outcome};
 pub(crate) use exchanges::{Exchanges, FlightRecords};
+pub(crate) use hosts::{Changes, NO_PEERS, Seats, Site, Written};
 use images::Images;
 use membership::{Failure, Membership};
 pub(crate) use membership::{FewerWorkers, LeftOut};
@@ -91,6 +95,8 @@ pub(crate) enum Event {
     WorkerGone(WorkerId),
     /// Another daemon has taken over the run, for this reason.
     LeaseLost(String),
+    /// There is an event of the job's seat among several hosts.
+    Seat,
 }
 
 /// A worker of the job.
@@ -98,8 +104,8 @@ pub(crate) enum Event {
 pub(crate) struct WorkerId {
     /// The number of its attempt.
     generation: u64,
-    /// Its number among the workers of that attempt, from 0.
-    rank: u32,
+    /// Its number among the workers of this host in that attempt, from 0.
+    number: u32,
 }
 
 /// Why a job is stopped.
@@ -170,6 +176,12 @@ pub(crate) struct Supervisor {
     images: Option<Images>,
     /// The memory that it has to fit into; `None` if that is unknown.
     room: Option<Room>,
+    /// Why training stopped early, as rank 0 has reported it from another host.
+    stopped_early: Option<String>,
+    /// Whether a user has resumed the job, which then goes on even if it has failed on other hosts, too.
+    is_resumed: bool,
+    /// The daemons of other hosts, once the port for them is open.
+    peers: Arc<OnceLock<Arc<Peers>>>,
 }
 
 /// A job that is prepared.
@@ -193,6 +205,7 @@ impl Ready {
     pub(crate) fn train(self) {
         let Self { mut supervisor, prepared } = self;
         let ended = match Room::now().map_or(Ok(()), |room| prepared.check_memory(room)) {
+            Ok(()) if prepared.job.workers.max.is_some() => supervisor.train_among_hosts(*prepared),
             Ok(()) => supervisor.run_attempts(*prepared),
             Err(error) => Err(Abort::Failed(error.to_string())),
         };
@@ -315,6 +328,7 @@ impl Supervisor {
         stores: &Stores,
         recorder: Arc<JobRecorder>,
         (control, events): (Arc<Control>, Receiver<Event>),
+        peers: Arc<OnceLock<Arc<Peers>>>,
     ) -> Self {
         let run_storage = Storage { stores: stores.for_job(&job.storage), runtime: runtime.clone() };
         let stores = stores.for_job(&job.storage);
@@ -337,7 +351,15 @@ impl Supervisor {
             newest_step: None,
             images: None,
             room: None,
+            stopped_early: None,
+            is_resumed: false,
+            peers,
         }
+    }
+
+    /// The same for a job that a user has resumed.
+    pub(crate) fn resumed(self, is_resumed: bool) -> Self {
+        Self { is_resumed, ..self }
     }
 
     /// What the job demands of the host.
@@ -565,8 +587,9 @@ impl Supervisor {
     /// Deletes the run directory of a failed job unless it has checkpoints.
     fn discard_run(&self) {
         let directory = self.directory();
-        // Without the lease, it is another daemon's.
-        if directory.as_local().is_none() && self.lease.is_none() {
+        // Without the lease, it is another daemon's. Once it is led, other hosts train in it.
+        let led = self.lease.as_ref().and_then(|lease| self.runtime.block_on(lease.led()));
+        if directory.as_local().is_none() && self.lease.is_none() || led.is_some() {
             return;
         }
         if let Err(error) = runs::discard(&directory) {

@@ -89,8 +89,11 @@ impl Prepared {
 
     /// The least memory of the job if it had one worker.
     pub(super) fn worker_bytes(&self) -> u64 {
-        let of_worker =
-            HostMemory::of_worker(&self.model, &self.job.training, self.job.workers.model_copies());
+        let of_worker = HostMemory::of_worker(
+            (&self.model, ranks::here(&self.job)),
+            &self.job.training,
+            self.job.workers.model_copies(),
+        );
         HostMemory { ingest_bytes: self.memory.ingest_bytes, ..of_worker }.total_bytes()
     }
 

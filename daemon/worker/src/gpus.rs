@@ -118,7 +118,7 @@ pub(crate) fn serve(link: &mut Link) -> Result<FromWorker> {
         Err(NvmlError::LibloadingError(error)) => {
             let reason = error.to_string();
             link.send(&FromWorker::GpusSampled { sample: GpuSample::NoLibrary { reason } })?;
-            return Ok(FromWorker::Done { stopped_early: None });
+            return Ok(FromWorker::Done { step: 0, stopped_early: None });
         }
         Err(error) => bail!(cannot_open(&error)),
     };
@@ -127,7 +127,7 @@ pub(crate) fn serve(link: &mut Link) -> Result<FromWorker> {
         match link.receive()? {
             Some(ToWorker::SampleGpus) => {}
             Some(_) => bail!("a worker that watches GPUs has no other assignment"),
-            None => return Ok(FromWorker::Done { stopped_early: None }),
+            None => return Ok(FromWorker::Done { step: 0, stopped_early: None }),
         }
     }
 }

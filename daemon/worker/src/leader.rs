@@ -28,8 +28,7 @@ pub(crate) const REPORT_PERIOD: Duration = Duration::from_millis(100);
 /// The part of a training job that rank 0 does alone.
 pub(crate) struct Leader {
     checkpointer: Checkpointer,
-    /// Whether there are other workers.
-    has_peers: bool,
+    others: Others,
     /// What all workers are to copy the model for, once they have agreed.
     wanted: Option<CopyFor>,
     /// The recorder of the session and its backend.
@@ -48,6 +47,17 @@ pub(crate) struct Leader {
     events_warned: bool,
 }
 
+/// The other workers of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Others {
+    /// There are none.
+    None,
+    /// All on this host, where they map the same images.
+    Here,
+    /// Some on other hosts, which have images of their own.
+    Elsewhere,
+}
+
 /// An evaluation that has finished.
 pub(crate) struct Evaluated {
     /// The epoch of the last step.
@@ -59,10 +69,10 @@ pub(crate) struct Evaluated {
 
 impl Leader {
     /// A leader of a session whose backend records into `recorder`.
-    pub(crate) fn new(checkpointer: Checkpointer, has_peers: bool, recorder: Arc<Recorder>) -> Self {
+    pub(crate) fn new(checkpointer: Checkpointer, others: Others, recorder: Arc<Recorder>) -> Self {
         Self {
             checkpointer,
-            has_peers,
+            others,
             wanted: None,
             recorder,
             meter: Meter::default(),
@@ -101,7 +111,7 @@ impl Leader {
         let began = Instant::now();
         let next = self.next_copy(session, commands, link)?;
         match next {
-            Some(_) if self.has_peers => self.wanted = next,
+            Some(_) if self.others != Others::None => self.wanted = next,
             Some(copy_for) => self.copy_for(copy_for, CopiedBy::This, session, link)?,
             None => {}
         }
@@ -110,7 +120,7 @@ impl Leader {
     }
 
     /// Reports progress while the next batch is late, and copies the model for a checkpoint or an image, if one is due: alone, because
-    /// the next agreement of all workers is far off.
+    /// the next agreement of all workers is far off. Workers of other hosts would not have that copy; they are waited for.
     pub(crate) fn while_waiting<B: Backend<Scalar = f32>>(
         &mut self,
         session: &mut Session<B>,
@@ -120,6 +130,9 @@ impl Leader {
         // A report without steps would replace the last one.
         if self.meter.steps > 0 {
             self.report_if_due(session, link)?;
+        }
+        if self.others == Others::Elsewhere {
+            return Ok(());
         }
         let next = self.next_copy(session, commands, link)?;
         let wanted = self.wanted.take();
@@ -167,7 +180,7 @@ impl Leader {
         link: &mut Link,
     ) -> Result<()> {
         self.accept_requests(session, commands);
-        if !self.has_peers {
+        if self.others == Others::None {
             return self.copy(session, link, Checkpointer::take);
         }
         let is_committed = self.checkpointer.is_committed(session, link)?;

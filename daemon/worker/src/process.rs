@@ -126,7 +126,7 @@ fn work(link: &mut Link) -> Result<FromWorker> {
         Some(ToWorker::Start(start)) => start,
         Some(ToWorker::Survey { opens }) => {
             link.send(&FromWorker::Surveyed { survey: HostSurvey::of_this_host(opens) })?;
-            return Ok(FromWorker::Done { stopped_early: None });
+            return Ok(FromWorker::Done { step: 0, stopped_early: None });
         }
         Some(ToWorker::SampleGpus) => return gpus::serve(link),
         _ => bail!("the daemon's first message was not an assignment"),

@@ -34,7 +34,8 @@
 //! Several workers of a job have ranks, counted from 0. Rank 0 alone locks a local run, commits checkpoints and reports: of the
 //! messages after `Ready`, other ranks send warnings, recordings, written files and the last message only. `Checkpoint` and
 //! `PartsWritten` go to rank 0, `WriteParts` to all but rank 0, `Profile` and `EndProfile` to the rank to record, all others to
-//! every rank. Of a run in a bucket, the daemon has the lease.
+//! every rank. Of a run in a bucket, the daemon has the lease. If the ranks are on several hosts, their daemons pass these messages
+//! on, and the first rank of each host sends `EvalDue`.
 //!
 //! The worker chooses the checkpoint, not the daemon: it reads the whole checkpoint anyway, and it holds the
 //! job's lock, so no earlier worker can be committing another one.
@@ -96,6 +97,8 @@ pub enum ToWorker {
     Connect {
         /// The address of each rank.
         addresses: Vec<Vec<u8>>,
+        /// As [`TrainRole::newest_step`], which it replaces.
+        newest_step: Option<u64>,
     },
     /// Instead of `Start`: report the host's GPUs and CUDA libraries, then exit.
     Survey {
@@ -188,10 +191,14 @@ pub struct ScoreRole {
 pub struct TrainRole {
     /// The number of this worker among the `training.ranks` workers of the job, from 0.
     pub rank: u32,
+    /// Its place on its host.
+    pub place: HostPlace,
     /// How long it waits for the others in a collective operation, in seconds.
     pub timeout_seconds: u32,
     /// The network interfaces that reach the workers of other hosts, separated by commas; `None` if all run on this host.
     pub network: Option<String>,
+    /// The step after which no checkpoint is restored; `None` for no limit. A later one may have been written without counting.
+    pub newest_step: Option<u64>,
     /// The run directory. It has the job file and, as [`ANALYSIS_PART`], the statistics learned from the data.
     pub run: Place,
     /// The name of the job file, which each checkpoint contains as [`JOB_PART`].
@@ -222,7 +229,21 @@ pub struct TrainRole {
     pub rehearsal: Option<RehearsalSpec>,
 }
 
+/// The place of a worker among those of its host. They share the images of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostPlace {
+    /// The number of this worker among those of the host, from 0.
+    pub number: u32,
+    /// How many these are.
+    pub workers: u32,
+}
+
 impl TrainRole {
+    /// Whether other hosts have workers of the job.
+    pub fn spans_hosts(&self) -> bool {
+        self.place.workers < self.training.ranks()
+    }
+
     /// Whether the descriptors of two images follow the assignment: of a job that keeps images, or whose workers copy the model for
     /// checkpoints together. The latter use the first one only.
     pub fn has_images(&self) -> bool {
@@ -430,6 +451,8 @@ pub enum FromWorker {
     },
     /// All batches are consumed and, in training, the final checkpoint is committed. The last message.
     Done {
+        /// The last step; 0 if nothing was trained.
+        step: u64,
         /// The reason for early stopping, if training stopped early.
         stopped_early: Option<String>,
     },
@@ -614,7 +637,7 @@ mod tests {
             panic!()
         };
         assert_eq!(received, address);
-        let connect = ToWorker::Connect { addresses: vec![address; 64] };
+        let connect = ToWorker::Connect { addresses: vec![address; 64], newest_step: Some(7) };
         assert_eq!(receive(&mut &frame(&connect)[..]).unwrap(), Some(connect));
     }
 

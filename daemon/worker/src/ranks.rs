@@ -14,23 +14,23 @@ use crate::protocol::{FromWorker, ToWorker, TrainRole};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connects this worker to the others of its job, whose addresses the daemon passes on. A worker that only exchanges gradients
-/// with itself needs no others.
+/// with itself needs no others. Also returns the step after which no checkpoint is to be restored, if there is one.
 ///
 /// # Errors
 /// When UCX or the network between hosts cannot be used, or a worker does not connect in time.
-pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<Communicator> {
+pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<(Communicator, Option<u64>)> {
     let limit = Duration::from_secs(role.timeout_seconds.into());
     if role.training.ranks() == 1 {
-        return Ok(Communicator::new(Alone, limit, None)?);
+        return Ok((Communicator::new(Alone, limit, None)?, role.newest_step));
     }
     let listener = HostListener::open(&device::ucx_libraries(), role.network.as_deref()).map_err(explain)?;
     link.send(&FromWorker::Listening { address: listener.address().to_vec() })?;
-    let Some(ToWorker::Connect { addresses }) = link.receive()? else {
+    let Some(ToWorker::Connect { addresses, newest_step }) = link.receive()? else {
         bail!("the daemon did not send the addresses of the other workers");
     };
     let recorder = link.receive_record()?;
     let host = listener.connect(role.rank as usize, &addresses, CONNECT_TIMEOUT)?;
-    Ok(Communicator::new(host, limit, Some(recorder))?)
+    Ok((Communicator::new(host, limit, Some(recorder))?, newest_step))
 }
 
 /// The error, with the key that names the interface.
@@ -44,10 +44,13 @@ fn explain(error: OpenUcxError) -> Error {
 }
 
 /// Whether a worker has ended with `error` because it lost another one: in a collective operation, or while connecting, when
-/// UCX does not find the memory of one that has just died.
+/// UCX does not find the memory of one that has just died. One that has restored another state is as good as lost.
 pub(crate) fn is_peer_lost(error: &Error) -> bool {
     error.chain().any(|cause| {
-        let in_session = matches!(cause.downcast_ref(), Some(SessionError::Collective(_)));
+        let in_session = matches!(
+            cause.downcast_ref(),
+            Some(SessionError::Collective(_) | SessionError::OtherState { .. })
+        );
         let of_peer = |error: &ConnectError| {
             matches!(error, ConnectError::Ucx(_) | ConnectError::Process { .. } | ConnectError::Exchange(_))
         };

@@ -61,7 +61,7 @@ impl DeviceTask for ScoreTask {
             let seconds = began.elapsed().as_secs_f64();
             link.send(&FromWorker::Evaluated { step, epoch: 0, ends_epoch: false, metrics, seconds })?;
         }
-        Ok(FromWorker::Done { stopped_early: None })
+        Ok(FromWorker::Done { step: 0, stopped_early: None })
     }
 }
 

@@ -36,7 +36,7 @@ use millstream_trainer::warm_start::{IdMappings, WarmStart};
 
 use crate::checkpoints::{self, Cadence, CheckpointPlaces, Checkpointer, model_copies};
 use crate::device::{self, DeviceTask};
-use crate::leader::{Evaluated, Leader};
+use crate::leader::{Evaluated, Leader, Others};
 use crate::link::{CommandReceiver, Link, PendingCommands, StopMode};
 use crate::locks::RunLock;
 use crate::parts::PartsExchange;
@@ -69,6 +69,8 @@ struct Training<'a, B: Backend> {
     epoch_ended: bool,
     /// Whether there are other workers.
     has_peers: bool,
+    /// Whether it is the first worker of its host, and asks the daemon for held-out rows.
+    is_first_here: bool,
     /// What rank 0 does alone; `None` on other ranks.
     leader: Option<Leader>,
     /// The shares of images that another rank than 0 copies.
@@ -140,7 +142,13 @@ impl TrainTask {
             rehearsal::run(backend, spec, (&role.model, schema, training), copies)
                 .context("rehearsing a step")?;
         }
-        let communicator = training.exchanges().then(|| ranks::connect(&role, link)).transpose()?;
+        let (communicator, newest_step) = match training.exchanges() {
+            true => {
+                let (communicator, newest_step) = ranks::connect(&role, link)?;
+                (Some(communicator), newest_step)
+            }
+            false => (None, role.newest_step),
+        };
         let mut session = Session::new(open(training.threads)?, &role.model, schema, training)?;
         if let Some(communicator) = communicator {
             session.join(communicator)?;
@@ -149,8 +157,9 @@ impl TrainTask {
             session.group_by(groups)?;
         }
         session.select_by(role.selection);
+        session.share_images_as((role.place.number as usize, role.place.workers as usize));
         let mut passed_over = Vec::new();
-        let restored = restore(&mut session, (&store, newest_image), &mut passed_over)?;
+        let restored = restore(&mut session, (&store, newest_image), newest_step, &mut passed_over)?;
         match &role.beginning {
             _ if restored.is_some() => {}
             None => {}
@@ -170,6 +179,9 @@ impl TrainTask {
                 let data = if *is_same_data { ContinuedData::Same } else { ContinuedData::New };
                 session.continue_from(&checkpoint, position, data)?;
             }
+        }
+        if has_peers {
+            session.check_same_state()?;
         }
         // The writer of the newest checkpoint may have been killed before. Damaged ones are kept until the next commit.
         if let Some(CheckpointSize { step, .. }) = restored.as_ref().and_then(|restored| restored.checkpoint)
@@ -206,7 +218,12 @@ impl TrainTask {
             let cadence =
                 Cadence { every_steps: role.every_steps, keep: role.keep, retry_for, images: images_every };
             let checkpointer = Checkpointer::new(cadence, &mut session, places, carried, restored)?;
-            let mut leader = Leader::new(checkpointer, has_peers, Arc::clone(&recorder));
+            let others = match (has_peers, role.spans_hosts()) {
+                (false, _) => Others::None,
+                (true, false) => Others::Here,
+                (true, true) => Others::Elsewhere,
+            };
+            let mut leader = Leader::new(checkpointer, others, Arc::clone(&recorder));
             if let Some(spec) = role.events.take() {
                 leader.begin_events((spec, event_objects), restored_step, &job, link)?;
             }
@@ -220,6 +237,7 @@ impl TrainTask {
             evaluation: role.evaluation,
             epoch_ended: false,
             has_peers,
+            is_first_here: role.place.number == 0,
             leader,
             shares,
             profiler: Profiler::new(Arc::clone(&recorder), training.precision),
@@ -283,14 +301,16 @@ fn newest_image(files: Option<&[File; 2]>) -> Result<Option<Image>> {
     Ok(newest)
 }
 
-/// Restores the newest state: `image`, if it is newer than all checkpoints of `store`, or the newest valid one of these. Appends
-/// an error for each damaged newer one to `passed_over`.
+/// Restores the newest state: `image`, if it is newer than all checkpoints of `store`, or the newest valid one of these, up to that of
+/// `newest_step`. Appends an error for each damaged newer one to `passed_over`.
 fn restore<B: Backend<Scalar = f32>>(
     session: &mut Session<B>,
     (store, image): (&CheckpointStore, Option<Image>),
+    newest_step: Option<u64>,
     passed_over: &mut Vec<String>,
 ) -> Result<Option<Restored>> {
-    let steps = store.steps()?;
+    let mut steps = store.steps()?;
+    steps.retain(|step| newest_step.is_none_or(|newest| *step <= newest));
     if let Some(image) = image.filter(|image| Some(&image.snapshot().step) > steps.last()) {
         match session.restore_image(&image) {
             Ok(()) => {
@@ -562,6 +582,8 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             // Report the training up to the evaluation first.
             leader.report(&self.session, self.link)?;
             leader.begin_evaluation();
+        }
+        if self.is_first_here {
             self.link.send(&FromWorker::EvalDue)?;
         }
         if let Some(ended) = self.read_held_out_rows()? {
@@ -656,7 +678,7 @@ impl<B: Backend<Scalar = f32>> Training<'_, B> {
             self.take_checkpoint()?;
             self.wait_for_writer()?;
             if !self.ask_leader(|leader, _, _| Ok(leader.retry_at().is_some()))? {
-                return Ok(FromWorker::Done { stopped_early });
+                return Ok(FromWorker::Done { step: self.session.step(), stopped_early });
             }
             while self.ask_leader(|leader, _, _| Ok(leader.retry_at() > Some(Instant::now())))? {
                 if self.ask_leader(|_, commands, _| Ok(commands.stop().is_some()))? {

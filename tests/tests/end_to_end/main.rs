@@ -23,6 +23,7 @@ mod faults_worker;
 mod file_tools;
 mod gpus;
 mod histories;
+mod hosts;
 mod images;
 mod interrupt;
 mod labels;

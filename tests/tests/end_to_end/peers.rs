@@ -5,55 +5,12 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use millstream_tests::bucket::Bucket;
 use millstream_tests::programs::{Daemon, wait_until};
-use millstream_tests::shell::Shell;
+use millstream_tests::site::{Site, address, at};
 use serde_json::Value;
-use tempfile::TempDir;
-
-/// A site with an authority, whose hosts are directories.
-struct Site {
-    dir: TempDir,
-    shell: Shell,
-}
-
-impl Site {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let shell = Shell::new(dir.path());
-        let _done = shell.run(&["peers", "init-ca", "ca"]).with_code(0);
-        Self { dir, shell }
-    }
-
-    /// Issues the certificate of a host, and writes its configuration with these keys of `[peers]`.
-    fn host(&self, name: &str, keys: &str) -> PathBuf {
-        let _done = self.shell.run(&["peers", "issue", "--ca", "ca", "--out", name, name]).with_code(0);
-        let directory = self.dir.path().join(name);
-        let root = self.dir.path().display();
-        let text = format!(
-            "max_jobs = 1\n[peers]\nlisten = '127.0.0.1:0'\ncertificate = '{root}/{name}/{name}.pem'\n\
-             key = '{root}/{name}/{name}.key'\nca = '{root}/ca/ca.pem'\ncrl = '{root}/ca/crl.pem'\n{keys}\n"
-        );
-        fs::write(directory.join("millstreamd.toml"), text).unwrap();
-        directory
-    }
-
-    fn start(&self, name: &str, keys: &str) -> Daemon {
-        Daemon::start(&self.host(name, keys))
-    }
-}
-
-/// The address of a daemon for others.
-fn address(daemon: &Daemon) -> String {
-    daemon.json(&["peers"])["this_host"]["address"].as_str().unwrap().to_owned()
-}
-
-/// A key of `[peers]` that names these addresses.
-fn at(addresses: &[&str]) -> String {
-    format!("discover = ['static:{}']", addresses.join(","))
-}
 
 /// What a daemon says about another host.
 fn seen(daemon: &Daemon, name: &str) -> Option<Value> {
@@ -104,14 +61,14 @@ fn daemons_of_two_hosts_find_and_measure_each_other() {
     assert!(!down["reason"].as_str().unwrap().is_empty(), "{down}");
     let failed = second.run(&["peers", "--measure", "train-1"]);
     assert_eq!(failed.status.code(), Some(1), "a link that cannot be measured is a failure");
-    let directory = site.dir.path().join("train-1");
+    let directory = site.path().join("train-1");
     let text = fs::read_to_string(directory.join("millstreamd.toml")).unwrap();
     fs::write(directory.join("millstreamd.toml"), format!("{text}{}\n", at(&[&address(&second)]))).unwrap();
     let first = Daemon::start(&directory);
     wait_until("it is back", || is_up(&second, "train-1") && is_up(&first, "train-2"));
     let measured = second.json(&["peers", "--measure", "train-1"]);
     assert_eq!(measured["peers"][0]["error"], "", "not the former address: {measured}");
-    let log = log(&site.dir.path().join("train-2"));
+    let log = log(&site.path().join("train-2"));
     for line in ["peer train-1 at", "is up", "is lost"] {
         assert!(log.contains(line), "{log}");
     }
@@ -140,7 +97,7 @@ fn strangers_and_revoked_hosts_are_refused_and_logged() {
     let member = site.start("train-3", &at(&[&address]));
     wait_until("the member is admitted", || is_up(&member, "train-1") && is_up(&daemon, "train-3"));
     assert_eq!(daemon.json(&["peers"])["peers"].as_array().unwrap().len(), 1);
-    let lines = log(&site.dir.path().join("train-1"));
+    let lines = log(&site.path().join("train-1"));
     assert!(lines.contains("refused a connection from 127.0.0.1"), "{lines}");
 
     let _done = site.shell.run(&["peers", "revoke", "--ca", "ca", "train-3"]).with_code(0);

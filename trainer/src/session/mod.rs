@@ -23,6 +23,7 @@ use std::fs::File;
 use millstream_backend::collective::{CollectiveError, Communicator, UseOfTime};
 use millstream_backend::{Backend, BatchError, ConnectDevicesError, Description, PinError};
 use millstream_batch::{BatchRef, BatchSchema, RingMapping};
+use sha2::{Digest, Sha256};
 
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointScope, Element, Image, ImageShare, ModelCopy, Snapshot,
@@ -90,6 +91,12 @@ pub enum SessionError {
     /// The communication with the other workers failed: one of them has ended, or is late.
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    /// Another worker has restored another state.
+    #[error("worker {rank} has restored another state than worker 0: the run has changed meanwhile")]
+    OtherState {
+        /// The rank of that worker.
+        rank: usize,
+    },
     /// Another worker of the job trains another model.
     #[error("another worker of the job trains another model")]
     OtherModel,
@@ -125,6 +132,8 @@ pub struct Session<B: Backend> {
     /// What a checkpoint stores, except for the loss scale, which the model knows.
     state: Snapshot,
     position_in_eval: Vec<u8>,
+    /// The number of this worker among those that share images with it, and their number; `None` for its rank.
+    place: Option<(usize, usize)>,
     /// Steps in flight.
     in_flight: VecDeque<InFlight>,
     failure: Option<Failure>,
@@ -206,6 +215,7 @@ where
                 tasks: training.tasks(schema.label_count()),
             },
             position_in_eval: Vec::new(),
+            place: None,
             in_flight: VecDeque::new(),
             failure: None,
         })
@@ -260,6 +270,28 @@ where
     /// If they are not as many as this session's training has workers.
     pub fn join(&mut self, communicator: Communicator) -> Result<(), SessionError> {
         Ok(self.scorer.model.join(communicator)?)
+    }
+
+    /// Checks that the other workers have restored the same state, which may be read from storage while it changes.
+    ///
+    /// # Errors
+    /// When they have not, another worker has ended, or is late.
+    pub fn check_same_state(&mut self) -> Result<(), SessionError> {
+        let json = serde_json::to_vec(&self.state).expect("a snapshot has string keys");
+        let hash = Sha256::digest(json);
+        let (words, _) = hash.as_chunks();
+        let mine: Vec<_> = words.iter().map(|&word| u32::from_le_bytes(word)).collect();
+        let all = self.peers().gather(&mine)?;
+        match all.iter().position(|other| other[..] != all[0][..]) {
+            None => Ok(()),
+            Some(rank) => Err(SessionError::OtherState { rank }),
+        }
+    }
+
+    /// Copies the model with the other workers of this host only: as number `place.0` of `place.1`. Each host then has an image with the
+    /// whole model. Otherwise all workers are taken to be on one host.
+    pub fn share_images_as(&mut self, place: (usize, usize)) {
+        self.place = Some(place);
     }
 
     /// Agrees with the other workers on the next step. Each passes its parts of the batch, or none if it lacks them, and
@@ -522,8 +554,8 @@ where
     /// # Panics
     /// When there are no other workers: see [`Session::join`].
     pub fn share_of_image(&mut self, image: &File) -> Result<ImageShare<B::Scalar>, SessionError> {
-        let (rank, ranks) = self.peers().rank();
-        Ok(ImageShare::open(image, self.scorer.model.copy_layout().1, (rank, ranks))?)
+        let place = self.place();
+        Ok(ImageShare::open(image, self.scorer.model.copy_layout().1, place)?)
     }
 
     /// Copies the model into `model_copy`, allocated by this session, and returns the rest of a checkpoint.
@@ -554,8 +586,8 @@ where
         self.check_idle()?;
         let number = model_copy.begin()?.expect("a copy in an image");
         self.peers().gather(&[number])?;
-        let (rank, ranks) = self.peers().rank();
-        model_copy.copy_share(&mut self.scorer.model, (rank, ranks));
+        let place = self.place();
+        model_copy.copy_share(&mut self.scorer.model, place);
         // All have copied their shares.
         self.peers().gather(&[])?;
         self.complete(model_copy)
@@ -590,6 +622,11 @@ where
         self.check_failed()?;
         assert!(self.in_flight.is_empty(), "steps are in flight: drain before a checkpoint");
         Ok(())
+    }
+
+    /// The number of this worker among those that share images with it, and their number.
+    fn place(&self) -> (usize, usize) {
+        self.place.unwrap_or_else(|| self.peers().rank())
     }
 
     /// The exchange with the other workers.

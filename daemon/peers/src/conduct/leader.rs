@@ -13,7 +13,9 @@ use super::call::{Caller, Heard};
 use super::{Addresses, MAX_RANKS, QUEUE, RunAddress, wait_until};
 use crate::HostName;
 use crate::generations::leader::{Action, Event, Leader};
-use crate::generations::{Limits, MAX_HOSTS, Outcome, SILENCE, Shortage, Snapshot, ToMember};
+use crate::generations::{
+    GenerationId, Limits, MAX_HOSTS, Note, Outcome, Reason, SILENCE, Shortage, Snapshot, ToMember,
+};
 use crate::server::ThisHost;
 
 /// The run of a job, as its leader changes it. All changes are on condition that the lease has the leader's epoch.
@@ -29,6 +31,9 @@ pub trait Run: Send + Sync + 'static {
 
     /// Shows why no generation runs. Must not block.
     fn show(&self, shortage: &Shortage);
+
+    /// Takes note of what a host of the current generation says. Must not block.
+    fn hear(&self, from: HostName, generation: GenerationId, note: Note);
 }
 
 /// Another daemon has the lease.
@@ -39,9 +44,12 @@ pub struct LeaseLost;
 /// Why a checkpoint is not the newest one, and will not be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotCommitted {
-    /// The write failed; the lease is held.
+    /// The write failed, and may be tried again; the lease is held.
     #[error("the checkpoint could not be committed")]
     Failed,
+    /// It is given up: the workers know, and save another one. The lease is held.
+    #[error("the checkpoint is given up")]
+    GivenUp,
     /// The lease is lost.
     #[error(transparent)]
     LeaseLost(#[from] LeaseLost),
@@ -61,12 +69,23 @@ pub struct Term {
 }
 
 /// What a daemon orders its leader to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The daemon is about to exit: release the lease at the next step boundary.
     Drain,
     /// The lease is lost, or was not renewed in time.
     Resign,
+    /// The job is to fail, for this reason.
+    Fail(Reason),
+    /// A note for a host of a generation, or for all.
+    Note {
+        /// The generation.
+        generation: GenerationId,
+        /// The host; `None` for all.
+        to: Option<HostName>,
+        /// The note.
+        note: Note,
+    },
 }
 
 /// Why a leader no longer leads.
@@ -174,6 +193,8 @@ impl<R: Run> Conductor<R> {
                 Some(order) = orders.recv() => self.on(match order {
                     Order::Drain => Event::Drain,
                     Order::Resign => Event::LeaseLost,
+                    Order::Fail(why) => Event::Fail(why),
+                    Order::Note { generation, to, note } => Event::Note { generation, to, note },
                 }),
                 () = wait_until(self.began, self.leader.next_deadline()) => self.on(Event::Tick),
                 () = calls.follow_list() => {}
@@ -235,6 +256,7 @@ impl<R: Run> Conductor<R> {
                     match run.commit(checkpoint).await {
                         Ok(()) => Event::Committed(checkpoint),
                         Err(NotCommitted::Failed) => Event::NotCommitted(checkpoint),
+                        Err(NotCommitted::GivenUp) => Event::GivenUp(checkpoint),
                         Err(NotCommitted::LeaseLost(_)) => Event::LeaseLost,
                     }
                 });
@@ -246,6 +268,7 @@ impl<R: Run> Conductor<R> {
                 });
             }
             Action::Wait(shortage) => self.run.show(&shortage),
+            Action::Note { from, generation, note } => self.run.hear(from, generation, note),
             Action::ReleaseLease => self.ended = Ended::Released,
         }
     }
@@ -278,6 +301,8 @@ mod tests {
         async fn release(&self) {}
 
         fn show(&self, _: &Shortage) {}
+
+        fn hear(&self, _: HostName, _: GenerationId, _: Note) {}
     }
 
     #[tokio::test]

@@ -79,6 +79,26 @@ impl Jobs {
         self.report(run, Event::Over(outcome)).await;
     }
 
+    /// Leaves a job at its next step boundary. Returns once it has no workers of the host. The host takes part again if a leader
+    /// calls and the daemon accepts.
+    pub async fn leave(&self, run: &RunAddress) {
+        self.report(run, Event::Drain).await;
+        let job = self.known().jobs.get(run).cloned();
+        let Some(mut job) = job else { return };
+        // Fails if the job is over.
+        let _ = job.state.wait_for(|state| state.is_idle).await;
+        self.forget(run).await;
+    }
+
+    /// Leaves a job now. Its workers are dropped.
+    pub async fn forget(&self, run: &RunAddress) {
+        let job = self.known().jobs.remove(run);
+        if let Some(job) = job {
+            // Fails if the job is over.
+            let _ = job.inbox.send(Input::Leave).await;
+        }
+    }
+
     /// The daemon is about to exit: leaves all jobs at their next step boundaries, and takes part in no further ones.
     pub async fn drain(&self) {
         let jobs: Vec<_> = {

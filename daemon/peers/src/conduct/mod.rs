@@ -38,11 +38,11 @@ pub use self::leader::{Ended, LeaseLost, NotCommitted, Order, Run, Term, lead};
 pub(crate) use self::member::Replies;
 pub use self::member::{Accept, Accepted, Jobs, MAX_JOBS};
 pub use self::part::{Reports, Workers};
-pub use self::wire::{MAX_ADDRESS_BYTES, MAX_RANKS};
+pub use self::wire::{MAX_ADDRESS_BYTES, MAX_NOTE_BYTES, MAX_RANKS};
 use crate::HostName;
 
 /// The most messages that wait for a host, and for a task.
-const QUEUE: usize = 64;
+const QUEUE: usize = 256;
 
 /// Where hosts listen (`HOST:PORT`), by name.
 pub type Addresses = BTreeMap<HostName, String>;

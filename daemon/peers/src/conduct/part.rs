@@ -10,7 +10,7 @@ use super::wire::{MAX_ADDRESS_BYTES, encode_from_member};
 use super::{QUEUE, wait_until};
 use crate::HostName;
 use crate::generations::member::{Action, Event, Member, WorkerEvent};
-use crate::generations::{Address, Assignment, GenerationId, Outcome, Reason, Start, ToLeader};
+use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader};
 use crate::proto::FromMember;
 
 /// The most leaders that have streams to a member. All but one are deposed, or do not know yet that they lead no longer.
@@ -36,6 +36,9 @@ pub trait Workers: Send {
 
     /// Kills them. [`WorkerEvent::Gone`] is reported once all have exited.
     fn kill(&mut self, generation: GenerationId);
+
+    /// Takes note of what the leader's daemon says about them.
+    fn hear(&mut self, generation: GenerationId, note: Note);
 
     /// The job has ended.
     fn over(&mut self, outcome: Outcome);
@@ -77,6 +80,8 @@ pub(super) enum Input {
     Closed { from: HostName, number: u64 },
     /// An event of the daemon.
     Event(Event),
+    /// This host leaves the job.
+    Leave,
 }
 
 /// The state of a part, as the daemon sees it.
@@ -131,8 +136,8 @@ impl Part {
         while !(self.is_over && self.member.is_idle()) {
             tokio::select! {
                 input = inputs.recv() => match input {
+                    Some(Input::Leave) | None => return,
                     Some(input) => self.take(input),
-                    None => return,
                 },
                 Some((generation, event)) = reported.recv() => {
                     self.on(Event::Workers(generation, checked(event)));
@@ -157,6 +162,7 @@ impl Part {
             }
             Input::Closed { from, number } => self.close(&from, Some(number)),
             Input::Event(event) => self.on(event),
+            Input::Leave => {}
         }
     }
 
@@ -189,6 +195,7 @@ impl Part {
             }
             Action::StopAfter(generation, step) => self.workers.stop_after(generation, step),
             Action::Kill(generation) => self.workers.kill(generation),
+            Action::Note(generation, note) => self.workers.hear(generation, note),
             Action::Over(outcome) => {
                 self.is_over = true;
                 self.workers.over(outcome);
@@ -233,6 +240,7 @@ mod tests {
         fn start(&mut self, _: GenerationId, _: Start, _: BTreeMap<HostName, HostName>, _: Vec<Address>) {}
         fn stop_after(&mut self, _: GenerationId, _: u64) {}
         fn kill(&mut self, _: GenerationId) {}
+        fn hear(&mut self, _: GenerationId, _: Note) {}
         fn over(&mut self, _: Outcome) {}
     }
 

@@ -138,6 +138,13 @@ impl Generation {
         }
     }
 
+    /// A checkpoint cannot be committed. Hosts save its step again, or a later one.
+    pub(super) fn forget_attempt(&mut self, checkpoint: Snapshot) {
+        if checkpoint.generation == self.id {
+            self.saved.remove(&checkpoint.step);
+        }
+    }
+
     /// The newest step whose parts all hosts have written, after that of `checkpoint`.
     pub(super) fn committable(&self, checkpoint: Option<Snapshot>) -> Option<u64> {
         let newer =
@@ -148,6 +155,11 @@ impl Generation {
 
     pub(super) fn reach_end(&mut self, host: HostName, step: u64) {
         self.at_end.insert(host, step);
+    }
+
+    /// Whether this host has trained on all its rows.
+    pub(super) fn has_reached_end(&self, host: &HostName) -> bool {
+        self.at_end.contains_key(host)
     }
 
     /// Whether a host has trained on all its rows.

@@ -6,6 +6,7 @@
 mod advance;
 mod event;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use event::{Action, Event};
@@ -13,8 +14,8 @@ pub use event::{Action, Event};
 use super::generation::{Blame, Generation, Stage};
 use super::hosts::{HostTimer, Hosts, Limits, Shortage};
 use super::tries::Tries;
-use super::{COMMIT_RETRY, END_TIMEOUT, JOIN_TIMEOUT, SETTLE};
-use super::{GenerationId, Outcome, Reason, Snapshot, ToLeader, ToMember, When};
+use super::{BOUNDARY_TIMEOUT, COMMIT_RETRY, END_TIMEOUT, JOIN_TIMEOUT, SETTLE};
+use super::{GenerationId, Note, Outcome, Reason, Snapshot, ToLeader, ToMember, When};
 use crate::HostName;
 
 /// The state machine of the leader.
@@ -155,9 +156,17 @@ impl Leader {
             Event::NotCommitted(checkpoint) if self.commit == Commit::InFlight(checkpoint) => {
                 self.commit = Commit::RetryAt(now + COMMIT_RETRY);
             }
-            Event::NotCommitted(_) | Event::Tick => {}
+            Event::GivenUp(checkpoint) if self.commit == Commit::InFlight(checkpoint) => {
+                self.commit = Commit::Idle;
+                if let Some(current) = &mut self.current {
+                    current.forget_attempt(checkpoint);
+                }
+            }
+            Event::NotCommitted(_) | Event::GivenUp(_) | Event::Tick => {}
             Event::Concluded => self.on_concluded(),
             Event::Drain => self.is_draining = true,
+            Event::Fail(why) => self.fail(now, why),
+            Event::Note { generation, to, note } => self.pass_on(generation, to, &note),
             Event::LeaseLost => self.resign(),
         }
         self.advance(now);
@@ -230,8 +239,19 @@ impl Leader {
             ToLeader::Lost { why, .. } => self.on_failure(now, from, why, false),
             ToLeader::Saved { step, .. } => current.save(from, step),
             ToLeader::AtEnd { step, .. } => current.reach_end(from, step),
+            ToLeader::Note { generation, note } => {
+                self.actions.push(Action::Note { from, generation, note });
+            }
             ToLeader::Ended { holds, .. } => {
                 current.end(from.clone());
+                // The others either end, too, or wait for it in vain.
+                if current.stage == Stage::Running && !current.has_reached_end(&from) {
+                    current.deadline.get_or_insert(now + END_TIMEOUT);
+                    if current.blame == Blame::None {
+                        let why = format!("the workers of host {from} have ended");
+                        current.blame = Blame::Unknown(Reason::new(&why));
+                    }
+                }
                 self.on_holds(&from, holds);
             }
             ToLeader::Hello { .. } | ToLeader::Deposed | ToLeader::Offer { .. } | ToLeader::Beat { .. } => {}
@@ -294,6 +314,31 @@ impl Leader {
             current.blame = Blame::Known;
             self.kill(now);
         }
+    }
+
+    /// Ends the job at the next step boundary.
+    fn fail(&mut self, now: Duration, why: Reason) {
+        if self.outcome.is_some() {
+            return;
+        }
+        let outcome = Outcome::Failed(why);
+        self.outcome = Some(outcome.clone());
+        match self.current.as_ref().map(|current| (current.stage, current.step)) {
+            None => self.actions.push(Action::Conclude(outcome)),
+            Some((Stage::Running, step)) => {
+                self.end(When::AfterStep(step + 1), Stage::Stopping, now + BOUNDARY_TIMEOUT);
+            }
+            Some((Stage::Joining, _)) => self.kill(now),
+            Some((Stage::Stopping | Stage::Killing, _)) => {}
+        }
+    }
+
+    /// Passes a note to a host of the current generation, or to all of them.
+    fn pass_on(&mut self, generation: GenerationId, to: Option<HostName>, note: &Note) {
+        let Some(current) = self.current.as_ref().filter(|current| current.id == generation) else { return };
+        let hosts: Vec<_> =
+            current.hosts().filter(|host| to.as_ref().is_none_or(|to| to == *host)).cloned().collect();
+        hosts.iter().for_each(|host| self.send(host, ToMember::Note { generation, note: Arc::clone(note) }));
     }
 
     /// Ends the current generation now.

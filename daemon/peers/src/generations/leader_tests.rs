@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::leader::{Action, Event, Leader};
 use super::tries::Tries;
 use super::{
-    Address, GenerationId, JOIN_TIMEOUT, Limits, Outcome, Reason, SETTLE, SILENCE, Snapshot, Start, ToLeader,
-    ToMember, When,
+    Address, END_TIMEOUT, GenerationId, JOIN_TIMEOUT, Limits, Outcome, Reason, SETTLE, SILENCE, Snapshot,
+    Start, ToLeader, ToMember, When,
 };
 use crate::HostName;
 
@@ -350,6 +350,58 @@ fn nothing_begins_while_a_commit_is_in_flight() {
     assert_eq!(led.start(), None);
     led.on(Event::Committed(checkpoint));
     assert_eq!(led.start(), Some(Start::Checkpoint(checkpoint)));
+}
+
+#[test]
+fn a_checkpoint_that_is_given_up_is_tried_again_once_it_is_saved_again() {
+    let mut led = training();
+    let generation = led.generation();
+    let checkpoint = Snapshot { step: 9, generation };
+    for _ in 0..2 {
+        for host in ["a", "b"] {
+            led.hear(host, ToLeader::Saved { generation, step: 9 });
+        }
+        assert_eq!(led.actions, [Action::Commit(checkpoint)]);
+        led.on(Event::GivenUp(checkpoint));
+        led.pass(Duration::from_secs(2), &["a", "b"]);
+        assert!(!led.actions.iter().any(|action| matches!(action, Action::Commit(_))));
+    }
+    // It does not keep the others from stopping.
+    led.on(Event::Drain);
+    led.end(&["a", "b"], generation);
+    assert!(led.actions.contains(&Action::ReleaseLease), "{:?}", led.actions);
+}
+
+#[test]
+fn a_generation_ends_soon_after_the_workers_of_a_host_have() {
+    let mut led = training();
+    let generation = led.generation();
+    led.hear("a", ToLeader::Ended { generation, holds: None });
+    assert_eq!(led.ends(), []);
+    led.pass(END_TIMEOUT, &["a", "b"]);
+    assert_eq!(led.ends(), [When::Now]);
+}
+
+#[test]
+fn a_job_that_is_to_fail_saves_its_last_step() {
+    let mut led = training();
+    let generation = led.generation();
+    let why = Reason::new("cancelled");
+    led.on(Event::Fail(why.clone()));
+    assert!(matches!(led.ends()[..], [When::AfterStep(_), When::AfterStep(_)]));
+    led.on(Event::Fail(Reason::new("again")));
+    assert_eq!(led.actions, []);
+    for host in ["a", "b"] {
+        led.hear(host, ToLeader::Saved { generation, step: 9 });
+    }
+    led.end(&["a", "b"], generation);
+    assert_eq!(led.actions, []);
+    led.on(Event::Committed(Snapshot { step: 9, generation }));
+    assert_eq!(led.actions, [Action::Conclude(Outcome::Failed(why.clone()))]);
+
+    let mut waiting = Led::new((3, 3), None);
+    waiting.on(Event::Fail(why.clone()));
+    assert_eq!(waiting.actions, [Action::Conclude(Outcome::Failed(why))]);
 }
 
 #[test]

@@ -174,6 +174,12 @@ impl Member {
             }
             ToMember::End { generation, when } => self.on_end(generation, when),
             ToMember::Over { outcome } => self.on_over(outcome),
+            ToMember::Note { generation, note } => {
+                let is_running = |part: &Part| part.generation == generation && part.stage != Stage::Dying;
+                if self.part.as_ref().is_some_and(is_running) {
+                    self.actions.push(Action::Note(generation, note));
+                }
+            }
         }
     }
 
@@ -248,6 +254,7 @@ impl Member {
             WorkerEvent::Imaged(step) => self.holds = Some(Snapshot { generation, step }),
             WorkerEvent::Saved(step) => self.send(ToLeader::Saved { generation, step }),
             WorkerEvent::AtEnd(step) => self.on_data_end(step),
+            WorkerEvent::Note(note) => self.send(ToLeader::Note { generation, note }),
             WorkerEvent::Died(why) => self.on_death(why, false),
             WorkerEvent::PeerLost(why) => self.on_death(why, true),
             WorkerEvent::Gone => self.on_gone(),

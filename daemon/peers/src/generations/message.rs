@@ -15,6 +15,9 @@ pub struct Reason(Arc<str>);
 /// The address of a rank's worker, opaque here.
 pub type Address = Arc<[u8]>;
 
+/// What daemons tell each other about the workers of a generation, opaque here.
+pub type Note = Arc<[u8]>;
+
 /// A generation of workers. Ids never repeat: an epoch has one leader, which counts its generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GenerationId {
@@ -116,6 +119,13 @@ pub enum ToMember {
         /// How.
         outcome: Outcome,
     },
+    /// Tells the daemon something about its workers.
+    Note {
+        /// Their generation.
+        generation: GenerationId,
+        /// What.
+        note: Note,
+    },
 }
 
 /// A message of a member. Each travels with the epoch of the leader that the member follows.
@@ -187,6 +197,13 @@ pub enum ToLeader {
         /// The last step.
         step: u64,
     },
+    /// Tells the leader's daemon something about the workers of the host.
+    Note {
+        /// Their generation.
+        generation: GenerationId,
+        /// What.
+        note: Note,
+    },
     /// All workers of the host have exited.
     Ended {
         /// Their generation.
@@ -228,6 +245,7 @@ impl ToLeader {
             | Self::Lost { generation, .. }
             | Self::Saved { generation, .. }
             | Self::AtEnd { generation, .. }
+            | Self::Note { generation, .. }
             | Self::Ended { generation, .. } => Some(*generation),
         }
     }

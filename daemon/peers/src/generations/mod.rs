@@ -21,6 +21,7 @@
 //! leader -> members  Begin{start, senders, addresses}            members restore the start and train
 //! member -> leader   Beat{step, holds} every second; Saved{step}, AtEnd{step}
 //! member -> leader   Lost{why} | Offer{ranks}                    a draining host offers none
+//! both                Note                                    of the daemons about running workers: not of interest here
 //! leader -> members  End{now | after a step}
 //! member -> leader   Ended{holds}                                all workers of the host have exited
 //! leader -> members  Over{outcome}                               the job has ended
@@ -83,7 +84,8 @@ use std::time::Duration;
 
 pub use hosts::{Limits, MAX_HOSTS, Shortage};
 pub use message::{
-    Address, Assignment, GenerationId, Outcome, Ranks, Reason, Snapshot, Start, ToLeader, ToMember, When,
+    Address, Assignment, GenerationId, Note, Outcome, Ranks, Reason, Snapshot, Start, ToLeader, ToMember,
+    When,
 };
 pub use tries::{MAX_FAILURES, Tries};
 

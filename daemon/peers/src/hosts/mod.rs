@@ -26,6 +26,9 @@ use crate::{About, HostName, HostStatus, LinkError};
 /// The least time between two visits of a host.
 const VISIT_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The time before a visit of a host that has greeted this one, and is not known to be up: others may have just greeted, too.
+const HEARD_PAUSE: Duration = Duration::from_millis(200);
+
 /// The most probes that a daemon sends.
 const MAX_PROBES_PER_SECOND: u32 = 50;
 
@@ -60,6 +63,8 @@ pub struct Hosts {
     state: Mutex<State>,
     /// Notified when a visit has ended.
     visit_ended: tokio::sync::Notify,
+    /// Notified when a host has greeted this one that is not known to be up.
+    heard: tokio::sync::Notify,
 }
 
 #[derive(Default)]
@@ -136,6 +141,7 @@ impl Hosts {
             registries,
             state: Mutex::default(),
             visit_ended: tokio::sync::Notify::new(),
+            heard: tokio::sync::Notify::new(),
         })
     }
 
@@ -159,7 +165,16 @@ impl Hosts {
             self.find_fixed();
             self.visit(which, None).await;
             self.state().forget();
-            tokio::time::sleep(self.interval()).await;
+            let pause = tokio::time::sleep(self.interval());
+            match which {
+                Visited::Connected => pause.await,
+                Visited::Others => {
+                    tokio::select! {
+                        () = pause => {}
+                        () = self.heard.notified() => tokio::time::sleep(HEARD_PAUSE).await,
+                    }
+                }
+            }
         }
     }
 
@@ -205,7 +220,11 @@ impl Hosts {
         if let Ok(target) = Target::parse(&about.address)
             && about.host != self.this.about.host
         {
-            state.hear(&about.host, &target.to_string());
+            let address = target.to_string();
+            state.hear(&about.host, &address);
+            if state.entries.get(&address).is_some_and(|entry| entry.about_if_up().is_none()) {
+                self.heard.notify_one();
+            }
         }
         let up = state.entries.iter().filter(|(_, entry)| entry.about_if_up().is_some());
         up.map(|(address, _)| address.clone()).take(MAX_HEARD).collect()

@@ -20,7 +20,7 @@ use tracing::Level;
 use super::Daemon;
 use crate::access::Requester;
 use crate::queue::ActiveJob;
-use crate::runs::{self, Lease, RunDirectory, Storage};
+use crate::runs::{self, Lease, RunDirectory, Storage, Times};
 use crate::search::{Outcome, Search, SearchRecord, TrialJob};
 use crate::state::JobRecord;
 use crate::supervisor::{JobRecorder, StopReason};
@@ -171,7 +171,8 @@ impl Driver {
         let control = Arc::clone(&active.control);
         // Wakes the thread, which finds that it has lost the lease.
         let lost = move |_| control.stop(StopReason::Drain);
-        let taken = Lease::take((directory.address(), &storage.stores), wait, lost);
+        let times = Times::ONE_HOST;
+        let taken = Lease::take((directory.address(), &storage.stores), times, wait, lost);
         storage.runtime.block_on(async {
             tokio::select! {
                 taken = taken => taken.map(|lease| Some(Arc::new(lease))),

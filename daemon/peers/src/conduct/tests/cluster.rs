@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::super::*;
 use super::workers::{Fake, Seat, Training};
-use crate::generations::{Limits, Outcome, SETTLE, Shortage, Snapshot};
+use crate::generations::{GenerationId, Limits, Note, Outcome, SETTLE, Shortage, Snapshot};
 use crate::server::tests::Site;
 use crate::server::{Refusals, ThisHost, serve};
 
@@ -169,12 +169,18 @@ struct Stored {
     epoch: u64,
     commits: Vec<Snapshot>,
     outcome: Option<Outcome>,
+    notes: Vec<(HostName, GenerationId, Note)>,
     is_released: bool,
 }
 
 impl Bucket {
     pub(super) fn newest(&self) -> Option<Snapshot> {
         self.0.lock().unwrap().commits.last().copied()
+    }
+
+    /// What hosts have said to the leader.
+    pub(super) fn notes(&self) -> Vec<(HostName, GenerationId, Note)> {
+        self.0.lock().unwrap().notes.clone()
     }
 
     pub(super) fn is_released(&self) -> bool {
@@ -221,6 +227,10 @@ impl Run for Lease {
     }
 
     fn show(&self, _: &Shortage) {}
+
+    fn hear(&self, from: HostName, generation: GenerationId, note: Note) {
+        self.bucket.0.lock().unwrap().notes.push((from, generation, note));
+    }
 }
 
 /// Passes connections on until it freezes: then it neither reads nor closes them.

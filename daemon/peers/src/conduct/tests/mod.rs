@@ -11,7 +11,7 @@ use tonic::Code;
 
 use self::cluster::{Cluster, Proxy, run_address};
 use super::*;
-use crate::generations::SILENCE;
+use crate::generations::{GenerationId, Note, Outcome, Reason, SILENCE};
 use crate::link::Link;
 use crate::proto::from_leader::Message;
 use crate::proto::{self, FollowOpening, FromLeader};
@@ -55,6 +55,56 @@ async fn a_host_whose_server_stops_joins_when_it_is_back() {
     cluster.serve(2).await;
     cluster.commits(|hosts| hosts.len() == 3).await;
     cluster.finishes(led, &[0, 1, 2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notes_travel_both_ways_within_a_generation() {
+    let cluster = Cluster::start(3).await;
+    let led = cluster.lead(0, 1);
+    let generation = cluster.commits(|hosts| hosts.len() == 3).await.generation;
+    let seats = || cluster.hosts.iter().map(|host| &host.seat);
+    let note = |number: u8| Note::from([number]);
+    cluster.hosts[2].seat.send(note(1)).await;
+    let heard = cluster.until("note", || cluster.bucket.notes().pop()).await;
+    assert_eq!(heard, (cluster.name(2), generation, note(1)));
+
+    let earlier = GenerationId { number: 0, ..generation };
+    let last = Some(cluster.name(1));
+    for (generation, to, number) in [(generation, None, 2), (earlier, None, 3), (generation, last, 4)] {
+        led.orders.send(Order::Note { generation, to, note: note(number) }).await.unwrap();
+    }
+    cluster
+        .until("last note", || (cluster.hosts[1].seat.notes.lock().unwrap().len() == 2).then_some(()))
+        .await;
+    let notes: Vec<_> = seats().map(|seat| seat.notes.lock().unwrap().clone()).collect();
+    assert_eq!(notes, [vec![note(2)], vec![note(2), note(4)], vec![note(2)]]);
+    assert!(seats().all(|seat| seat.generation() == generation));
+    cluster.finishes(led, &[0, 1, 2]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_fails_on_order_after_its_next_step() {
+    let cluster = Cluster::start(2).await;
+    let led = cluster.lead(0, 1);
+    cluster.commits(|hosts| hosts.len() == 2).await;
+    let why = Reason::new("cancelled by a user");
+    led.orders.send(Order::Fail(why.clone())).await.unwrap();
+    assert_eq!(timeout(AT_ONCE, led.task).await.unwrap().unwrap(), Ended::Concluded);
+    for host in &cluster.hosts {
+        assert_eq!(*host.seat.outcome.lock().unwrap(), Some(Outcome::Failed(why.clone())));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_leaves_takes_part_again_when_it_is_called() {
+    let cluster = Cluster::start(2).await;
+    let led = cluster.lead(0, 1);
+    cluster.commits(|hosts| hosts.len() == 2).await;
+    cluster.hosts[1].this.jobs().leave(&run_address()).await;
+    assert_eq!(cluster.hosts[1].seat.alive.load(std::sync::atomic::Ordering::SeqCst), 0);
+    // The leader calls it at once.
+    cluster.commits(|hosts| hosts.len() == 2).await;
+    cluster.finishes(led, &[0, 1]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

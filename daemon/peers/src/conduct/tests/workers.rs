@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use super::super::{Reports, Workers};
 use crate::HostName;
 use crate::generations::member::WorkerEvent;
-use crate::generations::{Address, Assignment, GenerationId, Outcome, Reason, Start};
+use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start};
 
 const SPAWN_TIME: Duration = Duration::from_millis(30);
 const STEP_TIME: Duration = Duration::from_millis(5);
@@ -110,6 +110,8 @@ pub(super) struct Seat {
     /// How many generations have workers here.
     pub(super) alive: AtomicUsize,
     pub(super) outcome: Mutex<Option<Outcome>>,
+    /// What the leader's daemon has said.
+    pub(super) notes: Mutex<Vec<Note>>,
     running: Mutex<Option<Running>>,
 }
 
@@ -124,7 +126,19 @@ struct Running {
 impl Seat {
     pub(super) fn new(host: HostName, training: &Arc<Training>) -> Arc<Self> {
         let (training, alive) = (Arc::clone(training), AtomicUsize::new(0));
-        Arc::new(Self { host, training, alive, outcome: Mutex::default(), running: Mutex::default() })
+        let (outcome, notes, running) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Arc::new(Self { host, training, alive, outcome, notes, running })
+    }
+
+    /// The generation of its workers.
+    pub(super) fn generation(&self) -> GenerationId {
+        self.running.lock().unwrap().as_ref().unwrap().generation
+    }
+
+    /// Sends a note to the leader's daemon.
+    pub(super) async fn send(&self, note: Note) {
+        let reports = self.running.lock().unwrap().as_ref().unwrap().reports.clone();
+        reports.send(WorkerEvent::Note(note)).await;
     }
 
     /// A worker dies.
@@ -235,6 +249,10 @@ impl Workers for Fake {
             seat.alive.store(0, Ordering::SeqCst);
             running.reports.send(WorkerEvent::Gone).await;
         });
+    }
+
+    fn hear(&mut self, _: GenerationId, note: Note) {
+        self.0.notes.lock().unwrap().push(note);
     }
 
     fn over(&mut self, outcome: Outcome) {

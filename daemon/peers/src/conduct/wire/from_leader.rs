@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Decoded, decode_addresses, decode_assignment, decode_generation, decode_host, decode_hosts};
+use super::{decode_note, encode_note};
 use super::{
     decode_snapshot, decode_step, decode_tries, encode_addresses, encode_assignment, encode_generation,
 };
@@ -38,6 +39,7 @@ pub(in super::super) fn encode_from_leader(message: ToMember) -> FromLeader {
             Message::End(proto::End { generation: encode_generation(generation), after_step })
         }
         ToMember::Over { outcome } => Message::Over(encode_outcome(&outcome)),
+        ToMember::Note { generation, note } => Message::Note(encode_note(generation, &note)),
     };
     FromLeader { message: Some(message) }
 }
@@ -58,6 +60,10 @@ pub(in super::super) fn decode_from_leader(message: FromLeader) -> Decoded<ToMem
             when: after_step.map(decode_step).transpose()?.map_or(When::Now, When::AfterStep),
         },
         Message::Over(outcome) => ToMember::Over { outcome: decode_outcome(outcome) },
+        Message::Note(note) => {
+            let (generation, note) = decode_note(note)?;
+            ToMember::Note { generation, note }
+        }
     })
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Decoded, decode_addresses, decode_generation, decode_snapshot, decode_step, decode_tries};
+use super::{decode_note, encode_note};
 use super::{encode_addresses, encode_generation, encode_snapshot, encode_time, encode_tries, required};
 use crate::generations::{GenerationId, Reason, Snapshot, ToLeader};
 use crate::proto::from_member::Message;
@@ -38,6 +39,7 @@ pub(in super::super) fn encode_from_member(epoch: u64, message: ToLeader) -> Fro
         }
         ToLeader::Saved { generation, step } => Message::Saved(encode_at(generation, step)),
         ToLeader::AtEnd { generation, step } => Message::AtEnd(encode_at(generation, step)),
+        ToLeader::Note { generation, note } => Message::Note(encode_note(generation, &note)),
         ToLeader::Ended { generation, holds } => {
             let holds = holds.map(encode_snapshot);
             Message::Ended(proto::Ended { generation: encode_generation(generation), holds })
@@ -81,6 +83,10 @@ pub(in super::super) fn decode_from_member(message: FromMember) -> Decoded<(u64,
         Message::AtEnd(at) => {
             let (generation, step) = decode_at(at)?;
             ToLeader::AtEnd { generation, step }
+        }
+        Message::Note(note) => {
+            let (generation, note) = decode_note(note)?;
+            ToLeader::Note { generation, note }
         }
         Message::Ended(proto::Ended { generation, holds }) => {
             ToLeader::Ended { generation: decode_generation(generation)?, holds: decode_holds(holds)? }

@@ -15,7 +15,9 @@ use std::time::Duration;
 pub(super) use self::from_leader::{decode_from_leader, encode_from_leader};
 pub(super) use self::from_member::{decode_from_member, encode_from_member};
 use crate::HostName;
-use crate::generations::{Address, Assignment, GenerationId, MAX_HOSTS, Ranks, Reason, Snapshot, Tries};
+use crate::generations::{
+    Address, Assignment, GenerationId, MAX_HOSTS, Note, Ranks, Reason, Snapshot, Tries,
+};
 use crate::proto;
 
 /// The most ranks of a generation. With addresses and names of full length, they fit a message.
@@ -24,6 +26,9 @@ pub const MAX_RANKS: u32 = 4096;
 /// The most bytes of the address of a rank's worker. Over TCP it has about 70 bytes, and 29 (IPv4) or 41 (IPv6) for each network
 /// interface.
 pub const MAX_ADDRESS_BYTES: usize = 512;
+
+/// The most bytes of a note.
+pub const MAX_NOTE_BYTES: usize = 1 << 20;
 
 /// The highest step, which leaves room to count on.
 const MAX_STEP: u64 = i64::MAX as u64;
@@ -42,6 +47,17 @@ fn malformed<T>(message: impl Into<String>) -> Decoded<T> {
 /// The field `name` of a message.
 fn required<T>(field: Option<T>, name: &str) -> Decoded<T> {
     field.ok_or_else(|| Malformed(format!("`{name}` is missing")))
+}
+
+fn encode_note(generation: GenerationId, note: &Note) -> proto::Note {
+    proto::Note { generation: encode_generation(generation), content: note.to_vec() }
+}
+
+fn decode_note(proto::Note { generation, content }: proto::Note) -> Decoded<(GenerationId, Note)> {
+    if content.len() > MAX_NOTE_BYTES {
+        return malformed(format!("a note of {} bytes, more than {MAX_NOTE_BYTES}", content.len()));
+    }
+    Ok((decode_generation(generation)?, content.into()))
 }
 
 fn encode_time(time: Duration) -> u64 {

@@ -60,6 +60,10 @@ fn time() -> impl Strategy<Value = Duration> {
     any::<u64>().prop_map(Duration::from_nanos)
 }
 
+fn note() -> impl Strategy<Value = Note> {
+    vec(any::<u8>(), 0..99).prop_map(Note::from)
+}
+
 fn start() -> impl Strategy<Value = Start> {
     prop_oneof![
         Just(Start::Scratch),
@@ -89,6 +93,7 @@ fn to_member() -> impl Strategy<Value = ToMember> {
         ),
         (generation(), when).prop_map(|(generation, when)| ToMember::End { generation, when }),
         outcome.prop_map(|outcome| ToMember::Over { outcome }),
+        (generation(), note()).prop_map(|(generation, note)| ToMember::Note { generation, note }),
     ]
 }
 
@@ -118,6 +123,7 @@ fn to_leader() -> impl Strategy<Value = ToLeader> {
         }),
         (generation(), step()).prop_map(|(generation, step)| ToLeader::Saved { generation, step }),
         (generation(), step()).prop_map(|(generation, step)| ToLeader::AtEnd { generation, step }),
+        (generation(), note()).prop_map(|(generation, note)| ToLeader::Note { generation, note }),
         (generation(), holds()).prop_map(|(generation, holds)| ToLeader::Ended { generation, holds }),
     ]
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Address, Assignment, GenerationId, Outcome, Reason, Start, ToLeader, ToMember};
+use super::super::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader, ToMember};
 use crate::HostName;
 
 /// What happens to a member.
@@ -44,6 +44,8 @@ pub enum WorkerEvent {
     Saved(u64),
     /// All rows are trained on; this is the last step, which is saved.
     AtEnd(u64),
+    /// The leader's daemon is to know this.
+    Note(Note),
     /// One died, or could not start.
     Died(Reason),
     /// One lost its connection to a worker of another host.
@@ -88,6 +90,8 @@ pub enum Action {
     StopAfter(GenerationId, u64),
     /// Kill them.
     Kill(GenerationId),
+    /// Take note of what the leader's daemon says about them.
+    Note(GenerationId, Note),
     /// The job has ended.
     Over(Outcome),
 }

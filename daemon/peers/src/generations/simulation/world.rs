@@ -172,7 +172,7 @@ impl World {
                 leader::Action::Close(to) => self.close_at_leader(host, self.number(&to)),
                 leader::Action::Commit(snapshot) => self.request(host, epoch, Write::Commit(snapshot)),
                 leader::Action::Conclude(outcome) => self.request(host, epoch, Write::Conclude(outcome)),
-                leader::Action::Wait(_) => {}
+                leader::Action::Wait(_) | leader::Action::Note { .. } => {}
                 leader::Action::ReleaseLease => {
                     if self.bucket.lease.epoch == epoch {
                         self.bucket.lease.holder = None;
@@ -232,6 +232,7 @@ impl World {
                     }
                 }
                 member::Action::Kill(generation) => self.kill(host, generation),
+                member::Action::Note(..) => {}
                 member::Action::Over(outcome) => {
                     if self.bucket.outcome.as_ref() != Some(&outcome) {
                         self.violate(|| format!("host {host} hears of {outcome:?}, which is not stored"));

@@ -668,9 +668,8 @@ mod tests {
                     for number in 1..=100 {
                         drop(garbage(100 * number as usize));
                         let label = Label { operation: Operation::Barrier, number, round: Round::Only };
-                        let part = Buffer::from(&[number as u8; 50_000][..]);
-                        let (parts, deadline) =
-                            (vec![Arc::new(part); 2], Deadline::after(Duration::from_secs(30)));
+                        let part = Arc::new(Buffer::from(&[number as u8; 50_000][..]));
+                        let (parts, deadline) = (vec![part; 2], Deadline::after(Duration::from_secs(30)));
                         let received =
                             host.exchange(label, parts, Receive::Any(&mut Pool::default()), deadline, None);
                         assert_eq!(received.unwrap()[1 - rank][..], [number as u8; 50_000]);

@@ -1,0 +1,606 @@
+//! This host's part in a generation: its workers, their rings, and the ingest that fills them together with that of the other hosts.
+//!
+//! ```text
+//! Spawn   workers are spawned, and listen                      -> Ready, with their addresses
+//! Start   they connect to all ranks, restore, and are fed      -> Step, Note, Saved
+//! Stop    they save the model, and exit                        -> Gone
+//! Kill    they are killed                                      -> Gone
+//! ```
+//!
+//! A worker alone in its generation listens to nobody, and is only started by `Start`. The address of a rank is a number that this host
+//! has drawn, and that of the worker. The number of rank 0 names the session in which the hosts exchange updates about
+//! their lanes; a later session, for held-out rows, has the next one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use millstream_peers::HostName;
+use millstream_peers::conduct::Reports;
+use millstream_peers::generations::member::WorkerEvent;
+use millstream_peers::generations::{Address, Assignment, GenerationId, Note, Ranks, Reason, Start};
+use millstream_peers::lanes::{LanePeers, SessionHost, SessionId, Sessions};
+use millstream_pipeline::ingest::{IngestPlan, Peers};
+use millstream_pipeline::order::Deal;
+use millstream_trainer::model::ModelPlan;
+use millstream_trainer::spec::TrainingSpec;
+use millstream_worker::protocol::{self, FromWorker, PartsWritten, Place, Role, ToWorker};
+use tracing::Level;
+
+use super::super::generation::{CAUSE_TIMEOUT, Generation, RanksHere, ReadyWorker};
+use super::super::images::Images;
+use super::super::lease::{Connections, Places};
+use super::super::reports::{log_input, set_rates, took};
+use super::super::role::train_role;
+use super::super::{FlightRecords, Prepared, Supervisor};
+use super::Site;
+use super::changes::Changes;
+use super::notes::{ToHost, ToLeader, decode, encode};
+use crate::feed::{self, Feed};
+use crate::objects::Writing;
+use crate::runs::generation_term;
+use crate::state::HistoryPoint;
+
+/// The bytes of the number before the address of a worker.
+const NUMBER_BYTES: usize = size_of::<u128>();
+
+/// Time limit for a worker to exit after its last message.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a host may be unknown here that is to have workers, and the interval between looks.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(10);
+const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The part of a host.
+pub(super) struct Part {
+    generation: GenerationId,
+    /// The ranks of each host, in the order of their names.
+    hosts: Vec<(HostName, Ranks)>,
+    reports: Reports,
+    workers: Generation,
+    /// The assignment of a worker alone, until it is started.
+    waiting: Option<ToWorker>,
+    images: Option<Images>,
+    changes: Arc<Changes>,
+    connections: Connections,
+    /// The number that this host has drawn.
+    number: u128,
+    /// Set by [`Part::start`].
+    started: Option<Started>,
+    /// Fills the workers' rings, once they have any.
+    feed: Option<Feed>,
+    /// Fills the rings of a separately fed evaluation, while there are any.
+    eval_feed: Option<Feed>,
+    evaluations: u128,
+    /// How many workers of this host have written their files of a checkpoint, by its step.
+    written: BTreeMap<u64, u32>,
+    /// The workers that have trained on all rows, and the last step.
+    done: BTreeSet<u32>,
+    last_step: u64,
+    is_end_reported: bool,
+    /// Those that have stopped together with all others.
+    stopped: BTreeSet<u32>,
+    /// Whether the workers are to stop, and whether a checkpoint is requested: for once they are fed.
+    is_stopping: bool,
+    wants_checkpoint: bool,
+    /// The first report of a lost worker, and until when it waits for a worker that died here.
+    lost: Option<(String, Instant)>,
+    /// Whether its end is reported.
+    has_failed: bool,
+    totals: HistoryPoint,
+}
+
+/// How a generation has started.
+struct Started {
+    from: Start,
+    /// The number of the first session.
+    session: u128,
+}
+
+impl Part {
+    /// Starts the workers of this host.
+    ///
+    /// # Errors
+    /// When the system refuses, or the assignment is not possible here.
+    pub(super) fn spawn(
+        supervisor: &mut Supervisor,
+        (prepared, site): (&mut Prepared, &Site),
+        generation: GenerationId,
+        assignment: Assignment,
+        reports: Reports,
+    ) -> Result<Self> {
+        let hosts: Vec<_> = assignment.into_iter().collect();
+        let own = &site.this.about.host;
+        let here = hosts.iter().position(|(host, _)| host == own).context("this host has no ranks")?;
+        let world = hosts.iter().map(|(_, ranks)| ranks.count).sum();
+        let Ranks { first, count } = hosts[here].1;
+        let ranks = RanksHere { first, count, world };
+        wait_for_addresses(site, &hosts)?;
+        let counts: Vec<_> = hosts.iter().map(|(_, ranks)| ranks.count).collect();
+        prepared.set_hosts((here as u32, &counts), world)?;
+        if world > count {
+            ensure!(site.network.is_some(), "`peers.data_interface` is not set on this host");
+        }
+        let term = generation_term(generation.epoch, generation.number);
+        let run = Place::Bucket { address: prepared.directory.to_string(), term };
+        let places = Places { run, events: supervisor.event_place(prepared) };
+        let network = (world > count).then(|| site.network.clone()).flatten();
+        let role = |number| {
+            let role = train_role(prepared, (ranks.rank(number), ranks.place(number)), &places);
+            let role = protocol::TrainRole { network: network.clone(), ..role };
+            let role = Role::Train(Box::new(role));
+            ToWorker::Start(Box::new(protocol::Start { role, schema: prepared.schema.clone() }))
+        };
+        supervisor.generation += 1;
+        let images = (world > 1).then(Images::create).transpose()?;
+        let workers = Generation::spawn(supervisor, prepared, ranks)?;
+        supervisor.control.vitals().set_workers(workers.pids(), workers.records().clone());
+        supervisor.recorder.update(|record| record.attempts += 1);
+        let changes = Arc::new(Changes::new(term, reports.clone()));
+        let mut part = Self {
+            generation,
+            hosts,
+            reports,
+            workers,
+            waiting: None,
+            images,
+            changes,
+            connections: Connections::default(),
+            number: rand::random(),
+            started: None,
+            feed: None,
+            eval_feed: None,
+            evaluations: 0,
+            written: BTreeMap::new(),
+            done: BTreeSet::new(),
+            last_step: 0,
+            is_end_reported: false,
+            stopped: BTreeSet::new(),
+            is_stopping: false,
+            wants_checkpoint: false,
+            lost: None,
+            has_failed: false,
+            totals: HistoryPoint::default(),
+        };
+        if world == 1 {
+            part.waiting = Some(role(0));
+            part.report(WorkerEvent::Ready(vec![part.number.to_le_bytes().into()]));
+        } else {
+            part.workers.send_each(role);
+            part.send_descriptors(supervisor, prepared);
+        }
+        Ok(part)
+    }
+
+    /// Passes the workers what follows their assignment.
+    fn send_descriptors(&mut self, supervisor: &Supervisor, prepared: &Prepared) {
+        if let Some(images) = &self.images {
+            self.workers.send_images(images);
+        }
+        let (ranks, connections, changes) = (self.workers.ranks(), &mut self.connections, &self.changes);
+        self.workers.send_objects(|number| {
+            let writing = Writing::Among(Arc::clone(changes));
+            supervisor.connect_to(prepared, (ranks.rank(number), Some(writing)), connections)
+        });
+    }
+
+    /// The generation.
+    pub(super) fn generation(&self) -> GenerationId {
+        self.generation
+    }
+
+    /// The workers.
+    pub(super) fn workers(&self) -> &Generation {
+        &self.workers
+    }
+
+    /// Whether the workers are fed: a request for a checkpoint reaches rank 0.
+    pub(super) fn is_training(&self) -> bool {
+        self.feed.is_some()
+    }
+
+    /// When [`Part::check_time`] is due.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.lost.as_ref().filter(|_| !self.has_failed).map(|(_, until)| *until)
+    }
+
+    /// Lets the workers train from `from`. `addresses` are those of all ranks.
+    pub(super) fn start(
+        &mut self,
+        supervisor: &Supervisor,
+        prepared: &Prepared,
+        from: Start,
+        addresses: &[Address],
+    ) -> Result<()> {
+        let split = |address: &Address| {
+            let (number, address) = address.split_first_chunk::<NUMBER_BYTES>()?;
+            Some((u128::from_le_bytes(*number), address.to_vec()))
+        };
+        let split: Option<Vec<_>> = addresses.iter().map(split).collect();
+        let split = split.context("the address of a worker is damaged")?;
+        let session = split.first().context("there are no workers")?.0;
+        self.started = Some(Started { from, session });
+        match self.waiting.take() {
+            Some(mut role) => {
+                if let ToWorker::Start(start) = &mut role
+                    && let Role::Train(role) = &mut start.role
+                {
+                    role.newest_step = Some(from.step());
+                }
+                self.workers.send(0, &role);
+                self.send_descriptors(supervisor, prepared);
+            }
+            None => {
+                let addresses: Vec<_> = split.into_iter().map(|(_, address)| address).collect();
+                self.workers.connect(&addresses, Some(from.step()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the workers save the model and exit, after a step on which they agree. Before they are fed, they expect rings.
+    pub(super) fn stop(&mut self) {
+        self.is_stopping = true;
+        if self.is_training() {
+            self.workers.send_each(|_| ToWorker::Stop { checkpoint: true });
+        }
+    }
+
+    /// Requests a checkpoint of rank 0, by way of the leader.
+    pub(super) fn request_checkpoint(&self) {
+        self.note(&ToLeader::Checkpoint);
+    }
+
+    /// Handles what the leader says.
+    pub(super) fn hear(&mut self, note: &Note, supervisor: &mut Supervisor) {
+        let note = match decode(note) {
+            Ok(note) => note,
+            Err(error) => return tracing::warn!("the leader says what this daemon does not know: {error}"),
+        };
+        let has_first = self.workers.ranks().first == 0;
+        match note {
+            ToHost::Report(report) => self.record(report, supervisor),
+            ToHost::WriteParts(request) => {
+                // Also if an earlier attempt at this step has failed.
+                self.written.insert(request.step, 0);
+                let message = ToWorker::WriteParts(request);
+                let others = if has_first { 1 } else { 0 };
+                (others..self.workers.ranks().count).for_each(|number| self.workers.send(number, &message));
+            }
+            ToHost::PartsWritten(written) if has_first => {
+                self.workers.send(0, &ToWorker::PartsWritten(written));
+            }
+            ToHost::Checkpoint if has_first => {
+                self.wants_checkpoint = true;
+                self.pass_on_request();
+            }
+            ToHost::PartsWritten(_) | ToHost::Checkpoint => {}
+            ToHost::Changed { number, result } => self.changes.answer(number, result),
+        }
+    }
+
+    /// Records a report of rank 0.
+    fn record(&mut self, report: FromWorker, supervisor: &mut Supervisor) {
+        match report {
+            FromWorker::Progress(progress) => {
+                let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
+                supervisor.progressed(progress, skipped, &mut self.totals);
+            }
+            FromWorker::Checkpointed { step, bytes, requested, seconds } => {
+                supervisor.committed(step, bytes, requested, seconds);
+            }
+            FromWorker::CheckpointFailed { step, message, requested, seconds } => {
+                supervisor.checkpoint_failed(step, &message, requested, seconds);
+            }
+            FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds } => {
+                supervisor.evaluated((step, epoch, ends_epoch), metrics, took(seconds));
+            }
+            FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
+            FromWorker::Done { stopped_early, .. } => {
+                supervisor.stopped_early = stopped_early;
+                self.report_end(true);
+            }
+            _ => tracing::warn!(job = supervisor.recorder.id(), "unexpected report of rank 0"),
+        }
+    }
+
+    /// Handles a message of a worker.
+    ///
+    /// # Errors
+    /// When the workers cannot be fed.
+    pub(super) fn handle_message(
+        &mut self,
+        (number, message): (u32, FromWorker),
+        (prepared, site): (&Prepared, &Site),
+        supervisor: &mut Supervisor,
+    ) -> Result<()> {
+        let rank = self.workers.ranks().rank(number);
+        match message {
+            FromWorker::Listening { address } => {
+                if let Some(addresses) = self.workers.on_listening(number, address) {
+                    let number = self.number.to_le_bytes();
+                    let address = |address: Vec<u8>| [&number[..], &address].concat().into();
+                    self.report(WorkerEvent::Ready(addresses.into_iter().map(address).collect()));
+                }
+            }
+            FromWorker::Ready { restored, passed_over, device } => {
+                let ready = ReadyWorker { restored, passed_over, device };
+                if let Some(ready) = self.workers.on_ready(number, ready)? {
+                    self.feed(ready, (prepared, site), supervisor)?;
+                }
+            }
+            FromWorker::EvalDue => self.feed_evaluation((prepared, site), supervisor)?,
+            FromWorker::WriteParts(request) => self.note(&ToLeader::WriteParts(request)),
+            FromWorker::PartsWritten(written) => self.on_written(written),
+            FromWorker::Warned { message } if rank != 0 => {
+                supervisor.recorder.log(Level::WARN, &format!("worker {rank}: {message}"));
+            }
+            FromWorker::Progress(progress) => {
+                self.report(WorkerEvent::Step(progress.step));
+                self.note(&ToLeader::Report(message));
+            }
+            FromWorker::Evaluated { .. } => {
+                // The evaluation has consumed its rows.
+                self.eval_feed = None;
+                self.note(&ToLeader::Report(message));
+            }
+            FromWorker::Checkpointed { .. }
+            | FromWorker::CheckpointFailed { .. }
+            | FromWorker::Warned { .. } => {
+                self.note(&ToLeader::Report(message));
+            }
+            message => self.handle_last_message(number, message),
+        }
+        Ok(())
+    }
+
+    /// Requests a checkpoint of rank 0, which is here, once it is fed.
+    fn pass_on_request(&mut self) {
+        if self.is_training() && std::mem::take(&mut self.wants_checkpoint) {
+            self.workers.send(0, &ToWorker::Checkpoint);
+        }
+    }
+
+    /// Reports that all workers of this host have trained on all rows, if they have. Where rank 0 is, its last report must have reached all
+    /// hosts before, because the generation may end by this one.
+    fn report_end(&mut self, is_reported: bool) {
+        let ranks = self.workers.ranks();
+        if self.done.len() == ranks.count as usize && (is_reported || ranks.first > 0) {
+            self.is_end_reported = true;
+            self.report(WorkerEvent::AtEnd(self.last_step));
+        }
+    }
+
+    /// Workers of this host have written files of a checkpoint.
+    fn on_written(&mut self, written: PartsWritten) {
+        let (step, is_written) = (written.step, written.parts.is_ok());
+        self.note(&ToLeader::PartsWritten(written));
+        let RanksHere { first, count, .. } = self.workers.ranks();
+        let all = self.written.entry(step).or_default();
+        *all += u32::from(is_written);
+        // Rank 0 has written its own when it proposes the manifest.
+        if *all == count && first > 0 {
+            self.report(WorkerEvent::Saved(step));
+        }
+    }
+
+    fn handle_last_message(&mut self, number: u32, message: FromWorker) {
+        self.workers.on_last_message(number);
+        match message {
+            FromWorker::Done { step, .. } => {
+                if self.workers.ranks().rank(number) == 0 {
+                    self.note(&ToLeader::Report(message));
+                }
+                self.done.insert(number);
+                self.last_step = step;
+                self.report_end(false);
+            }
+            FromWorker::Stopped => drop(self.stopped.insert(number)),
+            FromWorker::PeerLost { message } => {
+                let until = Instant::now() + CAUSE_TIMEOUT;
+                self.lost.get_or_insert((message, until));
+            }
+            FromWorker::InputLost => {
+                let feeds = [self.feed.take(), self.eval_feed.take()].into_iter().flatten();
+                let mut errors = feeds.filter_map(|feed| feed.stop().err());
+                let lost = errors.find(|error| !feed::is_echo(error));
+                let is_of_peer = matches!(lost, Some(millstream_pipeline::Error::Peer { .. }));
+                let reason =
+                    lost.map_or_else(|| "a worker lost its input".to_owned(), |error| error.to_string());
+                self.fail(&reason, is_of_peer);
+            }
+            // What has worked once fails for good, on every host.
+            FromWorker::Failed { message } if self.is_training() => {
+                self.note(&ToLeader::Fail { reason: message.clone() });
+                self.fail(&message, false);
+            }
+            FromWorker::DeviceFailed { message, .. }
+            | FromWorker::DeviceUnusable { message }
+            | FromWorker::StorageFailed { message }
+            | FromWorker::Failed { message } => self.fail(&message, false),
+            _ => self.fail("a worker has sent an unexpected message", false),
+        }
+    }
+
+    /// A worker has closed its socket.
+    pub(super) fn on_gone(&mut self, number: u32) {
+        if self.workers.on_gone(number) {
+            let exit = self.workers.exit_of(number, EXIT_TIMEOUT);
+            let exit =
+                exit.map_or_else(|error| format!("the worker is lost: {error}"), |exit| exit.to_string());
+            self.fail(&exit, false);
+        }
+        let is_over = self.workers.is_over();
+        let has_ended = self.done.len() + self.stopped.len() == self.workers.ranks().count as usize;
+        if is_over && let Some((reason, _)) = self.lost.clone() {
+            self.fail(&reason, true);
+        } else if is_over && !has_ended {
+            self.fail("the workers ended without a result", true);
+        }
+    }
+
+    /// Whether all workers have exited, and nothing is to be reported any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.workers.is_over() && (self.done.is_empty() || self.is_end_reported || self.has_failed)
+    }
+
+    /// Reports a lost worker once it is clear that none died here.
+    pub(super) fn check_time(&mut self) {
+        if self.deadline().is_some_and(|until| until <= Instant::now())
+            && let Some((reason, _)) = self.lost.clone()
+        {
+            self.fail(&reason, true);
+        }
+    }
+
+    /// Reports that the workers cannot continue. The member then kills them.
+    pub(super) fn fail(&mut self, reason: &str, is_of_peer: bool) {
+        if std::mem::replace(&mut self.has_failed, true) {
+            return;
+        }
+        let reason = Reason::new(reason);
+        self.report(if is_of_peer { WorkerEvent::PeerLost(reason) } else { WorkerEvent::Died(reason) });
+    }
+
+    /// Ends the workers, and what serves them; kills them unless they are about to exit.
+    pub(super) fn end(self, kill: bool, supervisor: &Supervisor) {
+        let Self { workers, changes, connections, feed, eval_feed, reports, totals, .. } = self;
+        changes.close();
+        let ended = if kill { workers.kill() } else { workers.finish(EXIT_TIMEOUT) };
+        if let Err(error) = ended {
+            tracing::warn!(%error, "a worker's end is not reported");
+        }
+        drop(connections);
+        supervisor.control.vitals().set_workers(Vec::new(), FlightRecords::default());
+        // The next ones may start. Ingest may still wait for storage.
+        reports.blocking_send(WorkerEvent::Gone);
+        if let Some(control) = supervisor.control.ingest().take() {
+            log_input(&control.explain().whole, supervisor);
+        }
+        let skipped = feed.as_ref().map(Feed::skipped);
+        for error in [feed, eval_feed].into_iter().flatten().filter_map(|feed| feed.stop().err()) {
+            tracing::debug!(%error, "ingest has ended");
+        }
+        supervisor.recorder.end_history();
+        supervisor.recorder.update(|record| {
+            if let Some(skipped) = skipped {
+                record.progress.skipped_records = skipped;
+            }
+            set_rates(record, &totals);
+        });
+    }
+
+    /// Starts feeding the workers, which are `ready`.
+    fn feed(
+        &mut self,
+        ready: ReadyWorker,
+        (prepared, site): (&Prepared, &Site),
+        supervisor: &mut Supervisor,
+    ) -> Result<()> {
+        let wanted = self.started.as_ref().map_or(0, |started| started.from.step());
+        let step = ready.restored.as_ref().map_or(0, |restored| restored.step);
+        // An earlier one is that before a damaged one. All hosts have restored the same.
+        ensure!(step <= wanted, "the workers have restored step {step} instead of step {wanted}");
+        let position = supervisor.resumes(prepared, ready, &self.workers);
+        supervisor.recorder.update(|record| record.reason.clear());
+        let peers = self.session(0, (prepared, site), supervisor)?;
+        let (feed, rings) = Feed::start_among(peers, &prepared.plan, position.as_deref())?;
+        *supervisor.control.ingest() = Some(feed.control());
+        self.feed = Some(feed);
+        self.workers.send_rings(rings);
+        self.report(WorkerEvent::Step(step));
+        self.pass_on_request();
+        if !supervisor.checkpoint_requests.is_empty() {
+            self.request_checkpoint();
+        }
+        if self.is_stopping {
+            self.stop();
+        }
+        Ok(())
+    }
+
+    /// Feeds the workers all held-out rows through separate rings.
+    fn feed_evaluation(
+        &mut self,
+        (prepared, site): (&Prepared, &Site),
+        supervisor: &Supervisor,
+    ) -> Result<()> {
+        let plan = prepared.eval_plan.as_ref();
+        let plan: &IngestPlan = plan.context("a worker requested held-out rows, but the job has none")?;
+        self.evaluations += 1;
+        let peers = self.session(self.evaluations, (prepared, site), supervisor)?;
+        let (feed, rings) = Feed::start_among(peers, plan, None)?;
+        self.eval_feed = Some(feed);
+        self.workers.send_each(|_| ToWorker::EvalRing);
+        self.workers.send_rings(rings);
+        Ok(())
+    }
+
+    /// Session `number` with the other hosts, if there are any.
+    fn session(
+        &self,
+        number: u128,
+        (prepared, site): (&Prepared, &Site),
+        supervisor: &Supervisor,
+    ) -> Result<Option<Arc<dyn Peers>>> {
+        if self.hosts.len() == 1 {
+            return Ok(None);
+        }
+        let first = self.started.as_ref().context("the generation has not started")?.session;
+        let addresses = site.hosts.borrow();
+        let host = |(name, _): &(HostName, Ranks)| {
+            let address = addresses.get(name).with_context(|| format!("host {name} is unknown here"))?;
+            Ok(SessionHost { name: name.clone(), address: address.clone() })
+        };
+        let hosts: Vec<_> = self.hosts.iter().map(host).collect::<Result<_>>()?;
+        drop(addresses);
+        let own = hosts.iter().position(|host| host.name == site.this.about.host);
+        let own = own.ok_or_else(|| anyhow!("this host has no ranks"))?;
+        let _context = supervisor.runtime.enter();
+        let session = SessionId(first.wrapping_add(number));
+        let open = Sessions::open(&site.this, session, (own, hosts), prepared.job.data.lanes)?;
+        Ok(Some(Arc::new(LanePeers::new(open))))
+    }
+
+    fn note(&self, note: &ToLeader) {
+        self.report(WorkerEvent::Note(encode(note)));
+    }
+
+    fn report(&self, event: WorkerEvent) {
+        self.reports.blocking_send(event);
+    }
+}
+
+/// Waits until this host knows where all `hosts` listen: the leader may know one earlier.
+fn wait_for_addresses(site: &Site, hosts: &[(HostName, Ranks)]) -> Result<()> {
+    let until = Instant::now() + ADDRESS_TIMEOUT;
+    loop {
+        let unknown = {
+            let known = site.hosts.borrow();
+            hosts.iter().find(|(host, _)| !known.contains_key(host)).map(|(host, _)| host.clone())
+        };
+        let Some(host) = unknown else { return Ok(()) };
+        ensure!(Instant::now() < until, "this host does not know where host {host} is");
+        std::thread::sleep(ADDRESS_INTERVAL);
+    }
+}
+
+impl Prepared {
+    /// Plans the next generation: this host is number `here` of hosts with these numbers of ranks, `world` together.
+    ///
+    /// # Errors
+    /// When the memory budget is too small for the rings, or the ranks cannot have equally many parts.
+    fn set_hosts(&mut self, (here, ranks): (u32, &[u32]), world: u32) -> Result<()> {
+        let training = TrainingSpec { workers: NonZeroU32::new(world), ..self.job.training.clone() };
+        let parts = training.parts();
+        let deal = Deal::among_ranks(here, ranks, parts);
+        let deal = deal.with_context(|| format!("{parts} parts of a batch for {world} workers"))?;
+        let plan = self.plan.clone().with_deal(deal.clone())?;
+        let eval_plan = self.eval_plan.clone().map(|plan| plan.with_deal(deal)).transpose()?;
+        self.model = ModelPlan::new(&self.job.model, &self.schema, &training)?;
+        (self.plan, self.eval_plan, self.job.training) = (plan, eval_plan, training);
+        Ok(())
+    }
+}
