@@ -39,10 +39,17 @@ pub mod survey;
 pub mod tensorboard;
 mod train;
 
-pub use millstream_backend::collective::{InterfaceError, check_interface};
-
 pub use device::{LIBRARIES_VARIABLE, UCX_LIBRARIES_VARIABLE};
 pub use process::main;
 
 /// The first argument of a program started as a worker. The second is the daemon's process id.
 pub const ARGUMENT: &str = "worker";
+
+/// Checks that workers can exchange data with those of other hosts over the network interface `name`: it is up and has an IP
+/// address.
+///
+/// # Errors
+/// Why not.
+pub fn check_interface(name: &str) -> Result<(), String> {
+    millstream_backend::collective::check_interface(name).map_err(|error| error.to_string())
+}

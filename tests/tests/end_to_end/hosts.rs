@@ -129,6 +129,15 @@ fn train(daemons: &[&Daemon], id: &str) {
     });
 }
 
+/// Whether a host leads the job, and waits for another one.
+fn waits_for_ranks(daemon: &Daemon, id: &str) -> bool {
+    let shown = daemon.show(id);
+    shown["reason"]
+        .as_str()
+        .unwrap_or_default()
+        .contains("waiting for ranks: hosts offer 1, the job needs at least 2")
+}
+
 /// Waits until the job has succeeded on each of these hosts, and returns it.
 fn succeed(daemons: &[&Daemon], id: &str) -> Value {
     let mut ended = Value::Null;
@@ -142,7 +151,8 @@ fn hosts_train_as_one_through_the_loss_of_workers_hosts_and_the_leader() {
     let set = ["workers.reproducible=2"];
     let wanted = case.undisturbed(&set);
     let [first, second] = case.start_two();
-    let id = case.submit(&first, 2, &set);
+    // A host alone waits, so the job does not end meanwhile.
+    let id = case.submit(&first, 2, &["workers.reproducible=2", "workers.min=2"]);
     train(&[&first, &second], &id);
     kill(children(second.pid())[0]);
     train(&[&first, &second], &id);
@@ -152,7 +162,7 @@ fn hosts_train_as_one_through_the_loss_of_workers_hosts_and_the_leader() {
     train(&[&first, &second], &id);
     // The leader is gone, and follows the other host when it is back.
     first.kill();
-    train(&[&second], &id);
+    wait_until("the other host leads", || waits_for_ranks(&second, &id));
     let first = case.restart("train-1");
     train(&[&second, &first], &id);
     let ended = succeed(&[&first, &second], &id);
@@ -182,10 +192,7 @@ fn hosts_leave_and_join_without_repeating_a_row() {
     let paused = first.json(&["pause", &id]);
     assert_eq!(paused["state"], "paused", "{paused}");
     assert!(children(first.pid()).is_empty());
-    wait_until("the job waits", || {
-        let reason = second.show(&id)["reason"].as_str().unwrap_or_default().to_owned();
-        reason.contains("waiting for ranks: hosts offer 1, the job needs at least 2")
-    });
+    wait_until("the job waits", || waits_for_ranks(&second, &id));
     first.json(&["resume", &id]);
     train(&[&second, &first], &id);
     let ended = succeed(&[&first, &second], &id);

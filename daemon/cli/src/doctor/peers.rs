@@ -8,7 +8,7 @@ use std::time::Duration;
 use millstream_control::proto::{Peer, PeersReply};
 use millstream_control::{Client, ClientError};
 use millstream_daemon::config::{DataNetwork, DataProtection};
-use millstream_worker::{InterfaceError, check_interface};
+use millstream_worker::check_interface;
 
 use super::finding::Finding;
 use crate::printable::printable;
@@ -85,17 +85,12 @@ pub(super) fn data_findings(data: &DataNetwork) -> Vec<Finding> {
 }
 
 /// The finding for interface `name`. `uevent` is the kernel's description of it.
-fn data_finding(
-    name: &str,
-    protection: DataProtection,
-    usable: Result<(), InterfaceError>,
-    uevent: &str,
-) -> Finding {
+fn data_finding(name: &str, protection: DataProtection, usable: Result<(), String>, uevent: &str) -> Finding {
     const CHECK: &str = "peers.data";
     if let Err(error) = usable {
         let advice =
             "correct peers.data_interface, or bring the interface up; workers of several hosts need it";
-        return Finding::fail(CHECK, error.to_string(), advice);
+        return Finding::fail(CHECK, error, advice);
     }
     let is_wireguard = uevent.lines().any(|line| line == "DEVTYPE=wireguard");
     match protection {
@@ -120,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_network_for_data_is_up_and_of_its_kind() {
-        let missing = || Err(InterfaceError::Missing { name: "eth1".into(), others: vec!["lo".into()] });
+        let missing = || Err("network interface eth1: this host has none of that name".to_owned());
         let wireguard = "DEVTYPE=wireguard\nINTERFACE=eth1\nIFINDEX=3\n";
         for (protection, usable, uevent, mark, text) in [
             (DataProtection::Isolated, Ok(()), "", Mark::Ok, "eth1 is up; data on it is not encrypted"),
