@@ -279,9 +279,7 @@ pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse
     }
     if data.lanes < max {
         let lanes = data.lanes;
-        refuse(&format!(
-            "each worker reads lanes of its own, but `data.lanes` is {lanes}; raise it to {max}"
-        ));
+        refuse(&format!("each worker reads other lanes, but `data.lanes` is {lanes}; raise it to {max}"));
     }
     if auto.is_some() {
         refuse("`data.auto_batch` measures one host; set `data.batch_size`");

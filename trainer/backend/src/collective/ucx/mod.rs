@@ -23,7 +23,7 @@
 //!
 //! UCX listens on the addresses of the given interfaces only, and uses no other transport, no RDMA device either. It has no
 //! authentication and no encryption. Connections that do not begin with its magic number of 64 bits are closed and do no harm.
-//! But whoever sends that number can end the rank: UCX aborts on damaged messages. So the network must admit only the hosts
+//! But anyone who sends that number can end the rank: UCX aborts on damaged messages. So the network must admit only the hosts
 //! of the job.
 //!
 //! # Dead ranks of this host
