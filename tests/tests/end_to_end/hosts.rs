@@ -203,7 +203,7 @@ fn hosts_leave_and_join_without_repeating_a_row() {
 fn a_job_is_watched_and_cancelled_from_its_hosts() {
     let case = Case::new();
     let [first, second] = case.start_two();
-    let id = case.submit(&first, 2, &[]);
+    let id = case.submit(&first, 2, &["workers.min=2"]);
     train(&[&first, &second], &id);
     let checkpoint = second.json(&["checkpoint", &id]);
     let at = checkpoint["step"].as_u64().unwrap();
