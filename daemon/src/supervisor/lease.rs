@@ -91,7 +91,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// What tells the job's thread that another daemon has taken the lease.
+    /// Returns what informs the job's thread once another daemon has taken the lease.
     fn on_lost_lease(&self) -> impl FnOnce(String) + Send + 'static {
         let events = self.control.events.clone();
         move |reason: String| {

@@ -119,7 +119,7 @@ pub enum ToMember {
         /// How.
         outcome: Outcome,
     },
-    /// Tells the daemon something about its workers.
+    /// Passes the daemon a note about its workers.
     Note {
         /// Their generation.
         generation: GenerationId,
@@ -197,7 +197,7 @@ pub enum ToLeader {
         /// The last step.
         step: u64,
     },
-    /// Tells the leader's daemon something about the workers of the host.
+    /// Passes the leader's daemon a note about the workers of the host.
     Note {
         /// Their generation.
         generation: GenerationId,

@@ -141,6 +141,8 @@ impl Candidate {
             None => self.newest_manifest().await?,
         };
         let (epoch, led) = lease.begin_epoch(newest).await?;
+        // From now on, a failure is of the resumed job.
+        self.reopens = false;
         self.remove_later(led.head, lease).await?;
         let checkpoint = led.head.map(|Head { step, term }| {
             let (epoch, number) = of_term(term);

@@ -101,7 +101,7 @@ impl Shared {
         self.tell(generation, Some(to), &ToHost::Changed { number, result });
     }
 
-    /// Tells all hosts what rank 0 reports; progress once a second.
+    /// Passes reports of rank 0 to all hosts; progress once a second.
     fn report(&self, generation: GenerationId, report: FromWorker) {
         let mut state = self.state(generation);
         let FromWorker::Progress(progress) = report else {
@@ -178,12 +178,12 @@ impl Shared {
                 Ok(exists) => break exists,
                 // It may be written all the same, now or later. So this continues until that is certain.
                 Err(error) if Instant::now() < until && self.lease.lost().is_none() => {
-                    let text = format!("the checkpoint of step {step} is not committed yet: {error:#}");
-                    self.seat.push(SeatEvent::Waits(text));
+                    tracing::warn!("the checkpoint of step {step} is not committed yet: {error:#}");
                 }
                 Err(error) => {
-                    self.lease
-                        .abandon(&format!("the checkpoint of step {step} cannot be committed: {error:#}"));
+                    let reason = format!("the checkpoint of step {step} cannot be committed: {error:#}");
+                    tracing::warn!("this daemon leads no longer: {reason}");
+                    self.lease.abandon(&reason);
                     return Err(Failure::Lease);
                 }
             }

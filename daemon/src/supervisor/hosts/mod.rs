@@ -328,7 +328,7 @@ impl Seated<'_> {
         supervisor.runtime.block_on(async move {
             this.jobs().forget(&run).await;
             let Some(mut leading) = leading else { return };
-            // A leader tells the others how the job has ended.
+            // A leader reports the end of the job to the others.
             if tokio::time::timeout(END_TIMEOUT, &mut leading).await.is_err() {
                 leading.abort();
                 let _ = leading.await;

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 const NAMESPACES: [&str; 3] = ["/proc/self/ns/pid", "/proc/self/ns/ipc", "/proc/self/ns/net"];
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Tells hosts apart. Containers count as separate hosts, unless they share their namespaces.
+/// Identifies a host. Containers count as separate hosts, unless they share their namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostId([u8; Self::BYTES]);
 
