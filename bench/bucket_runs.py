@@ -16,27 +16,22 @@ figures have the cost of Millstream, not that of a network or a service, and the
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
 import random
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from host_lab import PROGRAMS, ROOT, Storage, free_address, machine, room, today, wait
+
 CENSUS = ROOT / "examples" / "census" / "job.toml"
 BUCKET = "s3://models"
-PATIENCE = 120
 # Long enough to be killed again and again.
 EPOCHS = 4000
 
@@ -68,11 +63,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--deaths", type=int, default=5)
-    parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "target" / "release")
+    parser.add_argument("--programs", type=pathlib.Path, default=PROGRAMS)
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        case = Case(options.programs.resolve(), pathlib.Path(directory))
+    with room() as directory:
+        case = Case(options.programs.resolve(), directory)
         try:
             parts = [heading(), checkpoints(case, options.rounds), resumes(case, options.deaths)]
         finally:
@@ -88,28 +83,14 @@ class Case:
 
     def __init__(self, programs: pathlib.Path, directory: pathlib.Path) -> None:
         self.programs, self.directory = programs, directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = "127.0.0.1:%d" % free.getsockname()[1]
-        self.server = subprocess.Popen([programs / "millstream-test-storage", self.address])
-        own = {"AWS_ENDPOINT_URL": f"http://{self.address}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        self.environment = {**os.environ, **own}
-        wait("the server answers", self.is_up)
-
-    def is_up(self) -> bool:
-        try:
-            self.keys("")
-        except OSError:
-            return False
-        return True
+        self.storage = Storage(programs, free_address())
+        self.environment = self.storage.environment
 
     def keys(self, prefix: str) -> list[str]:
-        with urllib.request.urlopen(f"http://{self.address}/models?list-type=2&prefix={prefix}") as reply:
-            return re.findall("<Key>([^<]*)</Key>", reply.read().decode())
+        return self.storage.keys("models", prefix)
 
     def get(self, key: str) -> bytes:
-        with urllib.request.urlopen(f"http://{self.address}/models/{key}") as reply:
-            return reply.read()
+        return self.storage.get("models", key)
 
     def start(self, line: list, before: tuple = ()) -> subprocess.Popen:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -122,8 +103,7 @@ class Case:
         return ended.stdout
 
     def end(self) -> None:
-        self.server.kill()
-        self.server.wait()
+        self.storage.end()
 
 
 def checkpoints(case: Case, rounds: int) -> str:
@@ -204,25 +184,12 @@ def committed(case: Case, prefix: str) -> int:
     return max((int(step) for key in case.keys(prefix) for step in re.findall(r"step-(\d+)/manifest\.json", key)), default=0)
 
 
-def wait(what: str, is_so) -> None:
-    until = time.monotonic() + PATIENCE
-    while not is_so():
-        if time.monotonic() > until:
-            sys.exit(f"timed out: {what}")
-        time.sleep(0.02)
-
-
 def spread(seconds: list[float], form: str) -> str:
     return " / ".join(format(found, form) for found in (min(seconds), statistics.median(seconds), max(seconds)))
 
 
 def heading() -> str:
-    information = pathlib.Path("/proc/cpuinfo").read_text()
-    processor, family = (re.search(rf"{key}\s*: (.*)", information).group(1) for key in ("model name", "cpu family"))
-    return (
-        f"# Runs in a bucket, {datetime.date.today()}\n\n{processor} (family {family}), {os.cpu_count()} CPUs, Linux "
-        f"{platform.release()}. `python bench/bucket_runs.py`.\n"
-    )
+    return f"# Runs in a bucket, {today()}\n\n{machine()}. `python bench/bucket_runs.py`.\n"
 
 
 if __name__ == "__main__":

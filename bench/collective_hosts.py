@@ -4,7 +4,7 @@
     cargo build --release --workspace --example collective_speed
     sudo python3 bench/collective_hosts.py [--hosts 2 4] [--rounds 3] [--out bench/results/NAME.md]
 
-Each host is a network namespace of this machine on one bridge, with one rank. Needs root, UCX (Debian package libucx0) and
+Each host is a network namespace of this machine on one bridge (`host_lab.py`), with one rank. Needs root, UCX (Debian package libucx0) and
 iproute2. All hosts share the CPUs, so times without a limit are those of this machine. A limit is that of each host in each
 direction (token bucket). `floor` is the time in which the bytes that each host sends pass the limit.
 
@@ -16,21 +16,17 @@ Times are those of rank 0, from the call to its result (trainer/backend/examples
 
 import argparse
 import collections
-import contextlib
-import datetime
 import json
 import os
 import pathlib
-import platform
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = ROOT / "target" / "release" / "examples" / "collective_speed"
-BRIDGE = "mscbr"
+from host_lab import PROGRAMS, Host, enter, machine, network, today
+
+PROGRAM = PROGRAMS / "examples" / "collective_speed"
 SIZES = [1 << 10, 1 << 20, 64 << 20]
 OPERATIONS = ["sum", "sum as bf16", "exchange"]
 # Bits per second of each host.
@@ -44,19 +40,22 @@ def main() -> None:
     parser.add_argument("--program", type=pathlib.Path, default=PROGRAM)
     parser.add_argument("--out", type=pathlib.Path)
     options = parser.parse_args()
+    enter()
 
     report = [heading(options.rounds)]
     for count in options.hosts:
         report += [f"### {count} hosts\n", "Milliseconds, min / median / max.\n"]
         report += ["| operation | size | link | ms | floor, ms |", "|---|---:|---|---:|---:|"]
         seconds = collections.defaultdict(list)
-        with network(count):
+        hosts = [Host(number) for number in range(count)]
+        with network(hosts):
             for link, limit in LIMITS.items():
-                limited(count, limit)
+                for host in hosts:
+                    host.limit(f"{limit}bit" if limit else "none")
                 # Few repetitions fill a slow link.
                 for number in range(options.rounds if limit is None else 1):
                     print(f"{count} hosts, {link}, round {number + 1}", file=sys.stderr)
-                    for line in run(options.program, count, 15 if limit is None else 3):
+                    for line in run(options.program, hosts, 15 if limit is None else 3):
                         seconds[line["operation"], line["bytes"], link] += line["seconds"]
         report += rows(count, seconds)
         report.append("")
@@ -66,57 +65,21 @@ def main() -> None:
         options.out.write_text(text)
 
 
-def sh(line: str) -> None:
-    subprocess.run(line, shell=True, check=True)
-
-
-@contextlib.contextmanager
-def network(count: int):
-    """Hosts on one bridge."""
-    clean(count)
-    try:
-        sh(f"ip link add {BRIDGE} type bridge && ip link set {BRIDGE} up")
-        for number in range(count):
-            space, link = f"msc{number}", f"mscv{number}"
-            sh(f"ip netns add {space}")
-            sh(f"ip link add {link} type veth peer name eth0 netns {space}")
-            sh(f"ip link set {link} master {BRIDGE} up")
-            sh(f"ip -n {space} addr add 10.78.1.{number + 1}/24 dev eth0")
-            sh(f"ip -n {space} link set eth0 up && ip -n {space} link set lo up")
-        yield
-    finally:
-        clean(count)
-
-
-def clean(count: int) -> None:
-    for number in range(count):
-        subprocess.run(f"ip netns del msc{number}; ip link del mscv{number}", shell=True, stderr=subprocess.DEVNULL)
-    subprocess.run(f"ip link del {BRIDGE}", shell=True, stderr=subprocess.DEVNULL)
-
-
-def limited(count: int, limit: int | None) -> None:
-    """Limits what each host sends, and what the bridge sends to it."""
-    for number in range(count):
-        for tc in (f"ip netns exec msc{number} tc qdisc {{}} dev eth0 root", f"tc qdisc {{}} dev mscv{number} root"):
-            if limit:
-                sh(tc.format("replace") + f" tbf rate {limit}bit burst 256kb latency 50ms")
-
-
-def run(program: pathlib.Path, count: int, repetitions: int) -> list[dict]:
+def run(program: pathlib.Path, hosts: list[Host], repetitions: int) -> list[dict]:
     """Runs a rank on each host; returns what rank 0 printed."""
     with tempfile.TemporaryDirectory() as directory:
         processes = [
             subprocess.Popen(
-                ["ip", "netns", "exec", f"msc{rank}", program, "--network", "eth0", "--repetitions", str(repetitions)]
-                + [directory, str(rank), str(count), *map(str, SIZES)],
+                ["ip", "netns", "exec", host.space, program, "--network", "eth0", "--repetitions", str(repetitions)]
+                + [directory, str(rank), str(len(hosts)), *map(str, SIZES)],
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                 text=True,
             )
-            for rank in range(count)
+            for rank, host in enumerate(hosts)
         ]
         output = processes[0].communicate()[0]
         if any([process.wait() for process in processes]):
-            sys.exit(f"{count} hosts failed")
+            sys.exit(f"{len(hosts)} hosts failed")
     lines = [json.loads(line) for line in output.splitlines()]
     if len(lines) != len(SIZES) * len(OPERATIONS):
         sys.exit(f"{program} printed {len(lines)} results")
@@ -142,13 +105,10 @@ def rows(count: int, seconds: dict) -> list[str]:
 
 
 def heading(rounds: int) -> str:
-    information = pathlib.Path("/proc/cpuinfo").read_text()
-    processor = re.search(r"model name\s*: (.*)", information).group(1)
-    family = re.search(r"cpu family\s*: (.*)", information).group(1)
     ucx = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", "libucx0"], capture_output=True, text=True).stdout
     return (
-        f"## Collective operations between hosts, {datetime.date.today()}\n\n"
-        f"{processor} (family {family}), {os.cpu_count()} CPUs, Linux {platform.release()}; libucx0 {ucx or '?'}. "
+        f"## Collective operations between hosts, {today()}\n\n"
+        f"{machine()}; libucx0 {ucx or '?'}. "
         f"`python3 bench/collective_hosts.py`, {rounds} rounds without a limit, one with; load average at the start "
         f"{os.getloadavg()[0]:.1f}.\n"
     )
