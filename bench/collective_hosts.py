@@ -4,9 +4,10 @@
     cargo build --release --workspace --example collective_speed
     sudo python3 bench/collective_hosts.py [--hosts 2 4] [--rounds 3] [--out bench/results/NAME.md]
 
-Each host is a network namespace of this machine on one bridge (`host_lab.py`), with one rank. Needs root, UCX (Debian package libucx0) and
-iproute2. All hosts share the CPUs, so times without a limit are those of this machine. A limit is that of each host in each
-direction (token bucket). `floor` is the time in which the bytes that each host sends pass the limit.
+Each host is a network namespace of this machine on one bridge (`host_lab.py`), with one rank. Needs root, UCX (Debian
+package libucx0) and iproute2. All hosts share the CPUs, so times without a limit are those of this machine. A limit is
+that of each host in each direction (token bucket). `floor` is the time in which the bytes that each host sends pass the
+limit.
 
 Times are those of rank 0, from the call to its result (trainer/backend/examples/collective_speed.rs).
 

@@ -1,8 +1,8 @@
-"""Hosts on one machine, for benchmarks: network namespaces on a bridge, a daemon in each, and the test server as a bucket.
+"""Hosts on one machine, for benchmarks: network namespaces on a bridge, a daemon in each, and a bucket.
 
-A script calls `enter` first. It starts itself again in new network, mount and process id namespaces, which end with it: then the
-kernel ends all that it has started and removes its bridge, interfaces and mounts, however it ends. Needs root and the packages iproute2
-and util-linux. All hosts share the CPUs of the machine.
+A script calls `enter` first. It starts itself again in new network, mount and process id namespaces, which end with it:
+then the kernel ends all that it has started and removes its bridge, interfaces and mounts, however it ends. Needs root
+and the packages iproute2 and util-linux. All hosts share the CPUs of the machine.
 
     enter()                                         # before anything else
     hosts = [Host(number) for number in range(4)]
@@ -34,7 +34,8 @@ BRIDGE, GATEWAY = "msbr", "10.77.0.254"
 STORAGE_PORT = 9000
 PATIENCE = 120
 INSIDE = "MILLSTREAM_HOST_LAB"
-UNSHARE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+UNSHARE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount"]
+OWN_PROCESSES = ["--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 def enter(after: Callable[[], None] = lambda: None) -> None:
@@ -48,7 +49,7 @@ def enter(after: Callable[[], None] = lambda: None) -> None:
     if os.geteuid() != 0:
         sys.exit(f"{sys.argv[0]}: needs root, for network namespaces")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    inside = subprocess.Popen([*UNSHARE, sys.executable, *sys.argv], env={**os.environ, INSIDE: "1"})
+    inside = subprocess.Popen([*UNSHARE, *OWN_PROCESSES, sys.executable, *sys.argv], env={**os.environ, INSIDE: "1"})
     try:
         sys.exit(inside.wait())
     except KeyboardInterrupt:
@@ -185,7 +186,7 @@ class DaemonHost(Host):
         self.process = None
 
     def configure(self, authority: pathlib.Path, discover: str, more: str = "", before: str = "") -> None:
-        """Issues its certificate and writes its configuration, with `more` in the section of peers and `before` above it."""
+        """Issues its certificate and writes its configuration: `more` in the section of peers, `before` above it."""
         issue = [self.programs / "millstream", "peers", "issue", "--ca", authority, "--out", self.directory, self.name]
         subprocess.run(issue, check=True, stdout=subprocess.DEVNULL)
         key = self.directory / self.name
@@ -196,7 +197,7 @@ class DaemonHost(Host):
 
     def start(self, before: tuple = ()) -> None:
         """Starts the daemon, by the command `before` if there is one, and waits for it."""
-        line = [*before, "ip", "netns", "exec", self.space, "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        line = [*before, "ip", "netns", "exec", self.space, "unshare", *OWN_PROCESSES]
         line += [self.programs / "millstreamd", "--socket", self.socket, "--state", self.state]
         line += ["--config", self.configuration]
         with self.log.open("ab") as log:
@@ -258,7 +259,7 @@ def authority(directory: pathlib.Path, programs: pathlib.Path) -> pathlib.Path:
 
 
 class Storage:
-    """The test server of the repository, with Amazon's interface. It serves the files of a directory as the bucket `test`."""
+    """The test server of the repository, with Amazon's interface. The files of a directory are the bucket `test`."""
 
     def __init__(self, programs: pathlib.Path, address: str, files: pathlib.Path | None = None):
         self.address = address
@@ -315,7 +316,8 @@ def site(directory: pathlib.Path, programs: pathlib.Path, count: int, files: pat
         try:
             for host in hosts:
                 host.environment = storage.environment
-                host.configure(issuer, static, "data_interface = 'eth0'\ndata_protection = 'isolated'\n", "max_jobs = 1\n")
+                data = "data_interface = 'eth0'\ndata_protection = 'isolated'\n"
+                host.configure(issuer, static, data, "max_jobs = 1\n")
             yield Site(directory, programs, hosts, storage)
         finally:
             for host in hosts:
@@ -323,9 +325,10 @@ def site(directory: pathlib.Path, programs: pathlib.Path, count: int, files: pat
             storage.end()
 
 
-def generate(programs: pathlib.Path, out: pathlib.Path, rows: int, seed: int) -> None:
-    """Writes a file of synthetic clicks."""
+def generate(programs: pathlib.Path, out: pathlib.Path, rows: int, seed: int, shards: int | None = None) -> None:
+    """Writes synthetic clicks; the name of several files has a star for their number."""
     line = [programs / "millstream", "generate", out, "--rows", str(rows), "--seed", str(seed)]
+    line += ["--shards", str(shards)] if shards else []
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -5,16 +5,17 @@
     sudo python3 bench/hosts.py [--faults 20] [--hosts 4] [--only NAME] [--programs target/release] [--out bench/results/NAME.md]
     sudo python3 bench/hosts.py --list
 
-Each host is a network namespace with its own process ids on one bridge of this machine (`host_lab.py`), with a daemon that has one
-worker. Data, runs and checkpoints are in a bucket, of the test server of the repository. Needs root, and the programs of the packages
-iproute2 and iptables. All hosts share the CPUs.
+Each host is a network namespace with its own process ids on one bridge of this machine (`host_lab.py`), with a daemon
+that has one worker. Data, runs and checkpoints are in a bucket, of the test server of the repository. Needs root, and
+the programs of the packages iproute2 and iptables. All hosts share the CPUs.
 
-For each kind of fault, jobs train on all hosts while it occurs at random moments, again and again, until it has occurred `--faults` times.
-Every job must end with the bits of an undisturbed run on one host (`workers.reproducible`), which shows that each row was trained on
-once per epoch, in order, and leave no worker behind. The time is that from the fault until the workers of a host without the fault have
-restored the model, by the log of its daemon. A slow link or bucket need not end the workers: the column "restarts" counts the
-faults that did. The end of a fault that lasts can restart them once more, which is not counted.
-"""
+For each kind of fault, jobs train on all hosts while it occurs at random moments, again and again, until it has
+occurred `--faults` times. Every job must end with the bits of an undisturbed run on one host (`workers.reproducible`),
+which shows that each row was trained on once per epoch, in order, and leave no worker behind. The time is that from the
+fault until the workers of a host without the fault have restored the model, by the log of its daemon. A slow link or
+bucket need not end the workers: the column "restarts" counts the faults that did. The end of a fault that lasts can
+restart them once more, which is not counted. The last column counts the jobs after which `millstream show` names the
+same checkpoint on all hosts."""
 
 import argparse
 import contextlib
@@ -78,6 +79,19 @@ def nothing() -> None:
 
 
 @dataclasses.dataclass
+class Outcome:
+    """Of a job, or of all jobs with a kind of fault."""
+
+    faults: int = 0
+    times: list[float] = dataclasses.field(default_factory=list)
+    jobs: int = 0
+    # With the bits of the undisturbed run.
+    good: int = 0
+    # After which all hosts show the same checkpoint.
+    agreed: int = 0
+
+
+@dataclasses.dataclass
 class Fault:
     """A kind of fault. It holds for `seconds`."""
 
@@ -119,8 +133,9 @@ def faults(place: Site) -> dict[str, Fault]:
     last, first, others = hosts[-1], hosts[0], hosts[:-1]
     lossy = "iptables -A INPUT -m statistic --mode random --probability 0.05 -j DROP"
     cut_off = f"iptables -A OUTPUT -d {GATEWAY} -j DROP"
-    refused = f"-p tcp --dport {STORAGE_PORT} -j REJECT --reject-with tcp-reset"
+    refuse = f"iptables {{}} INPUT -p tcp --dport {STORAGE_PORT} -j REJECT --reject-with tcp-reset"
     flush = lambda host: lambda: host.inside("iptables -F")
+    signal_server = lambda number: lambda: server.send_signal(number)
 
     def signal_worker(number: int) -> Callable[[], None]:
         def send() -> None:
@@ -141,7 +156,8 @@ def faults(place: Site) -> dict[str, Fault]:
             last, signal_worker(signal.SIGSTOP), nothing, 0, settings=("workers.timeout_seconds=5",)),
         "daemon killed, started again": Fault(last, last.kill, last.start, 2),
         "leader killed, started again": Fault(first, first.kill, first.start, 2),
-        "host cut off from the others, one way": Fault(last, lambda: partition(last, others, ["OUTPUT"]), flush(last), 8),
+        "host cut off from the others, one way": Fault(
+            last, lambda: partition(last, others, ["OUTPUT"]), flush(last), 8),
         "host cut off from the others, both ways": Fault(
             last, lambda: partition(last, others, ["OUTPUT", "INPUT"]), flush(last), 8),
         "leader stopped (SIGSTOP) past its lease, continued": Fault(
@@ -153,11 +169,11 @@ def faults(place: Site) -> dict[str, Fault]:
         "disk of the leader's state full": Fault(
             first, lambda: fill(first), (first.state / "ballast").unlink, 5, restarts=False),
         "bucket slow (its server stopped)": Fault(
-            last, lambda: server.send_signal(signal.SIGSTOP), lambda: server.send_signal(signal.SIGCONT), 6, restarts=False),
+            last, signal_server(signal.SIGSTOP), signal_server(signal.SIGCONT), 6, restarts=False),
         "bucket at 1 MB/s": Fault(
             last, lambda: sh(LIMIT_BUCKET), lambda: sh(UNLIMIT_BUCKET), 6, restarts=False),
         "bucket failing (connections refused)": Fault(
-            last, lambda: sh(f"iptables -A INPUT {refused}"), lambda: sh(f"iptables -D INPUT {refused}"), 12, restarts=False),
+            last, lambda: sh(refuse.format("-A")), lambda: sh(refuse.format("-D")), 12, restarts=False),
         "link at 100 Mbit/s": Fault(last, lambda: last.limit("100mbit"), lambda: last.limit("none"), 5, restarts=False),
         "5 % of packets dropped": Fault(last, lambda: last.inside(lossy), flush(last), 5, restarts=False),
     }
@@ -168,40 +184,50 @@ LIMIT_BUCKET = "tc qdisc replace dev msbr root tbf rate 8mbit burst 64kb latency
 UNLIMIT_BUCKET = "tc qdisc del dev msbr root"
 
 
-def run_kind(place: Site, name: str, count: int, wanted: str) -> tuple[str, bool]:
-    """The row of a kind of fault, and whether all jobs ended well."""
-    fault, began = faults(place)[name], time.monotonic()
-    times, jobs, good, done = [], 0, 0, 0
+def run_kind(place: Site, name: str, wanted: str, options: argparse.Namespace) -> str:
+    """The row of a kind of fault."""
+    count = options.faults
+    fault, began, all_jobs = faults(place)[name], time.monotonic(), Outcome()
     # A job that cannot train has no faults.
-    while done < count and jobs < count:
-        jobs += 1
+    while all_jobs.faults < count and all_jobs.jobs < count:
+        all_jobs.jobs += 1
+        job = "no job"
         try:
-            problem, happened, found = run_job(place, fault, count - done, wanted)
+            job = submit(place, fault)
+            disturb(place, fault, job, count, all_jobs)
+            problem = judge(place, job, wanted)
+            all_jobs.agreed += names_one_checkpoint(place.hosts, job)
         except TimeoutError as error:
-            problem, happened, found = str(error), 0, []
+            problem = str(error)
             give_up(place)
-        done += happened
-        times += found
-        good += not problem
+        all_jobs.good += not problem
         if problem:
-            print(f"{name}: {problem}", file=sys.stderr)
+            keep_logs(place.directory, options.keep_logs)
+            print(f"{name}: {job}: {problem}", file=sys.stderr, flush=True)
+    times, jobs = all_jobs.times, all_jobs.jobs
     figures = f"{statistics.median(times):.1f} s ({max(times):.1f} s)" if times else "-"
-    line = f"| {name} | {done} | {len(times)} | {figures} | {good} of {jobs} |"
+    good, agreed = all_jobs.good, all_jobs.agreed
+    line = f"| {name} | {all_jobs.faults} | {len(times)} | {figures} | {good} of {jobs} | {agreed} of {jobs} |"
     print(f"{line} {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    return line, good == jobs
+    return line
 
 
-def run_job(place: Site, fault: Fault, most: int, wanted: str) -> tuple[str, int, list[float]]:
-    """Trains a job with faults. Returns what is wrong, the number of faults, and the times until training."""
+def submit(place: Site, fault: Fault) -> str:
+    settings = [word for setting in fault.settings for word in ("--set", setting)]
+    submitted = place.hosts[0].call("submit", str(place.directory / "job.toml"), *settings)
+    if submitted is None:
+        raise TimeoutError(f"{place.hosts[0].name} does not accept a job")
+    return submitted["id"]
+
+
+def disturb(place: Site, fault: Fault, job: str, most: int, outcome: Outcome) -> None:
+    """Lets the fault occur in a job until it ends, or `most` have occurred in all."""
     victim, hosts = fault.victim, place.hosts
     observed = fault.observed or [host for host in hosts if host is not victim]
     observer = next(host for host in hosts if host is not victim)
-    settings = [word for setting in fault.settings for word in ("--set", setting)]
-    job = hosts[0].call("submit", str(place.directory / "job.toml"), *settings)["id"]
     wait("all hosts train", lambda: all_train(hosts, job))
-    done, times = 0, []
     is_over = lambda: has_ended(observer.show(job))
-    while done < most:
+    while outcome.faults < most:
         time.sleep(random.uniform(0.2, 2))
         if is_over():
             break
@@ -210,7 +236,7 @@ def run_job(place: Site, fault: Fault, most: int, wanted: str) -> tuple[str, int
         fault.begin()
         time.sleep(fault.seconds)
         fault.end()
-        done += 1
+        outcome.faults += 1
         resumed = lambda: resumed_after(observed, moment)
         if fault.restarts:
             with contextlib.suppress(TimeoutError):
@@ -218,31 +244,33 @@ def run_job(place: Site, fault: Fault, most: int, wanted: str) -> tuple[str, int
         else:
             time.sleep(LATE_SECONDS)
         if (seconds := resumed()) is not None:
-            times.append(seconds)
+            outcome.times.append(seconds)
         resume_held(hosts, job)
         with contextlib.suppress(TimeoutError):
             wait("all hosts train again", lambda: is_over() or all(host.workers() for host in hosts), 60)
-    return judge(place, job, wanted), done, times
 
 
 def judge(place: Site, job: str, wanted: str) -> str:
     """What is wrong with a job when it has ended; empty if nothing is."""
     hosts = place.hosts
     resume_held(hosts, job)
-    wait("the job ends", lambda: all(has_ended(host.show(job)) for host in hosts), 600)
-    shown = [host.show(job) for host in hosts]
+    # A host that has joined late may not know the job.
+    shown = lambda: [found for host in hosts if (found := host.show(job))]
+    wait("the job ends", lambda: all(has_ended(each) for each in shown()), 600)
+    shown = shown()
     states = [each.get("state") for each in shown]
-    problems = [f"the daemon of {host.name} has ended" for host in hosts if host.process.poll() is not None]
-    if states != ["succeeded"] * len(hosts):
+    problems = [f"the daemon of {host.name} has died" for host in hosts if host.process.poll() is not None]
+    if set(states) != {"succeeded"}:
         problems.append(f"{states}, {[each['reason'] for each in shown if each.get('reason')]}")
-    models = {model(place, each) for each in shown if each.get("state") == "succeeded"}
-    if models != {wanted}:
-        problems.append("other bits" if models else "no model")
+    # A host that did not train at the end may name an earlier checkpoint, which may be deleted by now.
+    checkpoints = sorted(each["checkpoint"] for each in shown if each.get("state") == "succeeded")
+    if not checkpoints or model(place, checkpoints[-1]) != wanted:
+        problems.append("other bits" if checkpoints else "no model")
     try:
         wait("workers end", lambda: not any(host.workers() for host in hosts), 5)
     except TimeoutError:
         problems.append(f"workers left: {[host.workers() for host in hosts]}")
-    return f"{job}: {'; '.join(problems)}" if problems else ""
+    return "; ".join(problems)
 
 
 def resume_held(hosts: list[DaemonHost], job: str) -> None:
@@ -264,8 +292,8 @@ def give_up(place: Site) -> None:
 
 
 def resumed_after(hosts: list[DaemonHost], moment: float) -> float | None:
-    """Seconds from `moment` until the workers of one of the hosts had next restored the model. The others may be spare: the number
-    of workers divides the parts of a batch."""
+    """Seconds from `moment` until the workers of one of the hosts had next restored the model. The others may be spare:
+    the number of workers divides the parts of a batch."""
     found = []
     for host in hosts:
         times = (datetime.datetime.fromisoformat(stamp).timestamp() for stamp in RESUMED.findall(host.log.read_text()))
@@ -282,9 +310,14 @@ def has_ended(shown: dict) -> bool:
     return shown.get("state") in ("succeeded", "failed", "cancelled", "held")
 
 
-def model(place: Site, ended: dict) -> str:
-    """A hash of the tensors of a final checkpoint."""
-    keys = place.storage.keys("test", ended["checkpoint"].removeprefix("s3://test/"))
+def names_one_checkpoint(hosts: list[DaemonHost], job: str) -> bool:
+    """Whether all hosts that know a job which has ended show the same checkpoint."""
+    return len({found["checkpoint"] for host in hosts if (found := host.show(job))}) == 1
+
+
+def model(place: Site, checkpoint: str) -> str:
+    """A hash of the tensors of a checkpoint."""
+    keys = place.storage.keys("test", checkpoint.removeprefix("s3://test/"))
     digest = hashlib.sha256()
     for key in sorted(keys, key=lambda key: key.rsplit("/", 1)[1]):
         if key.endswith(".safetensors"):
@@ -300,13 +333,15 @@ def undisturbed(place: Site) -> str:
     wait("the job ends", lambda: has_ended(alone.show(job)), 600)
     shown = alone.show(job)
     print(f"alone: {shown['state']}, {shown['progress']['step']} steps", file=sys.stderr)
-    return model(place, shown)
+    return model(place, shown["checkpoint"])
 
 
 def heading(options: argparse.Namespace) -> str:
     flags = f"--faults {options.faults} --hosts {options.hosts} --epochs {options.epochs}"
-    return (f"# Hosts that train together: faults, {today()}\n\n`bench/hosts.py {flags}` on {commit()}; {machine()}, for all hosts and "
-            "the bucket.\n")
+    return (
+        f"# Hosts that train together: faults, {today()}\n\n`bench/hosts.py {flags}` on {commit()}; {machine()}, for all "
+        "hosts and the bucket.\n"
+    )
 
 
 def main() -> None:
@@ -314,14 +349,15 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=20, help="of each kind (default 20)")
     parser.add_argument("--hosts", type=int, default=4, help="3 or more (default 4)")
     parser.add_argument("--epochs", type=int, default=100, help="of each job; 157 steps each (default 100)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="kinds whose name contains this; may be repeated")
+    parser.add_argument("--only", action="append", metavar="NAME", help="kinds with this in their names; repeatable")
     parser.add_argument("--list", action="store_true", help="print the kinds of faults")
-    parser.add_argument("--keep-logs", type=pathlib.Path, metavar="DIRECTORY", help="copy the logs of the daemons there")
+    parser.add_argument("--keep-logs", type=pathlib.Path, metavar="DIRECTORY", help="copy the daemons' logs there")
     parser.add_argument("--programs", type=pathlib.Path, default=PROGRAMS)
     parser.add_argument("--out", type=pathlib.Path, help="also write the table to this file")
     options = parser.parse_args()
     enter()
-    lines = [heading(options), "| fault | times | restarts | trains again after, median (max) | same bits |", "|---|---:|---:|---|---|"]
+    columns = "| fault | times | restarts | trains again after, median (max) | same bits | same checkpoint shown |"
+    lines = [heading(options), columns, "|---|---:|---:|---|---|---|"]
     with room() as directory:
         files = directory / "data"
         files.mkdir()
@@ -354,13 +390,12 @@ def measure(place: Site, options: argparse.Namespace, lines: list[str]) -> None:
     for host in place.hosts[1:]:
         host.start()
     names = [host.name for host in place.hosts]
-    wait("hosts see each other", lambda: all(host.sees(name) for host in place.hosts for name in names if name != host.name))
+    for host in place.hosts:
+        others = [name for name in names if name != host.name]
+        wait(f"{host.name} sees all others", lambda: all(host.sees(name) for name in others))
     for name in faults(place):
         if not options.only or any(part in name for part in options.only):
-            line, is_good = run_kind(place, name, options.faults, wanted)
-            lines.append(line)
-            if not is_good:
-                keep_logs(place.directory, options.keep_logs)
+            lines.append(run_kind(place, name, wanted, options))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,15 @@
     cargo build --release --workspace --bins
     sudo python3 bench/peers.py [--rounds 5] [--hosts 4] [--programs target/release] [--out bench/results/NAME.md]
 
-Each host is a network namespace of this machine on one bridge (`host_lab.py`), with a separate daemon. Needs root, and the programs
-of the packages iproute2 and iptables. All hosts share the CPUs, so rates without a limit are those of this machine.
+Each host is a network namespace of this machine on one bridge (`host_lab.py`), with a separate daemon. Needs root, and
+the programs of the packages iproute2 and iptables. All hosts share the CPUs, so rates without a limit are those of this
+machine.
 
-* *Loss*: from the fault until another host shows it, and from its end until that host shows it up: the daemon killed (SIGKILL) and
-  started again, stopped (SIGSTOP, SIGCONT), its link down and up, its packets dropped in one direction.
-* *Links*: `millstream peers --measure` with 4 connections, over links without a limit, of 1 Gbit/s and 100 Mbit/s (token bucket),
-  and with 5 % of packets dropped.
-* *Cost*: bytes a second and CPU of an idle daemon with its peers.
-"""
+* *Loss*: from the fault until another host shows it, and from its end until that host shows it up: the daemon killed
+  (SIGKILL) and started again, stopped (SIGSTOP, SIGCONT), its link down and up, its packets dropped in one direction.
+* *Links*: `millstream peers --measure` with 4 connections, over links without a limit, of 1 Gbit/s and 100 Mbit/s
+  (token bucket), and with 5 % of packets dropped.
+* *Cost*: bytes a second and CPU of an idle daemon with its peers."""
 
 import argparse
 import os
@@ -39,7 +39,10 @@ def losses(hosts: list[DaemonHost], rounds: int) -> list[str]:
 
     faults = {
         "daemon killed, started": (victim.kill, victim.start),
-        "daemon stopped, continued": (lambda: victim.signal_all(signal.SIGSTOP), lambda: victim.signal_all(signal.SIGCONT)),
+        "daemon stopped, continued": (
+            lambda: victim.signal_all(signal.SIGSTOP),
+            lambda: victim.signal_all(signal.SIGCONT),
+        ),
         "link down, up": (lambda: sh(f"ip link set {victim.link} down"), lambda: sh(f"ip link set {victim.link} up")),
         "packets to one host dropped": (lambda: victim.inside(drop), lambda: victim.inside("iptables -F")),
     }
