@@ -262,8 +262,8 @@ def judge(place: Site, job: str, wanted: str) -> str:
     problems = [f"the daemon of {host.name} has died" for host in hosts if host.process.poll() is not None]
     if set(states) != {"succeeded"}:
         problems.append(f"{states}, {[each['reason'] for each in shown if each.get('reason')]}")
-    # A host that did not train at the end may name an earlier checkpoint, which may be deleted by now.
-    checkpoints = sorted(each["checkpoint"] for each in shown if each.get("state") == "succeeded")
+    # A host that did not train at the end may name none, or an earlier one, which may be deleted by now.
+    checkpoints = sorted(each["checkpoint"] for each in shown if each.get("state") == "succeeded" and each["checkpoint"])
     if not checkpoints or model(place, checkpoints[-1]) != wanted:
         problems.append("other bits" if checkpoints else "no model")
     try:
