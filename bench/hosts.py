@@ -173,7 +173,7 @@ def faults(place: Site) -> dict[str, Fault]:
         "bucket at 1 MB/s": Fault(
             last, lambda: sh(LIMIT_BUCKET), lambda: sh(UNLIMIT_BUCKET), 6, restarts=False),
         "bucket failing (connections refused)": Fault(
-            last, lambda: sh(refuse.format("-A")), lambda: sh(refuse.format("-D")), 12, restarts=False),
+            last, lambda: sh(refuse.format("-A")), lambda: sh(refuse.format("-D")), 12),
         "link at 100 Mbit/s": Fault(last, lambda: last.limit("100mbit"), lambda: last.limit("none"), 5, restarts=False),
         "5 % of packets dropped": Fault(last, lambda: last.inside(lossy), flush(last), 5, restarts=False),
     }
