@@ -24,7 +24,9 @@
 //! before, and a checkpoint after the newest one, which a late request may have completed, does not count. Such a holder gives up by
 //! itself when it could not renew the lease for a while, because other daemons take it soon.
 
-use std::fs;
+mod holder;
+mod record;
+
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -32,14 +34,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use millstream_io::storage::{Directory, ObjectVersion, Stores};
 use millstream_job::Job;
-use rustix::io::Errno;
-use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
-use super::random_characters;
+use self::holder::Holder;
+use self::record::{EPOCH_TERMS, Record};
+pub(crate) use self::record::{End, Head, Led, generation_term, of_term};
 
 /// The object in the run directory.
 pub(crate) const LEASE: &str = "lease.json";
@@ -90,9 +91,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between tries of a write that must succeed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The terms of an epoch, most of which are never used.
-const EPOCH_TERMS: u64 = 1 << 20;
-
 /// The age of a renewal up to which it confirms the lease. Services accept about one write of an object a second.
 const CONFIRMED_FOR: Duration = Duration::from_secs(2);
 
@@ -104,75 +102,6 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a released lease is not confirmed.
 const RELEASED: &str = "this daemon has released the lease of the run";
-
-/// The id of the host's boot.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// The contents of the object.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Record {
-    holder: Holder,
-    term: u64,
-    /// How often the holder has renewed it: no two contents are equal.
-    renewals: u64,
-    is_released: bool,
-    /// Of a run on several hosts, once a daemon has led it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    led: Option<Led>,
-}
-
-/// The state of a run on several hosts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Led {
-    /// The newest checkpoint.
-    pub(crate) head: Option<Head>,
-    /// How the job has ended, once it has.
-    pub(crate) ended: Option<End>,
-}
-
-/// A committed checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Head {
-    pub(crate) step: u64,
-    /// The term of the workers that wrote it.
-    pub(crate) term: u64,
-}
-
-/// How a job has ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum End {
-    /// All rows are trained on.
-    Finished,
-    /// It failed, for this reason.
-    Failed(String),
-}
-
-/// The term of generation `number` of an epoch.
-pub(crate) fn generation_term(epoch: u64, number: u64) -> u64 {
-    epoch.saturating_mul(EPOCH_TERMS).saturating_add(number.min(EPOCH_TERMS - 2))
-}
-
-/// The epoch and the number of the generation with a term.
-pub(crate) fn of_term(term: u64) -> (u64, u64) {
-    (term / EPOCH_TERMS, term % EPOCH_TERMS)
-}
-
-/// A process that has the lease.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Holder {
-    /// The name of its host.
-    host: String,
-    /// Its process id.
-    process: u32,
-    /// When the process started, in the kernel's ticks since the boot: with it, a process id means one process.
-    started: u64,
-    /// The boot of the host, and the namespace of its process ids.
-    boot: String,
-    namespace: String,
-    /// Different for each lease of the process.
-    nonce: String,
-}
 
 /// Why a lease is not confirmed.
 #[derive(Debug, thiserror::Error)]
@@ -583,142 +512,8 @@ impl Look {
     }
 }
 
-impl Record {
-    /// The first one of a holder.
-    fn of(holder: Holder) -> Self {
-        Self { holder, term: 0, renewals: 0, is_released: false, led: None }
-    }
-
-    fn to_json(&self) -> Vec<u8> {
-        let mut json = serde_json::to_vec_pretty(self).expect("a lease has string keys and whole numbers");
-        json.push(b'\n');
-        json
-    }
-}
-
-impl Holder {
-    /// This process, with a new lease.
-    fn this() -> Result<Self> {
-        let process = std::process::id();
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        Ok(Self {
-            host: host.trim().to_owned(),
-            process,
-            started: started(process).context("/proc does not show this process")?,
-            boot: fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned(),
-            namespace: namespace().unwrap_or_default(),
-            nonce: random_characters()?,
-        })
-    }
-
-    /// Whether it was a process of this host that is gone, or this process, which has ended that lease.
-    fn is_gone(&self) -> bool {
-        let Ok(this) = Self::this() else { return false };
-        let is_visible = !self.boot.is_empty() && self.boot == this.boot && self.namespace == this.namespace;
-        let is_this = (self.process, self.started) == (this.process, this.started);
-        is_visible && (is_this || is_gone(self.process, self.started))
-    }
-}
-
-impl std::fmt::Display for Holder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "process {} on host {}", self.process, self.host)
-    }
-}
-
-/// The namespace of the process ids that this process sees.
-fn namespace() -> Option<String> {
-    fs::read_link("/proc/self/ns/pid").ok()?.into_os_string().into_string().ok()
-}
-
-/// When a process started, in ticks since the boot; `None` if `/proc` does not show it or it has ended.
-fn started(process: u32) -> Option<u64> {
-    // The second field is the name in parentheses, which may contain anything. The state follows; the time is field 22.
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let has_ended = matches!(fields.next()?, "Z" | "X");
-    let started = fields.nth(18)?.parse().ok()?;
-    (!has_ended).then_some(started)
-}
-
-/// Whether the process that `started` then is gone. Processes of other users may be hidden.
-fn is_gone(process: u32, started_then: u64) -> bool {
-    let Some(pid) = i32::try_from(process).ok().and_then(Pid::from_raw) else { return true };
-    match rustix::process::test_kill_process(pid) {
-        Err(Errno::SRCH) => true,
-        Err(_) => started(process).is_some_and(|started| started != started_then),
-        Ok(()) => started(process) != Some(started_then),
-    }
-}
-
 /// The time since the boot of the host, which goes on while the host is suspended.
 fn now() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
     Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::process::{Command, Stdio};
-
-    use super::*;
-
-    #[test]
-    fn a_holder_is_gone_if_its_process_is() {
-        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        let process = child.id();
-        let holder = Holder { process, started: started(process).unwrap(), ..Holder::this().unwrap() };
-        assert!(!holder.is_gone());
-        let earlier = Holder { started: holder.started - 1, ..holder.clone() };
-        assert!(earlier.is_gone(), "another process has its number now");
-        child.kill().unwrap();
-        // Nobody has waited for it yet.
-        while !holder.is_gone() {
-            std::thread::yield_now();
-        }
-        child.wait().unwrap();
-        assert!(holder.is_gone());
-        for elsewhere in [
-            Holder { boot: "another".into(), ..holder.clone() },
-            Holder { namespace: "pid:[1]".into(), ..holder.clone() },
-            Holder { boot: String::new(), ..holder },
-        ] {
-            assert!(!elsewhere.is_gone(), "{elsewhere:?}: nothing is known of it");
-        }
-        assert!(Holder::this().unwrap().is_gone(), "this process takes its own lease again");
-    }
-
-    #[test]
-    fn terms_of_epochs_and_of_single_hosts_increase() {
-        // As `begin_epoch` and `begin_term` count.
-        let epoch = |term: u64| term / EPOCH_TERMS + 1;
-        let recorded = |epoch| generation_term(epoch, 0) + EPOCH_TERMS - 1;
-        let first = epoch(3);
-        assert!(generation_term(first, 1) > 3 && recorded(first) > generation_term(first, u64::MAX));
-        assert_eq!(epoch(recorded(first)), first + 1);
-        let single = recorded(first) + 1;
-        assert!(generation_term(epoch(single), 1) > single);
-        assert_eq!(of_term(generation_term(5, 9)), (5, 9));
-        assert!(generation_term(u64::MAX, 1) == u64::MAX, "no overflow");
-    }
-
-    #[test]
-    fn a_lease_of_one_host_has_no_state_of_several() {
-        let mut record = Record::of(Holder::this().unwrap());
-        let text = String::from_utf8(record.to_json()).unwrap();
-        assert!(!text.contains("\"led\""), "{text}");
-        record.led =
-            Some(Led { head: Some(Head { step: 7, term: 1 << 20 }), ended: Some(End::Failed("x".into())) });
-        assert_eq!(serde_json::from_slice::<Record>(&record.to_json()).unwrap(), record);
-    }
-
-    #[test]
-    fn no_two_contents_are_equal() {
-        let record = || Record { term: 1, ..Record::of(Holder::this().unwrap()) };
-        let (first, second) = (record(), record());
-        assert_ne!(first.to_json(), second.to_json());
-        assert_eq!(serde_json::from_slice::<Record>(&first.to_json()).unwrap(), first);
-    }
 }
