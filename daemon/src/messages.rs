@@ -11,8 +11,8 @@ use millstream_worker::gpus::GpuUse;
 use crate::daemon::{Predicted, ShownTrial, Trials};
 use crate::roles::Role;
 use crate::snapshot::{
-    EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, JobSnapshot, ProcessUse, RankSnapshot, Snapshot,
-    WorkerSnapshot,
+    EndedJobs, GpuJob, GpuSnapshot, GpusSnapshot, HostUse, JobSnapshot, ProcessUse, RankPlace, RankSnapshot,
+    Snapshot, WorkerSnapshot,
 };
 use crate::state::{History, HistoryPoint, JobRecord, LogRecord};
 use crate::supervisor::{FewerWorkers, LeftOut};
@@ -277,17 +277,22 @@ pub(crate) fn gpu_message(GpuSnapshot { found, jobs, other_bytes }: &GpuSnapshot
 
 /// Workers, by rank.
 pub(crate) fn worker_messages(workers: &[RankSnapshot]) -> Vec<proto::Worker> {
-    let message = |(rank, worker): (u32, &RankSnapshot)| {
-        let RankSnapshot { pid, exchange_share, awaited } = worker;
+    let message = |worker: &RankSnapshot| {
+        let RankSnapshot { rank, place, exchange_share, awaited } = worker;
+        let (pid, host) = match place {
+            RankPlace::Process(pid) => (Some(*pid), None),
+            RankPlace::Host(host) => (None, Some(host.clone())),
+        };
         proto::Worker {
-            rank,
-            pid: *pid,
+            rank: *rank,
+            pid,
+            host,
             exchange_fraction: *exchange_share,
             awaited_seconds: awaited.as_ref().map(|awaited| awaited.since.as_secs_f64()),
             awaited_in: awaited.as_ref().map(|awaited| awaited.exchange.clone()),
         }
     };
-    (0..).zip(workers).map(message).collect()
+    workers.iter().map(message).collect()
 }
 
 pub(crate) fn fewer_workers_message(fewer: &FewerWorkers) -> proto::FewerWorkers {

@@ -10,10 +10,12 @@ use crate::printable::one_line;
 /// By how much more of their time the others are in exchanges than the slowest worker, so that it is named.
 const SLOWER: f64 = 0.1;
 
-/// A worker's process, and its share of time in exchanges or how long the others have waited for it.
+/// A worker's process or host, and its share of time in exchanges or how long the others have waited for it.
 pub(crate) fn describe(worker: &Worker) -> String {
-    let Worker { pid, exchange_fraction, awaited_seconds, awaited_in, .. } = worker;
-    let mut parts = vec![format!("process {pid}")];
+    let Worker { pid, host, exchange_fraction, awaited_seconds, awaited_in, .. } = worker;
+    let process = pid.map(|pid| format!("process {pid}"));
+    let mut parts =
+        Vec::from_iter(host.as_ref().map(|host| format!("on host {}", one_line(host))).or(process));
     if let (Some(seconds), Some(exchange)) = (awaited_seconds, awaited_in) {
         let time = figures::duration(Duration::try_from_secs_f64(*seconds).unwrap_or_default());
         parts.push(format!("the others have waited for it for {time}, in {}", one_line(exchange)));
@@ -26,7 +28,8 @@ pub(crate) fn describe(worker: &Worker) -> String {
 /// Which worker is slower than the others, if one is clearly so: it is in exchanges for the shortest time, because the others wait
 /// there for it.
 pub(crate) fn slowest(workers: &[Worker]) -> Option<String> {
-    let shares = workers.iter().map(|worker| Some((worker.exchange_fraction?, worker.rank)));
+    let here = workers.iter().filter(|worker| worker.host.is_none());
+    let shares = here.map(|worker| Some((worker.exchange_fraction?, worker.rank)));
     let mut shares = shares.collect::<Option<Vec<_>>>()?;
     shares.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let [(least, rank), (next, _), ..] = shares[..] else { return None };

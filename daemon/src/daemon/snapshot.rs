@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use millstream_backend::collective::OpenOperation;
 use millstream_control::proto::JobState;
 
 use super::Daemon;
 use crate::queue::ActiveJob;
 use crate::snapshot::{
-    AwaitedSnapshot, GpuSnapshot, HostUse, JobSnapshot, OpenFiles, ProcessUse, RankSnapshot, Snapshot,
-    WorkerSnapshot, system,
+    AwaitedSnapshot, GpuSnapshot, HostUse, JobSnapshot, OpenFiles, ProcessUse, RankPlace, RankSnapshot,
+    Snapshot, WorkerSnapshot, system,
 };
 use crate::state::now_ms;
 use crate::supervisor::{Exchanges, FewerWorkers, Vitals};
@@ -90,20 +89,26 @@ impl Daemon {
     }
 }
 
-/// The workers with these process ids, by rank, of which `exchanges` are known.
+/// The workers with these process ids, by rank, of which `exchanges` are known, and those of other hosts that are awaited.
 fn ranks(pids: &[u32], exchanges: Exchanges) -> Vec<RankSnapshot> {
-    let Exchanges { shares, open } = exchanges;
+    let Exchanges { first, shares, open, .. } = exchanges;
     let open = open.filter(|open| open.open_for > LONG_EXCHANGE);
-    let awaited = open.as_ref().map(OpenOperation::awaited).unwrap_or_default();
-    let ranks = pids.iter().zip(shares).enumerate();
-    let snapshot = |(rank, (&pid, exchange_share))| {
-        let awaited = open
-            .as_ref()
-            .filter(|_| awaited.contains(&rank))
-            .map(|open| AwaitedSnapshot { exchange: open.operation.to_string(), since: open.open_for });
-        RankSnapshot { pid, exchange_share, awaited }
-    };
-    ranks.map(snapshot).collect()
+    let awaited = open.as_ref().map(|open| &open.awaited[..]).unwrap_or_default();
+    let in_exchange =
+        open.as_ref().map(|open| AwaitedSnapshot { exchange: open.name.clone(), since: open.open_for });
+    let here = (first..).zip(pids.iter().zip(shares)).map(|(rank, (&pid, exchange_share))| {
+        let is_awaited = awaited.iter().any(|worker| worker.rank == rank);
+        let awaited = in_exchange.clone().filter(|_| is_awaited);
+        RankSnapshot { rank: rank as u32, place: RankPlace::Process(pid), exchange_share, awaited }
+    });
+    let elsewhere = awaited.iter().filter_map(|worker| {
+        let place = RankPlace::Host(worker.host.as_ref()?.to_string());
+        let (rank, awaited) = (worker.rank as u32, in_exchange.clone());
+        Some(RankSnapshot { rank, place, exchange_share: None, awaited })
+    });
+    let mut all: Vec<_> = here.chain(elsewhere).collect();
+    all.sort_by_key(|worker| worker.rank);
+    all
 }
 
 fn job(active: &ActiveJob) -> JobSnapshot {

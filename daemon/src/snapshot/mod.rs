@@ -156,13 +156,24 @@ pub struct WorkerSnapshot {
 /// One of several workers of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankSnapshot {
-    /// Its process id.
-    pub pid: u32,
+    /// Its number among them, from 0.
+    pub rank: u32,
+    /// Where it is.
+    pub place: RankPlace,
     /// The share of its recent time in exchanges with the other workers, from 0 to 1; `None` before the second exchange. The
     /// slowest worker waits the least.
     pub exchange_share: Option<f64>,
     /// Set while the others wait for it.
     pub awaited: Option<AwaitedSnapshot>,
+}
+
+/// Where a worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RankPlace {
+    /// On this host, with this process id.
+    Process(u32),
+    /// On the host with this name.
+    Host(String),
 }
 
 /// The exchange in which others wait for a worker.

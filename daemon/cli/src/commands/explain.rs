@@ -152,7 +152,7 @@ mod tests {
             workers: [(0, 0.3), (1, 0.05)]
                 .map(|(rank, share)| Worker {
                     rank,
-                    pid: 70 + rank,
+                    pid: Some(70 + rank),
                     exchange_fraction: Some(share),
                     ..Worker::default()
                 })

@@ -114,13 +114,14 @@ mod tests {
     fn workers_are_shown_with_the_one_that_the_others_wait_for() {
         let worker = |rank, awaited_seconds: Option<f64>| Worker {
             rank,
-            pid: 100 + rank,
+            pid: (rank < 3).then_some(100 + rank),
+            host: (rank >= 3).then(|| "train-2".to_owned()),
             exchange_fraction: (rank < 2).then_some(0.375),
             awaited_seconds,
             awaited_in: awaited_seconds.map(|_| "gather of f32, number 512".to_owned()),
         };
-        let job =
-            Job { workers: vec![worker(0, None), worker(1, Some(12.3)), worker(2, None)], ..Job::default() };
+        let waits = |rank| worker(rank, (rank % 2 == 1).then_some(12.3));
+        let job = Job { workers: (0..4).map(waits).collect(), ..Job::default() };
         let shown = describe(&job);
         let lines: Vec<_> =
             shown.lines().map(str::trim_end).filter(|line| line.starts_with("worker")).collect();
@@ -130,6 +131,7 @@ mod tests {
                 "worker 0   process 100, 37.5 % of the time in exchanges",
                 "worker 1   process 101, the others have waited for it for 12s, in gather of f32, number 512",
                 "worker 2   process 102",
+                "worker 3   on host train-2, the others have waited for it for 12s, in gather of f32, number 512",
             ]
         );
     }

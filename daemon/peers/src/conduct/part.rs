@@ -10,7 +10,7 @@ use super::wire::{MAX_ADDRESS_BYTES, encode_from_member};
 use super::{QUEUE, wait_until};
 use crate::HostName;
 use crate::generations::member::{Action, Event, Member, WorkerEvent};
-use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader};
+use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader, When};
 use crate::proto::FromMember;
 
 /// The most leaders that have streams to a member. All but one are deposed, or do not know yet that they lead no longer.
@@ -33,6 +33,9 @@ pub trait Workers: Send {
 
     /// Lets them save the model and exit after a common step, this one or a later one.
     fn stop_after(&mut self, generation: GenerationId, step: u64);
+
+    /// They are about to stop or to be killed, for this reason.
+    fn explain(&mut self, generation: GenerationId, when: When, why: Reason);
 
     /// Kills them. [`WorkerEvent::Gone`] is reported once all have exited.
     fn kill(&mut self, generation: GenerationId);
@@ -194,6 +197,7 @@ impl Part {
                 self.workers.start(generation, start, senders, addresses);
             }
             Action::StopAfter(generation, step) => self.workers.stop_after(generation, step),
+            Action::Explain(generation, when, why) => self.workers.explain(generation, when, why),
             Action::Kill(generation) => self.workers.kill(generation),
             Action::Note(generation, note) => self.workers.hear(generation, note),
             Action::Over(outcome) => {
@@ -239,6 +243,7 @@ mod tests {
         fn spawn(&mut self, _: GenerationId, _: Assignment, _: Reports) {}
         fn start(&mut self, _: GenerationId, _: Start, _: BTreeMap<HostName, HostName>, _: Vec<Address>) {}
         fn stop_after(&mut self, _: GenerationId, _: u64) {}
+        fn explain(&mut self, _: GenerationId, _: When, _: Reason) {}
         fn kill(&mut self, _: GenerationId) {}
         fn hear(&mut self, _: GenerationId, _: Note) {}
         fn over(&mut self, _: Outcome) {}

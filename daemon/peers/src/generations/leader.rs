@@ -14,7 +14,7 @@ pub use event::{Action, Event};
 use super::generation::{Blame, Generation, Stage};
 use super::hosts::{HostTimer, Hosts, Limits, Shortage};
 use super::tries::Tries;
-use super::{BOUNDARY_TIMEOUT, COMMIT_RETRY, END_TIMEOUT, JOIN_TIMEOUT, SETTLE};
+use super::{BOUNDARY_TIMEOUT, COMMIT_RETRY, END_TIMEOUT, JOIN_TIMEOUT, SETTLE, SILENCE};
 use super::{GenerationId, Note, Outcome, Reason, Snapshot, ToLeader, ToMember, When};
 use crate::HostName;
 
@@ -134,7 +134,10 @@ impl Leader {
     /// Handles a deadline, whatever the time.
     pub(super) fn on_timer(&mut self, now: Duration, timer: Timer) {
         match timer {
-            Timer::Host(HostTimer::Silence(host)) => self.lose(now, &host, true),
+            Timer::Host(HostTimer::Silence(host)) => {
+                let why = format!("has not answered for {} s", SILENCE.as_secs());
+                self.lose(now, &host, true, &why);
+            }
             Timer::Host(HostTimer::Settled(host)) => self.hosts.settle(&host),
             Timer::Host(HostTimer::Return(host)) => self.hosts.bring_back(&host),
             Timer::Stage => self.on_stage_timeout(now),
@@ -150,7 +153,7 @@ impl Leader {
         }
         match event {
             Event::Opened(host) => self.on_opened(now, host),
-            Event::Closed(host) => self.lose(now, &host, false),
+            Event::Closed(host) => self.lose(now, &host, false, "has closed its connection"),
             Event::Message { from, epoch, message } => self.on_message(now, from, epoch, message),
             Event::Committed(checkpoint) => self.on_committed(checkpoint),
             Event::NotCommitted(checkpoint) if self.commit == Commit::InFlight(checkpoint) => {
@@ -173,7 +176,7 @@ impl Leader {
     }
 
     fn on_opened(&mut self, now: Duration, host: HostName) {
-        self.lose(now, &host, false);
+        self.lose(now, &host, false, "has connected again");
         if self.hosts.open(now, host.clone()) {
             self.send(&host, ToMember::Lead);
         } else {
@@ -232,8 +235,8 @@ impl Leader {
             ToLeader::Refused { why, .. } => self.on_failure(now, from, why, true),
             ToLeader::Lost { why, is_of_peer: true, .. } => {
                 if current.stage != Stage::Killing {
-                    current.blame = Blame::Unknown(why);
-                    self.kill(now);
+                    current.blame = Blame::Unknown(why.clone());
+                    self.kill(now, Some(why));
                 }
             }
             ToLeader::Lost { why, .. } => self.on_failure(now, from, why, false),
@@ -286,11 +289,11 @@ impl Leader {
         let why = Reason::new(&format!("host {host}: {why}"));
         self.tries.on_failure(why.clone());
         let before = self.suspect.replace(host.clone());
-        if (is_refusal || before.as_ref() == Some(&host)) && self.hosts.leave_out(now, &host, why) {
+        if (is_refusal || before.as_ref() == Some(&host)) && self.hosts.leave_out(now, &host, why.clone()) {
             self.tries.renew();
         }
         self.back_off(now);
-        self.kill(now);
+        self.kill(now, Some(why));
     }
 
     /// Waits after a failure, or ends the job.
@@ -301,8 +304,8 @@ impl Leader {
         }
     }
 
-    /// A host is gone.
-    fn lose(&mut self, now: Duration, host: &HostName, must_close: bool) {
+    /// A host is gone, as `why` says.
+    fn lose(&mut self, now: Duration, host: &HostName, must_close: bool, why: &str) {
         if !self.hosts.close(host) {
             return;
         }
@@ -312,7 +315,7 @@ impl Leader {
         if let Some(current) = self.current.as_mut().filter(|current| current.has(host)) {
             current.end(host.clone());
             current.blame = Blame::Known;
-            self.kill(now);
+            self.kill(now, Some(Reason::new(&format!("host {host} {why}"))));
         }
     }
 
@@ -321,55 +324,66 @@ impl Leader {
         if self.outcome.is_some() {
             return;
         }
-        let outcome = Outcome::Failed(why);
+        let outcome = Outcome::Failed(why.clone());
         self.outcome = Some(outcome.clone());
         match self.current.as_ref().map(|current| (current.stage, current.step)) {
             None => self.actions.push(Action::Conclude(outcome)),
             Some((Stage::Running, step)) => {
-                self.end(When::AfterStep(step + 1), Stage::Stopping, now + BOUNDARY_TIMEOUT);
+                let when = When::AfterStep(step + 1);
+                self.end((when, Some(why)), Stage::Stopping, now + BOUNDARY_TIMEOUT);
             }
-            Some((Stage::Joining, _)) => self.kill(now),
+            Some((Stage::Joining, _)) => self.kill(now, Some(why)),
             Some((Stage::Stopping | Stage::Killing, _)) => {}
         }
     }
 
-    /// Passes a note to a host of the current generation, or to all of them.
+    /// Passes a note to a host of the current generation, or to all hosts: those without workers follow it, too.
     fn pass_on(&mut self, generation: GenerationId, to: Option<HostName>, note: &Note) {
         let Some(current) = self.current.as_ref().filter(|current| current.id == generation) else { return };
-        let hosts: Vec<_> =
-            current.hosts().filter(|host| to.as_ref().is_none_or(|to| to == *host)).cloned().collect();
+        let hosts: Vec<_> = match to {
+            Some(host) => current.hosts().filter(|known| **known == host).cloned().collect(),
+            None => self.hosts.connected().cloned().collect(),
+        };
         hosts.iter().for_each(|host| self.send(host, ToMember::Note { generation, note: Arc::clone(note) }));
     }
 
     /// Ends the current generation now.
-    fn kill(&mut self, now: Duration) {
+    fn kill(&mut self, now: Duration, why: Option<Reason>) {
         if self.current.as_ref().is_some_and(|current| current.stage != Stage::Killing) {
-            self.end(When::Now, Stage::Killing, now + END_TIMEOUT);
+            self.end((When::Now, why), Stage::Killing, now + END_TIMEOUT);
         }
     }
 
-    fn end(&mut self, when: When, stage: Stage, deadline: Duration) {
+    fn end(&mut self, (when, why): (When, Option<Reason>), stage: Stage, deadline: Duration) {
         let Some(current) = &mut self.current else { return };
         current.stage = stage;
         current.deadline = Some(deadline);
         let (generation, hosts) = (current.id, current.alive());
-        hosts.iter().for_each(|host| self.send(host, ToMember::End { generation, when }));
+        let end = ToMember::End { generation, when, why };
+        hosts.iter().for_each(|host| self.send(host, end.clone()));
     }
 
     fn on_stage_timeout(&mut self, now: Duration) {
         let Some(current) = &self.current else { return };
         match current.stage {
             Stage::Joining => {
+                let mut late = None;
                 for host in current.missing() {
                     let why =
                         format!("host {host} has not started its workers in {} s", JOIN_TIMEOUT.as_secs());
                     self.hosts.leave_out(now, &host, Reason::new(&why));
+                    late = Some(Reason::new(&why));
                 }
-                self.kill(now);
+                self.kill(now, late);
             }
-            Stage::Running | Stage::Stopping => self.kill(now),
+            Stage::Running | Stage::Stopping => {
+                self.kill(now, Some(Reason::new("some workers have not stopped in time")));
+            }
             // They do not answer, or their workers do not exit.
-            Stage::Killing => current.alive().iter().for_each(|host| self.lose(now, host, true)),
+            Stage::Killing => {
+                let why = "has not ended its workers";
+                current.alive().iter().for_each(|host| self.lose(now, host, true, why));
+            }
         }
     }
 

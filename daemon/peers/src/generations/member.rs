@@ -172,11 +172,12 @@ impl Member {
                     self.actions.push(Action::Start { generation, start, senders, addresses });
                 }
             }
-            ToMember::End { generation, when } => self.on_end(generation, when),
+            ToMember::End { generation, when, why } => self.on_end(generation, when, why),
             ToMember::Over { outcome } => self.on_over(outcome),
             ToMember::Note { generation, note } => {
+                // Without workers, it is about those of other hosts.
                 let is_running = |part: &Part| part.generation == generation && part.stage != Stage::Dying;
-                if self.part.as_ref().is_some_and(is_running) {
+                if self.part.as_ref().is_none_or(is_running) {
                     self.actions.push(Action::Note(generation, note));
                 }
             }
@@ -200,6 +201,10 @@ impl Member {
 
     /// Kills what the leader has started.
     fn lose_leader(&mut self, must_close: bool) {
+        if let (Some(leader), Some(generation)) = (&self.leader, self.running()) {
+            let why = format!("host {} leads the job no longer", leader.host);
+            self.actions.push(Action::Explain(generation, When::Now, Reason::new(&why)));
+        }
         self.kill();
         if let Some(part) = &mut self.part {
             part.owes_end = false;
@@ -223,13 +228,16 @@ impl Member {
         self.actions.push(Action::Spawn { generation, assignment });
     }
 
-    fn on_end(&mut self, generation: GenerationId, when: When) {
+    fn on_end(&mut self, generation: GenerationId, when: When, why: Option<Reason>) {
         self.next.take_if(|(next, _)| *next == generation);
         let part = self.part.as_mut().filter(|part| part.generation == generation);
         let Some(part) = part else {
             return self.send(ToLeader::Ended { generation, holds: self.holds });
         };
         part.owes_end = true;
+        if let Some(why) = why.filter(|_| part.stage != Stage::Dying) {
+            self.actions.push(Action::Explain(generation, when, why));
+        }
         match (when, part.stage) {
             (When::AfterStep(step), Stage::Training) => {
                 part.stage = Stage::Stopping;
@@ -274,12 +282,15 @@ impl Member {
 
     fn on_death(&mut self, why: Reason, is_of_peer: bool) {
         let Some(part) = &self.part else { return };
-        let generation = part.generation;
-        match part.stage {
-            Stage::Dying => return,
-            Stage::Starting => self.send(ToLeader::Refused { generation, why }),
-            _ => self.send(ToLeader::Lost { generation, why, is_of_peer }),
+        let (generation, stage) = (part.generation, part.stage);
+        if stage == Stage::Dying {
+            return;
         }
+        self.actions.push(Action::Explain(generation, When::Now, why.clone()));
+        self.send(match stage {
+            Stage::Starting => ToLeader::Refused { generation, why },
+            _ => ToLeader::Lost { generation, why, is_of_peer },
+        });
         self.kill();
     }
 
@@ -313,6 +324,11 @@ impl Member {
         }
     }
 
+    /// The generation whose workers it has started and not killed.
+    pub(super) fn running(&self) -> Option<GenerationId> {
+        self.part.as_ref().filter(|part| part.stage != Stage::Dying).map(|part| part.generation)
+    }
+
     fn part_in(&mut self, generation: GenerationId, stage: Stage) -> Option<&mut Part> {
         self.part.as_mut().filter(|part| part.generation == generation && part.stage == stage)
     }
@@ -342,10 +358,5 @@ impl Member {
     pub(super) fn fire(&mut self, timer: Timer) -> Vec<Action> {
         self.on_timer(Duration::ZERO, timer);
         std::mem::take(&mut self.actions)
-    }
-
-    /// The generation whose workers it has started and not killed.
-    pub(super) fn runs(&self) -> Option<GenerationId> {
-        self.part.as_ref().filter(|part| part.stage != Stage::Dying).map(|part| part.generation)
     }
 }

@@ -89,8 +89,9 @@ fn an_answer_counts_from_the_time_of_its_beat() {
 #[test]
 fn killed_workers_are_reported_once_they_have_exited() {
     let mut member = training();
-    let end = ToMember::End { generation: FIRST, when: When::Now };
-    assert_eq!(lead(&mut member, end.clone()), [Action::Kill(FIRST)]);
+    let why = Reason::new("host c has not answered for 5 s");
+    let end = ToMember::End { generation: FIRST, when: When::Now, why: Some(why.clone()) };
+    assert_eq!(lead(&mut member, end.clone()), [Action::Explain(FIRST, When::Now, why), Action::Kill(FIRST)]);
     // A worker had completed it.
     workers(&mut member, WorkerEvent::Imaged(9));
     assert_eq!(workers(&mut member, WorkerEvent::Gone), [ended(9)]);
@@ -110,14 +111,14 @@ fn a_host_that_stops_before_it_is_told_has_ended() {
     let mut member = training();
     // The control word of a step reached its workers before the message reached the daemon.
     assert_eq!(workers(&mut member, WorkerEvent::Gone), [ended(8)]);
-    let end = ToMember::End { generation: FIRST, when: When::AfterStep(8) };
+    let end = ToMember::End { generation: FIRST, when: When::AfterStep(8), why: None };
     assert_eq!(lead(&mut member, end), [ended(8)]);
 }
 
 #[test]
 fn a_host_that_stops_after_a_step_kills_nothing() {
     let mut member = training();
-    let end = ToMember::End { generation: FIRST, when: When::AfterStep(9) };
+    let end = ToMember::End { generation: FIRST, when: When::AfterStep(9), why: None };
     assert_eq!(lead(&mut member, end), [Action::StopAfter(FIRST, 9)]);
     workers(&mut member, WorkerEvent::Imaged(10));
     let saved = to_leader(ToLeader::Saved { generation: FIRST, step: 10 });
@@ -131,8 +132,9 @@ fn the_leader_of_a_later_epoch_is_followed_and_that_of_an_earlier_one_is_not() {
     let deposed = |epoch| Action::Send { to: HostName::named("c"), epoch, message: ToLeader::Deposed };
     assert_eq!(hear(&mut member, Duration::ZERO, ("c", 2), ToMember::Lead), [deposed(3)]);
     let actions = hear(&mut member, Duration::ZERO, ("c", 4), ToMember::Lead);
-    assert_eq!(actions[..2], [Action::Kill(FIRST), Action::Close(HostName::named("a"))]);
-    assert!(matches!(&actions[2..], [Action::Send { message: ToLeader::Hello { .. }, .. }]));
+    let why = Action::Explain(FIRST, When::Now, Reason::new("host a leads the job no longer"));
+    assert_eq!(actions[..3], [why, Action::Kill(FIRST), Action::Close(HostName::named("a"))]);
+    assert!(matches!(&actions[3..], [Action::Send { message: ToLeader::Hello { .. }, .. }]));
     assert!(lead(&mut member, propose(SECOND)).is_empty(), "it follows another leader");
     member.on(Duration::ZERO, Event::Closed(HostName::named("a")));
     assert!(!member.may_lead());
@@ -141,7 +143,7 @@ fn the_leader_of_a_later_epoch_is_followed_and_that_of_an_earlier_one_is_not() {
 #[test]
 fn messages_of_another_epoch_are_ignored() {
     let mut member = training();
-    let end = || ToMember::End { generation: FIRST, when: When::Now };
+    let end = || ToMember::End { generation: FIRST, when: When::Now, why: None };
     for other in [("a", 2), ("a", 4), ("c", 3)] {
         assert!(hear(&mut member, Duration::ZERO, other, end()).is_empty());
     }

@@ -113,6 +113,8 @@ pub enum ToMember {
         generation: GenerationId,
         /// When.
         when: When,
+        /// Why, for users; `None` if the job has ended.
+        why: Option<Reason>,
     },
     /// The job has ended.
     Over {

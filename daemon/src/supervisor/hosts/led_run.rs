@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::changes::{check_name, staged_name};
 use super::notes::{Change, Changed, ToHost, ToLeader, decode, encode};
 use super::seat::{Seat, SeatEvent};
+use super::waiting::WaitingReports;
 use crate::runs::{End, Head, Lease, LeaseError, generation_term};
 
 /// Interval between reports of progress that the hosts hear of.
@@ -61,6 +62,7 @@ struct State {
     /// Progress that the hosts have not heard of, and when they last did.
     progress: Option<WorkerProgress>,
     heard: Option<Instant>,
+    waiting: WaitingReports,
 }
 
 impl LedRun {
@@ -118,6 +120,12 @@ impl Shared {
         } else {
             state.progress = Some(sum);
         }
+    }
+
+    /// Ends the job at the next step boundary.
+    fn fail(&self, reason: &str) {
+        // Nobody leads any more if it fails.
+        let _ = self.orders.send(Order::Fail(Reason::new(reason)));
     }
 
     /// Makes a change of a host that needs no decision.
@@ -311,11 +319,8 @@ impl Run for LedRun {
                 run.tell(generation, first, &ToHost::PartsWritten(written));
             }
             ToLeader::Checkpoint => run.tell(generation, None, &ToHost::Checkpoint),
-            ToLeader::Fail { reason } => {
-                let reason = Reason::new(&format!("host {from}: {reason}"));
-                // Nobody leads any more if it fails.
-                let _ = run.orders.send(Order::Fail(reason));
-            }
+            ToLeader::Fail { reason } => run.fail(&format!("host {from}: {reason}")),
+            ToLeader::Cancel => run.fail(&cancelled_on(&from)),
             ToLeader::Change { number, change: Change::Commit { step } } => {
                 // A damaged newest checkpoint was passed over.
                 if step <= run.newest.load(Ordering::Relaxed) {
@@ -325,8 +330,17 @@ impl Run for LedRun {
                 run.state(generation).proposed.insert(step, (from, number));
             }
             ToLeader::Change { number, change } => run.change(generation, (from, number), change),
+            ToLeader::Exchanges { states } => {
+                let told = run.state(generation).waiting.add(from, states);
+                told.into_iter().for_each(|note| run.tell(generation, None, &note));
+            }
         }
     }
+}
+
+/// Why a job has ended that a user of `host` cancelled.
+pub(super) fn cancelled_on(host: &HostName) -> String {
+    format!("cancelled by a user on host {host}")
 }
 
 /// Whether the object `name` is of this checkpoint.

@@ -17,16 +17,18 @@
 //! * **Workers.** [`part`] has those of this host in one generation. What they say to those of other hosts goes by way of the leader
 //!   ([`notes`]), as do the changes of the run ([`changes`]), which only the leader makes ([`led_run`]).
 //! * **Leaving.** A pause or a stop of the daemon takes this host out of the job at the next step boundary. The job goes on elsewhere, if
-//!   enough hosts are left. A cancellation ends the job on all hosts if this one leads it.
+//!   enough hosts are left. A cancellation ends the job on all hosts, unless it waits for hosts and another one leads it.
 //!
 //! Every host records progress, metrics and checkpoints, which the leader passes on.
 
 mod changes;
+mod following;
 mod leading;
 mod led_run;
 mod notes;
 mod part;
 mod seat;
+mod waiting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,19 +37,22 @@ use anyhow::anyhow;
 use millstream_control::proto::JobState;
 use millstream_peers::conduct::{Addresses, RunAddress};
 use millstream_peers::generations::member::WorkerEvent;
-use millstream_peers::generations::{GenerationId, Limits, Outcome, Reason};
+use millstream_peers::generations::{GenerationId, Limits, Outcome, Reason, When};
 use millstream_peers::server::ThisHost;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::Level;
 
 pub(crate) use self::changes::{Changes, Written};
+use self::following::{catch_up, follow};
 use self::leading::{Candidate, Wish};
+use self::led_run::cancelled_on;
 use self::part::Part;
 pub(crate) use self::seat::Seats;
 use self::seat::{Offered, Seat, SeatEvent};
 use super::{Abort, Event, Prepared, STOP_POLL_INTERVAL, StopReason, Supervisor};
 use crate::runs::Times;
+use crate::state::HistoryPoint;
 use crate::traces::JobEvent;
 
 /// Time limit for leaving a job: for the current step and a checkpoint.
@@ -87,6 +92,8 @@ struct Seated<'a> {
     offered: Option<Offered>,
     part: Option<Part>,
     leaving: Option<Leaving>,
+    /// The progress of other hosts while this one had no workers.
+    totals: HistoryPoint,
 }
 
 /// How this host is about to leave the job.
@@ -127,8 +134,17 @@ impl Supervisor {
         };
         let leading = Some(self.runtime.spawn(candidate.run()));
         self.recorder.enter(JobState::Running, "");
-        let mut seated =
-            Seated { site: &site, run, seat, wishes, leading, offered, part: None, leaving: None };
+        let mut seated = Seated {
+            site: &site,
+            run,
+            seat,
+            wishes,
+            leading,
+            offered,
+            part: None,
+            leaving: None,
+            totals: HistoryPoint::default(),
+        };
         let ended = seated.serve(self, &mut prepared);
         seated.get_up(self);
         ended
@@ -186,7 +202,7 @@ impl Seated<'_> {
                 Some(Event::Stop | Event::Seat | Event::LeaseLost(_)) | None => {}
             }
             if let Some(part) = &mut self.part {
-                part.check_time();
+                part.check_time(prepared);
             }
             while let Some(event) = self.seat.pop() {
                 if let Some(ended) = self.handle(event, supervisor, prepared) {
@@ -246,16 +262,23 @@ impl Seated<'_> {
                 }
             }
             SeatEvent::Stop(generation) => self.part_in(generation).into_iter().for_each(Part::stop),
+            SeatEvent::Explain(when, why) => {
+                let (level, what) = match when {
+                    When::Now => (Level::WARN, "the workers of all hosts are killed"),
+                    When::AfterStep(_) => (Level::INFO, "the workers of all hosts stop and start again"),
+                };
+                supervisor.recorder.log(level, &format!("{what}: {why}"));
+            }
             SeatEvent::Kill(generation) => {
                 if self.part_in(generation).is_some() {
                     self.end_part(true, supervisor);
                 }
             }
-            SeatEvent::Note(generation, note) => {
-                if let Some(part) = self.part_in(generation) {
-                    part.hear(&note, supervisor);
-                }
-            }
+            SeatEvent::Note(generation, note) => match &mut self.part {
+                Some(part) if part.generation() == generation => part.hear(&note, self.site, supervisor),
+                Some(_) => {}
+                None => follow(&note, &mut self.totals, supervisor),
+            },
             SeatEvent::Waits(reason) => {
                 if self.part.is_none() && supervisor.recorder.record().reason != reason {
                     supervisor.recorder.log(Level::INFO, &reason);
@@ -263,6 +286,12 @@ impl Seated<'_> {
                 }
             }
             SeatEvent::Over(outcome) => {
+                if outcome == Outcome::Finished
+                    && let Err(error) = catch_up(prepared, supervisor)
+                {
+                    let message = format!("the last checkpoint of the job cannot be read: {error:#}");
+                    supervisor.recorder.log(Level::WARN, &message);
+                }
                 let is_cancelled = self.leaving.is_some_and(|leaving| leaving.why == StopReason::Cancel);
                 return Some(match outcome {
                     Outcome::Finished => Ok(supervisor.stopped_early.take()),
@@ -296,7 +325,9 @@ impl Seated<'_> {
         let host = &self.site.this.about.host;
         self.wishes.send_replace(match why {
             StopReason::Cancel | StopReason::Search => {
-                Wish::Fail(format!("cancelled by a user on host {host}"))
+                // Another host may lead.
+                self.part.iter().for_each(Part::cancel);
+                Wish::Fail(cancelled_on(host))
             }
             StopReason::Drain | StopReason::Pause => Wish::Stop,
         });

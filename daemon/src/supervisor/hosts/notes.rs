@@ -12,8 +12,12 @@
 //!             <----  Changed
 //! ```
 //!
-//! A request for a checkpoint goes from any host to that of rank 0.
+//! A request for a checkpoint goes from any host to that of rank 0. [`waiting`](super::waiting) has what hosts say about workers that wait.
 
+use std::time::Duration;
+
+use millstream_backend::collective::RankState;
+use millstream_peers::HostName;
 use millstream_peers::generations::Note;
 use millstream_worker::protocol::{FromWorker, PartsRequest, PartsWritten};
 use serde::de::DeserializeOwned;
@@ -29,6 +33,8 @@ pub(super) enum ToLeader {
     PartsWritten(PartsWritten),
     /// A user of this host requests a checkpoint.
     Checkpoint,
+    /// A user of this host cancels the job.
+    Cancel,
     /// Its workers have met an error that all would meet again.
     Fail {
         reason: String,
@@ -38,6 +44,10 @@ pub(super) enum ToLeader {
         /// Identifies the answer.
         number: u64,
         change: Change,
+    },
+    /// What its workers do in their exchanges, some of which have taken long.
+    Exchanges {
+        states: Vec<RankState>,
     },
 }
 
@@ -50,6 +60,44 @@ pub(super) enum ToHost {
     PartsWritten(PartsWritten),
     Checkpoint,
     Changed { number: u64, result: Result<Changed, String> },
+    Awaited(Awaited),
+}
+
+/// The oldest exchange that the workers of all hosts have begun and not ended.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Awaited {
+    /// The exchange, as `gather of f32, number 512`.
+    pub(super) exchange: String,
+    /// The time since the first worker began it.
+    pub(super) open_for: Duration,
+    /// The workers that the others wait for, by rank, and their hosts; empty if that is not known yet.
+    #[serde(with = "named")]
+    pub(super) workers: Vec<(usize, HostName)>,
+}
+
+/// Host names as text.
+mod named {
+    use millstream_peers::HostName;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(
+        workers: &[(usize, HostName)],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let texts: Vec<_> = workers.iter().map(|(rank, host)| (rank, host.as_str())).collect();
+        texts.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<(usize, HostName)>, D::Error> {
+        let texts = Vec::<(usize, String)>::deserialize(deserializer)?;
+        texts
+            .into_iter()
+            .map(|(rank, host)| Ok((rank, HostName::parse(&host).map_err(D::Error::custom)?)))
+            .collect()
+    }
 }
 
 /// A change of the run, which needs its lease. Manifests are staged in the directory of the generation's term.
@@ -103,5 +151,10 @@ mod tests {
         let ToHost::Report(FromWorker::Progress(decoded)) = decode(&note).unwrap() else { panic!() };
         assert!(decoded.loss.is_nan() && decoded.step == 7);
         assert!(decode::<ToHost>(&Note::from(*b"{")).is_err());
+        let workers = vec![(2, HostName::parse("train-2").unwrap())];
+        let note =
+            Awaited { exchange: "barrier, number 9".to_owned(), open_for: Duration::from_secs(3), workers };
+        let ToHost::Awaited(decoded) = decode(&encode(&ToHost::Awaited(note))).unwrap() else { panic!() };
+        assert_eq!((decoded.open_for.as_secs(), decoded.workers[0].1.as_str()), (3, "train-2"));
     }
 }

@@ -11,33 +11,31 @@
 //! has drawn, and that of the worker. The number of rank 0 names the session in which the hosts exchange updates about
 //! their lanes; a later session, for held-out rows, has the next one.
 
+mod feeding;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use millstream_peers::HostName;
 use millstream_peers::conduct::Reports;
 use millstream_peers::generations::member::WorkerEvent;
 use millstream_peers::generations::{Address, Assignment, GenerationId, Note, Ranks, Reason, Start};
-use millstream_peers::lanes::{LanePeers, SessionHost, SessionId, Sessions};
-use millstream_pipeline::ingest::{IngestPlan, Peers};
-use millstream_pipeline::order::Deal;
-use millstream_trainer::model::ModelPlan;
-use millstream_trainer::spec::TrainingSpec;
 use millstream_worker::protocol::{self, FromWorker, PartsWritten, Place, Role, ToWorker};
 use tracing::Level;
 
 use super::super::generation::{CAUSE_TIMEOUT, Generation, RanksHere, ReadyWorker};
 use super::super::images::Images;
 use super::super::lease::{Connections, Places};
-use super::super::reports::{log_input, set_rates, took};
+use super::super::reports::{log_input, set_rates};
 use super::super::role::train_role;
 use super::super::{FlightRecords, Prepared, Supervisor};
 use super::Site;
 use super::changes::Changes;
+use super::following::record_report;
 use super::notes::{ToHost, ToLeader, decode, encode};
+use super::waiting::Watch;
 use crate::feed::{self, Feed};
 use crate::objects::Writing;
 use crate::runs::generation_term;
@@ -85,7 +83,9 @@ pub(super) struct Part {
     /// Whether the workers are to stop, and whether a checkpoint is requested: for once they are fed.
     is_stopping: bool,
     wants_checkpoint: bool,
-    /// The first report of a lost worker, and until when it waits for a worker that died here.
+    /// Looks at what the workers wait for, if others have some, too.
+    watch: Option<Watch>,
+    /// The first report of a lost worker, and until when it waits for a worker that died, here or on another host.
     lost: Option<(String, Instant)>,
     /// Whether its end is reported.
     has_failed: bool,
@@ -160,6 +160,7 @@ impl Part {
             stopped: BTreeSet::new(),
             is_stopping: false,
             wants_checkpoint: false,
+            watch: (world > count).then(Watch::new),
             lost: None,
             has_failed: false,
             totals: HistoryPoint::default(),
@@ -203,7 +204,8 @@ impl Part {
 
     /// When [`Part::check_time`] is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.lost.as_ref().filter(|_| !self.has_failed).map(|(_, until)| *until)
+        let lost = self.lost.as_ref().filter(|_| !self.has_failed).map(|(_, until)| *until);
+        lost.into_iter().chain(self.watch.as_ref().map(Watch::due)).min()
     }
 
     /// Lets the workers train from `from`. `addresses` are those of all ranks.
@@ -253,8 +255,13 @@ impl Part {
         self.note(&ToLeader::Checkpoint);
     }
 
+    /// Lets the leader end the job on all hosts.
+    pub(super) fn cancel(&self) {
+        self.note(&ToLeader::Cancel);
+    }
+
     /// Handles what the leader says.
-    pub(super) fn hear(&mut self, note: &Note, supervisor: &mut Supervisor) {
+    pub(super) fn hear(&mut self, note: &Note, site: &Site, supervisor: &mut Supervisor) {
         let note = match decode(note) {
             Ok(note) => note,
             Err(error) => return tracing::warn!("the leader says what this daemon does not know: {error}"),
@@ -278,31 +285,19 @@ impl Part {
             }
             ToHost::PartsWritten(_) | ToHost::Checkpoint => {}
             ToHost::Changed { number, result } => self.changes.answer(number, result),
+            ToHost::Awaited(awaited) => {
+                if let Some(watch) = &mut self.watch {
+                    watch.hear(awaited, &site.this.about.host, self.workers.records());
+                }
+            }
         }
     }
 
     /// Records a report of rank 0.
     fn record(&mut self, report: FromWorker, supervisor: &mut Supervisor) {
-        match report {
-            FromWorker::Progress(progress) => {
-                let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
-                supervisor.progressed(progress, skipped, &mut self.totals);
-            }
-            FromWorker::Checkpointed { step, bytes, requested, seconds } => {
-                supervisor.committed(step, bytes, requested, seconds);
-            }
-            FromWorker::CheckpointFailed { step, message, requested, seconds } => {
-                supervisor.checkpoint_failed(step, &message, requested, seconds);
-            }
-            FromWorker::Evaluated { step, epoch, ends_epoch, metrics, seconds } => {
-                supervisor.evaluated((step, epoch, ends_epoch), metrics, took(seconds));
-            }
-            FromWorker::Warned { message } => supervisor.recorder.log(Level::WARN, &message),
-            FromWorker::Done { stopped_early, .. } => {
-                supervisor.stopped_early = stopped_early;
-                self.report_end(true);
-            }
-            _ => tracing::warn!(job = supervisor.recorder.id(), "unexpected report of rank 0"),
+        let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
+        if record_report(report, (skipped, &mut self.totals), supervisor) {
+            self.report_end(true);
         }
     }
 
@@ -434,25 +429,33 @@ impl Part {
         }
         let is_over = self.workers.is_over();
         let has_ended = self.done.len() + self.stopped.len() == self.workers.ranks().count as usize;
-        if is_over && let Some((reason, _)) = self.lost.clone() {
-            self.fail(&reason, true);
-        } else if is_over && !has_ended {
+        // A lost worker is reported by its host first, if that has noticed.
+        if is_over && !has_ended && self.lost.is_none() {
             self.fail("the workers ended without a result", true);
         }
     }
 
     /// Whether all workers have exited, and nothing is to be reported any more.
     pub(super) fn is_over(&self) -> bool {
-        self.workers.is_over() && (self.done.is_empty() || self.is_end_reported || self.has_failed)
+        let owes_report = !self.done.is_empty() && !self.is_end_reported || self.lost.is_some();
+        self.workers.is_over() && (self.has_failed || !owes_report)
     }
 
-    /// Reports a lost worker once it is clear that none died here.
-    pub(super) fn check_time(&mut self) {
-        if self.deadline().is_some_and(|until| until <= Instant::now())
-            && let Some((reason, _)) = self.lost.clone()
-        {
-            self.fail(&reason, true);
+    /// Reports a lost worker once it is likely that none died, and what the workers wait for.
+    pub(super) fn check_time(&mut self, prepared: &Prepared) {
+        if self.lost.as_ref().is_some_and(|(_, until)| *until <= Instant::now()) {
+            self.fail_for_lost(prepared);
         }
+        let report = self.watch.as_mut().and_then(|watch| watch.look(self.workers.records()));
+        report.iter().for_each(|report| self.note(report));
+    }
+
+    /// Reports that a worker is lost to the others: which one, if that is known.
+    fn fail_for_lost(&mut self, prepared: &Prepared) {
+        let limit = Duration::from_secs(prepared.job.workers.timeout_seconds.into());
+        let report = self.lost.as_ref().map(|(report, _)| report.clone());
+        let reason = self.workers.hanging(limit).or(report);
+        reason.iter().for_each(|reason| self.fail(reason, true));
     }
 
     /// Reports that the workers cannot continue. The member then kills them.
@@ -492,78 +495,6 @@ impl Part {
         });
     }
 
-    /// Starts feeding the workers, which are `ready`.
-    fn feed(
-        &mut self,
-        ready: ReadyWorker,
-        (prepared, site): (&Prepared, &Site),
-        supervisor: &mut Supervisor,
-    ) -> Result<()> {
-        let wanted = self.started.as_ref().map_or(0, |started| started.from.step());
-        let step = ready.restored.as_ref().map_or(0, |restored| restored.step);
-        // An earlier one is that before a damaged one. All hosts have restored the same.
-        ensure!(step <= wanted, "the workers have restored step {step} instead of step {wanted}");
-        let position = supervisor.resumes(prepared, ready, &self.workers);
-        supervisor.recorder.update(|record| record.reason.clear());
-        let peers = self.session(0, (prepared, site), supervisor)?;
-        let (feed, rings) = Feed::start_among(peers, &prepared.plan, position.as_deref())?;
-        *supervisor.control.ingest() = Some(feed.control());
-        self.feed = Some(feed);
-        self.workers.send_rings(rings);
-        self.report(WorkerEvent::Step(step));
-        self.pass_on_request();
-        if !supervisor.checkpoint_requests.is_empty() {
-            self.request_checkpoint();
-        }
-        if self.is_stopping {
-            self.stop();
-        }
-        Ok(())
-    }
-
-    /// Feeds the workers all held-out rows through separate rings.
-    fn feed_evaluation(
-        &mut self,
-        (prepared, site): (&Prepared, &Site),
-        supervisor: &Supervisor,
-    ) -> Result<()> {
-        let plan = prepared.eval_plan.as_ref();
-        let plan: &IngestPlan = plan.context("a worker requested held-out rows, but the job has none")?;
-        self.evaluations += 1;
-        let peers = self.session(self.evaluations, (prepared, site), supervisor)?;
-        let (feed, rings) = Feed::start_among(peers, plan, None)?;
-        self.eval_feed = Some(feed);
-        self.workers.send_each(|_| ToWorker::EvalRing);
-        self.workers.send_rings(rings);
-        Ok(())
-    }
-
-    /// Session `number` with the other hosts, if there are any.
-    fn session(
-        &self,
-        number: u128,
-        (prepared, site): (&Prepared, &Site),
-        supervisor: &Supervisor,
-    ) -> Result<Option<Arc<dyn Peers>>> {
-        if self.hosts.len() == 1 {
-            return Ok(None);
-        }
-        let first = self.started.as_ref().context("the generation has not started")?.session;
-        let addresses = site.hosts.borrow();
-        let host = |(name, _): &(HostName, Ranks)| {
-            let address = addresses.get(name).with_context(|| format!("host {name} is unknown here"))?;
-            Ok(SessionHost { name: name.clone(), address: address.clone() })
-        };
-        let hosts: Vec<_> = self.hosts.iter().map(host).collect::<Result<_>>()?;
-        drop(addresses);
-        let own = hosts.iter().position(|host| host.name == site.this.about.host);
-        let own = own.ok_or_else(|| anyhow!("this host has no ranks"))?;
-        let _context = supervisor.runtime.enter();
-        let session = SessionId(first.wrapping_add(number));
-        let open = Sessions::open(&site.this, session, (own, hosts), prepared.job.data.lanes)?;
-        Ok(Some(Arc::new(LanePeers::new(open))))
-    }
-
     fn note(&self, note: &ToLeader) {
         self.report(WorkerEvent::Note(encode(note)));
     }
@@ -584,23 +515,5 @@ fn wait_for_addresses(site: &Site, hosts: &[(HostName, Ranks)]) -> Result<()> {
         let Some(host) = unknown else { return Ok(()) };
         ensure!(Instant::now() < until, "this host does not know where host {host} is");
         std::thread::sleep(ADDRESS_INTERVAL);
-    }
-}
-
-impl Prepared {
-    /// Plans the next generation: this host is number `here` of hosts with these numbers of ranks, `world` together.
-    ///
-    /// # Errors
-    /// When the memory budget is too small for the rings, or the ranks cannot have equally many parts.
-    fn set_hosts(&mut self, (here, ranks): (u32, &[u32]), world: u32) -> Result<()> {
-        let training = TrainingSpec { workers: NonZeroU32::new(world), ..self.job.training.clone() };
-        let parts = training.parts();
-        let deal = Deal::among_ranks(here, ranks, parts);
-        let deal = deal.with_context(|| format!("{parts} parts of a batch for {world} workers"))?;
-        let plan = self.plan.clone().with_deal(deal.clone())?;
-        let eval_plan = self.eval_plan.clone().map(|plan| plan.with_deal(deal)).transpose()?;
-        self.model = ModelPlan::new(&self.job.model, &self.schema, &training)?;
-        (self.plan, self.eval_plan, self.job.training) = (plan, eval_plan, training);
-        Ok(())
     }
 }

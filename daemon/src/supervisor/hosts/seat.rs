@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_peers::HostName;
 use millstream_peers::conduct::{Accepted, Reports, RunAddress, Workers};
-use millstream_peers::generations::{Address, Assignment, GenerationId, Note, Outcome, Start};
+use millstream_peers::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, When};
 
 use super::super::Event;
 
@@ -18,6 +18,8 @@ pub(super) enum SeatEvent {
     Start { generation: GenerationId, start: Start, addresses: Vec<Address> },
     /// They are to save the model and stop.
     Stop(GenerationId),
+    /// They are about to stop or to be killed, for this reason.
+    Explain(When, Reason),
     /// They are to be killed.
     Kill(GenerationId),
     /// The leader's daemon says something about them.
@@ -82,6 +84,10 @@ impl Workers for SeatWorkers {
     fn stop_after(&mut self, generation: GenerationId, _step: u64) {
         // The workers agree on the step.
         self.0.push(SeatEvent::Stop(generation));
+    }
+
+    fn explain(&mut self, _generation: GenerationId, when: When, why: Reason) {
+        self.0.push(SeatEvent::Explain(when, why));
     }
 
     fn kill(&mut self, generation: GenerationId) {

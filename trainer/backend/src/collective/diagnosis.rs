@@ -3,61 +3,116 @@
 //! No rank can tell: one that waits sees only which data it lacks, and the sender may itself wait for the rank at fault. A
 //! rank is at fault in the oldest open operation if it has not begun it, or if it has begun it and shows no sign of life any
 //! more, as a stopped process does.
+//!
+//! The records of ranks on other hosts cannot be read here. Their hosts report what matters of them ([`RankState`]), with ages instead of
+//! times, because each host has its own clock.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
-use super::recorder::{FlightRecord, RecordedOperation, now};
+use serde::{Deserialize, Serialize};
+
+use super::recorder::{FlightRecord, now};
+use super::transport::{Label, Operation, Round};
 
 /// A rank without a sign of life for this time in an operation hangs. Ranks show one each millisecond, but a busy host may
 /// delay them.
 const SILENCE: Duration = Duration::from_secs(1);
 
+/// What the flight record of a rank shows at some moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankState {
+    /// The rank.
+    pub rank: usize,
+    /// The number of the last operation that it has begun; 0 if none.
+    pub last_begun: u64,
+    /// The operation that it has begun and not ended.
+    pub open: Option<OpenOnRank>,
+}
+
+/// An operation that a rank has begun and not ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenOnRank {
+    /// The operation.
+    pub operation: Operation,
+    /// Its number, counted from 1.
+    pub number: u64,
+    /// The bytes that the rank passed.
+    pub bytes: u64,
+    /// The time since the rank began it, until it failed if it has.
+    pub open_for: Duration,
+    /// Whether the rank shows no sign of life in it any more.
+    pub is_silent: bool,
+}
+
 /// An operation that some ranks of a world have begun and not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenOperation {
-    /// The operation, as the first rank in it recorded it.
-    pub operation: RecordedOperation,
+    /// The operation, as the first rank in it began it.
+    pub operation: OpenOnRank,
     /// The ranks that wait in it, or have given up waiting.
     pub waiting: Vec<usize>,
     /// The ranks that have not begun it.
     pub missing: Vec<usize>,
     /// The ranks that have begun it, but hang.
     pub silent: Vec<usize>,
-    /// The time since the first rank has begun it, until that rank failed if it has.
-    pub open_for: Duration,
+}
+
+impl FlightRecord {
+    /// What the record shows now.
+    pub fn state(&self) -> RankState {
+        self.state_at(Duration::from_nanos(now()))
+    }
+
+    fn state_at(&self, now: Duration) -> RankState {
+        let open = self.oldest_open().map(|open| OpenOnRank {
+            operation: open.operation,
+            number: open.number,
+            bytes: open.bytes,
+            open_for: open.failed.unwrap_or(now).saturating_sub(open.began),
+            is_silent: open.failed.is_none() && now.saturating_sub(self.alive) > SILENCE,
+        });
+        RankState { rank: self.rank, last_begun: self.last_begun(), open }
+    }
 }
 
 impl OpenOperation {
-    /// The oldest open operation of a world, from the records of its ranks.
-    pub fn oldest(records: &[FlightRecord]) -> Option<Self> {
-        Self::oldest_at(Duration::from_nanos(now()), records)
-    }
-
-    fn oldest_at(now: Duration, records: &[FlightRecord]) -> Option<Self> {
-        let open = records.iter().filter_map(FlightRecord::oldest_open);
-        let oldest = open.min_by_key(|operation| (operation.number, operation.began))?.clone();
+    /// The oldest open operation of a world, from the states of its ranks.
+    pub fn oldest(states: &[RankState]) -> Option<Self> {
+        let open = states.iter().filter_map(|state| state.open.as_ref());
+        let oldest = open.min_by_key(|open| (open.number, Reverse(open.open_for)))?.clone();
         let (mut waiting, mut missing, mut silent) = (Vec::new(), Vec::new(), Vec::new());
-        for record in records {
-            let its = record.oldest_open().filter(|open| open.number == oldest.number);
-            let is_silent = now.saturating_sub(record.alive) > SILENCE;
-            match its {
-                Some(open) if open.failed.is_none() && is_silent => silent.push(record.rank),
-                Some(_) => waiting.push(record.rank),
-                None if record.last_begun() < oldest.number => missing.push(record.rank),
+        for state in states {
+            match state.open.as_ref().filter(|open| open.number == oldest.number) {
+                Some(open) if open.is_silent => silent.push(state.rank),
+                Some(_) => waiting.push(state.rank),
+                None if state.last_begun < oldest.number => missing.push(state.rank),
                 // It has all data, and may have left the operation before the others.
                 None => {}
             }
         }
-        let open_for = oldest.failed.unwrap_or(now).saturating_sub(oldest.began);
-        Some(Self { operation: oldest, waiting, missing, silent, open_for })
+        Some(Self { operation: oldest, waiting, missing, silent })
     }
 
-    /// The ranks that the others wait for, in order. Empty if the records do not tell.
+    /// The ranks that the others wait for, in order. Empty if the states do not show them.
     pub fn awaited(&self) -> Vec<usize> {
         let mut awaited = [&self.missing[..], &self.silent].concat();
         awaited.sort_unstable();
         awaited
+    }
+
+    /// The time since the first rank began it, until that rank failed if it has.
+    pub fn open_for(&self) -> Duration {
+        self.operation.open_for
+    }
+}
+
+/// As errors name it.
+impl fmt::Display for OpenOnRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, number, .. } = *self;
+        Label { operation, number, round: Round::Only }.fmt(f)
     }
 }
 
@@ -67,8 +122,8 @@ impl fmt::Display for OpenOperation {
             let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
             format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
         };
-        let Self { operation, open_for, .. } = self;
-        write!(f, "{operation}, {} bytes, open for {:.1} s", operation.bytes, open_for.as_secs_f64())?;
+        let open = &self.operation;
+        write!(f, "{open}, {} bytes, open for {:.1} s", open.bytes, open.open_for.as_secs_f64())?;
         let groups = [
             (" in ", &self.waiting),
             ("; not begun by ", &self.missing),
@@ -85,7 +140,7 @@ impl fmt::Display for OpenOperation {
 mod tests {
     use super::*;
     use crate::Float;
-    use crate::collective::transport::Operation;
+    use crate::collective::recorder::RecordedOperation;
 
     const NOW: Duration = Duration::from_secs(100);
 
@@ -98,7 +153,7 @@ mod tests {
     }
 
     /// The record of a rank whose last operation has number `last`, and began 3 s ago. It was alive `silent_ms` ago.
-    fn record(rank: usize, (last, state): (u64, Last), silent_ms: u64) -> FlightRecord {
+    fn record(rank: usize, (last, state): (u64, Last), silent_ms: u64) -> RankState {
         let began = |number: u64| NOW - Duration::from_secs(3 + last - number);
         let operation = |number: u64| {
             let end = Some(began(number) + Duration::from_millis(500));
@@ -112,11 +167,12 @@ mod tests {
             RecordedOperation { operation, number, bytes: 4000, began: began(number), ended, failed }
         };
         let alive = NOW - Duration::from_millis(silent_ms);
-        FlightRecord { rank, ranks: 3, alive, operations: (1..=last).map(operation).collect() }
+        let operations = (1..=last).map(operation).collect();
+        FlightRecord { rank, ranks: 3, alive, operations }.state_at(NOW)
     }
 
-    fn oldest(records: [FlightRecord; 3]) -> OpenOperation {
-        OpenOperation::oldest_at(NOW, &records).expect("an open operation")
+    fn oldest(states: [RankState; 3]) -> OpenOperation {
+        OpenOperation::oldest(&states).expect("an open operation")
     }
 
     #[test]
@@ -156,14 +212,14 @@ mod tests {
         let open = oldest([failed(0), record(1, (9, Last::Open), 2900), failed(2)]);
         assert_eq!((&open.waiting[..], open.awaited()), (&[0, 2][..], vec![1]));
         assert_eq!(oldest([failed(0), failed(1), failed(2)]).awaited(), [0; 0]);
-        assert_eq!(oldest([failed(0), failed(1), failed(2)]).open_for, Duration::from_secs(2));
+        assert_eq!(oldest([failed(0), failed(1), failed(2)]).open_for(), Duration::from_secs(2));
     }
 
     #[test]
     fn without_an_open_operation_nobody_is_awaited() {
         let ended = |rank| record(rank, (9, Last::Ended), 4000);
-        assert_eq!(OpenOperation::oldest_at(NOW, &[ended(0), ended(1)]), None);
-        assert_eq!(OpenOperation::oldest_at(NOW, &[record(0, (0, Last::Ended), 4000)]), None);
+        assert_eq!(OpenOperation::oldest(&[ended(0), ended(1)]), None);
+        assert_eq!(OpenOperation::oldest(&[record(0, (0, Last::Ended), 4000)]), None);
         // A rank that has ended an operation is neither waiting nor awaited.
         let open = oldest([ended(0), record(1, (9, Last::Open), 1), ended(2)]);
         assert_eq!((&open.waiting[..], open.awaited()), (&[1][..], vec![]));

@@ -33,7 +33,7 @@ mod ucx;
 mod wire;
 
 pub use communicator::{Communicator, Ticket, UseOfTime};
-pub use diagnosis::OpenOperation;
+pub use diagnosis::{OpenOnRank, OpenOperation, RankState};
 pub use error::{Absent, CollectiveError};
 pub use interface::{InterfaceError, check_interface};
 pub use local::{Alone, Local};

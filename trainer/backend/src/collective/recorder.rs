@@ -22,7 +22,6 @@
 //! Times are nanoseconds of the system's monotonic clock. One thread writes, and readers may read at the same time: an entry has number 0 while it changes, and a reader that finds
 //! another number after reading than before skips the entry.
 
-use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,7 +34,7 @@ use rustix::fs::SealFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::transport::{Label, Operation, Round};
+use super::transport::Operation;
 
 /// How many operations a recorder keeps.
 const ENTRIES: usize = 1023;
@@ -176,14 +175,6 @@ pub struct RecordedOperation {
     pub ended: Option<Duration>,
     /// When it failed.
     pub failed: Option<Duration>,
-}
-
-/// As errors name it.
-impl fmt::Display for RecordedOperation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, number, .. } = *self;
-        Label { operation, number, round: Round::Only }.fmt(f)
-    }
 }
 
 /// Why a flight record cannot be read.

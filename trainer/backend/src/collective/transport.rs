@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::error::{Absent, CollectiveError};
 use super::memory::{Buffer, Format, Pool};
 use super::recorder::Recorder;
@@ -100,8 +102,9 @@ pub struct Label {
     pub round: Round,
 }
 
-/// A collective operation, with all that ranks must agree on but sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A collective operation, with all that ranks must agree on but sizes. Serialized as its codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "(u8, u8, u16)", try_from = "(u8, u8, u16)")]
 pub enum Operation {
     /// The first exchange after ranks connect.
     Connect,
@@ -203,6 +206,20 @@ impl Operation {
     }
 }
 
+impl From<Operation> for (u8, u8, u16) {
+    fn from(operation: Operation) -> Self {
+        operation.codes()
+    }
+}
+
+impl TryFrom<(u8, u8, u16)> for Operation {
+    type Error = &'static str;
+
+    fn try_from((code, format, root): (u8, u8, u16)) -> Result<Self, Self::Error> {
+        Self::of_codes(code, format, root).ok_or("the codes of no operation")
+    }
+}
+
 impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, number {}", self.operation, self.number)
@@ -264,5 +281,7 @@ mod tests {
             bytes[place] = value;
             assert_eq!(Label::decode(bytes), None, "byte {place} is {value}");
         }
+        assert_eq!(Operation::try_from(<(u8, u8, u16)>::from(label.operation)), Ok(label.operation));
+        assert!(Operation::try_from((9, 0, 0)).is_err());
     }
 }

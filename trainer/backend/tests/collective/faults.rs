@@ -142,8 +142,8 @@ fn late(seat: &mut Seat) {
 
 /// The flight records name the operation and the rank that others waited for.
 fn check_late(ends: &[End]) {
-    let records: Vec<_> = ends.iter().map(|end| end.record.clone()).collect();
-    let open = OpenOperation::oldest(&records).unwrap();
+    let states: Vec<_> = ends.iter().map(|end| end.record.state()).collect();
+    let open = OpenOperation::oldest(&states).unwrap();
     assert_eq!((&open.waiting[..], open.awaited()), (&[0, 2][..], vec![LATE]));
     let text = open.to_string();
     assert!(text.starts_with("sum of f32, number 2, 40000 bytes, open for "), "{text}");
@@ -186,8 +186,8 @@ fn stopped(seat: &mut Seat) {
         assert!(absent.dead.is_empty() && !absent.late.is_empty(), "{found}");
     }
     if seat.rank() == 0 {
-        let records: Vec<_> = records.iter().map(|file| FlightRecord::read(file).unwrap()).collect();
-        let open = OpenOperation::oldest(&records).unwrap();
+        let states: Vec<_> = records.iter().map(|file| FlightRecord::read(file).unwrap().state()).collect();
+        let open = OpenOperation::oldest(&states).unwrap();
         assert_eq!(open.awaited(), [LATE], "{open}");
         kill_process(late_process, Signal::CONT).unwrap();
     }

@@ -11,7 +11,7 @@ use tokio::task::AbortHandle;
 use super::super::{Reports, Workers};
 use crate::HostName;
 use crate::generations::member::WorkerEvent;
-use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start};
+use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, When};
 
 const SPAWN_TIME: Duration = Duration::from_millis(30);
 const STEP_TIME: Duration = Duration::from_millis(5);
@@ -237,6 +237,8 @@ impl Workers for Fake {
     fn stop_after(&mut self, generation: GenerationId, step: u64) {
         self.0.training.stop_after(generation, step);
     }
+
+    fn explain(&mut self, _: GenerationId, _: When, _: Reason) {}
 
     fn kill(&mut self, generation: GenerationId) {
         let running = self.0.running.lock().unwrap().take();

@@ -34,9 +34,10 @@ pub(in super::super) fn encode_from_leader(message: ToMember) -> FromLeader {
                 addresses: encode_addresses(&addresses),
             })
         }
-        ToMember::End { generation, when } => {
+        ToMember::End { generation, when, why } => {
             let after_step = if let When::AfterStep(step) = when { Some(step) } else { None };
-            Message::End(proto::End { generation: encode_generation(generation), after_step })
+            let why = why.map(|why| why.to_string());
+            Message::End(proto::End { generation: encode_generation(generation), after_step, why })
         }
         ToMember::Over { outcome } => Message::Over(encode_outcome(&outcome)),
         ToMember::Note { generation, note } => Message::Note(encode_note(generation, &note)),
@@ -55,9 +56,10 @@ pub(in super::super) fn decode_from_leader(message: FromLeader) -> Decoded<ToMem
             tries: decode_tries(tries)?,
         },
         Message::Begin(begin) => decode_begin(begin)?,
-        Message::End(proto::End { generation, after_step }) => ToMember::End {
+        Message::End(proto::End { generation, after_step, why }) => ToMember::End {
             generation: decode_generation(generation)?,
             when: after_step.map(decode_step).transpose()?.map_or(When::Now, When::AfterStep),
+            why: why.as_deref().map(Reason::new),
         },
         Message::Over(outcome) => ToMember::Over { outcome: decode_outcome(outcome) },
         Message::Note(note) => {

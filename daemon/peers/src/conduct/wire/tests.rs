@@ -91,7 +91,11 @@ fn to_member() -> impl Strategy<Value = ToMember> {
                 addresses
             }
         ),
-        (generation(), when).prop_map(|(generation, when)| ToMember::End { generation, when }),
+        (generation(), when, option::of(reason())).prop_map(|(generation, when, why)| ToMember::End {
+            generation,
+            when,
+            why
+        }),
         outcome.prop_map(|outcome| ToMember::Over { outcome }),
         (generation(), note()).prop_map(|(generation, note)| ToMember::Note { generation, note }),
     ]

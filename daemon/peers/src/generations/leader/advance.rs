@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::generation::{Blame, Generation, Stage};
 use super::super::{BOUNDARY_TIMEOUT, JOIN_TIMEOUT};
-use super::super::{GenerationId, Outcome, Snapshot, ToMember, When};
+use super::super::{GenerationId, Outcome, Reason, Snapshot, ToMember, When};
 use super::{Action, Commit, Leader};
 
 impl Leader {
@@ -46,14 +46,20 @@ impl Leader {
         let Some(current) = &self.current else { return };
         if current.is_finished(self.checkpoint) {
             self.outcome = Some(Outcome::Finished);
-            return self.kill(now);
+            return self.kill(now, None);
         }
         let mut ranks = current.assignment.iter();
-        let is_leaving = self.is_draining || !ranks.all(|(host, ranks)| self.hosts.offers(host, *ranks));
-        if is_leaving || self.hosts.could_grow(current.world()) && !current.nears_end() {
-            let when = When::AfterStep(current.step + 1);
-            self.end(when, Stage::Stopping, now + BOUNDARY_TIMEOUT);
-        }
+        let leaver = ranks.find(|(host, ranks)| !self.hosts.offers(host, **ranks)).map(|(host, _)| host);
+        let why = match leaver {
+            _ if self.is_draining => "the leader leaves the job".to_owned(),
+            Some(host) => format!("host {host} leaves the job"),
+            None if self.hosts.could_grow(current.world()) && !current.nears_end() => {
+                "more workers can take part".to_owned()
+            }
+            None => return,
+        };
+        let when = When::AfterStep(current.step + 1);
+        self.end((when, Some(Reason::new(&why))), Stage::Stopping, now + BOUNDARY_TIMEOUT);
     }
 
     fn try_finish_ending(&mut self, now: Duration) {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::super::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader, ToMember};
+use super::super::{
+    Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader, ToMember, When,
+};
 use crate::HostName;
 
 /// What happens to a member.
@@ -88,6 +90,8 @@ pub enum Action {
     },
     /// Let them save the model and exit after a common step, this one or a later one.
     StopAfter(GenerationId, u64),
+    /// They are about to stop or to be killed, for this reason.
+    Explain(GenerationId, When, Reason),
     /// Kill them.
     Kill(GenerationId),
     /// Take note of what the leader's daemon says about them.

@@ -40,7 +40,7 @@ impl World {
         if is_dying || node.is_stopped || !node.inbox.is_empty() {
             return;
         }
-        if node.member.as_ref().and_then(|member| member.runs()) != Some(generation) {
+        if node.member.as_ref().and_then(|member| member.running()) != Some(generation) {
             return self
                 .violate(|| format!("host {host} runs workers of {generation} unknown to its daemon"));
         }

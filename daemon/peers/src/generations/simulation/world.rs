@@ -231,6 +231,7 @@ impl World {
                         facts.stop_after(step);
                     }
                 }
+                member::Action::Explain(..) => {}
                 member::Action::Kill(generation) => self.kill(host, generation),
                 member::Action::Note(..) => {}
                 member::Action::Over(outcome) => {
