@@ -3,7 +3,7 @@
 //! A UUID, and `"all"`, become numbers when the job is submitted. The job keeps them: a resumed job has as many workers as
 //! before, though its host may have got other GPUs since.
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use millstream_job::{DeviceName, Devices, Job, JobError};
 use millstream_worker::gpus::{GpuSample, GpuUse};
 
@@ -15,7 +15,7 @@ pub enum DevicesError {
     Invalid(#[from] JobError),
     /// The driver could not be asked.
     #[error("{0:#}")]
-    Other(#[from] anyhow::Error),
+    Other(#[from] Error),
 }
 
 /// The job with the numbers of its GPUs, which `sample` reads from the driver.
@@ -29,6 +29,19 @@ pub fn resolve(job: Job, sample: impl FnOnce() -> Result<GpuSample>) -> Result<J
     } else {
         Job::parse(&job.text, &job.data.base.join("job.toml"), &setting)?.0
     })
+}
+
+/// Checks that this host has the GPUs `wanted`, by their numbers. One whose GPUs are unknown may have them.
+///
+/// # Errors
+/// When it lacks one, or `sample` fails.
+pub(crate) fn check(wanted: &[u32], sample: impl FnOnce() -> Result<GpuSample>) -> Result<()> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let GpuSample::Gpus { gpus } = sample()? else { return Ok(()) };
+    let names = wanted.iter().map(|&number| DeviceName::Number(number)).collect();
+    numbers(&Devices::Chosen(names), &gpus).map(drop).map_err(Error::msg)
 }
 
 /// The override that replaces `workers.devices` by the numbers of the GPUs, for [`Job::parse`]; none where they are numbers
@@ -91,6 +104,8 @@ fn numbers(devices: &Devices, gpus: &[GpuUse]) -> Result<Vec<u32>, String> {
 mod tests {
     use std::path::Path;
 
+    use anyhow::bail;
+
     use super::*;
 
     const JOB: &str = r#"name = "clicks"
@@ -137,6 +152,15 @@ model = { kind = "mlp", features = ["age"], hidden = [4], optimizer = { kind = "
             assert_eq!(again.training.gpus, numbers);
         }
         assert_eq!(resolve(job("[2, 1]"), no_library).unwrap().training.gpus, [2, 1]);
+    }
+
+    #[test]
+    fn a_host_is_checked_for_the_gpus_of_a_job() {
+        check(&[], || bail!("it must not be asked")).unwrap();
+        check(&[1, 0], || host(2)).unwrap();
+        check(&[7], no_library).unwrap();
+        let error = check(&[0, 1], || host(1)).unwrap_err().to_string();
+        assert_eq!(error, "this host has no GPU 1; it has 0 (GPU-00, H100)");
     }
 
     #[test]

@@ -185,7 +185,7 @@ impl Shared {
     /// Asks one worker for samples until nobody looks, or it fails.
     fn ask_worker(&self) -> End {
         let log = |line: &str| tracing::debug!("worker that watches GPUs: {line}");
-        let mut worker = match WorkerProcess::spawn(&self.worker, log) {
+        let mut worker = match WorkerProcess::spawn(&self.worker, None, log) {
             Ok(worker) => worker,
             Err(error) => return End::Problem(format!("no worker can be started: {error}")),
         };

@@ -481,7 +481,7 @@ impl Run {
     fn spawn(&self) -> Result<(WorkerProcess, Receiver<FromWorker>)> {
         let log = |line: &str| tracing::warn!("scoring worker: {line}");
         let worker =
-            WorkerProcess::spawn(&self.scorer.worker, log).context("the worker cannot be started")?;
+            WorkerProcess::spawn(&self.scorer.worker, None, log).context("the worker cannot be started")?;
         let (sender, messages) = sync_channel(QUEUE);
         worker.listen(move |message| sender.send(message).is_ok(), || {})?;
         Ok((worker, messages))

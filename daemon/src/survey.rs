@@ -76,7 +76,7 @@ fn survey(program: &WorkerProgram, opens: bool) -> Result<HostSurvey> {
 /// # Errors
 /// Those that the worker reports; when it cannot be started, dies or does not answer in time.
 fn ask(program: &WorkerProgram, message: &ToWorker) -> Result<(FromWorker, WorkerProcess)> {
-    let mut worker = WorkerProcess::spawn(program, |_| {})?;
+    let mut worker = WorkerProcess::spawn(program, None, |_| {})?;
     let (sender, receiver) = sync_channel(1);
     worker.listen(move |message| sender.send(message).is_ok(), || {})?;
     worker.send(message)?;

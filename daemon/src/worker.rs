@@ -63,14 +63,15 @@ const WORKER_VARIABLES: [&str; 10] = [
     "LD_PRELOAD",
 ];
 
-/// A worker also inherits variables with these prefixes: settings of Millstream, of CUDA and NCCL, of the allocator, of Rust and of
-/// sanitizers.
-const WORKER_VARIABLE_PREFIXES: [&str; 11] = [
+/// A worker also inherits variables with these prefixes: settings of Millstream, of CUDA, NCCL and UCX, of the allocator, of Rust and
+/// of sanitizers.
+const WORKER_VARIABLE_PREFIXES: [&str; 12] = [
     "LC_",
     "MILLSTREAM_",
     "CUDA_",
     "NVIDIA_",
     "NCCL_",
+    "UCX_",
     "RUST_",
     "RAYON_",
     "MALLOC_",
@@ -79,9 +80,14 @@ const WORKER_VARIABLE_PREFIXES: [&str; 11] = [
     "ASAN_",
 ];
 
-/// Settings of NCCL that a worker gets in place of the daemon's. Sums in NVSwitches would change their order from run to run
-/// (NCCL's issue 1497). All workers of a job are on this host, so nothing needs to listen on its networks.
-const NCCL_VARIABLES: [(&str, &str); 2] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_SOCKET_IFNAME", "=lo")];
+/// The interfaces on which NCCL listens. The prefix `=` demands exactly these names.
+const NCCL_INTERFACES: &str = "NCCL_SOCKET_IFNAME";
+
+/// How NCCL reaches other hosts, and the one that uses these interfaces only. A daemon whose environment has one of the variables
+/// decides otherwise: for RDMA.
+const NCCL_NETWORK: &str = "NCCL_NET";
+const NCCL_NETWORK_VARIABLES: [&str; 3] = [NCCL_NETWORK, "NCCL_NET_PLUGIN", "NCCL_IB_HCA"];
+const NCCL_SOCKETS: &str = "Socket";
 
 /// Settings of NCCL that a worker does not inherit: a fixed address where all communicators of the host would meet, instead of a
 /// secret one for each; and calls that wait for other ranks without a limit.
@@ -138,13 +144,18 @@ struct StderrTail {
 }
 
 impl WorkerProcess {
-    /// Starts `program` as a worker and passes each line of its standard error to `log`.
+    /// Starts `program` as a worker and passes each line of its standard error to `log`. If the worker has others on other hosts, it
+    /// reaches them on the interfaces `network`.
     ///
     /// The kernel kills the worker when the calling thread ends.
     ///
     /// # Errors
     /// When the system cannot create the process or its socket.
-    pub(crate) fn spawn(program: &WorkerProgram, log: impl FnMut(&str) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn spawn(
+        program: &WorkerProgram,
+        network: Option<&str>,
+        log: impl FnMut(&str) + Send + 'static,
+    ) -> io::Result<Self> {
         let (socket, theirs) = UnixStream::pair()?;
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         let mut child = Command::new(&program.path)
@@ -153,7 +164,7 @@ impl WorkerProcess {
             .arg(std::process::id().to_string())
             .env_clear()
             .envs(std::env::vars_os().filter(|(name, _)| is_inherited(name)))
-            .envs(NCCL_VARIABLES)
+            .envs(nccl_settings(network, |name| std::env::var_os(name).is_some()))
             .env(ORDER_VARIABLE, "PCI_BUS_ID")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
@@ -298,6 +309,19 @@ fn is_inherited(name: &OsStr) -> bool {
     })
 }
 
+/// Settings of NCCL that a worker gets in place of the daemon's, whose environment `has` variables. Sums in NVSwitches would change
+/// their order from run to run (NCCL's issue 1497). Without a `network`, nothing listens on the networks of this host.
+fn nccl_settings(network: Option<&str>, has: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
+    let mut settings = vec![
+        ("NCCL_NVLS_ENABLE", "0".to_owned()),
+        (NCCL_INTERFACES, format!("={}", network.unwrap_or("lo"))),
+    ];
+    if network.is_some() && !NCCL_NETWORK_VARIABLES.into_iter().any(has) {
+        settings.push((NCCL_NETWORK, NCCL_SOCKETS.to_owned()));
+    }
+    settings
+}
+
 impl WorkerExit {
     /// Whether the worker ran out of host memory: it aborted after a refused allocation, or the kernel's OOM
     /// killer killed it. `oom_killer_ran` is whether the OOM killer killed any process during the worker's
@@ -396,7 +420,7 @@ mod tests {
         let path = directory.join("worker.sh");
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        WorkerProcess::spawn(&path.into(), log).unwrap()
+        WorkerProcess::spawn(&path.into(), None, log).unwrap()
     }
 
     fn exit_of(text: &str, limit: Duration) -> (String, Vec<String>) {
@@ -462,6 +486,24 @@ mod tests {
         assert!(!lines.iter().any(|line| line.starts_with("CARGO_")), "{lines:?}");
         for setting in ["NCCL_NVLS_ENABLE=0", "NCCL_SOCKET_IFNAME==lo"] {
             assert!(lines.iter().any(|line| line == setting), "{setting}: {lines:?}");
+        }
+    }
+
+    #[test]
+    fn nccl_listens_on_the_network_for_data_only() {
+        let settings = |network, has: &[&str]| nccl_settings(network, |name| has.contains(&name));
+        let owned = |settings: &[(&'static str, &str)]| -> Vec<_> {
+            settings.iter().map(|&(name, value)| (name, value.to_owned())).collect()
+        };
+        let [switches, here] = [("NCCL_NVLS_ENABLE", "0"), ("NCCL_SOCKET_IFNAME", "=lo")];
+        assert_eq!(settings(None, &[]), owned(&[switches, here]));
+        let there = ("NCCL_SOCKET_IFNAME", "=eth1,eth2");
+        assert_eq!(
+            settings(Some("eth1,eth2"), &["NCCL_DEBUG"]),
+            owned(&[switches, there, ("NCCL_NET", "Socket")])
+        );
+        for chosen in ["NCCL_NET", "NCCL_IB_HCA", "NCCL_NET_PLUGIN"] {
+            assert_eq!(settings(Some("eth1,eth2"), &[chosen]), owned(&[switches, there]), "{chosen}");
         }
     }
 

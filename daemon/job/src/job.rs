@@ -368,7 +368,6 @@ pub(crate) fn read_job(
         data: &data,
         auto: auto_batch,
         model: &model,
-        training: &training,
         search: search.is_some(),
         directories: &directories,
     };

@@ -272,7 +272,7 @@ pub(super) fn apply_gradient_precision(
 /// Reports what keeps a job from training on several hosts, which have nothing in common but buckets.
 pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse<'_>, top: &Section<'_>) {
     let Some(max) = spec.max else { return };
-    let HostsUse { data, auto, model, training, search, directories } = *job;
+    let HostsUse { data, auto, model, search, directories } = *job;
     let refuse = |why: &str| top.error_at(places.max, format!("training on several hosts: {why}"));
     if max < spec.per_host {
         refuse(&format!("expected at least `per_host = {}`, found {max}", spec.per_host));
@@ -290,9 +290,6 @@ pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse
     if spec.image_seconds.is_some() {
         let why = "images of the model are of one host; remove it, or `max`";
         top.error_at(places.image_seconds, why);
-    }
-    if training.device.gpu().is_some() {
-        refuse("it is possible on CPUs only; set `training.device = \"cpu\"`, or remove `max`");
     }
     if model.uses_batch_normalization() {
         refuse(
@@ -320,7 +317,6 @@ pub(super) struct HostsUse<'a> {
     pub(super) data: &'a DataSpec,
     pub(super) auto: Option<AutoBatchSpec>,
     pub(super) model: &'a ModelSpec,
-    pub(super) training: &'a TrainingSpec,
     /// Whether it is a search.
     pub(super) search: bool,
     /// The directories that it uses, by their keys.
@@ -611,6 +607,8 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         assert!(job.training.uneven_parts && job.training.ranks() == 2);
         assert_eq!(read_in_bucket(&["workers.min=8"]).unwrap().workers.min, 8);
         assert!(!read(&[]).unwrap().training.uneven_parts);
+        let on_gpus = read_in_bucket(&["workers.devices=[1, 3]"]).unwrap();
+        assert_eq!((on_gpus.workers.per_host, &on_gpus.training.gpus[..]), (2, &[1, 3][..]));
         for (set, problem) in [
             ("workers.min=9", "min"),
             ("workers.per_host=9", "expected at least `per_host = 9`, found 8"),
@@ -618,7 +616,6 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
             ("data.batch_size=7", "`data.batch_size` is 7"),
             ("data.batch_size=auto", "set `data.batch_size`"),
             ("workers.image_seconds=5", "images of the model are of one host"),
-            ("training.device=cuda", "on CPUs only"),
             ("model.normalization=batch", "batch normalization cannot use"),
             ("data.train=[\"train.parquet\"]", "\"train.parquet\" is on this host"),
             ("checkpoint.directory=runs", "every host uses `checkpoint.directory`"),

@@ -17,6 +17,7 @@ use crate::runs::{self, Run, RunDirectory};
 use crate::state::JobSource;
 use crate::supervisor::Seats;
 use crate::traces::Entry;
+use crate::{devices, ranks, survey};
 
 /// How long a job that this host cannot take part in is not tried again. Leaders call every few seconds.
 const REFUSED_FOR: Duration = Duration::from_secs(30);
@@ -96,6 +97,7 @@ impl Daemon {
         let requester = Requester::Trusted;
         let job = runs::job_of(&directory, &requester)?;
         ensure!(job.workers.max.is_some(), "it has no `workers.max`");
+        devices::check(&ranks::gpus(&job.training), || survey::sample_gpus(&self.shared.worker))?;
         let directory = RunDirectory::new(directory.address().clone(), &self.storage(&job.storage));
         let path = directory.address().join(runs::JOB).text().into_owned().into();
         let source = JobSource { text: job.text.clone(), path, requester };

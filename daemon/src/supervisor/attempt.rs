@@ -137,7 +137,7 @@ impl<'a> Attempt<'a> {
         let has_images = role(0).has_images();
         let spawned = supervisor
             .create_images(has_images)
-            .and_then(|()| Generation::spawn(supervisor, prepared, ranks));
+            .and_then(|()| Generation::spawn(supervisor, prepared, (ranks, None)));
         let workers = spawned.map_err(|error| {
             let reason = format!("the worker cannot be started: {error}");
             if descriptors::is_exhausted(&reason) {

@@ -91,18 +91,22 @@ pub(super) struct ReadyWorker {
 }
 
 impl Generation {
-    /// Spawns the workers of this host for an attempt at `prepared`.
+    /// Spawns the workers of this host for an attempt at `prepared`. They reach those of other hosts on the interfaces `network`.
     ///
     /// # Errors
     /// When the system cannot create a process or the file of a flight record.
-    pub(super) fn spawn(supervisor: &Supervisor, prepared: &Prepared, ranks: RanksHere) -> io::Result<Self> {
+    pub(super) fn spawn(
+        supervisor: &Supervisor,
+        prepared: &Prepared,
+        (ranks, network): (RanksHere, Option<&str>),
+    ) -> io::Result<Self> {
         let (world, generation) = (ranks.world, supervisor.generation);
         let records = FlightRecords::create(ranks.first..ranks.first + ranks.count, world)?;
         let workers = (0..ranks.count).map(|number| {
             let (rank, recorder) = (ranks.rank(number), Arc::clone(&supervisor.recorder));
             let prefix = if world == 1 { "worker".to_owned() } else { format!("worker {rank}") };
             let log = move |line: &str| recorder.log(Level::WARN, &format!("{prefix}: {line}"));
-            let mut process = WorkerProcess::spawn(&supervisor.worker, log)?;
+            let mut process = WorkerProcess::spawn(&supervisor.worker, network, log)?;
             if world > 1 {
                 process = process.named(format!("worker {rank} of {world}"));
             }

@@ -135,7 +135,7 @@ impl Part {
         };
         supervisor.generation += 1;
         let images = (world > 1).then(Images::create).transpose()?;
-        let workers = Generation::spawn(supervisor, prepared, ranks)?;
+        let workers = Generation::spawn(supervisor, prepared, (ranks, network.as_deref()))?;
         supervisor.control.vitals().set_workers(workers.pids(), workers.records().clone());
         supervisor.recorder.update(|record| record.attempts += 1);
         let changes = Arc::new(Changes::new(term, reports.clone()));

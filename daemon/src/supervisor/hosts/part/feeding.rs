@@ -20,6 +20,7 @@ use super::super::super::{Prepared, Supervisor};
 use super::super::Site;
 use super::Part;
 use crate::feed::Feed;
+use crate::ranks::gpus;
 
 impl Part {
     /// Starts feeding the workers, which are `ready`.
@@ -101,7 +102,10 @@ impl Prepared {
     /// # Errors
     /// When the memory budget is too small for the rings, or the ranks cannot have equally many parts.
     pub(super) fn set_hosts(&mut self, (here, ranks): (u32, &[u32]), world: u32) -> Result<()> {
-        let training = TrainingSpec { workers: NonZeroU32::new(world), ..self.job.training.clone() };
+        let before = &self.job.training;
+        // Of this host only, while `workers` counts those of all.
+        let gpus = gpus(before);
+        let training = TrainingSpec { workers: NonZeroU32::new(world), gpus, ..before.clone() };
         let parts = training.parts();
         let deal = Deal::among_ranks(here, ranks, parts);
         let deal = deal.with_context(|| format!("{parts} parts of a batch for {world} workers"))?;
