@@ -197,7 +197,7 @@ impl JobPlan {
         let decided = directory.map(auto_batch::decided).transpose()?.flatten();
         let smallest = unlearned(&job.features, 1);
         let smallest = Transform::resolve(&smallest, &job.label, &data.missing, &Analysis::default())?;
-        let smallest = ModelPlan::new(&job.model, &feed::schema(&smallest, data), &job.training)?;
+        let smallest = ModelPlan::new(&job.model, &feed::schema(&smallest, data), &ranks::planned(job))?;
         let recorded = directory.map(|run| Continuation::recorded(run, requester)).transpose()?.flatten();
         let source = match recorded {
             Some(_) => None,
@@ -281,7 +281,7 @@ impl Whole {
     /// Plans batches of `rows` rows within `limits`, if there are any.
     fn new(job: &Job, fitted: &Fitted, rows: u32, limits: Option<Limits>) -> Result<Self> {
         let schema = BatchSchema { rows, ..fitted.schema.clone() };
-        let model = ModelPlan::new(&job.model, &schema, &job.training)?;
+        let model = ModelPlan::new(&job.model, &schema, &ranks::planned(job))?;
         let Some(Limits { host: limit, gpu: gpu_limit }) = limits else {
             return Ok(Self { feeds: feeds(job, &job.data, schema.clone(), fitted)?, schema, model });
         };
@@ -369,7 +369,7 @@ impl Whole {
             needed_bytes: ingest + of_workers.total_bytes(),
             process_bytes: of_workers.process_bytes,
             workers_bytes: job.training.device.gpu().is_none().then(|| limit.bytes.saturating_sub(ingest)),
-            workers: job.training.ranks(),
+            workers: ranks::here(job),
             copy_bytes: of_workers.copy_bytes,
             gpu: of_gpu.map(|limit| GpuChoice { limit, needed_bytes: gpu::needed_bytes(&whole.model) }),
             why_not_more,

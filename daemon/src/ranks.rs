@@ -1,5 +1,7 @@
 //! What each worker of a job gets of the host: its GPU and its threads.
 
+use std::num::NonZeroU32;
+
 use millstream_job::Job;
 use millstream_pipeline::Error;
 use millstream_pipeline::ingest::IngestPlan;
@@ -20,19 +22,45 @@ pub(crate) fn here(job: &Job) -> u32 {
     if job.workers.max.is_some() { job.workers.per_host } else { job.training.ranks() }
 }
 
-/// A plan whose batches are dealt to the workers of `job`, all on this host.
+/// How `job` is planned: with the fewest workers with which it trains, which then have the largest parts of each batch.
+pub(crate) fn planned(job: &Job) -> TrainingSpec {
+    let workers = NonZeroU32::new(fewest(job).iter().sum());
+    TrainingSpec { workers, ..job.training.clone() }
+}
+
+/// A plan whose batches are dealt to the workers of a job as [`planned`], this host being the first.
 ///
 /// # Errors
 /// When the memory budget is too small for their rings.
 pub(crate) fn dealt(plan: IngestPlan, job: &Job) -> Result<IngestPlan, Error> {
-    let parts = job.training.parts();
+    let parts = planned(job).parts();
     if job.workers.max.is_none() {
         return plan.with_ranks(parts);
     }
-    match Deal::among_ranks(0, &[job.training.ranks()], parts) {
+    let workers = fewest(job);
+    match Deal::among_ranks(0, &workers, parts) {
         Some(deal) => plan.with_deal(deal),
-        None => Err(Error::Invalid(format!("{parts} parts of a batch for {} workers", job.training.ranks()))),
+        None => {
+            let workers: u32 = workers.iter().sum();
+            Err(Error::Invalid(format!("{parts} parts of a batch for {workers} workers")))
+        }
     }
+}
+
+/// The fewest workers of each host with which `job` trains, those of this one first.
+fn fewest(job: &Job) -> Vec<u32> {
+    let here = here(job);
+    if job.workers.max.is_none() {
+        return vec![here];
+    }
+    let least = job.workers.min.max(here);
+    let all = match job.workers.reproducible {
+        None => least,
+        Some(parts) => (least..=parts).find(|&workers| parts % workers == 0).unwrap_or(parts),
+    };
+    let (hosts, rest) = (all / here, all % here);
+    let whole = std::iter::repeat_n(here, hosts as usize);
+    whole.chain((rest > 0).then_some(rest)).collect()
 }
 
 /// The CPU threads of each of `workers` workers of this host; `None` for one per core.
@@ -51,9 +79,33 @@ pub(crate) fn training_of(training: &TrainingSpec, (number, workers): (u32, u32)
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU32;
+    use std::path::Path;
 
     use super::*;
+
+    #[test]
+    fn a_job_of_several_hosts_is_planned_with_the_fewest_workers() {
+        let of_job = |set: &[&str]| {
+            let text = r#"name = "clicks"
+data = { train = ["gs://b/train.parquet"], batch_size = 64, lanes = 64 }
+label = { column = "clicked" }
+features = { age = { kind = "numeric" } }
+model = { kind = "mlp", features = ["age"], hidden = [4], optimizer = { kind = "adam" } }
+checkpoint = { directory = "gs://b/runs" }
+"#;
+            let set: Vec<_> = set.iter().map(|&text| text.to_owned()).collect();
+            let (job, _) =
+                Job::parse(text, Path::new("job.toml"), &set).map_err(|error| error.to_string())?;
+            let planned = planned(&job);
+            assert_eq!(planned.ranks(), fewest(&job).iter().sum::<u32>());
+            Ok::<_, String>(fewest(&job))
+        };
+        assert_eq!(of_job(&["workers.per_host=4", "workers.min=2"]), Ok(vec![4]));
+        assert_eq!(of_job(&["workers.per_host=4", "workers.max=16"]), Ok(vec![4]));
+        assert_eq!(of_job(&["workers.per_host=2", "workers.max=16", "workers.min=5"]), Ok(vec![2, 2, 1]));
+        let parts = ["workers.per_host=2", "workers.max=16", "workers.min=5", "workers.reproducible=16"];
+        assert_eq!(of_job(&parts), Ok(vec![2; 4]));
+    }
 
     #[test]
     fn each_worker_has_its_own_gpu_and_its_share_of_the_threads() {

@@ -343,7 +343,7 @@ pub(crate) fn read_job(
     workers::apply_devices((&workers, places), names_device, &mut training, &top);
     workers::apply_gradient_precision((&workers, places), &mut training, &top);
     if let Some(auto) = &mut auto_batch {
-        *auto = auto.of_parts(training.parts());
+        *auto = auto.of_parts(training.parts().max(workers.max.unwrap_or(1)));
         data.batch_size = auto.least;
     }
     data.group = training.loss.group().map(str::to_owned);

@@ -281,11 +281,12 @@ pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse
         let lanes = data.lanes;
         refuse(&format!("each worker reads other lanes, but `data.lanes` is {lanes}; raise it to {max}"));
     }
-    if auto.is_some() {
-        refuse("`data.auto_batch` measures one host; set `data.batch_size`");
-    } else if data.batch_size < max {
-        let rows = data.batch_size;
-        refuse(&format!("each worker needs a row of every batch, but `data.batch_size` is {rows}"));
+    let (key, rows, least) = match auto {
+        None => ("batch_size", data.batch_size, max),
+        Some(auto) => ("auto_batch.most", auto.most, auto.least),
+    };
+    if rows < least {
+        refuse(&format!("each worker needs a row of every batch, but `data.{key}` is {rows}"));
     }
     if spec.image_seconds.is_some() {
         let why = "images of the model are of one host; remove it, or `max`";
@@ -607,6 +608,10 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         assert!(job.training.uneven_parts && job.training.ranks() == 2);
         assert_eq!(read_in_bucket(&["workers.min=8"]).unwrap().workers.min, 8);
         assert!(!read(&[]).unwrap().training.uneven_parts);
+        let automatic = ["data.batch_size=auto", "workers.max=20", "data.lanes=20"];
+        assert_eq!(read_in_bucket(&automatic).unwrap().auto_batch.unwrap().least, 32);
+        let error = read_in_bucket(&[&automatic[..], &["data.auto_batch.most=30"]].concat()).unwrap_err();
+        assert!(error.contains("`data.auto_batch.most` is 30"), "{error}");
         let on_gpus = read_in_bucket(&["workers.devices=[1, 3]"]).unwrap();
         assert_eq!((on_gpus.workers.per_host, &on_gpus.training.gpus[..]), (2, &[1, 3][..]));
         for (set, problem) in [
@@ -614,7 +619,6 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
             ("workers.per_host=9", "expected at least `per_host = 9`, found 8"),
             ("data.lanes=7", "`data.lanes` is 7; raise it to 8"),
             ("data.batch_size=7", "`data.batch_size` is 7"),
-            ("data.batch_size=auto", "set `data.batch_size`"),
             ("workers.image_seconds=5", "images of the model are of one host"),
             ("model.normalization=batch", "batch normalization cannot use"),
             ("data.train=[\"train.parquet\"]", "\"train.parquet\" is on this host"),

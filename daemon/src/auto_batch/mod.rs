@@ -9,9 +9,10 @@
 //!
 //! The order of rows, positions and checkpoints depend on the size. So it is decided once, when the job is prepared,
 //! and recorded in the run directory with its limit: later attempts use the same size, whatever memory they have. A
+//! On several hosts, the daemon that the job is submitted to decides, for the fewest workers with which the job trains. A
 //! plan may be wrong, so each worker of a job without a checkpoint first rehearses its allocations
 //! ([`RehearsalSpec`]). If one runs out of memory before the first checkpoint, the size is [halved](halve) and the job
-//! restarts. After the first checkpoint the size is fixed.
+//! restarts; a job of several hosts fails. After the first checkpoint the size is fixed.
 
 pub mod gpu;
 
@@ -78,7 +79,7 @@ pub struct Choice {
     pub process_bytes: u64,
     /// The part of the limit that ingest leaves to the workers; `None` if libraries of others allocate from it.
     pub workers_bytes: Option<u64>,
-    /// Number of workers.
+    /// Number of workers of this host.
     pub workers: u32,
     /// The copies for checkpoints, which the first of them has.
     pub copy_bytes: u64,
@@ -127,10 +128,10 @@ impl Display for LimitSource {
 }
 
 impl Choice {
-    /// The memory rehearsal of worker `rank` of a new job, whose ring has `slots` slots.
-    pub(crate) fn rehearsal(&self, slots: u32, rank: u32) -> RehearsalSpec {
+    /// The memory rehearsal of worker `number` of this host, of a new job, whose ring has `slots` slots.
+    pub(crate) fn rehearsal(&self, slots: u32, number: u32) -> RehearsalSpec {
         let of_each = |bytes: u64| bytes.saturating_sub(self.copy_bytes) / u64::from(self.workers.max(1));
-        let copy_bytes = if rank == 0 { self.copy_bytes } else { 0 };
+        let copy_bytes = if number == 0 { self.copy_bytes } else { 0 };
         RehearsalSpec { slots, max_bytes: self.workers_bytes.map(|bytes| of_each(bytes) + copy_bytes) }
     }
 

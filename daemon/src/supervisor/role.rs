@@ -31,7 +31,10 @@ pub(super) fn train_role(prepared: &Prepared, (rank, place): (u32, HostPlace), p
         evaluation: prepared.eval_plan.is_some().then_some(job.evaluation.cadence),
         selection: job.selection(),
         beginning: prepared.beginning.clone(),
-        rehearsal: prepared.batch.as_ref().map(|choice| choice.rehearsal(prepared.plan.slots(), rank)),
+        rehearsal: prepared
+            .batch
+            .as_ref()
+            .map(|choice| choice.rehearsal(prepared.plan.slots(), place.number)),
     }
 }
 

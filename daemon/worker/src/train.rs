@@ -138,7 +138,7 @@ impl TrainTask {
             && newest_image.is_none()
         {
             let backend = open(training.threads)?;
-            let copies = if is_leader { model_copies(images_every) } else { 0 };
+            let copies = if role.place.number == 0 { model_copies(images_every) } else { 0 };
             rehearsal::run(backend, spec, (&role.model, schema, training), copies)
                 .context("rehearsing a step")?;
         }
