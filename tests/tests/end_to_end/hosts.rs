@@ -2,148 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+pub(crate) mod case;
 
-use millstream_tests::bucket::Bucket;
-use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
-use millstream_tests::site::{Site, at};
-use millstream_tests::tiny_job::{Contents, TinyJob};
+use std::fs;
+use std::time::{Duration, Instant};
+
+use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The epochs of the job, which trains for seconds even on one host, and its steps.
-const EPOCHS: u64 = 48;
-const STEPS: u64 = EPOCHS * 750;
-
-/// Hosts, a bucket, and a job with its data there.
-struct Case {
-    site: Site,
-    bucket: Bucket,
-    /// The job file.
-    file: PathBuf,
-    /// The hosts and their ports, which stay when a daemon restarts.
-    ports: [(&'static str, u16); 3],
-}
-
-impl Case {
-    fn new() -> Self {
-        let (site, bucket, job) = (Site::new(), Bucket::start(), TinyJob::new());
-        for entry in fs::read_dir(job.directory()).unwrap() {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            if name.ends_with(".parquet") {
-                bucket.server.put(&format!("models/data/{name}"), fs::read(entry.path()).unwrap());
-            }
-        }
-        let text = fs::read_to_string(job.file()).unwrap();
-        let text = text
-            .replace("\"train-*.parquet\"", "\"s3://models/data/train-*.parquet\"")
-            .replace("\"eval.parquet\"", "\"s3://models/data/eval.parquet\"")
-            .replace("directory = \"checkpoints\"", "directory = \"s3://models/runs\"");
-        let file = site.path().join("job.toml");
-        fs::write(&file, text).unwrap();
-        // All at the same time, so that they differ.
-        let free =
-            ["alone", "train-1", "train-2"].map(|name| (name, TcpListener::bind("127.0.0.1:0").unwrap()));
-        let ports = free.map(|(name, listener)| (name, listener.local_addr().unwrap().port()));
-        Self { site, bucket, file, ports }
-    }
-
-    /// Starts a host.
-    fn start(&self, name: &str) -> Daemon {
-        let addresses = self.ports.map(|(_, port)| format!("127.0.0.1:{port}"));
-        let discover = at(&addresses.each_ref().map(String::as_str));
-        let keys = format!("data_interface = 'lo'\ndata_protection = 'isolated'\n{discover}");
-        let (_, port) = self.ports.into_iter().find(|(host, _)| *host == name).unwrap();
-        self.site.host_at(name, port, &keys);
-        self.restart(name)
-    }
-
-    /// Starts two hosts, which know each other.
-    fn start_two(&self) -> [Daemon; 2] {
-        let daemons = ["train-1", "train-2"].map(|name| self.start(name));
-        let is_up = |host: &Value| host["state"] == "up";
-        wait_until("each host sees the other", || {
-            daemons
-                .iter()
-                .all(|daemon| daemon.json(&["peers"])["peers"].as_array().unwrap().iter().any(is_up))
-        });
-        daemons
-    }
-
-    /// Starts the daemon of a host again.
-    fn restart(&self, name: &str) -> Daemon {
-        let variables = self.bucket.variables();
-        let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, Path::new(value))).collect();
-        Daemon::start_in(&self.site.path().join(name), &variables)
-    }
-
-    /// Submits the job with up to `max` workers, and returns its id.
-    fn submit(&self, daemon: &Daemon, max: u32, set: &[&str]) -> String {
-        let own = [format!("workers.max={max}"), format!("data.epochs={EPOCHS}")];
-        let set: Vec<_> = own.iter().map(String::as_str).chain(set.iter().copied()).collect();
-        daemon.submit(&self.file, &set)
-    }
-
-    /// Trains on one host to the end, without interruptions; returns its final checkpoint.
-    fn undisturbed(&self, set: &[&str]) -> Contents {
-        let daemon = self.start("alone");
-        let id = self.submit(&daemon, 4, set);
-        let ended = daemon.succeeded(&id);
-        daemon.stop();
-        self.of(&ended)
-    }
-
-    /// The steps of the committed checkpoints.
-    fn manifests(&self) -> Vec<u64> {
-        let names = self.bucket.server.names();
-        let step = |name: &String| name.strip_suffix("/manifest.json")?.rsplit_once("/step-")?.1.parse().ok();
-        names.iter().filter_map(step).collect()
-    }
-
-    /// The final checkpoint of a job.
-    fn of(&self, ended: &Value) -> Contents {
-        assert_eq!(ended["progress"]["step"].as_u64(), Some(STEPS), "{ended}");
-        Contents::in_bucket(&self.bucket, ended["checkpoint"].as_str().unwrap()).without_job_description()
-    }
-}
-
-/// The last step that a host knows of a job; 0 before it knows the job.
-fn step(daemon: &Daemon, id: &str) -> u64 {
-    let output = daemon.run(&["--json", "show", id]);
-    let shown: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    shown["progress"]["step"].as_u64().unwrap_or_default()
-}
-
-/// Waits until each of these hosts has a worker and the job has advanced.
-fn train(daemons: &[&Daemon], id: &str) {
-    wait_until("all hosts train", || {
-        daemons.iter().all(|daemon| !children(daemon.pid()).is_empty() && step(daemon, id) > 0)
-    });
-    let before = step(daemons[0], id);
-    wait_until("the job advances", || {
-        let shown = daemons[0].show(id);
-        assert!(!has_ended(&shown), "{shown:#}");
-        step(daemons[0], id) >= before + 300
-    });
-}
-
-/// Whether a host leads the job, and waits for another one.
-fn waits_for_ranks(daemon: &Daemon, id: &str) -> bool {
-    let shown = daemon.show(id);
-    shown["reason"]
-        .as_str()
-        .unwrap_or_default()
-        .contains("waiting for ranks: hosts offer 1, the job needs at least 2")
-}
-
-/// Waits until the job has succeeded on each of these hosts, and returns it.
-fn succeed(daemons: &[&Daemon], id: &str) -> Value {
-    let mut ended = Value::Null;
-    daemons.iter().for_each(|daemon| ended = daemon.succeeded(id));
-    ended
-}
+use case::{Case, succeed, train, waits_for_ranks};
 
 #[test]
 fn hosts_train_as_one_through_the_loss_of_workers_hosts_and_the_leader() {
@@ -166,7 +34,7 @@ fn hosts_train_as_one_through_the_loss_of_workers_hosts_and_the_leader() {
     let first = case.restart("train-1");
     train(&[&second, &first], &id);
     let ended = succeed(&[&first, &second], &id);
-    case.of(&ended).assert_same(&wanted);
+    case.of_end(&ended).assert_same(&wanted);
     assert_eq!(case.bucket.server.uploads(), 0);
     for daemon in [first, second] {
         daemon.stop();
@@ -196,7 +64,40 @@ fn hosts_leave_and_join_without_repeating_a_row() {
     first.json(&["resume", &id]);
     train(&[&second, &first], &id);
     let ended = succeed(&[&first, &second], &id);
-    case.of(&ended).assert_same(&wanted);
+    case.of_end(&ended).assert_same(&wanted);
+}
+
+/// NCCL adds the gradients of the GPUs of all hosts. A worker that is lost does not change the rows.
+#[test]
+fn gpus_of_two_hosts_train_as_one_gpu() {
+    let case = Case::with_gpus();
+    // Few large steps: kernels run on the host.
+    let few = ["data.epochs=1", "data.batch_size=800", "checkpoint.every_steps=5"];
+    let run = |daemons: &[&Daemon], devices: &str, more: &[&str]| {
+        let devices = format!("workers.devices={devices}");
+        let set: Vec<_> = few.iter().chain(more).copied().chain([&*devices]).collect();
+        let id = case.submit(daemons[0], 4, &set);
+        if let [first, second] = daemons {
+            wait_until("a checkpoint is written", || !first.show(&id)["checkpoint"].is_null());
+            kill(children(second.pid())[0]);
+        }
+        let ended = succeed(daemons, &id);
+        assert_eq!(ended["progress"]["step"].as_u64(), Some(30), "{ended}");
+        ended
+    };
+    let alone = case.start("alone");
+    let wanted = run(&[&alone], "[0]", &["workers.max=1"]);
+    alone.stop();
+    let [first, second] = case.start_two();
+    let ended = run(&[&first, &second], "[0, 1]", &["workers.min=4"]);
+    for daemon in [&first, &second] {
+        let log = daemon.log(ended["id"].as_str().unwrap());
+        let killed = log.lines().find(|line| line.contains("the workers of all hosts are killed: "));
+        assert!(killed.is_some_and(|line| line.contains(" of 4 ")), "{log}");
+    }
+    let auc = |job: &Value| job["eval"]["auc"].as_f64().unwrap_or_else(|| panic!("{job:#}"));
+    let (one, several) = (auc(&wanted), auc(&ended));
+    assert!((one - several).abs() < 1e-4, "{several}, and on one GPU {one}");
 }
 
 #[test]
@@ -216,16 +117,63 @@ fn a_job_is_watched_and_cancelled_from_its_hosts() {
     }
     let refused = second.run(&["profile", &id]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("cannot be profiled yet"));
-    let cancelled = first.json(&["cancel", &id]);
+    // On a host that does not lead it.
+    let cancelled = second.json(&["cancel", &id]);
     assert_eq!(cancelled["state"], "cancelled", "{cancelled}");
     let mut other = Value::Null;
     wait_until("the other host knows", || {
-        other = second.show(&id);
+        other = first.show(&id);
         has_ended(&other)
     });
     assert_eq!(other["state"], "failed", "{other}");
-    assert!(other["reason"].as_str().unwrap().contains("cancelled by a user on host train-1"), "{other}");
+    assert!(other["reason"].as_str().unwrap().contains("cancelled by a user on host train-2"), "{other}");
     assert!([&first, &second].iter().all(|daemon| children(daemon.pid()).is_empty()));
+}
+
+#[test]
+fn the_batch_size_is_decided_once_for_all_hosts() {
+    let case = Case::new();
+    let [first, second] = case.start_two();
+    let automatic = ["data.batch_size=auto", "data.auto_batch.most=64", "data.auto_batch.memory=1GiB"];
+    let set = [&automatic[..], &["workers.min=2", "data.epochs=2"]].concat();
+    let id = case.submit(&first, 2, &set);
+    let ended = succeed(&[&first, &second], &id);
+    // 24,000 rows an epoch.
+    assert_eq!(ended["progress"]["step"].as_u64(), Some(2 * 24_000 / 64), "{ended}");
+    let is_decided = |name: &&String| name.ends_with(&format!("{id}/auto_batch.json"));
+    assert_eq!(case.bucket.server.names().iter().filter(is_decided).count(), 1);
+}
+
+/// As `ncclCommWatchdog` cannot (nccl 1324, pytorch 118369): every host names the worker, its host, and where the others wait.
+#[test]
+fn a_worker_that_hangs_is_named_on_all_hosts() {
+    let case = Case::new();
+    let [first, second] = case.start_two();
+    let id = case.submit(&first, 2, &["workers.min=2", "workers.timeout_seconds=12"]);
+    train(&[&first, &second], &id);
+    let stopped = children(second.pid())[0];
+    kill_process(Pid::from_raw(stopped as i32).unwrap(), Signal::STOP).unwrap();
+    let began = Instant::now();
+    let awaited = |daemon: &Daemon| {
+        let shown = daemon.show(&id);
+        let mut workers = shown["workers"].as_array().into_iter().flatten().cloned();
+        workers.find(|worker| !worker["awaited_seconds"].is_null())
+    };
+    for (daemon, host) in [(&first, Value::from("train-2")), (&second, Value::Null)] {
+        wait_until("the worker is named", || awaited(daemon).is_some_and(|worker| worker["host"] == host));
+        let worker = awaited(daemon).unwrap();
+        assert!(worker["awaited_in"].as_str().unwrap().contains(", number "), "{worker:#}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let text = String::from_utf8(first.run(&["show", &id]).stdout).unwrap();
+    assert!(text.contains("on host train-2, the others have waited for it for "), "{text}");
+    // The others give up, and it is replaced.
+    wait_until("the worker is gone", || !is_alive(stopped));
+    train(&[&first, &second], &id);
+    let logs = [&first, &second].map(|daemon| daemon.log(&id));
+    let named = "(host train-2) of 2 hangs, or needs more than `workers.timeout_seconds` = 12";
+    assert!(logs.iter().any(|log| log.contains(named)), "{logs:#?}");
+    first.json(&["cancel", &id]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod buckets;
 mod census;
 mod classes;
 mod command_line;
+mod complaints;
 mod continuation;
 mod cuda;
 mod cuda_memory;
