@@ -11,7 +11,7 @@
 //! | a host that joins stalls all (horovod 2652); deadlock below the minimum and back (horovod 3494) | `complaints/faults.rs`: `a_host_that_hangs_while_it_joins_does_not_stop_the_others`; `hosts.rs`: `hosts_leave_and_join_without_repeating_a_row` |
 //! | rows are repeated after a graceful removal (horovod 3437) | `hosts.rs`: `hosts_leave_and_join_without_repeating_a_row` |
 //! | accuracy depends on the number of workers (mxnet 2806, 11919) | `complaints/rows.rs`: `metrics_do_not_depend_on_the_number_of_hosts`; `workers.rs`: `reproducible_jobs_have_the_same_bits_for_every_number_of_workers` |
-//! | a checkpoint of 8 workers does not load on 16 (torchtitan 811); it depends on the world (pytorch 79016) | `complaints/rows.rs`: `any_number_of_workers_reads_what_any_other_wrote` |
+//! | a checkpoint of 8 workers does not load on 16 (torchtitan 811); it depends on the world (pytorch 79016) | `complaints/rows.rs`: `any_number_of_workers_reads_what_any_other_wrote`; several files, `workers.rs`: `each_worker_writes_files_of_a_checkpoint` |
 //! | saving at preemption does not fire (spd 741); the signal kills helpers first (KempnerForge 177) | `complaints/faults.rs`: `a_host_that_gets_sigterm_saves_a_checkpoint_within_25_s` |
 //! | which rank hangs? (nccl 1324, pytorch 118369) | of one host, `workers.rs`: `a_worker_that_hangs_is_named`; of several, `hosts.rs`: `a_worker_that_hangs_is_named_on_all_hosts` |
 //! | one collective operation more on one rank (vllm 45092) | `trainer/backend/tests/collective/faults.rs`: `a_host_that_leaves_early_is_named`, `hosts_that_run_different_operations_are_named`; NCCL's, `tests/cuda/tests/check/nccl.cpp`: `nccl_names_ranks_with_different_operations` |

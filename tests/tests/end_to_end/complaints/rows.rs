@@ -84,8 +84,8 @@ fn metrics_do_not_depend_on_the_number_of_hosts() {
 
 /// torchtitan 811, pytorch 79016: what 8 workers save does not load on 16, or on one.
 ///
-/// What 1, 2 and 8 workers write has the same bytes, in several files, each written by one of them. Three workers cannot add in the same
-/// order, so what they write is compared once 1, 2 and 8 workers have read it, and what they read by the metrics.
+/// What 1, 2 and 8 workers write has the same bytes. Three workers cannot add in the same order, so what they write is compared once 1, 2
+/// and 8 workers have read it, and what they read by the metrics. `workers.rs` has checkpoints of several files.
 #[test]
 fn any_number_of_workers_reads_what_any_other_wrote() {
     let job = job_of_one_file(1_000);
@@ -94,10 +94,6 @@ fn any_number_of_workers_reads_what_any_other_wrote() {
         let mut set = vec![
             format!("workers.per_host={workers}"),
             format!("data.epochs={epochs}"),
-            // 69 MB, and as much state of the optimizer.
-            "features.color_hash.buckets=1080000".to_owned(),
-            r#"model.deep.features=["x", "color_hash"]"#.to_owned(),
-            "model.deep.embedding_dim=16".to_owned(),
             "checkpoint.every_steps=1000000".to_owned(),
         ];
         if workers != 3 {
@@ -113,7 +109,6 @@ fn any_number_of_workers_reads_what_any_other_wrote() {
     let contents = |ended: &Value| Contents::of(path(ended)).without_job_description();
     let written = [1, 2, 8, 3].map(|workers| train(workers, &["job.toml"], 1));
     let one = contents(&written[0]);
-    assert!(one.names().filter(|name| name.contains("-of-")).count() > 2);
     written[1..3].iter().for_each(|other| contents(other).assert_same(&one));
     let read = |ended: &Value, workers: u32| {
         let run = path(ended).parent().unwrap().to_str().unwrap().to_owned();
