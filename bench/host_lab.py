@@ -12,6 +12,7 @@ and the packages iproute2 and util-linux. All hosts share the CPUs of the machin
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import pathlib
@@ -251,6 +252,13 @@ class DaemonHost(Host):
             self.process.wait()
 
 
+def meet(hosts: list[DaemonHost]) -> None:
+    """Waits until each host sees all others."""
+    for host in hosts:
+        others = [other.name for other in hosts if other is not host]
+        wait(f"{host.name} sees all others", lambda: all(host.sees(name) for name in others))
+
+
 def authority(directory: pathlib.Path, programs: pathlib.Path) -> pathlib.Path:
     """Creates an authority for certificates of hosts."""
     place = directory / "ca"
@@ -283,6 +291,15 @@ class Storage:
     def get(self, bucket: str, key: str) -> bytes:
         with urllib.request.urlopen(f"http://{self.address}/{bucket}/{key}") as reply:
             return reply.read()
+
+    def model(self, checkpoint: str) -> str:
+        """A hash of the tensors of a checkpoint in the bucket `test`."""
+        keys = self.keys("test", checkpoint.removeprefix("s3://test/"))
+        digest = hashlib.sha256()
+        for key in sorted(keys, key=lambda key: key.rsplit("/", 1)[1]):
+            if key.endswith(".safetensors"):
+                digest.update(self.get("test", key))
+        return digest.hexdigest()
 
     def end(self) -> None:
         self.process.kill()

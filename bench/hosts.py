@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import os
 import pathlib
 import random
@@ -34,7 +33,7 @@ import time
 from collections.abc import Callable
 
 from host_lab import GATEWAY, PROGRAMS, STORAGE_PORT, DaemonHost, Site
-from host_lab import commit, enter, generate, keep_logs, machine, quietly, room, sh, site, today, wait
+from host_lab import commit, enter, generate, keep_logs, machine, meet, quietly, room, sh, site, today, wait
 
 RESUMED = re.compile(r"^(\S+Z) .*: .*(?:resumes from step|starts from scratch)", re.M)
 # Of the file system of a host's state.
@@ -264,7 +263,7 @@ def judge(place: Site, job: str, wanted: str) -> str:
         problems.append(f"{states}, {[each['reason'] for each in shown if each.get('reason')]}")
     # A host that did not train at the end may name none, or an earlier one, which may be deleted by now.
     checkpoints = sorted(each["checkpoint"] for each in shown if each.get("state") == "succeeded" and each["checkpoint"])
-    if not checkpoints or model(place, checkpoints[-1]) != wanted:
+    if not checkpoints or place.storage.model(checkpoints[-1]) != wanted:
         problems.append("other bits" if checkpoints else "no model")
     try:
         wait("workers end", lambda: not any(host.workers() for host in hosts), 5)
@@ -315,16 +314,6 @@ def names_one_checkpoint(hosts: list[DaemonHost], job: str) -> bool:
     return len({found["checkpoint"] for host in hosts if (found := host.show(job))}) == 1
 
 
-def model(place: Site, checkpoint: str) -> str:
-    """A hash of the tensors of a checkpoint."""
-    keys = place.storage.keys("test", checkpoint.removeprefix("s3://test/"))
-    digest = hashlib.sha256()
-    for key in sorted(keys, key=lambda key: key.rsplit("/", 1)[1]):
-        if key.endswith(".safetensors"):
-            digest.update(place.storage.get("test", key))
-    return digest.hexdigest()
-
-
 def undisturbed(place: Site) -> str:
     """The model of a run on the first host alone."""
     alone = place.hosts[0]
@@ -333,7 +322,7 @@ def undisturbed(place: Site) -> str:
     wait("the job ends", lambda: has_ended(alone.show(job)), 600)
     shown = alone.show(job)
     print(f"alone: {shown['state']}, {shown['progress']['step']} steps", file=sys.stderr)
-    return model(place, shown["checkpoint"])
+    return place.storage.model(shown["checkpoint"])
 
 
 def heading(options: argparse.Namespace) -> str:
@@ -389,10 +378,7 @@ def measure(place: Site, options: argparse.Namespace, lines: list[str]) -> None:
     wanted = undisturbed(place)
     for host in place.hosts[1:]:
         host.start()
-    names = [host.name for host in place.hosts]
-    for host in place.hosts:
-        others = [name for name in names if name != host.name]
-        wait(f"{host.name} sees all others", lambda: all(host.sees(name) for name in others))
+    meet(place.hosts)
     for name in faults(place):
         if not options.only or any(part in name for part in options.only):
             lines.append(run_kind(place, name, wanted, options))

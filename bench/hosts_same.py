@@ -16,7 +16,6 @@ active for a row, and the runs drift apart. So the first figure shows whether th
 """
 
 import argparse
-import hashlib
 import pathlib
 import shutil
 import sys
@@ -63,17 +62,7 @@ def train(site: Site, example: str, keys: dict[str, str], count: int, every: int
     steps = ended["progress"]["step"]
     evaluations = first.call("history", job)["evaluations"]
     losses = {evaluation["step"]: evaluation["metrics"]["log_loss"] for evaluation in evaluations}
-    return {"steps": steps, "auc": ended["eval"]["auc"], "losses": losses, "model": tensors(site, ended["checkpoint"])}
-
-
-def tensors(site: Site, checkpoint: str) -> str:
-    """A hash of the tensors of a checkpoint."""
-    digest = hashlib.sha256()
-    keys = site.storage.keys("test", checkpoint.removeprefix("s3://test/"))
-    for key in sorted(keys, key=lambda key: key.rsplit("/", 1)[1]):
-        if key.endswith(".safetensors"):
-            digest.update(site.storage.get("test", key))
-    return digest.hexdigest()
+    return {"steps": steps, "auc": ended["eval"]["auc"], "losses": losses, "model": site.storage.model(ended["checkpoint"])}
 
 
 def difference(alone: dict[int, float], several: dict[int, float]) -> str:
@@ -117,8 +106,7 @@ def main() -> None:
         with host_lab.site(directory, programs, max(COUNTS), bucket) as site:
             for host in site.hosts:
                 host.start()
-            host_lab.wait("hosts see each other", lambda: all(
-                host.sees(other.name) for host in site.hosts for other in site.hosts if host is not other))
+            host_lab.meet(site.hosts)
             for example in examples:
                 lines += rows_of(site, example, keys[example], options.every)
     text = (f"# The same model on 1, 2 and 4 hosts, {host_lab.today()}\n\n`bench/hosts_same.py --rows {options.rows}` on "

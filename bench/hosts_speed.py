@@ -45,7 +45,7 @@ import sys
 import time
 import zlib
 
-from host_lab import PROGRAMS, DaemonHost, Site, commit, enter, generate, machine, room, site, today, wait
+from host_lab import PROGRAMS, DaemonHost, Site, commit, enter, generate, machine, meet, room, site, today, wait
 
 # Whole batches, in as many files as lanes, so that all hosts have equal parts of a batch.
 ROWS = 163_840
@@ -283,9 +283,7 @@ def main() -> None:
             with site(directory, programs, max(options.hosts), files) as place:
                 for host in place.hosts:
                     host.start(limit_cpu(host, options.cpu))
-                for host in place.hosts:
-                    others = [other.name for other in place.hosts if other is not host]
-                    wait(f"{host.name} sees all others", lambda: all(host.sees(name) for name in others))
+                meet(place.hosts)
                 for number in range(options.rounds):
                     found += measure_round(place, options, number + 1)
                     if options.measurements:

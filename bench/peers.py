@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 
-from host_lab import PROGRAMS, DaemonHost, authority, commit, enter, machine, network, room, sh, today, wait
+from host_lab import PROGRAMS, DaemonHost, authority, commit, enter, machine, meet, network, room, sh, today, wait
 
 LOSSY = "iptables -A INPUT -m statistic --mode random --probability 0.05 -j DROP"
 
@@ -120,9 +120,7 @@ def main() -> None:
                     # They know the first one.
                     host.configure(issuer, f"static:{hosts[0].address}:7420")
                     host.start()
-                for host in hosts:
-                    others = [other.name for other in hosts if other is not host]
-                    wait(f"{host.name} sees all others", lambda: all(host.sees(name) for name in others))
+                meet(hosts)
                 idle = cost(hosts)
                 lost = losses(hosts, arguments.rounds)
                 carried = links(hosts, arguments.rounds)

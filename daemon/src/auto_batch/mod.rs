@@ -8,11 +8,11 @@
 //! the rest is on the host.
 //!
 //! The order of rows, positions and checkpoints depend on the size. So it is decided once, when the job is prepared,
-//! and recorded in the run directory with its limit: later attempts use the same size, whatever memory they have. A
-//! On several hosts, the daemon that the job is submitted to decides, for the fewest workers with which the job trains. A
-//! plan may be wrong, so each worker of a job without a checkpoint first rehearses its allocations
-//! ([`RehearsalSpec`]). If one runs out of memory before the first checkpoint, the size is [halved](halve) and the job
-//! restarts; a job of several hosts fails. After the first checkpoint the size is fixed.
+//! and recorded in the run directory with its limit: later attempts use the same size, whatever memory they have. On
+//! several hosts, the daemon that the job is submitted to decides, for the fewest workers with which the job trains. A plan may be
+//! wrong, so each worker of a job without a checkpoint first rehearses its allocations ([`RehearsalSpec`]). If one runs out
+//! of memory before the first checkpoint, the size is [halved](halve) and the job restarts; a job of several hosts fails.
+//! After the first checkpoint the size is fixed.
 
 pub mod gpu;
 

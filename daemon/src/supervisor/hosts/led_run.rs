@@ -331,8 +331,8 @@ impl Run for LedRun {
             }
             ToLeader::Change { number, change } => run.change(generation, (from, number), change),
             ToLeader::Exchanges { states } => {
-                let told = run.state(generation).waiting.add(from, states);
-                told.into_iter().for_each(|note| run.tell(generation, None, &note));
+                let note = run.state(generation).waiting.add(from, states);
+                note.iter().for_each(|note| run.tell(generation, None, note));
             }
         }
     }

@@ -265,7 +265,7 @@ impl Seated<'_> {
             SeatEvent::Explain(when, why) => {
                 let (level, what) = match when {
                     When::Now => (Level::WARN, "the workers of all hosts are killed"),
-                    When::AfterStep(_) => (Level::INFO, "the workers of all hosts stop and start again"),
+                    When::AfterStep(_) => (Level::INFO, "the workers of all hosts stop after a step"),
                 };
                 supervisor.recorder.log(level, &format!("{what}: {why}"));
             }

@@ -77,8 +77,8 @@ fn waits(states: &[RankState]) -> bool {
 #[derive(Default)]
 pub(super) struct WaitingReports {
     reports: BTreeMap<HostName, (Instant, Vec<RankState>)>,
-    /// When all hosts were last told.
-    told: Option<Instant>,
+    /// When the last note was sent to all hosts.
+    noted: Option<Instant>,
 }
 
 impl WaitingReports {
@@ -87,14 +87,14 @@ impl WaitingReports {
         let now = Instant::now();
         self.reports.retain(|_, (at, _)| now.duration_since(*at) < REPORT_COUNTS);
         self.reports.insert(from, (now, states));
-        // The first to wait is told at once, for the others to report, too.
-        if self.told.is_some_and(|told| now.duration_since(told) < INTERVAL) {
+        // The first one is sent at once, for the others to report, too.
+        if self.noted.is_some_and(|noted| now.duration_since(noted) < INTERVAL) {
             return None;
         }
         let states: Vec<_> = self.reports.values().flat_map(|(_, states)| states.iter().cloned()).collect();
-        // Otherwise, hosts that report because they were told would be told for ever.
+        // Otherwise, hosts that report because of a note would get notes without end.
         let open = OpenOperation::oldest(&states).filter(|_| waits(&states))?;
-        self.told = Some(now);
+        self.noted = Some(now);
         let host_of = |rank| {
             let has =
                 |(_, states): &&(Instant, Vec<RankState>)| states.iter().any(|state| state.rank == rank);
@@ -138,21 +138,21 @@ mod tests {
         let Some(ToHost::Awaited(first)) =
             reports.add(host("a"), vec![state(0, 9, Some(3)), state(1, 9, Some(2))])
         else {
-            panic!("it is not told")
+            panic!("no note")
         };
         assert_eq!((first.workers.len(), first.open_for), (0, Duration::from_secs(3)));
         assert!(
             reports.add(host("b"), vec![state(2, 8, None), state(3, 9, Some(1))]).is_none(),
             "once a second"
         );
-        reports.told = None;
-        let told = reports.add(host("a"), vec![state(0, 9, Some(4)), state(1, 9, Some(3))]);
-        let Some(ToHost::Awaited(told)) = told else { panic!("it is not told") };
-        assert_eq!((&told.exchange[..], told.workers), ("barrier, number 9", vec![(2, host("b"))]));
+        reports.noted = None;
+        let note = reports.add(host("a"), vec![state(0, 9, Some(4)), state(1, 9, Some(3))]);
+        let Some(ToHost::Awaited(second)) = note else { panic!("no note") };
+        assert_eq!((&second.exchange[..], second.workers), ("barrier, number 9", vec![(2, host("b"))]));
     }
 
     #[test]
-    fn hosts_are_not_told_when_nobody_waits() {
+    fn no_note_is_sent_when_nobody_waits() {
         let mut reports = WaitingReports::default();
         assert!(reports.add(host("a"), vec![state(0, 9, Some(1))]).is_none());
         assert!(reports.add(host("b"), vec![state(1, 9, None)]).is_none());
