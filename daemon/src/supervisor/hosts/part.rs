@@ -77,6 +77,8 @@ pub(super) struct Part {
     /// The workers that have trained on all rows, and the last step.
     done: BTreeSet<u32>,
     last_step: u64,
+    /// Whether all hosts have heard the last report of rank 0.
+    is_end_known: bool,
     is_end_reported: bool,
     /// Those that have stopped together with all others.
     stopped: BTreeSet<u32>,
@@ -156,6 +158,7 @@ impl Part {
             written: BTreeMap::new(),
             done: BTreeSet::new(),
             last_step: 0,
+            is_end_known: false,
             is_end_reported: false,
             stopped: BTreeSet::new(),
             is_stopping: false,
@@ -297,7 +300,8 @@ impl Part {
     fn record(&mut self, report: FromWorker, supervisor: &mut Supervisor) {
         let skipped = self.feed.as_ref().map_or(0, Feed::skipped);
         if record_report(report, (skipped, &mut self.totals), supervisor) {
-            self.report_end(true);
+            self.is_end_known = true;
+            self.report_end();
         }
     }
 
@@ -360,9 +364,9 @@ impl Part {
 
     /// Reports that all workers of this host have trained on all rows, if they have. Where rank 0 is, its last report must have reached all
     /// hosts before, because the generation may end by this one.
-    fn report_end(&mut self, is_reported: bool) {
+    fn report_end(&mut self) {
         let ranks = self.workers.ranks();
-        if self.done.len() == ranks.count as usize && (is_reported || ranks.first > 0) {
+        if self.done.len() == ranks.count as usize && (self.is_end_known || ranks.first > 0) {
             self.is_end_reported = true;
             self.report(WorkerEvent::AtEnd(self.last_step));
         }
@@ -390,7 +394,7 @@ impl Part {
                 }
                 self.done.insert(number);
                 self.last_step = step;
-                self.report_end(false);
+                self.report_end();
             }
             FromWorker::Stopped => drop(self.stopped.insert(number)),
             FromWorker::PeerLost { message } => {
