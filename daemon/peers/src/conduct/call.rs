@@ -18,11 +18,13 @@ use crate::proto::{FollowOpening, FromLeader, FromMember};
 use crate::server::ThisHost;
 use crate::{HostName, LinkError};
 
-/// The time between two calls of a host: it doubles up to the maximum, and starts again after a call that lasted.
+/// The first time between two calls of a host, and the longest.
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
-
-/// The maximum.
 const MAX_BACK_OFF: Duration = Duration::from_secs(5);
+
+/// The longest time between two calls of a host that answers, but is not part of the job: for so long it may prepare the job.
+const PREPARING_BACK_OFF: Duration = Duration::from_millis(500);
+const PREPARATION: Duration = Duration::from_mins(1);
 
 /// What a leader hears from a call.
 #[derive(Debug)]
@@ -53,25 +55,57 @@ struct Call {
     replies: Streaming<FromMember>,
 }
 
+/// The time between two calls of a host. It doubles, and starts again after a call that lasted, or once a host answers again.
+#[derive(Default)]
+struct BackOff {
+    calls: u32,
+    /// Since when the host has refused all calls.
+    refused: Option<Instant>,
+}
+
+impl BackOff {
+    /// After a call that was open for `lasted`.
+    fn after_call(&mut self, lasted: Duration) -> Duration {
+        if lasted >= SILENCE {
+            *self = Self::default();
+        }
+        self.next(MAX_BACK_OFF)
+    }
+
+    /// After a call that could not be opened.
+    fn after_failure(&mut self, error: &LinkError, now: Instant) -> Duration {
+        if !matches!(error, LinkError::Refused(_)) {
+            self.refused = None;
+            return self.next(MAX_BACK_OFF);
+        }
+        if self.refused.is_none() {
+            *self = Self { calls: 0, refused: Some(now) };
+        }
+        let is_preparing = self.refused.is_some_and(|since| now.duration_since(since) < PREPARATION);
+        self.next(if is_preparing { PREPARING_BACK_OFF } else { MAX_BACK_OFF })
+    }
+
+    fn next(&mut self, longest: Duration) -> Duration {
+        let next = FIRST_BACK_OFF.saturating_mul(1 << self.calls.min(10));
+        self.calls = self.calls.saturating_add(1);
+        next.min(longest)
+    }
+}
+
 impl Caller {
     /// Calls `host` again and again while it is listed. Returns its name.
     pub(super) async fn keep_calling(self: Arc<Self>, host: HostName) -> HostName {
-        let mut back_off = FIRST_BACK_OFF;
+        let mut back_off = BackOff::default();
         while let Some(address) = self.address(&host) {
-            let error = match self.open(&host, &address).await {
+            let (error, pause) = match self.open(&host, &address).await {
                 Ok(call) => {
                     let began = Instant::now();
-                    let error = self.carry(&host, call).await;
-                    if began.elapsed() >= SILENCE {
-                        back_off = FIRST_BACK_OFF;
-                    }
-                    error
+                    (self.carry(&host, call).await, back_off.after_call(began.elapsed()))
                 }
-                Err(error) => error.to_string(),
+                Err(error) => (error.to_string(), back_off.after_failure(&error, Instant::now())),
             };
             tracing::debug!("the call of {host} for {} ended: {error}", self.run);
-            tokio::time::sleep(back_off).await;
-            back_off = (2 * back_off).min(MAX_BACK_OFF);
+            tokio::time::sleep(pause).await;
         }
         host
     }
@@ -147,6 +181,24 @@ async fn pass_on(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_prepares_the_job_is_called_often() {
+        let (down, busy) = (LinkError::Connect(String::new()), LinkError::Refused(String::new()));
+        let (mut back_off, now) = (BackOff::default(), Instant::now());
+        let waits =
+            |back_off: &mut BackOff, error, now| (0..20).map(|_| back_off.after_failure(error, now)).max();
+        assert_eq!(waits(&mut back_off, &down, now), Some(MAX_BACK_OFF));
+        assert_eq!(back_off.after_failure(&busy, now), FIRST_BACK_OFF, "it is up again");
+        assert_eq!(waits(&mut back_off, &busy, now), Some(PREPARING_BACK_OFF));
+        assert_eq!(
+            waits(&mut back_off, &busy, now + PREPARATION),
+            Some(MAX_BACK_OFF),
+            "it has no part in the job"
+        );
+        assert_eq!(back_off.after_call(SILENCE), FIRST_BACK_OFF);
+        assert_eq!(waits(&mut back_off, &down, now), Some(MAX_BACK_OFF));
+    }
 
     #[tokio::test]
     async fn a_host_that_does_not_read_is_given_up() {
