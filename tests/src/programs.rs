@@ -147,16 +147,19 @@ impl Daemon {
         }
     }
 
-    /// Waits until a job ends, and returns it.
+    /// Waits until a job ends, however slow it is, and returns it.
     ///
     /// # Panics
-    /// If it does not succeed.
+    /// If it does not succeed, or does not advance.
     pub fn succeeded(&self, id: &str) -> Value {
-        let mut job = Value::Null;
-        wait_until("the job ends", || {
-            job = self.show(id);
-            has_ended(&job)
-        });
+        let mut job = self.show(id);
+        while !has_ended(&job) {
+            let before = job["progress"]["step"].clone();
+            wait_until("the job ends or advances", || {
+                job = self.show(id);
+                has_ended(&job) || job["progress"]["step"] != before
+            });
+        }
         assert_eq!(job["state"], "succeeded", "{job:#}");
         job
     }
