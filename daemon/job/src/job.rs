@@ -370,6 +370,7 @@ pub(crate) fn read_job(
         model: &model,
         search: search.is_some(),
         directories: &directories,
+        device: training.device,
     };
     workers::check_hosts((&workers, places), &uses, &top);
     top.finish();

@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use globset::GlobBuilder;
 use millstream_io::storage::{Directory, is_local};
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
@@ -34,6 +35,8 @@ pub struct WorkersSpec {
     pub min: u32,
     /// The most workers on all hosts; `None` if the job stays on one host.
     pub max: Option<u32>,
+    /// Patterns of the names of hosts that add gradients for the workers instead of having some.
+    pub reducers: Vec<String>,
     /// The GPUs of the workers; `None` for those from `training.device` on.
     pub devices: Option<Devices>,
     /// Where the job file, or an override, has `devices`; empty without.
@@ -69,6 +72,11 @@ pub enum DeviceName {
 }
 
 impl WorkersSpec {
+    /// Whether the host with this name adds gradients for the workers of others, and has none.
+    pub fn reduces_on(&self, host: &str) -> bool {
+        self.reducers.iter().any(|pattern| host_pattern(pattern).is_ok_and(|glob| glob.is_match(host)))
+    }
+
     /// The copies of the model from which one of the workers writes checkpoints: one, or two images, of which one is always
     /// complete.
     pub fn model_copies(&self) -> u32 {
@@ -79,6 +87,11 @@ impl WorkersSpec {
     pub fn devices_error(&self, message: impl Into<String>) -> JobError {
         JobError { problems: vec![Problem { place: self.devices_place.clone(), message: message.into() }] }
     }
+}
+
+/// What decides whether the name of a host fits a pattern.
+fn host_pattern(pattern: &str) -> Result<globset::GlobMatcher, globset::Error> {
+    Ok(GlobBuilder::new(pattern).case_insensitive(true).build()?.compile_matcher())
 }
 
 impl Devices {
@@ -108,6 +121,7 @@ impl Default for WorkersSpec {
             per_host: 1,
             min: 1,
             max: None,
+            reducers: Vec::new(),
             devices: None,
             devices_place: String::new(),
             reproducible: None,
@@ -125,6 +139,7 @@ pub(super) struct Places {
     parts: At,
     gradient_precision: At,
     max: At,
+    reducers: At,
     image_seconds: At,
 }
 
@@ -138,6 +153,7 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, Places) {
         parts,
         gradient_precision: section.at_key("gradient_precision"),
         max: section.at_key("max"),
+        reducers: section.at_key("reducers"),
         image_seconds: section.at_key("image_seconds"),
     };
     let devices = read_devices(&mut section);
@@ -151,6 +167,7 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, Places) {
         per_host,
         min,
         max,
+        reducers: read_reducers(&mut section),
         devices_place: devices.as_ref().map(|_| section.place_of("devices")).unwrap_or_default(),
         devices,
         reproducible: section.whole_u32("reproducible", 1..=MAX_PARTS),
@@ -174,6 +191,18 @@ pub(super) fn read(top: &mut Section<'_>) -> (WorkersSpec, Places) {
     }
     section.finish();
     (spec, places)
+}
+
+/// The patterns of hosts that reduce.
+fn read_reducers(section: &mut Section<'_>) -> Vec<String> {
+    let patterns = section.texts("reducers").unwrap_or_default();
+    for pattern in &patterns {
+        if let Err(error) = host_pattern(pattern.text) {
+            section
+                .error_at(pattern.at, format!("expected names of hosts, in which `*` is any text: {error}"));
+        }
+    }
+    patterns.into_iter().map(|pattern| pattern.text.to_owned()).collect()
 }
 
 /// The number of workers, which must be that of `devices`.
@@ -271,8 +300,19 @@ pub(super) fn apply_gradient_precision(
 
 /// Reports what keeps a job from training on several hosts, which have nothing in common but buckets.
 pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse<'_>, top: &Section<'_>) {
-    let Some(max) = spec.max else { return };
-    let HostsUse { data, auto, model, search, directories } = *job;
+    let Some(max) = spec.max else {
+        if !spec.reducers.is_empty() {
+            top.error_at(places.reducers, "reducers are other hosts: set `max`, or remove `reducers`");
+        }
+        return;
+    };
+    let HostsUse { data, auto, model, search, directories, device } = *job;
+    if !spec.reducers.is_empty() && device != DeviceSpec::Cpu {
+        let why = format!(
+            "reducers add gradients of workers on CPUs, but `training.device` is \"{device}\"; remove `reducers`"
+        );
+        top.error_at(places.reducers, why);
+    }
     let refuse = |why: &str| top.error_at(places.max, format!("training on several hosts: {why}"));
     if max < spec.per_host {
         refuse(&format!("expected at least `per_host = {}`, found {max}", spec.per_host));
@@ -320,6 +360,8 @@ pub(super) struct HostsUse<'a> {
     pub(super) model: &'a ModelSpec,
     /// Whether it is a search.
     pub(super) search: bool,
+    /// Where it trains.
+    pub(super) device: DeviceSpec,
     /// The directories that it uses, by their keys.
     pub(super) directories: &'a [(&'static str, &'a Directory)],
 }
@@ -575,6 +617,30 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         let error = read(&set).unwrap_err();
         assert!(
             error.contains("33 workers: each needs a row of every batch, but `data.auto_batch.most` is 32")
+        );
+    }
+
+    #[test]
+    fn reducers_are_hosts_whose_names_fit() {
+        let job = read_in_bucket(&["workers.reducers=[\"sum-*.internal\", \"big\"]"]).unwrap();
+        for (host, reduces) in [
+            ("sum-1.internal", true),
+            ("SUM-2.internal", true),
+            ("big", true),
+            ("big-1", false),
+            ("sum-1", false),
+        ] {
+            assert_eq!(job.workers.reduces_on(host), reduces, "{host}");
+        }
+        assert!(!read_in_bucket(&[]).unwrap().workers.reduces_on("big"));
+        let error = read_in_bucket(&["workers.reducers=[\"sum-[\"]"]).unwrap_err();
+        assert!(error.contains("expected names of hosts, in which `*` is any text: "), "{error}");
+        let error = read(&["workers.reducers=[\"big\"]"]).unwrap_err();
+        assert!(error.contains("reducers are other hosts: set `max`, or remove `reducers`"), "{error}");
+        let error = read_in_bucket(&["workers.reducers=[\"big\"]", "training.device=cuda"]).unwrap_err();
+        assert!(
+            error.contains("reducers add gradients of workers on CPUs, but `training.device` is \"cuda"),
+            "{error}"
         );
     }
 

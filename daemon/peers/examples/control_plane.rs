@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use millstream_peers::HostName;
 use millstream_peers::generations::leader::{self, Leader};
 use millstream_peers::generations::member::{self, Member, WorkerEvent};
-use millstream_peers::generations::{BEAT, Limits, Reason, SETTLE, ToLeader, ToMember};
+use millstream_peers::generations::{BEAT, Limits, Offer, Reason, Role, SETTLE, ToLeader, ToMember};
 
 /// The ranks of a host.
 const RANKS: u32 = 8;
@@ -51,10 +51,13 @@ impl Job {
     fn new(hosts: u32) -> Self {
         let name = |number| HostName::parse(&format!("host-{number}")).ok();
         let names: Vec<_> = (0..hosts).filter_map(name).collect();
-        let limits = Limits { min: 1, max: hosts * RANKS, parts: None };
+        let limits = Limits { min: 1, max: hosts * RANKS, parts: None, has_reducers: false };
         let leader = Leader::new(Duration::ZERO, EPOCH, limits, None);
         let to_leader = names.iter().cloned().map(leader::Event::Opened).collect();
-        let members = names.into_iter().map(|name| (name, Member::new(RANKS))).collect();
+        let members = names
+            .into_iter()
+            .map(|name| (name, Member::new(Offer { role: Role::Train, count: RANKS })))
+            .collect();
         let (to_members, cost) = (VecDeque::new(), Cost::default());
         Self { now: Duration::ZERO, leader, members, to_leader, to_members, cost }
     }

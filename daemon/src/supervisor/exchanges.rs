@@ -142,14 +142,21 @@ impl Exchanges {
         if awaited.is_empty() || awaited.len() == ranks {
             return None;
         }
-        let numbers: Vec<_> = awaited.iter().map(ToString::to_string).collect();
-        let (workers, hang, need, them) = if awaited.len() == 1 {
-            ("worker", "hangs", "needs", "it")
-        } else {
-            ("workers", "hang", "need", "them")
+        // The numbers of reducers follow the ranks. Workers that hang keep reducers waiting, and not the other way round.
+        let (workers, reducers): (Vec<_>, Vec<_>) = awaited.iter().partition(|worker| worker.rank < ranks);
+        let (what, named, of) = match &workers[..] {
+            [] => ("reducer", reducers, String::new()),
+            _ => ("worker", workers, format!(" of {ranks}")),
         };
+        let first = if what == "reducer" { ranks } else { 0 };
+        let number = |worker: &&AwaitedWorker| {
+            AwaitedWorker { rank: worker.rank - first, host: worker.host.clone() }.to_string()
+        };
+        let numbers: Vec<_> = named.iter().map(number).collect();
+        let (plural, hang, need, them) =
+            if named.len() == 1 { ("", "hangs", "needs", "it") } else { ("s", "hang", "need", "them") };
         Some(format!(
-            "{workers} {} of {ranks} {hang}, or {need} more than `workers.timeout_seconds` = {}: the others waited for \
+            "{what}{plural} {}{of} {hang}, or {need} more than `workers.timeout_seconds` = {}: the others waited for \
              {them} in {}",
             numbers.join(", "),
             timeout.as_secs(),
@@ -208,6 +215,10 @@ mod tests {
         );
         let two = hanging(&[(2, Some("train-2")), (3, None)], 5).unwrap();
         assert!(two.starts_with("workers 2 (host train-2), 3 of 4 hang, or need more than "), "{two}");
+        let reducer = hanging(&[(5, Some("sum-2"))], 5).unwrap();
+        assert!(reducer.starts_with("reducer 1 (host sum-2) hangs, or needs more than "), "{reducer}");
+        let both = hanging(&[(2, None), (5, None)], 5).unwrap();
+        assert!(both.starts_with("worker 2 of 4 hangs, "), "{both}");
         assert_eq!(hanging(&[(2, None)], 6), None, "it has not waited for so long");
         assert_eq!(hanging(&[], 5), None);
         assert_eq!(hanging(&[0, 1, 2, 3].map(|rank| (rank, None)), 5), None, "nobody waits");

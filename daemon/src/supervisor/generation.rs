@@ -31,21 +31,42 @@ use crate::worker::{WorkerExit, WorkerProcess};
 /// How long a report of a lost worker waits for the worker that died.
 pub(super) const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The ranks of a generation that are workers of this host.
+/// The ranks of a generation that are workers of this host, or its reducers there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RanksHere {
-    /// The lowest.
+    /// The lowest; those of reducers begin with `world`.
     pub(super) first: u32,
     /// How many.
     pub(super) count: u32,
     /// The ranks on all hosts.
     pub(super) world: u32,
+    /// The reducers on all hosts.
+    pub(super) reducers: u32,
 }
 
 impl RanksHere {
     /// All ranks of a generation that has `count`.
     pub(super) fn all(count: u32) -> Self {
-        Self { first: 0, count, world: count }
+        Self { first: 0, count, world: count, reducers: 0 }
+    }
+
+    /// Whether they add gradients for others.
+    pub(super) fn reduce(self) -> bool {
+        self.first >= self.world
+    }
+
+    /// Whether other hosts have ranks or reducers.
+    pub(super) fn spans_hosts(self) -> bool {
+        self.world + self.reducers > self.count
+    }
+
+    /// How messages name the worker with this number among those of this host: with the number of all such ones, if `of_all`.
+    fn name(self, number: u32, of_all: bool) -> String {
+        let (what, rank, all) = match self.reduce() {
+            false => ("worker", self.rank(number), self.world),
+            true => ("reducer", self.rank(number) - self.world, self.reducers),
+        };
+        if of_all { format!("{what} {rank} of {all}") } else { format!("{what} {rank}") }
     }
 
     /// The rank of the worker with this number among those of this host.
@@ -103,15 +124,15 @@ impl Generation {
         let (world, generation) = (ranks.world, supervisor.generation);
         let records = FlightRecords::create(ranks.first..ranks.first + ranks.count, world)?;
         let workers = (0..ranks.count).map(|number| {
-            let (rank, recorder) = (ranks.rank(number), Arc::clone(&supervisor.recorder));
-            let prefix = if world == 1 { "worker".to_owned() } else { format!("worker {rank}") };
+            let recorder = Arc::clone(&supervisor.recorder);
+            let prefix = if world == 1 { "worker".to_owned() } else { ranks.name(number, false) };
             let log = move |line: &str| recorder.log(Level::WARN, &format!("{prefix}: {line}"));
             let mut process = WorkerProcess::spawn(&supervisor.worker, network, log)?;
             if world > 1 {
-                process = process.named(format!("worker {rank} of {world}"));
+                process = process.named(ranks.name(number, true));
             }
-            // What a driver needs beside the plan is unknown.
-            if prepared.job.training.device.gpu().is_none() {
+            // What a driver needs beside the plan is unknown, as is the number of ranks for which a reducer adds.
+            if prepared.job.training.device.gpu().is_none() && !ranks.reduce() {
                 process.limit_memory(prepared.worker_bytes());
             }
             let events = supervisor.control.events.clone();
@@ -215,10 +236,11 @@ impl Generation {
         self.workers.iter().map(|worker| worker.address.clone()).collect()
     }
 
-    /// Connects the workers to all ranks, which have these `addresses`, and hands out the files of their flight records.
+    /// Connects the workers to all ranks and reducers, which have these `addresses`, and hands out the files of their flight records.
     /// They restore no checkpoint after `newest_step`.
     pub(super) fn connect(&mut self, addresses: &[Vec<u8>], newest_step: Option<u64>) {
-        self.send_each(|_| ToWorker::Connect { addresses: addresses.to_vec(), newest_step });
+        let reducers = self.ranks.reducers;
+        self.send_each(|_| ToWorker::Connect { addresses: addresses.to_vec(), reducers, newest_step });
         for (worker, record) in self.workers.iter().zip(self.records.files()) {
             if let Err(error) = worker.process.send_record(record) {
                 tracing::debug!(%error, pid = worker.process.pid(), "cannot send a worker its flight record");

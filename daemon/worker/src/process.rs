@@ -137,5 +137,6 @@ fn work(link: &mut Link) -> Result<FromWorker> {
             device::with_device(role.training.device, TrainTask { role: *role, schema }, link)
         }
         Role::Score(role) => device::with_device(role.device, ScoreTask { role, schema }, link),
+        Role::Reduce(role) => ranks::reduce(&role, link),
     }
 }

@@ -95,8 +95,10 @@ pub enum ToWorker {
     /// The reply to [`FromWorker::Listening`], once all workers of the job are listening; the descriptor of the worker's flight
     /// record follows.
     Connect {
-        /// The address of each rank.
+        /// The address of each rank, then those of the reducers.
         addresses: Vec<Vec<u8>>,
+        /// The number of reducers.
+        reducers: u32,
         /// As [`TrainRole::newest_step`], which it replaces.
         newest_step: Option<u64>,
     },
@@ -167,6 +169,20 @@ pub enum Role {
     Train(Box<TrainRole>),
     /// Score: metrics or predictions of a checkpoint's model over all batches.
     Score(ScoreRole),
+    /// Reduce: add gradients for the workers of other hosts, which train. There are no batches.
+    Reduce(ReduceRole),
+}
+
+/// The assignment of a worker that adds gradients for others. It is listening as one of several workers that train, but is never
+/// ready; it is [`FromWorker::Stopped`] once all of these have left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReduceRole {
+    /// Its number, which is that of its address: those of the workers that train come first.
+    pub number: u32,
+    /// How long a sum may take, in seconds.
+    pub timeout_seconds: u32,
+    /// The network interfaces that reach the workers of other hosts, separated by commas.
+    pub network: String,
 }
 
 /// The assignment of a worker that scores.
@@ -637,7 +653,7 @@ mod tests {
             panic!()
         };
         assert_eq!(received, address);
-        let connect = ToWorker::Connect { addresses: vec![address; 64], newest_step: Some(7) };
+        let connect = ToWorker::Connect { addresses: vec![address; 64], reducers: 1, newest_step: Some(7) };
         assert_eq!(receive(&mut &frame(&connect)[..]).unwrap(), Some(connect));
     }
 

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Error, Result, bail};
-use millstream_backend::collective::{Alone, Communicator, ConnectError, HostListener, OpenUcxError};
+use millstream_backend::collective::{
+    Alone, CollectiveError, Communicator, ConnectError, HostListener, OpenUcxError, Recorder, Reducer,
+};
 use millstream_trainer::session::SessionError;
 
 use crate::device;
 use crate::link::Link;
-use crate::protocol::{FromWorker, ToWorker, TrainRole};
+use crate::protocol::{FromWorker, ReduceRole, ToWorker, TrainRole};
 
 /// Time limit for all workers to connect, once all are listening.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,13 +26,41 @@ pub(crate) fn connect(role: &TrainRole, link: &mut Link) -> Result<(Communicator
         return Ok((Communicator::new(Alone, limit, None)?, role.newest_step));
     }
     let listener = HostListener::open(&device::ucx_libraries(), role.network.as_deref()).map_err(explain)?;
+    let world = meet(&listener, link)?;
+    let addresses = (&world.addresses[..], world.reducers);
+    let host = listener.connect(role.rank as usize, addresses, CONNECT_TIMEOUT)?;
+    Ok((Communicator::new(host, limit, Some(world.recorder))?, world.newest_step))
+}
+
+/// Adds gradients for the workers of a job until all have left.
+///
+/// # Errors
+/// As of [`connect`]; or if a worker ends without notice, or does not take part in a sum in time.
+pub(crate) fn reduce(role: &ReduceRole, link: &mut Link) -> Result<FromWorker> {
+    let limit = Duration::from_secs(role.timeout_seconds.into());
+    let listener = HostListener::open(&device::ucx_libraries(), Some(&role.network)).map_err(explain)?;
+    let world = meet(&listener, link)?;
+    let addresses = (&world.addresses[..], world.reducers);
+    let transport = listener.connect_reducer(role.number as usize, addresses, CONNECT_TIMEOUT)?;
+    Reducer::new(transport, limit, Some(world.recorder)).run()?;
+    Ok(FromWorker::Stopped)
+}
+
+/// What the daemon sends a worker once all of them are listening.
+struct World {
+    addresses: Vec<Vec<u8>>,
+    reducers: usize,
+    newest_step: Option<u64>,
+    recorder: Recorder,
+}
+
+/// Reports that this worker is listening, and waits until all are.
+fn meet(listener: &HostListener, link: &mut Link) -> Result<World> {
     link.send(&FromWorker::Listening { address: listener.address().to_vec() })?;
-    let Some(ToWorker::Connect { addresses, newest_step }) = link.receive()? else {
+    let Some(ToWorker::Connect { addresses, reducers, newest_step }) = link.receive()? else {
         bail!("the daemon did not send the addresses of the other workers");
     };
-    let recorder = link.receive_record()?;
-    let host = listener.connect(role.rank as usize, &addresses, CONNECT_TIMEOUT)?;
-    Ok((Communicator::new(host, limit, Some(recorder))?, newest_step))
+    Ok(World { addresses, reducers: reducers as usize, newest_step, recorder: link.receive_record()? })
 }
 
 /// The error, with the key that names the interface.
@@ -54,14 +84,14 @@ pub(crate) fn is_peer_lost(error: &Error) -> bool {
         let of_peer = |error: &ConnectError| {
             matches!(error, ConnectError::Ucx(_) | ConnectError::Process { .. } | ConnectError::Exchange(_))
         };
-        in_session || cause.downcast_ref().is_some_and(of_peer)
+        let in_reducer = cause.is::<CollectiveError>();
+        in_session || in_reducer || cause.downcast_ref().is_some_and(of_peer)
     })
 }
 
 #[cfg(test)]
 mod tests {
     use anyhow::{Context, anyhow};
-    use millstream_backend::collective::CollectiveError;
 
     use super::*;
 
@@ -81,6 +111,7 @@ mod tests {
     fn a_failed_collective_operation_is_a_lost_worker() {
         let lost = SessionError::from(CollectiveError::Panicked);
         assert!(is_peer_lost(&Error::from(lost)));
+        assert!(is_peer_lost(&Error::from(CollectiveError::Panicked)));
         let lost = Err::<(), _>(ConnectError::from(CollectiveError::Panicked)).context("connecting");
         assert!(lost.is_err_and(|error| is_peer_lost(&error)));
         assert!(!is_peer_lost(&ConnectError::Address { rank: 1, bytes: 4 }.into()));

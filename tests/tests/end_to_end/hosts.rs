@@ -100,6 +100,36 @@ fn gpus_of_two_hosts_train_as_one_gpu() {
     assert!((one - several).abs() < 1e-4, "{several}, and on one GPU {one}");
 }
 
+/// A reducer adds gradients with the same bits as the workers do without it, through its loss and that of a worker.
+#[test]
+fn a_reducer_adds_for_the_workers_of_other_hosts() {
+    let case = Case::new();
+    let set = ["workers.reproducible=2"];
+    let wanted = case.undisturbed(&set);
+    let [first, second, reducer] = case.start_all();
+    let id = case.submit(&first, 2, &[set[0], "workers.min=2", "workers.reducers=[\"train-3\"]"]);
+    let hosts = [&first, &second, &reducer];
+    train(&hosts, &id);
+    let log = reducer.log(&id);
+    assert!(log.contains("this host adds gradients for the workers of others"), "{log}");
+    kill(children(reducer.pid())[0]);
+    wait_until("the loss is known", || first.log(&id).contains("host train-3: "));
+    train(&hosts, &id);
+    kill(children(second.pid())[0]);
+    train(&hosts, &id);
+    // Its host is gone: the others continue without it. It takes part again when it is back.
+    reducer.kill();
+    train(&[&first, &second], &id);
+    let reducer = case.restart("train-3");
+    let hosts = [&first, &second, &reducer];
+    train(&hosts, &id);
+    let ended = succeed(&hosts, &id);
+    case.of_end(&ended).assert_same(&wanted);
+    for daemon in hosts {
+        assert!(children(daemon.pid()).is_empty());
+    }
+}
+
 #[test]
 fn a_job_is_watched_and_cancelled_from_its_hosts() {
     let case = Case::new();

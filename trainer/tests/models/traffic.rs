@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_backend::collective::{
-    Buffer, CollectiveError, Communicator, Deadline, Label, Local, Receive, Recorder, Transport,
+    Buffer, CollectiveError, Communicator, Deadline, Group, Label, Local, Receive, Recorder, Transport,
 };
 use millstream_backend::{Backend, Cpu};
 use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, SlotLayout};
@@ -41,7 +41,7 @@ impl Transport for Counting {
 
     fn exchange(
         &mut self,
-        label: Label,
+        to: (Label, Group),
         parts: Vec<Arc<Buffer>>,
         receive: Receive,
         deadline: Deadline,
@@ -50,7 +50,7 @@ impl Transport for Counting {
         let others = parts.iter().enumerate().filter(|(rank, _)| *rank != self.rank());
         let bytes: usize = others.map(|(_, part)| part.len()).sum();
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.transport.exchange(label, parts, receive, deadline, recorder)
+        self.transport.exchange(to, parts, receive, deadline, recorder)
     }
 }
 

@@ -307,7 +307,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_call_of_a_host_with_a_full_queue_ends() {
-        let limits = Limits { min: 1, max: 1, parts: None };
+        let limits = Limits { min: 1, max: 1, parts: None, has_reducers: false };
         let mut conductor = Conductor {
             leader: Leader::new(Duration::ZERO, 1, limits, None),
             began: Instant::now(),

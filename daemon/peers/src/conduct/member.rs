@@ -16,7 +16,7 @@ use super::wire::decode_from_leader;
 use super::{QUEUE, RunAddress};
 use crate::HostName;
 use crate::generations::member::Event;
-use crate::generations::{Outcome, SILENCE};
+use crate::generations::{Offer, Outcome, SILENCE};
 use crate::link::refusal;
 use crate::proto::from_leader::Message;
 use crate::proto::{FollowOpening, FromLeader, FromMember};
@@ -29,9 +29,9 @@ pub type Accept = Box<dyn Fn(&RunAddress, &HostName) -> Option<Accepted> + Send 
 
 /// How this host takes part in a job.
 pub struct Accepted {
-    /// How many ranks it can run.
-    pub offer: u32,
-    /// Runs them.
+    /// What it can run.
+    pub offer: Offer,
+    /// Runs that.
     pub workers: Box<dyn Workers>,
 }
 
@@ -70,8 +70,8 @@ impl Jobs {
     }
 
     /// Changes how many ranks of a job the host can run.
-    pub async fn offer(&self, run: &RunAddress, ranks: u32) {
-        self.report(run, Event::Offer(ranks)).await;
+    pub async fn offer(&self, run: &RunAddress, offer: Offer) {
+        self.report(run, Event::Offer(offer)).await;
     }
 
     /// The run says that the job has ended.

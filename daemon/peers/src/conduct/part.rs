@@ -10,7 +10,9 @@ use super::wire::{MAX_ADDRESS_BYTES, encode_from_member};
 use super::{QUEUE, wait_until};
 use crate::HostName;
 use crate::generations::member::{Action, Event, Member, WorkerEvent};
-use crate::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader, When};
+use crate::generations::{
+    Address, Assignment, GenerationId, Note, Offer, Outcome, Reason, Start, ToLeader, When,
+};
 use crate::proto::FromMember;
 
 /// The most leaders that have streams to a member. All but one are deposed, or do not know yet that they lead no longer.
@@ -113,7 +115,10 @@ struct Part {
 }
 
 /// Starts a part. It ends when all senders of its inbox are dropped, or the job is over and its workers are gone.
-pub(super) fn start(offer: u32, workers: Box<dyn Workers>) -> (mpsc::Sender<Input>, watch::Receiver<State>) {
+pub(super) fn start(
+    offer: Offer,
+    workers: Box<dyn Workers>,
+) -> (mpsc::Sender<Input>, watch::Receiver<State>) {
     let (inbox, inputs) = mpsc::channel(QUEUE);
     let (reports, reported) = mpsc::channel(QUEUE);
     let member = Member::new(offer);
@@ -233,7 +238,7 @@ fn checked(event: WorkerEvent) -> WorkerEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generations::ToMember;
+    use crate::generations::{Role, ToMember};
     use crate::proto::from_member::Message;
 
     /// Starts nothing.
@@ -265,6 +270,10 @@ mod tests {
         (queue, closed)
     }
 
+    fn offer(count: u32) -> Offer {
+        Offer { role: Role::Train, count }
+    }
+
     /// Its first message.
     async fn lead(inbox: &mpsc::Sender<Input>, (host, epoch): (&str, u64), number: u64) {
         let event = Event::Message { from: HostName::named(host), epoch, message: ToMember::Lead };
@@ -273,10 +282,10 @@ mod tests {
 
     #[tokio::test]
     async fn the_stream_of_a_leader_that_does_not_read_ends() {
-        let (inbox, mut state) = start(1, Box::new(Idle));
+        let (inbox, mut state) = start(offer(1), Box::new(Idle));
         let (_unread, closed) = open(&inbox, "leader", 1, 1).await;
         lead(&inbox, ("leader", 1), 1).await;
-        assert!(inbox.send(Input::Event(Event::Offer(3))).await.is_ok());
+        assert!(inbox.send(Input::Event(Event::Offer(offer(3)))).await.is_ok());
         assert!(closed.await.is_err(), "the second reply finds no room");
         assert!(!state.borrow_and_update().may_lead);
         assert!(inbox.send(Input::Closed { from: HostName::named("leader"), number: 1 }).await.is_ok());
@@ -285,7 +294,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_stream_of_a_host_replaces_the_first() {
-        let (inbox, mut state) = start(1, Box::new(Idle));
+        let (inbox, mut state) = start(offer(1), Box::new(Idle));
         let (_first, first_closed) = open(&inbox, "leader", 1, 9).await;
         lead(&inbox, ("leader", 1), 1).await;
         assert!(state.wait_for(|state| !state.may_lead).await.is_ok());
@@ -296,7 +305,7 @@ mod tests {
         // Both come too late.
         lead(&inbox, ("leader", 1), 1).await;
         assert!(inbox.send(Input::Closed { from: HostName::named("leader"), number: 1 }).await.is_ok());
-        assert!(inbox.send(Input::Event(Event::Offer(3))).await.is_ok());
+        assert!(inbox.send(Input::Event(Event::Offer(offer(3)))).await.is_ok());
         let mut messages = Vec::new();
         while messages.len() < 2 {
             messages.extend(second.recv().await.and_then(Result::ok).and_then(|reply| reply.message));
@@ -307,7 +316,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_stream_of_a_leader_ends_when_there_is_a_later_one() {
-        let (inbox, _state) = start(1, Box::new(Idle));
+        let (inbox, _state) = start(offer(1), Box::new(Idle));
         let (_unread, closed) = open(&inbox, "leader", 1, 9).await;
         lead(&inbox, ("leader", 1), 1).await;
         let (mut queue, _open) = open(&inbox, "other", 2, 9).await;
@@ -319,7 +328,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_part_ends_with_its_job() {
-        let (inbox, _) = start(1, Box::new(Idle));
+        let (inbox, _) = start(offer(1), Box::new(Idle));
         let (_unread, closed) = open(&inbox, "leader", 1, 9).await;
         lead(&inbox, ("leader", 1), 1).await;
         assert!(inbox.send(Input::Event(Event::Over(Outcome::Finished))).await.is_ok());

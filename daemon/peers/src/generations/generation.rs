@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::hosts::ranks;
-use super::{Address, Assignment, GenerationId, Reason, Snapshot, Start, ToMember};
+use super::{Address, Assignment, GenerationId, Reason, Role, Snapshot, Start, ToMember};
 use crate::HostName;
 
 /// The most checkpoints that are being written; a later one replaces the oldest.
@@ -83,8 +82,9 @@ impl Generation {
         self.assignment.keys()
     }
 
-    pub(super) fn world(&self) -> u32 {
-        ranks(&self.assignment)
+    /// The hosts that train.
+    fn training(&self) -> impl Iterator<Item = &HostName> {
+        self.assignment.iter().filter(|(_, ranks)| ranks.role == Role::Train).map(|(host, _)| host)
     }
 
     /// A host has joined. Returns whether it reports as many addresses as it has ranks.
@@ -104,7 +104,7 @@ impl Generation {
 
     /// The newest model that a joined host holds whole, unless the newest checkpoint is newer or of another branch.
     pub(super) fn start(&self, checkpoint: Option<Snapshot>) -> Start {
-        let images = self.joined.values().filter_map(|host| host.holds);
+        let images = self.training().filter_map(|host| self.joined.get(host)?.holds);
         let newest = images
             .filter(|image| image.contains(checkpoint))
             .max_by_key(|image| (image.step, image.generation));
@@ -123,11 +123,14 @@ impl Generation {
         if let Start::Image(image) = start {
             let holds =
                 |host: &&HostName| self.joined.get(*host).is_some_and(|host| host.holds == Some(image));
-            let (holders, others): (Vec<_>, Vec<_>) = self.hosts().partition(holds);
+            let (holders, others): (Vec<_>, Vec<_>) = self.training().partition(holds);
             let pairs = others.into_iter().zip(holders.into_iter().cycle());
             senders = pairs.map(|(to, from)| (to.clone(), from.clone())).collect();
         }
-        let addresses = self.joined.values().flat_map(|host| host.addresses.iter().cloned()).collect();
+        let mut hosts: Vec<_> = self.assignment.iter().collect();
+        hosts.sort_by_key(|(_, ranks)| ranks.first);
+        let joined = hosts.into_iter().filter_map(|(host, _)| self.joined.get(host));
+        let addresses = joined.flat_map(|host| host.addresses.iter().cloned()).collect();
         ToMember::Begin { generation: self.id, start, senders, addresses }
     }
 
@@ -145,11 +148,11 @@ impl Generation {
         }
     }
 
-    /// The newest step whose parts all hosts have written, after that of `checkpoint`.
+    /// The newest step whose parts all hosts that train have written, after that of `checkpoint`.
     pub(super) fn committable(&self, checkpoint: Option<Snapshot>) -> Option<u64> {
         let newer =
             self.saved.iter().rev().filter(|(step, _)| checkpoint.is_none_or(|old| **step > old.step));
-        let mut whole = newer.filter(|(_, hosts)| hosts.len() == self.assignment.len());
+        let mut whole = newer.filter(|(_, hosts)| hosts.len() == self.training().count());
         whole.next().map(|(step, _)| *step)
     }
 
@@ -167,10 +170,10 @@ impl Generation {
         !self.at_end.is_empty()
     }
 
-    /// Whether all hosts have trained on all rows, and the checkpoint after the last step is committed.
+    /// Whether all hosts that train have trained on all rows, and the checkpoint after the last step is committed.
     pub(super) fn is_finished(&self, checkpoint: Option<Snapshot>) -> bool {
         let committed = checkpoint.map_or(0, |checkpoint| checkpoint.step);
-        self.at_end.len() == self.assignment.len() && self.at_end.values().all(|step| *step <= committed)
+        self.at_end.len() == self.training().count() && self.at_end.values().all(|step| *step <= committed)
     }
 
     /// The workers of a host are gone.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::{Assignment, Ranks, Reason, SETTLE, SILENCE, Snapshot};
+use super::{Assignment, Offer, Ranks, Reason, Role, SETTLE, SILENCE, Snapshot, size};
 use crate::HostName;
 
 /// How long a host is left out after its first failure.
@@ -29,6 +29,8 @@ pub struct Limits {
     pub max: u32,
     /// The parts of a batch, of which every rank has equally many.
     pub parts: Option<u32>,
+    /// Whether hosts may offer reducers, for which the first generation waits.
+    pub has_reducers: bool,
 }
 
 /// Why no generation runs: too few ranks.
@@ -53,8 +55,8 @@ pub(super) struct Hosts {
 /// A connected host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Connected {
-    /// The ranks that it offers; 0 until it has said so.
-    offer: u32,
+    /// Nothing until it has said what.
+    offer: Offer,
     holds: Option<Snapshot>,
     /// When its last message came.
     heard: Duration,
@@ -100,7 +102,8 @@ impl Hosts {
         let has_room = self.connected.len() < MAX_HOSTS;
         if has_room {
             let settles = Some(now + SETTLE);
-            self.connected.insert(host, Connected { offer: 0, holds: None, heard: now, settles });
+            self.connected
+                .insert(host, Connected { offer: Offer::default(), holds: None, heard: now, settles });
         }
         has_room
     }
@@ -117,9 +120,9 @@ impl Hosts {
         true
     }
 
-    pub(super) fn set_offer(&mut self, host: &HostName, ranks: u32) {
+    pub(super) fn set_offer(&mut self, host: &HostName, offer: Offer) {
         if let Some(connected) = self.connected.get_mut(host) {
-            connected.offer = ranks;
+            connected.offer = offer;
         }
     }
 
@@ -131,7 +134,8 @@ impl Hosts {
 
     /// Whether `host` still offers `ranks`.
     pub(super) fn offers(&self, host: &HostName, ranks: Ranks) -> bool {
-        self.connected.get(host).is_some_and(|connected| connected.offer >= ranks.count)
+        let Ranks { role, count, .. } = ranks;
+        self.connected.get(host).is_some_and(|host| host.offer.role == role && host.offer.count >= count)
     }
 
     /// Leaves a host out for a time. Returns whether this is its first failure since its last progress and the others
@@ -155,27 +159,29 @@ impl Hosts {
     ///
     /// Hosts that hold newer images are preferred.
     pub(super) fn plan(&self, checkpoint: Option<Snapshot>) -> Option<Assignment> {
-        let sorted = |mut hosts: Vec<(HostName, u32)>| {
+        let sorted = |mut hosts: Vec<(HostName, Offer)>| {
             hosts.sort_by_cached_key(|(host, _)| Reverse(self.usable_step(host, checkpoint)));
             hosts
         };
         self.allot(sorted(self.healthy())).or_else(|| self.allot(sorted(self.offering())))
     }
 
-    /// Whether hosts that have settled would give a generation more ranks than `world`, or as many with fewer failures.
-    pub(super) fn could_grow(&self, world: u32) -> bool {
+    /// Whether hosts that have settled would give a generation more ranks than `current`, or as many and more reducers.
+    pub(super) fn could_grow(&self, current: &Assignment) -> bool {
         let mut hosts = self.healthy();
         hosts.retain(|(host, _)| self.connected.get(host).is_some_and(|host| host.settles.is_none()));
-        self.allot(hosts).is_some_and(|assignment| ranks(&assignment) > world)
+        self.allot(hosts).is_some_and(|assignment| size(&assignment) > size(current))
     }
 
-    /// Whether all ranks that the job can use are offered.
+    /// Whether all ranks that the job can use are offered, and nothing else can be.
     pub(super) fn is_full(&self) -> bool {
-        self.allot(self.healthy()).is_some_and(|assignment| ranks(&assignment) == self.limits.max)
+        let Limits { max, has_reducers, .. } = self.limits;
+        !has_reducers && self.allot(self.healthy()).is_some_and(|assignment| size(&assignment).0 == max)
     }
 
     pub(super) fn shortage(&self) -> Shortage {
-        let offered = self.connected.values().map(|host| host.offer).fold(0, u32::saturating_add);
+        let trains = self.connected.values().filter(|host| host.offer.role == Role::Train);
+        let offered = trains.map(|host| host.offer.count).fold(0, u32::saturating_add);
         let failed = self.failures.iter().map(|(host, failures)| (host.clone(), failures.reason.clone()));
         Shortage { offered, limits: self.limits, failed: failed.collect() }
     }
@@ -210,46 +216,50 @@ impl Hosts {
         holds.contains(checkpoint).then_some(holds.step)
     }
 
-    /// Hosts that offer ranks, by name.
-    fn offering(&self) -> Vec<(HostName, u32)> {
-        let offering = self.connected.iter().filter(|(_, host)| host.offer > 0);
+    /// Hosts that offer ranks or reducers, by name.
+    fn offering(&self) -> Vec<(HostName, Offer)> {
+        let offering = self.connected.iter().filter(|(_, host)| host.offer.count > 0);
         offering.map(|(name, host)| (name.clone(), host.offer)).collect()
     }
 
     /// Those of them that are not left out.
-    fn healthy(&self) -> Vec<(HostName, u32)> {
+    fn healthy(&self) -> Vec<(HostName, Offer)> {
         let mut hosts = self.offering();
         hosts.retain(|(name, _)| self.failures.get(name).is_none_or(|failures| failures.until.is_none()));
         hosts
     }
 
-    /// Gives the hosts ranks in their order, as many as the limits allow; numbers them in the order of names.
-    fn allot(&self, hosts: Vec<(HostName, u32)>) -> Option<Assignment> {
-        let offered = hosts.iter().map(|(_, offer)| *offer).fold(0, u32::saturating_add);
-        let Limits { min, max, parts } = self.limits;
+    /// Gives the hosts ranks in their order, as many as the limits allow, and all reducers, which a rank alone does not need;
+    /// numbers both in the order of names.
+    fn allot(&self, hosts: Vec<(HostName, Offer)>) -> Option<Assignment> {
+        let (hosts, reducers): (Vec<_>, Vec<_>) =
+            hosts.into_iter().partition(|(_, offer)| offer.role == Role::Train);
+        let offered = hosts.iter().map(|(_, offer)| offer.count).fold(0, u32::saturating_add);
+        let Limits { min, max, parts, .. } = self.limits;
         let divides = |count: &u32| parts.is_none_or(|parts| parts.is_multiple_of(*count));
-        let mut left = (min..=offered.min(max)).rev().find(divides)?;
+        let world = (min..=offered.min(max)).rev().find(divides)?;
+        let mut left = world;
         let mut counts = BTreeMap::new();
         for (host, offer) in hosts {
-            let count = offer.min(left);
+            let count = offer.count.min(left);
             left -= count;
             if count > 0 {
                 counts.insert(host, count);
             }
         }
+        let reducers: BTreeMap<_, _> =
+            reducers.into_iter().filter(|_| world > 1).map(|(host, offer)| (host, offer.count)).collect();
+        let with_role = |role| move |(host, count)| (host, role, count);
+        let trains = counts.into_iter().map(with_role(Role::Train));
         let mut first = 0;
-        let ranks = counts.into_iter().map(|(host, count)| {
-            let ranks = Ranks { first, count };
-            first += count;
-            (host, ranks)
-        });
-        Some(ranks.collect())
+        let numbered =
+            trains.chain(reducers.into_iter().map(with_role(Role::Reduce))).map(|(host, role, count)| {
+                let ranks = Ranks { role, first, count };
+                first += count;
+                (host, ranks)
+            });
+        Some(numbered.collect())
     }
-}
-
-/// The number of ranks.
-pub(super) fn ranks(assignment: &Assignment) -> u32 {
-    assignment.values().map(|ranks| ranks.count).sum()
 }
 
 impl fmt::Display for Shortage {

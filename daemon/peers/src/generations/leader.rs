@@ -201,7 +201,7 @@ impl Leader {
                     self.send(&from, ToMember::Over { outcome });
                 }
             }
-            ToLeader::Offer { ranks } => self.hosts.set_offer(&from, ranks),
+            ToLeader::Offer { offer } => self.hosts.set_offer(&from, offer),
             ToLeader::Beat { sent, step, holds } => {
                 self.on_beat(step);
                 self.on_holds(&from, holds);

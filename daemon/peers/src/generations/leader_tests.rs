@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::leader::{Action, Event, Leader};
 use super::tries::Tries;
 use super::{
-    Address, END_TIMEOUT, GenerationId, JOIN_TIMEOUT, Limits, Outcome, Reason, SETTLE, SILENCE, Snapshot,
-    Start, ToLeader, ToMember, When,
+    Address, END_TIMEOUT, GenerationId, JOIN_TIMEOUT, Limits, Offer, Outcome, Reason, Role, SETTLE, SILENCE,
+    Snapshot, Start, ToLeader, ToMember, When,
 };
 use crate::HostName;
 
@@ -22,9 +22,12 @@ struct Led {
 }
 
 impl Led {
-    fn new(limits: (u32, u32), checkpoint: Option<Snapshot>) -> Self {
-        let (min, max) = limits;
-        let leader = Leader::new(Duration::ZERO, EPOCH, Limits { min, max, parts: None }, checkpoint);
+    fn new((min, max): (u32, u32), checkpoint: Option<Snapshot>) -> Self {
+        Self::with(Limits { min, max, parts: None, has_reducers: false }, checkpoint)
+    }
+
+    fn with(limits: Limits, checkpoint: Option<Snapshot>) -> Self {
+        let leader = Leader::new(Duration::ZERO, EPOCH, limits, checkpoint);
         Self { leader, now: Duration::ZERO, actions: Vec::new() }
     }
 
@@ -39,9 +42,14 @@ impl Led {
 
     /// A host with a rank connects.
     fn connect(&mut self, host: &str, holds: Option<Snapshot>) {
+        self.connect_as(host, Role::Train, holds);
+    }
+
+    /// A host with a rank or a reducer connects.
+    fn connect_as(&mut self, host: &str, role: Role, holds: Option<Snapshot>) {
         self.on(Event::Opened(HostName::named(host)));
-        let tries = Tries::default();
-        self.hear(host, ToLeader::Hello { sent: self.now, offer: 1, holds, tries });
+        let (offer, tries) = (Offer { role, count: 1 }, Tries::default());
+        self.hear(host, ToLeader::Hello { sent: self.now, offer, holds, tries });
     }
 
     /// Time passes while these hosts send beats.
@@ -121,6 +129,73 @@ fn training() -> Led {
     led.join(&["a", "b"], None);
     assert_eq!(led.start(), Some(Start::Scratch));
     led
+}
+
+/// Two hosts that train, and a reducer, "a".
+fn reducing() -> Led {
+    let mut led = Led::with(Limits { min: 1, max: 2, parts: None, has_reducers: true }, None);
+    led.connect("b", None);
+    led.connect("c", None);
+    assert!(led.leader.generation().is_none(), "it waits for reducers");
+    led.connect_as("a", Role::Reduce, None);
+    led.pass(SETTLE, &["a", "b", "c"]);
+    assert_eq!(led.proposed(), ["a", "b", "c"]);
+    led.join(&["a", "b", "c"], None);
+    led
+}
+
+#[test]
+fn the_numbers_of_reducers_follow_the_ranks() {
+    let led = reducing();
+    let addresses = led.actions.iter().find_map(|action| match action {
+        Action::Send { message: ToMember::Begin { addresses, .. }, .. } => Some(addresses.clone()),
+        _ => None,
+    });
+    assert_eq!(addresses.unwrap(), [&b"b"[..], b"c", b"a"].map(Address::from));
+}
+
+#[test]
+fn reducers_neither_save_nor_reach_the_end() {
+    let mut led = reducing();
+    let generation = led.generation();
+    led.hear("b", ToLeader::Saved { generation, step: 5 });
+    led.hear("c", ToLeader::Saved { generation, step: 5 });
+    let checkpoint = Snapshot { generation, step: 5 };
+    assert!(led.actions.contains(&Action::Commit(checkpoint)), "{:?}", led.actions);
+    led.hear("b", ToLeader::AtEnd { generation, step: 5 });
+    led.hear("c", ToLeader::AtEnd { generation, step: 5 });
+    led.on(Event::Committed(checkpoint));
+    assert_eq!(led.ends(), [When::Now; 3]);
+    led.end(&["a", "b", "c"], generation);
+    assert_eq!(led.actions.last(), Some(&Action::Conclude(Outcome::Finished)));
+}
+
+#[test]
+fn a_generation_without_a_reducer_follows_when_it_is_lost_and_one_with_it_when_it_is_back() {
+    let mut led = reducing();
+    let first = led.generation();
+    led.on(Event::Closed(HostName::named("a")));
+    assert_eq!(led.ends(), [When::Now; 2]);
+    led.end(&["b", "c"], first);
+    assert_eq!(led.proposed(), ["b", "c"]);
+    led.join(&["b", "c"], None);
+    led.connect_as("a", Role::Reduce, None);
+    let mut ends = Vec::new();
+    while ends.is_empty() && led.now < 4 * SETTLE {
+        led.pass(Duration::from_millis(500), &["a", "b", "c"]);
+        ends = led.ends();
+    }
+    assert_eq!(ends, [When::AfterStep(1); 2], "it joins");
+}
+
+#[test]
+fn without_ranks_reducers_wait() {
+    let mut led = Led::with(Limits { min: 1, max: 2, parts: None, has_reducers: true }, None);
+    led.connect_as("a", Role::Reduce, None);
+    led.pass(2 * SETTLE, &["a"]);
+    assert!(led.proposed().is_empty());
+    led.connect("b", None);
+    assert_eq!(led.proposed(), ["b"], "a rank alone has nothing to add");
 }
 
 #[test]
@@ -206,7 +281,7 @@ fn a_joining_host_that_hangs_delays_the_others_once() {
 fn a_draining_host_leaves_at_a_step_boundary() {
     let mut led = training();
     let first = led.generation();
-    led.hear("b", ToLeader::Offer { ranks: 0 });
+    led.hear("b", ToLeader::Offer { offer: Offer::default() });
     assert_eq!(led.ends(), [When::AfterStep(1); 2]);
     led.end(&["a", "b"], first);
     assert_eq!(led.proposed(), ["a"]);

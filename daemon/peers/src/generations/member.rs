@@ -11,14 +11,16 @@ use std::time::Duration;
 pub use event::{Action, Event, WorkerEvent};
 
 use super::tries::Tries;
-use super::{Assignment, BEAT, GenerationId, Outcome, Reason, SILENCE, Snapshot, ToLeader, ToMember, When};
+use super::{
+    Assignment, BEAT, GenerationId, Offer, Outcome, Reason, SILENCE, Snapshot, ToLeader, ToMember, When,
+};
 use crate::HostName;
 
 /// The state machine of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
-    /// How many ranks it can run.
-    offer: u32,
+    /// What it can run.
+    offer: Offer,
     is_draining: bool,
     /// The highest epoch seen.
     epoch: u64,
@@ -71,8 +73,8 @@ pub(super) enum Timer {
 }
 
 impl Member {
-    /// A member that can run `offer` ranks.
-    pub fn new(offer: u32) -> Self {
+    /// A member that can run what it offers.
+    pub fn new(offer: Offer) -> Self {
         Self {
             offer,
             is_draining: false,
@@ -139,10 +141,10 @@ impl Member {
             Event::Closed(host) if self.follows(&host) => self.lose_leader(false),
             Event::Closed(_) | Event::Tick => {}
             Event::Workers(generation, event) => self.on_workers(generation, event),
-            Event::Offer(ranks) => self.set_offer(ranks),
+            Event::Offer(offer) => self.set_offer(offer),
             Event::Drain => {
                 self.is_draining = true;
-                self.set_offer(0);
+                self.set_offer(Offer { count: 0, ..self.offer });
             }
             Event::Over(outcome) => self.on_over(outcome),
         }
@@ -312,9 +314,9 @@ impl Member {
         self.actions.push(Action::Over(outcome));
     }
 
-    fn set_offer(&mut self, ranks: u32) {
-        self.offer = ranks;
-        self.send(ToLeader::Offer { ranks });
+    fn set_offer(&mut self, offer: Offer) {
+        self.offer = offer;
+        self.send(ToLeader::Offer { offer });
     }
 
     fn kill(&mut self) {

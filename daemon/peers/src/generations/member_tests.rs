@@ -8,12 +8,17 @@ use std::time::Duration;
 use super::member::{Action, Event, Member, WorkerEvent};
 use super::tries::Tries;
 use super::{
-    Assignment, BEAT, GenerationId, Ranks, Reason, SILENCE, Snapshot, Start, ToLeader, ToMember, When,
+    Assignment, BEAT, GenerationId, Offer, Ranks, Reason, Role, SILENCE, Snapshot, Start, ToLeader, ToMember,
+    When,
 };
 use crate::HostName;
 
 const FIRST: GenerationId = GenerationId { epoch: 3, number: 1 };
 const SECOND: GenerationId = GenerationId { epoch: 3, number: 2 };
+
+fn offer(count: u32) -> Offer {
+    Offer { role: Role::Train, count }
+}
 
 fn hear(member: &mut Member, now: Duration, (from, epoch): (&str, u64), message: ToMember) -> Vec<Action> {
     member.on(now, Event::Message { from: HostName::named(from), epoch, message })
@@ -28,7 +33,7 @@ fn workers(member: &mut Member, event: WorkerEvent) -> Vec<Action> {
 }
 
 fn assignment() -> Assignment {
-    BTreeMap::from([(HostName::named("b"), Ranks { first: 0, count: 1 })])
+    BTreeMap::from([(HostName::named("b"), Ranks { role: Role::Train, first: 0, count: 1 })])
 }
 
 fn propose(generation: GenerationId) -> ToMember {
@@ -46,7 +51,7 @@ fn ended(step: u64) -> Action {
 
 /// A member whose workers train.
 fn training() -> Member {
-    let mut member = Member::new(1);
+    let mut member = Member::new(offer(1));
     lead(&mut member, ToMember::Lead);
     let spawn = Action::Spawn { generation: FIRST, assignment: assignment() };
     assert_eq!(lead(&mut member, propose(FIRST)), [spawn]);
@@ -152,7 +157,7 @@ fn messages_of_another_epoch_are_ignored() {
 
 #[test]
 fn the_next_leader_hears_of_failures() {
-    let mut member = Member::new(1);
+    let mut member = Member::new(offer(1));
     lead(&mut member, ToMember::Lead);
     let mut tries = Tries::default();
     tries.on_failure(Reason::new("killed"));
@@ -167,9 +172,12 @@ fn the_next_leader_hears_of_failures() {
 
 #[test]
 fn a_draining_host_offers_nothing_and_does_not_lead() {
-    let mut member = Member::new(2);
+    let mut member = Member::new(offer(2));
     lead(&mut member, ToMember::Lead);
-    assert_eq!(member.on(Duration::ZERO, Event::Drain), [to_leader(ToLeader::Offer { ranks: 0 })]);
+    assert_eq!(
+        member.on(Duration::ZERO, Event::Drain),
+        [to_leader(ToLeader::Offer { offer: Offer::default() })]
+    );
     member.on(Duration::ZERO, Event::Closed(HostName::named("a")));
     assert!(!member.may_lead() && member.is_idle());
 }

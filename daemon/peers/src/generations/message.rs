@@ -47,17 +47,44 @@ pub enum Start {
     Image(Snapshot),
 }
 
-/// The consecutive ranks of a host.
+/// What the workers of a host do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Train: they are ranks.
+    #[default]
+    Train,
+    /// Add gradients for the ranks: they are reducers, without rows or a model.
+    Reduce,
+}
+
+/// What a host can run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Offer {
+    /// What its workers would do.
+    pub role: Role,
+    /// The most of them; a draining host offers none.
+    pub count: u32,
+}
+
+/// The consecutive ranks of a host, or the consecutive numbers of its reducers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ranks {
+    /// Which of both.
+    pub role: Role,
     /// The lowest.
     pub first: u32,
     /// How many, at least 1.
     pub count: u32,
 }
 
-/// The ranks of each host of a generation. Together they are `0..world`.
+/// The ranks of each host of a generation. Together they are `0..world`, and the numbers of reducers follow.
 pub type Assignment = BTreeMap<HostName, Ranks>;
+
+/// The number of ranks and the number of reducers.
+pub fn size(assignment: &Assignment) -> (u32, u32) {
+    let count = |role| assignment.values().filter(|ranks| ranks.role == role).map(|ranks| ranks.count).sum();
+    (count(Role::Train), count(Role::Reduce))
+}
 
 /// When a generation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +131,7 @@ pub enum ToMember {
         start: Start,
         /// For each host without the image of the start: the host that sends it.
         senders: BTreeMap<HostName, HostName>,
-        /// The addresses of all workers, by rank.
+        /// The addresses of all workers, by rank, then those of reducers.
         addresses: Vec<Address>,
     },
     /// Ends a generation.
@@ -137,8 +164,8 @@ pub enum ToLeader {
     Hello {
         /// The time by the sender's clock.
         sent: Duration,
-        /// How many ranks it can run.
-        offer: u32,
+        /// What it can run.
+        offer: Offer,
         /// The newest image that it holds whole.
         holds: Option<Snapshot>,
         /// The failures that it knows of.
@@ -146,10 +173,10 @@ pub enum ToLeader {
     },
     /// Replies to [`ToMember::Lead`]: the sender follows the leader of a later epoch, which is the message's.
     Deposed,
-    /// Changes how many ranks the sender can run. A draining host offers none.
+    /// Changes what the sender can run. A draining host offers none.
     Offer {
-        /// How many.
-        ranks: u32,
+        /// What it can run now.
+        offer: Offer,
     },
     /// The workers of a proposed generation wait for its start.
     Joined {

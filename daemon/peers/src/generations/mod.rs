@@ -8,6 +8,10 @@
 //! the time and an event, and returns actions for the daemon. They have no clocks, threads, I/O or random numbers. Times are of the
 //! host's monotonic clock, and clocks of two hosts are never compared.
 //!
+//! Hosts offer either ranks, which train, or reducers, which add gradients for the ranks ([`Role`]). Reducers have no rows and no model:
+//! they save nothing, never reach an end, and the fewest and the most ranks of a job do not count them. A rank alone has none. When
+//! one is lost, the generation ends all the same.
+//!
 //! # Messages
 //!
 //! A leader opens a stream to each host that discovery finds, its own included. A stream delivers messages in order until it
@@ -20,7 +24,7 @@
 //! member -> leader   Joined{holds, addresses} | Refused{why}
 //! leader -> members  Begin{start, senders, addresses}            members restore the start and train
 //! member -> leader   Beat{step, holds} every second; Saved{step}, AtEnd{step}
-//! member -> leader   Lost{why} | Offer{ranks}                    a draining host offers none
+//! member -> leader   Lost{why} | Offer{offer}                    a draining host offers none
 //! both                Note                                    of the daemons about running workers: not of interest here
 //! leader -> members  End{now | after a step}
 //! member -> leader   Ended{holds}                                all workers of the host have exited
@@ -84,8 +88,8 @@ use std::time::Duration;
 
 pub use hosts::{Limits, MAX_HOSTS, Shortage};
 pub use message::{
-    Address, Assignment, GenerationId, Note, Outcome, Ranks, Reason, Snapshot, Start, ToLeader, ToMember,
-    When,
+    Address, Assignment, GenerationId, Note, Offer, Outcome, Ranks, Reason, Role, Snapshot, Start, ToLeader,
+    ToMember, When, size,
 };
 pub use tries::{MAX_FAILURES, Tries};
 

@@ -37,7 +37,7 @@ use anyhow::anyhow;
 use millstream_control::proto::JobState;
 use millstream_peers::conduct::{Addresses, RunAddress};
 use millstream_peers::generations::member::WorkerEvent;
-use millstream_peers::generations::{GenerationId, Limits, Outcome, Reason, When};
+use millstream_peers::generations::{GenerationId, Limits, Offer, Outcome, Reason, Role, When};
 use millstream_peers::server::ThisHost;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -118,12 +118,24 @@ impl Supervisor {
         self.release_lease();
         let workers = &prepared.job.workers;
         let max = workers.max.unwrap_or(workers.per_host);
-        let offered = Some(site.seats.offer(&run, workers.per_host, &seat));
+        let offer = if workers.reduces_on(site.this.about.host.as_str()) {
+            self.recorder
+                .log(Level::INFO, "this host adds gradients for the workers of others (`workers.reducers`)");
+            Offer { role: Role::Reduce, count: 1 }
+        } else {
+            Offer { role: Role::Train, count: workers.per_host }
+        };
+        let offered = Some(site.seats.offer(&run, offer, &seat));
         let (wishes, wish) = watch::channel(Wish::Lead);
         let candidate = Candidate {
             this: Arc::clone(&site.this),
             run: run.clone(),
-            limits: Limits { min: workers.min, max, parts: workers.reproducible },
+            limits: Limits {
+                min: workers.min,
+                max,
+                parts: workers.reproducible,
+                has_reducers: !workers.reducers.is_empty(),
+            },
             times: Times::of(&prepared.job),
             directory: prepared.directory.clone(),
             stores: self.run_storage.stores.clone(),

@@ -7,7 +7,8 @@
 //! Kill    they are killed                                      -> Gone
 //! ```
 //!
-//! A worker alone in its generation listens to nobody, and is only started by `Start`. The address of a rank is a number that this host
+//! The workers of a host either train or reduce, which is to add gradients for those that train. Reducers are not fed, restore and
+//! save nothing, and exit after all workers that train. A worker alone in its generation listens to nobody, and is only started by `Start`. The address of a rank is a number that this host
 //! has drawn, and that of the worker. The number of rank 0 names the session in which the hosts exchange updates about
 //! their lanes; a later session, for held-out rows, has the next one.
 
@@ -21,8 +22,8 @@ use anyhow::{Context, Result, ensure};
 use millstream_peers::HostName;
 use millstream_peers::conduct::Reports;
 use millstream_peers::generations::member::WorkerEvent;
-use millstream_peers::generations::{Address, Assignment, GenerationId, Note, Ranks, Reason, Start};
-use millstream_worker::protocol::{self, FromWorker, PartsWritten, Place, Role, ToWorker};
+use millstream_peers::generations::{self, Address, Assignment, GenerationId, Note, Ranks, Reason, Start};
+use millstream_worker::protocol::{self, FromWorker, PartsWritten, Place, ReduceRole, Role, ToWorker};
 use tracing::Level;
 
 use super::super::generation::{CAUSE_TIMEOUT, Generation, RanksHere, ReadyWorker};
@@ -54,7 +55,7 @@ const ADDRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The part of a host.
 pub(super) struct Part {
     generation: GenerationId,
-    /// The ranks of each host, in the order of their names.
+    /// The ranks of each host that trains, in the order of their names.
     hosts: Vec<(HostName, Ranks)>,
     reports: Reports,
     workers: Generation,
@@ -113,30 +114,38 @@ impl Part {
         assignment: Assignment,
         reports: Reports,
     ) -> Result<Self> {
-        let hosts: Vec<_> = assignment.into_iter().collect();
+        let (world, reducers) = generations::size(&assignment);
         let own = &site.this.about.host;
-        let here = hosts.iter().position(|(host, _)| host == own).context("this host has no ranks")?;
-        let world = hosts.iter().map(|(_, ranks)| ranks.count).sum();
-        let Ranks { first, count } = hosts[here].1;
-        let ranks = RanksHere { first, count, world };
-        wait_for_addresses(site, &hosts)?;
-        let counts: Vec<_> = hosts.iter().map(|(_, ranks)| ranks.count).collect();
-        prepared.set_hosts((here as u32, &counts), world)?;
-        if world > count {
+        let Ranks { first, count, .. } = *assignment.get(own).context("this host has no ranks")?;
+        let ranks = RanksHere { first, count, world, reducers };
+        let trains = assignment.into_iter().filter(|(_, ranks)| ranks.role == generations::Role::Train);
+        let hosts: Vec<_> = trains.collect();
+        if !ranks.reduce() {
+            wait_for_addresses(site, &hosts)?;
+            let here = hosts.iter().position(|(host, _)| host == own).context("this host has no ranks")?;
+            let counts: Vec<_> = hosts.iter().map(|(_, ranks)| ranks.count).collect();
+            prepared.set_hosts((here as u32, &counts), world)?;
+        }
+        if ranks.spans_hosts() {
             ensure!(site.network.is_some(), "`peers.data_interface` is not set on this host");
         }
         let term = generation_term(generation.epoch, generation.number);
         let run = Place::Bucket { address: prepared.directory.to_string(), term };
         let places = Places { run, events: supervisor.event_place(prepared) };
-        let network = (world > count).then(|| site.network.clone()).flatten();
+        let network = ranks.spans_hosts().then(|| site.network.clone()).flatten();
         let role = |number| {
-            let role = train_role(prepared, (ranks.rank(number), ranks.place(number)), &places);
-            let role = protocol::TrainRole { network: network.clone(), ..role };
-            let role = Role::Train(Box::new(role));
+            let role = if ranks.reduce() {
+                let timeout_seconds = prepared.job.workers.timeout_seconds;
+                let network = network.clone().unwrap_or_default();
+                Role::Reduce(ReduceRole { number: ranks.rank(number), timeout_seconds, network })
+            } else {
+                let role = train_role(prepared, (ranks.rank(number), ranks.place(number)), &places);
+                Role::Train(Box::new(protocol::TrainRole { network: network.clone(), ..role }))
+            };
             ToWorker::Start(Box::new(protocol::Start { role, schema: prepared.schema.clone() }))
         };
         supervisor.generation += 1;
-        let images = (world > 1).then(Images::create).transpose()?;
+        let images = (world > 1 && !ranks.reduce()).then(Images::create).transpose()?;
         let workers = Generation::spawn(supervisor, prepared, (ranks, network.as_deref()))?;
         supervisor.control.vitals().set_workers(workers.pids(), workers.records().clone());
         supervisor.recorder.update(|record| record.attempts += 1);
@@ -163,7 +172,7 @@ impl Part {
             stopped: BTreeSet::new(),
             is_stopping: false,
             wants_checkpoint: false,
-            watch: (world > count).then(Watch::new),
+            watch: ranks.spans_hosts().then(Watch::new),
             lost: None,
             has_failed: false,
             totals: HistoryPoint::default(),
@@ -173,7 +182,9 @@ impl Part {
             part.report(WorkerEvent::Ready(vec![part.number.to_le_bytes().into()]));
         } else {
             part.workers.send_each(role);
-            part.send_descriptors(supervisor, prepared);
+            if !ranks.reduce() {
+                part.send_descriptors(supervisor, prepared);
+            }
         }
         Ok(part)
     }
@@ -245,7 +256,8 @@ impl Part {
         Ok(())
     }
 
-    /// Lets the workers save the model and exit, after a step on which they agree. Before they are fed, they expect rings.
+    /// Lets the workers save the model and exit, after a step on which they agree. Before they are fed, they expect rings. Reducers exit
+    /// by themselves.
     pub(super) fn stop(&mut self) {
         self.is_stopping = true;
         if self.is_training() {
@@ -272,6 +284,7 @@ impl Part {
         let has_first = self.workers.ranks().first == 0;
         match note {
             ToHost::Report(report) => self.record(report, supervisor),
+            ToHost::WriteParts(_) if self.workers.ranks().reduce() => {}
             ToHost::WriteParts(request) => {
                 // Also if an earlier attempt at this step has failed.
                 self.written.insert(request.step, 0);
@@ -439,10 +452,12 @@ impl Part {
         }
     }
 
-    /// Whether all workers have exited, and nothing is to be reported any more.
+    /// Whether all workers have exited, and nothing is to be reported any more. Reducers exit before the leader knows that all workers
+    /// have trained on all rows; their host remains in the generation until it ends.
     pub(super) fn is_over(&self) -> bool {
         let owes_report = !self.done.is_empty() && !self.is_end_reported || self.lost.is_some();
-        self.workers.is_over() && (self.has_failed || !owes_report)
+        let remains = owes_report || self.workers.ranks().reduce() && !self.is_stopping;
+        self.workers.is_over() && (self.has_failed || !remains)
     }
 
     /// Reports a lost worker once it is likely that none died, and what the workers wait for.

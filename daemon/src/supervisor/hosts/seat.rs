@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_peers::HostName;
 use millstream_peers::conduct::{Accepted, Reports, RunAddress, Workers};
-use millstream_peers::generations::{Address, Assignment, GenerationId, Note, Outcome, Reason, Start, When};
+use millstream_peers::generations::{
+    Address, Assignment, GenerationId, Note, Offer, Outcome, Reason, Start, When,
+};
 
 use super::super::Event;
 
@@ -105,11 +107,11 @@ impl Workers for SeatWorkers {
 
 /// The jobs on several hosts that are ready to train on this one.
 #[derive(Default)]
-pub(crate) struct Seats(Mutex<HashMap<RunAddress, Offer>>);
+pub(crate) struct Seats(Mutex<HashMap<RunAddress, Ready>>);
 
-/// What this host offers a job.
-struct Offer {
-    ranks: u32,
+/// A job that is ready here.
+struct Ready {
+    offer: Offer,
     seat: Arc<Seat>,
 }
 
@@ -123,17 +125,17 @@ impl Seats {
     /// How this host takes part in a job, if the job is ready here.
     pub(crate) fn accept(&self, run: &RunAddress) -> Option<Accepted> {
         let seats = self.seats();
-        let Offer { ranks, seat } = seats.get(run)?;
-        Some(Accepted { offer: *ranks, workers: Box::new(SeatWorkers(Arc::clone(seat))) })
+        let Ready { offer, seat } = seats.get(run)?;
+        Some(Accepted { offer: *offer, workers: Box::new(SeatWorkers(Arc::clone(seat))) })
     }
 
-    /// Offers a job so many ranks.
-    pub(super) fn offer(self: &Arc<Self>, run: &RunAddress, ranks: u32, seat: &Arc<Seat>) -> Offered {
-        self.seats().insert(run.clone(), Offer { ranks, seat: Arc::clone(seat) });
+    /// Offers a job ranks or reducers.
+    pub(super) fn offer(self: &Arc<Self>, run: &RunAddress, offer: Offer, seat: &Arc<Seat>) -> Offered {
+        self.seats().insert(run.clone(), Ready { offer, seat: Arc::clone(seat) });
         Offered { seats: Arc::clone(self), run: run.clone() }
     }
 
-    fn seats(&self) -> MutexGuard<'_, HashMap<RunAddress, Offer>> {
+    fn seats(&self) -> MutexGuard<'_, HashMap<RunAddress, Ready>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,6 +4,8 @@
 //! rank is at fault in the oldest open operation if it has not begun it, or if it has begun it and shows no sign of life any
 //! more, as a stopped process does.
 //!
+//! A reducer takes part in some sums only. While it waits for the next one and shows life, nobody waits for it.
+//!
 //! The records of ranks on other hosts cannot be read here. Their hosts report what matters of them ([`RankState`]), with ages instead of
 //! times, because each host has its own clock.
 
@@ -23,9 +25,9 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// What the flight record of a rank shows at some moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankState {
-    /// The rank.
+    /// The rank, or the number of a reducer.
     pub rank: usize,
-    /// The number of the last operation that it has begun; 0 if none.
+    /// The number of the last operation that it has begun; 0 if none, and the largest number for a reducer that waits for the next sum.
     pub last_begun: u64,
     /// The operation that it has begun and not ended.
     pub open: Option<OpenOnRank>,
@@ -66,14 +68,18 @@ impl FlightRecord {
     }
 
     fn state_at(&self, now: Duration) -> RankState {
+        let is_silent = now.saturating_sub(self.alive) > SILENCE;
         let open = self.oldest_open().map(|open| OpenOnRank {
             operation: open.operation,
             number: open.number,
             bytes: open.bytes,
             open_for: open.failed.unwrap_or(now).saturating_sub(open.began),
-            is_silent: open.failed.is_none() && now.saturating_sub(self.alive) > SILENCE,
+            is_silent: open.failed.is_none() && is_silent,
         });
-        RankState { rank: self.rank, last_begun: self.last_begun(), open }
+        let is_reducer = self.rank >= self.ranks;
+        let last_begun =
+            if is_reducer && open.is_none() && !is_silent { u64::MAX } else { self.last_begun() };
+        RankState { rank: self.rank, last_begun, open }
     }
 }
 
@@ -204,6 +210,20 @@ mod tests {
             record(2, (10, Last::Open), 1),
         ]);
         assert_eq!((open.operation.number, &open.waiting[..], open.awaited()), (9, &[][..], vec![1]));
+    }
+
+    #[test]
+    fn a_reducer_is_awaited_only_if_it_hangs() {
+        // Its number is that of the ranks or higher.
+        let reducer = |(last, state), silent_ms| record(3, (last, state), silent_ms);
+        let waits = record(0, (9, Last::Open), 1);
+        let late = record(1, (8, Last::Ended), 4000);
+        let awaited = |reducer: RankState| oldest([waits.clone(), late.clone(), reducer]).awaited();
+        // The operation is no sum, or a rank has not sent its numbers yet.
+        assert_eq!(awaited(reducer((5, Last::Ended), 1)), [1]);
+        assert_eq!(awaited(reducer((9, Last::Open), 1)), [1]);
+        assert_eq!(awaited(reducer((5, Last::Ended), 2900)), [1, 3]);
+        assert_eq!(awaited(reducer((9, Last::Open), 2900)), [1, 3]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::error::CollectiveError;
 use super::memory::Buffer;
 use super::recorder::Recorder;
-use super::transport::{Deadline, Label, Receive, Transport};
+use super::transport::{Deadline, Group, Label, Receive, Transport};
 
 /// A world of one rank, which nothing is exchanged with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,7 +25,7 @@ impl Transport for Alone {
 
     fn exchange(
         &mut self,
-        _: Label,
+        _: (Label, Group),
         _: Vec<Arc<Buffer>>,
         _: Receive,
         _: Deadline,
@@ -123,7 +123,7 @@ impl Transport for Local {
 
     fn exchange(
         &mut self,
-        label: Label,
+        (label, _): (Label, Group),
         parts: Vec<Arc<Buffer>>,
         mut receive: Receive<'_>,
         deadline: Deadline,
@@ -151,7 +151,7 @@ impl Transport for Local {
             if message.label != label {
                 return Err(CollectiveError::Mismatch { rank, ours: label, peer, theirs: message.label });
             }
-            let mut buffer = receive.buffer(label, rank, peer, message.data.len())?;
+            let mut buffer = receive.buffer((label, rank), (peer, peer), message.data.len())?;
             buffer.copy_from_slice(&message.data);
             received.push(buffer);
         }

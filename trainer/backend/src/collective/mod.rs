@@ -6,7 +6,7 @@
 //!
 //! - [`Alone`]: one rank; nothing is copied.
 //! - [`Local`]: threads of one process, for tests.
-//! - [`Host`]: processes of one or several hosts, over UCX ([`ucx`]).
+//! - [`Host`]: processes of one or several hosts, over UCX ([`ucx`]). It may have reducers ([`Reducer`]), which add for the ranks.
 //!
 //! # Invariants
 //!
@@ -28,6 +28,7 @@ mod local;
 mod memory;
 mod operations;
 mod recorder;
+mod reducer;
 mod transport;
 mod ucx;
 mod wire;
@@ -40,5 +41,6 @@ pub use local::{Alone, Local};
 pub use memory::{Buffer, Element, Format, Pool};
 pub use operations::{Operations, Summand};
 pub use recorder::{FlightRecord, RecordError, RecordedOperation, Recorder};
-pub use transport::{Deadline, Label, Operation, Receive, Round, Transport};
-pub use ucx::{ConnectError, Host, HostId, HostListener, OpenUcxError, UcxError};
+pub use reducer::Reducer;
+pub use transport::{Deadline, Group, Label, Operation, Receive, Round, Transport};
+pub use ucx::{ConnectError, Host, HostId, HostListener, HostReducer, OpenUcxError, UcxError};

@@ -6,7 +6,10 @@
 //! chunk; the owner adds the contributions and sends the sum to all. This moves as many bytes as a ring does, `2 (n - 1) / n`
 //! of the data per rank, but in 2 rounds instead of `2 (n - 1)`.
 //!
-//! One rank alone adds each number, in an order given by the ranks: contribution `i` receives `i + s` for the strides `s` =
+//! In a world with reducers ([`Reducer`](super::Reducer)), these own the chunks instead of the ranks: each rank sends its numbers
+//! once and receives the sums once, whatever the number of ranks.
+//!
+//! One owner alone adds each number, in an order given by the ranks: contribution `i` receives `i + s` for the strides `s` =
 //! n/2, n/4, .., 1 (n rounded up to a power of two). So the sum has the same bits on all ranks and in every run. A sum
 //! of up to [`SMALL_BYTES`] takes a single round: all ranks get all contributions and add them in that same order, with
 //! the same bits.
@@ -22,7 +25,7 @@ use zerocopy::IntoBytes;
 use super::error::CollectiveError;
 use super::memory::{Buffer, Element, Pool};
 use super::recorder::Recorder;
-use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
+use super::transport::{Deadline, Group, Label, Operation, Receive, Round, Transport};
 use super::wire::{self, Code};
 use crate::Float;
 use crate::cpu::memory::LINE;
@@ -186,7 +189,8 @@ impl Operations {
         }
     }
 
-    /// An exchange of the operation under way: into these buffers, one per rank, of exactly the sizes sent, or into any.
+    /// An exchange of the operation under way, among all ranks: into these buffers, one per rank, of exactly the sizes sent, or
+    /// into any.
     fn exchange_round(
         &mut self,
         round: Round,
@@ -195,7 +199,7 @@ impl Operations {
     ) -> Result<Vec<Buffer>, CollectiveError> {
         let label = Label { round, ..self.label };
         let receive = into.map_or(Receive::Any(&mut self.pool), Receive::Into);
-        self.transport.exchange(label, parts, receive, self.deadline, self.recorder.as_ref())
+        self.transport.exchange((label, Group::Ranks), parts, receive, self.deadline, self.recorder.as_ref())
     }
 
     /// Sends `parts[r]` to each rank `r`; returns what each rank sent to this one.
@@ -261,7 +265,11 @@ impl Operations {
     }
 
     fn sum_codes<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
-        if codes.len() <= SMALL_BYTES { self.sum_small::<C>(codes) } else { self.sum_large::<C>(codes) }
+        match (codes.len() <= SMALL_BYTES, self.transport.reducers()) {
+            (true, _) => self.sum_small::<C>(codes),
+            (false, 0) => self.sum_by_ranks::<C>(codes),
+            (false, reducers) => self.sum_by_reducers::<C>(codes, reducers),
+        }
     }
 
     /// All ranks get all contributions, and each adds them.
@@ -276,7 +284,7 @@ impl Operations {
     }
 
     /// Each rank adds the contributions to its chunk, and sends the sums to all.
-    fn sum_large<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
+    fn sum_by_ranks<C: Code>(&mut self, codes: Buffer) -> Result<Buffer, CollectiveError> {
         let (rank, ranks) = (self.transport.rank(), self.transport.ranks());
         let chunk_bytes = chunk_bytes::<C>(codes.len(), ranks);
         let mut chunks = codes.split(&chunk_bytes);
@@ -292,6 +300,20 @@ impl Operations {
         let mut chunks = self.exchange_round(Round::Sums, vec![own.clone(); ranks], Some(others))?;
         chunks[rank] = released(own);
         Ok(Buffer::join(chunks))
+    }
+
+    /// Each reducer adds the contributions to its chunk, and returns the sums to all ranks.
+    fn sum_by_reducers<C: Code>(
+        &mut self,
+        codes: Buffer,
+        reducers: usize,
+    ) -> Result<Buffer, CollectiveError> {
+        let chunk_bytes = chunk_bytes::<C>(codes.len(), reducers);
+        // Sums of the first reducers may arrive while numbers are still being sent to the last ones.
+        let into = Receive::Into(self.pool.take(codes.len()).split(&chunk_bytes));
+        let parts = codes.split(&chunk_bytes).into_iter().map(Arc::new).collect();
+        let (to, recorder) = ((self.label, Group::Reducers), self.recorder.as_ref());
+        Ok(Buffer::join(self.transport.exchange(to, parts, into, self.deadline, recorder)?))
     }
 
     /// A buffer for `bytes` bytes of each other rank.
@@ -338,10 +360,10 @@ impl Operations {
     }
 }
 
-/// The bytes of each rank's chunk of a sum. Chunks start at cache lines of fp32 numbers.
-fn chunk_bytes<C: Code>(bytes: usize, ranks: usize) -> Vec<usize> {
-    let chunk = bytes.div_ceil(ranks).next_multiple_of(LINE * size_of::<C>());
-    (0..ranks).map(|rank| bytes.saturating_sub(rank * chunk).min(chunk)).collect()
+/// The bytes of each owner's chunk of a sum. Chunks start at cache lines of fp32 numbers.
+fn chunk_bytes<C: Code>(bytes: usize, owners: usize) -> Vec<usize> {
+    let chunk = bytes.div_ceil(owners).next_multiple_of(LINE * size_of::<C>());
+    (0..owners).map(|owner| bytes.saturating_sub(owner * chunk).min(chunk)).collect()
 }
 
 /// A part that the transport has released, as its contract says.

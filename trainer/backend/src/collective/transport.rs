@@ -11,10 +11,10 @@ use super::memory::{Buffer, Format, Pool};
 use super::recorder::Recorder;
 use crate::Float;
 
-/// Moves data between the ranks of a world.
+/// Moves data between the ranks of a world, and between them and its reducers, if it has any.
 ///
-/// All ranks call `exchange` equally often, with equal labels. A rank may be one exchange ahead of another, never two,
-/// because it waits for the data of all others.
+/// All ranks call `exchange` equally often, with equal labels and groups. A rank may be one exchange ahead of another, never two,
+/// because it waits for data that depends on all others.
 pub trait Transport: Send {
     /// The number of this rank.
     fn rank(&self) -> usize;
@@ -22,8 +22,13 @@ pub trait Transport: Send {
     /// The number of ranks.
     fn ranks(&self) -> usize;
 
-    /// Sends `parts[r]` to each other rank `r`, and returns what each other rank sent to this one, by rank; nothing at
-    /// this rank's own place, where `parts` is not read either. Sizes may differ and be zero. When this returns, the
+    /// The number of reducers, which add what ranks send them ([`Group::Reducers`]).
+    fn reducers(&self) -> usize {
+        0
+    }
+
+    /// In an exchange with this label, sends `parts[r]` to each other member `r` of the group, and returns what each sent to this rank, in the same order;
+    /// nothing at this rank's own place, where `parts` is not read either. Sizes may differ and be zero. When this returns, the
     /// transport has released all parts. While it waits, it shows signs of life to `recorder`, many times a second.
     ///
     /// # Errors
@@ -31,7 +36,7 @@ pub trait Transport: Send {
     /// transport cannot be used after an error.
     fn exchange(
         &mut self,
-        label: Label,
+        to: (Label, Group),
         parts: Vec<Arc<Buffer>>,
         receive: Receive<'_>,
         deadline: Deadline,
@@ -39,28 +44,36 @@ pub trait Transport: Send {
     ) -> Result<Vec<Buffer>, CollectiveError>;
 }
 
+/// With whom a rank exchanges data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// All ranks.
+    Ranks,
+    /// The reducers. Each returns the sum of what the ranks sent to it.
+    Reducers,
+}
+
 /// Where received data goes.
 pub enum Receive<'a> {
     /// To buffers of the sizes sent, from this pool.
     Any(&'a mut Pool),
-    /// To these buffers, one per rank. Each sender must send as many bytes as its buffer has.
+    /// To these buffers, one per member of the group. Each sender must send as many bytes as its buffer has.
     Into(Vec<Buffer>),
 }
 
 impl Receive<'_> {
-    /// The buffer for `sent` bytes of rank `peer`.
+    /// The buffer for `sent` bytes of rank or reducer `peer`, which has place `place` in the group.
     pub(super) fn buffer(
         &mut self,
-        label: Label,
-        rank: usize,
-        peer: usize,
+        (label, rank): (Label, usize),
+        (peer, place): (usize, usize),
         sent: usize,
     ) -> Result<Buffer, CollectiveError> {
         match self {
             Self::Any(pool) => Ok(pool.take(sent)),
-            Self::Into(buffers) if buffers[peer].len() == sent => Ok(std::mem::take(&mut buffers[peer])),
+            Self::Into(buffers) if buffers[place].len() == sent => Ok(std::mem::take(&mut buffers[place])),
             Self::Into(buffers) => {
-                Err(CollectiveError::Size { label, rank, expected: buffers[peer].len(), peer, sent })
+                Err(CollectiveError::Size { label, rank, expected: buffers[place].len(), peer, sent })
             }
         }
     }
@@ -77,6 +90,11 @@ impl Deadline {
     /// `limit` from now on.
     pub fn after(limit: Duration) -> Self {
         Self { at: Instant::now() + limit, limit }
+    }
+
+    /// The same time limit, from now on.
+    pub(super) fn restarted(self) -> Self {
+        Self::after(self.limit)
     }
 
     /// The time left, zero after the deadline.
@@ -129,6 +147,8 @@ pub enum Operation {
     DeviceSum,
     /// All ranks get the table rows of all, from the memory of the ranks' devices.
     DeviceGather,
+    /// A reducer waits for the next sum.
+    NextSum,
 }
 
 /// One of an operation's exchanges.
@@ -182,6 +202,7 @@ impl Operation {
             Self::SumF64 => (6, 0, 0),
             Self::DeviceSum => (7, 0, 0),
             Self::DeviceGather => (8, 0, 0),
+            Self::NextSum => (9, 0, 0),
         }
     }
 
@@ -200,6 +221,7 @@ impl Operation {
             6 => Self::SumF64,
             7 => Self::DeviceSum,
             8 => Self::DeviceGather,
+            9 => Self::NextSum,
             _ => return None,
         };
         (operation.codes() == (code, format, root)).then_some(operation)
@@ -240,6 +262,7 @@ impl fmt::Display for Operation {
             Self::Barrier => f.write_str("barrier"),
             Self::DeviceSum => f.write_str("sum on GPUs"),
             Self::DeviceGather => f.write_str("gather of rows on GPUs"),
+            Self::NextSum => f.write_str("wait for a sum"),
         }
     }
 }
@@ -264,6 +287,7 @@ mod tests {
             Operation::Gather(Format::F64),
             Operation::DeviceSum,
             Operation::DeviceGather,
+            Operation::NextSum,
         ];
         for operation in operations {
             for round in [Round::Only, Round::Parts, Round::Sums] {
@@ -276,12 +300,12 @@ mod tests {
     #[test]
     fn unknown_codes_are_no_label() {
         let label = Label { operation: Operation::Sum(Float::F16), number: 3, round: Round::Sums };
-        for (place, value) in [(8, 1), (9, 1), (10, 9), (11, 3), (12, 3), (13, 1), (15, 255)] {
+        for (place, value) in [(8, 1), (9, 1), (10, 10), (11, 3), (12, 3), (13, 1), (15, 255)] {
             let mut bytes = label.encode();
             bytes[place] = value;
             assert_eq!(Label::decode(bytes), None, "byte {place} is {value}");
         }
         assert_eq!(Operation::try_from(<(u8, u8, u16)>::from(label.operation)), Ok(label.operation));
-        assert!(Operation::try_from((9, 0, 0)).is_err());
+        assert!(Operation::try_from((10, 0, 0)).is_err());
     }
 }

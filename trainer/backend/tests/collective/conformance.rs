@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use millstream_backend::Float;
-use millstream_backend::collective::{Buffer, Communicator, Element};
+use millstream_backend::collective::{Buffer, Communicator, Element, FlightRecord, Operation};
 
 use crate::worlds::{Kind, Seat, run};
 
@@ -75,6 +75,37 @@ fn four_ranks_on_hosts_of_2_conform() {
 #[test]
 fn five_ranks_on_hosts_of_2_conform() {
     run(Kind::PAIRS, 5, LIMIT, "conformance::five_ranks_on_hosts_of_2_conform", conform);
+}
+
+#[test]
+fn two_hosts_with_a_reducer_conform() {
+    conform_with_reducers((2, 1), "conformance::two_hosts_with_a_reducer_conform");
+}
+
+#[test]
+fn three_hosts_with_two_reducers_conform() {
+    conform_with_reducers((3, 2), "conformance::three_hosts_with_two_reducers_conform");
+}
+
+#[test]
+fn two_hosts_with_three_reducers_conform() {
+    conform_with_reducers((2, 3), "conformance::two_hosts_with_three_reducers_conform");
+}
+
+/// All large sums are those of the reducers.
+fn conform_with_reducers((ranks, reducers): (usize, usize), test: &str) {
+    let ends = run(Kind::with_reducers(reducers), ranks, LIMIT, test, conform);
+    let sums = |record: &FlightRecord, min_bytes: u64| {
+        let sums =
+            record.operations.iter().filter(|operation| matches!(operation.operation, Operation::Sum(_)));
+        let large = sums.filter(|sum| sum.ended.is_some() && sum.bytes >= min_bytes);
+        large.map(|sum| (sum.number, sum.operation)).collect::<Vec<_>>()
+    };
+    let expected = sums(&ends[0].record, 100_000);
+    for end in &ends[ranks..] {
+        let found = sums(&end.record, 0);
+        assert!(!expected.is_empty() && expected.iter().all(|sum| found.contains(sum)), "{found:?}");
+    }
 }
 
 /// The suite.

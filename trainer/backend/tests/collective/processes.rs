@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use millstream_backend::Libraries;
-use millstream_backend::collective::{HostId, HostListener};
+use millstream_backend::collective::{HostId, HostListener, HostReducer, Recorder, Reducer};
 
 use crate::worlds::{Body, End, Hosts, Others, Seat};
 
@@ -60,7 +60,7 @@ pub(crate) fn run(hosts: Hosts, ranks: usize, limit: Duration, test: &str, body:
             be_rank(hosts, rank.parse().unwrap(), limit, body);
             std::process::exit(0)
         }
-        Err(_) => start_ranks(ranks, test),
+        Err(_) => start_ranks((ranks, hosts.reducers()), test),
     }
 }
 
@@ -70,15 +70,20 @@ fn be_rank(hosts: Hosts, rank: usize, limit: Duration, body: Body) {
     let libraries = Libraries::default();
     let listener = match hosts {
         Hosts::This => HostListener::open(&libraries, None),
-        Hosts::Imagined { ranks_of_each } => {
+        Hosts::Imagined { ranks_of_each, .. } => {
             HostListener::open_as(&libraries, Some("lo"), HostId::imagined((rank / ranks_of_each) as u64))
         }
     };
     let listener = listener.unwrap_or_else(|error| panic!("{error}"));
     link.send(listener.address()).unwrap();
-    let ranks = link.receive().unwrap()[0];
-    let addresses: Vec<Vec<u8>> = (0..ranks).map(|_| link.receive().unwrap()).collect();
-    let host = listener.connect(rank, &addresses, PATIENCE).unwrap();
+    let all = link.receive().unwrap()[0];
+    let addresses: Vec<Vec<u8>> = (0..all).map(|_| link.receive().unwrap()).collect();
+    let world = (&addresses[..], hosts.reducers());
+    if rank + hosts.reducers() >= addresses.len() {
+        let transport = listener.connect_reducer(rank, world, PATIENCE).unwrap();
+        return be_reducer(transport, addresses.len(), limit, &mut link);
+    }
+    let host = listener.connect(rank, world, PATIENCE).unwrap();
     let others = Others::Processes(Link::new(link.socket.try_clone().unwrap()));
     let mut seat = Seat::new(host, limit, (others, hosts));
     link.send(seat.record().as_raw_fd().to_string().as_bytes()).unwrap();
@@ -86,7 +91,17 @@ fn be_rank(hosts: Hosts, rank: usize, limit: Duration, body: Body) {
     body(&mut seat);
 }
 
-/// A rank, from outside.
+/// Adds for the ranks until they have left. An error shows there, too.
+fn be_reducer(transport: HostReducer, all: usize, limit: Duration, link: &mut Link) {
+    let record = Recorder::create_file(transport.number(), all).unwrap();
+    let recorder = Recorder::open(&record).unwrap();
+    let mut reducer = Reducer::new(transport, limit, Some(recorder));
+    link.send(record.as_raw_fd().to_string().as_bytes()).unwrap();
+    assert_eq!(link.receive().unwrap(), b"begin");
+    let _ = reducer.run();
+}
+
+/// A rank or a reducer, from outside.
 struct Rank {
     process: Child,
     link: Link,
@@ -100,8 +115,8 @@ impl Drop for Rank {
     }
 }
 
-fn start_ranks(ranks: usize, test: &str) -> Vec<End> {
-    let mut world: Vec<Rank> = (0..ranks).map(|rank| start_rank(rank, test)).collect();
+fn start_ranks((ranks, reducers): (usize, usize), test: &str) -> Vec<End> {
+    let mut world: Vec<Rank> = (0..ranks + reducers).map(|rank| start_rank(rank, test)).collect();
     let addresses: Vec<Vec<u8>> = world.iter_mut().map(|rank| rank.link.receive().unwrap()).collect();
     for rank in &mut world {
         rank.link.send(&[addresses.len() as u8]).unwrap();
@@ -115,7 +130,7 @@ fn start_ranks(ranks: usize, test: &str) -> Vec<End> {
     let records: Vec<File> = world.iter_mut().map(record).collect();
     world.iter_mut().for_each(|rank| rank.link.send(b"begin").unwrap());
 
-    host_meetings(&mut world);
+    host_meetings(&mut world[..ranks]);
     let ends = world.iter_mut().zip(&records).enumerate().map(|(number, (rank, record))| {
         let status = rank.process.wait().unwrap();
         let is_killed = status.signal() == Some(rustix::process::Signal::KILL.as_raw());

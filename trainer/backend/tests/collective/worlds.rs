@@ -23,9 +23,14 @@ impl Kind {
     /// Processes of this host, over shared memory.
     pub(crate) const HOST: Self = Self::Processes(Hosts::This);
     /// Processes that each stand for a host, over TCP.
-    pub(crate) const HOSTS: Self = Self::Processes(Hosts::Imagined { ranks_of_each: 1 });
+    pub(crate) const HOSTS: Self = Self::Processes(Hosts::Imagined { ranks_of_each: 1, reducers: 0 });
     /// Processes that stand for hosts with two ranks.
-    pub(crate) const PAIRS: Self = Self::Processes(Hosts::Imagined { ranks_of_each: 2 });
+    pub(crate) const PAIRS: Self = Self::Processes(Hosts::Imagined { ranks_of_each: 2, reducers: 0 });
+
+    /// Processes that each stand for a host, with so many reducers besides.
+    pub(crate) const fn with_reducers(reducers: usize) -> Self {
+        Self::Processes(Hosts::Imagined { ranks_of_each: 1, reducers })
+    }
 }
 
 /// The hosts of processes.
@@ -33,8 +38,18 @@ impl Kind {
 pub(crate) enum Hosts {
     /// All run on this host.
     This,
-    /// Each so many stand for a host.
-    Imagined { ranks_of_each: usize },
+    /// Each so many stand for a host, and so do reducers.
+    Imagined { ranks_of_each: usize, reducers: usize },
+}
+
+impl Hosts {
+    /// The number of reducers.
+    pub(crate) fn reducers(self) -> usize {
+        match self {
+            Self::This => 0,
+            Self::Imagined { reducers, .. } => reducers,
+        }
+    }
 }
 
 /// A body, which each rank runs.
@@ -99,7 +114,7 @@ impl Seat {
     pub(crate) fn is_remote(&self, rank: usize) -> bool {
         let host = |rank| match self.hosts {
             Hosts::This => 0,
-            Hosts::Imagined { ranks_of_each } => rank / ranks_of_each,
+            Hosts::Imagined { ranks_of_each, .. } => rank / ranks_of_each,
         };
         host(rank) != host(self.rank())
     }

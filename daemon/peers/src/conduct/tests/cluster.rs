@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::super::*;
 use super::workers::{Fake, Seat, Training};
-use crate::generations::{GenerationId, Limits, Note, Outcome, SETTLE, Shortage, Snapshot};
+use crate::generations::{GenerationId, Limits, Note, Offer, Outcome, Role, SETTLE, Shortage, Snapshot};
 use crate::server::tests::Site;
 use crate::server::{Refusals, ThisHost, serve};
 
@@ -53,7 +53,8 @@ impl Cluster {
             let accept = move |run: &RunAddress, _: &HostName| {
                 let is_over = workers.outcome.lock().unwrap().is_some();
                 let workers = Box::new(Fake(Arc::clone(&workers)));
-                (*run == run_address() && !is_over).then_some(Accepted { offer: RANKS, workers })
+                (*run == run_address() && !is_over)
+                    .then_some(Accepted { offer: Offer { role: Role::Train, count: RANKS }, workers })
             };
             Host { this: Arc::new(this.accepting(accept)), seat, stop: None }
         });
@@ -96,7 +97,8 @@ impl Cluster {
     /// A host leads in `epoch`, as soon as it has the lease.
     pub(super) fn lead(&self, number: usize, epoch: u64) -> Led {
         let checkpoint = self.bucket.take_lease(epoch);
-        let limits = Limits { min: 1, max: RANKS * self.hosts.len() as u32, parts: None };
+        let limits =
+            Limits { min: 1, max: RANKS * self.hosts.len() as u32, parts: None, has_reducers: false };
         let term = Term { run: run_address(), epoch, limits, checkpoint };
         let run = Arc::new(Lease { bucket: Arc::clone(&self.bucket), epoch });
         let (orders, queue) = mpsc::channel(1);

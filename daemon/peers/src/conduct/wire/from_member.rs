@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{Decoded, decode_addresses, decode_generation, decode_snapshot, decode_step, decode_tries};
 use super::{decode_note, encode_note};
+use super::{decode_role, encode_role};
 use super::{encode_addresses, encode_generation, encode_snapshot, encode_time, encode_tries, required};
-use crate::generations::{GenerationId, Reason, Snapshot, ToLeader};
+use crate::generations::{GenerationId, Offer, Reason, Snapshot, ToLeader};
 use crate::proto::from_member::Message;
 use crate::proto::{self, FromMember, GenerationStep, Nothing};
 
@@ -13,12 +14,12 @@ pub(in super::super) fn encode_from_member(epoch: u64, message: ToLeader) -> Fro
     let message = match message {
         ToLeader::Hello { sent, offer, holds, tries } => Message::Hello(proto::Hello {
             sent_ns: encode_time(sent),
-            offer,
+            offer: Some(encode_offer(offer)),
             holds: holds.map(encode_snapshot),
             tries: encode_tries(tries),
         }),
         ToLeader::Deposed => Message::Deposed(Nothing {}),
-        ToLeader::Offer { ranks } => Message::Offer(proto::Offer { ranks }),
+        ToLeader::Offer { offer } => Message::Offer(encode_offer(offer)),
         ToLeader::Joined { generation, holds, addresses } => Message::Joined(proto::Joined {
             generation: encode_generation(generation),
             holds: holds.map(encode_snapshot),
@@ -48,17 +49,25 @@ pub(in super::super) fn encode_from_member(epoch: u64, message: ToLeader) -> Fro
     FromMember { epoch, message: Some(message) }
 }
 
+fn encode_offer(Offer { role, count }: Offer) -> proto::Offer {
+    proto::Offer { count, reduces: encode_role(role) }
+}
+
+fn decode_offer(proto::Offer { count, reduces }: proto::Offer) -> Offer {
+    Offer { role: decode_role(reduces), count }
+}
+
 /// The message, and its epoch.
 pub(in super::super) fn decode_from_member(message: FromMember) -> Decoded<(u64, ToLeader)> {
     let decoded = match required(message.message, "message")? {
         Message::Hello(proto::Hello { sent_ns, offer, holds, tries }) => ToLeader::Hello {
             sent: Duration::from_nanos(sent_ns),
-            offer,
+            offer: decode_offer(required(offer, "offer")?),
             holds: decode_holds(holds)?,
             tries: decode_tries(tries)?,
         },
         Message::Deposed(Nothing {}) => ToLeader::Deposed,
-        Message::Offer(proto::Offer { ranks }) => ToLeader::Offer { ranks },
+        Message::Offer(offer) => ToLeader::Offer { offer: decode_offer(offer) },
         Message::Joined(proto::Joined { generation, holds, addresses }) => ToLeader::Joined {
             generation: decode_generation(generation)?,
             holds: decode_holds(holds)?,

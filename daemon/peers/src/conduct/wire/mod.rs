@@ -16,7 +16,7 @@ pub(super) use self::from_leader::{decode_from_leader, encode_from_leader};
 pub(super) use self::from_member::{decode_from_member, encode_from_member};
 use crate::HostName;
 use crate::generations::{
-    Address, Assignment, GenerationId, MAX_HOSTS, Note, Ranks, Reason, Snapshot, Tries,
+    Address, Assignment, GenerationId, MAX_HOSTS, Note, Ranks, Reason, Role, Snapshot, Tries,
 };
 use crate::proto;
 
@@ -120,33 +120,46 @@ fn decode_hosts<T>(
     Ok(hosts)
 }
 
+/// Whether workers with this role reduce.
+fn encode_role(role: Role) -> bool {
+    role == Role::Reduce
+}
+
+fn decode_role(reduces: bool) -> Role {
+    if reduces { Role::Reduce } else { Role::Train }
+}
+
 fn encode_assignment(assignment: Assignment) -> Vec<proto::HostRanks> {
-    let ranks = |(host, Ranks { first, count }): (HostName, _)| proto::HostRanks {
+    let ranks = |(host, Ranks { role, first, count }): (HostName, _)| proto::HostRanks {
         host: host.to_string(),
         first,
         count,
+        reduces: encode_role(role),
     };
     assignment.into_iter().map(ranks).collect()
 }
 
 fn decode_assignment(hosts: Vec<proto::HostRanks>) -> Decoded<Assignment> {
-    let hosts = hosts.into_iter().map(|proto::HostRanks { host, first, count }| {
+    let hosts = hosts.into_iter().map(|proto::HostRanks { host, first, count, reduces }| {
         if count == 0 {
             return malformed(format!("{host} has no ranks"));
         }
-        Ok((decode_host(&host)?, Ranks { first, count }))
+        Ok((decode_host(&host)?, Ranks { role: decode_role(reduces), first, count }))
     });
     let assignment = decode_hosts(hosts)?;
     let mut ranks: Vec<_> = assignment.values().collect();
     ranks.sort_by_key(|ranks| ranks.first);
-    let mut world = 0_u32;
-    for Ranks { first, count } in ranks {
-        if *first != world {
-            return malformed(format!("the ranks of a host begin with {first} instead of {world}"));
+    if !ranks.is_sorted_by_key(|ranks| encode_role(ranks.role)) {
+        return malformed("the numbers of reducers do not follow the ranks");
+    }
+    let mut next = 0_u32;
+    for Ranks { first, count, .. } in ranks {
+        if *first != next {
+            return malformed(format!("the ranks of a host begin with {first} instead of {next}"));
         }
-        world = world.saturating_add(*count);
-        if world > MAX_RANKS {
-            return malformed(format!("{world} ranks are more than {MAX_RANKS}"));
+        next = next.saturating_add(*count);
+        if next > MAX_RANKS {
+            return malformed(format!("{next} ranks are more than {MAX_RANKS}"));
         }
     }
     Ok(assignment)

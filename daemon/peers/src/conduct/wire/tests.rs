@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::generations::{Outcome, Start, ToLeader, ToMember, When};
+use crate::generations::{Offer, Outcome, Start, ToLeader, ToMember, When};
 use crate::proto::{FromLeader, FromMember, Nothing, from_leader, from_member};
 use crate::server::MAX_MESSAGE_BYTES;
 
@@ -41,10 +41,11 @@ fn tries() -> impl Strategy<Value = Tries> {
 
 /// Ranks that are not in the order of names.
 fn assignment() -> impl Strategy<Value = Assignment> {
-    btree_map(host(), 1..9_u32, 0..9).prop_map(|counts| {
+    (btree_map(host(), 1..9_u32, 0..9), 0..9_usize).prop_map(|(counts, training)| {
         let mut first = 0;
-        let ranks = counts.into_iter().rev().map(|(host, count)| {
-            let ranks = Ranks { first, count };
+        let ranks = counts.into_iter().rev().enumerate().map(|(place, (host, count))| {
+            let role = if place < training { Role::Train } else { Role::Reduce };
+            let ranks = Ranks { role, first, count };
             first += count;
             (host, ranks)
         });
@@ -101,17 +102,21 @@ fn to_member() -> impl Strategy<Value = ToMember> {
     ]
 }
 
+fn offer() -> impl Strategy<Value = Offer> {
+    (any::<bool>(), any::<u32>()).prop_map(|(reduces, count)| Offer { role: decode_role(reduces), count })
+}
+
 fn to_leader() -> impl Strategy<Value = ToLeader> {
     let holds = || option::of(snapshot());
     prop_oneof![
-        (time(), any::<u32>(), holds(), tries()).prop_map(|(sent, offer, holds, tries)| ToLeader::Hello {
+        (time(), offer(), holds(), tries()).prop_map(|(sent, offer, holds, tries)| ToLeader::Hello {
             sent,
             offer,
             holds,
             tries
         }),
         Just(ToLeader::Deposed),
-        any::<u32>().prop_map(|ranks| ToLeader::Offer { ranks }),
+        offer().prop_map(|offer| ToLeader::Offer { offer }),
         (generation(), holds(), addresses()).prop_map(|(generation, holds, addresses)| ToLeader::Joined {
             generation,
             holds,
@@ -180,7 +185,7 @@ fn the_largest_message_fits() {
     assert_eq!(name(0).as_str().len(), 253);
     let id = GenerationId { epoch: u64::MAX, number: u64::MAX };
     let per_host = MAX_RANKS / MAX_HOSTS as u32;
-    let ranks = |host: usize| Ranks { first: host as u32 * per_host, count: per_host };
+    let ranks = |host: usize| Ranks { role: Role::Train, first: host as u32 * per_host, count: per_host };
     let assignment = (0..MAX_HOSTS).map(|host| (name(host), ranks(host))).collect();
     let tries = Tries::of_parts(Some(MAX_STEP), u32::MAX, Some(Reason::new(&"x".repeat(9999)))).unwrap();
     let begin = ToMember::Begin {
@@ -208,8 +213,11 @@ fn refused_by_leader(message: from_member::Message) -> String {
 fn malformed_assignments_are_refused() {
     let generation = encode_generation(GenerationId { epoch: 1, number: 1 });
     let refused = |hosts: &[(&str, u32, u32)]| {
-        let host =
-            |&(host, first, count): &(&str, _, _)| proto::HostRanks { host: host.to_owned(), first, count };
+        let host = |&(host, first, count): &(&str, _, _)| {
+            // Those with a capital letter reduce.
+            let reduces = host.starts_with(char::is_uppercase);
+            proto::HostRanks { host: host.to_owned(), first, count, reduces }
+        };
         let assignment = hosts.iter().map(host).collect();
         let tries = encode_tries(Tries::default());
         refused_by_member(from_leader::Message::Propose(proto::Propose { generation, assignment, tries }))
@@ -222,6 +230,7 @@ fn malformed_assignments_are_refused() {
         (&[("a", 0, 1), ("b", 2, 1)], "the ranks of a host begin with 2 instead of 1"),
         (&[("a", 0, 4096), ("b", 4096, u32::MAX)], "4294967295 ranks are more than 4096"),
         (&[("a b", 0, 1)], "`a b` is not a host name"),
+        (&[("B", 0, 1), ("a", 1, 1)], "the numbers of reducers do not follow the ranks"),
         (&many, "1025 hosts are more than 1024"),
     ] {
         let message = refused(hosts);
@@ -237,13 +246,15 @@ fn other_malformed_messages_are_refused() {
     };
     let beyond = proto::GenerationStep { generation, step: MAX_STEP + 1 };
     let tries = Some(proto::Tries { failures: 3, ..proto::Tries::default() });
-    let hello = proto::Hello { tries, ..proto::Hello::default() };
+    let offer = Some(proto::Offer::default());
+    let hello = proto::Hello { tries, offer, ..proto::Hello::default() };
     let opening = proto::FollowOpening { run: "gs://b/run".to_owned(), epoch: 1 };
     for (message, wanted) in [
         (joined(vec![vec![0; MAX_ADDRESS_BYTES + 1]]), "an address of 513 bytes is longer than 512"),
         (joined(vec![Vec::new(); MAX_RANKS as usize + 1]), "4097 addresses are more than 4096"),
         (refused_by_leader(from_member::Message::Saved(beyond)), "step 9223372036854775808 is out of range"),
         (refused_by_leader(from_member::Message::Hello(hello)), "3 failures without a reason"),
+        (refused_by_leader(from_member::Message::Hello(proto::Hello::default())), "`offer` is missing"),
         (refused_by_leader(from_member::Message::Ended(proto::Ended::default())), "`generation` is missing"),
         (refused_by_member(from_leader::Message::Opening(opening)), "the call is opened twice"),
         (

@@ -53,7 +53,7 @@ impl Leader {
         let why = match leaver {
             _ if self.is_draining => "the leader leaves the job".to_owned(),
             Some(host) => format!("host {host} leaves the job"),
-            None if self.hosts.could_grow(current.world()) && !current.nears_end() => {
+            None if self.hosts.could_grow(&current.assignment) && !current.nears_end() => {
                 "more workers can take part".to_owned()
             }
             None => return,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::{
-    Address, Assignment, GenerationId, Note, Outcome, Reason, Start, ToLeader, ToMember, When,
+    Address, Assignment, GenerationId, Note, Offer, Outcome, Reason, Start, ToLeader, ToMember, When,
 };
 use crate::HostName;
 
@@ -23,8 +23,8 @@ pub enum Event {
     Closed(HostName),
     /// Something happened to the workers.
     Workers(GenerationId, WorkerEvent),
-    /// The daemon can run so many ranks from now on.
-    Offer(u32),
+    /// What the daemon can run from now on.
+    Offer(Offer),
     /// The daemon is about to exit: the host leaves at the next step boundary.
     Drain,
     /// The bucket says that the job has ended.

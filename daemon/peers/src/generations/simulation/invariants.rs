@@ -3,7 +3,7 @@
 use super::super::{MAX_FAILURES, SILENCE};
 use super::training::{Model, Phase};
 use super::world::World;
-use super::{Assignment, GenerationId, Leader, Outcome, Snapshot, Start, ToMember, leader};
+use super::{Assignment, GenerationId, Leader, Outcome, Role, Snapshot, Start, ToMember, leader, size};
 
 impl World {
     /// Checks what holds at any moment.
@@ -67,17 +67,23 @@ impl World {
         }
     }
 
-    /// Ranks are `0..world`, as many as the job permits.
+    /// Ranks are `0..world`, as many as the job permits, and the numbers of reducers follow.
     fn check_assignment(&mut self, assignment: &Assignment) {
         let limits = self.job.limits;
         let mut next = 0;
-        let is_dense = assignment.values().all(|ranks| {
-            let is_next = ranks.first == next && ranks.count > 0;
-            next += ranks.count;
-            is_next
-        });
-        let divides = limits.parts.is_none_or(|parts| parts.is_multiple_of(next));
-        if !is_dense || !(limits.min..=limits.max).contains(&next) || !divides {
+        let is_next = |role: Role| {
+            let mut of_role = assignment.values().filter(move |ranks| ranks.role == role);
+            of_role.all(|ranks| {
+                let is_next = ranks.first == next && ranks.count > 0;
+                next += ranks.count;
+                is_next
+            })
+        };
+        let is_dense = [Role::Train, Role::Reduce].into_iter().all(is_next);
+        let (world, reducers) = size(assignment);
+        let divides = limits.parts.is_none_or(|parts| parts.is_multiple_of(world));
+        let permits = (limits.min..=limits.max).contains(&world) && (limits.has_reducers || reducers == 0);
+        if !is_dense || !permits || !divides {
             self.violate(|| format!("{assignment:?} is not permitted by {limits:?}"));
         }
     }

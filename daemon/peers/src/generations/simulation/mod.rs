@@ -21,7 +21,8 @@ use std::time::Instant;
 use super::leader::{self, Leader};
 use super::member::{self, Member};
 use super::{
-    Address, Assignment, GenerationId, Limits, Outcome, Reason, Snapshot, Start, ToLeader, ToMember,
+    Address, Assignment, GenerationId, Limits, Offer, Outcome, Reason, Role, Snapshot, Start, ToLeader,
+    ToMember, size,
 };
 
 /// Runs schedules and panics with the seed and the trace of the first that breaks an invariant.
@@ -62,9 +63,9 @@ fn random_schedules_keep_the_invariants() {
 
 /// A job of two steps and at most two ranks on three hosts, of which host 0 has the lease and host 2 is a spare.
 fn small() -> world::World {
-    let limits = Limits { min: 1, max: 2, parts: None };
+    let limits = Limits { min: 1, max: 2, parts: None, has_reducers: false };
     let job = world::Job { limits, steps: 2, image_every: 1, save_every: 1, step_ms: 0 };
-    let mut world = world::World::new(job, &[1, 1, 1], None);
+    let mut world = world::World::new(job, &[Offer { role: Role::Train, count: 1 }; 3], None);
     world.take_lease(0);
     world
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::faults::{Fault, schedule};
 use super::world::{Job, World};
-use super::{Limits, Outcome, leader, member};
+use super::{Limits, Offer, Outcome, Role, leader, member};
 
 /// How long a daemon respects the unchanged lease of another one, and how long its own counts after a renewal.
 const EXPIRY: Duration = Duration::from_secs(10);
@@ -72,8 +72,15 @@ pub(super) struct Report {
 /// A job and its hosts.
 fn world(random: &mut Random) -> World {
     let hosts = 2 + random.below(3) as usize;
-    let offers: Vec<_> = (0..hosts).map(|_| 1 + random.below(2) as u32).collect();
-    let sum: u32 = offers.iter().sum();
+    let has_reducers = hosts > 2 && random.one_in(3);
+    let offers: Vec<_> = (0..hosts)
+        .map(|host| {
+            let role = if has_reducers && host == 1 { Role::Reduce } else { Role::Train };
+            Offer { role, count: 1 + random.below(2) as u32 }
+        })
+        .collect();
+    let trains = offers.iter().filter(|offer| offer.role == Role::Train);
+    let sum: u32 = trains.map(|offer| offer.count).sum();
     let min = 1 + random.below(u64::from(sum.min(3))) as u32;
     let max = min + random.below(4) as u32;
     let divides = |parts: &u32| (min..=max.min(sum)).any(|ranks| parts.is_multiple_of(ranks));
@@ -81,7 +88,7 @@ fn world(random: &mut Random) -> World {
     let steps = 60 + random.below(140);
     let (image_every, save_every) = (1 + random.below(8), 3 + random.below(15));
     let step_ms = 100 + random.below(500);
-    let limits = Limits { min, max, parts };
+    let limits = Limits { min, max, parts, has_reducers };
     let job = Job { limits, steps, image_every, save_every, step_ms };
     World::new(job, &offers, Some(Random(random.next())))
 }

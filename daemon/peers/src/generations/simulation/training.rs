@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Assignment, GenerationId, Snapshot, Start};
+use super::{Assignment, GenerationId, Role, Snapshot, Start};
 
 /// A model: which generation trained each of its steps, as runs of consecutive steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -69,6 +69,8 @@ pub(super) enum Phase {
     /// Restoring a model, an image from this host.
     Loading(Start, usize),
     Training,
+    /// Adding for the hosts that train.
+    Reducing,
     /// All rows are trained on; nothing is left to do.
     AtEnd,
     /// Killed or dead.
@@ -78,8 +80,8 @@ pub(super) enum Phase {
 /// What is true of a generation, whatever hosts believe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Facts {
-    /// By host; `None` for those that have no ranks.
-    pub(super) is_member: Vec<bool>,
+    /// By host; `None` for those that have no part.
+    pub(super) roles: Vec<Option<Role>>,
     pub(super) assignment: Assignment,
     pub(super) start: Option<Start>,
     /// The model after each host's last step; `None` before it has loaded one.
@@ -93,16 +95,27 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    pub(super) fn new(is_member: Vec<bool>, assignment: Assignment) -> Self {
-        let progress = vec![None; is_member.len()];
-        Self { is_member, assignment, start: None, progress, stop: None, saved: BTreeMap::new(), ended: None }
+    pub(super) fn new(roles: Vec<Option<Role>>, assignment: Assignment) -> Self {
+        let progress = vec![None; roles.len()];
+        Self { roles, assignment, start: None, progress, stop: None, saved: BTreeMap::new(), ended: None }
     }
 
+    /// The hosts that train.
     pub(super) fn members(&self) -> impl Iterator<Item = usize> {
-        (0..self.is_member.len()).filter(|host| self.is_member[*host])
+        self.with_role(Role::Train)
     }
 
-    /// Whether `host` can complete its next step: all others have completed the one before, and took part in it.
+    /// The hosts that add for them.
+    pub(super) fn reducers(&self) -> impl Iterator<Item = usize> {
+        self.with_role(Role::Reduce)
+    }
+
+    fn with_role(&self, role: Role) -> impl Iterator<Item = usize> {
+        (0..self.roles.len()).filter(move |host| self.roles[*host] == Some(role))
+    }
+
+    /// Whether `host` can complete its next step as far as others that train are concerned: all have completed the one before, and
+    /// took part in it.
     pub(super) fn may_step(&self, host: usize) -> bool {
         self.members().all(|other| self.progress[other] >= self.progress[host])
     }

@@ -2,7 +2,7 @@
 
 use super::training::{Facts, Phase, Workers};
 use super::world::World;
-use super::{Address, Assignment, GenerationId, Reason, Snapshot, Start, member};
+use super::{Address, Assignment, GenerationId, Reason, Role, Snapshot, Start, member};
 use member::WorkerEvent;
 
 impl World {
@@ -15,8 +15,9 @@ impl World {
                 format!("(2) host {host} starts workers of {generation} after those of a later one")
             });
         }
-        let is_member = self.hosts.iter().map(|host| assignment.contains_key(&host.name)).collect();
-        let facts = self.facts.entry(generation).or_insert_with(|| Facts::new(is_member, assignment.clone()));
+        let roles =
+            self.hosts.iter().map(|host| assignment.get(&host.name).map(|ranks| ranks.role)).collect();
+        let facts = self.facts.entry(generation).or_insert_with(|| Facts::new(roles, assignment.clone()));
         if facts.assignment != assignment {
             self.violate(|| format!("(2) generation {generation} has two assignments"));
         }
@@ -42,20 +43,21 @@ impl World {
         let due = self.later(10, 400);
         let Some(facts) = self.facts.get_mut(&generation) else { return };
         let is_same = *facts.start.get_or_insert(start) == start;
-        let world: u32 = facts.assignment.values().map(|ranks| ranks.count).sum();
-        let wanted = (0..world).map(|rank| Self::address(generation, rank));
+        let all: u32 = facts.assignment.values().map(|ranks| ranks.count).sum();
+        let reduces = facts.roles[host] == Some(Role::Reduce);
+        let wanted = (0..all).map(|rank| Self::address(generation, rank));
         if !is_same || !wanted.eq(addresses.iter().cloned()) {
             self.violate(|| format!("(2) generation {generation} has two starts, or addresses of another"));
         }
         if let Some(workers) = self.hosts[host].workers.as_mut().filter(|w| w.phase == Phase::Ready) {
-            (workers.phase, workers.due) = (Phase::Loading(start, sender), due);
+            workers.due = due;
+            workers.phase = if reduces { Phase::Reducing } else { Phase::Loading(start, sender) };
         }
     }
 
     /// Whether the workers of a host can continue by themselves.
     pub(super) fn may_work(&self, host: usize) -> bool {
         let Some(workers) = &self.hosts[host].workers else { return false };
-        let Some(facts) = self.facts.get(&workers.generation) else { return false };
         match workers.phase {
             Phase::Spawning | Phase::Dying => true,
             Phase::Hanging | Phase::Ready | Phase::AtEnd => false,
@@ -64,8 +66,33 @@ impl World {
             }
             Phase::Loading(..) => true,
             Phase::Training if self.is_last_step(host) => workers.saving.is_empty(),
-            Phase::Training => facts.may_step(host) || self.has_lost_peer(host),
+            Phase::Training => self.may_step(host) || self.has_lost_peer(host),
+            Phase::Reducing => self.ranks_have_left(workers.generation),
         }
+    }
+
+    /// Whether workers can complete their next step.
+    fn may_step(&self, host: usize) -> bool {
+        let Some(generation) = self.hosts[host].workers.as_ref().map(|workers| workers.generation) else {
+            return false;
+        };
+        let reduces = |host: usize| {
+            let workers = self.hosts[host].workers.as_ref();
+            workers
+                .is_some_and(|workers| workers.generation == generation && workers.phase == Phase::Reducing)
+        };
+        self.facts.get(&generation).is_some_and(|facts| facts.may_step(host) && facts.reducers().all(reduces))
+    }
+
+    /// Whether all workers that train have stopped together.
+    fn ranks_have_left(&self, generation: GenerationId) -> bool {
+        let Some(facts) = self.facts.get(&generation) else { return false };
+        let has_left = |host: usize| {
+            let workers = self.hosts[host].workers.as_ref();
+            facts.progress[host] == facts.stop
+                && workers.is_none_or(|workers| workers.generation != generation)
+        };
+        facts.stop.is_some() && facts.members().all(has_left)
     }
 
     /// Whether workers have trained as far as they are to.
@@ -84,7 +111,8 @@ impl World {
             let other = self.hosts[other].workers.as_ref();
             other.is_none_or(|other| other.generation != workers.generation || other.phase == Phase::Dying)
         };
-        facts.members().any(|other| facts.progress[other] < facts.progress[host] && is_gone(other))
+        let is_missing = |other: usize| facts.progress[other] < facts.progress[host] && is_gone(other);
+        facts.members().any(is_missing) || facts.reducers().any(is_gone)
     }
 
     pub(super) fn report(&mut self, host: usize, generation: GenerationId, event: WorkerEvent) {
@@ -124,10 +152,13 @@ impl World {
             Phase::Loading(start, sender) => self.load(host, start, sender),
             Phase::Training if is_last_step => self.finish(host, generation),
             Phase::Training => {
-                let may_step = self.facts.get(&generation).is_some_and(|facts| facts.may_step(host));
-                if may_step { self.step(host, generation) } else { self.lose_peer(host, generation) }
+                if self.may_step(host) {
+                    self.step(host, generation);
+                } else {
+                    self.lose_peer(host, generation);
+                }
             }
-            Phase::Dying => {
+            Phase::Reducing | Phase::Dying => {
                 self.hosts[host].workers = None;
                 self.report(host, generation, WorkerEvent::Gone);
             }

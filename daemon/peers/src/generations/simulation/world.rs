@@ -10,7 +10,7 @@ use super::bucket::{Answer, Bucket, Request, Write};
 use super::random::Random;
 use super::streams::{Item, Stream};
 use super::training::{Facts, Image, Phase, Workers};
-use super::{Address, GenerationId, Limits, Snapshot};
+use super::{Address, GenerationId, Limits, Offer, Role, Snapshot};
 use super::{Leader, Member, leader, member};
 use crate::HostName;
 
@@ -52,7 +52,7 @@ pub(super) struct Host {
     pub(super) name: HostName,
     /// Its clock at the global time zero.
     pub(super) clock: Duration,
-    pub(super) offer: u32,
+    pub(super) offer: Offer,
     /// `None` while its daemon is down.
     pub(super) member: Option<Member>,
     pub(super) leader: Option<Leader>,
@@ -83,9 +83,9 @@ pub(super) struct Adapter {
 }
 
 impl World {
-    pub(super) fn new(job: Job, offers: &[u32], random: Option<Random>) -> Self {
+    pub(super) fn new(job: Job, offers: &[Offer], random: Option<Random>) -> Self {
         let mut random = random;
-        let mut host = |(number, offer): (usize, &u32)| {
+        let mut host = |(number, offer): (usize, &Offer)| {
             let clock = random.as_mut().map_or(0, |random| random.below(100_000));
             Host {
                 name: HostName::named(["a", "b", "c", "d"][number]),
@@ -227,7 +227,10 @@ impl World {
                     self.start(host, generation, start, (sender.unwrap_or(host), &addresses));
                 }
                 member::Action::StopAfter(generation, step) => {
-                    if let Some(facts) = self.facts.get_mut(&generation) {
+                    // Workers that train agree on the step; reducers leave after them.
+                    if let Some(facts) = self.facts.get_mut(&generation)
+                        && facts.roles[host] == Some(Role::Train)
+                    {
                         facts.stop_after(step);
                     }
                 }

@@ -1,5 +1,7 @@
 //! One exchange between processes: its messages, and waiting for them without waiting for dead ranks.
 
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,13 +27,33 @@ const LAST_LOOKS: u32 = 1000;
 /// message, so its events only shorten a sleep.
 const SLEEP: Duration = Duration::from_millis(1);
 
-/// One exchange of a rank.
+/// One exchange of a rank or a reducer.
 pub(super) struct Exchange<'a> {
-    pub(super) label: Label,
+    pub(super) terms: Cell<Terms>,
+    pub(super) flow: Flow,
+    /// The ranks or reducers on the other side, and this rank itself if it is one of them.
+    pub(super) with: Range<usize>,
     pub(super) rank: usize,
     pub(super) number: u64,
     pub(super) workers: &'a Workers,
     pub(super) recorder: Option<&'a Recorder>,
+}
+
+/// What an exchange belongs to, and when it must be complete.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) label: Label,
+    pub(super) deadline: Deadline,
+    /// Whether the others choose: the first message has the label, and begins the time limit.
+    pub(super) is_open: bool,
+}
+
+/// Where data goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    Both,
+    Send,
+    Receive,
 }
 
 /// One exchange with one other rank.
@@ -65,22 +87,21 @@ impl Contact<'_> {
 }
 
 impl Exchange<'_> {
-    /// Sends `parts` to the other ranks, and returns what they sent, by rank.
+    /// Sends `parts` to the others, and returns what they sent, in order; nothing if they choose the terms and all have left.
     pub(super) fn run(
         &self,
         peers: &mut [Option<Peer>],
         parts: Vec<Arc<Buffer>>,
         receive: Receive<'_>,
-        deadline: Deadline,
     ) -> Result<Vec<Buffer>, CollectiveError> {
-        let received = self.try_run(peers, parts, receive, deadline);
+        let received = self.try_run(peers, parts, receive);
         received.map_err(|error| match error {
             // UCX reports an error if it must attach a segment of a process that has ended, or if a rank of another host has
             // left and closed its connections.
             CollectiveError::Engine { peer, .. }
                 if peers[peer].as_mut().is_some_and(|peer| peer.is_gone(self.workers)) =>
             {
-                deadline.absent(self.label, vec![peer], Vec::new())
+                self.absent(vec![peer], Vec::new())
             }
             CollectiveError::Engine { label, peer, reason }
                 if peers[peer].as_ref().is_some_and(|peer| matches!(peer.link, Link::Network)) =>
@@ -97,38 +118,60 @@ impl Exchange<'_> {
         peers: &mut [Option<Peer>],
         parts: Vec<Arc<Buffer>>,
         mut receive: Receive<'_>,
-        deadline: Deadline,
     ) -> Result<Vec<Buffer>, CollectiveError> {
-        let mut received: Vec<Buffer> = peers.iter().map(|_| Buffer::default()).collect();
-        // Each rank starts with the next one, so that not all send to the same rank first.
-        let (before, after) = peers.split_at_mut(self.rank);
-        let mut contacts = Vec::with_capacity(parts.len());
+        let mut received: Vec<Buffer> = self.with.clone().map(|_| Buffer::default()).collect();
+        // Each rank starts with another one, so that not all send to the same one first.
+        let (before, after) = peers[self.with.clone()].split_at_mut(self.rank % received.len().max(1));
+        let mut contacts = Vec::with_capacity(received.len());
         for peer in after.iter_mut().chain(before).flatten() {
-            let part = &parts[peer.rank];
-            contacts.push(self.contact(peer, part)?);
+            contacts.push(self.contact(peer, &parts)?);
         }
         drop(parts);
-        self.complete(&mut contacts, &mut receive, deadline)?;
+        self.complete(&mut contacts, &mut receive)?;
         for (peer, buffer) in contacts.into_iter().filter_map(Contact::into_received) {
-            received[peer] = buffer;
+            received[self.place(peer)] = buffer;
         }
         Ok(received)
     }
 
-    /// Starts to exchange with a rank.
-    fn contact<'a>(&self, peer: &'a mut Peer, part: &Arc<Buffer>) -> Result<Contact<'a>, CollectiveError> {
-        let (head, sending) = self.start(peer, part).map_err(|error| self.engine(peer.rank, error))?;
-        Ok(Contact { peer, sending, receiving: Receiving::Head(head) })
+    /// The place of a rank or reducer among those of the exchange.
+    fn place(&self, peer: usize) -> usize {
+        peer - self.with.start
     }
 
-    /// The head that is expected from a rank, and the messages to it that have not been sent at once.
-    fn start(&self, peer: &Peer, part: &Arc<Buffer>) -> Result<(InFlight<Buffer>, Sends), UcxError> {
+    fn label(&self) -> Label {
+        self.terms.get().label
+    }
+
+    /// Starts to exchange with a rank.
+    fn contact<'a>(&self, peer: &'a mut Peer, parts: &[Arc<Buffer>]) -> Result<Contact<'a>, CollectiveError> {
+        let start = || -> Result<(Receiving, Sends), UcxError> {
+            let receiving = match self.flow {
+                Flow::Send => Receiving::Complete(Buffer::default()),
+                Flow::Both | Flow::Receive => Receiving::Head(self.expect_head(peer)?),
+            };
+            let sending = match self.flow {
+                Flow::Receive => Vec::new(),
+                Flow::Both | Flow::Send => self.send(peer, &parts[self.place(peer.rank)])?,
+            };
+            Ok((receiving, sending))
+        };
+        let (receiving, sending) = start().map_err(|error| self.engine(peer.rank, error))?;
+        Ok(Contact { peer, sending, receiving })
+    }
+
+    /// Starts to receive the head of a rank.
+    fn expect_head(&self, peer: &Peer) -> Result<InFlight<Buffer>, UcxError> {
         let expected = Buffer::zeroed(HEAD_BYTES + MOST_INLINE);
+        self.workers.of(&peer.link).receive(expected, self.tag(peer.rank, Kind::Head))
+    }
+
+    /// Sends a part to a rank. Returns the messages that have not been sent at once.
+    fn send(&self, peer: &Peer, part: &Arc<Buffer>) -> Result<Sends, UcxError> {
         let worker = self.workers.of(&peer.link);
-        let expected = worker.receive(expected, self.tag(peer.rank, Kind::Head))?;
         let inline = if part.len() <= MOST_INLINE { &part[..] } else { &[] };
         let mut head = Buffer::zeroed(HEAD_BYTES + inline.len());
-        head[..Label::BYTES].copy_from_slice(&self.label.encode());
+        head[..Label::BYTES].copy_from_slice(&self.label().encode());
         head[Label::BYTES..HEAD_BYTES].copy_from_slice(&(part.len() as u64).to_le_bytes());
         head[HEAD_BYTES..].copy_from_slice(inline);
         let data = (part.len() > MOST_INLINE).then(|| (part.clone(), Kind::Data));
@@ -139,15 +182,14 @@ impl Exchange<'_> {
                 Progress::Complete(()) => {}
             }
         }
-        Ok((expected, sending))
+        Ok(sending)
     }
 
-    /// Waits until all contacts are complete.
+    /// Waits until all contacts are complete, or all have left if they choose the terms.
     fn complete(
         &self,
         contacts: &mut [Contact<'_>],
         receive: &mut Receive<'_>,
-        deadline: Deadline,
     ) -> Result<(), CollectiveError> {
         let (mut idle, mut last_look) = (0, Instant::now());
         loop {
@@ -158,7 +200,11 @@ impl Exchange<'_> {
             idle = if has_happened { 0 } else { idle + 1 };
             // UCX reports progress again and again while a message to a dead rank cannot be sent.
             if idle >= SPINS || last_look.elapsed() >= SLEEP {
-                self.look_around(contacts, receive, deadline, idle >= SPINS)?;
+                self.look_around(contacts, receive, idle >= SPINS)?;
+                if self.terms.get().is_open && contacts.iter().all(|contact| contact.peer.farewell.is_none())
+                {
+                    return Ok(());
+                }
                 last_look = Instant::now();
             } else if !has_happened {
                 std::thread::yield_now();
@@ -228,11 +274,17 @@ impl Exchange<'_> {
         };
         let (size, inline) = rest.split_first_chunk().ok_or_else(|| self.damaged(peer))?;
         let theirs = Label::decode(*label).ok_or_else(|| self.damaged(peer))?;
-        if theirs != self.label {
-            return Err(CollectiveError::Mismatch { rank: self.rank, ours: self.label, peer, theirs });
-        }
         let size = usize::try_from(u64::from_le_bytes(*size)).map_err(|_| self.damaged(peer))?;
-        let mut buffer = receive.buffer(self.label, self.rank, peer, size)?;
+        if let Terms { deadline, is_open: true, .. } = self.terms.get() {
+            if let Some(recorder) = self.recorder {
+                recorder.begin(theirs.operation, theirs.number, size);
+            }
+            self.terms.set(Terms { label: theirs, deadline: deadline.restarted(), is_open: false });
+        }
+        if theirs != self.label() {
+            return Err(CollectiveError::Mismatch { rank: self.rank, ours: self.label(), peer, theirs });
+        }
+        let mut buffer = receive.buffer((self.label(), self.rank), (peer, self.place(peer)), size)?;
         if size <= MOST_INLINE {
             if inline.len() != size {
                 return Err(self.damaged(peer));
@@ -249,14 +301,13 @@ impl Exchange<'_> {
         &self,
         contacts: &mut [Contact<'_>],
         receive: &mut Receive<'_>,
-        deadline: Deadline,
         sleeps: bool,
     ) -> Result<(), CollectiveError> {
         if let Some(recorder) = self.recorder {
             recorder.show_life();
         }
         let own_error = |error| self.engine(self.rank, error);
-        let ended = self.wait(contacts, sleeps, deadline).map_err(own_error)?;
+        let ended = self.wait(contacts, sleeps).map_err(own_error)?;
         let mut is_over = !ended.is_empty();
         for contact in contacts.iter_mut() {
             let has_left = contact.peer.has_left(self.workers).map_err(own_error)?;
@@ -268,11 +319,16 @@ impl Exchange<'_> {
                 break;
             }
         }
+        let Terms { deadline, is_open, .. } = self.terms.get();
         let mut dead = Vec::new();
         for contact in contacts.iter_mut() {
             let has_left = contact.peer.has_left(self.workers).map_err(own_error)?;
-            let is_missing =
-                if has_left { !contact.is_complete() } else { ended.contains(&contact.peer.rank) };
+            // One that has left before anything began has nothing to send any more.
+            let is_missing = if has_left {
+                !contact.is_complete() && !is_open
+            } else {
+                ended.contains(&contact.peer.rank)
+            };
             dead.extend(is_missing.then_some(contact.peer.rank));
             if !has_left {
                 let failure = self.workers.failure(contact.peer);
@@ -281,24 +337,21 @@ impl Exchange<'_> {
         }
         dead.sort_unstable();
         if !dead.is_empty() {
-            return Err(deadline.absent(self.label, dead, Vec::new()));
+            return Err(self.absent(dead, Vec::new()));
         }
         let late = open(contacts);
-        if deadline.left().is_zero() && !late.is_empty() {
-            return Err(deadline.absent(self.label, Vec::new(), late));
+        if !is_open && deadline.left().is_zero() && !late.is_empty() {
+            return Err(self.absent(Vec::new(), late));
         }
         Ok(())
     }
 
     /// The ranks of this host whose processes have ended, but for those that have left before. With `sleeps`, waits for one, or
     /// another event, for a limited time.
-    fn wait(
-        &self,
-        contacts: &[Contact<'_>],
-        sleeps: bool,
-        deadline: Deadline,
-    ) -> Result<Vec<usize>, UcxError> {
-        let sleep = if sleeps && self.workers.arm()? { SLEEP.min(deadline.left()) } else { Duration::ZERO };
+    fn wait(&self, contacts: &[Contact<'_>], sleeps: bool) -> Result<Vec<usize>, UcxError> {
+        let Terms { deadline, is_open, .. } = self.terms.get();
+        let longest = if is_open { SLEEP } else { SLEEP.min(deadline.left()) };
+        let sleep = if sleeps && self.workers.arm()? { longest } else { Duration::ZERO };
         let peers = contacts.iter().map(|contact| &*contact.peer).filter(|peer| peer.farewell.is_some());
         let present: Vec<_> = peers
             .filter_map(|peer| match &peer.link {
@@ -323,13 +376,18 @@ impl Exchange<'_> {
     }
 
     fn engine(&self, peer: usize, error: UcxError) -> CollectiveError {
-        CollectiveError::Engine { label: self.label, peer, reason: error.to_string() }
+        CollectiveError::Engine { label: self.label(), peer, reason: error.to_string() }
+    }
+
+    fn absent(&self, dead: Vec<usize>, late: Vec<usize>) -> CollectiveError {
+        let Terms { label, deadline, .. } = self.terms.get();
+        deadline.absent(label, dead, late)
     }
 
     fn damaged(&self, peer: usize) -> CollectiveError {
         let reason =
             "a message has an unknown form; all workers must be of one version of Millstream".to_owned();
-        CollectiveError::Engine { label: self.label, peer, reason }
+        CollectiveError::Engine { label: self.label(), peer, reason }
     }
 }
 

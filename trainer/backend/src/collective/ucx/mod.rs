@@ -14,6 +14,11 @@
 //! Both are tagged messages; the tag names the sender, the exchange and which of the two it is. A message waits in UCX until
 //! its receiver asks for it, so a rank may run ahead.
 //!
+//! # Reducers
+//!
+//! Reducers are numbered after the ranks, and exchange data with these only. Such an exchange sends a head and data as above in each
+//! direction: first to the reducer, then back. It has its own count, so a reducer takes no part in exchanges among ranks.
+//!
 //! # Two workers of UCX
 //!
 //! Ranks of one host communicate over shared memory, those of different hosts over TCP. Each kind has a separate context and
@@ -62,10 +67,13 @@
 mod address;
 mod exchange;
 mod parameters;
+mod reducer;
 mod worker;
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,14 +84,16 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 pub use self::address::HostId;
 use self::address::RankAddress;
-use self::exchange::Exchange;
+use self::exchange::{Exchange, Flow, Terms};
+pub(in crate::collective) use self::reducer::Contributions;
+pub use self::reducer::HostReducer;
 use self::worker::{Endpoint, InFlight, Progress, Transports, Worker};
 pub use self::worker::{OpenUcxError, UcxError};
 use super::error::CollectiveError;
 use super::interface::check_interface;
 use super::memory::{Buffer, Pool};
 use super::recorder::Recorder;
-use super::transport::{Deadline, Label, Operation, Receive, Round, Transport};
+use super::transport::{Deadline, Group, Label, Operation, Receive, Round, Transport};
 use crate::library::Libraries;
 
 /// Ranks beyond this do not fit the tag.
@@ -241,40 +251,67 @@ impl HostListener {
         &self.address
     }
 
-    /// Becomes rank `rank` of a world with these addresses, by rank. Returns when all ranks have connected.
+    /// Becomes rank `rank` of a world with these addresses: of all ranks, then of `reducers` reducers. Returns when all have
+    /// connected.
     ///
     /// # Errors
     /// If an address is damaged, a process of this host has ended, a rank runs on another host and there is no network between
     /// them, or a rank has not connected within `limit`.
     pub fn connect(
-        mut self,
+        self,
         rank: usize,
-        addresses: &[Vec<u8>],
+        (addresses, reducers): (&[Vec<u8>], usize),
         limit: Duration,
     ) -> Result<Host, ConnectError> {
-        let ranks = addresses.len();
-        if rank >= ranks || ranks > MOST_RANKS {
+        let ranks = addresses.len().saturating_sub(reducers);
+        if rank >= ranks {
             return Err(ConnectError::Rank { rank, ranks });
         }
-        let peers = addresses
-            .iter()
-            .enumerate()
-            .map(|(peer, address)| if peer == rank { Ok(None) } else { self.reach(peer, address).map(Some) });
-        let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        self.connect_with((rank, ranks), addresses, limit, |peer| peer != rank)
+    }
+
+    /// Becomes a reducer of such a world: the one with address `number`.
+    ///
+    /// # Errors
+    /// As of [`HostListener::connect`].
+    pub fn connect_reducer(
+        self,
+        number: usize,
+        (addresses, reducers): (&[Vec<u8>], usize),
+        limit: Duration,
+    ) -> Result<HostReducer, ConnectError> {
+        let ranks = addresses.len().saturating_sub(reducers);
+        if !(ranks..addresses.len()).contains(&number) {
+            return Err(ConnectError::Rank { rank: number, ranks: addresses.len() });
+        }
+        self.connect_with((number, ranks), addresses, limit, |peer| peer < ranks).map(HostReducer::new)
+    }
+
+    /// Connects to those that `is_peer` accepts.
+    fn connect_with(
+        mut self,
+        (rank, ranks): (usize, usize),
+        addresses: &[Vec<u8>],
+        limit: Duration,
+        is_peer: impl Fn(usize) -> bool,
+    ) -> Result<Host, ConnectError> {
+        if addresses.len() > MOST_RANKS {
+            return Err(ConnectError::Rank { rank, ranks: addresses.len() });
+        }
+        let connect =
+            |(peer, address): (usize, &Vec<u8>)| is_peer(peer).then(|| self.reach(peer, address)).transpose();
+        let peers = addresses.iter().enumerate().map(connect).collect::<Result<Vec<_>, _>>()?;
         // A world of one host closes its ports.
         if !peers.iter().flatten().any(|peer| matches!(peer.link, Link::Network)) {
             self.workers.network = None;
         }
-        let mut host = Host { rank, peers, exchanges: 0, is_broken: false, workers: self.workers };
+        let all = peers.len();
+        let mut host =
+            Host { rank, ranks, peers, exchanges: 1, reductions: 1, is_broken: false, workers: self.workers };
         let label = Label { operation: Operation::Connect, number: 0, round: Round::Only };
-        let nothing = Arc::new(Buffer::default());
-        host.exchange(
-            label,
-            vec![nothing; ranks],
-            Receive::Any(&mut Pool::default()),
-            Deadline::after(limit),
-            None,
-        )?;
+        let terms = Terms { label, deadline: Deadline::after(limit), is_open: false };
+        let (parts, mut pool) = (vec![Arc::default(); all], Pool::default());
+        host.run((terms, Flow::Both), (0..all, 1), parts, Receive::Any(&mut pool), None)?;
         Ok(host)
     }
 
@@ -338,17 +375,20 @@ impl HostListener {
             }
         };
         let addresses = (0..ranks).map(read).collect::<Result<Vec<_>, _>>()?;
-        self.connect(rank, &addresses, limit)
+        self.connect(rank, (&addresses, 0), limit)
     }
 }
 
 /// A rank that is a process.
 pub struct Host {
     rank: usize,
-    /// By rank; none at this rank's own place.
+    ranks: usize,
+    /// By rank, then the reducers; none where there is no connection, as to itself.
     peers: Vec<Option<Peer>>,
-    /// Counts exchanges, for their tags.
+    /// Counts exchanges among ranks, for their tags.
     exchanges: u64,
+    /// Counts those of ranks with reducers.
+    reductions: u64,
     /// Whether an exchange has failed.
     is_broken: bool,
     workers: Workers,
@@ -424,6 +464,23 @@ impl Peer {
 type Farewell = Progress<Arc<Buffer>, ()>;
 
 impl Host {
+    /// Runs an exchange, the `number`th, with those of `with`.
+    fn run(
+        &mut self,
+        (terms, flow): (Terms, Flow),
+        (with, number): (Range<usize>, u64),
+        parts: Vec<Arc<Buffer>>,
+        receive: Receive<'_>,
+        recorder: Option<&Recorder>,
+    ) -> Result<(Terms, Vec<Buffer>), CollectiveError> {
+        let (terms, rank, workers) = (Cell::new(terms), self.rank, &self.workers);
+        let exchange = Exchange { terms, flow, with, rank, number, workers, recorder };
+        let received = exchange.run(&mut self.peers, parts, receive);
+        let terms = exchange.terms.get();
+        self.is_broken |= received.is_err();
+        Ok((terms, received?))
+    }
+
     /// Says farewell to all ranks, and gives up the messages that are still expected. After an error, or if a rank does not
     /// take the farewell, messages stay open, and the workers are leaked.
     fn leave(&mut self) -> Result<(), UcxError> {
@@ -472,23 +529,29 @@ impl Transport for Host {
     }
 
     fn ranks(&self) -> usize {
-        self.peers.len()
+        self.ranks
+    }
+
+    fn reducers(&self) -> usize {
+        self.peers.len() - self.ranks
     }
 
     fn exchange(
         &mut self,
-        label: Label,
+        (label, group): (Label, Group),
         parts: Vec<Arc<Buffer>>,
         receive: Receive<'_>,
         deadline: Deadline,
         recorder: Option<&Recorder>,
     ) -> Result<Vec<Buffer>, CollectiveError> {
-        self.exchanges += 1;
-        let (rank, number, workers) = (self.rank, self.exchanges, &self.workers);
-        let exchange = Exchange { label, rank, number, workers, recorder };
-        let received = exchange.run(&mut self.peers, parts, receive, deadline);
-        self.is_broken |= received.is_err();
-        received
+        let (with, count) = match group {
+            Group::Ranks => (0..self.ranks, &mut self.exchanges),
+            Group::Reducers => (self.ranks..self.peers.len(), &mut self.reductions),
+        };
+        *count += 1;
+        let number = *count;
+        let terms = Terms { label, deadline, is_open: false };
+        self.run((terms, Flow::Both), (with, number), parts, receive, recorder).map(|(_, received)| received)
     }
 }
 
@@ -578,7 +641,7 @@ mod tests {
     fn a_world_of_one_process_connects() {
         let listener = listener();
         let addresses = vec![listener.address().to_vec()];
-        let host = listener.connect(0, &addresses, Duration::from_secs(10)).unwrap();
+        let host = listener.connect(0, (&addresses, 0), Duration::from_secs(10)).unwrap();
         assert_eq!((host.rank(), host.ranks()), (0, 1));
     }
 
@@ -593,7 +656,7 @@ mod tests {
             (2, own.clone(), "rank 2: there are 2 addresses"),
         ] {
             let addresses = [own.clone(), other];
-            let Err(error) = listener().connect(rank, &addresses, Duration::from_secs(10)) else {
+            let Err(error) = listener().connect(rank, (&addresses, 0), Duration::from_secs(10)) else {
                 panic!("connected");
             };
             assert!(error.to_string().starts_with(message), "{error}");
@@ -609,7 +672,9 @@ mod tests {
         let own = on_host(1);
         let other = HostListener::open_as(&Libraries::default(), None, HostId::imagined(2)).unwrap();
         let addresses = [own.address().to_vec(), other.address().to_vec()];
-        let Err(error) = own.connect(0, &addresses, Duration::from_secs(10)) else { panic!("connected") };
+        let Err(error) = own.connect(0, (&addresses, 0), Duration::from_secs(10)) else {
+            panic!("connected")
+        };
         assert!(error.to_string().starts_with("rank 1: it runs on another host"), "{error}");
     }
 
@@ -664,14 +729,14 @@ mod tests {
             for (rank, listener) in hosts.into_iter().enumerate() {
                 let (addresses, garbage) = (&addresses, &garbage);
                 scope.spawn(move || {
-                    let mut host = listener.connect(rank, addresses, Duration::from_secs(30)).unwrap();
+                    let mut host = listener.connect(rank, (addresses, 0), Duration::from_secs(30)).unwrap();
                     for number in 1..=100 {
                         drop(garbage(100 * number as usize));
                         let label = Label { operation: Operation::Barrier, number, round: Round::Only };
                         let part = Arc::new(Buffer::from(&[number as u8; 50_000][..]));
                         let (parts, deadline) = (vec![part; 2], Deadline::after(Duration::from_secs(30)));
-                        let received =
-                            host.exchange(label, parts, Receive::Any(&mut Pool::default()), deadline, None);
+                        let (to, mut pool) = ((label, Group::Ranks), Pool::default());
+                        let received = host.exchange(to, parts, Receive::Any(&mut pool), deadline, None);
                         assert_eq!(received.unwrap()[1 - rank][..], [number as u8; 50_000]);
                     }
                 });
