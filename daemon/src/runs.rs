@@ -212,14 +212,21 @@ pub(crate) fn put(directory: &RunDirectory, name: &str, bytes: &[u8]) -> Result<
     Ok(())
 }
 
-/// Reads the file `name` of a run directory, if it exists.
+/// Reads the file `name` of a run directory, if it exists. [`put`] may replace it at the same time.
 ///
 /// # Errors
 /// When it cannot be read, or was changed since [`put`].
 pub(crate) fn get(directory: &RunDirectory, name: &str) -> Result<Option<Vec<u8>>> {
-    let Some(bytes) = directory.read(name)? else { return Ok(None) };
-    checksums::check(directory, name, &bytes)?;
-    Ok(Some(bytes))
+    let mut before = None;
+    loop {
+        let Some(bytes) = directory.read(name)? else { return Ok(None) };
+        match checksums::check(directory, name, &bytes) {
+            Ok(()) => return Ok(Some(bytes)),
+            // Otherwise it was replaced before the checksums were read.
+            Err(error) if before.as_ref() == Some(&bytes) => return Err(error),
+            Err(_) => before = Some(bytes),
+        }
+    }
 }
 
 /// Reads the file `name` of a run directory as text, if it exists. See [`get`].

@@ -103,6 +103,22 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_replaced_meanwhile_is_read() {
+        let run = tempfile::tempdir().unwrap();
+        let directory = &RunDirectory::local(run.path());
+        let content = |number: u32| format!("content {number}").into_bytes();
+        put(directory, "a.json", &content(0)).unwrap();
+        std::thread::scope(|scope| {
+            let writer =
+                scope.spawn(|| (1..500).for_each(|n| put(directory, "a.json", &content(n)).unwrap()));
+            while !writer.is_finished() {
+                assert!(get(directory, "a.json").unwrap().is_some());
+            }
+        });
+        assert_eq!(get(directory, "a.json").unwrap().unwrap(), content(499));
+    }
+
+    #[test]
     fn files_without_a_checksum_are_those_of_earlier_versions() {
         let run = tempfile::tempdir().unwrap();
         fs::write(run.path().join("a.json"), "any").unwrap();
