@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import json
 import os
 import pathlib
 import random
@@ -73,7 +74,7 @@ timeout_seconds = 20
 """
 
 
-def nothing() -> None:
+def nothing(_: DaemonHost) -> None:
     pass
 
 
@@ -92,18 +93,19 @@ class Outcome:
 
 @dataclasses.dataclass
 class Fault:
-    """A kind of fault. It holds for `seconds`."""
+    """A kind of fault, which happens to a host. It holds for `seconds`."""
 
-    victim: DaemonHost
-    begin: Callable[[], None]
-    end: Callable[[], None]
+    # Of these hosts, of which the first one leads.
+    victim: Callable[[list[DaemonHost]], DaemonHost]
+    begin: Callable[[DaemonHost], None]
+    end: Callable[[DaemonHost], None]
     seconds: float
     # Whether it ends the workers in all cases.
     restarts: bool = True
     # Prepares each fault.
-    before: Callable[[], None] = nothing
-    # The hosts whose restart counts; all but the victim if there are none.
-    observed: tuple[DaemonHost, ...] = ()
+    before: Callable[[DaemonHost], None] = nothing
+    # Whether the victim's restart counts; otherwise those of all others.
+    observes_victim: bool = False
     # Of the job.
     settings: tuple[str, ...] = ()
 
@@ -115,10 +117,16 @@ def partition(victim: DaemonHost, others: list[DaemonHost], chains: list[str]) -
 
 
 def fill(host: DaemonHost) -> None:
-    """Leaves no space on the file system of its state."""
-    with contextlib.suppress(OSError), (host.state / "ballast").open("wb", buffering=0) as ballast:
-        while True:
-            ballast.write(bytes(1 << 16))
+    """Leaves no space on the file system of its state: not a page."""
+    with (host.state / "ballast").open("wb", buffering=0) as ballast:
+        for size in (1 << 16, 1 << 12):
+            with contextlib.suppress(OSError):
+                while True:
+                    ballast.write(bytes(size))
+
+
+def empty(host: DaemonHost) -> None:
+    (host.state / "ballast").unlink()
 
 
 def erase(host: DaemonHost) -> None:
@@ -127,55 +135,64 @@ def erase(host: DaemonHost) -> None:
 
 
 def faults(place: Site) -> dict[str, Fault]:
-    """The victim is the last host, or the first one, which the job is submitted to and which leads until it is lost."""
+    """The victim is the leader, or the last one of the others."""
     hosts, server = place.hosts, place.storage.process
-    last, first, others = hosts[-1], hosts[0], hosts[:-1]
+    leader, last = lambda hosts: hosts[0], lambda hosts: hosts[-1]
     lossy = "iptables -A INPUT -m statistic --mode random --probability 0.05 -j DROP"
     cut_off = f"iptables -A OUTPUT -d {GATEWAY} -j DROP"
     refuse = f"iptables {{}} INPUT -p tcp --dport {STORAGE_PORT} -j REJECT --reject-with tcp-reset"
-    flush = lambda host: lambda: host.inside("iptables -F")
-    signal_server = lambda number: lambda: server.send_signal(number)
+    run = lambda line: lambda victim: victim.inside(line)
+    flush = run("iptables -F")
+    signal_all = lambda number: lambda victim: victim.signal_all(number)
+    signal_server = lambda number: lambda _: server.send_signal(number)
+    limit = lambda rate: lambda victim: victim.limit(rate)
+    outside = lambda line: lambda _: sh(line)
+    cut = lambda *chains: lambda victim: partition(victim, [host for host in hosts if host is not victim], chains)
 
-    def signal_worker(number: int) -> Callable[[], None]:
-        def send() -> None:
-            for pid in last.workers()[:1]:
+    def signal_worker(number: int) -> Callable[[DaemonHost], None]:
+        def send(victim: DaemonHost) -> None:
+            for pid in victim.workers()[:1]:
                 os.kill(pid, number)
 
         return send
 
-    def remove_last() -> None:
-        last.drain()
-        erase(last)
-        wait("the others train", lambda: any(host.workers() for host in others))
+    def remove(victim: DaemonHost) -> None:
+        victim.drain()
+        erase(victim)
+        wait("the others train", lambda: any(host.workers() for host in hosts if host is not victim))
         time.sleep(1)
 
     return {
         "worker killed": Fault(last, signal_worker(signal.SIGKILL), nothing, 0),
         "worker stopped (SIGSTOP)": Fault(
             last, signal_worker(signal.SIGSTOP), nothing, 0, settings=("workers.timeout_seconds=5",)),
-        "daemon killed, started again": Fault(last, last.kill, last.start, 2),
-        "leader killed, started again": Fault(first, first.kill, first.start, 2),
-        "host cut off from the others, one way": Fault(
-            last, lambda: partition(last, others, ["OUTPUT"]), flush(last), 8),
-        "host cut off from the others, both ways": Fault(
-            last, lambda: partition(last, others, ["OUTPUT", "INPUT"]), flush(last), 8),
+        "daemon killed, started again": Fault(last, DaemonHost.kill, DaemonHost.start, 2),
+        "leader killed, started again": Fault(leader, DaemonHost.kill, DaemonHost.start, 2),
+        "host cut off from the others, one way": Fault(last, cut("OUTPUT"), flush, 8),
+        "host cut off from the others, both ways": Fault(last, cut("OUTPUT", "INPUT"), flush, 8),
         "leader stopped (SIGSTOP) past its lease, continued": Fault(
-            first, lambda: first.signal_all(signal.SIGSTOP), lambda: first.signal_all(signal.SIGCONT), 18),
-        "leader cut off from the bucket": Fault(first, lambda: first.inside(cut_off), flush(first), 18),
-        "host drained (SIGTERM), started again": Fault(last, last.drain, last.start, 1),
-        "host joins": Fault(last, last.start, nothing, 0, before=remove_last, observed=(last,)),
-        "disk of the state full": Fault(last, lambda: fill(last), (last.state / "ballast").unlink, 5, restarts=False),
-        "disk of the leader's state full": Fault(
-            first, lambda: fill(first), (first.state / "ballast").unlink, 5, restarts=False),
+            leader, signal_all(signal.SIGSTOP), signal_all(signal.SIGCONT), 18),
+        "leader cut off from the bucket": Fault(leader, run(cut_off), flush, 18),
+        "host drained (SIGTERM), started again": Fault(last, DaemonHost.drain, DaemonHost.start, 1),
+        "host joins": Fault(last, DaemonHost.start, nothing, 0, before=remove, observes_victim=True),
+        "disk of the state full": Fault(last, fill, empty, 8, restarts=False),
+        "disk of the leader's state full": Fault(leader, fill, empty, 8, restarts=False),
         "bucket slow (its server stopped)": Fault(
             last, signal_server(signal.SIGSTOP), signal_server(signal.SIGCONT), 6, restarts=False),
-        "bucket at 1 MB/s": Fault(
-            last, lambda: sh(LIMIT_BUCKET), lambda: sh(UNLIMIT_BUCKET), 6, restarts=False),
+        "bucket at 1 MB/s": Fault(last, outside(LIMIT_BUCKET), outside(UNLIMIT_BUCKET), 6, restarts=False),
         "bucket failing (connections refused)": Fault(
-            last, lambda: sh(refuse.format("-A")), lambda: sh(refuse.format("-D")), 12),
-        "link at 100 Mbit/s": Fault(last, lambda: last.limit("100mbit"), lambda: last.limit("none"), 5, restarts=False),
-        "5 % of packets dropped": Fault(last, lambda: last.inside(lossy), flush(last), 5, restarts=False),
+            last, outside(refuse.format("-A")), outside(refuse.format("-D")), 12),
+        "link at 100 Mbit/s": Fault(last, limit("100mbit"), limit("none"), 5, restarts=False),
+        "5 % of packets dropped": Fault(last, run(lossy), flush, 5, restarts=False),
     }
+
+
+def leader_first(place: Site, job: str) -> list[DaemonHost]:
+    """The hosts, with the one first whose daemon has the lease of the job's run."""
+    lease = json.loads(place.storage.get("test", f"runs/{job}/lease.json"))
+    namespace = lease["holder"]["namespace"]
+    leads = lambda host: namespace in os.readlink(f"/proc/{host.daemon()}/ns/pid")
+    return sorted(place.hosts, key=leads, reverse=True)
 
 
 # What the bridge's own address sends is what the server sends. The hosts' traffic passes the bridge only.
@@ -221,20 +238,21 @@ def submit(place: Site, fault: Fault) -> str:
 
 def disturb(place: Site, fault: Fault, job: str, most: int, outcome: Outcome) -> None:
     """Lets the fault occur in a job until it ends, or `most` have occurred in all."""
-    victim, hosts = fault.victim, place.hosts
-    observed = fault.observed or [host for host in hosts if host is not victim]
-    observer = next(host for host in hosts if host is not victim)
+    hosts = place.hosts
     wait("all hosts train", lambda: all_train(hosts, job))
-    is_over = lambda: has_ended(observer.show(job))
     while outcome.faults < most:
         time.sleep(random.uniform(0.2, 2))
+        victim = fault.victim(leader_first(place, job))
+        others = [host for host in hosts if host is not victim]
+        observed = [victim] if fault.observes_victim else others
+        is_over = lambda: has_ended(others[0].show(job))
         if is_over():
             break
-        fault.before()
+        fault.before(victim)
         moment = time.time()
-        fault.begin()
+        fault.begin(victim)
         time.sleep(fault.seconds)
-        fault.end()
+        fault.end(victim)
         outcome.faults += 1
         resumed = lambda: resumed_after(observed, moment)
         if fault.restarts:

@@ -4,6 +4,7 @@
     cargo build --release --workspace --bins
     sudo python3 bench/hosts_speed.py [--rounds 3] [--hosts 1 2 4] [--links 1gbit 100mbit] [--out bench/results/NAME.md]
     sudo python3 bench/hosts_speed.py --rounds 1 --measurements FILE    # one round now, more later
+    sudo python3 bench/hosts_speed.py --hosts 4 --models dense --reducers 0 2 4 --cpu 20    # with reducers and without
 
 Each host is a network namespace of this machine (`host_lab.py`), with a daemon that has one worker with one thread. A
 cgroup gives each host the same share of a CPU (`--cpu`, in percent), so that four hosts fit on two CPUs and the speed
@@ -18,14 +19,19 @@ Rounds alternate all of them.
 * *rows/s*: whole steps of the first host, from one report of its progress to another; min / median / max over the
   rounds.
 * *efficiency*: the median rate of N hosts, as a part of N times that of one host.
-* *sent*: bytes that leave a host for each step, on average over hosts, with headers and all other traffic; median.
+* *sent*: bytes that leave a host with a worker for each step, on average over these hosts, with headers and all other traffic;
+  median.
 * *bound*: bytes of gradients that a host has to send in a step,
 
       2 (N - 1) / N  x  D x w  +  (N - 1)  x  sum over tables of R x (4 + W x w)
 
+  or, if there are reducers,
+
+      D x w  +  (N - 1)  x  sum over tables of R x (4 + W x w)
+
   with D the numbers in layers, w the bytes of a number (4, or 2 for bf16), R the rows of a table that one of N equal
-  parts of a batch touches, and W the table's width. A sum passes each number on once to its owner and once back; the
-  rows of a table, with their ids, go to every other host. R is the mean of random parts of the data, hashed at random.
+  parts of a batch touches, and W the table's width. A sum passes each number on once to its owner and once back, where
+  owners are the hosts themselves or reducers; the rows of a table, with their ids, go to every other host. R is the mean of random parts of the data, hashed at random.
 * *link*: the median rate of sending, as a part of the limit. The rest of the time is that of computing, waiting and
   latency.
 
@@ -36,6 +42,7 @@ import argparse
 import collections
 import contextlib
 import csv
+import itertools
 import json
 import pathlib
 import random
@@ -91,16 +98,17 @@ keep = 1
 max = {hosts}
 min = {hosts}
 gradient_precision = "{precision}"
+reducers = {reducers}
 """
 
 
-def job(model: str, hosts: int, precision: str, batch: int) -> str:
+def job(model: str, hosts: int, reducers: list[str], precision: str, batch: int) -> str:
     columns, buckets, width, layers = MODELS[model]
     features = "\n".join(f'{name} = {{ kind = "hashed", column = "{name}", buckets = {buckets} }}' for name in columns)
     names = json.dumps(columns)
     return JOB.format(
         batch=batch, lanes=LANES, features=features, names=names, width=width, layers=layers, hosts=hosts,
-        precision=precision,
+        precision=precision, reducers=json.dumps(reducers),
     )
 
 
@@ -139,18 +147,23 @@ def remove_cgroups() -> None:
 
 def measure_round(place: Site, options: argparse.Namespace, number: int) -> list[dict]:
     found = []
-    for model in MODELS:
-        for hosts in options.hosts:
-            for precision in BYTES if hosts > 1 else ["fp32"]:
-                print(f"round {number}: {model}, {hosts} hosts, {precision}", file=sys.stderr)
-                found += measure_job(place, options, model, hosts, precision)
+    for model, hosts, reducers in itertools.product(options.models, options.hosts, options.reducers):
+        if hosts == 1 and reducers:
+            continue
+        for precision in BYTES if hosts > 1 else ["fp32"]:
+            print(f"round {number}: {model}, {hosts} hosts, {reducers} reducers, {precision}", file=sys.stderr)
+            found += measure_job(place, options, model, (hosts, reducers), precision)
     return found
 
 
-def measure_job(place: Site, options: argparse.Namespace, model: str, count: int, precision: str) -> list[dict]:
-    """Trains a job on as many hosts, and measures it on each link."""
+def measure_job(
+    place: Site, options: argparse.Namespace, model: str, counts: tuple[int, int], precision: str
+) -> list[dict]:
+    """Trains a job on as many hosts, with as many reducers, and measures it on each link."""
+    count, reducers = counts
+    reducing = place.hosts[len(place.hosts) - reducers:]
     file = place.directory / "job.toml"
-    file.write_text(job(model, count, precision, options.batch))
+    file.write_text(job(model, count, [host.name for host in reducing], precision, options.batch))
     first = place.hosts[0]
     submitted = first.call("submit", str(file))
     if submitted is None:
@@ -161,18 +174,19 @@ def measure_job(place: Site, options: argparse.Namespace, model: str, count: int
     try:
         wait("it trains", lambda: step() > 0)
         taking_part = [host for host in place.hosts if host.workers()]
-        if len(taking_part) != count:
-            sys.exit(f"bench/hosts_speed.py: {len(taking_part)} hosts train, not {count}")
+        training = [host for host in taking_part if host not in reducing]
+        if (len(training), len(taking_part)) != (count, count + reducers):
+            sys.exit(f"bench/hosts_speed.py: {len(taking_part)} hosts take part, and {len(training)} train")
         for link in options.links if count > 1 else ["none"]:
             for host in taking_part:
                 host.limit(link)
             time.sleep(WARM_UP_SECONDS)
-            began = next_step(step, taking_part)
+            began = next_step(step, training)
             time.sleep(options.seconds)
-            ended = next_step(step, taking_part)
+            ended = next_step(step, training)
             steps, seconds, sent = (after - before for before, after in zip(began, ended))
             found.append({
-                "model": model, "hosts": count, "precision": precision, "link": link, "batch": options.batch,
+                "model": model, "hosts": count, "reducers": reducers, "precision": precision, "link": link, "batch": options.batch,
                 "rate": steps * options.batch / seconds, "sent": sent / steps / count, "parameters": parameters(first),
             })
             rate, megabytes = found[-1]["rate"], found[-1]["sent"] / 1e6
@@ -186,7 +200,7 @@ def measure_job(place: Site, options: argparse.Namespace, model: str, count: int
 
 
 def next_step(step, hosts: list[DaemonHost]) -> tuple[int, float, int]:
-    """Waits for the next report of a step. Returns the step, the time, and the bytes that all hosts have sent."""
+    """Waits for the next report of a step. Returns the step, the time, and the bytes that these hosts have sent."""
     before = now = step()
     while now <= before:
         time.sleep(0.02)
@@ -214,7 +228,8 @@ def bound(directory: pathlib.Path, line: dict) -> float:
     hosts, size = line["hosts"], BYTES[line["precision"]]
     layers = line["parameters"] - len(columns) * buckets * width
     rows = sum(touched(directory, line["batch"], hosts, column, buckets) for column in columns)
-    return 2 * (hosts - 1) / hosts * layers * size + (hosts - 1) * rows * (4 + width * size)
+    passes = 1 if line["reducers"] else 2 * (hosts - 1) / hosts
+    return passes * layers * size + (hosts - 1) * rows * (4 + width * size)
 
 
 def bits(link: str) -> float:
@@ -225,25 +240,26 @@ def bits(link: str) -> float:
 def table(directory: pathlib.Path, found: list[dict]) -> list[str]:
     groups = collections.defaultdict(list)
     for line in found:
-        groups[line["model"], line["hosts"], line["precision"], line["link"]].append(line)
+        groups[line["model"], line["hosts"], line["reducers"], line["precision"], line["link"]].append(line)
     median = lambda lines, key: statistics.median(line[key] for line in lines)
     alone = {model: median(lines, "rate") for (model, hosts, *_), lines in groups.items() if hosts == 1}
-    rows = ["| model | hosts | link | gradients | rows/s | efficiency | sent, MB/step | bound, MB/step | link used |"]
-    rows.append("|---|---:|---|---|---:|---:|---:|---:|---:|")
+    columns = "| model | hosts | reducers | link | gradients | rows/s | efficiency | sent, MB/step | bound, MB/step | link used |"
+    rows = [columns, "|---|---:|---:|---|---|---:|---:|---:|---:|---:|"]
     bounds = {}
-    for model, hosts, precision, link in sorted(groups, key=lambda group: (group[0], group[1], group[3])):
-        lines = groups[model, hosts, precision, link]
+    for key in sorted(groups, key=lambda group: (group[0], group[1], group[4], group[3], group[2])):
+        model, hosts, reducers, precision, link = key
+        lines = groups[key]
         rates = [line["rate"] for line in lines]
         rate, sent = median(lines, "rate"), median(lines, "sent")
         spread = f"{min(rates):,.0f} / {rate:,.0f} / {max(rates):,.0f}"
         if hosts == 1:
-            rows.append(f"| {model} | 1 | - | - | {spread} | 1.00 | - | - | - |")
+            rows.append(f"| {model} | 1 | - | - | - | {spread} | 1.00 | - | - | - |")
             continue
-        least = bounds.setdefault((model, hosts, precision), bound(directory, lines[0]))
+        least = bounds.setdefault((model, hosts, reducers > 0, precision), bound(directory, lines[0]))
         efficiency = f"{rate / (hosts * alone[model]):.2f}" if model in alone else "-"
         used = sent * rate / lines[0]["batch"] * 8 / bits(link)
         rows.append(
-            f"| {model} | {hosts} | {LINKS.get(link, link)} | {precision} | {spread} | {efficiency} "
+            f"| {model} | {hosts} | {reducers or '-'} | {LINKS.get(link, link)} | {precision} | {spread} | {efficiency} "
             f"| {sent / 1e6:.2f} | {least / 1e6:.2f} | {used:.0%} |"
         )
     return rows
@@ -262,6 +278,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="0 prints the table of --measurements (default 3)")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 4], help="numbers of hosts (default 1 2 4)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="models (default both)")
+    parser.add_argument("--reducers", type=int, nargs="+", default=[0], help="numbers of further hosts that reduce (default 0)")
     parser.add_argument("--links", nargs="+", default=["1gbit", "100mbit"], help="rates as of tc (default 1gbit 100mbit)")
     parser.add_argument("--batch", type=int, default=4096, help="rows of a batch of all hosts (default 4096)")
     parser.add_argument("--cpu", type=float, default=40, help="percent of a CPU for each host (default 40)")
@@ -280,7 +298,7 @@ def main() -> None:
         generate(programs, files / "train-*.parquet", ROWS, 1, LANES)
         generate(programs, directory / "train.csv", ROWS, 1)
         if options.rounds:
-            with site(directory, programs, max(options.hosts), files) as place:
+            with site(directory, programs, max(options.hosts) + max(options.reducers), files) as place:
                 for host in place.hosts:
                     host.start(limit_cpu(host, options.cpu))
                 meet(place.hosts)
@@ -288,7 +306,8 @@ def main() -> None:
                     found += measure_round(place, options, number + 1)
                     if options.measurements:
                         options.measurements.write_text(json.dumps(found))
-        kinds = collections.Counter((line["model"], line["hosts"], line["precision"], line["link"]) for line in found)
+        kind = lambda line: tuple(line[key] for key in ("model", "hosts", "reducers", "precision", "link"))
+        kinds = collections.Counter(map(kind, found))
         rounds = max(kinds.values(), default=0)
         text = "\n".join([heading(options, rounds), *table(directory, found)]) + "\n"
     print(text)
