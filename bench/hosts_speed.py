@@ -31,7 +31,8 @@ Rounds alternate all of them.
 
   with D the numbers in layers, w the bytes of a number (4, or 2 for bf16), R the rows of a table that one of N equal
   parts of a batch touches, and W the table's width. A sum passes each number on once to its owner and once back, where
-  owners are the hosts themselves or reducers; the rows of a table, with their ids, go to every other host. R is the mean of random parts of the data, hashed at random.
+  owners are the hosts themselves or reducers; the rows of a table, with their ids, go to every other host. R is the mean
+  of random parts of the data, hashed at random.
 * *link*: the median rate of sending, as a part of the limit. The rest of the time is that of computing, waiting and
   latency.
 

@@ -104,14 +104,19 @@ fn gpus_of_two_hosts_train_as_one_gpu() {
 #[test]
 fn a_reducer_adds_for_the_workers_of_other_hosts() {
     let case = Case::new();
-    let set = ["workers.reproducible=2"];
+    // So many gradients that workers do not add them among themselves.
+    let set = ["workers.reproducible=2", "model.deep.hidden=[64, 32]"];
     let wanted = case.undisturbed(&set);
     let [first, second, reducer] = case.start_all();
-    let id = case.submit(&first, 2, &[set[0], "workers.min=2", "workers.reducers=[\"train-3\"]"]);
+    let with_reducer = ["workers.min=2", "workers.reducers=[\"train-3\"]"];
+    let id = case.submit(&first, 2, &[&set[..], &with_reducer].concat());
     let hosts = [&first, &second, &reducer];
     train(&hosts, &id);
     let log = reducer.log(&id);
     assert!(log.contains("this host adds gradients for the workers of others"), "{log}");
+    let shown = reducer.show(&id);
+    // Known only after two sums.
+    assert!(shown["workers"][0]["exchange_fraction"].is_number(), "{shown:#}");
     kill(children(reducer.pid())[0]);
     wait_until("the loss is known", || first.log(&id).contains("host train-3: "));
     train(&hosts, &id);
