@@ -11,12 +11,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
+use millstream_peers::discovery::Source;
+use millstream_peers::etcd::EtcdSpec;
 use serde::Deserialize;
 
+mod etcd;
 mod peers;
 
 use crate::traces::TraceTarget;
 
+pub use self::etcd::EtcdSection;
 pub use self::peers::{DataNetwork, DataProtection, PeersConfig, PeersSection};
 pub use crate::worker::WorkerProgram;
 
@@ -33,6 +37,9 @@ const DEFAULT_SHARED_DIRECTORY: &str = "checkpoints";
 /// The default worker program: the running one, even if a newer version was installed over it.
 const SELF: &str = "/proc/self/exe";
 
+/// The prefix of a file among the service's credentials, as `LoadCredential=` of its unit names it.
+const CREDENTIAL: &str = "credential:";
+
 /// The configuration of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -44,6 +51,8 @@ pub struct Config {
     pub worker: WorkerProgram,
     /// Storage settings, which a job may override.
     pub storage: StorageSpec,
+    /// The etcd cluster of the site, if it has one.
+    pub etcd: Option<EtcdSpec>,
     /// The collector of traces, if there is one.
     pub traces: Option<TraceTarget>,
 }
@@ -137,6 +146,7 @@ impl Config {
             },
             worker: WorkerProgram::from(SELF),
             storage: StorageSpec::default(),
+            etcd: None,
             traces: None,
         }
     }
@@ -167,6 +177,7 @@ impl ServerConfig {
             ("peers", self.peers == running.peers),
             ("state_directory", self.daemon.state == running.daemon.state),
             ("storage", self.daemon.storage == running.daemon.storage),
+            ("etcd", self.daemon.etcd == running.daemon.etcd),
             ("otlp_endpoint", self.daemon.traces == running.daemon.traces),
         ];
         keys.into_iter().filter(|(_, same)| !same).map(|(key, _)| key).collect()
@@ -213,6 +224,8 @@ pub struct ConfigFile {
     pub storage: Option<StorageSpec>,
     /// The daemons of other hosts.
     pub peers: Option<PeersSection>,
+    /// The etcd cluster of the site.
+    pub etcd: Option<EtcdSection>,
 }
 
 /// A number of bytes, written with its unit: `"200GiB"`.
@@ -307,6 +320,7 @@ impl ConfigFile {
             stop_seconds: other.stop_seconds.or(self.stop_seconds),
             storage: other.storage.or(self.storage),
             peers: other.peers.or(self.peers),
+            etcd: other.etcd.or(self.etcd),
         }
     }
 
@@ -330,6 +344,9 @@ impl ConfigFile {
         let traces = TraceTarget::find(self.otlp_endpoint.as_deref(), variable);
         let traces = traces.map_err(|message| anyhow::anyhow!("{message}"))?;
         let peers = self.peers.map(|peers| peers.resolve(surroundings)).transpose()?;
+        let etcd = self.etcd.map(|etcd| etcd.resolve(surroundings)).transpose()?;
+        let needs_etcd = peers.as_ref().is_some_and(|peers| peers.sources.contains(&Source::Etcd));
+        anyhow::ensure!(!needs_etcd || etcd.is_some(), "peers.discover: \"etcd\" needs the section [etcd]");
         let daemon = Config {
             state: StateLocation::Directory(state),
             settings: Settings {
@@ -352,6 +369,7 @@ impl ConfigFile {
                 },
             },
             storage,
+            etcd,
             traces,
             ..Config::embedded()
         };
@@ -396,6 +414,19 @@ impl Surroundings {
         let state = self.state_home.clone().or_else(|| Some(self.home.as_ref()?.join(".local/state")));
         Some(state?.join("millstream"))
     }
+}
+
+/// The path of a file; `credential:NAME` is one of the service's credentials.
+fn resolve_file(path: PathBuf, surroundings: &Surroundings) -> Result<PathBuf> {
+    let Some(name) = path.to_str().and_then(|text| text.strip_prefix(CREDENTIAL)) else { return Ok(path) };
+    anyhow::ensure!(
+        Path::new(name).file_name().is_some_and(|file| file == name),
+        "`{CREDENTIAL}{name}`: expected the name of a credential"
+    );
+    let directory = surroundings.credentials.as_ref().with_context(|| {
+        format!("`{CREDENTIAL}{name}`: this process has no credentials; add LoadCredential={name}:PATH to its unit")
+    })?;
+    Ok(directory.join(name))
 }
 
 #[cfg(test)]
@@ -450,6 +481,7 @@ mod tests {
             stop_seconds: None,
             storage: None,
             peers: None,
+            etcd: None,
         };
         assert_eq!(given.resolve(&nowhere).unwrap().daemon.settings.limits.max_jobs, NonZeroUsize::new(3));
     }
@@ -477,6 +509,7 @@ mod tests {
             stop_seconds,
             storage,
             peers,
+            etcd,
         } = &sample;
         for (name, is_absent) in [
             ("operators", operators.is_none()),
@@ -495,11 +528,15 @@ mod tests {
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
         assert!(stop_seconds.is_some() && storage.is_some());
         assert!(viewers.is_some() && operators_change.is_some());
-        assert!(peers.is_none());
-        let commented =
-            text.split_once("\n#[peers]\n").unwrap().1.lines().filter_map(|line| line.strip_prefix('#'));
-        let section = commented.filter(|line| !line.starts_with(' ')).collect::<Vec<_>>().join("\n");
-        let section: PeersSection = toml::from_str(&section).unwrap();
+        assert!(peers.is_none() && etcd.is_none());
+        let (peers, etcd) = text.split_once("\n#[peers]\n").unwrap().1.split_once("\n#[etcd]\n").unwrap();
+        let commented = |section: &str| {
+            let lines = section.lines().filter_map(|line| line.strip_prefix('#'));
+            lines.filter(|line| !line.starts_with(' ')).collect::<Vec<_>>().join("\n")
+        };
+        let section: EtcdSection = toml::from_str(&commented(etcd)).unwrap();
+        assert_eq!(section.resolve(&Surroundings::default()).unwrap().prefix, "millstream");
+        let section: PeersSection = toml::from_str(&commented(peers)).unwrap();
         assert!(section.listen.is_some() && section.address.is_some() && section.crl.is_some());
         assert!(section.resolve(&Surroundings::default()).unwrap().data.is_some());
         let root = Surroundings { root: true, ..Surroundings::default() };

@@ -138,7 +138,7 @@ impl Drop for Place {
 impl Copies {
     /// Copies what `stores` reads; requests run on `runtime`.
     pub fn new(stores: Stores, runtime: Handle) -> Self {
-        Self { storage: Storage { stores, runtime }, made: Arc::default() }
+        Self { storage: Storage::reading(stores, runtime), made: Arc::default() }
     }
 
     /// The path of `directory`, that of a run or of a checkpoint; if it is in a bucket, that of its copy. The copy of a run has these

@@ -28,6 +28,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::{Directory, StorageSpec, Stores};
 use millstream_job::JobError;
+use millstream_peers::etcd::Etcd;
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
 use tokio::runtime::Handle;
@@ -117,7 +118,7 @@ struct Shared {
     /// Starts the threads of jobs.
     launcher: Launcher,
     /// Storage shared by all jobs.
-    stores: Stores,
+    storage: Storage,
     jobs: Mutex<Jobs>,
     /// Notified when the thread of a job has ended.
     thread_ended: Condvar,
@@ -172,9 +173,9 @@ impl Daemon {
             settings: watch::Sender::new(config.settings),
             state: config.state,
             store: Arc::new(store),
-            runtime,
             launcher,
-            stores,
+            storage: Storage { stores, etcd: config.etcd.map(Etcd::new), runtime: runtime.clone() },
+            runtime,
             jobs: Mutex::new(Jobs::new(capacity)),
             thread_ended: Condvar::new(),
             submissions: Arc::new(Semaphore::new(MAX_SUBMISSIONS)),

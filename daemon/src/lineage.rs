@@ -117,7 +117,7 @@ pub enum Relation {
 /// # Errors
 /// When there is no run, or its record is damaged. Runs before it that cannot be read are no error.
 pub fn trace(directory: &Directory, (stores, runtime): (&Stores, &Handle)) -> Result<RunLineage> {
-    let storage = Storage { stores: stores.clone(), runtime: runtime.clone() };
+    let storage = Storage::reading(stores.clone(), runtime.clone());
     trace_within(directory, &storage, &mut BTreeSet::new())
 }
 

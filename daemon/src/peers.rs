@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use millstream_peers::conduct::Addresses;
-use millstream_peers::discovery::{Registry, Source, Target};
+use millstream_peers::discovery::{Board, Registry, Source, Target};
 use millstream_peers::hosts::{Hosts, PeerSnapshot, PeerState};
 use millstream_peers::server::{Refusals, ThisHost, serve};
 use millstream_peers::tls::Identity;
@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use crate::config::PeersConfig;
 use crate::daemon::Daemon;
 use crate::http;
+use crate::runs::Storage;
 use crate::snapshot::{PeersUse, system};
 use crate::supervisor::{Seats, Site};
 
@@ -28,7 +29,7 @@ const BACKLOG: u32 = 1024;
 /// Interval between looks at which hosts are up, for jobs on several hosts.
 const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time limit to remove this host from the directories in which it has announced itself.
+/// Time limit to remove the announcements of this host.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A listening port for other daemons, which is not served yet.
@@ -97,11 +98,14 @@ impl PeerPort {
         let this = ThisHost::new(about, Arc::clone(&identity), daemon.host_statuses(runtime));
         let seats = Arc::new(Seats::default());
         let this = Arc::new(this.accepting(daemon.accept_jobs(&seats, runtime)));
-        let registries = sources.iter().filter_map(|source| match source {
-            Source::Bucket(directory) => Some(Registry::new(directory.clone(), daemon.stores().clone())),
+        let Storage { stores, etcd, .. } = daemon.shared_storage();
+        let boards = sources.iter().filter_map(|source| match source {
+            Source::Bucket(directory) => Some(Board::Directory(directory.clone(), stores.clone())),
+            // The configuration has one.
+            Source::Etcd => etcd.clone().map(Board::Etcd),
             Source::Static(_) | Source::Dns(_) => None,
         });
-        let registries = registries.collect();
+        let registries = boards.map(Registry::new).collect();
         let hosts = Hosts::new(Arc::clone(&this), sources, registries);
         let refusals = Arc::new(Refusals::default());
         let (is_stopping, mut stopped) = watch::channel(false);
@@ -189,7 +193,7 @@ impl Peers {
         }))
     }
 
-    /// Closes the port, and removes this host from the directories in which it has announced itself.
+    /// Closes the port, and removes the announcements of this host.
     pub(crate) async fn stop(&self) {
         self.is_stopping.send_replace(true);
         // Or it could announce this host again.
@@ -198,7 +202,7 @@ impl Peers {
             drop(looking.await);
         }
         if tokio::time::timeout(LEAVE_TIMEOUT, self.hosts.leave()).await.is_err() {
-            tracing::warn!("storage did not answer in time to remove this host from the directory of peers");
+            tracing::warn!("the announcement of this host to peers was not removed in time");
         }
     }
 }

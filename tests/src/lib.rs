@@ -1,6 +1,7 @@
 //! End-to-end, conformance and fault tests of the built binaries.
 //!
 //! * [`bucket`]: buckets that commands write to.
+//! * [`etcd`]: etcd clusters.
 //! * [`programs`]: the binaries as a user or a service manager runs them.
 //! * [`shell`]: commands as typed into a shell, and the files they leave behind.
 //! * [`small_disk`]: file systems that become full.
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bucket;
+pub mod etcd;
 pub mod programs;
 pub mod shell;
 pub mod site;

@@ -35,7 +35,7 @@ impl Site {
         self.dir.path()
     }
 
-    /// Issues the certificate of a host, and writes its configuration with these keys of `[peers]`.
+    /// Issues the certificate of a host, unless it has one, and writes its configuration with these keys of `[peers]`.
     ///
     /// # Panics
     /// If that fails.
@@ -48,8 +48,10 @@ impl Site {
     /// # Panics
     /// If that fails.
     pub fn host_at(&self, name: &str, port: u16, keys: &str) -> PathBuf {
-        let _done = self.shell.run(&["peers", "issue", "--ca", "ca", "--out", name, name]).with_code(0);
         let directory = self.dir.path().join(name);
+        if !directory.exists() {
+            let _done = self.shell.run(&["peers", "issue", "--ca", "ca", "--out", name, name]).with_code(0);
+        }
         let root = self.dir.path().display();
         let text = format!(
             "max_jobs = 1\n[peers]\nlisten = '127.0.0.1:{port}'\ncertificate = '{root}/{name}/{name}.pem'\n\

@@ -1,7 +1,7 @@
 //! Daemons of several hosts that know each other.
 //!
 //! Each daemon finds the others ([`discovery`]), connects to them over mutual TLS ([`tls`]), and asks each one regularly for its
-//! state and its clock ([`hosts`]). The holder of a certificate of the configured authority, which [`authority`] creates for
+//! state and its clock ([`hosts`]). Sites that have etcd can use it for discovery and for leases ([`etcd`]). The holder of a certificate of the configured authority, which [`authority`] creates for
 //! sites that have none, is a member; everybody else is refused before a request is read ([`server`]).
 //!
 //! For jobs that train on several hosts, [`generations`] decides which hosts train together, [`conduct`] carries the messages about
@@ -16,6 +16,7 @@ pub mod authority;
 mod clock;
 pub mod conduct;
 pub mod discovery;
+pub mod etcd;
 pub mod generations;
 pub mod hosts;
 pub mod lanes;
@@ -36,4 +37,10 @@ pub use protocol::{About, HostStatus};
 #[allow(missing_docs, unreachable_pub, clippy::all, unused_qualifications)]
 mod proto {
     tonic::include_proto!("millstream.peers.v1");
+}
+
+/// The code generated from `proto/etcd.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all, unused_qualifications)]
+mod etcd_proto {
+    tonic::include_proto!("etcdserverpb");
 }

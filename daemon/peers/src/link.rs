@@ -201,7 +201,7 @@ pub(crate) fn refusal(status: &Status) -> LinkError {
 }
 
 /// The cause of an error, which says more than what wraps it.
-fn innermost(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
         cause = next;

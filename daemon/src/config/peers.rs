@@ -1,17 +1,14 @@
 //! The section `[peers]`: the daemons of other hosts.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use millstream_peers::discovery::{DEFAULT_PORT, Source, Target};
 use millstream_peers::tls::TlsFiles;
 use serde::Deserialize;
 
-use super::Surroundings;
-
-/// The prefix of a file among the service's credentials, as `LoadCredential=` of its unit names it.
-const CREDENTIAL: &str = "credential:";
+use super::{Surroundings, resolve_file};
 
 /// The keys of the section.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -131,22 +128,11 @@ fn is_interface_name(name: &str) -> bool {
     (1..=15).contains(&name.len()) && name.bytes().all(is_allowed) && !matches!(name, "." | "..")
 }
 
-/// The path of a file; `credential:NAME` is one of the service's credentials.
-fn resolve_file(path: PathBuf, surroundings: &Surroundings) -> Result<PathBuf> {
-    let Some(name) = path.to_str().and_then(|text| text.strip_prefix(CREDENTIAL)) else { return Ok(path) };
-    anyhow::ensure!(
-        Path::new(name).file_name().is_some_and(|file| file == name),
-        "`{CREDENTIAL}{name}`: expected the name of a credential"
-    );
-    let directory = surroundings.credentials.as_ref().with_context(|| {
-        format!("`{CREDENTIAL}{name}`: this process has no credentials; add LoadCredential={name}:PATH to its unit")
-    })?;
-    Ok(directory.join(name))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn resolve(text: &str, credentials: Option<&str>) -> Result<PeersConfig> {

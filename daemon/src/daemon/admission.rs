@@ -285,8 +285,7 @@ impl Daemon {
         let supervisor = Supervisor::new(
             (job, requester),
             self.shared.worker.clone(),
-            self.shared.runtime.clone(),
-            &self.shared.stores,
+            &self.shared.storage,
             recorder,
             (control, events),
             Arc::clone(&self.shared.peers),

@@ -18,7 +18,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 impl Daemon {
     /// What reads and writes the directories of runs of a job with this `[storage]`.
     pub(super) fn storage(&self, spec: &StorageSpec) -> Storage {
-        Storage { stores: self.shared.stores.for_job(spec), runtime: self.shared.runtime.clone() }
+        self.shared.storage.for_job(spec)
     }
 
     /// The `[storage]` of the job with the run or the checkpoint in `directory`, if it is one of this daemon.

@@ -4,12 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use millstream_io::storage::Stores;
 use millstream_peers::HostStatus;
 use tokio::runtime::Handle;
 
 use super::Daemon;
 use crate::peers::Peers;
+use crate::runs::Storage;
 
 /// Where NVIDIA's driver describes its GPUs. Reading it wakes up none of them.
 const GPUS: &str = "/proc/driver/nvidia/gpus";
@@ -61,8 +61,8 @@ impl Daemon {
     }
 
     /// Its storage, without settings of a job.
-    pub(crate) fn stores(&self) -> &Stores {
-        &self.shared.stores
+    pub(crate) fn shared_storage(&self) -> &Storage {
+        &self.shared.storage
     }
 }
 

@@ -14,12 +14,13 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use millstream_io::storage::{Directory, Object, StorageSpec, Stores};
+use millstream_peers::etcd::Etcd;
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_worker::objects::ObjectClient;
 use tokio::runtime::Handle;
 
 use super::MAX_JOB_BYTES;
-use super::lease::{LEASE, Lease};
+use super::lease::{self, LEASE, Lease};
 use crate::objects::{ObjectServer, Writing, is_plain_name};
 
 /// The modes of files with and without secrets, before the umask.
@@ -30,6 +31,8 @@ const SHARED_MODE: u32 = 0o666;
 #[derive(Clone, Debug)]
 pub(crate) struct Storage {
     pub(crate) stores: Stores,
+    /// The etcd cluster of the site, which keeps leases if there is one.
+    pub(crate) etcd: Option<Etcd>,
     /// Where requests run.
     pub(crate) runtime: Handle,
 }
@@ -49,9 +52,14 @@ enum Place {
 }
 
 impl Storage {
+    /// To read runs: it takes no lease.
+    pub(crate) fn reading(stores: Stores, runtime: Handle) -> Self {
+        Self { stores, etcd: None, runtime }
+    }
+
     /// The same for a job with this `[storage]`; requests end with those of this value.
     pub(crate) fn for_job(&self, spec: &StorageSpec) -> Self {
-        Self { stores: self.stores.for_job(spec), runtime: self.runtime.clone() }
+        Self { stores: self.stores.for_job(spec), ..self.clone() }
     }
 
     /// The objects that a pattern matches, if there are any.
@@ -222,7 +230,7 @@ impl RunDirectory {
     /// # Errors
     /// When storage fails.
     pub(super) fn write_new(&self, name: &str, bytes: &[u8]) -> Result<bool> {
-        let Place::Bucket(Storage { stores, runtime }, _) = &self.place else {
+        let Place::Bucket(Storage { stores, runtime, .. }, _) = &self.place else {
             bail!("{self} is not in a bucket");
         };
         let address = self.address.join(name);
@@ -263,7 +271,7 @@ impl RunDirectory {
     pub(crate) fn checkpoints(&self) -> Result<CheckpointStore> {
         match &self.place {
             Place::Local(path) => Ok(CheckpointStore::local(path)?),
-            Place::Bucket(Storage { stores, runtime }, _) => {
+            Place::Bucket(Storage { stores, runtime, .. }, _) => {
                 let (ours, theirs) = UnixStream::pair()?;
                 // Ends when the store is dropped.
                 ObjectServer::new(self.address.clone(), stores, Writing::Refused).start(theirs, runtime)?;
@@ -281,14 +289,14 @@ impl RunDirectory {
             Place::Local(path) => fs::remove_dir_all(path).with_context(|| self.to_string()),
             Place::Bucket(storage, lease) => {
                 let start = self.address.text().into_owned() + "/";
-                let mut objects = storage.find(&self.address.join("**"))?;
-                // The lease comes last: without it, another daemon could take the run.
-                objects.sort_by_key(|object| object.path().ends_with(LEASE));
-                for object in objects.iter().filter(|object| object.path().starts_with(&start)) {
+                let (found, lease_object) = (storage.find(&self.address.join("**"))?, start.clone() + LEASE);
+                let files = found.iter().filter(|object| object.path().starts_with(&start));
+                for object in files.filter(|object| **object.path() != *lease_object) {
                     let deleted = storage.stores.delete(object.path(), Path::new("/"));
                     storage.change(lease.as_deref(), deleted)?;
                 }
-                Ok(())
+                // Last: without it, another daemon could take the run.
+                storage.runtime.block_on(lease::remove((&self.address, storage)))
             }
         }
     }

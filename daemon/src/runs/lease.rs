@@ -1,8 +1,8 @@
 //! The lease of a run in a bucket: the right to train in it, which one daemon has at a time.
 //!
-//! A local run directory is locked, and the kernel ends the lock with its process. In a bucket, the object `lease.json` says who has
-//! the lease. It is changed by conditional writes only: each replaces the version that its writer has read, so of several
-//! writers one succeeds.
+//! A local run directory is locked, and the kernel ends the lock with its process. In a bucket, a record says who has the lease: the
+//! object `lease.json`, or a key of etcd at sites that have it ([`keeping`]). It is changed by conditional writes only: each
+//! replaces the version that its writer has read, so of several writers one succeeds.
 //!
 //! ```text
 //! daemon A   take 1 .. renew .. renew .. [suspended]                               renew: refused, A's workers are killed
@@ -19,31 +19,33 @@
 //! # Runs on several hosts
 //!
 //! The holder leads all hosts of the job in an *epoch*. An epoch is [`EPOCH_TERMS`] terms, one for each of its generations, so terms increase
-//! in all cases. The object also says which checkpoint is the newest ([`Head`]), and how the job has ended. So each of these is changed on
+//! in all cases. The record also says which checkpoint is the newest ([`Head`]), and how the job has ended. So each of these is changed on
 //! condition that the lease is held: by one write that replaces the version that the holder has read. The files of a checkpoint come
 //! before, and a checkpoint after the newest one, which a late request may have completed, does not count. Such a holder gives up by
 //! itself when it could not renew the lease for a while, because other daemons take it soon.
 
 mod holder;
+mod keeping;
 mod record;
 
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use millstream_io::storage::{Directory, ObjectVersion, Stores};
+use millstream_io::storage::Directory;
 use millstream_job::Job;
+use millstream_peers::etcd::EtcdError;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::Mutex;
 use tokio::task::AbortHandle;
 
+use super::Storage;
+
 use self::holder::Holder;
+pub(crate) use self::keeping::LEASE;
+use self::keeping::{Keeping, Version};
 use self::record::{EPOCH_TERMS, Record};
 pub(crate) use self::record::{End, Head, Led, generation_term, of_term};
-
-/// The object in the run directory.
-pub(crate) const LEASE: &str = "lease.json";
 
 /// The time limits of a lease. All daemons that may take the lease of a run have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ pub(crate) enum LeaseError {
     /// Another daemon has it.
     #[error("{0}")]
     Lost(String),
-    /// Storage has failed, for this reason. The lease may still be valid.
+    /// Storage or etcd has failed, for this reason. The lease may still be valid.
     #[error("the lease of the run cannot be renewed: {0}")]
     Storage(String),
 }
@@ -119,6 +121,15 @@ impl From<millstream_io::Error> for LeaseError {
         Self::Storage(error.to_string())
     }
 }
+
+impl From<EtcdError> for LeaseError {
+    fn from(error: EtcdError) -> Self {
+        Self::Storage(error.to_string())
+    }
+}
+
+/// A run in a bucket, and what reads and writes it.
+type Place<'a> = (&'a Directory, &'a Storage);
 
 /// The lease of a run, which this process has until it is released or another one takes it.
 pub(crate) struct Lease {
@@ -137,7 +148,7 @@ pub(crate) enum Taken {
 /// A look at another daemon's lease.
 #[derive(Debug)]
 pub(crate) struct Look {
-    version: ObjectVersion,
+    version: Version,
     /// When this version was first seen.
     since: Duration,
     holder: Holder,
@@ -146,14 +157,12 @@ pub(crate) struct Look {
 /// A found lease that is another daemon's.
 struct Found {
     record: Record,
-    version: ObjectVersion,
+    version: Version,
 }
 
 struct Shared {
-    stores: Stores,
     times: Times,
-    /// The address of the object.
-    address: Directory,
+    keeping: Keeping,
     current: Mutex<Current>,
     /// Set once this process no longer has it: why.
     lost: OnceLock<String>,
@@ -162,7 +171,7 @@ struct Shared {
 /// The lease as this process has written it.
 struct Current {
     record: Record,
-    version: ObjectVersion,
+    version: Version,
     /// When it was last written, before the request.
     renewed: Duration,
 }
@@ -174,15 +183,15 @@ impl Lease {
     /// # Errors
     /// When another daemon has it, or storage fails.
     pub(crate) async fn take(
-        (directory, stores): (&Directory, &Stores),
+        (directory, storage): Place<'_>,
         times: Times,
         wait: impl Fn(&str),
         lost: impl FnOnce(String) + Send + 'static,
     ) -> Result<Self> {
         let mut look: Option<Look> = None;
-        let current = loop {
-            let found = match Self::look((directory, stores), times, &mut look).await? {
-                Ok(current) => break current,
+        let written = loop {
+            let found = match Self::look((directory, storage), times, &mut look).await? {
+                Ok(written) => break written,
                 Err(found) => found,
             };
             match &look {
@@ -201,7 +210,7 @@ impl Lease {
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         };
-        Ok(Self::held((directory, stores), times, current, lost))
+        Ok(Self::held(written, times, lost))
     }
 
     /// As [`Lease::take`], without waiting: called regularly with the same `look`, it takes the lease as soon as that expires.
@@ -209,13 +218,13 @@ impl Lease {
     /// # Errors
     /// When storage fails.
     pub(crate) async fn try_take(
-        (directory, stores): (&Directory, &Stores),
+        place: Place<'_>,
         times: Times,
         look: &mut Option<Look>,
         lost: impl FnOnce(String) + Send + 'static,
     ) -> Result<Taken> {
-        let found = match Self::look((directory, stores), times, look).await? {
-            Ok(current) => return Ok(Taken::Lease(Self::held((directory, stores), times, current, lost))),
+        let found = match Self::look(place, times, look).await? {
+            Ok(written) => return Ok(Taken::Lease(Self::held(written, times, lost))),
             Err(found) => found,
         };
         let led = found.record.led.clone();
@@ -227,28 +236,28 @@ impl Lease {
 
     /// Writes the lease, unless another daemon has it or may have it. Then returns that one's.
     async fn look(
-        (directory, stores): (&Directory, &Stores),
+        (directory, storage): Place<'_>,
         times: Times,
         look: &mut Option<Look>,
-    ) -> Result<Result<Current, Found>> {
-        let address = directory.join(LEASE);
-        let path = address.text().into_owned();
+    ) -> Result<Result<(Keeping, Current), Found>> {
         let holder = Holder::this()?;
         for _ in 0..MAX_REFUSALS {
             let before = now();
-            let Some((json, version)) = stores.get_small(&path, Path::new("/")).await? else {
+            let Some((keeping, json, version)) = Keeping::find((directory, storage)).await? else {
                 let record = Record::of(holder.clone());
-                match stores.put_new(&path, Path::new("/"), record.to_json()).await? {
-                    Some(version) => return Ok(Ok(Current { record, version, renewed: before })),
+                match Keeping::begin((directory, storage), &record).await? {
+                    Some((keeping, version)) => {
+                        return Ok(Ok((keeping, Current { record, version, renewed: before })));
+                    }
                     None => continue,
                 }
             };
             let found: Record = serde_json::from_slice(&json).with_context(|| {
-                format!("{address} is no lease; delete it if no other daemon trains in {directory}")
+                format!("{keeping} is no lease; delete it if no other daemon trains in {directory}")
             })?;
             if found.holder == holder {
                 // The response to a request was lost.
-                return Ok(Ok(Current { record: found, version, renewed: before }));
+                return Ok(Ok((keeping, Current { record: found, version, renewed: before })));
             }
             let is_expired =
                 |look: &Look| look.version == version && before.saturating_sub(look.since) >= times.expiry;
@@ -257,22 +266,20 @@ impl Lease {
             }
             let record = Record { term: found.term, led: found.led, ..Record::of(holder.clone()) };
             // If not, another one was faster, or this one without hearing of it.
-            if let Some(version) = stores.replace(&path, record.to_json(), &version).await? {
-                return Ok(Ok(Current { record, version, renewed: before }));
+            if let Some(version) = keeping.replace(&record, &version).await? {
+                return Ok(Ok((keeping, Current { record, version, renewed: before })));
             }
         }
-        bail!("{}", refused(&address))
+        bail!("{}", refused(&directory.join(LEASE)))
     }
 
     /// A lease that this process has written.
     fn held(
-        (directory, stores): (&Directory, &Stores),
+        (keeping, current): (Keeping, Current),
         times: Times,
-        current: Current,
         lost: impl FnOnce(String) + Send + 'static,
     ) -> Self {
-        let (current, address) = (Mutex::new(current), directory.join(LEASE));
-        let shared = Shared { stores: stores.clone(), times, address, current, lost: OnceLock::new() };
+        let shared = Shared { times, keeping, current: Mutex::new(current), lost: OnceLock::new() };
         let shared = Arc::new(shared);
         let renewing = tokio::spawn(Arc::clone(&shared).keep(lost)).abort_handle();
         Self { shared, renewing }
@@ -406,9 +413,17 @@ impl Lease {
     }
 }
 
+/// Deletes the record of the run in `directory`, which no daemon may have the lease of any more.
+///
+/// # Errors
+/// When storage fails.
+pub(crate) async fn remove(place: Place<'_>) -> Result<()> {
+    Keeping::remove(place).await
+}
+
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lease").field("address", &self.shared.address).finish_non_exhaustive()
+        f.debug_struct("Lease").field("keeping", &self.shared.keeping).finish_non_exhaustive()
     }
 }
 
@@ -462,42 +477,38 @@ impl Shared {
         if let Some(reason) = self.lost.get() {
             return Err(LeaseError::Lost(reason.clone()));
         }
-        let path = self.address.text();
+        let keeping = &self.keeping;
         for _ in 0..MAX_REFUSALS {
             let began = now();
             current.record.renewals += 1;
-            let written = self.stores.replace(&path, current.record.to_json(), &current.version).await?;
+            let written = keeping.replace(&current.record, &current.version).await?;
             if let Some(version) = written {
                 (current.version, current.renewed) = (version, began);
                 return Ok(());
             }
             // It has another version: that of an earlier request, whose response was lost, or another daemon's.
-            let found = self.stores.get_small(&path, Path::new("/")).await?;
+            let found = keeping.get().await?;
             let of = |json: &[u8]| serde_json::from_slice::<Record>(json).ok();
             let reason = match &found {
-                None => format!("{} was deleted", self.address),
+                None => format!("{keeping} was deleted"),
                 Some((json, version)) => match of(json) {
                     Some(found) if found.holder == current.record.holder => {
                         current.version = version.clone();
                         continue;
                     }
-                    Some(found) => {
-                        format!("{} has taken over the run: it has {}", found.holder, self.address)
-                    }
-                    None => format!("{} was overwritten", self.address),
+                    Some(found) => format!("{} has taken over the run: it has {keeping}", found.holder),
+                    None => format!("{keeping} was overwritten"),
                 },
             };
             return Err(LeaseError::Lost(self.lost.get_or_init(|| reason).clone()));
         }
-        Err(LeaseError::Storage(refused(&self.address)))
+        Err(LeaseError::Storage(refused(keeping)))
     }
 }
 
 /// What is wrong with a service that refuses to replace the version that it has.
-fn refused(address: &Directory) -> String {
-    format!(
-        "{address}: the storage service does not write on condition that an object is unchanged, as a lease needs"
-    )
+fn refused(place: &impl std::fmt::Display) -> String {
+    format!("{place}: the service does not write on condition that an object is unchanged, as a lease needs")
 }
 
 impl Look {

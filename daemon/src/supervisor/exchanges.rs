@@ -144,11 +144,10 @@ impl Exchanges {
         }
         // The numbers of reducers follow the ranks. Workers that hang keep reducers waiting, and not the other way round.
         let (workers, reducers): (Vec<_>, Vec<_>) = awaited.iter().partition(|worker| worker.rank < ranks);
-        let (what, named, of) = match &workers[..] {
-            [] => ("reducer", reducers, String::new()),
-            _ => ("worker", workers, format!(" of {ranks}")),
+        let (what, named, first, of) = match &workers[..] {
+            [] => ("reducer", reducers, ranks, String::new()),
+            _ => ("worker", workers, 0, format!(" of {ranks}")),
         };
-        let first = if what == "reducer" { ranks } else { 0 };
         let number = |worker: &&AwaitedWorker| {
             AwaitedWorker { rank: worker.rank - first, host: worker.host.clone() }.to_string()
         };

@@ -52,7 +52,7 @@ impl Supervisor {
         }
         let lost = self.on_lost_lease();
         let wait = |reason: &str| self.wait_for_lease(reason);
-        let place = (directory.address(), &self.run_storage.stores);
+        let place = (directory.address(), &self.run_storage);
         let taken = Lease::take(place, Times::of(&self.job), wait, lost);
         match self.unless_stopped(taken) {
             None => self.check_stop(),
@@ -67,7 +67,7 @@ impl Supervisor {
 
     /// Takes the lease of a run on several hosts, unless another daemon leads it: then everything that preparation writes exists.
     fn take_free_lease(&mut self, directory: &RunDirectory) -> Result<(), Abort> {
-        let (place, times) = ((directory.address(), &self.run_storage.stores), Times::of(&self.job));
+        let (place, times) = ((directory.address(), &self.run_storage), Times::of(&self.job));
         let mut look = None;
         loop {
             self.check_stop()?;

@@ -324,14 +324,13 @@ impl Supervisor {
     pub(crate) fn new(
         (job, requester): (Job, Requester),
         worker: WorkerProgram,
-        runtime: Handle,
-        stores: &Stores,
+        storage: &Storage,
         recorder: Arc<JobRecorder>,
         (control, events): (Arc<Control>, Receiver<Event>),
         peers: Arc<OnceLock<Arc<Peers>>>,
     ) -> Self {
-        let run_storage = Storage { stores: stores.for_job(&job.storage), runtime: runtime.clone() };
-        let stores = stores.for_job(&job.storage);
+        let run_storage = storage.for_job(&job.storage);
+        let (stores, runtime) = (storage.stores.for_job(&job.storage), storage.runtime.clone());
         let membership = Membership::of(&job);
         Self {
             job,
@@ -420,7 +419,7 @@ impl Supervisor {
 
     /// The run directory, which `stores` reads and writes.
     fn directory_in(&self, stores: &Stores) -> RunDirectory {
-        let storage = Storage { stores: stores.clone(), runtime: self.runtime.clone() };
+        let storage = Storage { stores: stores.clone(), ..self.run_storage.clone() };
         let directory = RunDirectory::new(self.recorder.record().directory, &storage);
         directory.under_lease(self.lease.clone())
     }

@@ -14,6 +14,7 @@ mod cuda;
 mod cuda_memory;
 mod datasets;
 mod doctor;
+mod etcd;
 mod evaluation;
 mod faults_cache;
 mod faults_checkpoint;

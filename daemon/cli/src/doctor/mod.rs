@@ -9,6 +9,7 @@ mod clock;
 mod cpu;
 mod daemon;
 mod disk;
+mod etcd;
 mod finding;
 mod gpu;
 mod gpu_state;
@@ -126,6 +127,9 @@ impl<'a> Diagnosis<'a> {
                 if let Some(data) = peers.and_then(|peers| peers.data.clone()) {
                     let findings = timed("peers.data", LIMIT, move || peers::data_findings(&data));
                     self.report.add(findings)?;
+                }
+                if let Some(spec) = configuration.as_ref().and_then(|all| all.daemon.etcd.as_ref()) {
+                    self.report.add(self.runtime.block_on(etcd::findings(spec)))?;
                 }
                 self.configuration = configuration;
             }

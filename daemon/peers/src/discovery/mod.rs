@@ -8,9 +8,11 @@
 //! | `static:train-1:7420,10.0.0.5:7420` | these addresses |
 //! | `dns:workers.default.svc:7420` | all addresses of a DNS name: a headless service of Kubernetes |
 //! | `bucket:gs://bucket/peers` | the daemons that announce themselves there: no service besides the bucket |
+//! | `etcd` | the daemons that announce themselves in the etcd cluster of the site |
 //!
 //! The port is optional; the default is [`DEFAULT_PORT`].
 
+mod board;
 mod registry;
 
 use std::fmt;
@@ -18,6 +20,7 @@ use std::path::Path;
 
 use millstream_io::storage::Directory;
 
+pub use self::board::Board;
 pub use self::registry::Registry;
 
 /// The port of daemons for other daemons.
@@ -35,6 +38,8 @@ pub enum Source {
     Dns(Target),
     /// The daemons that announce themselves in a directory, local or in a bucket.
     Bucket(Directory),
+    /// The daemons that announce themselves in etcd.
+    Etcd,
 }
 
 /// A host and a port.
@@ -47,16 +52,19 @@ pub struct Target {
 }
 
 impl Source {
-    /// Parses `static:...`, `dns:...` or `bucket:...`.
+    /// Parses `static:...`, `dns:...`, `bucket:...` or `etcd`.
     ///
     /// # Errors
     /// If it is none of them; the message says what was expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let expected = || {
             format!(
-                "expected \"static:HOST:PORT,HOST:PORT\", \"dns:NAME:PORT\" or \"bucket:gs://BUCKET/PATH\", found \"{text}\""
+                "expected \"static:HOST:PORT,HOST:PORT\", \"dns:NAME:PORT\", \"bucket:gs://BUCKET/PATH\" or \"etcd\", found \"{text}\""
             )
         };
+        if text == "etcd" {
+            return Ok(Self::Etcd);
+        }
         let (kind, value) = text.split_once(':').ok_or_else(expected)?;
         match kind {
             "static" => {
@@ -80,6 +88,11 @@ impl Target {
     /// # Errors
     /// If there is no host, or the port is not one.
     pub fn parse(text: &str) -> Result<Self, String> {
+        Self::parse_with(text, DEFAULT_PORT)
+    }
+
+    /// The same with another default port.
+    pub(crate) fn parse_with(text: &str, default_port: u16) -> Result<Self, String> {
         let bad = |why: &str| Err(format!("\"{text}\" is not a host address: {why}"));
         let (host, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
             Some(Some((host, ""))) => (host, None),
@@ -95,7 +108,7 @@ impl Target {
                 None => (text, None),
             },
         };
-        let port = port.map_or(Ok(DEFAULT_PORT), str::parse);
+        let port = port.map_or(Ok(default_port), str::parse);
         let Ok(port) = port else { return bad("the port is not a number from 1 to 65535") };
         if host.is_empty()
             || port == 0

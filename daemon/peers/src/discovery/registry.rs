@@ -1,59 +1,41 @@
-//! Discovery by a bucket: each daemon writes an object with its address, and lists those of the others.
+//! Discovery by announcements: each daemon writes one with its address, and lists those of the others.
 //!
 //! ```text
 //! gs://bucket/peers/NAME.json    {"address": "10.0.0.5:7420", "instance": "00c0ffee00c0ffee"}
+//! etcd millstream/peers/NAME     the same
 //! ```
 //!
-//! An object is written when a daemon starts and deleted when it stops. In between nothing is written: each daemon lists the
-//! directory regularly, reads objects that are new to it, and writes its own again if that is absent. An object whose
-//! daemon has been unreachable for long is deleted by any other. If that was wrong, because only the link between the two
-//! failed, the object is back after the next listing.
+//! An announcement is written when a daemon starts and deleted when it stops. In between nothing is written: each daemon lists all of
+//! them regularly, and writes its own again if that is absent. The announcement of a daemon that has been unreachable for long
+//! is deleted by any other. If that was wrong, because only the link between the two failed, it is back after the next
+//! listing.
 
-use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::collections::HashSet;
 
-use millstream_io::Error;
-use millstream_io::storage::{Directory, Stores};
-use serde::{Deserialize, Serialize};
-
-use super::{MAX_ADDRESSES, Target};
+use super::board::{Announcement, Announcements, Board};
 use crate::{About, HostName};
 
-const SUFFIX: &str = ".json";
-
-/// A larger object is none of a daemon.
-const MAX_BYTES: u64 = 16 << 10;
-
-/// A directory in which daemons announce themselves.
+/// The daemons that announce themselves on a [`Board`].
 #[derive(Debug)]
 pub struct Registry {
-    directory: Directory,
-    stores: Stores,
-    /// By name, the version of the object and what it says.
-    known: HashMap<HostName, (String, Announcement)>,
-    /// Whether this daemon has written its object.
+    board: Board,
+    known: Announcements,
+    /// Whether this daemon has written its announcement.
     is_announced: bool,
     /// The instance of another daemon with the same name, if that was reported.
     reported: Option<String>,
     /// Why this daemon could not announce itself, if that was reported.
     failure: Option<String>,
-    /// The names and instances of which the objects were deleted.
+    /// The names and instances of which the announcements were deleted.
     forgotten: HashSet<(HostName, String)>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Announcement {
-    address: String,
-    instance: String,
-}
-
 impl Registry {
-    /// The registry in `directory`, which `stores` reads and writes.
-    pub fn new(directory: Directory, stores: Stores) -> Self {
+    /// The registry on `board`.
+    pub fn new(board: Board) -> Self {
         Self {
-            directory,
-            stores,
-            known: HashMap::new(),
+            board,
+            known: Announcements::new(),
             is_announced: false,
             reported: None,
             failure: None,
@@ -61,34 +43,17 @@ impl Registry {
         }
     }
 
-    /// The directory.
-    pub fn directory(&self) -> &Directory {
-        &self.directory
+    /// Where daemons announce themselves.
+    pub fn board(&self) -> &Board {
+        &self.board
     }
 
     /// The addresses of all daemons. Then announces the daemon `about`, unless that is done.
     ///
     /// # Errors
-    /// The error of storage when it lists. That of an announcement is logged once, and tried again at the next listing.
-    pub async fn find(&mut self, about: &About) -> Result<Vec<String>, Error> {
-        let objects = self.stores.find(&self.directory.join(&format!("*{SUFFIX}")).text()).await?;
-        let mut found = HashMap::new();
-        for object in objects.iter().take(MAX_ADDRESSES) {
-            let path = object.path();
-            let name = path.rsplit('/').next().and_then(|file| file.strip_suffix(SUFFIX));
-            let Some(Ok(name)) = name.map(HostName::parse) else { continue };
-            let version = object.version();
-            let known = self.known.get(&name).filter(|(known, _)| *known == version);
-            let announcement = match known {
-                Some((_, announcement)) => Some(announcement.clone()),
-                None if object.size() > MAX_BYTES => None,
-                None => self.read(path).await,
-            };
-            if let Some(announcement) = announcement {
-                found.insert(name, (version, announcement));
-            }
-        }
-        self.known = found;
+    /// The error of storage or etcd when it lists. That of an announcement is logged once, and tried again at the next listing.
+    pub async fn find(&mut self, about: &About) -> Result<Vec<String>, String> {
+        self.known = self.board.list(&self.known).await?;
         self.check_own(about);
         if !self.is_announced {
             self.announce(about).await;
@@ -96,27 +61,26 @@ impl Registry {
         Ok(self.known.values().map(|(_, announcement)| announcement.address.clone()).collect())
     }
 
-    /// Deletes the object of the daemon at `address`, which has been unreachable for long, unless it has announced itself again.
+    /// Deletes the announcement of the daemon at `address`, which has been unreachable for long, unless it has announced itself again.
     pub async fn forget(&mut self, address: &str) {
         let known = self.known.iter().find(|(_, (_, announcement))| announcement.address == address);
         let Some((name, announcement)) = known.map(|(name, (_, known))| (name.clone(), known.clone())) else {
             return;
         };
         self.known.remove(&name);
-        // If it comes back, it can reach the directory, and only the link to it has failed.
+        // If it comes back, it can reach the board, and only the link to it has failed.
         if !self.forgotten.insert((name.clone(), announcement.instance.clone())) {
             return;
         }
-        if self.read(&self.object(&name)).await.as_ref() == Some(&announcement) {
-            let directory = &self.directory;
-            tracing::info!("removing unreachable peer {name} from {directory}");
+        if self.board.read(&name).await.as_ref() == Some(&announcement) {
+            tracing::info!("removing unreachable peer {name} from {}", self.board);
             self.delete(&name).await;
         }
     }
 
-    /// Deletes the object of this daemon, if it is still its own.
+    /// Deletes the announcement of this daemon, if it is still its own.
     pub async fn leave(&mut self, about: &About) {
-        let own = self.read(&self.object(&about.host)).await;
+        let own = self.board.read(&about.host).await;
         if own.is_some_and(|own| own.instance == instance_text(about)) {
             self.delete(&about.host).await;
         }
@@ -124,24 +88,22 @@ impl Registry {
 
     async fn announce(&mut self, about: &About) {
         let announcement = Announcement { address: about.address.clone(), instance: instance_text(about) };
-        let bytes = serde_json::to_vec(&announcement).unwrap_or_default();
-        match self.stores.put(&self.object(&about.host), Path::new("/"), bytes).await {
+        match self.board.write(&about.host, &announcement).await {
             Ok(()) => {
                 self.is_announced = true;
                 // So that this daemon knows it before the next listing.
                 self.known.insert(about.host.clone(), (String::new(), announcement));
             }
             Err(error) => {
-                let error = error.to_string();
                 if self.failure.as_ref() != Some(&error) {
-                    tracing::warn!("cannot announce this host to peers in {}: {error}", self.directory);
+                    tracing::warn!("cannot announce this host to peers in {}: {error}", self.board);
                     self.failure = Some(error);
                 }
             }
         }
     }
 
-    /// Announces this daemon again at the next listing if its object is absent; reports another daemon with its name.
+    /// Announces this daemon again at the next listing if its announcement is absent; reports another daemon with its name.
     fn check_own(&mut self, about: &About) {
         let own = self.known.get(&about.host).map(|(_, announcement)| announcement);
         // Before it announces itself, this is its predecessor's.
@@ -151,35 +113,18 @@ impl Registry {
         if let Some(Announcement { address, instance }) = other
             && self.reported.as_ref() != Some(instance)
         {
-            let (host, directory) = (&about.host, &self.directory);
+            let (host, board) = (&about.host, &self.board);
             tracing::warn!(
-                "{directory}: another daemon announces itself as {host}, at {address}; each host needs its own name"
+                "{board}: another daemon announces itself as {host}, at {address}; each host needs its own name"
             );
             self.reported = Some(instance.clone());
         }
     }
 
-    /// What an object says; `None` if it is gone, cannot be read or says nothing.
-    async fn read(&self, path: &str) -> Option<Announcement> {
-        let read = self.stores.get_small(path, Path::new("/")).await;
-        let read = read.inspect_err(|error| tracing::debug!("{path} cannot be read: {error}"));
-        let (bytes, _) = read.ok()??;
-        let parsed = serde_json::from_slice(&bytes).map_err(|error| error.to_string());
-        let parsed = parsed.and_then(|announcement: Announcement| {
-            let address = Target::parse(&announcement.address)?.to_string();
-            Ok(Announcement { address, ..announcement })
-        });
-        parsed.inspect_err(|error| tracing::debug!("{path} announces no peer: {error}")).ok()
-    }
-
     async fn delete(&self, name: &HostName) {
-        if let Err(error) = self.stores.delete(&self.object(name), Path::new("/")).await {
-            tracing::warn!("cannot remove peer {name} from the directory of peers: {error}");
+        if let Err(error) = self.board.delete(name).await {
+            tracing::warn!("cannot remove peer {name} from {}: {error}", self.board);
         }
-    }
-
-    fn object(&self, name: &HostName) -> String {
-        self.directory.join(&format!("{name}{SUFFIX}")).text().into_owned()
     }
 }
 
@@ -191,6 +136,9 @@ fn instance_text(about: &About) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::fs;
+    use std::path::Path;
+
+    use millstream_io::storage::{Directory, Stores};
 
     use super::*;
 
@@ -198,6 +146,10 @@ mod tests {
         let host = HostName::parse(host).unwrap();
         let address = format!("{host}:7420");
         About { host, version: String::new(), instance, address }
+    }
+
+    fn in_directory(path: &Path) -> Registry {
+        Registry::new(Board::Directory(Directory::local(path), Stores::default()))
     }
 
     fn sorted(mut addresses: Vec<String>) -> Vec<String> {
@@ -208,7 +160,7 @@ mod tests {
     #[tokio::test]
     async fn daemons_find_each_other_in_a_directory() {
         let dir = tempfile::tempdir().unwrap();
-        let registry = || Registry::new(Directory::local(dir.path().join("peers")), Stores::default());
+        let registry = || in_directory(&dir.path().join("peers"));
         let (mut first, mut second) = (registry(), registry());
         let (a, b) = (about("a", 1), about("b", 2));
         assert_eq!(first.find(&a).await.unwrap(), ["a:7420"]);
@@ -234,7 +186,7 @@ mod tests {
     #[tokio::test]
     async fn a_daemon_does_not_remove_its_successor() {
         let dir = tempfile::tempdir().unwrap();
-        let registry = || Registry::new(Directory::local(dir.path()), Stores::default());
+        let registry = || in_directory(dir.path());
         let (mut old, mut new) = (registry(), registry());
         let (before, after) = (about("a", 1), About { address: "elsewhere:1".to_owned(), ..about("a", 2) });
         old.find(&before).await.unwrap();

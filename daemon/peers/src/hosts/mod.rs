@@ -38,10 +38,10 @@ const CONCURRENT_VISITS: usize = 64;
 /// The time between two resolutions of a name.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The time between two listings of a bucket.
+/// The time between two listings of announcements.
 const LIST_INTERVAL: Duration = Duration::from_secs(30);
 
-/// After this time without an answer, the object of a host in a bucket is deleted. A host that is down and that no source has named
+/// After this time without an answer, the announcement of a host is deleted. A host that is down and that no source has named
 /// for this time is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
@@ -123,14 +123,14 @@ pub(crate) fn clock_now() -> u64 {
 }
 
 impl Hosts {
-    /// No hosts yet; `registries` are those of the sources in buckets, in any order.
+    /// No hosts yet; `registries` are those of the sources in which daemons announce themselves, in any order.
     pub fn new(this: Arc<ThisHost>, sources: Vec<Source>, registries: Vec<Registry>) -> Arc<Self> {
         let (mut fixed, mut names) = (Vec::new(), Vec::new());
         for source in sources {
             match source {
                 Source::Static(targets) => fixed.extend(targets),
                 Source::Dns(target) => names.push(target),
-                Source::Bucket(_) => {}
+                Source::Bucket(_) | Source::Etcd => {}
             }
         }
         let registries = registries.into_iter().map(tokio::sync::Mutex::new).collect();
@@ -230,7 +230,7 @@ impl Hosts {
         up.map(|(address, _)| address.clone()).take(MAX_HEARD).collect()
     }
 
-    /// Removes this host from the directories in which it has announced itself. [`Hosts::run`] must have ended, or it
+    /// Removes the announcements of this host. [`Hosts::run`] must have ended, or it
     /// announces it again.
     pub async fn leave(&self) {
         for registry in &self.registries {
@@ -283,8 +283,7 @@ impl Hosts {
         }
         let unreachable = {
             let mut state = self.state();
-            let error = listed.as_ref().err().map(ToString::to_string);
-            state.report(&registry.directory().to_string(), error.as_ref());
+            state.report(&registry.board().to_string(), listed.as_ref().err());
             listed.iter().flatten().for_each(|address| state.found(address));
             state.unreachable(listed.unwrap_or_default())
         };

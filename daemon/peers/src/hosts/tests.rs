@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::discovery::Board;
 use crate::server::tests::Site;
 use crate::server::{Refusals, serve};
 
@@ -63,8 +64,10 @@ async fn start(site: &Site, name: &str, sources: &[&str], registry: Option<&str>
     let instance = u64::from(listener.local_addr().unwrap().port());
     let this = site.host_at((name, name), instance, &address);
     let sources = sources.iter().map(|text| Source::parse(text).unwrap()).collect();
-    let registries =
-        registry.map(|path| Registry::new(Directory::local(path), Stores::default())).into_iter().collect();
+    let registries = registry
+        .map(|path| Registry::new(Board::Directory(Directory::local(path), Stores::default())))
+        .into_iter()
+        .collect();
     let hosts = Hosts::new(Arc::clone(&this), sources, registries);
     let (stop, task) = serve_hosts(listener, &hosts);
     Running { hosts, address, stop, task }

@@ -172,7 +172,7 @@ impl Driver {
         // Wakes the thread, which finds that it has lost the lease.
         let lost = move |_| control.stop(StopReason::Drain);
         let times = Times::ONE_HOST;
-        let taken = Lease::take((directory.address(), &storage.stores), times, wait, lost);
+        let taken = Lease::take((directory.address(), storage), times, wait, lost);
         storage.runtime.block_on(async {
             tokio::select! {
                 taken = taken => taken.map(|lease| Some(Arc::new(lease))),

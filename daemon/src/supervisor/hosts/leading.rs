@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use millstream_io::storage::Stores;
 use millstream_peers::conduct::{Addresses, Ended, Order, RunAddress, Term, lead};
 use millstream_peers::generations::{GenerationId, Limits, Outcome, Reason, Snapshot};
 use millstream_peers::server::ThisHost;
@@ -15,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::led_run::LedRun;
 use super::seat::{Seat, SeatEvent};
-use crate::runs::{End, Head, Lease, Look, RunDirectory, Taken, Times, of_term};
+use crate::runs::{End, Head, Lease, Look, RunDirectory, Storage, Taken, Times, of_term};
 
 /// Interval between looks at the lease.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -33,7 +32,7 @@ pub(super) struct Candidate {
     pub(super) limits: Limits,
     pub(super) times: Times,
     pub(super) directory: RunDirectory,
-    pub(super) stores: Stores,
+    pub(super) storage: Storage,
     /// Where hosts listen, this one included.
     pub(super) hosts: watch::Receiver<Addresses>,
     pub(super) seat: Arc<Seat>,
@@ -107,7 +106,7 @@ impl Candidate {
             // Fails if it does not lead.
             let _ = resign.send(Order::Resign);
         };
-        let place = (self.directory.address(), &self.stores);
+        let place = (self.directory.address(), &self.storage);
         let lease = match Lease::try_take(place, self.times, look, lost).await? {
             Taken::Lease(lease) => Arc::new(lease),
             Taken::Held(Some(led)) if self.is_over(led.ended.as_ref()) => return Ok(led.ended),
@@ -148,7 +147,7 @@ impl Candidate {
             let (epoch, number) = of_term(term);
             Snapshot { step, generation: GenerationId { epoch, number } }
         });
-        let (directory, stores) = (self.directory.address().clone(), self.stores.clone());
+        let (directory, stores) = (self.directory.address().clone(), self.storage.stores.clone());
         let run = LedRun::new(
             (directory, stores),
             (Arc::clone(lease), led.head),
@@ -213,7 +212,7 @@ impl Candidate {
                 self.directory
             );
             let manifest = self.directory.address().join(&directory_name(step)).join(MANIFEST);
-            self.stores.delete(&manifest.text(), Path::new("/")).await?;
+            self.storage.stores.delete(&manifest.text(), Path::new("/")).await?;
         }
         Ok(())
     }

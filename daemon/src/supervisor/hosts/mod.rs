@@ -138,7 +138,7 @@ impl Supervisor {
             },
             times: Times::of(&prepared.job),
             directory: prepared.directory.clone(),
-            stores: self.run_storage.stores.clone(),
+            storage: self.run_storage.clone(),
             hosts: site.hosts.clone(),
             seat: Arc::clone(&seat),
             wish,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use millstream_test_cuda::StandIn;
 use millstream_tests::bucket::Bucket;
+use millstream_tests::etcd::EtcdCluster;
 use millstream_tests::programs::{Daemon, children, has_ended, wait_until};
 use millstream_tests::site::{Site, at};
 use millstream_tests::tiny_job::{Contents, TinyJob};
@@ -31,6 +32,8 @@ pub(crate) struct Case {
     pub(crate) ports: Vec<(&'static str, u16)>,
     /// Stand-ins for GPUs and their libraries, if the hosts have any.
     pub(crate) gpus: Option<StandIn>,
+    /// The etcd cluster of the site, if it has one: hosts find each other by it.
+    pub(crate) etcd: Option<EtcdCluster>,
 }
 
 impl Case {
@@ -61,12 +64,17 @@ impl Case {
         let free: Vec<_> = names.map(|name| (name, TcpListener::bind("127.0.0.1:0").unwrap())).collect();
         let port = |(name, listener): (_, TcpListener)| (name, listener.local_addr().unwrap().port());
         let ports = free.into_iter().map(port).collect();
-        Self { site, bucket, file, epochs, rows, ports, gpus: None }
+        Self { site, bucket, file, epochs, rows, ports, gpus: None, etcd: None }
     }
 
     /// With hosts that have two emulated GPUs each.
     pub(crate) fn with_gpus() -> Self {
         Self { gpus: Some(StandIn::whole().unwrap()), ..Self::new() }
+    }
+
+    /// With an etcd cluster of this number of members.
+    pub(crate) fn with_etcd(members: usize) -> Self {
+        Self { etcd: Some(EtcdCluster::start(members)), ..Self::new() }
     }
 
     /// The steps of the job.
@@ -89,7 +97,10 @@ impl Case {
     /// Writes the configuration of a host, whose workers use this network interface.
     pub(crate) fn configure(&self, name: &str, interface: &str) {
         let addresses: Vec<_> = self.ports.iter().map(|(name, _)| self.address(name)).collect();
-        let discover = at(&addresses.iter().map(String::as_str).collect::<Vec<_>>());
+        let discover = match &self.etcd {
+            Some(etcd) => format!("discover = ['etcd']\n{}", etcd.section()),
+            None => at(&addresses.iter().map(String::as_str).collect::<Vec<_>>()),
+        };
         let keys = format!("data_interface = '{interface}'\ndata_protection = 'isolated'\n{discover}");
         let (_, port) = self.ports.iter().find(|(host, _)| *host == name).unwrap();
         self.site.host_at(name, *port, &keys);

@@ -36,25 +36,31 @@ impl Reducer {
         Self { transport, limit, recorder, pool: Pool::default(), simd: Simd::detect() }
     }
 
-    /// Adds until all ranks have left the world. Returns the number of sums.
+    /// Adds until all ranks have left the world.
     ///
     /// # Errors
     /// If ranks send different things, one dies, or one has not sent its numbers in time.
-    pub fn run(&mut self) -> Result<u64, CollectiveError> {
-        let mut sums = 0;
-        loop {
-            let recorder = self.recorder.as_ref();
-            let Some(contributions) = self.transport.receive(self.limit, &mut self.pool, recorder)? else {
-                return Ok(sums);
-            };
-            let Contributions { label, deadline, numbers } = contributions;
-            let sum = self.add(label, numbers)?;
-            self.transport.answer((label, deadline), sum, self.recorder.as_ref())?;
-            if let Some(recorder) = &self.recorder {
-                recorder.end(label.number);
-            }
-            sums += 1;
+    pub fn run(&mut self) -> Result<(), CollectiveError> {
+        while self.add_next()? {}
+        Ok(())
+    }
+
+    /// Receives, adds and answers the next sum. Returns false if there is none.
+    fn add_next(&mut self) -> Result<bool, CollectiveError> {
+        let recorder = self.recorder.as_ref();
+        let Some(contributions) = self.transport.receive(self.limit, &mut self.pool, recorder)? else {
+            return Ok(false);
+        };
+        let Contributions { label, deadline, numbers } = contributions;
+        let sum = self.add(label, numbers);
+        let recorder = self.recorder.as_ref();
+        let answered = sum.and_then(|sum| self.transport.answer((label, deadline), sum, recorder));
+        match (recorder, &answered) {
+            (Some(recorder), Ok(())) => recorder.end(label.number),
+            (Some(recorder), Err(_)) => recorder.fail(label.number),
+            (None, _) => {}
         }
+        answered.map(|()| true)
     }
 
     /// The sum of the numbers of all ranks.

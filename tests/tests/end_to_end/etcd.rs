@@ -1,0 +1,249 @@
+//! Sites with etcd: the client against real clusters, and hosts that keep leases there and find each other by it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use millstream_peers::etcd::{Endpoint, Etcd, EtcdError, EtcdFiles, EtcdSpec};
+use millstream_tests::etcd::{EtcdCluster, EtcdTls};
+use millstream_tests::programs::{children, has_ended, wait_until};
+use millstream_tests::site::Site;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::hosts::case::{Case, succeed, train, waits_for_ranks};
+
+#[test]
+fn values_are_replaced_if_they_are_unchanged() {
+    let (cluster, runtime) = (EtcdCluster::start(1), Runtime::new().unwrap());
+    let etcd = cluster.client("site/a");
+    runtime.block_on(async {
+        let key = etcd.key("leases/x");
+        assert_eq!(key, "site/a/leases/x");
+        assert_eq!(etcd.get(&key).await.unwrap(), None);
+        assert_eq!(etcd.replace(&key, b"0".to_vec(), 1).await.unwrap(), None, "there is none to replace");
+        let first = etcd.create(&key, b"1".to_vec()).await.unwrap().unwrap();
+        assert_eq!(etcd.create(&key, b"other".to_vec()).await.unwrap(), None);
+        let second = etcd.replace(&key, b"2".to_vec(), first).await.unwrap().unwrap();
+        assert_eq!(etcd.replace(&key, b"other".to_vec(), first).await.unwrap(), None);
+        let kept = etcd.get(&key).await.unwrap().unwrap();
+        assert_eq!((kept.bytes, kept.revision), (b"2".to_vec(), second));
+        // Deleted and created again: the former version is not the present one.
+        etcd.delete(&key).await.unwrap();
+        etcd.put(&key, b"2".to_vec()).await.unwrap();
+        assert_eq!(etcd.replace(&key, b"other".to_vec(), second).await.unwrap(), None);
+
+        for name in ["peers/b", "peers/a", "peers0", "peer"] {
+            etcd.put(&etcd.key(name), name.into()).await.unwrap();
+        }
+        let keys = |listed: Vec<(String, _)>| listed.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+        let start = etcd.key("peers/");
+        assert_eq!(
+            keys(etcd.list(&start, 9).await.unwrap()),
+            ["site/a/peers/a", "site/a/peers/b"].map(String::from)
+        );
+        assert_eq!(etcd.list(&start, 1).await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn members_that_do_not_answer_are_passed_over() {
+    let (mut cluster, runtime) = (EtcdCluster::start(3), Runtime::new().unwrap());
+    let etcd = cluster.client("m");
+    runtime.block_on(async {
+        let mut revision = etcd.create("k", b"0".to_vec()).await.unwrap().unwrap();
+        // Each member is gone once, the one that the client asks first among them.
+        for member in 0..3 {
+            cluster.kill(member);
+            let replaced = replace_until_done(&etcd, revision).await;
+            revision = replaced;
+            cluster.restart(member);
+            wait_for(&etcd).await;
+        }
+        // Without a majority nothing is certain, and the reason names each member.
+        cluster.kill(0);
+        cluster.kill(1);
+        let began = Instant::now();
+        let error = etcd.get("k").await.unwrap_err();
+        assert!(matches!(error, EtcdError::Unreachable(_)), "{error}");
+        assert!(cluster.endpoints().iter().all(|endpoint| error.to_string().contains(endpoint)), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        cluster.restart(0);
+        wait_for(&etcd).await;
+        assert_eq!(etcd.get("k").await.unwrap().unwrap().revision, revision);
+    });
+}
+
+/// Replaces the value of `k`, as the holder of a lease does. Returns its new revision.
+async fn replace_until_done(etcd: &Etcd, mut revision: i64) -> i64 {
+    let value = format!("after {revision}").into_bytes();
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        match etcd.replace("k", value.clone(), revision).await {
+            Ok(Some(replaced)) => return replaced,
+            // An earlier request was applied, whose response was lost.
+            Ok(None) => {
+                let kept = etcd.get("k").await.unwrap().unwrap();
+                assert_eq!(kept.bytes, value);
+                revision = kept.revision;
+                return revision;
+            }
+            // The members elect a leader.
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    }
+}
+
+/// Waits until the cluster answers.
+async fn wait_for(etcd: &Etcd) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Err(error) = etcd.get("k").await {
+        assert!(Instant::now() < until, "{error}");
+    }
+}
+
+#[test]
+fn clients_and_members_have_certificates() {
+    let (site, runtime) = (Site::new(), Runtime::new().unwrap());
+    site.host("localhost", "");
+    let (ca, files) = (site.path().join("ca"), site.path().join("localhost"));
+    let cluster = EtcdCluster::start_encrypted(EtcdTls { ca: &ca, files: &files });
+    let endpoint = format!("https://localhost:{}", cluster.port(0));
+    let client = |ca: Option<&Path>, files: Option<&Path>| {
+        let identity = files.map(|files| (files.join("localhost.pem"), files.join("localhost.key")));
+        let files = EtcdFiles { ca: ca.map(|ca| ca.join("ca.pem")), identity };
+        let endpoints = vec![Endpoint::parse(&endpoint).unwrap()];
+        Etcd::new(EtcdSpec { endpoints, prefix: "m".to_owned(), files })
+    };
+    let (stranger, other) = (Site::new(), Site::new());
+    stranger.host("localhost", "");
+    runtime.block_on(async {
+        let admitted = client(Some(&ca), Some(&files));
+        let until = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = admitted.put("k", b"1".to_vec()).await {
+            assert!(Instant::now() < until, "{error}");
+        }
+        for (refused, why) in [
+            (client(Some(&ca), None), "no certificate"),
+            (client(Some(&ca), Some(&stranger.path().join("localhost"))), "another authority's certificate"),
+            (client(None, Some(&files)), "the system's authorities"),
+            (client(Some(&other.path().join("ca")), Some(&files)), "another authority"),
+            (client(Some(&site.path().join("absent")), Some(&files)), "no file"),
+        ] {
+            let error = refused.get("k").await.expect_err(why).to_string();
+            assert!(error.contains(&endpoint), "{why}: {error}");
+        }
+    });
+}
+
+/// What `lease.json` of a run says.
+fn lease_object(case: &Case, id: &str) -> Value {
+    serde_json::from_slice(&case.bucket.server.get(&format!("models/runs/{id}/lease.json")).unwrap()).unwrap()
+}
+
+/// The keys in etcd that begin with `start`, with their values.
+fn keys(case: &Case, start: &str) -> Vec<(String, Value)> {
+    let (runtime, etcd) = (Runtime::new().unwrap(), case.etcd.as_ref().unwrap().client("millstream"));
+    let listed = runtime.block_on(etcd.list(&etcd.key(start), 99)).unwrap();
+    listed.into_iter().map(|(key, kept)| (key, serde_json::from_slice(&kept.bytes).unwrap())).collect()
+}
+
+#[test]
+fn hosts_find_each_other_and_keep_the_lease_in_etcd() {
+    let mut case = Case::with_etcd(3);
+    let set = ["workers.reproducible=2"];
+    let wanted = case.undisturbed(&set);
+    assert_eq!(keys(&case, "peers/"), [], "a host that stops takes back its announcement");
+    let [first, second] = case.start_two();
+    assert_eq!(keys(&case, "peers/").len(), 2);
+    let id = case.submit(&first, 2, &["workers.reproducible=2", "workers.min=2"]);
+    train(&[&first, &second], &id);
+    wait_until("a checkpoint is written", || !first.show(&id)["checkpoint"].is_null());
+    let leases = keys(&case, &format!("leases/{id}-"));
+    let [(key, record)] = &leases[..] else { panic!("{leases:?}") };
+    assert!(record["led"]["head"]["step"].as_u64().is_some_and(|step| step > 0), "{record:#}");
+    assert_eq!(lease_object(&case, &id), json!({ "etcd_key": key }));
+    // A member of the cluster is gone: nothing happens.
+    let before = first.log(&id).lines().count();
+    case.etcd.as_mut().unwrap().kill(0);
+    std::thread::sleep(Duration::from_secs(4));
+    train(&[&first, &second], &id);
+    let log = first.log(&id);
+    assert!(!log.lines().skip(before).any(|line| line.contains("are killed")), "{log}");
+    case.etcd.as_mut().unwrap().restart(0);
+    // The leader is gone.
+    first.kill();
+    wait_until("the other host leads", || waits_for_ranks(&second, &id));
+    let first = case.restart("train-1");
+    train(&[&second, &first], &id);
+    // The whole cluster does not answer for longer than the lease is valid: nobody trains, until it does.
+    let etcd = case.etcd.as_ref().unwrap();
+    etcd.signal(Signal::STOP);
+    wait_until("nobody trains", || [&first, &second].iter().all(|daemon| children(daemon.pid()).is_empty()));
+    etcd.signal(Signal::CONT);
+    train(&[&second, &first], &id);
+    let ended = succeed(&[&first, &second], &id);
+    case.of_end(&ended).assert_same(&wanted);
+    for daemon in [first, second] {
+        daemon.stop();
+    }
+    assert_eq!(keys(&case, "peers/"), []);
+    let (_, record) = &keys(&case, &format!("leases/{id}-"))[0];
+    assert_eq!((&record["is_released"], &record["led"]["ended"]), (&json!(true), &json!("finished")));
+}
+
+#[test]
+fn a_run_without_checkpoints_that_fails_leaves_no_key() {
+    let case = Case::with_etcd(1);
+    case.bucket.server.put("models/data/train-damaged.parquet", "not a Parquet file");
+    let daemon = case.start("train-1");
+    let id = daemon.submit(&case.file, &["data.epochs=1"]);
+    wait_until("the job fails", || has_ended(&daemon.show(&id)));
+    let log = daemon.log(&id);
+    assert!(log.contains("train-damaged.parquet"), "{log}");
+    assert_eq!(keys(&case, "leases/"), []);
+    let names = case.bucket.server.names();
+    assert!(!names.iter().any(|name| name.contains("/runs/")), "{names:?}");
+}
+
+/// The run decides where its lease is, not the daemon: two daemons that differ in that must not both have it.
+#[test]
+fn a_run_keeps_its_lease_where_it_has_begun() {
+    let mut case = Case::with_etcd(1);
+    let wanted = case.undisturbed(&["workers.reproducible=2"]);
+    let one = ["workers.reproducible=2"];
+    let stopped_after_a_checkpoint = |case: &Case, id: Option<String>| {
+        let daemon = case.start("train-1");
+        let id = id.unwrap_or_else(|| case.submit(&daemon, 2, &one));
+        train(&[&daemon], &id);
+        daemon.stop();
+        id
+    };
+    let in_etcd = stopped_after_a_checkpoint(&case, None);
+    let etcd = case.etcd.take();
+    let daemon = case.start("train-1");
+    let waits = |why: &str| {
+        let why = why.to_owned();
+        let (daemon, id) = (&daemon, &in_etcd);
+        wait_until("the job waits", move || daemon.show(id)["reason"].as_str().unwrap().contains(&why));
+    };
+    waits("is in etcd, in the key millstream/leases/");
+    assert!(children(daemon.pid()).is_empty());
+    daemon.json(&["cancel", &in_etcd]);
+    let in_bucket = case.submit(&daemon, 2, &one);
+    train(&[&daemon], &in_bucket);
+    daemon.stop();
+    assert!(lease_object(&case, &in_bucket)["term"].is_number());
+    case.etcd = etcd;
+    let daemon = case.start("train-1");
+    let ended = daemon.succeeded(&in_bucket);
+    case.of_end(&ended).assert_same(&wanted);
+    assert!(lease_object(&case, &in_bucket)["term"].is_number(), "it stays in the bucket");
+    daemon.json(&["resume", &in_etcd]);
+    let ended = daemon.succeeded(&in_etcd);
+    case.of_end(&ended).assert_same(&wanted);
+    daemon.stop();
+    assert!(lease_object(&case, &in_etcd)["etcd_key"].is_string(), "it stays in etcd");
+}
