@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::peer::{Link, Peer};
 use super::worker::{InFlight, Progress, UcxError};
-use super::{Kind, Link, Peer, Workers, tag};
+use super::{Kind, Workers, tag};
 use crate::collective::error::CollectiveError;
 use crate::collective::memory::Buffer;
 use crate::collective::recorder::Recorder;
