@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use millstream_io::storage::StorageSpec;
+use millstream_peers::HostName;
 use millstream_peers::discovery::Source;
 use millstream_peers::etcd::EtcdSpec;
 use serde::Deserialize;
@@ -55,6 +56,8 @@ pub struct Config {
     pub etcd: Option<EtcdSpec>,
     /// The collector of traces, if there is one.
     pub traces: Option<TraceTarget>,
+    /// The name of this host for others, if it has peers: its certificate says.
+    pub host_name: Option<HostName>,
 }
 
 /// What can change while a daemon runs.
@@ -148,6 +151,7 @@ impl Config {
             storage: StorageSpec::default(),
             etcd: None,
             traces: None,
+            host_name: None,
         }
     }
 }

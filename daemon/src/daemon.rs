@@ -28,6 +28,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_io::storage::{Directory, StorageSpec, Stores};
 use millstream_job::JobError;
+use millstream_peers::HostName;
 use millstream_peers::etcd::Etcd;
 use millstream_pipeline::ingest::Explanation;
 use millstream_trainer::metrics::Metrics;
@@ -140,7 +141,9 @@ struct Shared {
     /// Sends what happens to jobs to a collector, if one is configured.
     traces: Traces,
     gpus: GpuWatch,
-    /// The daemons of other hosts, if it has peers.
+    /// The name of this host for others, if it has peers.
+    host_name: Option<HostName>,
+    /// Their daemons.
     peers: Arc<OnceLock<Arc<Peers>>>,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
@@ -188,6 +191,7 @@ impl Daemon {
             audit: Mutex::default(),
             traces,
             gpus,
+            host_name: config.host_name,
             peers: Arc::default(),
             outcomes: Arc::default(),
             started_ms: now_ms(),

@@ -10,7 +10,7 @@ use millstream_peers::discovery::{Board, Registry, Source, Target};
 use millstream_peers::hosts::{Hosts, PeerSnapshot, PeerState};
 use millstream_peers::server::{Refusals, ThisHost, serve};
 use millstream_peers::tls::Identity;
-use millstream_peers::{About, HostStatus, LinkError, Measurement, measure};
+use millstream_peers::{About, HostName, HostStatus, LinkError, Measurement, measure};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -88,6 +88,11 @@ impl PeerPort {
         let about = About { host, version, instance: rand::random(), address: address.to_string() };
         let network = data.as_ref().map(|data| data.interface.clone());
         Ok(Self { listener: listening, identity, about, sources: sources.clone(), network })
+    }
+
+    /// The name of this host, which its certificate has.
+    pub(crate) fn host_name(&self) -> &HostName {
+        &self.about.host
     }
 
     /// Serves other daemons and looks for them, on `runtime`, until [`Peers::stop`]. Not on the threads that answer requests:
@@ -252,8 +257,6 @@ fn choose(known: &[PeerSnapshot], wanted: &[String]) -> Result<Vec<(String, Stri
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use millstream_peers::HostName;
-
     use super::*;
 
     #[test]

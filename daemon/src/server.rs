@@ -77,7 +77,8 @@ pub async fn serve(
     };
     let peer_port = config.peers.as_ref().map(PeerPort::bind).transpose()?;
     let worker = config.daemon.worker.clone().in_groups(WorkerGroups::take_over());
-    let daemon = Daemon::start(Config { worker, ..config.daemon.clone() })?;
+    let host_name = peer_port.as_ref().map(|port| port.host_name().clone());
+    let daemon = Daemon::start(Config { worker, host_name, ..config.daemon.clone() })?;
     let web = Web::new(daemon.clone())?;
     if let Some(listener) = web_listener {
         let _entered = control.handle.enter();

@@ -24,7 +24,7 @@
 //!   (`collective/operations.rs`), and [`add_losses`] those of all workers.
 //! - Rows of tables, and weights of rows: in the order of the parts.
 //!
-//! Without `S`, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
+//! Without `S`, and without reducers, the order of sums need not be known: devices that are connected to each other ([`Backend::connect`]) add the
 //! gradients of layers and the losses themselves, in place, and gather the rows of tables, or sum small ones. Nothing but the
 //! numbers of rows then passes through host memory (`exchange/devices.rs`). Sums of large gradients start while the backward pass
 //! continues (`exchange/early.rs`).

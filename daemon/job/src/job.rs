@@ -340,6 +340,7 @@ pub(crate) fn read_job(
     training.workers = NonZeroU32::new(workers.per_host);
     training.shards = workers.reproducible.and_then(NonZeroU32::new);
     training.uneven_parts = workers.max.is_some();
+    training.through_hosts = !workers.reducers.is_empty();
     workers::apply_devices((&workers, places), names_device, &mut training, &top);
     workers::apply_gradient_precision((&workers, places), &mut training, &top);
     if let Some(auto) = &mut auto_batch {
@@ -370,7 +371,6 @@ pub(crate) fn read_job(
         model: &model,
         search: search.is_some(),
         directories: &directories,
-        device: training.device,
     };
     workers::check_hosts((&workers, places), &uses, &top);
     top.finish();

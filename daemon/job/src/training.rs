@@ -77,6 +77,7 @@ pub(super) fn read(
         shards: None,
         uneven_parts: false,
         gradient_precision: Precision::Fp32,
+        through_hosts: false,
     }
 }
 

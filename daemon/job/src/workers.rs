@@ -306,13 +306,7 @@ pub(super) fn check_hosts((spec, places): (&WorkersSpec, Places), job: &HostsUse
         }
         return;
     };
-    let HostsUse { data, auto, model, search, directories, device } = *job;
-    if !spec.reducers.is_empty() && device != DeviceSpec::Cpu {
-        let why = format!(
-            "reducers add gradients of workers on CPUs, but `training.device` is \"{device}\"; remove `reducers`"
-        );
-        top.error_at(places.reducers, why);
-    }
+    let HostsUse { data, auto, model, search, directories } = *job;
     let refuse = |why: &str| top.error_at(places.max, format!("training on several hosts: {why}"));
     if max < spec.per_host {
         refuse(&format!("expected at least `per_host = {}`, found {max}", spec.per_host));
@@ -360,8 +354,6 @@ pub(super) struct HostsUse<'a> {
     pub(super) model: &'a ModelSpec,
     /// Whether it is a search.
     pub(super) search: bool,
-    /// Where it trains.
-    pub(super) device: DeviceSpec,
     /// The directories that it uses, by their keys.
     pub(super) directories: &'a [(&'static str, &'a Directory)],
 }
@@ -410,6 +402,7 @@ pub(super) fn check(
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::num::NonZeroU32;
     use std::path::Path;
 
     use millstream_trainer::spec::{DeviceSpec, Precision};
@@ -637,11 +630,12 @@ model = { kind = "mlp", features = ["age", "list"], hidden = [4], optimizer = { 
         assert!(error.contains("expected names of hosts, in which `*` is any text: "), "{error}");
         let error = read(&["workers.reducers=[\"big\"]"]).unwrap_err();
         assert!(error.contains("reducers are other hosts: set `max`, or remove `reducers`"), "{error}");
-        let error = read_in_bucket(&["workers.reducers=[\"big\"]", "training.device=cuda"]).unwrap_err();
-        assert!(
-            error.contains("reducers add gradients of workers on CPUs, but `training.device` is \"cuda"),
-            "{error}"
-        );
+        for (reducers, on_devices) in [("[]", true), ("[\"big\"]", false)] {
+            let reducers = format!("workers.reducers={reducers}");
+            let mut training = read_in_bucket(&[&reducers, "training.device=cuda"]).unwrap().training;
+            training.workers = NonZeroU32::new(2);
+            assert_eq!(training.may_sum_on_devices(), on_devices, "{reducers}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use millstream_batch::Count;
 use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_io::storage::{Directory, is_local};
 use millstream_job::{Job, Warning};
+use millstream_trainer::spec::DeviceSpec;
 use tracing::Level;
 
 use super::{Daemon, SubmitError, user_of};
@@ -271,6 +272,15 @@ impl Daemon {
         self.enqueue((job, source.requester), record.clone(), Entry::Restarted, |_, _| Ok(()))
     }
 
+    /// The job as it runs on this host: one that adds gradients for the workers of others needs no GPU.
+    pub(super) fn as_run_here(&self, mut job: Job) -> Job {
+        let host = self.shared.host_name.as_ref();
+        if host.is_some_and(|host| job.workers.reduces_on(host.as_str())) {
+            (job.training.device, job.training.gpus) = (DeviceSpec::Cpu, Vec::new());
+        }
+        job
+    }
+
     /// Adds a job to the queue, if `check` accepts that. It does not start yet.
     fn enqueue(
         &self,
@@ -283,7 +293,7 @@ impl Daemon {
         let recorder = self.recorder(record);
         let active = ActiveJob { recorder: Arc::clone(&recorder), control: Arc::clone(&control) };
         let supervisor = Supervisor::new(
-            (job, requester),
+            (self.as_run_here(job), requester),
             self.shared.worker.clone(),
             &self.shared.storage,
             recorder,

@@ -95,7 +95,7 @@ impl Daemon {
         let directory = RunDirectory::new(address, &self.storage(&StorageSpec::default()));
         // Of the daemon itself, so it may read nothing of this host: `workers.max` allows data in buckets only.
         let requester = Requester::Trusted;
-        let job = runs::job_of(&directory, &requester)?;
+        let job = self.as_run_here(runs::job_of(&directory, &requester)?);
         ensure!(job.workers.max.is_some(), "it has no `workers.max`");
         devices::check(&ranks::gpus(&job.training), || survey::sample_gpus(&self.shared.worker))?;
         let directory = RunDirectory::new(directory.address().clone(), &self.storage(&job.storage));

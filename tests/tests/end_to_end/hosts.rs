@@ -7,11 +7,11 @@ pub(crate) mod case;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, wait_until};
+use millstream_tests::programs::{Daemon, children, has_ended, is_alive, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use case::{Case, succeed, train, waits_for_ranks};
+use case::{Case, kill_worker, see_each_other, succeed, train, waits_for_ranks};
 
 #[test]
 fn hosts_train_as_one_through_the_loss_of_workers_hosts_and_the_leader() {
@@ -22,7 +22,7 @@ fn hosts_train_as_one_through_the_loss_of_workers_hosts_and_the_leader() {
     // A host alone waits, so the job does not end meanwhile.
     let id = case.submit(&first, 2, &["workers.reproducible=2", "workers.min=2"]);
     train(&[&first, &second], &id);
-    kill(children(second.pid())[0]);
+    kill_worker(&second);
     train(&[&first, &second], &id);
     // A host is gone, and comes back.
     second.kill();
@@ -79,7 +79,7 @@ fn gpus_of_two_hosts_train_as_one_gpu() {
         let id = case.submit(daemons[0], 4, &set);
         if let [first, second] = daemons {
             wait_until("a checkpoint is written", || !first.show(&id)["checkpoint"].is_null());
-            kill(children(second.pid())[0]);
+            kill_worker(second);
         }
         let ended = succeed(daemons, &id);
         assert_eq!(ended["progress"]["step"].as_u64(), Some(30), "{ended}");
@@ -117,10 +117,10 @@ fn a_reducer_adds_for_the_workers_of_other_hosts() {
     let shown = reducer.show(&id);
     // Known only after two sums.
     assert!(shown["workers"][0]["exchange_fraction"].is_number(), "{shown:#}");
-    kill(children(reducer.pid())[0]);
+    kill_worker(&reducer);
     wait_until("the loss is known", || first.log(&id).contains("host train-3: "));
     train(&hosts, &id);
-    kill(children(second.pid())[0]);
+    kill_worker(&second);
     train(&hosts, &id);
     // Its host is gone: the others continue without it. It takes part again when it is back.
     reducer.kill();
@@ -133,6 +133,37 @@ fn a_reducer_adds_for_the_workers_of_other_hosts() {
     for daemon in hosts {
         assert!(children(daemon.pid()).is_empty());
     }
+}
+
+/// A host without GPUs adds the gradients of those of others.
+#[test]
+fn a_reducer_without_gpus_adds_for_gpus() {
+    let mut case = Case::with_gpus();
+    let large = ["data.epochs=1", "data.batch_size=800", "model.deep.hidden=[64, 32]", "workers.devices=[0]"];
+    let alone = case.start("alone");
+    let id = case.submit(&alone, 1, &large);
+    let wanted = alone.succeeded(&id);
+    alone.stop();
+    let (first, second) = (case.start("train-1"), case.start("train-2"));
+    case.gpus = None;
+    let reducer = case.start("train-3");
+    let hosts = [first, second, reducer];
+    see_each_other(&hosts);
+    let [first, _, reducer] = &hosts;
+    let reduced = ["workers.min=2", "workers.reducers=[\"train-3\"]"];
+    let id = case.submit(first, 2, &[&large[..], &reduced].concat());
+    let adds = |job: &Value| job["workers"][0]["exchange_fraction"].is_number();
+    wait_until("the reducer knows the job", || reducer.run(&["show", &id]).status.success());
+    wait_until("the reducer takes part in sums", || {
+        let shown = reducer.show(&id);
+        adds(&shown) || has_ended(&shown)
+    });
+    assert!(adds(&reducer.show(&id)), "{:#}", reducer.show(&id));
+    let ended = succeed(&hosts.each_ref(), &id);
+    assert_eq!(ended["progress"]["step"], wanted["progress"]["step"], "{ended:#}");
+    let auc = |job: &Value| job["eval"]["auc"].as_f64().unwrap_or_else(|| panic!("{job:#}"));
+    let (one, several) = (auc(&wanted), auc(&ended));
+    assert!((one - several).abs() < 1e-4, "{several}, and on one GPU {one}");
 }
 
 #[test]

@@ -79,6 +79,9 @@ pub struct TrainingSpec {
     /// The precision in which workers exchange gradients.
     #[serde(default, skip_serializing_if = "is_default")]
     pub gradient_precision: Precision,
+    /// Whether gradients pass through the memory of the hosts although devices could add them: reducers on other hosts do.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub through_hosts: bool,
 }
 
 impl TrainingSpec {
@@ -95,7 +98,7 @@ impl TrainingSpec {
 
     /// Whether devices that can be connected add gradients: the order of their sums is not known.
     pub fn may_sum_on_devices(&self) -> bool {
-        self.ranks() > 1 && self.shards.is_none()
+        self.ranks() > 1 && self.shards.is_none() && !self.through_hosts
     }
 
     /// The number of parts that every batch is cut into.

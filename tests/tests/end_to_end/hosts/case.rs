@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use millstream_test_cuda::StandIn;
 use millstream_tests::bucket::Bucket;
 use millstream_tests::etcd::EtcdCluster;
-use millstream_tests::programs::{Daemon, children, has_ended, wait_until};
+use millstream_tests::programs::{Daemon, children, has_ended, kill, wait_until};
 use millstream_tests::site::{Site, at};
 use millstream_tests::tiny_job::{Contents, TinyJob};
 use serde_json::Value;
@@ -200,6 +200,11 @@ pub(crate) fn train(daemons: &[&Daemon], id: &str) {
         assert!(!has_ended(&shown), "{shown:#}");
         step(daemons[0], id) >= before + 300
     });
+}
+
+/// Kills a worker of a host, once it has one: those of all hosts may just be replaced.
+pub(crate) fn kill_worker(daemon: &Daemon) {
+    wait_until("the host has a worker", || children(daemon.pid()).first().is_some_and(|&pid| kill(pid)));
 }
 
 /// Whether a host leads the job, and waits for another one.
