@@ -350,6 +350,12 @@ fn crash_loop(led: &mut Led, culprits: &[&str]) -> Outcome {
     panic!("the job continues")
 }
 
+/// The end of a job after too many failures, the last of them for this reason.
+fn given_up(reason: &str) -> Outcome {
+    let given_up = "gave up after 3 attempts without a new checkpoint or image; last failure: ";
+    Outcome::Failed(Reason::new(&format!("{given_up}{reason}")))
+}
+
 impl Led {
     fn proposed_to(&self, host: &str) -> bool {
         let proposed = self.proposed();
@@ -361,7 +367,7 @@ impl Led {
 fn a_crash_loop_over_generations_ends_with_its_reason() {
     let mut led = training();
     let outcome = crash_loop(&mut led, &["a", "b", "a"]);
-    assert_eq!(outcome, Outcome::Failed(Reason::new("host a: out of memory")));
+    assert_eq!(outcome, given_up("host a: out of memory"));
     assert!(matches!(led.on(Event::Concluded)[0], Action::Send { message: ToMember::Over { .. }, .. }));
 }
 
@@ -370,7 +376,7 @@ fn the_second_failure_in_a_row_leaves_a_host_out_and_renews_the_budget() {
     let mut led = training();
     // The third generation is of b alone, which has a new budget.
     let outcome = crash_loop(&mut led, &["a", "a", "b", "b", "b"]);
-    assert_eq!(outcome, Outcome::Failed(Reason::new("host b: out of memory")));
+    assert_eq!(outcome, given_up("host b: out of memory"));
 }
 
 #[test]
@@ -407,7 +413,7 @@ fn a_loss_that_no_host_explains_is_a_failure() {
             led.join(&["a", "b"], None);
         }
     }
-    assert_eq!(led.actions, [Action::Conclude(Outcome::Failed(Reason::new("no route to b")))]);
+    assert_eq!(led.actions, [Action::Conclude(given_up("no route to b"))]);
 }
 
 #[test]

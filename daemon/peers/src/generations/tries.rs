@@ -62,10 +62,12 @@ impl Tries {
         }
     }
 
-    /// The time until the next generation, or the last reason if the budget is spent.
+    /// The time until the next generation, or why the job fails if the budget is spent.
     pub(super) fn back_off(&self) -> Result<Duration, Reason> {
         match &self.reason {
-            Some(reason) if self.failures >= MAX_FAILURES => Err(reason.clone()),
+            Some(reason) if self.failures >= MAX_FAILURES => Err(Reason::new(&format!(
+                "gave up after {MAX_FAILURES} attempts without a new checkpoint or image; last failure: {reason}"
+            ))),
             _ if self.failures == 0 => Ok(Duration::ZERO),
             _ => Ok(FIRST_BACK_OFF * BACK_OFF_FACTOR.pow(self.failures - 1)),
         }
@@ -80,8 +82,8 @@ mod tests {
     fn back_off_grows_until_the_budget_is_spent() {
         let mut tries = Tries::default();
         assert_eq!(tries.back_off(), Ok(Duration::ZERO));
-        for wanted in [Ok(Duration::from_millis(200)), Ok(Duration::from_secs(1)), Err(Reason::new("killed"))]
-        {
+        let end = "gave up after 3 attempts without a new checkpoint or image; last failure: killed";
+        for wanted in [Ok(Duration::from_millis(200)), Ok(Duration::from_secs(1)), Err(Reason::new(end))] {
             tries.on_failure(Reason::new("killed"));
             assert_eq!(tries.back_off(), wanted);
         }
