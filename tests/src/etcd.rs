@@ -5,8 +5,10 @@
 
 use std::io;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use millstream_peers::etcd::{Endpoint, Etcd, EtcdFiles, EtcdSpec};
 use rustix::process::{Pid, Signal, kill_process};
@@ -69,13 +71,24 @@ impl EtcdCluster {
         cluster
     }
 
-    /// A client of the cluster, with keys that begin with `prefix`.
+    /// A client of the cluster that asks each member once, with keys that begin with `prefix`.
     ///
     /// # Panics
     /// Never: the endpoints are valid.
     pub fn client(&self, prefix: &str) -> Etcd {
         let endpoints = self.endpoints().iter().map(|endpoint| Endpoint::parse(endpoint).unwrap()).collect();
-        Etcd::new(EtcdSpec { endpoints, prefix: prefix.to_owned(), files: EtcdFiles::default() })
+        let (prefix, files) = (prefix.to_owned(), EtcdFiles::default());
+        Etcd::new(EtcdSpec { endpoints, prefix, retry: Duration::ZERO, files })
+    }
+
+    /// A client of this member only.
+    ///
+    /// # Panics
+    /// Never: its endpoint is valid.
+    pub fn client_of(&self, member: usize) -> Etcd {
+        let endpoints = vec![Endpoint::parse(&self.endpoints()[member]).unwrap()];
+        let (prefix, files) = ("test".to_owned(), EtcdFiles::default());
+        Etcd::new(EtcdSpec { endpoints, prefix, retry: Duration::ZERO, files })
     }
 
     /// The addresses of the members.
@@ -111,13 +124,13 @@ impl EtcdCluster {
         self.start_member(member, None);
     }
 
-    /// Sends a signal to all members.
+    /// Sends a signal to these members.
     ///
     /// # Panics
     /// If one does not run.
-    pub fn signal(&self, signal: Signal) {
-        for process in self.members.iter().filter_map(|member| member.process.as_ref()) {
-            kill_process(Pid::from_child(process), signal).unwrap();
+    pub fn signal(&self, members: Range<usize>, signal: Signal) {
+        for member in &self.members[members] {
+            kill_process(Pid::from_child(member.process.as_ref().unwrap()), signal).unwrap();
         }
     }
 

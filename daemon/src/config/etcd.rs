@@ -1,6 +1,7 @@
 //! The section `[etcd]`: the etcd cluster of the site.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use millstream_peers::etcd::{Endpoint, EtcdFiles, EtcdSpec};
@@ -8,8 +9,11 @@ use serde::Deserialize;
 
 use super::{Surroundings, resolve_file};
 
-/// What the keys of Millstream begin with.
+/// The default key prefix.
 const DEFAULT_PREFIX: &str = "millstream";
+
+/// How long members are asked again if none answers. Leases that are held have shorter limits.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// The keys of the section.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -17,7 +21,7 @@ const DEFAULT_PREFIX: &str = "millstream";
 pub struct EtcdSection {
     /// The members of the cluster, or some of them.
     pub endpoints: Vec<String>,
-    /// What the keys of Millstream begin with.
+    /// The key prefix of Millstream.
     pub prefix: Option<String>,
     /// The certificate of the authority of the members.
     pub ca: Option<PathBuf>,
@@ -47,7 +51,7 @@ impl EtcdSection {
                 "etcd.endpoints: certificates are for https://, and {endpoint} is not"
             );
         }
-        Ok(EtcdSpec { endpoints, prefix: prefix.to_owned(), files })
+        Ok(EtcdSpec { endpoints, prefix: prefix.to_owned(), retry: RETRY, files })
     }
 }
 

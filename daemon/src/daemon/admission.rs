@@ -32,6 +32,10 @@ const PRIORITIES: RangeInclusive<i32> = -1000..=1000;
 /// Maximum size of a submitted job file. Parsing needs a few hundred times as much memory.
 const MAX_JOB_FILE_BYTES: usize = 1 << 20;
 
+/// Why a reducer refuses a job that it would decide wrongly on.
+const REDUCER_DECIDES: &str = "`batch_size = \"auto\"` is chosen for the memory of the host that a job is submitted to, and this host only adds \
+                               gradients (`workers.reducers`); submit the job to a host that trains";
+
 impl Daemon {
     pub(super) fn submit_now(
         &self,
@@ -90,9 +94,16 @@ impl Daemon {
         if job.workers.max.is_some() && self.peers().is_none() {
             return Err(anyhow!(NO_PEERS).into());
         }
+        if self.reduces(&job) && job.auto_batch.is_some() {
+            return Err(anyhow!(REDUCER_DECIDES).into());
+        }
         // Again, before the run directory exists.
         self.check_room(owner.as_ref())?;
-        let devices = devices::setting(&job, || survey::sample_gpus(&self.shared.worker))?;
+        let has_numbers = job.workers.devices.as_ref().is_none_or(|devices| devices.numbers().is_some());
+        let devices = match self.reduces(&job) && has_numbers {
+            true => Vec::new(),
+            false => devices::setting(&job, || survey::sample_gpus(&self.shared.worker))?,
+        };
         let storage = storage.for_job(&job.storage);
         let (run, mut pinned) = if resume {
             let run = runs::newest_unfinished(&job, &requester, &storage)?;
@@ -272,11 +283,17 @@ impl Daemon {
         self.enqueue((job, source.requester), record.clone(), Entry::Restarted, |_, _| Ok(()))
     }
 
-    /// The job as it runs on this host: one that adds gradients for the workers of others needs no GPU.
+    /// Whether this host adds gradients for the workers of others in a job, and has none.
+    fn reduces(&self, job: &Job) -> bool {
+        self.shared.host_name.as_ref().is_some_and(|host| job.workers.reduces_on(host.as_str()))
+    }
+
+    /// The job as it runs on this host: a reducer needs no GPU, and has no workers but itself.
     pub(super) fn as_run_here(&self, mut job: Job) -> Job {
-        let host = self.shared.host_name.as_ref();
-        if host.is_some_and(|host| job.workers.reduces_on(host.as_str())) {
-            (job.training.device, job.training.gpus) = (DeviceSpec::Cpu, Vec::new());
+        if self.reduces(&job) {
+            job.workers.per_host = 1;
+            let training = &mut job.training;
+            (training.device, training.gpus, training.workers) = (DeviceSpec::Cpu, Vec::new(), None);
         }
         job
     }

@@ -68,17 +68,17 @@ impl Storage {
     }
 
     /// The result of `work`, which changes a run, once the `lease` is confirmed.
-    fn change<T>(
+    fn change<T, E: Into<anyhow::Error>>(
         &self,
         lease: Option<&Lease>,
-        work: impl Future<Output = Result<T, millstream_io::Error>>,
+        work: impl Future<Output = Result<T, E>>,
     ) -> Result<T> {
         self.runtime.block_on(async {
-            let Some(lease) = lease else { return Ok(work.await?) };
+            let Some(lease) = lease else { return work.await.map_err(Into::into) };
             lease.confirm().await?;
             let limit = lease.change_timeout();
             let done = tokio::time::timeout(limit, work).await;
-            Ok(done.with_context(|| format!("no answer within {} s", limit.as_secs()))??)
+            done.with_context(|| format!("no answer within {} s", limit.as_secs()))?.map_err(Into::into)
         })
     }
 }
@@ -296,7 +296,7 @@ impl RunDirectory {
                     storage.change(lease.as_deref(), deleted)?;
                 }
                 // Last: without it, another daemon could take the run.
-                storage.runtime.block_on(lease::remove((&self.address, storage)))
+                storage.change(lease.as_deref(), lease::remove((&self.address, storage)))
             }
         }
     }

@@ -28,6 +28,7 @@ mod holder;
 mod keeping;
 mod record;
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -302,7 +303,9 @@ impl Lease {
     /// As for [`Lease::begin_term`].
     pub(crate) async fn begin_epoch(&self, newest: Option<Head>) -> Result<(u64, Led), LeaseError> {
         let mut current = self.shared.current.lock().await;
-        let epoch = current.record.term / EPOCH_TERMS + 1;
+        // The record may be newer than the checkpoints: a person has deleted the one before.
+        let last = newest.map_or(0, |head| head.term).max(current.record.term);
+        let epoch = last / EPOCH_TERMS + 1;
         current.record.term = generation_term(epoch, 0).saturating_add(EPOCH_TERMS - 1);
         current.record.led.get_or_insert(Led { head: newest, ended: None });
         self.shared.renew(&mut current).await?;
@@ -413,12 +416,17 @@ impl Lease {
     }
 }
 
-/// Deletes the record of the run in `directory`, which no daemon may have the lease of any more.
+/// Deletes the record of the run in `directory`, whose lease this process has, or nobody.
 ///
 /// # Errors
-/// When storage fails.
-pub(crate) async fn remove(place: Place<'_>) -> Result<()> {
-    Keeping::remove(place).await
+/// When storage or etcd fails.
+pub(super) async fn remove((directory, storage): Place<'_>) -> Result<()> {
+    let found = Keeping::find((directory, storage)).await?;
+    storage.stores.delete(&directory.join(LEASE).text(), Path::new("/")).await?;
+    if let Some((Keeping::Key(etcd, key), ..)) = found {
+        etcd.delete(&key).await?;
+    }
+    Ok(())
 }
 
 impl std::fmt::Debug for Lease {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use millstream_peers::etcd::{Endpoint, Etcd, EtcdError, EtcdFiles, EtcdSpec};
 use millstream_tests::etcd::{EtcdCluster, EtcdTls};
-use millstream_tests::programs::{children, has_ended, wait_until};
+use millstream_tests::programs::{Daemon, children, has_ended, wait_until};
 use millstream_tests::site::Site;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -57,10 +57,19 @@ fn members_that_do_not_answer_are_passed_over() {
         // Each member is gone once, the one that the client asks first among them.
         for member in 0..3 {
             cluster.kill(member);
-            let replaced = replace_until_done(&etcd, revision).await;
-            revision = replaced;
+            revision = replace_until_done(&etcd, revision).await;
             cluster.restart(member);
-            wait_for(&etcd).await;
+            wait_for(&cluster.client_of(member)).await;
+        }
+        // One that accepts connections, but does not answer, costs a time limit, and only once.
+        for member in 0..3 {
+            cluster.signal(member..member + 1, Signal::STOP);
+            revision = replace_until_done(&etcd, revision).await;
+            let again = Instant::now();
+            assert!(etcd.get("k").await.is_ok());
+            assert!(again.elapsed() < Duration::from_secs(1), "{:?}", again.elapsed());
+            cluster.signal(member..member + 1, Signal::CONT);
+            wait_for(&cluster.client_of(member)).await;
         }
         // Without a majority nothing is certain, and the reason names each member.
         cluster.kill(0);
@@ -77,7 +86,7 @@ fn members_that_do_not_answer_are_passed_over() {
 }
 
 /// Replaces the value of `k`, as the holder of a lease does. Returns its new revision.
-async fn replace_until_done(etcd: &Etcd, mut revision: i64) -> i64 {
+async fn replace_until_done(etcd: &Etcd, revision: i64) -> i64 {
     let value = format!("after {revision}").into_bytes();
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -87,8 +96,7 @@ async fn replace_until_done(etcd: &Etcd, mut revision: i64) -> i64 {
             Ok(None) => {
                 let kept = etcd.get("k").await.unwrap().unwrap();
                 assert_eq!(kept.bytes, value);
-                revision = kept.revision;
-                return revision;
+                return kept.revision;
             }
             // The members elect a leader.
             Err(error) => assert!(Instant::now() < until, "{error}"),
@@ -114,8 +122,8 @@ fn clients_and_members_have_certificates() {
     let client = |ca: Option<&Path>, files: Option<&Path>| {
         let identity = files.map(|files| (files.join("localhost.pem"), files.join("localhost.key")));
         let files = EtcdFiles { ca: ca.map(|ca| ca.join("ca.pem")), identity };
-        let endpoints = vec![Endpoint::parse(&endpoint).unwrap()];
-        Etcd::new(EtcdSpec { endpoints, prefix: "m".to_owned(), files })
+        let (endpoints, prefix) = (vec![Endpoint::parse(&endpoint).unwrap()], "m".to_owned());
+        Etcd::new(EtcdSpec { endpoints, prefix, retry: Duration::ZERO, files })
     };
     let (stranger, other) = (Site::new(), Site::new());
     stranger.host("localhost", "");
@@ -125,15 +133,17 @@ fn clients_and_members_have_certificates() {
         while let Err(error) = admitted.put("k", b"1".to_vec()).await {
             assert!(Instant::now() < until, "{error}");
         }
-        for (refused, why) in [
-            (client(Some(&ca), None), "no certificate"),
-            (client(Some(&ca), Some(&stranger.path().join("localhost"))), "another authority's certificate"),
-            (client(None, Some(&files)), "the system's authorities"),
-            (client(Some(&other.path().join("ca")), Some(&files)), "another authority"),
-            (client(Some(&site.path().join("absent")), Some(&files)), "no file"),
+        let stranger = stranger.path().join("localhost");
+        for (refused, why, message) in [
+            (client(Some(&ca), None), "no certificate", "CertificateRequired"),
+            (client(Some(&ca), Some(&stranger)), "another authority's certificate", "certificate"),
+            (client(None, Some(&files)), "the system's authorities", "UnknownIssuer"),
+            (client(Some(&other.path().join("ca")), Some(&files)), "another authority", "certificate"),
+            (client(Some(&site.path().join("absent")), Some(&files)), "no file", "No such file"),
         ] {
             let error = refused.get("k").await.expect_err(why).to_string();
-            assert!(error.contains(&endpoint), "{why}: {error}");
+            assert!(error.contains(&endpoint) && error.contains(message), "{why}: {error}");
+            assert!(admitted.get("k").await.unwrap().is_some(), "etcd goes on");
         }
     });
 }
@@ -164,7 +174,8 @@ fn hosts_find_each_other_and_keep_the_lease_in_etcd() {
     let leases = keys(&case, &format!("leases/{id}-"));
     let [(key, record)] = &leases[..] else { panic!("{leases:?}") };
     assert!(record["led"]["head"]["step"].as_u64().is_some_and(|step| step > 0), "{record:#}");
-    assert_eq!(lease_object(&case, &id), json!({ "etcd_key": key }));
+    let run = format!("s3://models/runs/{id}");
+    assert_eq!(lease_object(&case, &id), json!({ "etcd_key": key, "run": run }));
     // A member of the cluster is gone: nothing happens.
     let before = first.log(&id).lines().count();
     case.etcd.as_mut().unwrap().kill(0);
@@ -180,9 +191,9 @@ fn hosts_find_each_other_and_keep_the_lease_in_etcd() {
     train(&[&second, &first], &id);
     // The whole cluster does not answer for longer than the lease is valid: nobody trains, until it does.
     let etcd = case.etcd.as_ref().unwrap();
-    etcd.signal(Signal::STOP);
+    etcd.signal(0..3, Signal::STOP);
     wait_until("nobody trains", || [&first, &second].iter().all(|daemon| children(daemon.pid()).is_empty()));
-    etcd.signal(Signal::CONT);
+    etcd.signal(0..3, Signal::CONT);
     train(&[&second, &first], &id);
     let ended = succeed(&[&first, &second], &id);
     case.of_end(&ended).assert_same(&wanted);
@@ -199,13 +210,23 @@ fn a_run_without_checkpoints_that_fails_leaves_no_key() {
     let case = Case::with_etcd(1);
     case.bucket.server.put("models/data/train-damaged.parquet", "not a Parquet file");
     let daemon = case.start("train-1");
+    // A count of all changes in etcd.
+    let (runtime, etcd) = (Runtime::new().unwrap(), case.etcd.as_ref().unwrap().client("test"));
+    let before = runtime.block_on(etcd.create("before", Vec::new())).unwrap().unwrap();
     let id = daemon.submit(&case.file, &["data.epochs=1"]);
     wait_until("the job fails", || has_ended(&daemon.show(&id)));
     let log = daemon.log(&id);
     assert!(log.contains("train-damaged.parquet"), "{log}");
     assert_eq!(keys(&case, "leases/"), []);
+    let after = runtime.block_on(etcd.create("after", Vec::new())).unwrap().unwrap();
+    assert!(after >= before + 3, "a key is written and deleted: {before}, {after}");
     let names = case.bucket.server.names();
     assert!(!names.iter().any(|name| name.contains("/runs/")), "{names:?}");
+}
+
+/// Why a job is in its state.
+fn reason(daemon: &Daemon, id: &str) -> String {
+    daemon.show(id)["reason"].as_str().unwrap().to_owned()
 }
 
 /// The run decides where its lease is, not the daemon: two daemons that differ in that must not both have it.
@@ -224,19 +245,25 @@ fn a_run_keeps_its_lease_where_it_has_begun() {
     let in_etcd = stopped_after_a_checkpoint(&case, None);
     let etcd = case.etcd.take();
     let daemon = case.start("train-1");
-    let waits = |why: &str| {
-        let why = why.to_owned();
-        let (daemon, id) = (&daemon, &in_etcd);
-        wait_until("the job waits", move || daemon.show(id)["reason"].as_str().unwrap().contains(&why));
-    };
-    waits("is in etcd, in the key millstream/leases/");
+    let why = "is in etcd, in the key millstream/leases/";
+    wait_until("the job waits", || reason(&daemon, &in_etcd).contains(why));
     assert!(children(daemon.pid()).is_empty());
     daemon.json(&["cancel", &in_etcd]);
     let in_bucket = case.submit(&daemon, 2, &one);
     train(&[&daemon], &in_bucket);
     daemon.stop();
     assert!(lease_object(&case, &in_bucket)["term"].is_number());
+    // A copy of a run does not share its lease.
+    let lease = |id: &str| format!("models/runs/{id}/lease.json");
+    let (of_etcd, of_bucket) = (lease(&in_etcd), lease(&in_bucket));
+    let [pointer, record] = [&of_etcd, &of_bucket].map(|name| case.bucket.server.get(name).unwrap());
+    case.bucket.server.put(&of_bucket, pointer);
     case.etcd = etcd;
+    let daemon = case.start("train-1");
+    let waits = |why: &str| wait_until("the job waits", || reason(&daemon, &in_bucket).contains(why));
+    waits(&format!("lease.json is of the run in s3://models/runs/{in_etcd}"));
+    daemon.stop();
+    case.bucket.server.put(&of_bucket, record);
     let daemon = case.start("train-1");
     let ended = daemon.succeeded(&in_bucket);
     case.of_end(&ended).assert_same(&wanted);

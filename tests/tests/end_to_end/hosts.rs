@@ -139,7 +139,7 @@ fn a_reducer_adds_for_the_workers_of_other_hosts() {
 #[test]
 fn a_reducer_without_gpus_adds_for_gpus() {
     let mut case = Case::with_gpus();
-    let large = ["data.epochs=1", "data.batch_size=800", "model.deep.hidden=[64, 32]", "workers.devices=[0]"];
+    let large = ["data.epochs=1", "data.batch_size=400", "model.deep.hidden=[64, 32]", "workers.devices=[0]"];
     let alone = case.start("alone");
     let id = case.submit(&alone, 1, &large);
     let wanted = alone.succeeded(&id);
@@ -154,11 +154,17 @@ fn a_reducer_without_gpus_adds_for_gpus() {
     let id = case.submit(first, 2, &[&large[..], &reduced].concat());
     let adds = |job: &Value| job["workers"][0]["exchange_fraction"].is_number();
     wait_until("the reducer knows the job", || reducer.run(&["show", &id]).status.success());
+    let mut shown = Value::Null;
     wait_until("the reducer takes part in sums", || {
-        let shown = reducer.show(&id);
+        shown = reducer.show(&id);
         adds(&shown) || has_ended(&shown)
     });
-    assert!(adds(&reducer.show(&id)), "{:#}", reducer.show(&id));
+    assert!(adds(&shown), "{shown:#}");
+    let auto =
+        ["workers.max=2", "workers.reducers=[\"train-3\"]", "data.batch_size=auto"].map(|set| ["--set", set]);
+    let line = [&["submit", case.file.to_str().unwrap()], auto.as_flattened()].concat();
+    let refused = String::from_utf8(reducer.run(&line).stderr).unwrap();
+    assert!(refused.contains("submit the job to a host that trains"), "{refused}");
     let ended = succeed(&hosts.each_ref(), &id);
     assert_eq!(ended["progress"]["step"], wanted["progress"]["step"], "{ended:#}");
     let auc = |job: &Value| job["eval"]["auc"].as_f64().unwrap_or_else(|| panic!("{job:#}"));

@@ -21,7 +21,8 @@ struct Answer {
 /// What was found out about the members of the cluster.
 pub(super) async fn findings(spec: &EtcdSpec) -> Vec<Finding> {
     let ask = |endpoint: &millstream_peers::etcd::Endpoint| {
-        let etcd = Etcd::new(EtcdSpec { endpoints: vec![endpoint.clone()], ..spec.clone() });
+        let endpoints = vec![endpoint.clone()];
+        let etcd = Etcd::new(EtcdSpec { endpoints, retry: Duration::ZERO, ..spec.clone() });
         let member = endpoint.to_string();
         async move {
             // The second request goes over the connection that the first one makes.

@@ -2,7 +2,7 @@
 //!
 //! etcd (<https://etcd.io>) keeps keys in several members that agree by Raft. Every request here is linearizable: its result is that of
 //! the whole cluster, whichever member answers. So a request goes to the member that has answered last, and to the next one if that does
-//! not answer in time. A request may thus be applied twice. A conditional write can then report that its condition was not met
+//! not answer in time, again and again for [`EtcdSpec::retry`]. A request may thus be applied twice. A conditional write can then report that its condition was not met
 //! although it was applied; callers to whom that matters write unique values and read them back.
 //!
 //! The crate `etcd-client` needs `protoc` to be compiled, which this project does without. Four requests are used, so their
@@ -12,7 +12,7 @@ mod member;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
@@ -24,16 +24,21 @@ use crate::etcd_proto::kv_client::KvClient;
 use crate::etcd_proto::request_op::Request;
 use crate::etcd_proto::{Compare, DeleteRangeRequest, PutRequest, RangeRequest, RequestOp, TxnRequest};
 
-/// Time limit for one member to answer. Others are asked within the time that a renewal of a lease may take.
+/// Time limit for one member to answer.
 const MEMBER_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// Interval between rounds in which no member has answered.
+const ROUND_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How an etcd cluster is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdSpec {
     /// Its members, or some of them; not empty.
     pub endpoints: Vec<Endpoint>,
-    /// What the keys of Millstream begin with, without a slash at the end.
+    /// The key prefix of Millstream, without a slash at the end.
     pub prefix: String,
+    /// How long members are asked again if none has answered: a cluster may start after this host, or elect a leader.
+    pub retry: Duration,
     /// The certificates, for `https://`.
     pub files: EtcdFiles,
 }
@@ -46,7 +51,8 @@ pub struct Etcd(Arc<Shared>);
 struct Shared {
     members: Vec<Member>,
     prefix: String,
-    /// The member that has answered last.
+    retry: Duration,
+    /// The member that is asked first.
     preferred: AtomicUsize,
 }
 
@@ -78,9 +84,9 @@ pub enum EtcdError {
 impl Etcd {
     /// A client of the cluster `spec`, which connects when it is used.
     pub fn new(spec: EtcdSpec) -> Self {
-        let EtcdSpec { endpoints, prefix, files } = spec;
+        let EtcdSpec { endpoints, prefix, retry, files } = spec;
         let members = endpoints.into_iter().map(|endpoint| Member::new(endpoint, files.clone())).collect();
-        Self(Arc::new(Shared { members, prefix, preferred: AtomicUsize::new(0) }))
+        Self(Arc::new(Shared { members, prefix, retry, preferred: AtomicUsize::new(0) }))
     }
 
     /// The key `name` of Millstream.
@@ -159,10 +165,27 @@ impl Etcd {
         self.ask(request, |mut kv, request| async move { kv.delete_range(request).await }).await.map(drop)
     }
 
-    /// Makes a request of the members in turn, until one answers.
+    /// Makes a request of the members in turn, until one answers, in several rounds.
     async fn ask<Q: Clone, A, F: Future<Output = Result<Response<A>, Status>>>(
         &self,
         request: Q,
+        call: impl Fn(KvClient<Channel>, Q) -> F,
+    ) -> Result<A, EtcdError> {
+        let began = Instant::now();
+        loop {
+            match self.ask_each(&request, &call).await {
+                Err(EtcdError::Unreachable(_)) if began.elapsed() < self.0.retry => {
+                    tokio::time::sleep(ROUND_INTERVAL).await;
+                }
+                asked => return asked,
+            }
+        }
+    }
+
+    /// One round.
+    async fn ask_each<Q: Clone, A, F: Future<Output = Result<Response<A>, Status>>>(
+        &self,
+        request: &Q,
         call: impl Fn(KvClient<Channel>, Q) -> F,
     ) -> Result<A, EtcdError> {
         let Shared { members, preferred, .. } = &*self.0;
@@ -186,6 +209,8 @@ impl Etcd {
                 Err(_) => format!("no answer within {:.1} s", MEMBER_TIMEOUT.as_secs_f64()),
             };
             member.disconnect();
+            // The caller may end this round before another member has answered.
+            preferred.store((index + 1) % members.len(), Ordering::Relaxed);
             failures.push(format!("{member}: {failure}"));
         }
         Err(EtcdError::Unreachable(failures.join("; ")))

@@ -2,18 +2,19 @@
 //!
 //! ```text
 //! gs://bucket/runs/census-k3f9q2/lease.json      {"holder": .., "term": ..}                   the record
-//!                                           or   {"etcd_key": "millstream/leases/census-k3f9q2-w81m0z"}
+//!                                           or   {"etcd_key": "millstream/leases/census-k3f9q2-w81m0z", "run": "gs://bucket/runs/census-k3f9q2"}
 //! etcd millstream/leases/census-k3f9q2-w81m0z    {"holder": .., "term": ..}                   the record
 //! ```
 //!
 //! The run decides, not the daemon: otherwise, a daemon with etcd and one without it could both have the lease. The key is written before
 //! the object that names it, so the object of a run names a key that exists, and a daemon of another etcd cluster notices. A daemon that
-//! is killed in between leaves a key of which nobody knows.
+//! is killed in between, or cannot write the object, leaves a key of which nobody knows. The object also has the address of the run,
+//! because a copy of the directory must not share the lease.
 
 use std::fmt;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use millstream_io::storage::{Directory, ObjectVersion, Stores};
 use millstream_peers::etcd::{Etcd, Kept};
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,8 @@ pub(super) enum Version {
 #[serde(deny_unknown_fields)]
 struct Pointer {
     etcd_key: String,
+    /// The address of the run.
+    run: String,
 }
 
 impl Keeping {
@@ -56,10 +59,15 @@ impl Keeping {
         let Some((json, version)) = storage.stores.get_small(&address.text(), Path::new("/")).await? else {
             return Ok(None);
         };
-        let Ok(Pointer { etcd_key }) = serde_json::from_slice(&json) else {
+        let Ok(Pointer { etcd_key, run }) = serde_json::from_slice(&json) else {
             let version = Version::Object(version);
             return Ok(Some((Self::Object(storage.stores.clone(), address), json.to_vec(), version)));
         };
+        ensure!(
+            *directory.text() == run,
+            "{address} is of the run in {run}. If {directory} is a copy of it, or it has moved here and no other daemon trains \
+             in it, delete {address}"
+        );
         let Some(etcd) = &storage.etcd else {
             bail!(
                 "the lease of the run in {directory} is in etcd, in the key {etcd_key}; configure that cluster in the section \
@@ -88,10 +96,18 @@ impl Keeping {
             let version = put(record.to_json()).await?;
             return Ok(version.map(|version| (keeping, Version::Object(version))));
         };
-        let run = directory.name().unwrap_or_default();
-        let etcd_key = etcd.key(&format!("leases/{run}-{}", random_characters()?));
-        let Some(revision) = etcd.create(&etcd_key, record.to_json()).await? else { return Ok(None) };
-        let pointer = serde_json::to_vec(&Pointer { etcd_key: etcd_key.clone() });
+        let name = directory.name().unwrap_or_default();
+        let etcd_key = etcd.key(&format!("leases/{name}-{}", random_characters()?));
+        let revision = match etcd.create(&etcd_key, record.to_json()).await? {
+            Some(revision) => revision,
+            // The response to an earlier request was lost.
+            None => match etcd.get(&etcd_key).await? {
+                Some(kept) if kept.bytes == record.to_json() => kept.revision,
+                _ => return Ok(None),
+            },
+        };
+        let run = directory.text().into_owned();
+        let pointer = serde_json::to_vec(&Pointer { etcd_key: etcd_key.clone(), run });
         if put(pointer.context("a key is text")?).await?.is_some() {
             return Ok(Some((Self::Key(etcd.clone(), etcd_key), Version::Key(revision))));
         }
@@ -136,19 +152,6 @@ impl Keeping {
                 unreachable!("a version is of the record that was read here")
             }
         }
-    }
-
-    /// Deletes the record of the run in `directory`, and the object that names it.
-    pub(super) async fn remove((directory, storage): Place<'_>) -> Result<()> {
-        let found = Self::find((directory, storage)).await;
-        storage.stores.delete(&directory.join(LEASE).text(), Path::new("/")).await?;
-        // If etcd does not answer now, a key remains that is never read again.
-        if let Ok(Some((Self::Key(etcd, key), ..))) = found
-            && let Err(error) = etcd.delete(&key).await
-        {
-            tracing::warn!(%error, "the key {key} of a removed run is not deleted");
-        }
-        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the object of a lease says: who has it, in which term, and the state of a run on several hosts.
+//! The record of a lease: who has it, in which term, and the state of a run on several hosts.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::holder::Holder;
 /// The terms of an epoch, most of which are never used.
 pub(super) const EPOCH_TERMS: u64 = 1 << 20;
 
-/// The contents of the object.
+/// The record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) holder: Holder,
