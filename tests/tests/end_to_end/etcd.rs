@@ -205,6 +205,22 @@ fn hosts_find_each_other_and_keep_the_lease_in_etcd() {
     assert_eq!((&record["is_released"], &record["led"]["ended"]), (&json!(true), &json!("finished")));
 }
 
+/// As after a restart of the whole site.
+#[test]
+fn a_job_waits_for_an_etcd_that_starts_later() {
+    let mut case = Case::with_etcd(1);
+    let daemon = case.start("train-1");
+    case.etcd.as_mut().unwrap().kill(0);
+    let id = daemon.submit(&case.file, &["data.epochs=1"]);
+    wait_until("the job is prepared", || daemon.show(&id)["state"] == "preparing");
+    std::thread::sleep(Duration::from_secs(3));
+    let shown = daemon.show(&id);
+    assert_eq!(shown["state"], "preparing", "{shown:#}");
+    case.etcd.as_mut().unwrap().restart(0);
+    daemon.succeeded(&id);
+    assert_eq!(keys(&case, &format!("leases/{id}-")).len(), 1);
+}
+
 #[test]
 fn a_run_without_checkpoints_that_fails_leaves_no_key() {
     let case = Case::with_etcd(1);
