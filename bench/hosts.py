@@ -106,6 +106,8 @@ class Fault:
     before: Callable[[DaemonHost], None] = nothing
     # Whether the victim's restart counts; otherwise those of all others.
     observes_victim: bool = False
+    # Whether it is one of the failures of which three in a row, without a new checkpoint, end the job by design.
+    is_counted: bool = False
     # Of the job.
     settings: tuple[str, ...] = ()
 
@@ -163,9 +165,9 @@ def faults(place: Site) -> dict[str, Fault]:
         time.sleep(1)
 
     return {
-        "worker killed": Fault(last, signal_worker(signal.SIGKILL), nothing, 0),
+        "worker killed": Fault(last, signal_worker(signal.SIGKILL), nothing, 0, is_counted=True),
         "worker stopped (SIGSTOP)": Fault(
-            last, signal_worker(signal.SIGSTOP), nothing, 0, settings=("workers.timeout_seconds=5",)),
+            last, signal_worker(signal.SIGSTOP), nothing, 0, is_counted=True, settings=("workers.timeout_seconds=5",)),
         "daemon killed, started again": Fault(last, DaemonHost.kill, DaemonHost.start, 2),
         "leader killed, started again": Fault(leader, DaemonHost.kill, DaemonHost.start, 2),
         "host cut off from the others, one way": Fault(last, cut("OUTPUT"), flush, 8),
@@ -240,8 +242,13 @@ def disturb(place: Site, fault: Fault, job: str, most: int, outcome: Outcome) ->
     """Lets the fault occur in a job until it ends, or `most` have occurred in all."""
     hosts = place.hosts
     wait("all hosts train", lambda: all_train(hosts, job))
+    checkpoint = None
     while outcome.faults < most:
+        shown = lambda: hosts[0].show(job)
+        if fault.is_counted:
+            wait("a new checkpoint", lambda: shown().get("checkpoint") != checkpoint or has_ended(shown()))
         time.sleep(random.uniform(0.2, 2))
+        checkpoint = shown().get("checkpoint")
         victim = fault.victim(leader_first(place, job))
         others = [host for host in hosts if host is not victim]
         observed = [victim] if fault.observes_victim else others
