@@ -90,6 +90,14 @@ impl Member {
         self.channel().take();
     }
 
+    /// What has happened instead of an answer, to show.
+    pub(super) fn explain(&self, failure: &str) -> String {
+        // A member that refuses a client without a certificate closes the connection.
+        let may_want_one = self.endpoint.is_encrypted && self.files.identity.is_none();
+        let hint = if may_want_one { "; it may demand a client certificate" } else { "" };
+        format!("{self}: {failure}{hint}")
+    }
+
     fn channel(&self) -> MutexGuard<'_, Option<Channel>> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }

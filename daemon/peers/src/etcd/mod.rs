@@ -211,7 +211,7 @@ impl Etcd {
             member.disconnect();
             // The caller may end this round before another member has answered.
             preferred.store((index + 1) % members.len(), Ordering::Relaxed);
-            failures.push(format!("{member}: {failure}"));
+            failures.push(member.explain(&failure));
         }
         Err(EtcdError::Unreachable(failures.join("; ")))
     }
