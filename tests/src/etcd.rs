@@ -76,9 +76,7 @@ impl EtcdCluster {
     /// # Panics
     /// Never: the endpoints are valid.
     pub fn client(&self, prefix: &str) -> Etcd {
-        let endpoints = self.endpoints().iter().map(|endpoint| Endpoint::parse(endpoint).unwrap()).collect();
-        let (prefix, files) = (prefix.to_owned(), EtcdFiles::default());
-        Etcd::new(EtcdSpec { endpoints, prefix, retry: Duration::ZERO, files })
+        client_of(&self.endpoints(), prefix)
     }
 
     /// A client of this member only.
@@ -86,9 +84,7 @@ impl EtcdCluster {
     /// # Panics
     /// Never: its endpoint is valid.
     pub fn client_of(&self, member: usize) -> Etcd {
-        let endpoints = vec![Endpoint::parse(&self.endpoints()[member]).unwrap()];
-        let (prefix, files) = ("test".to_owned(), EtcdFiles::default());
-        Etcd::new(EtcdSpec { endpoints, prefix, retry: Duration::ZERO, files })
+        client_of(&self.endpoints()[member..=member], "test")
     }
 
     /// The addresses of the members.
@@ -163,6 +159,12 @@ impl EtcdCluster {
         };
         self.members[member].process = Some(process);
     }
+}
+
+fn client_of(endpoints: &[String], prefix: &str) -> Etcd {
+    let endpoints = endpoints.iter().map(|endpoint| Endpoint::parse(endpoint).unwrap()).collect();
+    let (prefix, files) = (prefix.to_owned(), EtcdFiles::default());
+    Etcd::new(EtcdSpec { endpoints, prefix, retry: Duration::ZERO, files })
 }
 
 impl Drop for EtcdCluster {

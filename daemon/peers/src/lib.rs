@@ -1,8 +1,9 @@
 //! Daemons of several hosts that know each other.
 //!
 //! Each daemon finds the others ([`discovery`]), connects to them over mutual TLS ([`tls`]), and asks each one regularly for its
-//! state and its clock ([`hosts`]). Sites that have etcd can use it for discovery and for leases ([`etcd`]). The holder of a certificate of the configured authority, which [`authority`] creates for
-//! sites that have none, is a member; everybody else is refused before a request is read ([`server`]).
+//! state and its clock ([`hosts`]). The holder of a certificate of the configured authority, which [`authority`] creates for
+//! sites that have none, is a member; everybody else is refused before a request is read ([`server`]). Sites that have etcd can
+//! use it for discovery and for leases ([`etcd`]).
 //!
 //! For jobs that train on several hosts, [`generations`] decides which hosts train together, [`conduct`] carries the messages about
 //! that, and [`lanes`] what their ingest exchanges.

@@ -94,7 +94,8 @@ impl Daemon {
         if job.workers.max.is_some() && self.peers().is_none() {
             return Err(anyhow!(NO_PEERS).into());
         }
-        if self.reduces(&job) && job.auto_batch.is_some() {
+        // A run that is resumed has its size.
+        if self.reduces(&job) && job.auto_batch.is_some() && !resume {
             return Err(anyhow!(REDUCER_DECIDES).into());
         }
         // Again, before the run directory exists.

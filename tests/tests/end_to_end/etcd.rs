@@ -15,6 +15,9 @@ use tokio::runtime::Runtime;
 
 use crate::hosts::case::{Case, succeed, train, waits_for_ranks};
 
+/// Between requests to a cluster that does not answer yet.
+const PAUSE: Duration = Duration::from_millis(50);
+
 #[test]
 fn values_are_replaced_if_they_are_unchanged() {
     let (cluster, runtime) = (EtcdCluster::start(1), Runtime::new().unwrap());
@@ -101,6 +104,7 @@ async fn replace_until_done(etcd: &Etcd, revision: i64) -> i64 {
             // The members elect a leader.
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -109,6 +113,7 @@ async fn wait_for(etcd: &Etcd) {
     let until = Instant::now() + Duration::from_secs(60);
     while let Err(error) = etcd.get("k").await {
         assert!(Instant::now() < until, "{error}");
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -129,10 +134,8 @@ fn clients_and_members_have_certificates() {
     stranger.host("localhost", "");
     runtime.block_on(async {
         let admitted = client(Some(&ca), Some(&files));
-        let until = Instant::now() + Duration::from_secs(60);
-        while let Err(error) = admitted.put("k", b"1".to_vec()).await {
-            assert!(Instant::now() < until, "{error}");
-        }
+        wait_for(&admitted).await;
+        admitted.put("k", b"1".to_vec()).await.unwrap();
         let stranger = stranger.path().join("localhost");
         for (refused, why, message) in [
             (client(Some(&ca), None), "no certificate", "it may demand a client certificate"),
@@ -249,16 +252,12 @@ fn reason(daemon: &Daemon, id: &str) -> String {
 #[test]
 fn a_run_keeps_its_lease_where_it_has_begun() {
     let mut case = Case::with_etcd(1);
-    let wanted = case.undisturbed(&["workers.reproducible=2"]);
     let one = ["workers.reproducible=2"];
-    let stopped_after_a_checkpoint = |case: &Case, id: Option<String>| {
-        let daemon = case.start("train-1");
-        let id = id.unwrap_or_else(|| case.submit(&daemon, 2, &one));
-        train(&[&daemon], &id);
-        daemon.stop();
-        id
-    };
-    let in_etcd = stopped_after_a_checkpoint(&case, None);
+    let wanted = case.undisturbed(&one);
+    let daemon = case.start("train-1");
+    let in_etcd = case.submit(&daemon, 2, &one);
+    train(&[&daemon], &in_etcd);
+    daemon.stop();
     let etcd = case.etcd.take();
     let daemon = case.start("train-1");
     let why = "is in etcd, in the key millstream/leases/";
@@ -276,8 +275,8 @@ fn a_run_keeps_its_lease_where_it_has_begun() {
     case.bucket.server.put(&of_bucket, pointer);
     case.etcd = etcd;
     let daemon = case.start("train-1");
-    let waits = |why: &str| wait_until("the job waits", || reason(&daemon, &in_bucket).contains(why));
-    waits(&format!("lease.json is of the run in s3://models/runs/{in_etcd}"));
+    let why = format!("lease.json is of the run in s3://models/runs/{in_etcd}");
+    wait_until("the job waits", || reason(&daemon, &in_bucket).contains(&why));
     daemon.stop();
     case.bucket.server.put(&of_bucket, record);
     let daemon = case.start("train-1");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use millstream_peers::etcd::{Etcd, EtcdError, EtcdSpec};
+use millstream_peers::etcd::{Endpoint, Etcd, EtcdError, EtcdSpec};
 
 use super::finding::Finding;
 
@@ -20,7 +20,7 @@ struct Answer {
 
 /// What was found out about the members of the cluster.
 pub(super) async fn findings(spec: &EtcdSpec) -> Vec<Finding> {
-    let ask = |endpoint: &millstream_peers::etcd::Endpoint| {
+    let ask = |endpoint: &Endpoint| {
         let endpoints = vec![endpoint.clone()];
         let etcd = Etcd::new(EtcdSpec { endpoints, retry: Duration::ZERO, ..spec.clone() });
         let member = endpoint.to_string();

@@ -230,8 +230,7 @@ impl Hosts {
         up.map(|(address, _)| address.clone()).take(MAX_HEARD).collect()
     }
 
-    /// Removes the announcements of this host. [`Hosts::run`] must have ended, or it
-    /// announces it again.
+    /// Removes the announcements of this host. [`Hosts::run`] must have ended, or it announces it again.
     pub async fn leave(&self) {
         for registry in &self.registries {
             registry.lock().await.leave(&self.this.about).await;

@@ -23,6 +23,7 @@ use crate::library::Libraries;
 
 /// Ranks beyond this do not fit the tag.
 const MOST_RANKS: usize = 1 << 14;
+
 /// A process that is ready to be a rank: it has an address, which the others need before they connect.
 pub struct HostListener {
     host: HostId,
