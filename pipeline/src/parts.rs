@@ -86,7 +86,9 @@ pub(crate) fn locate(
     let (sender, receiver) = oneshot::channel();
     let (shared, limits) = (context.clone(), Arc::clone(limits));
     context.runtime.spawn(async move {
-        let located = find(&object, part, most_bytes).await.map(|(range, damage)| Located {
+        let find = find(&object, part, most_bytes);
+        let found = shared.permit.unless_closed(find).await.map_err(Error::from).flatten();
+        let located = found.map(|(range, damage)| Located {
             bytes: FetchedBytes::start_range(object, range.clone(), &limits, &shared),
             range,
             damage,

@@ -500,10 +500,6 @@ impl<'a> Attempt<'a> {
                 format!("{}: truncated to a multi-valued feature's `maximum`", Count(truncated, "row"));
             supervisor.recorder.log(Level::WARN, &message);
         }
-        if stopped {
-            // Cancel reads that hang; stopping the feed waits for them.
-            supervisor.stores.cancel();
-        }
         let eval_fed = self.eval_feed.map_or(Ok(()), Feed::stop);
         // A failure of one is the cause of the other's end.
         let fed = match (self.feed.map_or(Ok(()), Feed::stop), eval_fed) {

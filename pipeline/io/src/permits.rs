@@ -12,8 +12,9 @@
 //!   same rate. So that lane's window is needed first: earliest deadline first.
 //! * Between two chunks, a lane yields its permit to a lane with an earlier deadline.
 //!
-//! The number of permits may change at any time.
+//! The number of permits may change at any time. Closing them cancels the ingest's waits, for a permit or for bytes.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -21,6 +22,8 @@ use std::time::Instant;
 use millstream_trace::{Category, Recorder, Work};
 use parking_lot::{Condvar, Mutex};
 
+use crate::Error;
+use crate::cancel::Cancel;
 use crate::clock::Clock;
 
 /// The permits of one ingest, and the lanes that wait for one.
@@ -35,6 +38,8 @@ pub struct DecodePermits {
     pub queueing: Clock,
     /// Time that lanes waited for bytes.
     pub fetching: Clock,
+    /// Cancels the reads of all lanes.
+    cancel: Cancel,
     recorder: Arc<Recorder>,
 }
 
@@ -84,6 +89,7 @@ impl DecodePermits {
             earliest: AtomicU64::new(u64::MAX),
             queueing: Clock::default(),
             fetching: Clock::default(),
+            cancel: Cancel::default(),
             recorder: Arc::clone(recorder),
         }
     }
@@ -105,8 +111,9 @@ impl DecodePermits {
         }
     }
 
-    /// Lets every lane pass from now on: ingest is cancelled.
+    /// Lets every lane pass from now on and cancels its reads, even if storage hangs: ingest is cancelled.
     pub fn close(&self) {
+        self.cancel.cancel();
         self.state.lock().closed = true;
         for turn in &self.turns {
             turn.notify_all();
@@ -194,6 +201,17 @@ impl Permit {
     pub fn release(&self) {
         if let Some(lane) = &self.0 {
             lane.release();
+        }
+    }
+
+    /// Returns the result of `work`, a read of the lane, unless the permits are closed first.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`].
+    pub async fn unless_closed<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        match &self.0 {
+            Some(lane) => lane.permits.cancel.or(work).await,
+            None => Ok(work.await),
         }
     }
 

@@ -224,7 +224,7 @@ impl IngestControl {
         diagnose(&self.stats().since(before), seconds, &resources)
     }
 
-    /// Cancels the feed. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless the feed had already ended.
+    /// Cancels the feed, even if storage hangs. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless the feed had already ended.
     pub fn cancel(&self) {
         self.shared.close();
         self.interrupters.iter().for_each(Interrupter::interrupt);
@@ -286,14 +286,15 @@ impl Shared {
     }
 
     fn close(&self) {
+        // Before reads are cancelled, which is no news to other hosts.
+        if let Some(peers) = &self.peers {
+            peers.close();
+        }
         for lane in &self.lanes {
             lane.close();
         }
         self.permits.close();
         self.drive.end();
-        if let Some(peers) = &self.peers {
-            peers.close();
-        }
     }
 
     /// Sends the other hosts an update about a piece, or an error. Fails if this feed was cancelled.

@@ -2,11 +2,16 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use millstream_io::Error;
+use millstream_io::fetch::{FetchedBytes, FetchedRanges};
+use millstream_io::permits::DecodePermits;
 use millstream_io::storage::{Object, StorageSpec, Stores};
+use millstream_io::{Error, ReadContext};
 use millstream_test_storage::{Fault, Options, Server};
 
 const MIB: usize = 1 << 20;
@@ -126,6 +131,35 @@ async fn a_hanging_read_is_cancelled_immediately() {
     assert!(matches!(reading.await.unwrap(), Err(Error::Cancelled)));
     assert!(matches!(list(&mine, "gs://b/a").await, Err(Error::Cancelled)));
     assert_eq!(list(&theirs, "gs://b/a").await.unwrap().len(), 1);
+}
+
+#[test]
+fn cancelling_an_ingest_cancels_its_hanging_reads() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (server, object, bytes) = runtime.block_on(one(100_000, 600, Options::default()));
+    let permits = Arc::new(DecodePermits::new(1, 1, &Arc::default()));
+    let lane = ReadContext { runtime: runtime.handle().clone(), permit: permits.of_lane(0) };
+    let other = ReadContext::from(runtime.handle());
+
+    server.script([Fault::Silence(Duration::from_secs(600)); 20]);
+    let mut whole = FetchedBytes::start(object.clone(), &Arc::default(), &lane);
+    let ranges = FetchedRanges::start(object.clone(), vec![5..6, 9..10], &lane);
+    while server.unmet() > 18 {
+        thread::sleep(Duration::from_millis(5));
+    }
+    thread::scope(|scope| {
+        let whole = scope.spawn(move || whole.read_to_end(&mut Vec::new()));
+        let ranges = scope.spawn(move || ranges.wait());
+        permits.close();
+        let cancelled = whole.join().unwrap().unwrap_err();
+        assert!(matches!(cancelled.downcast::<Error>(), Ok(Error::Cancelled)));
+        assert!(matches!(ranges.join().unwrap(), Err(Error::Cancelled)));
+    });
+
+    server.clear_script();
+    let mut read = Vec::new();
+    FetchedBytes::start(object, &Arc::default(), &other).read_to_end(&mut read).unwrap();
+    assert!(read == bytes);
 }
 
 #[tokio::test(flavor = "multi_thread")]

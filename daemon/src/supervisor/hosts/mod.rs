@@ -362,10 +362,6 @@ impl Seated<'_> {
         if *self.wishes.borrow() == Wish::Lead {
             self.wishes.send_replace(Wish::Stop);
         }
-        if supervisor.control.stop_requested().is_some() {
-            // Or ingest waits for reads that hang.
-            supervisor.stores.cancel();
-        }
         self.end_part(true, supervisor);
         let (this, run, leading) = (Arc::clone(&self.site.this), self.run.clone(), self.leading.take());
         supervisor.runtime.block_on(async move {

@@ -2,8 +2,8 @@
 //!
 //! The decoding thread reads an object's bytes as a [`BufRead`], or several ranges together. Pieces are read ahead on
 //! the runtime: enough that the thread seldom waits, and within the memory budget. Dropping the reader ends its
-//! requests, and so does cancelling the [`crate::storage::Stores`] that listed the object, which also wakes waiting
-//! threads.
+//! requests. So does cancelling the [`crate::storage::Stores`] that listed the object or closing the decode permits of the
+//! reader's ingest; both also wake waiting threads.
 //!
 //! A piece of a local file is one `pread` on a blocking thread of the runtime. A piece of a remote object passes
 //! through layers that all readers of the host share:
@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 use millstream_trace::{Category, Work};
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::task::JoinSet;
@@ -223,11 +222,13 @@ struct Pending<T> {
 }
 
 impl<T: Send + 'static> Pending<T> {
-    fn start(runtime: &Handle, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
+    fn start(context: &ReadContext, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> Self {
         let (sender, result) = oneshot::channel();
+        let permit = context.permit.clone();
+        let work = async move { permit.unless_closed(work).await.flatten() };
         // Sending fails if the reader was dropped.
         let mut task = JoinSet::new();
-        task.spawn_on(async move { drop(sender.send(work.await)) }, runtime);
+        task.spawn_on(async move { drop(sender.send(work.await)) }, &context.runtime);
         Self { result, task }
     }
 
@@ -296,7 +297,7 @@ impl FetchedBytes {
             let range = self.next..(self.next / size * size + size).min(self.end);
             self.next = range.end;
             let (source, limits) = (self.source.clone(), Arc::clone(&self.limits));
-            self.ahead.push_back(Pending::start(&self.context.runtime, async move {
+            self.ahead.push_back(Pending::start(&self.context, async move {
                 let _in_flight = limits.request(range.end - range.start);
                 source.read(range).await
             }));
@@ -363,7 +364,7 @@ impl FetchedRanges {
     ) -> Self {
         let gap = if object.is_local() { 0 } else { GAP_BYTES };
         let source = Source::new(object);
-        let pending = Pending::start(&context.runtime, async move {
+        let pending = Pending::start(context, async move {
             let mut fetched = source.read_all(first).await?;
             let ranges = then(fetched.clone());
             fetched.extend(source.read_all(merged(ranges, gap)).await?);
