@@ -94,9 +94,12 @@ fn contents(memory: &OwnedFd) -> Vec<u8> {
 
 #[test]
 fn memory_matches_the_documented_layout() {
-    let (mut producer, fds) = intercepted(3);
+    let (mut producer, fds) = intercepted(4);
     let mut slot = producer.claim().unwrap();
     fill(&mut slot.batch(), 5);
+    slot.publish();
+    let mut slot = producer.claim().unwrap();
+    fill(&mut slot.batch(), 6);
     slot.publish();
     let _half_written = producer.claim().unwrap();
     let layout = SlotLayout::of(&job()).unwrap();
@@ -104,10 +107,11 @@ fn memory_matches_the_documented_layout() {
     let u32_at = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
     let u64_at = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(&bytes[..8], b"millring");
-    assert_eq!((u32_at(8), u32_at(12)), (3, 3));
+    assert_eq!((u32_at(8), u32_at(12)), (4, 4));
     assert_eq!((u64_at(16), u64_at(24)), (layout.slot_bytes() as u64, layout.fingerprint()));
-    assert_eq!([64, 128, 192, 256].map(u32_at), [0, 2, 1, 0], "open; ready, filling, free");
-    assert_eq!(bytes.len(), 4096 + 3 * layout.slot_bytes());
+    let words = [64, 128, 192, 256, 320].map(u32_at);
+    assert_eq!(words, [0, 2, 2 + 4, 1, 0], "open; batch 0, batch 1, filling, free");
+    assert_eq!(bytes.len(), 4096 + 4 * layout.slot_bytes());
     let batch = u64_at(4096 + 8);
     assert_eq!(batch, 5, "the header of slot 0");
 }
@@ -254,6 +258,16 @@ fn corrupt_words_are_detected() {
         assert!(consumer.wait(Duration::ZERO).unwrap(), "the error is not waited for");
         let error = corrupt(consumer.next().err().unwrap());
         assert!(matches!(error, Corrupt::Slot { slot: 0, found: f, .. } if f == found), "{error}");
+    }
+
+    // A ready slot whose batch is none of the next two.
+    for batch in [2, 500, u32::MAX >> 2] {
+        let (_producer, fds) = intercepted(2);
+        let mut consumer = receive(&fds[0], &fds).unwrap();
+        overwrite(&fds[0], FIRST_STATE, batch << 2 | 2);
+        assert!(consumer.wait(Duration::ZERO).unwrap(), "the error is not waited for");
+        let error = corrupt(consumer.next().err().unwrap());
+        assert_eq!(error, Corrupt::Batch { slot: 0, found: batch, next: 0 });
     }
 
     // A slot that is being filled.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::memory::Memory;
 use super::signal::{EventFd, Interrupter, Waiter};
-use super::state::{Corrupt, Next, retry_until};
+use super::state::{BatchNumber, Corrupt, Next, retry_until};
 use super::{HandOff, RingError};
 use crate::batch::BatchRef;
 use crate::layout::SlotLayout;
@@ -20,15 +20,16 @@ pub struct Consumer {
     shared: Arc<Shared>,
     /// Waits for published slots.
     waiter: Waiter,
-    /// The slot to lease next.
+    /// Where to look for the next batch first: after the slot leased last.
     cursor: usize,
+    /// The number of the next batch.
+    batch: BatchNumber,
 }
 
 /// A published batch that the consumer owns until it drops the lease.
 ///
 /// A lease keeps the ring mapped, can be held while later batches are taken, and can be sent to another
-/// thread. Leases may be dropped in any order, but the producer reuses slots in order: a lease held for long
-/// blocks all later slots.
+/// thread. Leases may be dropped in any order: the producer goes on with the slots that are free.
 pub struct Lease {
     shared: Arc<Shared>,
     slot: usize,
@@ -65,14 +66,15 @@ impl Consumer {
         let layout = SlotLayout::of(schema)?;
         let memory = Memory::open(&memory, &layout)?;
         let shared = Arc::new(Shared { memory, layout, freed, fault: OnceLock::new() });
-        Ok(Self { shared, waiter: Waiter::new(ready, liveness)?, cursor: 0 })
+        let waiter = Waiter::new(ready, liveness)?;
+        Ok(Self { shared, waiter, cursor: 0, batch: BatchNumber::default() })
     }
 
     /// Waits for the next batch; `None` after [`Producer::finish`](super::Producer::finish). If a batch is
     /// ready this makes no system call.
     ///
-    /// Earlier leases may still be held. But slots are reused: while the lease taken [`Consumer::slots`]
-    /// batches ago is held, this waits until another thread drops it and the producer has filled its slot again.
+    /// Earlier leases may still be held. While [`Consumer::slots`] are, this waits until another thread drops one and the
+    /// producer has filled its slot again.
     ///
     /// # Errors
     /// `PeerGone` when the producer exited without finishing, after all batches that it published were
@@ -83,10 +85,11 @@ impl Consumer {
         if let Some(&fault) = self.shared.fault.get() {
             return Err(fault.into());
         }
-        let (control, slot) = (self.shared.memory.control(), self.cursor);
-        let next = retry_until(|| Ok(control.next(slot)?), || self.waiter.wait())?;
+        let (control, first, batch) = (self.shared.memory.control(), self.cursor, self.batch);
+        let next = retry_until(|| Ok(control.next(first, batch)?), || self.waiter.wait())?;
         match next {
-            Some(Next::Leased) => {
+            Some(Next::Leased(slot)) => {
+                self.batch = batch.next();
                 self.cursor = (slot + 1) % self.shared.memory.slots();
                 Ok(Some(Lease { shared: Arc::clone(&self.shared), slot }))
             }
@@ -97,7 +100,7 @@ impl Consumer {
 
     /// Whether the next batch is ready.
     pub fn has_next(&self) -> bool {
-        self.shared.memory.control().is_ready(self.cursor)
+        self.shared.memory.control().is_ready(self.batch)
     }
 
     /// Waits at most `limit` until [`Consumer::next`] need not wait; returns whether it need not.
@@ -111,9 +114,9 @@ impl Consumer {
         }
         // A deadline that time cannot reach is none.
         let deadline = Instant::now().checked_add(limit);
-        let (control, slot) = (self.shared.memory.control(), self.cursor);
+        let (control, batch) = (self.shared.memory.control(), self.batch);
         let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let ended = || if control.must_wait(slot) { is_over().then_some(false) } else { Some(true) };
+        let ended = || if control.must_wait(batch) { is_over().then_some(false) } else { Some(true) };
         let is_there = retry_until(|| Ok(ended()), || self.waiter.wait_until(deadline))?;
         // A producer that is gone changes nothing any more.
         Ok(is_there.unwrap_or(true))

@@ -7,7 +7,7 @@
 //!         16   slot bytes    u64, a multiple of 256
 //!         24   fingerprint   u64, of the schema: [`SlotLayout::fingerprint`]
 //!         64   end mark      u32: 0 open, 1 finished
-//!        128   state of slot 0     u32: 0 free, 1 filling, 2 ready, 3 leased
+//!        128   state of slot 0     u32: 0 free, 1 filling, 2 + 4 b ready with batch b mod 2^30, 3 leased
 //!        192   state of slot 1     each on its own cache line
 //!        ...
 //!    d         slot 0        as in [`crate::layout`]; d = 128 + 64 n, rounded up to 4096
@@ -43,7 +43,7 @@ pub const MAX_SLOTS: u32 = 4096;
 const MAGIC: u64 = u64::from_ne_bytes(*b"millring");
 
 /// Changes whenever the layout above or the layout of a slot changes.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// The first slot starts at a multiple of this, so slots never share a page with the states.
 const PAGE: usize = 4096;

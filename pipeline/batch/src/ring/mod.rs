@@ -9,9 +9,8 @@
 //! ```
 //!
 //! A ring has n slots, a state word for each, and an end mark, all in memory that both processes map
-//! (`ring/memory.rs` documents the bytes). Producer and consumer each keep a private cursor: the slot to use
-//! next, 0, 1, ... n - 1, 0, ... Nothing else is shared; there is no lock that a dying process could leave
-//! locked.
+//! (`ring/memory.rs` documents the bytes). Producer and consumer each keep a private counter: the number of the next
+//! batch. Nothing else is shared; there is no lock that a dying process could leave locked.
 //!
 //! # No half-written slot is read
 //!
@@ -25,10 +24,14 @@
 //! a later write. A producer that dies in the middle leaves its slot filling, and only that producer could
 //! have made it ready.
 //!
-//! *Order:* the producer publishes slots in cursor order, since only publishing advances its cursor, and
-//! the consumer leases them in cursor order. Batch number i is in slot i mod n for both. Leases can be
-//! dropped in any order: a slot freed early waits for the producer's cursor. Back-pressure follows: the
-//! producer is at most n batches ahead of the oldest lease.
+//! *Order:* the word of a ready slot has the number of its batch. The producer fills any free slot and publishes it
+//! under the next number; the consumer leases the slot with the number that it expects. So batches arrive in order,
+//! and leases can be dropped in any order: a lease that is held for long costs one slot and delays no other.
+//! Back-pressure follows: the ring has at most n batches that are ready or leased. (Numbers are modulo 2^30. The
+//! ready ones lie among the n that the consumer expects next, so they are different; another one is corrupt.)
+//!
+//! The producer looks for a free slot after the last one that it published, and the consumer after the last one that
+//! it leased. Without leases that are held for long, each looks at one word.
 //!
 //! # No lost wake-up
 //!

@@ -12,7 +12,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use super::state::{Control, Corrupt, Next, Peer, Word, retry_until};
+use super::state::{BatchNumber, Control, Corrupt, Next, Peer, Word, retry_until};
 
 /// The descriptors that an end polls: its event counter, and whether its peer hung up.
 #[derive(Default)]
@@ -71,9 +71,9 @@ impl Ring {
         Control { end: &self.end, slots: &self.slots }
     }
 
-    /// Models `Producer::claim`; `false` when the peer is gone.
-    fn claim(&self, slot: usize) -> bool {
-        retry_until(|| Ok(self.control().claim(slot)?.then_some(())), || self.freed.wait()).unwrap().is_some()
+    /// Models `Producer::claim`; `None` when the peer is gone.
+    fn claim(&self) -> Option<usize> {
+        retry_until(|| self.control().claim(0), || self.freed.wait()).unwrap()
     }
 
     fn write(&self, slot: usize, value: u64) {
@@ -81,9 +81,16 @@ impl Ring {
         self.bytes[slot].with_mut(|bytes| unsafe { *bytes = value });
     }
 
-    fn publish(&self, slot: usize) {
-        self.control().publish(slot).unwrap();
+    fn publish(&self, slot: usize, batch: u64) {
+        self.control().publish(slot, number(batch)).unwrap();
         self.ready.signal();
+    }
+
+    /// Models the publication of a whole batch, whose value is its number.
+    fn produce(&self, batch: u64) {
+        let slot = self.claim().unwrap();
+        self.write(slot, batch);
+        self.publish(slot, batch);
     }
 
     fn finish(&self) {
@@ -92,8 +99,16 @@ impl Ring {
     }
 
     /// Models `Consumer::next`; `None` when the peer is gone.
-    fn next(&self, slot: usize) -> Option<Next> {
-        retry_until(|| self.control().next(slot), || self.ready.wait()).unwrap()
+    fn next(&self, batch: u64) -> Option<Next> {
+        retry_until(|| self.control().next(0, number(batch)), || self.ready.wait()).unwrap()
+    }
+
+    /// The slot of this batch, which is leased.
+    fn lease(&self, batch: u64) -> usize {
+        match self.next(batch) {
+            Some(Next::Leased(slot)) => slot,
+            other => panic!("batch {batch}: {other:?}"),
+        }
     }
 
     fn read(&self, slot: usize) -> u64 {
@@ -105,6 +120,11 @@ impl Ring {
         self.control().release(slot).unwrap();
         self.freed.signal();
     }
+}
+
+/// The number of batch `batch`.
+fn number(batch: u64) -> BatchNumber {
+    (0..batch).fold(BatchNumber::default(), |number, _| number.next())
 }
 
 /// Runs `test` in all interleavings with at most `preemptions` switches away from a runnable thread.
@@ -121,21 +141,15 @@ fn loom_batches_arrive_complete_and_in_order() {
             let ring = Ring::new(slots);
             let producer = Arc::clone(&ring);
             let producing = thread::spawn(move || {
-                for number in 0..3 {
-                    let slot = number as usize % slots;
-                    assert!(producer.claim(slot));
-                    producer.write(slot, number);
-                    producer.publish(slot);
-                }
+                (0..3).for_each(|batch| producer.produce(batch));
                 producer.finish();
             });
-            for number in 0..3 {
-                let slot = number as usize % slots;
-                assert_eq!(ring.next(slot), Some(Next::Leased));
-                assert_eq!(ring.read(slot), number);
+            for batch in 0..3 {
+                let slot = ring.lease(batch);
+                assert_eq!(ring.read(slot), batch);
                 ring.release(slot);
             }
-            assert_eq!(ring.next(3 % slots), Some(Next::End));
+            assert_eq!(ring.next(3), Some(Next::End));
             producing.join().unwrap();
             assert_eq!(ring.control().occupied_slots(), 0);
         });
@@ -151,8 +165,8 @@ fn misses_wake_up(poll: fn(&Waiter) -> (u64, bool)) -> bool {
         let ring = Ring::new(1);
         let producer = Arc::clone(&ring);
         let producing = thread::spawn(move || {
-            assert!(producer.claim(0));
-            producer.publish(0);
+            let slot = producer.claim().unwrap();
+            producer.publish(slot, 0);
             producer.ready.hang_up();
         });
         let wait = || {
@@ -160,7 +174,7 @@ fn misses_wake_up(poll: fn(&Waiter) -> (u64, bool)) -> bool {
             found.fetch_or(count == 0, std::sync::atomic::Ordering::Relaxed);
             Ok(Peer::Alive)
         };
-        assert_eq!(retry_until(|| ring.control().next(0), wait), Ok(Some(Next::Leased)));
+        assert_eq!(retry_until(|| ring.control().next(0, number(0)), wait), Ok(Some(Next::Leased(0))));
         producing.join().unwrap();
     });
     missed.load(std::sync::atomic::Ordering::Relaxed)
@@ -182,20 +196,19 @@ fn loom_an_abandoned_slot_is_never_leased() {
         let ring = Ring::new(2);
         let producer = Arc::clone(&ring);
         let producing = thread::spawn(move || {
-            assert!(producer.claim(0));
-            producer.write(0, 666);
-            producer.control().abandon(0).unwrap();
-            assert!(producer.claim(0));
-            producer.write(0, 1);
-            producer.publish(0);
-            assert!(producer.claim(1));
-            producer.write(1, 666);
-            producer.control().abandon(1).unwrap();
+            let abandon = || {
+                let slot = producer.claim().unwrap();
+                producer.write(slot, 666);
+                producer.control().abandon(slot).unwrap();
+            };
+            abandon();
+            producer.produce(0);
+            abandon();
             producer.finish();
         });
-        assert_eq!(ring.next(0), Some(Next::Leased));
-        assert_eq!(ring.read(0), 1);
-        ring.release(0);
+        let slot = ring.lease(0);
+        assert_eq!(ring.read(slot), 0);
+        ring.release(slot);
         assert_eq!(ring.next(1), Some(Next::End));
         producing.join().unwrap();
     });
@@ -207,27 +220,42 @@ fn loom_another_thread_releases_leases_out_of_order() {
         let ring = Ring::new(2);
         let producer = Arc::clone(&ring);
         let producing = thread::spawn(move || {
-            for number in 0..3 {
-                let slot = number as usize % 2;
-                assert!(producer.claim(slot));
-                producer.write(slot, number);
-                producer.publish(slot);
-            }
+            (0..3).for_each(|batch| producer.produce(batch));
         });
-        assert_eq!(ring.next(0), Some(Next::Leased));
-        assert_eq!(ring.next(1), Some(Next::Leased));
+        let (first, second) = (ring.lease(0), ring.lease(1));
         let freeing = Arc::clone(&ring);
         let freeing = thread::spawn(move || {
-            assert_eq!(freeing.read(1), 1);
-            freeing.release(1);
-            assert_eq!(freeing.read(0), 0);
-            freeing.release(0);
+            assert_eq!(freeing.read(second), 1);
+            freeing.release(second);
+            assert_eq!(freeing.read(first), 0);
+            freeing.release(first);
         });
         // Both slots are leased: wait for the other thread to release one and the producer to fill it.
-        assert_eq!(ring.next(0), Some(Next::Leased));
-        assert_eq!(ring.read(0), 2);
+        let third = ring.lease(2);
+        assert_eq!(ring.read(third), 2);
         producing.join().unwrap();
         freeing.join().unwrap();
+    });
+}
+
+#[test]
+fn loom_a_lease_that_is_held_delays_no_later_batch() {
+    explore(3, || {
+        let ring = Ring::new(2);
+        let producer = Arc::clone(&ring);
+        let producing = thread::spawn(move || {
+            (0..3).for_each(|batch| producer.produce(batch));
+            producer.finish();
+        });
+        let held = ring.lease(0);
+        for batch in 1..3 {
+            let slot = ring.lease(batch);
+            assert_eq!(ring.read(slot), batch);
+            ring.release(slot);
+        }
+        assert_eq!(ring.next(3), Some(Next::End));
+        assert_eq!(ring.read(held), 0);
+        producing.join().unwrap();
     });
 }
 
@@ -237,17 +265,17 @@ fn loom_batches_published_before_death_are_delivered() {
         let ring = Ring::new(2);
         let producer = Arc::clone(&ring);
         let producing = thread::spawn(move || {
-            assert!(producer.claim(0));
-            producer.write(0, 7);
+            let slot = producer.claim().unwrap();
+            producer.write(slot, 7);
             // Publishes without a signal, then dies while it fills the next slot.
-            producer.control().publish(0).unwrap();
-            assert!(producer.claim(1));
-            producer.write(1, 666);
+            producer.control().publish(slot, number(0)).unwrap();
+            let slot = producer.claim().unwrap();
+            producer.write(slot, 666);
             producer.ready.hang_up();
         });
-        assert_eq!(ring.next(0), Some(Next::Leased));
-        assert_eq!(ring.read(0), 7);
-        ring.release(0);
+        let slot = ring.lease(0);
+        assert_eq!(ring.read(slot), 7);
+        ring.release(slot);
         assert_eq!(ring.next(1), None);
         producing.join().unwrap();
     });
@@ -259,14 +287,12 @@ fn loom_consumer_death_ends_the_producers_wait() {
         let ring = Ring::new(1);
         let consumer = Arc::clone(&ring);
         let consuming = thread::spawn(move || {
-            assert_eq!(consumer.next(0), Some(Next::Leased));
+            consumer.lease(0);
             // Dies holding the lease.
             consumer.freed.hang_up();
         });
-        assert!(ring.claim(0));
-        ring.write(0, 0);
-        ring.publish(0);
-        assert!(!ring.claim(0));
+        ring.produce(0);
+        assert_eq!(ring.claim(), None);
         consuming.join().unwrap();
     });
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::memory::Memory;
 use super::signal::{EventFd, Interrupter, Waiter};
-use super::state::{Corrupt, retry_until};
+use super::state::{BatchNumber, Corrupt, retry_until};
 use super::{HandOff, RingError};
 use crate::batch::BatchMut;
 use crate::layout::SlotLayout;
@@ -22,8 +22,10 @@ pub struct Producer {
     ready: EventFd,
     /// Waits for freed slots.
     waiter: Waiter,
-    /// The slot to fill next.
+    /// Where to look for a free slot first: after the slot published last.
     cursor: usize,
+    /// The number of the batch to publish next.
+    batch: BatchNumber,
     /// A fault found while dropping a claimed slot; the next call of `claim` returns it.
     fault: Option<Corrupt>,
 }
@@ -31,6 +33,7 @@ pub struct Producer {
 /// A slot being filled. Dropping it without [`ClaimedSlot::publish`] frees it.
 pub struct ClaimedSlot<'a> {
     producer: &'a mut Producer,
+    slot: usize,
     published: bool,
 }
 
@@ -52,7 +55,8 @@ impl Producer {
             liveness: consumer_liveness,
         };
         let waiter = Waiter::new(freed, liveness)?;
-        Ok((Self { memory, layout, ready, waiter, cursor: 0, fault: None }, handoff))
+        let (cursor, batch) = (0, BatchNumber::default());
+        Ok((Self { memory, layout, ready, waiter, cursor, batch, fault: None }, handoff))
     }
 
     /// Waits for a free slot and claims it. If a slot is free this makes no system call.
@@ -89,11 +93,9 @@ impl Producer {
         if let Some(fault) = self.fault {
             return Err(fault.into());
         }
-        let (control, slot) = (self.memory.control(), self.cursor);
-        let claimed =
-            retry_until(|| Ok(control.claim(slot)?.then_some(())), || self.waiter.wait_beside(others))?;
-        match claimed {
-            Some(()) => Ok(ClaimedSlot { producer: self, published: false }),
+        let (control, first) = (self.memory.control(), self.cursor);
+        match retry_until(|| Ok(control.claim(first)?), || self.waiter.wait_beside(others))? {
+            Some(slot) => Ok(ClaimedSlot { producer: self, slot, published: false }),
             None => Err(RingError::PeerGone),
         }
     }
@@ -128,10 +130,10 @@ impl Producer {
 impl ClaimedSlot<'_> {
     /// The slot's memory, which holds the contents of an earlier batch or zeros.
     pub fn batch(&mut self) -> BatchMut<'_> {
-        let Producer { memory, layout, cursor, .. } = &*self.producer;
+        let Producer { memory, layout, .. } = &*self.producer;
         // SAFETY: `claim` moved the slot to `FILLING` for this value, which borrows the producer exclusively, so it is
         // the only claim. The bytes borrow this value exclusively, so the claim outlives them and they are unique.
-        let bytes = unsafe { memory.slot_mut(*cursor) };
+        let bytes = unsafe { memory.slot_mut(self.slot) };
         BatchMut::new(bytes, layout)
     }
 
@@ -146,11 +148,12 @@ impl Drop for ClaimedSlot<'_> {
         let producer = &mut *self.producer;
         let control = producer.memory.control();
         if self.published {
-            producer.fault = control.publish(producer.cursor).err();
-            producer.cursor = (producer.cursor + 1) % producer.memory.slots();
+            producer.fault = control.publish(self.slot, producer.batch).err();
+            producer.batch = producer.batch.next();
+            producer.cursor = (self.slot + 1) % producer.memory.slots();
             producer.ready.signal();
         } else {
-            producer.fault = control.abandon(producer.cursor).err();
+            producer.fault = control.abandon(self.slot).err();
         }
     }
 }
