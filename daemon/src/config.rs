@@ -266,7 +266,7 @@ impl TryFrom<String> for Bytes {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let bytes = millstream_job::parse_bytes(&text);
+        let bytes = millstream_document::section::parse_bytes(&text);
         bytes
             .map(Self)
             .ok_or_else(|| format!("expected a size like \"512MiB\" or \"200GiB\", found \"{text}\""))

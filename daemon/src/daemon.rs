@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
+use millstream_document::problems::DocumentError;
 use millstream_io::storage::{Directory, StorageSpec, Stores};
-use millstream_job::JobError;
 use millstream_peers::HostName;
 use millstream_peers::etcd::Etcd;
 use millstream_pipeline::ingest::Explanation;
@@ -89,7 +89,7 @@ pub struct Daemon {
 pub enum SubmitError {
     /// The job file is invalid.
     #[error(transparent)]
-    Invalid(#[from] JobError),
+    Invalid(#[from] DocumentError),
     /// The job file is valid, but the job cannot be accepted.
     #[error("{0:#}")]
     Other(#[from] anyhow::Error),

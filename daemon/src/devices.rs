@@ -4,7 +4,8 @@
 //! before, though its host may have got other GPUs since.
 
 use anyhow::{Error, Result};
-use millstream_job::{DeviceName, Devices, Job, JobError};
+use millstream_document::problems::DocumentError;
+use millstream_job::{DeviceName, Devices, Job};
 use millstream_worker::gpus::{GpuSample, GpuUse};
 
 /// Why the GPUs of a job are unknown.
@@ -12,7 +13,7 @@ use millstream_worker::gpus::{GpuSample, GpuUse};
 pub enum DevicesError {
     /// The job names GPUs that the host lacks.
     #[error(transparent)]
-    Invalid(#[from] JobError),
+    Invalid(#[from] DocumentError),
     /// The driver could not be asked.
     #[error("{0:#}")]
     Other(#[from] Error),

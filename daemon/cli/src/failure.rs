@@ -5,7 +5,7 @@ use std::{fmt, io};
 
 use millstream_control::ClientError;
 use millstream_daemon::devices::DevicesError;
-use millstream_job::JobError;
+use millstream_document::problems::DocumentError;
 use serde_json::json;
 
 use crate::context::Context;
@@ -65,8 +65,8 @@ impl From<millstream_io::Error> for Failure {
     }
 }
 
-impl From<JobError> for Failure {
-    fn from(error: JobError) -> Self {
+impl From<DocumentError> for Failure {
+    fn from(error: DocumentError) -> Self {
         Self::Job(error.to_string())
     }
 }

@@ -5,8 +5,9 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use millstream_control::proto::SubmitRequest;
+use millstream_document::problems::Warning;
 use millstream_io::storage::{CATALOG_VARIABLE, Directory, Reference, is_local};
-use millstream_job::{Job, Warning};
+use millstream_job::Job;
 use millstream_trainer::checkpoint::CheckpointStore;
 use millstream_trainer::checkpoint::store::parse_directory_name;
 

@@ -1,4 +1,4 @@
-//! The `[data]` of a job file, and its `[data.cache]`.
+//! The `[data]` of a file, and its `[data.cache]`.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -8,47 +8,46 @@ use millstream_io::limits::MAX_STREAMS;
 use millstream_pipeline::dataset::FEWEST_SPLIT_BYTES;
 use millstream_pipeline::spec::{CacheSpec, DataSpec, OnBadRecord, ValidationSpec};
 
-use crate::batch::{self, AutoBatchSpec};
-use crate::document::{Node, Value};
-use crate::error::Problems;
 use crate::filter;
 use crate::section::{Section, Text};
+use crate::tree::{Node, Value};
 
-/// Reads the section. Relative paths in it start at the directory of the job file `path`.
-pub(super) fn read(
+/// The maximum number of rows per batch.
+pub const MAX_ROWS: u32 = 16_777_216;
+
+/// What the kinds of files read differently.
+pub struct Own<T> {
+    /// The paths and globs of the held-out data.
+    pub eval: Vec<String>,
+    /// Rows of a batch.
+    pub batch_size: u32,
+    /// What is no part of the [`DataSpec`].
+    pub more: T,
+}
+
+/// Reads the section. Relative paths in it start at the directory of the file `path`. `own` reads the held-out data and
+/// the size of batches; it is told whether there is a `validation`, a share of the training data to hold out.
+pub fn read<T>(
     mut data: Section<'_>,
     path: &Path,
-    problems: &Problems<'_>,
-) -> (DataSpec, Option<AutoBatchSpec>) {
+    own: impl FnOnce(&mut Section<'_>, bool) -> Own<T>,
+) -> (DataSpec, T) {
     let home = path.parent().unwrap_or(Path::new(""));
     let base = absolute(&data.text("base").map_or(home.to_owned(), |base| home.join(base.text)));
     if base.to_str().is_none() {
         data.error_at(data.at(), format!("the directory {} is not UTF-8", base.display()));
     }
     let (train, train_weights) = read_train(&mut data);
-    let eval = data.texts("eval").unwrap_or_default();
+    check_paths(&data, &train);
     let validation = read_validation(&mut data);
-    if validation.is_some() && !eval.is_empty() {
-        data.error(
-            "validation",
-            "held-out data is either `eval`, or the `validation` share of the training data",
-        );
-    } else if validation.is_none() && !data.has("eval") && data.has("train") {
-        let message = "no `eval` in [data], so the model will not be evaluated; name held-out data, hold out a share \
-                       of the training data with `validation = { fraction = 0.1 }`, or set `eval = []`";
-        problems.warn(data.at(), message);
-    }
-    for pattern in train.iter().chain(&eval).filter(|pattern| pattern.text.is_empty()) {
-        data.error_at(pattern.at, "a path is empty");
-    }
     let cache = read_cache(&mut data, &base);
-    let (batch_size, auto_batch) = batch::read_size(&mut data);
+    let Own { eval, batch_size, more } = own(&mut data, validation.is_some());
     let usual = DataSpec::default();
     let spec = DataSpec {
         base,
         train: owned(&train),
         train_weights,
-        eval: owned(&eval),
+        eval,
         format: data.choice("format", &FORMATS),
         missing: owned(&data.texts("missing").unwrap_or_default()),
         filter: filter::read(&mut data, "filter"),
@@ -85,7 +84,14 @@ pub(super) fn read(
         data.error("shuffle_rows", message);
     }
     data.finish();
-    (spec, auto_batch)
+    (spec, more)
+}
+
+/// Reports empty paths.
+pub fn check_paths(data: &Section<'_>, patterns: &[Text<'_>]) {
+    for pattern in patterns.iter().filter(|pattern| pattern.text.is_empty()) {
+        data.error_at(pattern.at, "a path is empty");
+    }
 }
 
 /// The bounds of a weight. An epoch reads all files, however few of their rows it draws.
@@ -191,6 +197,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn owned(texts: &[Text<'_>]) -> Vec<String> {
+/// The texts without their positions.
+pub fn owned(texts: &[Text<'_>]) -> Vec<String> {
     texts.iter().map(|text| text.text.to_owned()).collect()
 }

@@ -1,9 +1,9 @@
-//! The filter of a job's data: `filter = [{ column = "day", op = ">=", value = "2026-11-01" }, ...]`.
+//! The filter of the data: `filter = [{ column = "day", op = ">=", value = "2026-11-01" }, ...]`.
 
 use millstream_format::filter::{Comparison, Condition, Literal, Test};
 
-use super::document::{Node, Value};
-use super::section::Section;
+use crate::section::Section;
+use crate::tree::{Node, Value};
 
 /// The values of `op`.
 #[derive(Clone, Copy)]
@@ -27,7 +27,7 @@ const OPS: [(&str, Op); 9] = [
 ];
 
 /// Reads the filter under `key` of `[data]`.
-pub(super) fn read(data: &mut Section<'_>, key: &'static str) -> Vec<Condition> {
+pub fn read(data: &mut Section<'_>, key: &'static str) -> Vec<Condition> {
     let Some(node) = data.node(key) else { return Vec::new() };
     let conditions = data.as_list(node, "conditions, like { column = \"day\", op = \">=\", value = 7 }");
     conditions.unwrap_or_default().iter().filter_map(|node| condition(data, node)).collect()

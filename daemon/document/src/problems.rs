@@ -1,4 +1,4 @@
-//! The problems of a job file, with their positions.
+//! The problems of a file, with their positions.
 //!
 //! All problems of a file are reported together, each in the format of a compiler: `job.toml:12:1: error: unknown key
 //! ...`.
@@ -9,9 +9,9 @@ use std::path::Path;
 
 /// The maximum number of problems, of warnings and of unknown keys that are reported. A file of 1 MiB could have a hundred
 /// thousand, each located by a search through the file.
-pub(super) const MAX_PROBLEMS: usize = 100;
+pub const MAX_PROBLEMS: usize = 100;
 
-/// One problem of a job file.
+/// One problem of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Its position: `FILE:LINE:COLUMN`, or the override.
@@ -20,18 +20,18 @@ pub struct Problem {
     pub message: String,
 }
 
-/// All problems of a job file, in the order of the file.
+/// All problems of a file, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobError {
+pub struct DocumentError {
     /// At least one.
     pub problems: Vec<Problem>,
 }
 
-/// A probable mistake that does not prevent the job from running.
+/// A probable mistake that does not prevent the use of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning(pub Problem);
 
-impl fmt::Display for JobError {
+impl fmt::Display for DocumentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, problem) in self.problems.iter().enumerate() {
             let newline = if nth == 0 { "" } else { "\n" };
@@ -41,7 +41,7 @@ impl fmt::Display for JobError {
     }
 }
 
-impl std::error::Error for JobError {}
+impl std::error::Error for DocumentError {}
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -51,17 +51,19 @@ impl fmt::Display for Warning {
 
 /// The position of a value, cheap to store. Positions sort like the text, overrides last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum At {
+pub enum At {
     /// Bytes from the start of the file.
     Offset(usize),
-    /// The index of the override.
+    /// The index of the override, or of the name of an argument.
     Set(usize),
 }
 
 /// Collects problems and warnings while a file is read, and converts their positions to lines.
-pub(super) struct Problems<'a> {
+pub struct Problems<'a> {
     path: &'a Path,
     text: &'a str,
+    /// What messages have before an override.
+    set_prefix: &'static str,
     set: &'a [String],
     errors: RefCell<Vec<(At, String)>>,
     warnings: RefCell<Vec<(At, String)>>,
@@ -71,10 +73,11 @@ pub(super) struct Problems<'a> {
 
 /// A key that some table allows.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub struct Known {
     /// The path of its table, if there is only one of that kind.
-    pub(super) section: Option<String>,
-    pub(super) key: &'static str,
+    pub section: Option<String>,
+    /// The key.
+    pub key: &'static str,
 }
 
 /// An unknown key, similar to none of its own table's keys.
@@ -85,10 +88,21 @@ struct Stray {
 }
 
 impl<'a> Problems<'a> {
-    pub(super) fn new(path: &'a Path, text: &'a str, set: &'a [String]) -> Self {
+    /// Those of the file `path` with this text and these overrides.
+    pub fn new(path: &'a Path, text: &'a str, set: &'a [String]) -> Self {
+        Self::with(path, text, ("--set ", set))
+    }
+
+    /// Those of values that a program passes by these dotted names ([`crate::tree::Table::of_arguments`]), without a file.
+    pub fn of_arguments(names: &'a [String]) -> Self {
+        Self::with(Path::new(""), "", ("", names))
+    }
+
+    fn with(path: &'a Path, text: &'a str, (set_prefix, set): (&'static str, &'a [String])) -> Self {
         Self {
             path,
             text,
+            set_prefix,
             set,
             errors: RefCell::default(),
             warnings: RefCell::default(),
@@ -98,47 +112,48 @@ impl<'a> Problems<'a> {
     }
 
     /// The path of the file in messages.
-    pub(super) fn path(&self) -> &'a Path {
+    pub fn path(&self) -> &'a Path {
         self.path
     }
 
     /// The size of the file.
-    pub(super) fn text_bytes(&self) -> usize {
+    pub fn text_bytes(&self) -> usize {
         self.text.len()
     }
 
-    pub(super) fn error(&self, at: At, message: impl Into<String>) {
+    /// Reports an error.
+    pub fn error(&self, at: At, message: impl Into<String>) {
         push(&self.errors, (at, message.into()));
     }
 
-    pub(super) fn warn(&self, at: At, message: impl Into<String>) {
+    /// Reports what is valid but probably not meant.
+    pub fn warn(&self, at: At, message: impl Into<String>) {
         push(&self.warnings, (at, message.into()));
     }
 
     /// Reports an unknown key that is similar to none of its own table's keys; another section may allow it.
-    pub(super) fn stray(&self, at: At, key: &str, message: String) {
+    pub fn stray(&self, at: At, key: &str, message: String) {
         push(&self.strays, Stray { at, key: key.to_owned(), message });
     }
 
     /// Whether further errors would not be reported, so that reading may end.
-    pub(super) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.errors.borrow().len() >= MAX_PROBLEMS
     }
 
     /// The keys that a table allows.
-    pub(super) fn known(&self, section: Option<&str>, keys: &[&'static str]) {
+    pub fn known(&self, section: Option<&str>, keys: &[&'static str]) {
         let section = section.map(str::to_owned);
         self.known.borrow_mut().extend(keys.iter().map(|key| Known { section: section.clone(), key }));
     }
 
     /// The keys that all tables read so far allow.
-    #[cfg(test)]
-    pub(super) fn all_known(&self) -> Vec<Known> {
+    pub fn all_known(&self) -> Vec<Known> {
         self.known.borrow().clone()
     }
 
     /// Returns an error with all problems found, if there are any.
-    pub(super) fn check(&self) -> Result<(), JobError> {
+    pub fn check(&self) -> Result<(), DocumentError> {
         let known = self.known.borrow();
         for Stray { at, key, message } in self.strays.take() {
             let home = known.iter().filter(|known| known.key == key).find_map(|known| known.section.as_ref());
@@ -146,10 +161,11 @@ impl<'a> Problems<'a> {
             self.error(at, message + &hint);
         }
         let problems = self.located(self.errors.take());
-        if problems.is_empty() { Ok(()) } else { Err(JobError { problems }) }
+        if problems.is_empty() { Ok(()) } else { Err(DocumentError { problems }) }
     }
 
-    pub(super) fn warnings(&self) -> Vec<Warning> {
+    /// The warnings, in the order of the file.
+    pub fn warnings(&self) -> Vec<Warning> {
         self.located(self.warnings.take()).into_iter().map(Warning).collect()
     }
 
@@ -160,9 +176,11 @@ impl<'a> Problems<'a> {
     }
 
     /// A position as messages show it. Columns count characters; they and lines start at 1.
-    pub(super) fn place(&self, at: At) -> String {
+    pub fn place(&self, at: At) -> String {
         match at {
-            At::Set(nth) => format!("--set {}", self.set.get(nth).map_or("", String::as_str)),
+            At::Set(nth) => {
+                format!("{}{}", self.set_prefix, self.set.get(nth).map_or("", String::as_str))
+            }
             At::Offset(offset) => {
                 let before = self.text.get(..offset).unwrap_or(self.text);
                 let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -183,7 +201,7 @@ fn push<T>(found: &RefCell<Vec<T>>, item: T) {
 
 /// `; did you mean ...?` with the known name most similar to a wrong one; empty if none is similar. Similar names
 /// differ by one or two edits, or share a prefix.
-pub(super) fn suggestion<'n>(wrong: &str, known: impl IntoIterator<Item = &'n str>) -> String {
+pub fn suggestion<'n>(wrong: &str, known: impl IntoIterator<Item = &'n str>) -> String {
     const ALIKE: f64 = 0.8;
     // No key is longer, and comparing takes time in proportion to the length.
     const MAX_LENGTH: usize = 64;

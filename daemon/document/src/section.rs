@@ -1,4 +1,4 @@
-//! Reads one table of a job file key by key.
+//! Reads one table of a file key by key.
 //!
 //! Each key that is read becomes known; [`Section::finish`] rejects all others. A value of the wrong type or out of
 //! range is reported with its position and read as absent, so that one pass finds all problems of a file. The results
@@ -10,11 +10,11 @@ use std::path::Path;
 
 use millstream_io::storage::Directory;
 
-use super::document::{Node, Table, Value};
-use super::error::{At, Problems, suggestion};
+use crate::problems::{At, Problems, suggestion};
+use crate::tree::{Node, Table, Value};
 
 /// A table being read.
-pub(super) struct Section<'a> {
+pub struct Section<'a> {
     table: &'a Table,
     at: At,
     /// Its name in messages: `[data]` if it can be written as a header, or "feature `age`".
@@ -26,30 +26,28 @@ pub(super) struct Section<'a> {
 }
 
 /// Reads the keys of one kind of value, such as those of one optimizer.
-pub(super) type ReadKind<T> = fn(&mut Section<'_>) -> T;
+pub type ReadKind<T> = fn(&mut Section<'_>) -> T;
 
 /// The contents of an absent table.
 static EMPTY: Table = Table { entries: Vec::new() };
 
 /// A string and its position.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Text<'a> {
-    pub(super) text: &'a str,
-    pub(super) at: At,
+pub struct Text<'a> {
+    /// The string.
+    pub text: &'a str,
+    /// Its position.
+    pub at: At,
 }
 
 impl<'a> Section<'a> {
-    pub(super) fn new(
-        table: &'a Table,
-        at: At,
-        title: impl Into<String>,
-        problems: &'a Problems<'a>,
-    ) -> Self {
+    /// The table at `at`, which messages call `title`.
+    pub fn new(table: &'a Table, at: At, title: impl Into<String>, problems: &'a Problems<'a>) -> Self {
         Self { table, at, title: title.into(), known: Vec::new(), absent: false, problems }
     }
 
     /// A section of a table below this one, whose key the file chose.
-    pub(super) fn below<'t>(&self, table: &'t Table, at: At, title: String) -> Section<'t>
+    pub fn below<'t>(&self, table: &'t Table, at: At, title: String) -> Section<'t>
     where
         'a: 't,
     {
@@ -57,36 +55,37 @@ impl<'a> Section<'a> {
     }
 
     /// The position of the table.
-    pub(super) fn at(&self) -> At {
+    pub fn at(&self) -> At {
         self.at
     }
 
     /// The position of the value of `key`, or else of the table.
-    pub(super) fn at_key(&self, key: &str) -> At {
+    pub fn at_key(&self, key: &str) -> At {
         self.table.get(key).map_or(self.at, |node| node.at)
     }
 
     /// The position of the value of `key`, as messages show it.
-    pub(super) fn place_of(&self, key: &str) -> String {
+    pub fn place_of(&self, key: &str) -> String {
         self.problems.place(self.at_key(key))
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
+    /// Whether the table has `key`.
+    pub fn has(&self, key: &str) -> bool {
         self.table.get(key).is_some()
     }
 
     /// Reports a problem with the value of `key`.
-    pub(super) fn error(&self, key: &str, message: impl Into<String>) {
+    pub fn error(&self, key: &str, message: impl Into<String>) {
         self.problems.error(self.at_key(key), message);
     }
 
     /// Reports a problem at a position within the table.
-    pub(super) fn error_at(&self, at: At, message: impl Into<String>) {
+    pub fn error_at(&self, at: At, message: impl Into<String>) {
         self.problems.error(at, message);
     }
 
     /// Reports a `directory` that is none of this host, in which `what` are to be.
-    pub(super) fn check_directory(&self, directory: Option<Text<'_>>, what: &str) {
+    pub fn check_directory(&self, directory: Option<Text<'_>>, what: &str) {
         match directory {
             Some(Text { text: "", at }) => self.error_at(at, "a path is empty"),
             Some(Text { text, at }) if text.contains("://") => {
@@ -97,7 +96,7 @@ impl<'a> Section<'a> {
     }
 
     /// The directory with the path or address `text`, which is reported if it is none. A relative path starts at `base`.
-    pub(super) fn directory(&self, text: Option<Text<'_>>, base: &Path) -> Option<Directory> {
+    pub fn directory(&self, text: Option<Text<'_>>, base: &Path) -> Option<Directory> {
         let Text { text, at } = text?;
         if text.is_empty() {
             self.error_at(at, "a path is empty");
@@ -107,27 +106,27 @@ impl<'a> Section<'a> {
     }
 
     /// Reports what is valid but probably not meant.
-    pub(super) fn warn(&self, message: impl Into<String>) {
+    pub fn warn(&self, message: impl Into<String>) {
         self.problems.warn(self.at, message);
     }
 
     /// Whether further errors would not be reported, so that reading may end.
-    pub(super) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.problems.is_full()
     }
 
     /// All entries, for a table whose keys are names chosen by the file.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, At, &'a Node)> + use<'a> {
+    pub fn entries(&self) -> impl Iterator<Item = (&'a str, At, &'a Node)> + use<'a> {
         self.table.entries.iter().map(|entry| (entry.key.as_str(), entry.at, &entry.node))
     }
 
     /// Whether the table exists and is empty.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.table.entries.is_empty() && !self.absent
     }
 
     /// Rejects keys that were not read.
-    pub(super) fn finish(self) {
+    pub fn finish(self) {
         let path = self.title.strip_prefix('[').and_then(|title| title.strip_suffix(']'));
         self.problems.known(path, &self.known);
         for entry in &self.table.entries {
@@ -148,13 +147,13 @@ impl<'a> Section<'a> {
     }
 
     /// The value of `key`, of any type.
-    pub(super) fn node(&mut self, key: &'static str) -> Option<&'a Node> {
+    pub fn node(&mut self, key: &'static str) -> Option<&'a Node> {
         self.known.push(key);
         self.table.get(key)
     }
 
     /// The value of the required `key`, which `what` describes.
-    pub(super) fn required(&mut self, key: &'static str, what: &str) -> Option<&'a Node> {
+    pub fn required(&mut self, key: &'static str, what: &str) -> Option<&'a Node> {
         let node = self.node(key);
         if node.is_none() && !self.absent {
             self.problems.error(self.at, format!("{} needs `{key}`: {what}", self.title));
@@ -162,40 +161,44 @@ impl<'a> Section<'a> {
         node
     }
 
-    pub(super) fn text(&mut self, key: &'static str) -> Option<Text<'a>> {
+    /// A string.
+    pub fn text(&mut self, key: &'static str) -> Option<Text<'a>> {
         let node = self.node(key)?;
         self.as_text(node)
     }
 
-    pub(super) fn required_text(&mut self, key: &'static str, what: &str) -> Option<Text<'a>> {
+    /// A string; required.
+    pub fn required_text(&mut self, key: &'static str, what: &str) -> Option<Text<'a>> {
         let node = self.required(key, what)?;
         self.as_text(node)
     }
 
     /// A list of strings; one string is a list of one.
-    pub(super) fn texts(&mut self, key: &'static str) -> Option<Vec<Text<'a>>> {
+    pub fn texts(&mut self, key: &'static str) -> Option<Vec<Text<'a>>> {
         let node = self.node(key)?;
         self.as_texts(node)
     }
 
-    pub(super) fn required_texts(&mut self, key: &'static str, what: &str) -> Option<Vec<Text<'a>>> {
+    /// A list of strings; required.
+    pub fn required_texts(&mut self, key: &'static str, what: &str) -> Option<Vec<Text<'a>>> {
         let node = self.required(key, what)?;
         self.as_texts(node)
     }
 
     /// An integer within `range`.
-    pub(super) fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+    pub fn whole(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
         let node = self.node(key)?;
         self.as_whole(node, range)
     }
 
     /// A 32-bit integer within `range`.
-    pub(super) fn whole_u32(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
+    pub fn whole_u32(&mut self, key: &'static str, range: RangeInclusive<u32>) -> Option<u32> {
         let (low, high) = range.into_inner();
         self.whole(key, u64::from(low)..=u64::from(high)).and_then(|number| u32::try_from(number).ok())
     }
 
-    pub(super) fn as_whole(&self, node: &Node, range: RangeInclusive<u64>) -> Option<u64> {
+    /// An integer within `range`.
+    pub fn as_whole(&self, node: &Node, range: RangeInclusive<u64>) -> Option<u64> {
         let Value::Whole(number) = node.value else { return self.wrong_type(node, "a whole number") };
         match u64::try_from(number) {
             Ok(number) if range.contains(&number) => Some(number),
@@ -213,7 +216,7 @@ impl<'a> Section<'a> {
     }
 
     /// A finite number.
-    pub(super) fn as_number(&self, node: &Node) -> Option<f64> {
+    pub fn as_number(&self, node: &Node) -> Option<f64> {
         let number = match node.value {
             // Exact up to 2^53, and rounded to nearest beyond, as if written with a decimal point.
             Value::Whole(number) => number as f64,
@@ -229,12 +232,13 @@ impl<'a> Section<'a> {
     }
 
     /// A constant at least 0, or above 0.
-    pub(super) fn constant(&mut self, key: &'static str, positive: bool) -> Option<f32> {
+    pub fn constant(&mut self, key: &'static str, positive: bool) -> Option<f32> {
         let node = self.node(key)?;
         self.as_constant(node, positive)
     }
 
-    pub(super) fn as_constant(&self, node: &Node, positive: bool) -> Option<f32> {
+    /// A constant at least 0, or above 0.
+    pub fn as_constant(&self, node: &Node, positive: bool) -> Option<f32> {
         let number = self.as_number(node)?;
         let rounded = number as f32;
         if !rounded.is_finite() || rounded < 0.0 || (positive && rounded == 0.0) {
@@ -246,7 +250,7 @@ impl<'a> Section<'a> {
     }
 
     /// A number above 0, in double precision.
-    pub(super) fn positive(&mut self, key: &'static str) -> Option<f64> {
+    pub fn positive(&mut self, key: &'static str) -> Option<f64> {
         let node = self.node(key)?;
         let number = self.as_number(node)?;
         if number > 0.0 {
@@ -257,7 +261,7 @@ impl<'a> Section<'a> {
     }
 
     /// A constant at least 0 and below 1.
-    pub(super) fn fraction(&mut self, key: &'static str) -> Option<f32> {
+    pub fn fraction(&mut self, key: &'static str) -> Option<f32> {
         let node = self.node(key)?;
         let number = self.as_number(node)?;
         // Rounded first: a number just below 1 may round to 1.
@@ -270,7 +274,8 @@ impl<'a> Section<'a> {
         Some(rounded)
     }
 
-    pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
+    /// `true` or `false`.
+    pub fn flag(&mut self, key: &'static str) -> Option<bool> {
         let node = self.node(key)?;
         match node.value {
             Value::Bool(value) => Some(value),
@@ -279,7 +284,7 @@ impl<'a> Section<'a> {
     }
 
     /// A number of bytes: an integer, or a string like `"512MiB"`.
-    pub(super) fn bytes(&mut self, key: &'static str) -> Option<u64> {
+    pub fn bytes(&mut self, key: &'static str) -> Option<u64> {
         let node = self.node(key)?;
         let Value::Text(text) = &node.value else { return self.as_whole(node, 1..=u64::MAX) };
         let bytes = parse_bytes(text);
@@ -291,13 +296,13 @@ impl<'a> Section<'a> {
     }
 
     /// One of these names.
-    pub(super) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&'static str, T)]) -> Option<T> {
+    pub fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&'static str, T)]) -> Option<T> {
         let node = self.node(key)?;
         self.as_choice(node, choices)
     }
 
     /// One of these names; required.
-    pub(super) fn required_choice<T: Copy>(
+    pub fn required_choice<T: Copy>(
         &mut self,
         key: &'static str,
         choices: &[(&'static str, T)],
@@ -306,7 +311,8 @@ impl<'a> Section<'a> {
         self.as_choice(node, choices)
     }
 
-    pub(super) fn as_choice<T: Copy>(&self, node: &Node, choices: &[(&'static str, T)]) -> Option<T> {
+    /// One of these names.
+    pub fn as_choice<T: Copy>(&self, node: &Node, choices: &[(&'static str, T)]) -> Option<T> {
         let text = self.as_text(node)?.text;
         let found = choices.iter().find(|(name, _)| *name == text).map(|&(_, choice)| choice);
         if found.is_none() {
@@ -318,14 +324,14 @@ impl<'a> Section<'a> {
     }
 
     /// The table under `key`; empty if absent.
-    pub(super) fn section(&mut self, key: &'static str, title: &str) -> Section<'a> {
+    pub fn section(&mut self, key: &'static str, title: &str) -> Section<'a> {
         let node = self.node(key);
         let section = node.and_then(|node| self.as_section(node, title));
         section.unwrap_or_else(|| Section::new(&EMPTY, self.at, title, self.problems))
     }
 
     /// The required table under `key`.
-    pub(super) fn required_section(&mut self, key: &'static str, title: &str, what: &str) -> Section<'a> {
+    pub fn required_section(&mut self, key: &'static str, title: &str, what: &str) -> Section<'a> {
         if !self.has(key) && !self.absent {
             self.problems.error(self.at, format!("{} needs {title}: {what}", self.title));
         }
@@ -334,21 +340,24 @@ impl<'a> Section<'a> {
         Section { absent: std::ptr::eq(section.table, &EMPTY), ..section }
     }
 
-    pub(super) fn as_section(&self, node: &'a Node, title: impl Into<String>) -> Option<Section<'a>> {
+    /// A table, which messages call `title`.
+    pub fn as_section(&self, node: &'a Node, title: impl Into<String>) -> Option<Section<'a>> {
         match &node.value {
             Value::Table(table) => Some(Section::new(table, node.at, title, self.problems)),
             _ => self.wrong_type(node, "a table"),
         }
     }
 
-    pub(super) fn as_text<'n>(&self, node: &'n Node) -> Option<Text<'n>> {
+    /// A string.
+    pub fn as_text<'n>(&self, node: &'n Node) -> Option<Text<'n>> {
         match &node.value {
             Value::Text(text) => Some(Text { text, at: node.at }),
             _ => self.wrong_type(node, "a string"),
         }
     }
 
-    pub(super) fn as_list<'n>(&self, node: &'n Node, of: &str) -> Option<&'n [Node]> {
+    /// A list, of what `of` says.
+    pub fn as_list<'n>(&self, node: &'n Node, of: &str) -> Option<&'n [Node]> {
         match &node.value {
             Value::List(items) => Some(items),
             _ => self.wrong_type(node, format_args!("a list of {of}")),

@@ -1,4 +1,4 @@
-//! The `[storage]` of a job file.
+//! The `[storage]` of a file.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use millstream_io::storage::{AzSpec, GsSpec, S3Spec, StorageSpec, is_local};
 use crate::section::Section;
 
 /// Reads the section. Relative paths in it start at `base`.
-pub(super) fn read(mut storage: Section<'_>, base: &Path) -> StorageSpec {
+pub fn read(mut storage: Section<'_>, base: &Path) -> StorageSpec {
     fn text(section: &mut Section<'_>, key: &'static str) -> Option<String> {
         section.text(key).map(|value| value.text.to_owned())
     }

@@ -1,19 +1,26 @@
-//! A job file as a tree whose values carry their positions.
+//! A file as a tree whose values carry their positions.
 //!
-//! The tree is the TOML text with `--set` overrides applied. [`super::section`] interprets it. Unlike TOML's own
+//! The tree is the TOML text with `--set` overrides applied. [`crate::section`] interprets it. Unlike TOML's own
 //! tables, it keeps the order of the file.
 
 use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
+use serde_json::Value as Json;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use toml::value::Datetime;
 
-use super::error::{At, Problems};
+use crate::problems::{At, Problems};
 
-/// The main sections of a job file. Of text that has none and is not TOML, only the first error is reported.
-const SECTIONS: [&str; 4] = ["data", "label", "features", "model"];
+/// A kind of files.
+#[derive(Clone, Copy, Debug)]
+pub struct FileKind {
+    /// Its name in messages, such as "job file".
+    pub name: &'static str,
+    /// The main sections. Of text that has none and is not TOML, only the first error is reported.
+    pub sections: &'static [&'static str],
+}
 
 /// The maximum number of overrides. Each is applied by a search through the tables on its path.
 const MAX_OVERRIDES: usize = 1000;
@@ -24,50 +31,69 @@ const MAX_PARSE_ERRORS: usize = 1000;
 /// A value and its position.
 #[derive(Clone, Debug, Serialize)]
 #[serde(transparent)]
-pub(super) struct Node {
+pub struct Node {
+    /// The position.
     #[serde(skip)]
-    pub(super) at: At,
-    pub(super) value: Value,
+    pub at: At,
+    /// The value.
+    pub value: Value,
 }
 
 /// A TOML value.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
-pub(super) enum Value {
+pub enum Value {
+    /// A string.
     Text(String),
+    /// An integer.
     Whole(#[serde(serialize_with = "serialize_whole")] i128),
+    /// A number with a fraction.
     Real(f64),
+    /// `true` or `false`.
     Bool(bool),
+    /// A date, a time, or both.
     Date(Datetime),
+    /// An array.
     List(Vec<Node>),
+    /// A table.
     Table(Table),
 }
 
 /// The entries of a table, in the order of the file.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Table {
-    pub(super) entries: Vec<Entry>,
+pub struct Table {
+    /// The entries; keys are unique.
+    pub entries: Vec<Entry>,
 }
 
 /// A key and its value.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) key: String,
-    pub(super) at: At,
-    pub(super) node: Node,
+pub struct Entry {
+    /// The key.
+    pub key: String,
+    /// The position of the key.
+    pub at: At,
+    /// The value.
+    pub node: Node,
 }
 
 impl Table {
-    /// Parses a file and applies the overrides. Reports what cannot be parsed and omits it.
-    pub(super) fn parse(text: &str, set: &[String], problems: &Problems<'_>) -> Self {
+    /// Parses a file of this kind and applies the overrides. Reports what cannot be parsed and omits it.
+    pub fn parse(text: &str, set: &[String], kind: &FileKind, problems: &Problems<'_>) -> Self {
         let (document, errors) = DeTable::parse_recoverable(text);
-        let has_section = SECTIONS.iter().any(|section| document.get_ref().contains_key(*section));
+        let has_section = kind.sections.iter().any(|section| document.get_ref().contains_key(*section));
         if let Some(first) = errors.first().filter(|_| !has_section) {
             let start = first.span().map_or(0, |span| span.start);
             let message = first.message();
+            let sections: Vec<_> = kind.sections.iter().map(|section| format!("[{section}]")).collect();
+            let (last, others) = sections.split_last().map_or(("", &[][..]), |(last, others)| (last, others));
             problems.error(
                 At::Offset(start),
-                format!("this is not a job file: it is not TOML with the sections [data], [features] and [model] ({message})"),
+                format!(
+                    "this is not a {}: it is not TOML with the sections {} and {last} ({message})",
+                    kind.name,
+                    others.join(", ")
+                ),
             );
             return Self::default();
         }
@@ -91,16 +117,34 @@ impl Table {
         table
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&Node> {
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&Node> {
         self.entries.iter().find(|entry| entry.key == key).map(|entry| &entry.node)
     }
 
-    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Node> {
+    /// The value of `key`, to change it.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Node> {
         self.entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
     }
 
+    /// The table of an object of JSON, which a program passes. Positions are indexes of `names`, to which the dotted name
+    /// of each value is added. A key whose value is null is absent.
+    pub fn of_arguments(object: &serde_json::Map<String, Json>, names: &mut Vec<String>) -> Self {
+        Self::of_object(object, "", names)
+    }
+
+    fn of_object(object: &serde_json::Map<String, Json>, prefix: &str, names: &mut Vec<String>) -> Self {
+        let mut entries = Vec::with_capacity(object.len());
+        for (key, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+            let (name, at) = (format!("{prefix}{key}"), At::Set(names.len()));
+            names.push(name.clone());
+            entries.push(Entry { key: key.clone(), at, node: Node::of_json(value, at, &name, names) });
+        }
+        Self { entries }
+    }
+
     /// Replaces the value of `key`, or adds it at the end.
-    pub(super) fn put(&mut self, key: &str, node: Node) {
+    pub fn put(&mut self, key: &str, node: Node) {
         match self.entries.iter_mut().find(|entry| entry.key == key) {
             Some(entry) => (entry.at, entry.node) = (node.at, node),
             None => self.entries.push(Entry { key: key.to_owned(), at: node.at, node }),
@@ -108,14 +152,14 @@ impl Table {
     }
 
     /// Removes `key`; returns whether it existed.
-    pub(super) fn remove(&mut self, key: &str) -> bool {
+    pub fn remove(&mut self, key: &str) -> bool {
         let before = self.entries.len();
         self.entries.retain(|entry| entry.key != key);
         self.entries.len() < before
     }
 
     /// The table under `key`, created if absent; `None` if the value is not a table.
-    pub(super) fn table_mut(&mut self, key: &str, at: At) -> Option<&mut Self> {
+    pub fn table_mut(&mut self, key: &str, at: At) -> Option<&mut Self> {
         if self.get(key).is_none() {
             self.put(key, Node { at, value: Value::Table(Self::default()) });
         }
@@ -126,7 +170,7 @@ impl Table {
     }
 
     /// Applies the override `section.key=value` to this table.
-    pub(super) fn apply(&mut self, text: &str, at: At, problems: &Problems<'_>) {
+    pub fn apply(&mut self, text: &str, at: At, problems: &Problems<'_>) {
         let Some((key, value)) = text.split_once('=') else {
             problems.error(at, "expected `section.key=value`");
             return;
@@ -174,6 +218,24 @@ impl Node {
     fn of(value: &Spanned<DeValue<'_>>, at: &dyn Fn(usize) -> At) -> Self {
         Self { at: at(value.span().start), value: Value::of(value.get_ref(), at) }
     }
+
+    fn of_json(value: &Json, at: At, name: &str, names: &mut Vec<String>) -> Self {
+        let value = match value {
+            // Absent among values of a list, too.
+            Json::Null => Value::List(Vec::new()),
+            Json::Bool(value) => Value::Bool(*value),
+            Json::Number(number) => match number.as_i128() {
+                Some(whole) => Value::Whole(whole),
+                None => Value::Real(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Value::Text(text.clone()),
+            Json::Array(items) => {
+                Value::List(items.iter().map(|item| Self::of_json(item, at, name, names)).collect())
+            }
+            Json::Object(object) => Value::Table(Table::of_object(object, &format!("{name}."), names)),
+        };
+        Self { at, value }
+    }
 }
 
 impl Value {
@@ -193,7 +255,7 @@ impl Value {
     }
 
     /// Calls `change` with each string in the value.
-    pub(super) fn for_each_text(&mut self, change: &mut dyn FnMut(&mut String)) {
+    pub fn for_each_text(&mut self, change: &mut dyn FnMut(&mut String)) {
         match self {
             Self::Text(text) => change(text),
             Self::List(items) => items.iter_mut().for_each(|item| item.value.for_each_text(change)),
@@ -205,7 +267,7 @@ impl Value {
     }
 
     /// The value's description in a message: "found ...".
-    pub(super) fn describe(&self) -> &'static str {
+    pub fn describe(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
             Self::Whole(_) => "a whole number",
@@ -219,7 +281,7 @@ impl Value {
 }
 
 /// The parts of a dotted key.
-pub(super) fn parse_key(key: &str) -> Option<Vec<String>> {
+pub fn parse_key(key: &str) -> Option<Vec<String>> {
     let line = format!("{key} = 0");
     let document = DeTable::parse(&line).ok()?;
     let mut parts = Vec::new();
@@ -255,19 +317,19 @@ fn serialize_whole<S: Serializer>(number: &i128, serializer: S) -> Result<S::Ok,
 }
 
 /// Writes the tree as TOML.
-pub(super) fn write(table: &Table) -> String {
+pub fn write(table: &Table) -> String {
     toml::to_string(table).expect("the tree has only values of TOML")
 }
 
 /// Writes a value that is not a table as TOML in one line.
-pub(super) fn write_value(node: &Node) -> String {
+pub fn write_value(node: &Node) -> String {
     let entry = Entry { key: "v".to_owned(), at: node.at, node: node.clone() };
     let text = write(&Table { entries: vec![entry] });
     text.strip_prefix("v = ").unwrap_or(&text).trim_end().to_owned()
 }
 
 /// The values of a job's text, which is valid TOML, by their dotted keys. Lists and inline tables in lists are one value.
-pub(super) fn flat(text: &str) -> BTreeMap<String, String> {
+pub fn flat(text: &str) -> BTreeMap<String, String> {
     let mut values = BTreeMap::new();
     if let Ok(document) = DeTable::parse(text) {
         flatten(&Table::of(document.get_ref(), &At::Offset), "", &mut values);

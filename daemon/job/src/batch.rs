@@ -7,17 +7,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use millstream_document::data::{self, MAX_ROWS, Own};
+use millstream_document::problems::{At, Problems};
+use millstream_document::section::Section;
+use millstream_document::tree::{self, Entry, Node, Table, Value};
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::spec::{BatchScaling, RateRule};
 use serde_json::Value as Json;
 
-use super::document::{self, Entry, Node, Table, Value};
-use super::error::{At, Problems};
-use super::job::Job;
-use super::section::Section;
-
-/// The maximum number of rows per batch.
-const MAX_ROWS: u32 = 16_777_216;
+use super::job::{JOB_FILE, Job};
 
 /// The minimum batch size that a search tries, if every worker has a row of it.
 const MIN_AUTO_ROWS: u32 = 16;
@@ -44,8 +42,27 @@ impl AutoBatchSpec {
     }
 }
 
+/// Reads `eval`, `batch_size` and the keys that depend on it.
+pub(super) fn read_own(data: &mut Section<'_>, has_validation: bool) -> Own<Option<AutoBatchSpec>> {
+    let eval = data.texts("eval").unwrap_or_default();
+    if has_validation && !eval.is_empty() {
+        data.error(
+            "validation",
+            "held-out data is either `eval`, or the `validation` share of the training data",
+        );
+    } else if !has_validation && !data.has("eval") && data.has("train") {
+        data.warn(
+            "no `eval` in [data], so the model will not be evaluated; name held-out data, hold out a share \
+             of the training data with `validation = { fraction = 0.1 }`, or set `eval = []`",
+        );
+    }
+    data::check_paths(data, &eval);
+    let (batch_size, more) = read_size(data);
+    Own { eval: data::owned(&eval), batch_size, more }
+}
+
 /// Reads `batch_size` and its dependent keys. For "auto", the batch size is the smallest that a search tries.
-pub(super) fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) {
+fn read_size(data: &mut Section<'_>) -> (u32, Option<AutoBatchSpec>) {
     let node = data.node("batch_size");
     let is_auto = match node.map(|node| &node.value) {
         Some(Value::Text(text)) => {
@@ -110,7 +127,7 @@ fn write_out(text: &str, rows: u32, scaling: BatchScaling) -> String {
     let at = At::Offset(0);
     // The text was parsed before, so it has no problems.
     let problems = Problems::new(Path::new(""), text, &[]);
-    let mut table = Table::parse(text, &[], &problems);
+    let mut table = Table::parse(text, &[], &JOB_FILE, &problems);
     if let Some(data) = table.table_mut("data", at) {
         data.put("batch_size", Node { at, value: Value::Whole(rows.into()) });
         data.remove("auto_batch");
@@ -123,7 +140,7 @@ fn write_out(text: &str, rows: u32, scaling: BatchScaling) -> String {
         ];
         training.put("batch_scaling", Node { at, value: Value::Table(Table { entries }) });
     }
-    document::write(&table)
+    tree::write(&table)
 }
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use millstream_document::section::Section;
+use millstream_document::tree::Value;
 use millstream_io::storage::Directory;
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::session::BestSpec;
 
-use crate::document::Value;
 use crate::evaluation::{EvaluationSpec, LabelPredictions, read_metric};
-use crate::section::Section;
 
 /// The default directory, beside the job file.
 const DEFAULT_DIRECTORY: &str = "checkpoints";

@@ -1,13 +1,13 @@
 //! The `[evaluation]` of a job file: when the model is evaluated, and what that decides.
 
+use millstream_document::problems;
+use millstream_document::section::Section;
 use millstream_pipeline::spec::{DataSpec, LabelSpec};
 use millstream_trainer::metrics::Metric;
 use millstream_trainer::session::{EvalCadence, StoppingSpec};
 use millstream_trainer::spec::{Gains, GroupSpec, ModelSpec, Prediction, RankingSpec, TrainingSpec};
 
-use super::error;
 use super::groups::Groups;
-use super::section::Section;
 
 /// How the model is evaluated, and what evaluations decide.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,7 +127,7 @@ pub(super) fn read_metric(
     if let Some(name) = given.filter(|_| !are_named) {
         section.error_at(name.at, format!("`{label_key}` is for several [labels]"));
     } else if let Some(name) = given.filter(|_| place.is_none()) {
-        let hint = error::suggestion(name.text, labels.iter().map(|(name, _)| name.as_str()));
+        let hint = problems::suggestion(name.text, labels.iter().map(|(name, _)| name.as_str()));
         section.error_at(name.at, format!("[labels] has no label `{}`{hint}", name.text));
     }
     let label = place.and_then(|place| u32::try_from(place).ok()).unwrap_or(usual.1);

@@ -9,11 +9,10 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use millstream_document::problems::At;
+use millstream_document::section::{Section, Text};
+use millstream_document::tree::{Node, Value};
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, MissingNumber, Normalize, OutOfRange, Terms};
-
-use super::document::{Node, Value};
-use super::error::At;
-use super::section::{Section, Text};
 
 /// The maximum number of ids of a feature: 32 bits must hold one more, for missing values.
 const MOST_IDS: u32 = u32::MAX - 1;

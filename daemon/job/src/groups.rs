@@ -1,10 +1,10 @@
 //! Features whose ids group rows.
 
+use millstream_document::problems::suggestion;
+use millstream_document::section::{Section, Text};
 use millstream_pipeline::spec::FeatureKind;
 
-use super::error::suggestion;
 use super::features::Feature;
-use super::section::{Section, Text};
 
 /// The features that may group rows: the job file defines features of these `names`; `features` are those without
 /// errors.

@@ -7,6 +7,10 @@ use std::io;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
+use millstream_document::problems::{At, DocumentError, Problems, Warning};
+use millstream_document::section::Section;
+use millstream_document::tree::{self, FileKind, Node, Table, Value};
+use millstream_document::{data, storage};
 use millstream_io::redact;
 use millstream_io::storage::StorageSpec;
 use millstream_pipeline::spec::{DataSpec, FeatureKind, FeatureSpec, LabelColumn, LabelSpec, Terms};
@@ -16,17 +20,14 @@ use sha2::{Digest, Sha256};
 
 use crate::batch::{self, AutoBatchSpec};
 use crate::checkpoint::{self, CheckpointSpec};
-use crate::document::{self, Node, Table, Value};
-use crate::error::{At, JobError, Problems, Warning};
 use crate::evaluation::{self, EvaluationSpec, LabelPredictions};
 use crate::features::{self, Feature, OpenTerms, TermFiles, open_regular_file};
 use crate::groups::Groups;
 use crate::search::{self, ParameterValue, SearchSpec};
-use crate::section::Section;
 use crate::tensorboard::{self, TensorBoardSpec};
 use crate::warm_start::{self, WarmStartSpec};
 use crate::workers::{self, WorkersSpec};
-use crate::{data, label, model, storage, training};
+use crate::{label, model, training};
 
 /// A resolved job: defaults are filled in, and names are checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,6 +66,9 @@ pub struct Job {
     /// to this job on any machine.
     pub text: String,
 }
+
+/// How messages describe job files.
+pub(crate) const JOB_FILE: FileKind = FileKind { name: "job file", sections: &["data", "features", "model"] };
 
 /// Keys and sections that are not part of a job's fingerprint.
 const NOT_FINGERPRINTED: [&str; 19] = [
@@ -112,7 +116,7 @@ impl Job {
     ///
     /// # Errors
     /// All problems of the file.
-    pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<(Self, Vec<Warning>), JobError> {
+    pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<(Self, Vec<Warning>), DocumentError> {
         Self::parse_with(text, path, set, &open_regular_file)
     }
 
@@ -125,9 +129,9 @@ impl Job {
         path: &Path,
         set: &[String],
         open: &dyn Fn(&Path) -> io::Result<File>,
-    ) -> Result<(Self, Vec<Warning>), JobError> {
+    ) -> Result<(Self, Vec<Warning>), DocumentError> {
         let problems = Problems::new(path, text, set);
-        let mut table = Table::parse(text, set, &problems);
+        let mut table = Table::parse(text, set, &JOB_FILE, &problems);
         // Missing values below would be consequences of these problems.
         problems.check()?;
         let (mut job, features) = read_job(&table, path, open, &problems);
@@ -137,7 +141,7 @@ impl Job {
             search::check(spec, &table, &problems, &|trial, found| drop(read_job(trial, path, open, found)));
             problems.check()?;
         }
-        job.text = document::write(&table);
+        job.text = tree::write(&table);
         job.features = prune(features, &job, &problems);
         Ok((job, problems.warnings()))
     }
@@ -163,9 +167,9 @@ impl Job {
         set.extend_from_slice(more);
         // The values and the keys were checked; what does not fit together is reported when the text is parsed.
         let problems = Problems::new(Path::new(""), &self.text, &set);
-        let mut table = Table::parse(&self.text, &set, &problems);
+        let mut table = Table::parse(&self.text, &set, &JOB_FILE, &problems);
         table.remove("search");
-        document::write(&table)
+        tree::write(&table)
     }
 
     /// The overrides that replace the files of the data, for [`Job::parse`]; none where they stay as they are. The numbers of
@@ -194,7 +198,7 @@ impl Job {
     /// other secrets have the same fingerprint.
     pub fn shareable_text(&self) -> String {
         let problems = Problems::new(Path::new(""), &self.text, &[]);
-        let mut table = Table::parse(&self.text, &[], &problems);
+        let mut table = Table::parse(&self.text, &[], &JOB_FILE, &problems);
         let mut is_redacted = false;
         for section in ["data", "storage"] {
             if let Some(node) = table.get_mut(section) {
@@ -206,7 +210,7 @@ impl Job {
                 });
             }
         }
-        if is_redacted { document::write(&table) } else { self.text.clone() }
+        if is_redacted { tree::write(&table) } else { self.text.clone() }
     }
 
     /// The keys because of which `self` and `other` have different [fingerprints](Job::fingerprint), with the values of
@@ -253,7 +257,7 @@ impl Job {
     }
 
     fn differences_of(&self, other: &Self, is_compared: impl Fn(&str) -> bool) -> Vec<String> {
-        let [ours, theirs] = [self, other].map(|job| document::flat(&job.text));
+        let [ours, theirs] = [self, other].map(|job| tree::flat(&job.text));
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
         let differs = |key: &&String| is_compared(key) && ours.get(*key) != theirs.get(*key);
         let value = |values: &BTreeMap<String, String>, key: &str| {
@@ -320,7 +324,7 @@ pub(crate) fn read_job(
     let name = read_name(&mut top);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
     let section = top.required_section("data", "[data]", "the data to train on");
-    let (mut data, mut auto_batch) = data::read(section, path, problems);
+    let (mut data, mut auto_batch) = data::read(section, path, batch::read_own);
     let labels = label::read(&mut top, &data.missing, problems);
     let section = top.required_section("features", "[features]", "the inputs of the model");
     let names: Vec<_> = section.entries().map(|(name, ..)| name).take(features::MAX_FEATURES).collect();

@@ -5,12 +5,11 @@
 
 use std::collections::HashSet;
 
+use millstream_document::problems::{At, Problems};
+use millstream_document::section::Section;
+use millstream_document::tree::{Node, Value};
 use millstream_pipeline::spec::{LabelColumn, LabelNumbers, LabelSpec};
 use millstream_trainer::spec::{ModelSpec, Prediction, TrainingSpec};
-
-use super::document::{Node, Value};
-use super::error::{At, Problems};
-use super::section::Section;
 
 /// The maximum number of classes: each has a logit for every row of a step.
 const MOST_CLASSES: usize = 4_096;

@@ -1,11 +1,11 @@
 //! The losses in the `[training]` of a job file: one for all labels, and those of single labels.
 
+use millstream_document::problems::suggestion;
+use millstream_document::section::Section;
 use millstream_trainer::spec::{LossSpec, TaskSpec};
 
-use super::error::suggestion;
 use super::groups::Groups;
 use super::label::Labels;
-use super::section::Section;
 
 /// Rejects the settings of label losses in a two-tower model, whose loss spans whole batches.
 pub(super) fn refuse(training: &Section<'_>) {

@@ -6,16 +6,16 @@
 //! Each parameter is checked when the file is read: the job is resolved with the ends of its range, or with its listed
 //! values, while all other keys are as written. A mistake is then an error of the file instead of a failed trial.
 
+use millstream_document::problems::{At, Problems};
+use millstream_document::section::Section;
+use millstream_document::tree::{self, Entry, Node, Table, Value, parse_key};
 use millstream_io::storage::is_local;
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::metrics::Metric;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::CheckpointSpec;
-use crate::document::{self, Entry, Node, Table, Value, parse_key};
-use crate::error::{At, Problems};
 use crate::evaluation::{EvaluationSpec, LabelPredictions, read_metric};
-use crate::section::Section;
 
 /// The maximum number of trials. A search's record has all of them.
 const MAX_TRIALS: u32 = 1_000;
@@ -390,7 +390,7 @@ fn read_values(section: &mut Section<'_>) -> Option<Domain> {
             section.error_at(item.at, "a value cannot be a table: search its keys");
             return None;
         }
-        let text = document::write_value(item);
+        let text = tree::write_value(item);
         if values.contains(&text) {
             section.error_at(item.at, format!("the value {text} is listed twice"));
         }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use millstream_document::section::Section;
 use millstream_io::storage::Directory;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::job::Job;
-use super::section::Section;
 
 /// Event files for TensorBoard.
 #[derive(Clone, Debug, PartialEq, Eq)]

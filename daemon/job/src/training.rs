@@ -1,5 +1,6 @@
 //! The `[training]` of a job file.
 
+use millstream_document::section::{ReadKind, Section};
 use millstream_trainer::spec::{
     ClipSpec, DecaySpec, DeviceSpec, LossScaleSpec, ModelSpec, Precision, ScheduleSpec, TrainingSpec,
 };
@@ -7,7 +8,6 @@ use millstream_trainer::spec::{
 use super::groups::Groups;
 use super::label::Labels;
 use super::loss;
-use super::section::{ReadKind, Section};
 
 const DECAYS: [(&str, ReadKind<DecaySpec>); 5] = [
     ("constant", |_| DecaySpec::Constant),

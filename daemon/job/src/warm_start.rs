@@ -2,10 +2,9 @@
 
 use std::path::Path;
 
+use millstream_document::section::Section;
 use millstream_io::storage::Directory;
 use serde::Serialize;
-
-use super::section::Section;
 
 /// The checkpoint whose weights a job starts with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

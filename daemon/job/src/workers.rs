@@ -5,14 +5,14 @@
 use std::fmt;
 
 use globset::GlobBuilder;
+use millstream_document::problems::{At, DocumentError, Problem};
+use millstream_document::section::Section;
+use millstream_document::tree::Value;
 use millstream_io::storage::{Directory, is_local};
 use millstream_pipeline::spec::DataSpec;
 use millstream_trainer::spec::{DeviceSpec, ModelSpec, Precision, TrainingSpec};
 
 use crate::batch::AutoBatchSpec;
-use crate::document::Value;
-use crate::error::{At, JobError, Problem};
-use crate::section::Section;
 
 /// The largest number of workers on a host.
 const MAX_PER_HOST: u32 = 64;
@@ -84,8 +84,10 @@ impl WorkersSpec {
     }
 
     /// An error about `devices`, at their position in the job file.
-    pub fn devices_error(&self, message: impl Into<String>) -> JobError {
-        JobError { problems: vec![Problem { place: self.devices_place.clone(), message: message.into() }] }
+    pub fn devices_error(&self, message: impl Into<String>) -> DocumentError {
+        DocumentError {
+            problems: vec![Problem { place: self.devices_place.clone(), message: message.into() }],
+        }
     }
 }
 

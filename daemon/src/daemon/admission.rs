@@ -8,8 +8,9 @@ use std::sync::{Arc, PoisonError};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Count;
 use millstream_control::proto::{JobState, SubmitRequest};
+use millstream_document::problems::Warning;
 use millstream_io::storage::{Directory, is_local};
-use millstream_job::{Job, Warning};
+use millstream_job::Job;
 use millstream_trainer::spec::DeviceSpec;
 use tracing::Level;
 

@@ -1,11 +1,11 @@
 //! The Deep Interest Network of a job file.
 
+use millstream_document::problems::{At, Problems, suggestion};
+use millstream_document::section::{Section, Text};
 use millstream_pipeline::spec::FeatureKind;
 use millstream_trainer::spec::{AttentionSpec, DinSpec, MlpSpec, ModelSpec, SequenceSpec, TableSpec};
 
-use super::super::error::{At, Problems, suggestion};
 use super::super::features::Feature;
-use super::super::section::{Section, Text};
 use super::{read_mlp, read_widths};
 
 /// The hidden layers of an activation unit: those of figure 2 of the paper.

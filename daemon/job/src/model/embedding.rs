@@ -1,14 +1,14 @@
 //! The embeddings of a job's model.
 
+use millstream_document::problems::{Problems, suggestion};
+use millstream_document::section::{Section, Text};
+use millstream_document::tree::Value;
 use millstream_pipeline::spec::{FeatureKind, FeatureSpec, Terms};
 use millstream_trainer::spec::{
     DinSpec, EmbeddingDim, EmbeddingInit, EmbeddingSpec, ModelSpec, OptimizerSpec, Pooling, TableSpec,
 };
 
-use super::super::document::Value;
-use super::super::error::{Problems, suggestion};
 use super::super::features::Feature;
-use super::super::section::{Section, Text};
 
 const POOLING: [(&str, Pooling); 4] =
     [("sum", Pooling::Sum), ("mean", Pooling::Mean), ("sqrtn", Pooling::SqrtN), ("max", Pooling::Max)];

@@ -7,15 +7,15 @@ mod two_tower;
 
 use std::collections::HashSet;
 
+use millstream_document::problems::suggestion;
+use millstream_document::section::{Section, Text};
+use millstream_document::tree::Node;
 use millstream_trainer::spec::{
     CrossSpec, DcnSpec, DcnStructure, DeepFmSpec, DeepSpec, DlrmInteraction, DlrmSpec, EmbeddingSpec,
     HiddenLayerSpec, LayerInit, LinearSpec, MlpSpec, MmoeSpec, ModelSpec, Normalization, OptimizerSpec,
     WideDeepSpec, WideSpec,
 };
 
-use super::document::Node;
-use super::error::suggestion;
-use super::section::{Section, Text};
 use optimizer::{ADAGRAD, FTRL, Trains};
 
 /// Reads the keys of one kind of model. `features` are the names that its parts may use.

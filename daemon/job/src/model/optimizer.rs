@@ -2,9 +2,8 @@
 //!
 //! Constants default to those of Keras; learning rates default to values that suit wide & deep models.
 
+use millstream_document::section::{ReadKind, Section};
 use millstream_trainer::spec::{AdamSpec, OptimizerSpec};
-
-use super::super::section::{ReadKind, Section};
 
 const KINDS: [(&str, ReadKind<OptimizerSpec>); 7] = [
     ("sgd", |table| OptimizerSpec::Sgd { learning_rate: rate(table, 0.01), l2: l2(table) }),

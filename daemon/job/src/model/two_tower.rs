@@ -1,9 +1,9 @@
 //! The two-tower model of a job file.
 
+use millstream_document::problems::suggestion;
+use millstream_document::section::Section;
 use millstream_trainer::spec::{ChoiceLoss, MlpSpec, TwoTowerSpec};
 
-use super::super::error::suggestion;
-use super::super::section::Section;
 use super::{read_features, read_hidden_layer, read_optimizers, read_widths};
 
 /// The default temperature. Dot products of unit vectors are within [-1, 1], and a softmax of such numbers is flat.

@@ -4,8 +4,9 @@
 use std::fmt::Write;
 use std::iter;
 
+use millstream_document::problems::MAX_PROBLEMS;
+
 use super::*;
-use crate::error::MAX_PROBLEMS;
 
 /// The maximum size of a file that a daemon accepts.
 const MAX_BYTES: usize = 1 << 20;

@@ -8,15 +8,15 @@ mod search;
 
 use std::path::Path;
 
+use millstream_document::problems::{DocumentError, Known, Problems, Warning};
+use millstream_document::tree::Table;
 use millstream_io::storage::Directory;
 use millstream_pipeline::spec::{
     FeatureKind, FeatureSpec, MissingNumber, Normalize, OnBadRecord, OutOfRange, Terms,
 };
 use millstream_trainer::spec::{ModelSpec, OptimizerSpec, Pooling};
 
-use crate::document::Table;
-use crate::error::{Known, Problems};
-use crate::job::read_job;
+use crate::job::{JOB_FILE, read_job};
 use crate::*;
 
 /// A valid job, which the cases below break.
@@ -44,7 +44,7 @@ wide.features = ["education", "both", "age_bucket"]
 deep.features = ["age", "job"]
 "#;
 
-fn parse(text: &str, set: &[&str]) -> Result<(Job, Vec<Warning>), JobError> {
+fn parse(text: &str, set: &[&str]) -> Result<(Job, Vec<Warning>), DocumentError> {
     let set: Vec<String> = set.iter().map(|&text| text.to_owned()).collect();
     Job::parse(text, Path::new("job.toml"), &set)
 }

@@ -60,7 +60,7 @@ fn the_reference_documents_every_key() {
     let known: Vec<Vec<Known>> = jobs
         .map(|text| {
             let problems = Problems::new(path, &text, &[]);
-            read_job(&Table::parse(&text, &[], &problems), path, &open_regular_file, &problems);
+            read_job(&Table::parse(&text, &[], &JOB_FILE, &problems), path, &open_regular_file, &problems);
             problems.all_known()
         })
         .collect();

@@ -14,8 +14,9 @@ use std::sync::PoisonError;
 
 use anyhow::{Context, Result, bail};
 use millstream_control::proto::JobState;
+use millstream_document::problems::Warning;
 use millstream_io::storage::Directory;
-use millstream_job::{Job, ParameterValue, SearchSpec, Warning};
+use millstream_job::{Job, ParameterValue, SearchSpec};
 
 use self::driver::SearchThread;
 use super::Daemon;
