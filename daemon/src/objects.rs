@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures::stream::{self, StreamExt};
+use millstream_batch::messages::{self, MAXIMUM_MESSAGE_BYTES};
 use millstream_io::storage::{Directory, StorageSpec, Stores, Upload};
 use millstream_worker::objects::{MAX_CONTENT_BYTES, ObjectReply, ObjectRequest};
-use millstream_worker::protocol::MAXIMUM_MESSAGE_BYTES;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::runtime::Handle;
@@ -306,10 +306,10 @@ async fn receive(socket: &mut UnixStream) -> Result<Option<ObjectRequest>> {
 
 async fn send(socket: &mut UnixStream, reply: &ObjectReply) -> Result<()> {
     let mut frame = Vec::new();
-    if millstream_worker::protocol::send(&mut frame, reply).is_err() {
+    if messages::send(&mut frame, reply).is_err() {
         frame.clear();
         let message = "there are too many objects".to_owned();
-        millstream_worker::protocol::send(&mut frame, &ObjectReply::Failed { message })?;
+        messages::send(&mut frame, &ObjectReply::Failed { message })?;
     }
     Ok(socket.write_all(&frame).await?)
 }

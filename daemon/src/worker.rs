@@ -17,13 +17,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use millstream_batch::descriptors::{self, DescriptorError};
+use millstream_batch::messages::{self, MessageError};
 use millstream_batch::{HandOff, RingError};
 use rustix::process::Signal;
 use signal_hook::low_level::signal_name;
 
-use millstream_worker::protocol::{
-    self, FromWorker, IMAGES_GREETING, OBJECTS_GREETING, ProtocolError, RECORD_GREETING, ToWorker,
-};
+use millstream_worker::protocol::{FromWorker, IMAGES_GREETING, OBJECTS_GREETING, RECORD_GREETING, ToWorker};
 
 use crate::cgroup::{WorkerGroup, WorkerGroups};
 
@@ -203,8 +202,8 @@ impl WorkerProcess {
     ///
     /// # Errors
     /// When the worker does not accept it because it is dead or dying.
-    pub(crate) fn send(&mut self, message: &ToWorker) -> Result<(), ProtocolError> {
-        protocol::send(&mut self.socket, message)
+    pub(crate) fn send(&mut self, message: &ToWorker) -> Result<(), MessageError> {
+        messages::send(&mut self.socket, message)
     }
 
     /// Sends the worker a ring's descriptors.
@@ -252,7 +251,7 @@ impl WorkerProcess {
         let mut socket = self.socket.try_clone()?;
         std::thread::Builder::new().name("worker-messages".into()).spawn(move || {
             loop {
-                match protocol::receive(&mut socket) {
+                match messages::receive(&mut socket) {
                     Ok(Some(message)) => {
                         if !receive(message) {
                             break;
@@ -530,7 +529,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let done = FromWorker::Done { step: 0, stopped_early: None };
         let mut frame = Vec::new();
-        protocol::send(&mut frame, &done).unwrap();
+        messages::send(&mut frame, &done).unwrap();
         std::fs::write(directory.path().join("frame"), &frame).unwrap();
         let text = format!("cd {}; cat frame frame >&0; head -c 3 frame >&0", directory.path().display());
         let worker = start(directory.path(), &text, |_| {});

@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 
 use futures::TryStreamExt;
 use futures::executor::block_on;
+use millstream_batch::messages;
 use millstream_worker::objects::ObjectClient;
-use millstream_worker::protocol;
 use object_store::path::Path as Location;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use tokio::runtime::Runtime;
@@ -100,8 +100,8 @@ fn a_worker_reaches_no_object_outside_of_its_directory() {
             ObjectRequest::Create { name: name.clone(), upload: 1 },
             ObjectRequest::Put { name, bytes: 0, is_new: false },
         ] {
-            protocol::send(&mut socket, &request).unwrap();
-            let reply = protocol::receive(&mut socket).unwrap().unwrap();
+            messages::send(&mut socket, &request).unwrap();
+            let reply = messages::receive(&mut socket).unwrap().unwrap();
             assert!(matches!(reply, ObjectReply::Failed { .. }), "{request:?}: {reply:?}");
         }
     }
@@ -126,7 +126,7 @@ fn malformed_requests_end_the_connection_only() {
     let long = u32::MAX.to_le_bytes().to_vec();
     let mut huge = Vec::new();
     let request = ObjectRequest::Put { name: "a".into(), bytes: MAX_CONTENT_BYTES + 1, is_new: false };
-    protocol::send(&mut huge, &request).unwrap();
+    messages::send(&mut huge, &request).unwrap();
     for bytes in [long, [&2_u32.to_le_bytes()[..], b"{}"].concat(), huge] {
         let (mut socket, _served) = served.connect(Writing::Allowed);
         socket.write_all(&bytes).unwrap();
@@ -135,8 +135,8 @@ fn malformed_requests_end_the_connection_only() {
     // One object is written at a time.
     let (mut socket, _served) = served.connect(Writing::Allowed);
     let mut ask = |request: &ObjectRequest| -> ObjectReply {
-        protocol::send(&mut socket, request).unwrap();
-        protocol::receive(&mut socket).unwrap().unwrap()
+        messages::send(&mut socket, request).unwrap();
+        messages::receive(&mut socket).unwrap().unwrap()
     };
     assert_eq!(ask(&ObjectRequest::Create { name: "a".into(), upload: 1 }), ObjectReply::Done);
     for upload in [1, 2] {

@@ -15,12 +15,12 @@ use anyhow::{Context, Result};
 use millstream_backend::collective::Recorder;
 use millstream_batch::BatchSchema;
 use millstream_batch::descriptors;
+use millstream_batch::messages::{self, MessageError};
 use millstream_batch::ring::Interrupter;
 
 use crate::objects::ObjectClient;
 use crate::protocol::{
-    self, FromWorker, IMAGES_GREETING, OBJECTS_GREETING, PartsRequest, PartsWritten, ProtocolError,
-    RECORD_GREETING, ToWorker,
+    FromWorker, IMAGES_GREETING, OBJECTS_GREETING, PartsRequest, PartsWritten, RECORD_GREETING, ToWorker,
 };
 use crate::rings::Rings;
 
@@ -94,10 +94,10 @@ impl LinkSender {
     }
 
     /// Sends a message.
-    pub(crate) fn send(&self, message: &FromWorker) -> Result<(), ProtocolError> {
+    pub(crate) fn send(&self, message: &FromWorker) -> Result<(), MessageError> {
         // After a panic in the middle of a message, the daemon gets a malformed one and ends this worker.
         let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        protocol::send(&mut *socket, message)
+        messages::send(&mut *socket, message)
     }
 }
 
@@ -116,12 +116,12 @@ impl Link {
     }
 
     /// Receives the daemon's first message.
-    pub(crate) fn receive(&mut self) -> Result<Option<ToWorker>, ProtocolError> {
-        protocol::receive(&mut self.socket)
+    pub(crate) fn receive(&mut self) -> Result<Option<ToWorker>, MessageError> {
+        messages::receive(&mut self.socket)
     }
 
     /// Sends a message.
-    pub(crate) fn send(&mut self, message: &FromWorker) -> Result<(), ProtocolError> {
+    pub(crate) fn send(&mut self, message: &FromWorker) -> Result<(), MessageError> {
         self.sender.send(message)
     }
 
@@ -209,7 +209,7 @@ impl PendingCommands {
 impl CommandReader {
     fn run(mut self) {
         loop {
-            let stop = match protocol::receive(&mut self.socket) {
+            let stop = match messages::receive(&mut self.socket) {
                 Ok(Some(ToWorker::Checkpoint)) => {
                     self.commands.checkpoint.store(true, Ordering::Release);
                     continue;

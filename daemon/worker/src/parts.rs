@@ -125,8 +125,9 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::mpsc::channel;
 
+    use millstream_batch::messages;
+
     use super::*;
-    use crate::protocol;
 
     /// Rank 0's end of an exchange between 3 workers, and the daemon's.
     fn exchange() -> (Box<dyn OtherWriters>, Sender<Option<PartsWritten>>, UnixStream) {
@@ -155,7 +156,7 @@ mod tests {
         // A late answer of an earlier checkpoint.
         answers.send(answer(1, 6, Ok("old"))).unwrap();
         others.begin(7, 1).unwrap();
-        let request = protocol::receive(&mut daemon).unwrap();
+        let request = messages::receive(&mut daemon).unwrap();
         assert_eq!(request, Some(FromWorker::WriteParts(PartsRequest { step: 7, image: 1 })));
         answers.send(answer(2, 7, Ok("b"))).unwrap();
         answers.send(answer(1, 7, Ok("a"))).unwrap();

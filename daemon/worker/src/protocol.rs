@@ -1,8 +1,7 @@
 //! The protocol between the daemon and its workers.
 //!
-//! The worker's standard input is one end of a Unix stream socket pair. Each message is a length in bytes
-//! (u32, little endian) followed by that many bytes of JSON. Batches travel through the shared-memory ring,
-//! never here.
+//! The worker's standard input is one end of a Unix stream socket pair, which carries [`messages`](millstream_batch::messages).
+//! Batches travel through the shared-memory ring, never here.
 //!
 //! ```text
 //! daemon                                   worker
@@ -43,7 +42,6 @@
 //! Both ends are the same program, so the protocol has no version. An end of file between messages means that
 //! the other side has ended, in order or not.
 
-use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use millstream_backend::{Description, Floors};
@@ -54,16 +52,11 @@ use millstream_trainer::checkpoint::PartEntry;
 use millstream_trainer::metrics::Metrics;
 use millstream_trainer::session::{EvalCadence, SelectionSpec};
 use millstream_trainer::spec::{DeviceSpec, GroupSpec, ModelSpec, Precision, TrainingSpec};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::gpus::GpuSample;
 use crate::survey::HostSurvey;
 use crate::tensorboard::EventSpec;
-
-/// The longest message. A schema of ten thousand features and [`SCORES_PER_MESSAGE`] scores stay far below
-/// it.
-pub const MAXIMUM_MESSAGE_BYTES: usize = 16 << 20;
 
 /// What the message begins with that passes a worker the file of its flight record.
 pub const RECORD_GREETING: Greeting = *b"millfrec";
@@ -548,53 +541,6 @@ pub struct WorkerProgress {
     pub waited_seconds: f64,
 }
 
-/// Why a message could not be sent or received.
-#[derive(Debug, thiserror::Error)]
-pub enum ProtocolError {
-    /// The socket failed or closed within a message.
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    /// A message longer than [`MAXIMUM_MESSAGE_BYTES`].
-    #[error("a message of {0} bytes exceeds the protocol's limit")]
-    TooLong(usize),
-    /// A message that does not parse.
-    #[error("a malformed message: {0}")]
-    Malformed(#[from] serde_json::Error),
-}
-
-/// Sends one message.
-///
-/// # Errors
-/// When the message is too long or the socket fails.
-pub fn send<T: Serialize>(socket: &mut impl Write, message: &T) -> Result<(), ProtocolError> {
-    let mut frame = vec![0; 4];
-    serde_json::to_writer(&mut frame, message)?;
-    let bytes = frame.len() - 4;
-    let length = u32::try_from(bytes).ok().filter(|_| bytes <= MAXIMUM_MESSAGE_BYTES);
-    frame[..4].copy_from_slice(&length.ok_or(ProtocolError::TooLong(bytes))?.to_le_bytes());
-    Ok(socket.write_all(&frame)?)
-}
-
-/// Receives one message without reading past it; `None` at an end of file between messages.
-///
-/// # Errors
-/// When the message is too long, truncated or malformed, or the socket fails.
-pub fn receive<T: DeserializeOwned>(socket: &mut impl Read) -> Result<Option<T>, ProtocolError> {
-    let mut length = Vec::new();
-    socket.by_ref().take(4).read_to_end(&mut length)?;
-    if length.is_empty() {
-        return Ok(None);
-    }
-    let length = length.try_into().map_err(|_| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-    let bytes = u32::from_le_bytes(length) as usize;
-    if bytes > MAXIMUM_MESSAGE_BYTES {
-        return Err(ProtocolError::TooLong(bytes));
-    }
-    let mut body = vec![0; bytes];
-    socket.read_exact(&mut body)?;
-    Ok(Some(serde_json::from_slice(&body)?))
-}
-
 /// Reads `null` as NaN: JSON has no NaN, and serde_json writes `null`.
 fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
@@ -604,6 +550,7 @@ fn null_is_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use millstream_batch::messages::{MAXIMUM_MESSAGE_BYTES, MessageError, receive, send};
     use millstream_trainer::metrics::{Metric, MetricValue};
 
     use super::*;
@@ -674,7 +621,7 @@ mod tests {
         assert!(receive::<ToWorker>(&mut &bytes[..0]).unwrap().is_none());
         for cut in 1..bytes.len() {
             let error = receive::<ToWorker>(&mut &bytes[..cut]).unwrap_err();
-            assert!(matches!(error, ProtocolError::Io(_)), "cut at {cut}: {error}");
+            assert!(matches!(error, MessageError::Io(_)), "cut at {cut}: {error}");
         }
     }
 
@@ -682,11 +629,11 @@ mod tests {
     fn long_and_malformed_messages_are_rejected() {
         let mut long = u32::MAX.to_le_bytes().to_vec();
         long.extend([b' '; 16]);
-        assert!(matches!(receive::<ToWorker>(&mut &long[..]), Err(ProtocolError::TooLong(_))));
+        assert!(matches!(receive::<ToWorker>(&mut &long[..]), Err(MessageError::TooLong(_))));
         let mut wrong = 2u32.to_le_bytes().to_vec();
         wrong.extend(b"{}");
-        assert!(matches!(receive::<ToWorker>(&mut &wrong[..]), Err(ProtocolError::Malformed(_))));
+        assert!(matches!(receive::<ToWorker>(&mut &wrong[..]), Err(MessageError::Malformed(_))));
         let huge = FromWorker::Failed { message: "x".repeat(MAXIMUM_MESSAGE_BYTES) };
-        assert!(matches!(send(&mut Vec::new(), &huge), Err(ProtocolError::TooLong(_))));
+        assert!(matches!(send(&mut Vec::new(), &huge), Err(MessageError::TooLong(_))));
     }
 }

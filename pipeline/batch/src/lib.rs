@@ -9,6 +9,7 @@
 //! * [`allocator`]: settings of the C library's allocator.
 //! * [`cache_lines`]: prefetching into the processor's caches.
 //! * `descriptors`: passing file descriptors to another process.
+//! * [`messages`]: JSON messages over a socket.
 //! * `shared_memory`: numbers in anonymous files, and such files.
 //! * [`ring`]: slots in a sealed memfd, shared by one producer and one consumer process.
 //! * [`count`]: counts of things, as messages show them.
@@ -23,6 +24,7 @@ pub mod count;
 #[cfg(not(loom))]
 pub mod descriptors;
 pub mod layout;
+pub mod messages;
 mod part;
 pub mod ring;
 pub mod schema;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
+use millstream_batch::messages::{self, MessageError};
 use millstream_trainer::checkpoint::CheckpointStore;
 use object_store::path::Path;
 use object_store::{
@@ -17,7 +18,6 @@ use object_store::{
 };
 
 use super::{MAX_CONTENT_BYTES, ObjectReply, ObjectRequest};
-use crate::protocol::{self, ProtocolError};
 
 /// The name of this store in errors.
 const STORE: &str = "storage";
@@ -59,7 +59,7 @@ impl ObjectClient {
     fn ask(&self, request: &ObjectRequest, content: &[Bytes]) -> Result<ObjectReply> {
         let bytes: u64 = content.iter().map(|bytes| bytes.len() as u64).sum();
         if bytes > MAX_CONTENT_BYTES {
-            return Err(failed(ProtocolError::TooLong(bytes as usize)));
+            return Err(failed(MessageError::TooLong(bytes as usize)));
         }
         let mut connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         connection.ask(request, content).map_err(failed)
@@ -127,28 +127,28 @@ impl ObjectClient {
 }
 
 impl Connection {
-    fn ask(&mut self, request: &ObjectRequest, content: &[Bytes]) -> Result<ObjectReply, ProtocolError> {
-        protocol::send(&mut self.socket, request)?;
+    fn ask(&mut self, request: &ObjectRequest, content: &[Bytes]) -> Result<ObjectReply, MessageError> {
+        messages::send(&mut self.socket, request)?;
         content.iter().try_for_each(|bytes| self.socket.write_all(bytes))?;
         self.receive()
     }
 
-    fn receive(&mut self) -> Result<ObjectReply, ProtocolError> {
+    fn receive(&mut self) -> Result<ObjectReply, MessageError> {
         let closed = || io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon has closed the connection");
-        protocol::receive(&mut self.socket)?.ok_or_else(|| closed().into())
+        messages::receive(&mut self.socket)?.ok_or_else(|| closed().into())
     }
 
     /// Appends the next `bytes` bytes to `content`.
-    fn take(&mut self, bytes: u64, content: &mut Vec<u8>) -> Result<(), ProtocolError> {
+    fn take(&mut self, bytes: u64, content: &mut Vec<u8>) -> Result<(), MessageError> {
         if bytes > MAX_CONTENT_BYTES {
-            return Err(ProtocolError::TooLong(bytes as usize));
+            return Err(MessageError::TooLong(bytes as usize));
         }
         let taken = Read::by_ref(&mut self.socket).take(bytes).read_to_end(content)?;
         if taken as u64 == bytes { Ok(()) } else { Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()) }
     }
 }
 
-fn failed(error: ProtocolError) -> Error {
+fn failed(error: MessageError) -> Error {
     Error::Generic { store: STORE, source: error.into() }
 }
 
