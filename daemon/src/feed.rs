@@ -230,6 +230,9 @@ pub(crate) fn source(
 }
 
 /// Puts the job's cache in front of the source, for rows of `schema` that `specification` identifies.
+///
+/// # Errors
+/// See [`CachedSource::new`].
 pub(crate) fn cached(
     source: Arc<dyn ChunkSource>,
     cache: &Arc<Cache>,
@@ -237,9 +240,10 @@ pub(crate) fn cached(
     schema: &BatchSchema,
     specification: &Specification,
     data: &DataSpec,
-) -> Arc<dyn ChunkSource> {
+) -> Result<Arc<dyn ChunkSource>, Error> {
     let cache = Arc::clone(cache);
-    Arc::new(CachedSource::new(source, cache, dataset, schema, specification, data.on_bad_record))
+    let source = CachedSource::new(source, cache, dataset, schema, specification, data.on_bad_record)?;
+    Ok(Arc::new(source))
 }
 
 /// The contents of a slot for this transform and data section.

@@ -183,7 +183,7 @@ impl JobPlan {
                     .map_err(|error| with_key(job, error))?;
                 let Some(cache) = &cache else { return Ok::<_, anyhow::Error>(source) };
                 let specification = Specification::of(features, &job.label, (data, purpose), analysis);
-                Ok(feed::cached(source, cache, dataset, &schema, &specification, data))
+                Ok(feed::cached(source, cache, dataset, &schema, &specification, data)?)
             };
             let labels = job.label.columns();
             let train = source(&train, Purpose::Training, Absent::Rejected)?;

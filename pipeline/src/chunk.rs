@@ -16,6 +16,8 @@ pub struct Chunk {
     pub ids: Vec<u32>,
     /// One column per ragged feature.
     pub ragged: Vec<RaggedColumn>,
+    /// Typed columns.
+    pub columns: Vec<ChunkColumn>,
 }
 
 /// A multi-valued feature of a chunk: row `i` holds `values[offsets[i]..offsets[i + 1]]`.
@@ -27,6 +29,27 @@ pub struct RaggedColumn {
     pub values: Vec<u32>,
     /// The weight of each value, if the feature is weighted.
     pub weights: Option<Vec<f32>>,
+}
+
+/// A typed column of a chunk: the bytes of its values, in native byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChunkColumn {
+    /// As many values in every row.
+    Fixed {
+        /// Bytes of a row.
+        row_bytes: usize,
+        /// `[rows, row_bytes]`, row-major.
+        values: Vec<u8>,
+    },
+    /// Any number of values: row `i` holds the values `offsets[i]..offsets[i + 1]`.
+    Ragged {
+        /// Bytes of a value.
+        value_bytes: usize,
+        /// `[rows + 1]`, in values.
+        offsets: Vec<u32>,
+        /// The bytes of all rows, concatenated.
+        values: Vec<u8>,
+    },
 }
 
 impl Chunk {
@@ -58,6 +81,9 @@ impl Chunk {
         for column in &mut self.ragged {
             column.retain_rows(keep);
         }
+        for column in &mut self.columns {
+            column.retain_rows(keep);
+        }
     }
 
     /// Appends the rows of `more`, which must have the same columns, unless this chunk has no rows.
@@ -75,6 +101,9 @@ impl Chunk {
         for (column, more) in self.ragged.iter_mut().zip(&more.ragged) {
             column.append(more);
         }
+        for (column, more) in self.columns.iter_mut().zip(&more.columns) {
+            column.append(more);
+        }
     }
 
     /// Releases the memory that its rows do not need.
@@ -86,6 +115,15 @@ impl Chunk {
             offsets.shrink_to_fit();
             values.shrink_to_fit();
             weights.iter_mut().for_each(Vec::shrink_to_fit);
+        }
+        for column in &mut self.columns {
+            match column {
+                ChunkColumn::Fixed { values, .. } => values.shrink_to_fit(),
+                ChunkColumn::Ragged { offsets, values, .. } => {
+                    offsets.shrink_to_fit();
+                    values.shrink_to_fit();
+                }
+            }
         }
     }
 }
@@ -126,6 +164,64 @@ impl RaggedColumn {
     }
 }
 
+impl ChunkColumn {
+    /// The bytes of a row's values.
+    ///
+    /// # Panics
+    /// When the column has no such row.
+    #[inline]
+    pub fn row(&self, row: usize) -> &[u8] {
+        match self {
+            Self::Fixed { row_bytes, values } => &values[row * row_bytes..][..*row_bytes],
+            Self::Ragged { value_bytes, offsets, values } => {
+                let [start, end] = [row, row + 1].map(|row| offsets[row] as usize * value_bytes);
+                &values[start..end]
+            }
+        }
+    }
+
+    fn append(&mut self, more: &Self) {
+        match (self, more) {
+            (Self::Fixed { values, .. }, Self::Fixed { values: more, .. }) => values.extend_from_slice(more),
+            (
+                Self::Ragged { offsets, values, .. },
+                Self::Ragged { offsets: more_offsets, values: more, .. },
+            ) => {
+                let end = offsets[offsets.len() - 1];
+                offsets.extend(more_offsets[1..].iter().map(|offset| end + offset));
+                values.extend_from_slice(more);
+            }
+            _ => unreachable!("chunks of one transform have the same columns"),
+        }
+    }
+
+    fn retain_rows(&mut self, keep: &[bool]) {
+        match self {
+            Self::Fixed { row_bytes, values } => {
+                let rows = values.len() / *row_bytes;
+                retain(values, rows, keep);
+            }
+            Self::Ragged { value_bytes, offsets, values } => {
+                let (mut end, mut kept, mut start) = (0, 0, 0);
+                for (row, &keep) in (1..offsets.len()).zip(keep) {
+                    let next = offsets[row];
+                    if keep {
+                        let [from, to] = [start, next].map(|offset| offset as usize * *value_bytes);
+                        values.copy_within(from..to, end as usize * *value_bytes);
+                        end += next - start;
+                        kept += 1;
+                        // It does not exceed the previous offset.
+                        offsets[kept] = end;
+                    }
+                    start = next;
+                }
+                offsets.truncate(kept + 1);
+                values.truncate(end as usize * *value_bytes);
+            }
+        }
+    }
+}
+
 /// Retains some rows of a row-major block.
 fn retain<T: Copy>(values: &mut Vec<T>, rows: usize, keep: &[bool]) {
     if rows == 0 {
@@ -159,6 +255,10 @@ mod tests {
                     weights: Some(vec![0.6, 0.7, 0.8, 0.9]),
                 },
             ],
+            columns: vec![
+                ChunkColumn::Fixed { row_bytes: 2, values: vec![10, 11, 12, 13, 14, 15] },
+                ragged(2, &[0, 1, 3, 4], &[1, 2, 3, 4, 5, 6, 7, 8]),
+            ],
         };
         chunk.retain_rows(&[true, false, true]);
         let expected = Chunk {
@@ -170,11 +270,45 @@ mod tests {
                 RaggedColumn { offsets: vec![0, 2, 4], values: vec![1, 2, 4, 5], weights: None },
                 RaggedColumn { offsets: vec![0, 1, 2], values: vec![6, 9], weights: Some(vec![0.6, 0.9]) },
             ],
+            columns: vec![
+                ChunkColumn::Fixed { row_bytes: 2, values: vec![10, 11, 14, 15] },
+                ragged(2, &[0, 1, 2], &[1, 2, 7, 8]),
+            ],
         };
         assert_eq!(chunk, expected);
         chunk.retain_rows(&[false, false]);
         assert_eq!(chunk.rows(), 0);
         assert_eq!(chunk.ragged[0], RaggedColumn { offsets: vec![0], values: vec![], weights: None });
         assert_eq!(chunk.ragged[1], RaggedColumn { offsets: vec![0], values: vec![], weights: Some(vec![]) });
+        assert_eq!(chunk.columns[0], ChunkColumn::Fixed { row_bytes: 2, values: vec![] });
+        assert_eq!(chunk.columns[1], ragged(2, &[0], &[]));
+    }
+
+    fn ragged(value_bytes: usize, offsets: &[u32], values: &[u8]) -> ChunkColumn {
+        ChunkColumn::Ragged { value_bytes, offsets: offsets.to_vec(), values: values.to_vec() }
+    }
+
+    #[test]
+    fn appended_rows_follow_in_every_column() {
+        let part = |labels: &[f32], fixed: &[u8], column| Chunk {
+            labels: vec![labels.to_vec()],
+            columns: vec![ChunkColumn::Fixed { row_bytes: 3, values: fixed.to_vec() }, column],
+            ..Chunk::default()
+        };
+        let mut chunk = Chunk::default();
+        chunk.append(&part(
+            &[0.0, 0.0],
+            &[1, 2, 3, 4, 5, 6],
+            ragged(4, &[0, 2, 2], &[1, 1, 1, 1, 2, 2, 2, 2]),
+        ));
+        chunk.append(&part(&[0.0, 0.0], &[7, 8, 9, 10, 11, 12], ragged(4, &[0, 0, 1], &[3, 3, 3, 3])));
+        let values: Vec<u8> = [1, 2, 3].iter().flat_map(|&value| [value; 4]).collect();
+        let fixed: Vec<u8> = (1..=12).collect();
+        assert_eq!(chunk, part(&[0.0; 4], &fixed, ragged(4, &[0, 2, 2, 2, 3], &values)));
+        chunk.shrink_to_fit();
+        assert_eq!(chunk.rows(), 4);
+        let rows: Vec<&[u8]> = (0..4).map(|row| chunk.columns[1].row(row)).collect();
+        assert_eq!(rows, [&values[..8], &[], &[], &values[8..]]);
+        assert_eq!(chunk.columns[0].row(2), [7, 8, 9]);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use millstream_batch::BatchSchema;
+use millstream_batch::{BatchSchema, ColumnKind};
 use millstream_format::FormatName;
 use millstream_format::filter::{Condition, RowFilter, Share, Side};
 use serde::{Deserialize, Serialize};
@@ -312,6 +312,21 @@ impl FeatureSpec {
     pub fn is_name_of_component(name: &str) -> bool {
         BatchSchema::feature_of(name) != name
     }
+}
+
+/// A typed column of a feed: a column of the data, in the type that its reader asks for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ColumnSpec {
+    /// Its name, unique in the feed.
+    pub name: String,
+    /// The column of the data that it reads.
+    pub column: String,
+    /// The values of a row.
+    #[serde(flatten)]
+    pub kind: ColumnKind,
+    /// The replacement for absent numbers. `None` makes an absent number a bad record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<f64>,
 }
 
 /// How a feature's columns are encoded.

@@ -88,7 +88,7 @@ fn plan(spec: &DataSpec, extension: &str, cache: Option<&Arc<Cache>>, runtime: &
         let rows = Specification::of(&features, &label, (spec, Purpose::Training), &analysis);
         let cached =
             CachedSource::new(source, Arc::clone(cache), &dataset, &schema, &rows, spec.on_bad_record);
-        source = Arc::new(cached);
+        source = Arc::new(cached.unwrap());
     }
     IngestPlan::training(spec, 3, &label, schema, (Arc::clone(&source), Some(mix)), Some(source)).unwrap()
 }

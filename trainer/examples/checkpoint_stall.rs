@@ -148,6 +148,7 @@ fn schema(bytes: usize) -> BatchSchema {
         dense: Vec::new(),
         ids: names().into_iter().map(|name| IdFeature { name, cardinality }).collect(),
         ragged: Vec::new(),
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

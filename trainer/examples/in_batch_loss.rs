@@ -80,6 +80,7 @@ fn loss(
         dense: Vec::new(),
         ids: vec![IdFeature { name: "item".to_owned(), cardinality: 1_000_000 }],
         ragged: Vec::new(),
+        columns: Vec::new(),
         position_bytes: 0,
     };
     let mut batch = backend.batch(&schema);

@@ -131,7 +131,16 @@ mod tests {
 
     fn schema(rows: u32) -> BatchSchema {
         let (labels, dense, ids, ragged) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        BatchSchema { rows, labels, weighted: false, dense, ids, ragged, position_bytes: 0 }
+        BatchSchema {
+            rows,
+            labels,
+            weighted: false,
+            dense,
+            ids,
+            ragged,
+            columns: Vec::new(),
+            position_bytes: 0,
+        }
     }
 
     fn batch(labels: &[f32]) -> BatchBuffer {

@@ -32,6 +32,7 @@ fn schema() -> BatchSchema {
             maximum: MAXIMUM,
             weighted: false,
         }],
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

@@ -102,6 +102,7 @@ fn schema() -> BatchSchema {
             RaggedFeature { name: "tags".to_owned(), cardinality: 5, maximum: 3, weighted: false },
             RaggedFeature { name: "marks".to_owned(), cardinality: 4, maximum: 3, weighted: true },
         ],
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

@@ -25,6 +25,7 @@ fn schema(rows: u32) -> BatchSchema {
             IdFeature { name: "occupation".to_owned(), cardinality: 700 },
         ],
         ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 90, maximum: 4, weighted: false }],
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

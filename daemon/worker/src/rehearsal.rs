@@ -154,6 +154,7 @@ mod tests {
                 maximum: 4,
                 weighted: true,
             }],
+            columns: Vec::new(),
             position_bytes: 24,
         }
     }

@@ -92,6 +92,7 @@ mod tests {
             dense: vec!["x".to_owned()],
             ids: Vec::new(),
             ragged: Vec::new(),
+            columns: Vec::new(),
             position_bytes: 0,
         };
         for late in [0, 1] {

@@ -75,6 +75,26 @@ pub struct Sections<'a> {
     pub ragged: Vec<(&'a mut [u32], &'a mut [u32])>,
     /// For each ragged feature, the weights of its values `[B * maximum]`, if it is weighted.
     pub ragged_weights: Vec<Option<&'a mut [f32]>>,
+    /// Each typed column.
+    pub columns: Vec<ColumnMut<'a>>,
+}
+
+/// A typed column being filled, with the schema's full row capacity.
+pub struct ColumnMut<'a> {
+    /// `[B + 1]`, unless the column is fixed.
+    pub offsets: Option<&'a mut [u32]>,
+    /// The bytes of the values, in native byte order.
+    pub values: &'a mut [u8],
+}
+
+/// A typed column being read. It has the schema's full row capacity: rows beyond those of the batch are zeros, or have
+/// no values if the column has offsets ([`BatchMut::pad_columns`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnRef<'a> {
+    /// `[B + 1]`, unless the column is fixed: row i holds the values `offsets[i]..offsets[i + 1]`.
+    pub offsets: Option<&'a [u32]>,
+    /// The bytes of the values, in native byte order. Of a column with offsets, those before the last offset are valid.
+    pub values: &'a [u8],
 }
 
 /// A slot being read.
@@ -181,7 +201,34 @@ impl<'a> BatchMut<'a> {
             (values, section.weights.map(|section| items_mut(take(section))))
         });
         let (ragged, ragged_weights) = ragged.unzip();
-        Sections { labels, weights, dense, ids, ragged, ragged_weights }
+        let columns = layout.columns.iter().map(|section| {
+            let offsets = section.offsets.map(|offsets| items_mut(take(offsets)));
+            ColumnMut { offsets, values: take(section.values) }
+        });
+        let columns = columns.collect();
+        Sections { labels, weights, dense, ids, ragged, ragged_weights, columns }
+    }
+
+    /// Empties the rows of typed columns beyond the first `rows`: fixed values become zeros, and other rows have no
+    /// values. So a reader that needs all batches of one shape never sees rows of an earlier batch.
+    ///
+    /// # Panics
+    /// When `rows` is more than the schema's rows.
+    pub fn pad_columns(&mut self, rows: usize) {
+        let capacity = self.layout.schema().rows as usize;
+        for ColumnMut { offsets, values } in self.sections().columns {
+            match offsets {
+                None => {
+                    let row = values.len() / capacity;
+                    values[row * rows..].fill(0);
+                }
+                Some(offsets) if rows == 0 => offsets.fill(0),
+                Some(offsets) => {
+                    let end = offsets[rows];
+                    offsets[rows..].fill(end);
+                }
+            }
+        }
     }
 
     /// A read-only view of the slot.
@@ -288,6 +335,16 @@ impl<'a> BatchRef<'a> {
         self.layout.ragged[feature].weights.map(|section| items(self.section(section)))
     }
 
+    /// Typed column `column`.
+    ///
+    /// # Panics
+    /// When `column` is out of range.
+    pub fn column(&self, column: usize) -> ColumnRef<'a> {
+        let section = self.layout.columns[column];
+        let offsets = section.offsets.map(|offsets| items(self.section(offsets)));
+        ColumnRef { offsets, values: self.section(section.values) }
+    }
+
     /// The encoded read position of the job after this batch.
     pub fn position(&self) -> &'a [u8] {
         let section = self.section(self.layout.position);
@@ -308,6 +365,13 @@ impl BatchBuffer {
     pub fn new(layout: Arc<SlotLayout>) -> Self {
         let storage = vec![Block([0; ALIGNMENT]); layout.slot_bytes() / ALIGNMENT];
         Self { layout, storage }
+    }
+
+    /// A copy of `batch`.
+    pub fn copy_of(batch: BatchRef<'_>) -> Self {
+        let mut copy = Self::new(Arc::new(batch.layout().clone()));
+        copy.storage.as_mut_bytes().copy_from_slice(batch.bytes());
+        copy
     }
 
     /// A mutable view of the batch.

@@ -10,12 +10,16 @@
 //!              offsets   [B + 1]  u32, row i holds values[offsets[i]..offsets[i + 1]]
 //!              values    [B * maximum] u32
 //!              weights   [B * maximum] f32, one per value, only when the feature is weighted
+//!            typed columns, each:
+//!              offsets   [B + 1]  u32, unless the column is fixed
+//!              values    [B, shape..] or [B * maximum] of the column's type
 //!            position    opaque bytes
 //! ```
 //!
 //! Every section starts at a multiple of [`ALIGNMENT`], and so does the next slot. Numbers are in native
 //! byte order: a ring never leaves its host.
 
+use crate::column::{Column, ColumnKind};
 use crate::schema::{BatchSchema, IdFeature, RaggedFeature};
 
 /// Alignment of each section and of each slot, in bytes: a multiple of a cache line, and enough for the widest
@@ -45,6 +49,15 @@ pub struct RaggedSection {
     pub weights: Option<Section>,
 }
 
+/// The sections of one typed column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ColumnSection {
+    /// `[B + 1]` u32, unless the column is fixed.
+    pub offsets: Option<Section>,
+    /// `[B, shape..]` or `[B * maximum]`.
+    pub values: Section,
+}
+
 /// The layout of a slot, computed from a schema by [`SlotLayout::of`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
@@ -59,6 +72,8 @@ pub struct SlotLayout {
     pub ids: Section,
     /// The sections of each ragged feature.
     pub ragged: Vec<RaggedSection>,
+    /// The sections of each typed column.
+    pub columns: Vec<ColumnSection>,
     pub(crate) position: Section,
     slot_bytes: usize,
 }
@@ -129,8 +144,21 @@ impl SlotLayout {
                 weights: feature.weighted.then(|| place(values, 4)).transpose()?,
             });
         }
+        let mut columns = Vec::with_capacity(schema.columns.len());
+        for column in &schema.columns {
+            let most = column.kind.row_values().ok_or_else(too_large)?;
+            let values = rows.checked_mul(most as usize);
+            if column.kind.has_offsets() && values.is_none_or(|values| values > u32::MAX as usize) {
+                let (feature, rows) = (column.name.clone(), schema.rows);
+                return Err(LayoutError::TooManyValues { feature, rows, maximum: most });
+            }
+            let offsets = column.kind.has_offsets().then(|| place(Some(rows + 1), 4)).transpose()?;
+            let values = place(values, column.kind.dtype().bytes())?;
+            columns.push(ColumnSection { offsets, values });
+        }
         let position = place(Some(schema.position_bytes as usize), 1)?;
-        Ok(Self { schema: schema.clone(), labels, weights, dense, ids, ragged, position, slot_bytes: end })
+        let schema = schema.clone();
+        Ok(Self { schema, labels, weights, dense, ids, ragged, columns, position, slot_bytes: end })
     }
 
     /// The schema this layout was computed from.
@@ -147,9 +175,11 @@ impl SlotLayout {
     /// order and cardinalities, not just the layout.
     ///
     /// 64-bit FNV-1a over the schema's fields in declaration order: numbers as eight little-endian bytes;
-    /// strings and lists preceded by their lengths. Bit 32 of a ragged feature's maximum is its `weighted` flag.
+    /// strings and lists preceded by their lengths. Bit 32 of a ragged feature's maximum is its `weighted` flag. Typed
+    /// columns follow at the end: the name, the name of the type, and the shape or the kind and the maximum.
     pub fn fingerprint(&self) -> u64 {
-        let BatchSchema { rows, labels, weighted, dense, ids, ragged, position_bytes } = &self.schema;
+        let BatchSchema { rows, labels, weighted, dense, ids, ragged, columns, position_bytes } =
+            &self.schema;
         let mut hash = Fnv1a::new();
         hash.number(u64::from(*rows));
         hash.number(labels.len() as u64);
@@ -173,6 +203,24 @@ impl SlotLayout {
             hash.number(u64::from(*maximum) | u64::from(*weighted) << 32);
         }
         hash.number(u64::from(*position_bytes));
+        for Column { name, kind } in columns {
+            hash.text(name);
+            hash.text(kind.dtype().name());
+            match kind {
+                ColumnKind::Fixed { shape, .. } => {
+                    hash.number(shape.len() as u64);
+                    shape.iter().for_each(|&size| hash.number(size.into()));
+                }
+                ColumnKind::Ragged { maximum, .. } => {
+                    hash.text("ragged");
+                    hash.number((*maximum).into());
+                }
+                ColumnKind::Raw { maximum } => {
+                    hash.text("raw");
+                    hash.number((*maximum).into());
+                }
+            }
+        }
         hash.0
     }
 }

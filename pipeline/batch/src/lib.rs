@@ -4,6 +4,7 @@
 //! batch crosses from the daemon to a worker as plain memory: no serialisation, no copy.
 //!
 //! * [`schema`]: the contents of a batch.
+//! * [`column`]: typed columns of a batch.
 //! * [`layout`]: the byte offset of each section in a slot.
 //! * [`batch`]: typed views of a slot's memory, and a batch on the heap.
 //! * [`allocator`]: settings of the C library's allocator.
@@ -20,6 +21,7 @@
 pub mod allocator;
 pub mod batch;
 pub mod cache_lines;
+pub mod column;
 pub mod count;
 #[cfg(not(loom))]
 pub mod descriptors;
@@ -32,7 +34,8 @@ pub mod schema;
 pub mod shared_memory;
 pub mod size;
 
-pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, Stream};
+pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, ColumnMut, ColumnRef, Stream};
+pub use column::{Column, ColumnKind, Dtype};
 pub use count::Count;
 pub use layout::{LayoutError, SlotLayout};
 #[cfg(not(loom))]

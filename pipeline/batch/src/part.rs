@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::batch::{BatchBuffer, BatchHeader, BatchRef};
+use crate::batch::{BatchBuffer, BatchHeader, BatchRef, ColumnMut, ColumnRef};
 use crate::layout::SlotLayout;
 use crate::schema::BatchSchema;
 
@@ -75,6 +75,27 @@ impl BatchBuffer {
                 to[..end - start].copy_from_slice(&weights[start..end]);
             }
         }
+        for (column, ColumnMut { offsets, values: to }) in sections.columns.into_iter().enumerate() {
+            let ColumnRef { offsets: of_batch, values } = batch.column(column);
+            let range = match (offsets, of_batch) {
+                (Some(offsets), Some(of_batch)) => {
+                    let bytes = schema.columns[column].kind.dtype().bytes();
+                    let of_batch = &of_batch[first..=first + count];
+                    offsets
+                        .iter_mut()
+                        .zip(of_batch)
+                        .for_each(|(offset, &place)| *offset = place - of_batch[0]);
+                    of_batch[0] as usize * bytes..of_batch[count] as usize * bytes
+                }
+                _ => {
+                    let row = to.len() / stride;
+                    first * row..(first + count) * row
+                }
+            };
+            let values = &values[range];
+            to[..values.len()].copy_from_slice(values);
+        }
+        slot.pad_columns(count);
         part
     }
 }

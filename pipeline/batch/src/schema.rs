@@ -5,7 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The contents of a batch: `L` labels, `D` dense columns, `F` single-id features and `R` ragged ones.
+use crate::column::Column;
+
+/// The contents of a batch: `L` labels, `D` dense columns, `F` single-id features, `R` ragged ones, and typed columns.
 ///
 /// Each list is in slot order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub struct BatchSchema {
     pub ids: Vec<IdFeature>,
     /// Features with any number of ids per row (`R`).
     pub ragged: Vec<RaggedFeature>,
+    /// Typed columns, for programs that bring their own model. Trainers of Millstream have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<Column>,
     /// Bytes reserved for the encoded read position of the job after this batch.
     pub position_bytes: u32,
 }

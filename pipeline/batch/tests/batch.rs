@@ -6,9 +6,22 @@ mod support;
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchBuffer, BatchHeader, BatchSchema, IdFeature, RaggedFeature, SlotLayout};
+use millstream_batch::{
+    BatchBuffer, BatchHeader, BatchRef, BatchSchema, Column, ColumnKind, ColumnRef, Dtype, IdFeature,
+    RaggedFeature, SlotLayout,
+};
 use proptest::prelude::*;
 use support::{check, fill, schema};
+
+fn kinds() -> impl Strategy<Value = ColumnKind> {
+    let dtype = || prop::sample::select(&Dtype::ALL[..]);
+    prop_oneof![
+        (dtype(), prop::collection::vec(1_u32..4, 0..3))
+            .prop_map(|(dtype, shape)| ColumnKind::Fixed { dtype, shape }),
+        (dtype(), 1_u32..5).prop_map(|(dtype, maximum)| ColumnKind::Ragged { dtype, maximum }),
+        (1_u32..20).prop_map(|maximum| ColumnKind::Raw { maximum }),
+    ]
+}
 
 prop_compose! {
     fn schemas()(
@@ -18,6 +31,7 @@ prop_compose! {
         dense in 0_usize..4,
         ids in 0_usize..4,
         maxima in prop::collection::vec((0_u32..5, any::<bool>()), 0..4),
+        columns in prop::collection::vec(kinds(), 0..4),
         position_bytes in 0_u32..300,
     ) -> BatchSchema {
         BatchSchema {
@@ -30,6 +44,7 @@ prop_compose! {
                 .into_iter()
                 .map(|(maximum, weighted)| RaggedFeature { name: "r".into(), cardinality: 10, maximum, weighted })
                 .collect(),
+            columns: columns.into_iter().map(|kind| Column { name: "c".into(), kind }).collect(),
             position_bytes,
         }
     }
@@ -72,6 +87,12 @@ proptest! {
         for (index, weights) in sections.ragged_weights.into_iter().enumerate() {
             weights.into_iter().for_each(|weights| weights.fill(0.5 + index as f32));
         }
+        for (index, column) in sections.columns.into_iter().enumerate() {
+            if let Some(offsets) = column.offsets {
+                offsets.fill(u32::MAX - index as u32);
+            }
+            column.values.fill(0xa0 + index as u8);
+        }
         let batch = buffer.as_ref();
         prop_assert_eq!(batch.header(), BatchHeader::train(schema.rows));
         prop_assert_eq!(batch.position(), position);
@@ -91,6 +112,13 @@ proptest! {
             prop_assert_eq!(values, vec![5 + index as u32; capacity]);
             let weights = vec![0.5 + index as f32; capacity];
             prop_assert_eq!(batch.ragged_weights(index), feature.weighted.then_some(&weights[..]));
+        }
+        for (index, Column { kind, .. }) in schema.columns.iter().enumerate() {
+            let column = batch.column(index);
+            // Offsets beyond the values are only numbers.
+            let offsets = vec![u32::MAX - index as u32; rows + 1];
+            prop_assert_eq!(column.offsets, kind.has_offsets().then_some(&offsets[..]));
+            prop_assert_eq!(column.values, vec![0xa0 + index as u8; rows * kind.row_bytes() as usize]);
         }
     }
 }
@@ -183,4 +211,92 @@ fn positions_too_long_for_the_slot_panic() {
 #[should_panic(expected = "no id feature 2")]
 fn unknown_id_features_panic() {
     buffer(&schema(4)).as_ref().ids(2);
+}
+
+/// The rows of a typed column, and of its padding.
+fn column_rows(batch: BatchRef<'_>, column: usize) -> Vec<&[u8]> {
+    let schema = batch.layout().schema();
+    let (capacity, size) = (schema.rows as usize, schema.columns[column].kind.dtype().bytes());
+    let ColumnRef { offsets, values } = batch.column(column);
+    let row = |row: usize| match offsets {
+        Some(offsets) => &values[offsets[row] as usize * size..offsets[row + 1] as usize * size],
+        None => &values[row * values.len() / capacity..(row + 1) * values.len() / capacity],
+    };
+    (0..capacity).map(row).collect()
+}
+
+/// Whether a row of a typed column is padding.
+fn is_padding(row: &[u8], kind: &ColumnKind) -> bool {
+    if kind.has_offsets() { row.is_empty() } else { row.iter().all(|&byte| byte == 0) }
+}
+
+proptest! {
+    #[test]
+    fn parts_have_the_rows_of_every_typed_column(
+        kinds in prop::collection::vec(kinds(), 1..4),
+        rows in 1_u32..40,
+        ranks in 1_u32..6,
+        cuts in prop::collection::vec(0_u32..40, 0..4),
+        number: u64,
+    ) {
+        let columns = kinds.iter().cloned().map(|kind| Column { name: "c".into(), kind }).collect();
+        let schema = BatchSchema { columns, ..schema(rows) };
+        let mut whole = buffer(&schema);
+        fill(&mut whole.as_mut(), number);
+        let count = whole.as_ref().rows() as u32;
+        whole.as_mut().set_header(&BatchHeader::train(count));
+        let mut ends: Vec<u32> = cuts.into_iter().map(|cut| cut.min(count)).chain([0, count]).collect();
+        ends.sort_unstable();
+        let lengths: Vec<u32> = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let of_ranks: Vec<_> = (0..ranks).map(|rank| BatchBuffer::part_of(whole.as_ref(), rank, ranks)).collect();
+        for parts in [of_ranks, BatchBuffer::parts_of(whole.as_ref(), &lengths)] {
+            for (index, kind) in kinds.iter().enumerate() {
+                let expected = &column_rows(whole.as_ref(), index)[..count as usize];
+                let mut found = Vec::new();
+                for part in &parts {
+                    let rows = column_rows(part.as_ref(), index);
+                    let (valid, padding) = rows.split_at(part.as_ref().rows());
+                    prop_assert!(padding.iter().all(|row| is_padding(row, kind)));
+                    found.extend_from_slice(valid);
+                }
+                prop_assert_eq!(&found, expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn padding_hides_the_rows_of_an_earlier_batch() {
+    let schema = schema(4);
+    let mut buffer = buffer(&schema);
+    for rows in [4, 3, 1, 0] {
+        let mut batch = buffer.as_mut();
+        for column in batch.sections().columns {
+            column.values.fill(7);
+            column.offsets.into_iter().for_each(|offsets| offsets.copy_from_slice(&[0, 2, 3, 3, 5]));
+        }
+        batch.pad_columns(rows);
+        for (index, Column { kind, .. }) in schema.columns.iter().enumerate() {
+            let found = column_rows(buffer.as_ref(), index);
+            let lengths = match kind {
+                ColumnKind::Fixed { .. } => [kind.row_bytes() as usize; 4],
+                _ => [2, 1, 0, 2].map(|values| values * kind.dtype().bytes()),
+            };
+            for (row, found) in found.iter().enumerate() {
+                match row < rows {
+                    true => assert_eq!(*found, vec![7; lengths[row]]),
+                    false => assert!(is_padding(found, kind), "row {row} of {rows}, column {index}"),
+                }
+            }
+            if let (0, Some(offsets)) = (rows, buffer.as_ref().column(index).offsets) {
+                assert_eq!(offsets, [0; 5]);
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "out of range")]
+fn padding_beyond_the_slot_panics() {
+    buffer(&schema(4)).as_mut().pad_columns(6);
 }

@@ -233,12 +233,13 @@ pub fn read_all(file: &[u8]) -> Result<Vec<Chunk>, Malformed> {
 /// Encodes a cache file from non-empty chunks with the same columns. No I/O; for tests and fuzzing.
 ///
 /// # Panics
-/// When a row has 4 GiB or more, or the chunks' columns differ.
+/// When a row has 4 GiB or more, the chunks' columns differ, or they have typed columns.
 pub fn write_all(chunks: &[Chunk]) -> Vec<u8> {
     let shape = chunks.first().map_or_else(Shape::default, Shape::of);
     let mut contents = Contents::new(Key::from_bytes([0; 32]), shape);
     let mut file = Vec::new();
     for chunk in chunks {
+        assert!(shape.fits(chunk), "chunks with the same columns, none of them typed");
         let mut start = 0;
         while start < chunk.rows() {
             let rows = start..start + block::rows_within(chunk, &shape, start);

@@ -47,6 +47,9 @@ pub(super) struct Split {
 impl CachedSource {
     /// Puts `cache` in front of `inner`, which reads `dataset` into rows of `schema` as identified by
     /// `specification`.
+    ///
+    /// # Errors
+    /// `schema` has typed columns, which cache files do not hold.
     pub fn new(
         inner: Arc<dyn ChunkSource>,
         cache: Arc<Cache>,
@@ -54,7 +57,12 @@ impl CachedSource {
         schema: &BatchSchema,
         specification: &Specification,
         on_bad_record: OnBadRecord,
-    ) -> Self {
+    ) -> Result<Self, Error> {
+        if let Some(column) = schema.columns.first() {
+            let name = &column.name;
+            let message = format!("column `{name}`: the cache holds no typed columns; remove the cache");
+            return Err(Error::Invalid(message));
+        }
         let splits = dataset.splits().iter().map(|split| Split {
             key: Key::of(specification, dataset, split),
             path: dataset.objects()[split.object].path().clone(),
@@ -69,7 +77,7 @@ impl CachedSource {
         };
         let words = |feature: &RaggedFeature| (1 + u64::from(feature.weighted)) * u64::from(feature.maximum);
         let row_bytes = shape.row_bytes() + 4 * schema.ragged.iter().map(words).sum::<u64>();
-        Self::of_splits(inner, cache, splits.collect(), shape, row_bytes, on_bad_record)
+        Ok(Self::of_splits(inner, cache, splits.collect(), shape, row_bytes, on_bad_record))
     }
 
     pub(super) fn of_splits(

@@ -108,7 +108,7 @@ impl Assembler<'_> {
         if next.is_none() {
             return Err(Error::NoRows { stream: name_of(self.pass.stream) });
         }
-        let mut encoded = Vec::new();
+        let (mut encoded, has_columns) = (Vec::new(), !self.plan.schema.columns.is_empty());
         while let Some(first) = next {
             let counters = &self.shared.counters;
             let slots = counters
@@ -139,6 +139,9 @@ impl Assembler<'_> {
                 let mut part = slot.batch();
                 part.set_header(&BatchHeader { rows: *rows, first_row: *first_row, ..whole });
                 part.set_position(&encoded);
+                if has_columns {
+                    part.pad_columns(*rows as usize);
+                }
             }
             let rows = parts.iter().map(|part| u64::from(part.rows)).sum();
             parts.into_iter().for_each(|part| part.slot.publish());

@@ -19,11 +19,13 @@
 //! ([`super::tuner`]). Parquet files are fetched by row groups and need no other read-ahead: there, each lane may use
 //! its share of the rest for pages that turn out to be larger than usual, and a larger one is an error.
 //!
-//! Ragged features count with their maximum number of values per row.
+//! Ragged features and typed columns count with their maximum number of values per row.
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, HandOff, Producer, RaggedFeature, RingError, Size, SlotLayout, Stream};
+use millstream_batch::{
+    BatchSchema, Column, HandOff, Producer, RaggedFeature, RingError, Size, SlotLayout, Stream,
+};
 use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
@@ -154,6 +156,21 @@ impl IngestPlan {
         // Of several labels only the first is checked here; the analysis pass has checked all of them.
         let label = label.first.has_positives().then(|| label.first.clone());
         Self::new(spec, seed, label, feed, schema, (Some(train), mix), eval)
+    }
+
+    /// Plans a feed for a trainer that brings its own model: its epochs over `train`, mixed as `mix` says, without labels
+    /// to check and without passes of evaluation.
+    ///
+    /// # Errors
+    /// See [`IngestPlan::training`].
+    pub fn feeding(
+        spec: &DataSpec,
+        seed: u64,
+        schema: BatchSchema,
+        (train, mix): (Arc<dyn ChunkSource>, Option<Arc<Mix>>),
+    ) -> Result<Self, Error> {
+        let feed = Feed::Train { epochs: spec.epochs, eval: false };
+        Self::new(spec, seed, None, feed, schema, (Some(train), mix), None)
     }
 
     /// Plans one pass over `data` in its original order, for evaluation or prediction.
@@ -433,7 +450,7 @@ impl IngestPlan {
         LaneNeed {
             lanes: self.order.live_lanes(self.splits(stream)),
             pool_bytes: (2 * window_rows)
-                .saturating_mul(row_bytes + size_of::<RowRef>() as u64)
+                .saturating_mul(row_bytes.saturating_add(size_of::<RowRef>() as u64))
                 .saturating_add(grouping_bytes),
             reading_bytes: (3 * chunk_rows as u64)
                 .saturating_mul(row_bytes)
@@ -558,5 +575,35 @@ fn row_bytes(schema: &BatchSchema) -> u64 {
         + schema.ids.len() as u64;
     let of_values = |feature: &RaggedFeature| (1 + u64::from(feature.weighted)) * u64::from(feature.maximum);
     let ragged: u64 = schema.ragged.iter().map(|feature| 1 + of_values(feature)).sum();
-    4 * (words + ragged)
+    let columns = schema.columns.iter().map(|Column { kind, .. }| {
+        let offset = if kind.has_offsets() { 4 } else { 0 };
+        kind.row_bytes().saturating_add(offset)
+    });
+    columns.fold(4 * (words + ragged), u64::saturating_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_batch::{ColumnKind, Dtype};
+
+    use super::*;
+
+    #[test]
+    fn typed_columns_count_at_their_maximum() {
+        let with = |kinds: &[ColumnKind]| {
+            let column = |kind: &ColumnKind| Column { name: String::new(), kind: kind.clone() };
+            row_bytes(&BatchSchema {
+                rows: 1,
+                columns: kinds.iter().map(column).collect(),
+                ..BatchSchema::default()
+            })
+        };
+        let fixed = ColumnKind::Fixed { dtype: Dtype::Uint16, shape: vec![5, 7] };
+        let ragged = ColumnKind::Ragged { dtype: Dtype::Float64, maximum: 3 };
+        let raw = ColumnKind::Raw { maximum: 100 };
+        assert_eq!(with(&[]), 4);
+        assert_eq!(with(&[fixed, ragged, raw]), 4 + 70 + (4 + 24) + (4 + 100));
+        let unbounded = ColumnKind::Fixed { dtype: Dtype::Bool, shape: vec![u32::MAX, u32::MAX] };
+        assert_eq!(with(&[unbounded.clone(), unbounded]), u64::MAX);
+    }
 }

@@ -5,7 +5,7 @@ use millstream_format::RawChunk;
 use super::column::Elements;
 use super::fault::{Fault, Problem};
 use super::multivalued;
-use crate::chunk::RaggedColumn;
+use crate::chunk::{ChunkColumn, RaggedColumn};
 
 /// A chunk under construction.
 pub(super) struct ChunkBuilder<'a> {
@@ -18,6 +18,7 @@ pub(super) struct ChunkBuilder<'a> {
     /// `[F][rows]`
     pub(super) ids: Vec<Vec<u32>>,
     pub(super) ragged: Vec<RaggedColumn>,
+    pub(super) columns: Vec<ChunkColumn>,
     pub(super) faults: Vec<Fault>,
     pub(super) truncated_rows: u64,
 }
@@ -31,6 +32,7 @@ impl<'a> ChunkBuilder<'a> {
             dense: Vec::new(),
             ids: Vec::new(),
             ragged: Vec::new(),
+            columns: Vec::new(),
             faults: Vec::new(),
             truncated_rows: 0,
         }

@@ -91,13 +91,13 @@ impl Missing {
     }
 
     #[inline]
-    fn has_integer(&self, value: i128) -> bool {
+    pub(crate) fn has_integer(&self, value: i128) -> bool {
         !self.integers.is_empty() && self.integers.contains(&value)
     }
 
     /// `same` converts a listed number to the column's precision.
     #[inline]
-    fn has_float(&self, value: f64, same: impl Fn(f64) -> f64) -> bool {
+    pub(crate) fn has_float(&self, value: f64, same: impl Fn(f64) -> f64) -> bool {
         self.floats.iter().any(|&missing| same(missing) == value || (missing.is_nan() && value.is_nan()))
     }
 }
@@ -339,7 +339,7 @@ fn without_numeric_dictionary(leaf: ArrayRef) -> ArrayRef {
 }
 
 /// Maps the elements of a text or binary column, dictionary-encoded or not.
-fn bytes<T: Copy>(
+pub(crate) fn bytes<T: Copy>(
     leaf: &dyn Array,
     missing: &Missing,
     absent: T,

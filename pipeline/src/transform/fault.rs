@@ -5,10 +5,12 @@
 
 use std::borrow::Cow;
 
+use millstream_batch::Dtype;
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, RawChunk};
 
 use super::column::{Elements, display_element};
+use super::typed;
 use crate::Error;
 use crate::bad_records::BadRecords;
 
@@ -64,6 +66,29 @@ pub(crate) enum Problem {
         element: usize,
         /// The expected form.
         expected: &'static str,
+    },
+    /// The row has another number of values than a typed column's shape.
+    Values {
+        /// The product of the shape.
+        expected: usize,
+        /// The number of values of the row.
+        found: usize,
+    },
+    /// The row has no value, and the typed column configures no replacement.
+    AbsentValue,
+    /// The element is not a value of the typed column's type.
+    NotOfType {
+        /// Its index among the column's elements.
+        element: usize,
+        /// The type.
+        dtype: Dtype,
+    },
+    /// The row has too many bytes.
+    TooLong {
+        /// The column's maximum.
+        maximum: u32,
+        /// The number of bytes of the row.
+        found: u64,
     },
 }
 
@@ -133,6 +158,19 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             let found = found(element);
             let advice = if found == NOT_A_NUMBER { NAN_ADVICE } else { "" };
             format!("expected {expected}, found {found}{advice}").into()
+        }
+        Problem::Values { expected: 1, found } => format!("expected one value, found {found}").into(),
+        Problem::Values { expected, found } => {
+            format!("expected {expected} values, the product of `shape`, found {found}").into()
+        }
+        Problem::AbsentValue => {
+            "a value is missing; set `missing` in the column to the number that replaces it".into()
+        }
+        Problem::NotOfType { element, dtype } => {
+            format!("expected {}, found {}", typed::values_of(dtype), found(element)).into()
+        }
+        Problem::TooLong { maximum, found } => {
+            format!("expected at most {maximum} bytes, the column's `maximum`, found {found}").into()
         }
     };
     let schema = raw.columns().schema();

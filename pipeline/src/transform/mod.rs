@@ -18,6 +18,8 @@
 //! | crossed | `crossed.rs` |
 //! | lists of any kind but numeric | `multivalued.rs` |
 //!
+//! Typed columns, for programs that bring their own model, are in `typed.rs`.
+//!
 //! `id_mapping.rs` maps the ids of one job to those of another.
 //!
 //! A row with an unusable value is a bad record: the whole row is skipped and counted, or the job fails
@@ -46,6 +48,7 @@ pub mod temporal;
 #[cfg(test)]
 mod tests;
 mod text;
+mod typed;
 mod vector;
 mod vocabulary;
 
@@ -70,6 +73,7 @@ use memo::Memo;
 use numeric::ScaleError;
 pub use numeric::Scaling;
 pub(crate) use resolve::project;
+use typed::TypedColumn;
 
 /// Marks an element without an id: text where numbers are required, NaN, or a number out of range.
 const INVALID: u32 = u32::MAX;
@@ -97,6 +101,7 @@ pub struct Transform {
     dense: Vec<String>,
     ids: Vec<IdFeature>,
     ragged: Vec<RaggedFeature>,
+    columns: Vec<TypedColumn>,
 }
 
 /// The result of [`Transform::apply`].
@@ -155,10 +160,12 @@ impl Transform {
         self
     }
 
-    /// The maximum bytes of column buffers in a [`Scratch`] for chunks of `chunk_rows` rows. Excludes
-    /// converted dictionaries.
+    /// The maximum bytes of column buffers in a [`Scratch`] for chunks of `chunk_rows` rows, and of the values of one
+    /// typed column before they are arranged in rows. Excludes converted dictionaries.
     pub fn column_bytes(&self, chunk_rows: usize) -> u64 {
-        4 * (self.dense.len() + self.ids.len()) as u64 * chunk_rows as u64
+        let scratch = 4 * (self.dense.len() + self.ids.len()) as u64;
+        let typed = self.columns.iter().map(|column| column.column.kind.row_bytes()).max().unwrap_or(0);
+        scratch.saturating_add(typed).saturating_mul(chunk_rows as u64)
     }
 
     /// The dense columns with their scaling, in order.
@@ -177,7 +184,7 @@ impl Transform {
     }
 
     /// The schema of the packed batches: numbers and components of vectors are dense columns, features with one value per
-    /// row are ids, and multi-valued features are ragged, each in the job's order.
+    /// row are ids, and multi-valued features are ragged, each in the job's order. Typed columns are as specified.
     pub fn schema(&self, rows: u32, position_bytes: u32) -> BatchSchema {
         BatchSchema {
             rows,
@@ -186,6 +193,7 @@ impl Transform {
             dense: self.dense.clone(),
             ids: self.ids.clone(),
             ragged: self.ragged.clone(),
+            columns: self.columns.iter().map(|column| column.column.clone()).collect(),
             position_bytes,
         }
     }
@@ -228,9 +236,13 @@ impl Transform {
                 }
             }
         }
-        let ChunkBuilder { labels, weights, dense, ids, ragged, faults, truncated_rows, .. } = builder;
+        for column in &self.columns {
+            column.fill(&self.missing, &mut builder)?;
+        }
+        let ChunkBuilder { labels, weights, dense, ids, ragged, columns, faults, truncated_rows, .. } =
+            builder;
         let blocks = (rows::interleave(&dense, rows), rows::interleave(&ids, rows));
-        let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged };
+        let mut chunk = Chunk { labels, weights, dense: blocks.0, ids: blocks.1, ragged, columns };
         (scratch.dense, scratch.ids) = (dense, ids);
         let usable = reject_faulty_rows(raw, faults, bad)?;
         if let Some(usable) = &usable {

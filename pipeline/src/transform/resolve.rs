@@ -10,12 +10,13 @@ use super::hashed::Hashed;
 use super::identity::Identity;
 use super::label::Label;
 use super::numeric::Scaling;
+use super::typed::TypedColumn;
 use super::vector::Vector;
 use super::vocabulary::Vocabulary;
 use super::{Encoder, Feature, Place, Transform};
 use crate::Error;
 use crate::analysis::Analysis;
-use crate::spec::{FeatureKind, FeatureSpec, LabelSpec, Terms};
+use crate::spec::{ColumnSpec, FeatureKind, FeatureSpec, LabelSpec, Terms};
 
 impl Transform {
     /// Resolves a job's features. `missing` holds the values that mean "missing", besides null. `analysis`
@@ -41,6 +42,7 @@ impl Transform {
             dense: Vec::new(),
             ids: Vec::new(),
             ragged: Vec::new(),
+            columns: Vec::new(),
         };
         for spec in features {
             transform.add(spec, analysis)?;
@@ -50,6 +52,42 @@ impl Transform {
         transform.labels = label.all().map(|label| Label::new(label, projection)).collect();
         transform.weight = label.weight.as_ref().map(|weight| project(projection, weight, false));
         Ok(transform)
+    }
+
+    /// Resolves the typed columns of a feed, which has no labels and no features. `missing` holds the values that mean
+    /// "missing", besides null.
+    ///
+    /// # Errors
+    /// There are no columns, or one is invalid.
+    pub fn of_columns(columns: &[ColumnSpec], missing: &[String]) -> Result<Self, Error> {
+        if columns.is_empty() {
+            return Err(Error::Invalid("a feed needs at least one column".to_owned()));
+        }
+        let mut projection = Projection::default();
+        let mut typed: Vec<TypedColumn> = Vec::with_capacity(columns.len());
+        for spec in columns {
+            if typed.iter().any(|other| other.column.name == spec.name) {
+                let name = &spec.name;
+                return Err(Error::Invalid(format!(
+                    "column `{name}`: two columns have this name; rename one"
+                )));
+            }
+            typed.push(TypedColumn::resolve(spec, &mut projection)?);
+        }
+        Ok(Self {
+            feature_columns: projection.columns.len(),
+            projection,
+            labels: Vec::new(),
+            weight: None,
+            label_names: Vec::new(),
+            weighted: false,
+            features: Vec::new(),
+            missing: Missing::new(missing),
+            dense: Vec::new(),
+            ids: Vec::new(),
+            ragged: Vec::new(),
+            columns: typed,
+        })
     }
 
     fn add(&mut self, spec: &FeatureSpec, analysis: &Analysis) -> Result<(), Error> {

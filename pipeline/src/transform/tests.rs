@@ -4,6 +4,7 @@
 
 mod labels;
 mod reference;
+mod typed;
 mod vectors;
 mod weighted;
 

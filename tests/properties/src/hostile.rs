@@ -28,6 +28,7 @@ pub(crate) fn schema() -> BatchSchema {
         dense: vec!["age".into(), "hours".into()],
         ids: vec![IdFeature { name: "job".into(), cardinality: 17 }],
         ragged: vec![RaggedFeature { name: "tags".into(), cardinality: 50, maximum: 3, weighted: true }],
+        columns: Vec::new(),
         position_bytes: 100,
     }
 }

@@ -89,6 +89,7 @@ fn check(weighted: bool) {
             maximum: 2,
             weighted,
         }],
+        columns: Vec::new(),
         position_bytes: 0,
     };
     let columns = [IdColumn::Single(0), IdColumn::Ragged(0)];

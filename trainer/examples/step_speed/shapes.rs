@@ -140,6 +140,7 @@ pub(crate) fn schema(options: &Options) -> BatchSchema {
         dense: (0..DENSE).map(|number| format!("d{number}")).collect(),
         ids,
         ragged,
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

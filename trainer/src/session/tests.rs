@@ -50,6 +50,7 @@ fn schema(rows: u32) -> BatchSchema {
         dense: vec!["x".into(), "y".into()],
         ids: vec![id("a", 11), id("b", 5)],
         ragged: vec![RaggedFeature { name: "c".into(), cardinality: 7, maximum: 3, weighted: false }],
+        columns: Vec::new(),
         position_bytes: 16,
     }
 }

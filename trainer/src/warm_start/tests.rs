@@ -22,6 +22,7 @@ fn schema(cardinality: u32) -> BatchSchema {
         dense: names(&["x", "y"]),
         ids: ["a", "b", "c", "d"].map(|name| IdFeature { name: name.into(), cardinality }).into(),
         ragged: Vec::new(),
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

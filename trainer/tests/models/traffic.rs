@@ -64,6 +64,7 @@ pub(crate) fn schema(ids: [u32; FEATURES]) -> BatchSchema {
         dense: vec!["dense".to_owned()],
         ids: (0..FEATURES).map(feature).collect(),
         ragged: Vec::new(),
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

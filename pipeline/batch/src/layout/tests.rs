@@ -5,6 +5,17 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::column::Dtype;
+
+fn kinds() -> impl Strategy<Value = ColumnKind> {
+    let dtype = || prop::sample::select(&Dtype::ALL[..]);
+    prop_oneof![
+        (dtype(), prop::collection::vec(1_u32..4, 0..4))
+            .prop_map(|(dtype, shape)| ColumnKind::Fixed { dtype, shape }),
+        (dtype(), 1_u32..5).prop_map(|(dtype, maximum)| ColumnKind::Ragged { dtype, maximum }),
+        (1_u32..40).prop_map(|maximum| ColumnKind::Raw { maximum }),
+    ]
+}
 
 prop_compose! {
     fn schemas()(
@@ -14,6 +25,7 @@ prop_compose! {
         dense in 0_usize..6,
         ids in 0_usize..6,
         maxima in prop::collection::vec((0_u32..9, any::<bool>()), 0..4),
+        columns in prop::collection::vec(kinds(), 0..4),
         position_bytes in 0_u32..700,
     ) -> BatchSchema {
         BatchSchema {
@@ -32,6 +44,11 @@ prop_compose! {
                     weighted,
                 })
                 .collect(),
+            columns: columns
+                .into_iter()
+                .enumerate()
+                .map(|(i, kind)| Column { name: format!("column{i}"), kind })
+                .collect(),
             position_bytes,
         }
     }
@@ -44,6 +61,9 @@ fn sections(layout: &SlotLayout) -> Vec<Section> {
     all.extend([layout.dense, layout.ids]);
     for RaggedSection { offsets, values, weights } in &layout.ragged {
         all.extend([offsets, values].into_iter().chain(weights));
+    }
+    for ColumnSection { offsets, values } in &layout.columns {
+        all.extend(offsets.iter().chain([values]));
     }
     all.push(layout.position);
     all
@@ -78,6 +98,17 @@ proptest! {
             let weights = section.weights.map(|section| section.bytes);
             prop_assert_eq!(weights, feature.weighted.then_some(section.values.bytes));
         }
+        prop_assert_eq!(layout.columns.len(), schema.columns.len());
+        for (section, Column { kind, .. }) in layout.columns.iter().zip(&schema.columns) {
+            let (offsets, values) = match kind {
+                ColumnKind::Fixed { shape, .. } => (None, shape.iter().product()),
+                ColumnKind::Ragged { maximum, .. } | ColumnKind::Raw { maximum } => {
+                    (Some((rows + 1) * 4), *maximum)
+                }
+            };
+            prop_assert_eq!(section.offsets.map(|section| section.bytes), offsets);
+            prop_assert_eq!(section.values.bytes, rows * values as usize * kind.dtype().bytes());
+        }
         prop_assert_eq!(layout.position.bytes, schema.position_bytes as usize);
     }
 
@@ -98,6 +129,67 @@ fn small() -> BatchSchema {
         position_bytes: 64,
         ..BatchSchema::default()
     }
+}
+
+fn fixed(dtype: Dtype, shape: &[u32]) -> ColumnKind {
+    ColumnKind::Fixed { dtype, shape: shape.to_vec() }
+}
+
+/// `small` with a typed column of each kind.
+fn typed() -> BatchSchema {
+    let column = |name: &str, kind| Column { name: name.into(), kind };
+    let columns = vec![
+        column("image", fixed(Dtype::Uint8, &[2, 3])),
+        column("tokens", ColumnKind::Ragged { dtype: Dtype::Int32, maximum: 6 }),
+        column("url", ColumnKind::Raw { maximum: 6 }),
+    ];
+    BatchSchema { columns, ..small() }
+}
+
+#[test]
+fn fingerprint_depends_on_every_typed_column() {
+    let changes: [fn(&mut BatchSchema); 15] = [
+        |_| {},
+        |schema| schema.columns.clear(),
+        |schema| schema.columns.truncate(2),
+        |schema| schema.columns.swap(0, 1),
+        |schema| schema.columns[0].name.push('x'),
+        |schema| schema.columns[0].kind = fixed(Dtype::Int8, &[2, 3]),
+        |schema| schema.columns[0].kind = fixed(Dtype::Bool, &[2, 3]),
+        |schema| schema.columns[0].kind = fixed(Dtype::Uint8, &[3, 2]),
+        |schema| schema.columns[0].kind = fixed(Dtype::Uint8, &[6]),
+        |schema| schema.columns[0].kind = fixed(Dtype::Uint8, &[6, 1]),
+        |schema| schema.columns[0].kind = ColumnKind::Ragged { dtype: Dtype::Uint8, maximum: 6 },
+        |schema| schema.columns[0].kind = ColumnKind::Raw { maximum: 6 },
+        |schema| schema.columns[1].kind = ColumnKind::Ragged { dtype: Dtype::Int32, maximum: 7 },
+        |schema| schema.columns[1].kind = ColumnKind::Ragged { dtype: Dtype::Float32, maximum: 6 },
+        |schema| schema.columns[2].kind = ColumnKind::Raw { maximum: 7 },
+    ];
+    let mut seen: Vec<u64> = changes
+        .iter()
+        .map(|change| {
+            let mut schema = typed();
+            change(&mut schema);
+            SlotLayout::of(&schema).unwrap().fingerprint()
+        })
+        .collect();
+    let count = seen.len();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), count);
+}
+
+#[test]
+fn typed_columns_serialize_with_their_kind() {
+    let written = serde_json::to_value(typed()).unwrap();
+    let columns = serde_json::json!([
+        {"name": "image", "kind": "fixed", "dtype": "uint8", "shape": [2, 3]},
+        {"name": "tokens", "kind": "ragged", "dtype": "int32", "maximum": 6},
+        {"name": "url", "kind": "raw", "maximum": 6},
+    ]);
+    assert_eq!(written["columns"], columns);
+    assert_eq!(serde_json::from_value::<BatchSchema>(written).unwrap(), typed());
+    assert_eq!(serde_json::to_value(small()).unwrap().get("columns"), None);
 }
 
 #[test]
@@ -164,4 +256,15 @@ fn invalid_schemas_are_rejected() {
     );
     let message = with(|schema| (schema.rows, schema.ragged[0].maximum) = (1 << 20, 1 << 12)).to_string();
     assert!(message.contains("`tags`") && message.contains("4096"), "{message}");
+    let with_column = |kind: ColumnKind| {
+        let columns = vec![Column { name: "url".into(), kind }];
+        SlotLayout::of(&BatchSchema { rows: 1 << 20, columns, ..small() })
+    };
+    let too_many = LayoutError::TooManyValues { feature: "url".into(), rows: 1 << 20, maximum: 1 << 12 };
+    assert_eq!(with_column(ColumnKind::Raw { maximum: 1 << 12 }), Err(too_many.clone()));
+    assert_eq!(with_column(ColumnKind::Ragged { dtype: Dtype::Bool, maximum: 1 << 12 }), Err(too_many));
+    // Fixed columns have no offsets to exceed.
+    assert!(with_column(fixed(Dtype::Float64, &[1 << 12])).is_ok());
+    let too_large = Err(LayoutError::TooLarge { rows: 1 << 20 });
+    assert_eq!(with_column(fixed(Dtype::Uint8, &[1 << 16, 1 << 16])), too_large);
 }

@@ -5,7 +5,10 @@
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use millstream_batch::{BatchHeader, BatchMut, BatchRef, BatchSchema, IdFeature, RaggedFeature, Stream};
+use millstream_batch::{
+    BatchHeader, BatchMut, BatchRef, BatchSchema, Column, ColumnKind, ColumnMut, ColumnRef, Dtype, IdFeature,
+    RaggedFeature, Stream,
+};
 
 /// A schema with every kind of section.
 pub(crate) fn schema(rows: u32) -> BatchSchema {
@@ -21,6 +24,14 @@ pub(crate) fn schema(rows: u32) -> BatchSchema {
         ragged: vec![
             RaggedFeature { name: "tags".into(), cardinality: 5000, maximum: 3, weighted: true },
             RaggedFeature { name: "words".into(), cardinality: 700, maximum: 2, weighted: false },
+        ],
+        columns: vec![
+            Column {
+                name: "pixels".into(),
+                kind: ColumnKind::Fixed { dtype: Dtype::Float16, shape: vec![2, 3] },
+            },
+            Column { name: "clicks".into(), kind: ColumnKind::Ragged { dtype: Dtype::Int64, maximum: 3 } },
+            Column { name: "url".into(), kind: ColumnKind::Raw { maximum: 9 } },
         ],
         position_bytes: 100,
     }
@@ -111,6 +122,24 @@ pub(crate) fn fill(batch: &mut BatchMut<'_>, number: u64) {
             weights[..end as usize].fill_with(|| numbers.float());
         }
     }
+    for (ColumnMut { offsets, values }, column) in sections.columns.into_iter().zip(&schema.columns) {
+        let mut end = rows * values.len() / schema.rows as usize;
+        if let Some(offsets) = offsets {
+            (offsets[0], end) = (0, 0);
+            for offset in &mut offsets[1..=rows] {
+                end += row_values(&mut numbers, &column.kind);
+                *offset = end as u32;
+            }
+            end *= column.kind.dtype().bytes();
+        }
+        values[..end].fill_with(|| numbers.next() as u8);
+    }
+    batch.pad_columns(rows);
+}
+
+/// The number of values of a row of a column with offsets.
+fn row_values(numbers: &mut Numbers, kind: &ColumnKind) -> usize {
+    numbers.below(u64::from(kind.row_values().unwrap()) + 1) as usize
 }
 
 /// Asserts that a batch has exactly the contents of batch `number`.
@@ -151,6 +180,25 @@ pub(crate) fn check(batch: BatchRef<'_>, number: u64) {
         for &weight in weights.iter().flat_map(|weights| &weights[..values.len()]) {
             assert_eq!(weight, numbers.float(), "weights of values {index} of {number}");
         }
+    }
+    for (index, column) in schema.columns.iter().enumerate() {
+        let ColumnRef { offsets, values } = batch.column(index);
+        let mut end = rows * values.len() / schema.rows as usize;
+        assert_eq!(offsets.is_some(), column.kind.has_offsets());
+        if let Some(offsets) = offsets {
+            assert_eq!((offsets.len(), offsets[0]), (schema.rows as usize + 1, 0));
+            for pair in offsets[..=rows].windows(2) {
+                let length = row_values(&mut numbers, &column.kind) as u32;
+                assert_eq!(pair[1] - pair[0], length, "offsets of column {index} of {number}");
+            }
+            let last = offsets[rows];
+            assert!(offsets[rows..].iter().all(|&end| end == last), "padding of column {index} of {number}");
+            end = last as usize * column.kind.dtype().bytes();
+        } else {
+            assert!(values[end..].iter().all(|&byte| byte == 0), "padding of column {index} of {number}");
+        }
+        let of_rows = values[..end].iter();
+        assert!(of_rows.copied().all(|byte| byte == numbers.next() as u8), "column {index} of {number}");
     }
 }
 

@@ -67,10 +67,11 @@ impl Shape {
         }
     }
 
-    /// Whether `chunk` has these columns.
+    /// Whether `chunk` has these columns, and no typed columns, which blocks cannot hold.
     pub(crate) fn fits(&self, chunk: &Chunk) -> bool {
         let rows = chunk.rows();
-        chunk.labels.len() == 1 + self.more_labels as usize
+        chunk.columns.is_empty()
+            && chunk.labels.len() == 1 + self.more_labels as usize
             && chunk.weights.is_some() == self.weighted
             && chunk.labels.iter().chain(&chunk.weights).all(|scalars| scalars.len() == rows)
             && chunk.dense.len() == rows * self.dense as usize

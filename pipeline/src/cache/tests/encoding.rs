@@ -3,6 +3,7 @@
 use super::super::block::{self, BLOCK_BYTES, Block};
 use super::super::read_all;
 use super::*;
+use crate::chunk::ChunkColumn;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
@@ -52,6 +53,15 @@ proptest! {
     fn arbitrary_bytes_are_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..9000)) {
         prop_assert!(read_all(&bytes).is_err());
     }
+}
+
+#[test]
+fn chunks_with_typed_columns_fit_no_file() {
+    let chunk = Chunk { labels: vec![vec![0.0]], ..Chunk::default() };
+    let typed = ChunkColumn::Fixed { row_bytes: 1, values: vec![7] };
+    let shape = Shape::of(&chunk);
+    assert!(shape.fits(&chunk));
+    assert!(!shape.fits(&Chunk { columns: vec![typed], ..chunk }));
 }
 
 #[test]

@@ -391,6 +391,7 @@ mod tests {
                 dense: Vec::new(),
                 ids: vec![IdFeature { name: "id".to_owned(), cardinality }],
                 ragged: Vec::new(),
+                columns: Vec::new(),
                 position_bytes: 0,
             };
             let mut buffer = BatchBuffer::new(Arc::new(SlotLayout::of(&schema).unwrap()));

@@ -241,6 +241,7 @@ mod tests {
                 maximum: MOST,
                 weighted: false,
             }],
+            columns: Vec::new(),
             position_bytes: 8,
         }
     }

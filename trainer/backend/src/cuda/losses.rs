@@ -195,6 +195,7 @@ mod tests {
             dense: Vec::new(),
             ids: Vec::new(),
             ragged: Vec::new(),
+            columns: Vec::new(),
             position_bytes: 0,
         };
         let header = BatchHeader {

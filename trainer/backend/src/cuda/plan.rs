@@ -202,6 +202,7 @@ mod tests {
             dense: Vec::new(),
             ids: vec![IdFeature { name: "one".into(), cardinality: 4 }],
             ragged: Vec::new(),
+            columns: Vec::new(),
             position_bytes: 0,
         }
     }

@@ -157,6 +157,7 @@ impl Shapes {
                     weighted: self.weighted_ids && i % 2 == 0,
                 })
                 .collect(),
+            columns: Vec::new(),
             position_bytes: 0,
         }
     }

@@ -110,6 +110,7 @@ fn snapshot(step: u64) -> Snapshot {
             dense: vec!["b".into()],
             ids: vec![],
             ragged: vec![],
+            columns: Vec::new(),
             position_bytes: 64,
         },
         seed: u64::MAX,

@@ -70,6 +70,7 @@ fn schema() -> BatchSchema {
         dense: vec!["x".to_owned(), "y".to_owned()],
         ids: vec![IdFeature { name: "colour".to_owned(), cardinality: 4 }],
         ragged: vec![RaggedFeature { name: "tags".to_owned(), cardinality: 3, maximum: 2, weighted: false }],
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

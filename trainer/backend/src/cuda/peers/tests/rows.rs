@@ -52,6 +52,7 @@ fn schema() -> BatchSchema {
         dense: Vec::new(),
         ids: TABLES.map(feature).to_vec(),
         ragged: Vec::new(),
+        columns: Vec::new(),
         position_bytes: 0,
     }
 }

@@ -1,0 +1,313 @@
+//! Typed columns: values in the type that a reader asks for, unscaled, for programs that bring their own model.
+//!
+//! A column is converted in two steps, both dispatched once per column. First all its elements become values of the type
+//! ([`values`]); elements that do not are listed, and few are. Then rows are formed of the values: of one shape
+//! ([`TypedColumn::fixed`]), or of any number ([`TypedColumn::ragged`]). If the rows are the values as they are, nothing
+//! is moved; if the data has the type already, the values are copied as they are stored.
+//!
+//! Bytes and texts have one step ([`TypedColumn::raw`]).
+
+mod bits16;
+mod target;
+
+use std::ops::Range;
+
+use arrow_array::UInt32Array;
+use arrow_schema::DataType;
+use millstream_batch::{Column, ColumnKind};
+use millstream_format::Projection;
+
+use super::ChunkBuilder;
+use super::column::{Elements, Missing, NUMBERS, Single, bytes};
+use super::fault::{Problem, wrong_type};
+use super::project;
+use crate::Error;
+use crate::chunk::ChunkColumn;
+use crate::spec::ColumnSpec;
+use target::Unusable;
+pub(super) use target::values_of;
+
+/// The contents accepted in columns of bytes, for error messages.
+const BYTES: &str = "text or bytes";
+
+/// A typed column of a feed, and the column of the data that it reads.
+#[derive(Clone, Debug)]
+pub(super) struct TypedColumn {
+    pub(super) column: Column,
+    /// The position in the projection.
+    position: usize,
+    /// The bytes of the value that replaces absent ones.
+    absent: Option<Vec<u8>>,
+}
+
+/// The elements of a column as values of a type.
+pub(super) struct Values {
+    /// The values of all elements, concatenated; zeros for unusable ones.
+    bytes: Vec<u8>,
+    /// The elements without a value, ascending.
+    unusable: Vec<(usize, Unusable)>,
+}
+
+/// Finds unusable elements in ascending ranges of elements.
+struct Cursor<'a> {
+    rest: &'a [(usize, Unusable)],
+}
+
+impl<'a> Cursor<'a> {
+    /// The unusable elements within `range`, which follows the previous ranges.
+    #[inline]
+    fn within(&mut self, range: &Range<usize>) -> &'a [(usize, Unusable)] {
+        if self.rest.is_empty() || range.is_empty() {
+            return &[];
+        }
+        let before = self.rest.iter().take_while(|(element, _)| *element < range.start).count();
+        let rest = &self.rest[before..];
+        let (found, rest) =
+            rest.split_at(rest.iter().take_while(|(element, _)| *element < range.end).count());
+        self.rest = rest;
+        found
+    }
+}
+
+impl TypedColumn {
+    /// Adds the column of the data to `projection`.
+    ///
+    /// # Errors
+    /// The shape, the maximum or the replacement is not one that rows can have.
+    pub(super) fn resolve(spec: &ColumnSpec, projection: &mut Projection) -> Result<Self, Error> {
+        let ColumnSpec { name, column, kind, missing } = spec;
+        let refuse = |message: String| Err(Error::Invalid(format!("column `{name}`: {message}")));
+        match kind {
+            ColumnKind::Fixed { shape, .. } if shape.contains(&0) => {
+                return refuse(format!("`shape` = {shape:?} holds no values; every size must be at least 1"));
+            }
+            ColumnKind::Fixed { shape, .. } if kind.row_values().is_none() => {
+                return refuse(format!("`shape` = {shape:?} holds more than 2^32 - 1 values; lower a size"));
+            }
+            ColumnKind::Ragged { maximum: 0, .. } | ColumnKind::Raw { maximum: 0 } => {
+                return refuse("`maximum` must be at least 1".to_owned());
+            }
+            ColumnKind::Raw { .. } if missing.is_some() => {
+                return refuse("absent bytes are empty; remove `missing`, which replaces numbers".to_owned());
+            }
+            _ => {}
+        }
+        let dtype = kind.dtype();
+        let absent = missing.map(|number| target::bytes_of(dtype, number).ok_or(number)).transpose();
+        let absent = match absent {
+            Ok(absent) => absent,
+            Err(number) => {
+                let values = values_of(dtype);
+                return refuse(format!("`missing` = {number} is not {values}; change it or the type"));
+            }
+        };
+        let one_value = match kind {
+            ColumnKind::Fixed { shape, .. } => shape.is_empty(),
+            ColumnKind::Ragged { .. } => false,
+            ColumnKind::Raw { .. } => true,
+        };
+        let position = project(projection, column, !one_value);
+        Ok(Self { column: Column { name: name.clone(), kind: kind.clone() }, position, absent })
+    }
+
+    /// Adds the column's rows to the chunk.
+    ///
+    /// # Errors
+    /// The data's column has another type, or its values exceed the range of offsets.
+    pub(super) fn fill(&self, missing: &Missing, builder: &mut ChunkBuilder<'_>) -> Result<(), Error> {
+        let elements = builder.elements(self.position);
+        let converted = || {
+            let values = target::values(self.column.kind.dtype(), &elements.leaf, missing);
+            values.ok_or_else(|| wrong_type(builder.raw, self.position, NUMBERS))
+        };
+        let column = match &self.column.kind {
+            ColumnKind::Fixed { .. } => {
+                let values = converted()?;
+                self.fixed(&elements, values, builder)
+            }
+            ColumnKind::Ragged { maximum, .. } => {
+                let values = converted()?;
+                self.ragged(&elements, values, *maximum, builder)?
+            }
+            ColumnKind::Raw { maximum } => self.raw(&elements, missing, *maximum, builder)?,
+        };
+        builder.columns.push(column);
+        Ok(())
+    }
+
+    /// Rows with as many values as the shape has. A row without a value has the replacement for each.
+    fn fixed(&self, elements: &Elements, values: Values, builder: &mut ChunkBuilder<'_>) -> ChunkColumn {
+        let Values { bytes, unusable } = values;
+        let (rows, size) = (builder.raw.rows(), self.column.kind.dtype().bytes());
+        let width = self.column.kind.row_values().map_or(0, |values| values as usize);
+        let row_bytes = width * size;
+        let as_stored = (0..rows).all(|row| elements.of_row(row) == (row * width..(row + 1) * width));
+        let mut cursor = Cursor { rest: &unusable };
+        if as_stored && unusable.is_empty() {
+            return ChunkColumn::Fixed { row_bytes, values: bytes };
+        }
+        let mut out = vec![0; rows * row_bytes];
+        for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
+            let range = elements.of_row(row);
+            let unusable = cursor.within(&range);
+            if is_absent(elements, &range, unusable) {
+                match &self.absent {
+                    Some(value) => out.chunks_exact_mut(size).for_each(|out| out.copy_from_slice(value)),
+                    None => builder.fault(row, self.position, Problem::AbsentValue),
+                }
+            } else if range.len() != width {
+                let problem = Problem::Values { expected: width, found: range.len() };
+                builder.fault(row, self.position, problem);
+            } else {
+                out.copy_from_slice(&bytes[range.start * size..range.end * size]);
+                self.replace(row, range.start, unusable, out, builder);
+            }
+        }
+        ChunkColumn::Fixed { row_bytes, values: out }
+    }
+
+    /// Rows with any number of values, truncated to `maximum`.
+    fn ragged(
+        &self,
+        elements: &Elements,
+        values: Values,
+        maximum: u32,
+        builder: &mut ChunkBuilder<'_>,
+    ) -> Result<ChunkColumn, Error> {
+        let Values { bytes, unusable } = values;
+        let (rows, size) = (builder.raw.rows(), self.column.kind.dtype().bytes());
+        let mut offsets = Vec::with_capacity(rows + 1);
+        offsets.push(0);
+        let mut cursor = Cursor { rest: &unusable };
+        // Values are moved only from the first row on that has others than its elements.
+        let mut moved: Option<Vec<u8>> = None;
+        let mut end = 0;
+        for row in 0..rows {
+            let range = elements.of_row(row);
+            let absent = !elements.are_lists() && is_absent(elements, &range, cursor.within(&range));
+            let kept = if absent { 0 } else { range.len().min(maximum as usize) };
+            if moved.is_none() && kept > 0 && range.start != end {
+                let mut out = Vec::with_capacity(bytes.len());
+                out.extend_from_slice(&bytes[..end * size]);
+                moved = Some(out);
+            }
+            let kept = range.start..range.start + kept;
+            if let Some(out) = &mut moved {
+                out.extend_from_slice(&bytes[kept.start * size..kept.end * size]);
+            }
+            end += kept.len();
+            offsets.push(self.offset(end)?);
+        }
+        let mut values = moved.unwrap_or(bytes);
+        values.truncate(end * size);
+        let mut cursor = Cursor { rest: &unusable };
+        for row in 0..rows {
+            let [start, end] = [offsets[row] as usize, offsets[row + 1] as usize];
+            let range = elements.of_row(row);
+            let unusable = cursor.within(&(range.start..range.start + end - start));
+            let of_row = &mut values[start * size..end * size];
+            let is_usable = self.replace(row, range.start, unusable, of_row, builder);
+            builder.truncated_rows += u64::from(is_usable && range.len() > maximum as usize);
+        }
+        Ok(ChunkColumn::Ragged { value_bytes: size, offsets, values })
+    }
+
+    /// Replaces the absent values of a row, whose first element is `first`. The first other unusable one is a fault.
+    /// Returns whether there is none.
+    #[inline]
+    fn replace(
+        &self,
+        row: usize,
+        first: usize,
+        unusable: &[(usize, Unusable)],
+        values: &mut [u8],
+        builder: &mut ChunkBuilder<'_>,
+    ) -> bool {
+        for &(element, unusable) in unusable {
+            let problem = match (unusable, &self.absent) {
+                (Unusable::Absent, Some(value)) => {
+                    values[(element - first) * value.len()..][..value.len()].copy_from_slice(value);
+                    continue;
+                }
+                (Unusable::Absent, None) => Problem::AbsentValue,
+                (Unusable::NotOfType, _) => Problem::NotOfType { element, dtype: self.column.kind.dtype() },
+            };
+            builder.fault(row, self.position, problem);
+            return false;
+        }
+        true
+    }
+
+    /// Rows of bytes; those of an absent value are empty.
+    fn raw(
+        &self,
+        elements: &Elements,
+        missing: &Missing,
+        maximum: u32,
+        builder: &mut ChunkBuilder<'_>,
+    ) -> Result<ChunkColumn, Error> {
+        let rows = builder.raw.rows();
+        let texts =
+            if elements.are_lists() { self.single(elements, builder)? } else { elements.leaf.clone() };
+        let mut values = Vec::new();
+        let lengths = match texts.data_type() {
+            DataType::Null => Some(vec![0; rows]),
+            _ => bytes(&texts, missing, 0, |text| {
+                if text.len() <= maximum as usize {
+                    values.extend_from_slice(text);
+                }
+                text.len() as u64
+            }),
+        };
+        let lengths = lengths.ok_or_else(|| wrong_type(builder.raw, self.position, BYTES))?;
+        let mut offsets = Vec::with_capacity(rows + 1);
+        offsets.push(0);
+        let mut end = 0;
+        for (row, &length) in lengths.iter().enumerate() {
+            if length > maximum.into() {
+                builder.fault(row, self.position, Problem::TooLong { maximum, found: length });
+            } else {
+                end += length as usize;
+            }
+            offsets.push(self.offset(end)?);
+        }
+        Ok(ChunkColumn::Ragged { value_bytes: 1, offsets, values })
+    }
+
+    /// The elements of a column of lists that hold one value each. Longer ones are faults.
+    fn single(
+        &self,
+        elements: &Elements,
+        builder: &mut ChunkBuilder<'_>,
+    ) -> Result<arrow_array::ArrayRef, Error> {
+        let mut places = Vec::with_capacity(builder.raw.rows());
+        for row in 0..builder.raw.rows() {
+            places.push(match elements.single(row) {
+                Single::One(element) => u32::try_from(element).ok(),
+                Single::Absent => None,
+                Single::Several(found) => {
+                    builder.fault(row, self.position, Problem::Values { expected: 1, found });
+                    None
+                }
+            });
+        }
+        arrow_select::take::take(&elements.leaf, &UInt32Array::from(places), None).map_err(|error| {
+            Error::Invalid(format!("{}: column `{}`: {error}", builder.raw.path(), self.column.name))
+        })
+    }
+
+    fn offset(&self, end: usize) -> Result<u32, Error> {
+        u32::try_from(end).map_err(|_| {
+            let name = &self.column.name;
+            Error::Invalid(format!(
+                "column `{name}`: a chunk holds more than 2^32 - 1 values; lower `maximum`"
+            ))
+        })
+    }
+}
+
+/// Whether a row has no value: an empty list, or an absent value in a column without lists.
+#[inline]
+fn is_absent(elements: &Elements, range: &Range<usize>, unusable: &[(usize, Unusable)]) -> bool {
+    range.is_empty() || (!elements.are_lists() && matches!(unusable, [(_, Unusable::Absent)]))
+}
