@@ -13,7 +13,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the workspace crates that it may depend on, in its code, its tests and
 /// its build script.
-const ALLOWED: [(&str, &[&str]); 21] = [
+const ALLOWED: [(&str, &[&str]); 24] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
@@ -34,7 +34,21 @@ const ALLOWED: [(&str, &[&str]); 21] = [
     ),
     // Daemons of several hosts.
     ("millstream-peers", &["millstream-io", "millstream-pipeline"]),
-    ("millstream-job", &["millstream-format", "millstream-io", "millstream-pipeline", "millstream-trainer"]),
+    // Files that people write.
+    ("millstream-document", &["millstream-format", "millstream-io", "millstream-pipeline"]),
+    (
+        "millstream-job",
+        &[
+            "millstream-document",
+            "millstream-format",
+            "millstream-io",
+            "millstream-pipeline",
+            "millstream-trainer",
+        ],
+    ),
+    // Batches for other programs: without the trainer.
+    ("millstream-feed", &["millstream-batch", "millstream-document", "millstream-io", "millstream-pipeline"]),
+    ("millstream-python", &["millstream-batch", "millstream-document", "millstream-feed", "millstream-io"]),
     (
         "millstream-worker",
         &["millstream-backend", "millstream-batch", "millstream-trace", "millstream-trainer"],
@@ -46,6 +60,7 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "millstream-batch",
             "millstream-control",
             "millstream-credentials",
+            "millstream-document",
             "millstream-format",
             "millstream-io",
             "millstream-job",
@@ -64,6 +79,7 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "millstream-control",
             "millstream-daemon",
             "millstream-disk",
+            "millstream-document",
             "millstream-format",
             "millstream-io",
             "millstream-job",
@@ -87,6 +103,7 @@ const ALLOWED: [(&str, &[&str]); 21] = [
         "millstream-properties",
         &[
             "millstream-batch",
+            "millstream-feed",
             "millstream-format",
             "millstream-io",
             "millstream-job",
@@ -115,21 +132,27 @@ const ALLOWED: [(&str, &[&str]); 21] = [
 ];
 
 /// Crates without an asynchronous runtime.
-const SYNCHRONOUS: [&str; 8] = [
+const SYNCHRONOUS: [&str; 9] = [
     "millstream-trace",
     "millstream-batch",
     "millstream-disk",
     "millstream-format",
     "millstream-backend",
     "millstream-trainer",
+    "millstream-document",
     "millstream-job",
     "millstream-worker",
 ];
 
 /// The crates that may contain `unsafe`: memory and the ring; buffers that the kernel fills; compute kernels; a call of
-/// the system.
-const UNSAFE: [&str; 4] =
-    ["millstream-batch", "millstream-disk", "millstream-backend", "millstream-credentials"];
+/// the system; memory for arrays of Python.
+const UNSAFE: [&str; 5] = [
+    "millstream-batch",
+    "millstream-disk",
+    "millstream-backend",
+    "millstream-credentials",
+    "millstream-python",
+];
 
 fn workspace() -> Metadata {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");

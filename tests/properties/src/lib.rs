@@ -13,6 +13,7 @@
 
 pub mod cache;
 pub mod example;
+pub mod feed;
 pub mod footer;
 pub mod framing;
 mod input;
@@ -39,7 +40,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const PROPERTIES: [Property; 11] = [
+pub const PROPERTIES: [Property; 12] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
@@ -47,6 +48,7 @@ pub const PROPERTIES: [Property; 11] = [
         seeds: example::seeds,
         dictionary: example::dictionary,
     },
+    Property { name: "feed", check: feed::check, seeds: feed::seeds, dictionary: feed::dictionary },
     Property { name: "footer", check: footer::check, seeds: footer::seeds, dictionary: footer::dictionary },
     Property {
         name: "framing",

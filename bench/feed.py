@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Compares feeds with PyTorch's DataLoader and Hugging Face datasets over the same Parquet files, in turns.
+
+    python3 bench/feed.py [--rows 1000000] [--rounds 5] [--directory target/bench/feed] [--package target/site]
+
+Needs bench/requirements.txt, and the package linked by `python/link target/site target/release`. Each measurement runs in a
+process of its own; the order alternates. Prints medians:
+
+* rows/s into tensors of PyTorch, shuffled in a pool of 65,536 rows, for rows of 40 numbers ("clicks") and of one vector of 256 floats
+  ("vectors"). DataLoader reads row groups by pyarrow in two processes, and shuffles and cuts whole arrays, the fastest way known
+  to us; datasets streams and shuffles rows, over a tenth of the rows;
+* the time to take a batch that is ready and to have tensors of all columns;
+* the time from the start of the loader to the first batch, at the start and at a state after 99 % of an epoch. DataLoader has no such
+  states.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+BATCH = 4_096
+POOL = 65_536
+NUMBERS = [f"n{place}" for place in range(13)]
+IDS = [f"c{place}" for place in range(26)]
+SHAPES = ("clicks", "vectors")
+
+
+def make(directory: pathlib.Path, rows: int) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    random, files = np.random.default_rng(1), 16
+    for shape in SHAPES:
+        (directory / shape).mkdir(parents=True, exist_ok=True)
+        for number in range(files):
+            count = rows // files
+            table = {"label": random.integers(0, 2, count)}
+            if shape == "clicks":
+                table |= {name: random.random(count, dtype=np.float32) for name in NUMBERS}
+                table |= {name: random.integers(0, 100_000, count) for name in IDS}
+            else:
+                flat = pa.array(random.random(count * 256, dtype=np.float32))
+                offsets = pa.array(np.arange(count + 1, dtype=np.int32) * 256)
+                table["vector"] = pa.ListArray.from_arrays(offsets, flat)
+            path = directory / shape / f"{number:02}.parquet"
+            pq.write_table(pa.table(table), path, row_group_size=16_384, compression="zstd")
+
+
+def feed(directory: pathlib.Path, shape: str, **more):
+    import millstream as ms
+
+    columns = {"label": ms.tensor("label", "int64")}
+    if shape == "clicks":
+        columns |= {name: ms.tensor(name, "float32") for name in NUMBERS}
+        columns |= {name: ms.tensor(name, "int64") for name in IDS}
+    else:
+        columns["vector"] = ms.tensor("vector", "float32", [256])
+    options = {"batch_size": BATCH, "shuffle_rows": POOL, "epochs": 2, **more}
+    return ms.Feed(train=str(directory / shape / "*.parquet"), columns=columns, **options)
+
+
+def rate(batches) -> float:
+    """Rows/s of an epoch after the first batch."""
+    rows, began = 0, None
+    for batch in batches:
+        tensors = list(batch.values())
+        if began is None:
+            began = time.perf_counter()
+        else:
+            rows += len(tensors[0])
+    return rows / (time.perf_counter() - began)
+
+
+def millstream(directory: pathlib.Path, shape: str) -> float:
+    from millstream.torch import Loader
+
+    return rate(Loader(feed(directory, shape, epochs=1)))
+
+
+def dataloader(directory: pathlib.Path, shape: str) -> float:
+    import numpy as np
+    import pyarrow.parquet as pq
+    import torch
+
+    def arrays(table):
+        return {
+            name: column.combine_chunks().flatten().to_numpy().reshape(len(column), -1)
+            if name == "vector"
+            else column.to_numpy()
+            for name, column in zip(table.column_names, table.columns)
+        }
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            worker = torch.utils.data.get_worker_info()
+            random, pool, held = np.random.default_rng(worker.id), [], 0
+            for path in sorted((directory / shape).glob("*.parquet"))[worker.id :: worker.num_workers]:
+                file = pq.ParquetFile(path)
+                for group in range(file.num_row_groups):
+                    pool.append(arrays(file.read_row_group(group, use_threads=False)))
+                    held += len(pool[-1]["label"])
+                    if held >= POOL // worker.num_workers:
+                        yield from self.cut(pool, random)
+                        pool, held = [], 0
+            if pool:
+                yield from self.cut(pool, random)
+
+        def cut(self, pool, random):
+            whole = {name: np.concatenate([part[name] for part in pool]) for name in pool[0]}
+            order = random.permutation(len(whole["label"]))
+            for start in range(0, len(order), BATCH):
+                chosen = order[start : start + BATCH]
+                yield {name: torch.from_numpy(array[chosen]) for name, array in whole.items()}
+
+    return rate(torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=2, prefetch_factor=4))
+
+
+def datasets(directory: pathlib.Path, shape: str) -> float:
+    import datasets as hf
+    import torch
+
+    rows = hf.load_dataset("parquet", data_files=str(directory / shape / "0[01].parquet"), split="train", streaming=True)
+    rows = rows.shuffle(seed=1, buffer_size=POOL // 8).with_format("torch")
+    return rate(torch.utils.data.DataLoader(rows, batch_size=BATCH, num_workers=2, prefetch_factor=4))
+
+
+def ready(directory: pathlib.Path, shape: str) -> dict[str, float]:
+    """Percentiles of the time to take a batch that is ready, in microseconds; of one tensor for "vectors"."""
+    from millstream.torch import Loader
+
+    loader, times = Loader(feed(directory, shape, epochs=1, prefetch=8)), []
+    for _ in range(16):
+        iterator = iter(loader)
+        next(iterator)
+        time.sleep(0.5)
+        for _ in range(5):
+            began = time.perf_counter()
+            batch = next(iterator)
+            tensors = list(batch.values())
+            times.append(1e6 * (time.perf_counter() - began))
+            del batch, tensors
+    times.sort()
+    return {"median": statistics.median(times), "p99": times[int(0.99 * len(times))]}
+
+
+def resume(directory: pathlib.Path, shape: str) -> dict[str, float]:
+    from millstream.torch import Loader
+
+    def first(state):
+        began = time.perf_counter()
+        loader = Loader(feed(directory, shape))
+        loader.load_state_dict(state)
+        batch = next(iter(loader))
+        return time.perf_counter() - began, batch
+
+    at_start, _ = first(None)
+    loader = Loader(feed(directory, shape))
+    wanted = int(0.99 * len(loader))
+    state = next(batch.state_dict() for batch in loader if batch.number == wanted)
+    loader.close()
+    resumed, batch = first(state)
+    assert batch.number == wanted + 1
+    return {"start": at_start, "resumed": resumed}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("target/bench/feed"))
+    parser.add_argument("--package", type=pathlib.Path, default=pathlib.Path("target/site"))
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        measure, shape = arguments.one
+        print(json.dumps(globals()[measure](arguments.directory, shape)))
+        return
+    if not (arguments.directory / "vectors").exists():
+        make(arguments.directory, arguments.rows)
+
+    def measure(what: str, shape: str):
+        command = [sys.executable, __file__, "--directory", arguments.directory, "--one", what, shape]
+        environment = {**os.environ, "PYTHONPATH": str(arguments.package.resolve()), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    model = next((line.split(": ")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
+    print(f"{model}, {os.cpu_count()} CPUs; {arguments.rows:,} rows, {arguments.rounds} rounds, medians\n")
+    print("| rows | Millstream, rows/s | DataLoader | datasets |\n|---|---|---|---|")
+    for shape in SHAPES:
+        rates = {what: [] for what in ("millstream", "dataloader", "datasets")}
+        for _ in range(arguments.rounds):
+            for what, of in rates.items():
+                of.append(measure(what, shape))
+        ours, *others = (statistics.median(of) for of in rates.values())
+        cells = " | ".join(f"{other:,.0f} ({ours / other:.1f}x)" for other in others)
+        print(f"| {shape} | {ours:,.0f} | {cells} |", flush=True)
+    print("\n| rows | a ready batch, us: median, p99 | first batch, s: at the start, at 99 % |\n|---|---|---|")
+    for shape in SHAPES:
+        taken = [measure("ready", shape) for _ in range(arguments.rounds)]
+        began = [measure("resume", shape) for _ in range(arguments.rounds)]
+        median = lambda of, key: statistics.median(one[key] for one in of)  # noqa: E731
+        batches = f"{median(taken, 'median'):.0f}, {median(taken, 'p99'):.0f}"
+        firsts = f"{median(began, 'start'):.2f}, {median(began, 'resumed'):.2f}"
+        print(f"| {shape} | {batches} | {firsts} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

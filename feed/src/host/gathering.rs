@@ -1,0 +1,86 @@
+//! The ranks of a run gather until all have attached.
+
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use super::{Host, Member, refuse, session};
+
+/// How often the ranks that wait are checked.
+const CHECK: Duration = Duration::from_millis(50);
+
+/// Gathers the run of `first` with those that arrive at `others`, and runs its session.
+pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
+    let run = first.attach.run.clone();
+    let members = gather(first, &others, host.0.patience);
+    for late in host.close(&run, &others) {
+        host.join(late);
+    }
+    drop(others);
+    if let Some(members) = members {
+        session::run(host, members);
+    }
+}
+
+/// All ranks, in order. `None` if they do not fit together, one is missing after `patience`, or all are gone.
+fn gather(first: Member, others: &Receiver<Member>, patience: Duration) -> Option<Vec<Member>> {
+    let (began, world) = (Instant::now(), first.attach.world);
+    let mut members = vec![first];
+    while members.len() < world as usize {
+        let member = others.recv_timeout(CHECK).ok();
+        members.retain(|member| !member.is_gone());
+        if let Some(member) = member {
+            if let Err(message) = fits(&members, &member) {
+                members.push(member);
+                members.iter().for_each(|member| refuse(&member.socket, &message));
+                return None;
+            }
+            members.push(member);
+        }
+        if members.is_empty() {
+            return None;
+        }
+        if began.elapsed() > patience {
+            let message = missing(&members, world, patience);
+            members.iter().for_each(|member| refuse(&member.socket, &message));
+            return None;
+        }
+    }
+    members.sort_by_key(Member::rank);
+    Some(members)
+}
+
+/// Checks that `member` asks for the same feed as the others.
+fn fits(members: &[Member], member: &Member) -> Result<(), String> {
+    let Some(first) = members.first() else { return Ok(()) };
+    let (one, other) = (&first.attach, &member.attach);
+    let (rank, of_first) = (other.rank, one.rank);
+    if one.world != other.world {
+        return Err(format!("rank {rank} is of {} ranks, rank {of_first} of {}", other.world, one.world));
+    }
+    if members.iter().any(|present| present.rank() == rank) {
+        return Err(format!(
+            "two processes are rank {rank} of run `{}`; give each program another `run`",
+            one.run
+        ));
+    }
+    if one.feed != other.feed {
+        let lines = one.feed.lines().zip(other.feed.lines()).find(|(one, other)| one != other);
+        let differ = lines.map_or_else(
+            || "one has more lines".to_owned(),
+            |(one, other)| format!("`{other}` instead of `{one}`"),
+        );
+        return Err(format!("rank {rank} asks for another feed than rank {of_first}: {differ}"));
+    }
+    if one.state != other.state {
+        return Err(format!("rank {rank} resumes from another state than rank {of_first}"));
+    }
+    Ok(())
+}
+
+fn missing(members: &[Member], world: u32, patience: Duration) -> String {
+    let missing = (0..world).filter(|&rank| members.iter().all(|member| member.rank() != rank));
+    let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
+    let ranks = if missing.len() == 1 { "rank" } else { "ranks" };
+    let list = missing.join(", ");
+    format!("{ranks} {list} of {world} did not attach within {} s of the first one", patience.as_secs())
+}

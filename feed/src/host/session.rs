@@ -1,0 +1,291 @@
+//! A session: the ranks of a run, from the opening of their feed to its end.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use millstream_batch::{HandOff, RingError, messages};
+use millstream_pipeline::Error as DataError;
+use millstream_pipeline::ingest::{IngestControl, IngestHandle};
+
+use super::{Host, Member};
+use crate::Error;
+use crate::death;
+use crate::opened::OpenedFeed;
+use crate::protocol::{FromHost, ToHost};
+use crate::spec::FeedSpec;
+
+/// How many times as long as for each other at the start ranks wait for each other before an evaluation: their steps may
+/// take longer, and one may write a checkpoint.
+const EVALUATION_PATIENCE: u32 = 10;
+
+/// How often it is checked whether ingest has ended.
+const CHECK: Duration = Duration::from_millis(50);
+
+/// Runs the session of all `members`, which are in the order of their ranks.
+pub(super) fn run(host: &Host, members: Vec<Member>) {
+    let mut session = Session { members: members.into_iter().map(Seat::of).collect() };
+    match session.run(host) {
+        Ok(()) => {}
+        Err(End::Failed(error)) => session.tell(&FromHost::Failed { message: error.to_string() }),
+        Err(End::Lost { rank, why }) => session.tell(&FromHost::Lost { rank, why: why.to_owned() }),
+    }
+}
+
+struct Session {
+    /// By rank.
+    members: Vec<Seat>,
+}
+
+/// The place of a rank in a session.
+struct Seat {
+    /// `None` once the rank has left.
+    member: Option<Member>,
+    /// The evaluation that it waits for.
+    evaluation: Option<Request>,
+    /// Whether it has taken the last batch, and may leave.
+    is_finished: bool,
+}
+
+/// A rank's request for an evaluation.
+struct Request {
+    name: String,
+    number: u32,
+    since: Instant,
+}
+
+/// An evaluation, with the number of each rank's request.
+struct Evaluating {
+    feeding: Feeding,
+    numbers: Vec<u32>,
+}
+
+/// Why a session ends early.
+enum End {
+    Failed(Error),
+    Lost { rank: u32, why: &'static str },
+}
+
+impl<E: Into<Error>> From<E> for End {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Ingest, and the thread that waits for its end.
+struct Feeding {
+    control: IngestControl,
+    end: Receiver<Result<(), DataError>>,
+    thread: JoinHandle<()>,
+}
+
+impl Session {
+    fn run(&mut self, host: &Host) -> Result<(), End> {
+        let Some(first) = self.present().next() else { return Ok(()) };
+        let (spec, state) =
+            (FeedSpec::parse(&first.attach.feed, "feed".as_ref())?, first.attach.state.clone());
+        let ranks = self.members.len() as u32;
+        let opened = OpenedFeed::open(spec, ranks, state.as_ref(), (&host.0.stores, &host.0.runtime))?;
+        let (ingest, hand_offs) = opened.start()?;
+        let training = Feeding::of(ingest)?;
+        let ended = self
+            .hand_over(|_| FromHost::Attached(opened.attached()), hand_offs)
+            .and_then(|()| self.attend(&opened, &training, EVALUATION_PATIENCE * host.0.patience));
+        training.stop();
+        ended
+    }
+
+    /// Waits until all ranks have left, and does what they ask for.
+    fn attend(&mut self, opened: &OpenedFeed, training: &Feeding, patience: Duration) -> Result<(), End> {
+        let mut evaluation: Option<Evaluating> = None;
+        let ended = loop {
+            match self.step(opened, training, &mut evaluation, patience) {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(end) => break Err(end),
+            }
+        };
+        if let Some(evaluation) = evaluation {
+            evaluation.feeding.stop();
+        }
+        ended
+    }
+
+    /// Returns whether ranks are left.
+    fn step(
+        &mut self,
+        opened: &OpenedFeed,
+        training: &Feeding,
+        evaluation: &mut Option<Evaluating>,
+        patience: Duration,
+    ) -> Result<bool, End> {
+        death::wait(self.present().map(|member| (&member.socket, &member.process)), CHECK)?;
+        self.listen()?;
+        training.check()?;
+        if let Some(running) = evaluation.take_if(|running| running.feeding.has_ended()) {
+            if let Err(error) = running.feeding.check() {
+                self.fail_evaluation(&running.numbers, &error.into());
+            }
+            running.feeding.stop();
+        }
+        if let Some(name) = self.wanted_evaluation(patience)? {
+            if let Some(earlier) = evaluation.take() {
+                earlier.feeding.stop();
+            }
+            *evaluation = self.evaluate(&name, opened)?;
+        }
+        Ok(self.present().next().is_some())
+    }
+
+    /// Begins the evaluation that all ranks ask for; sends them the reason if it cannot.
+    fn evaluate(&mut self, name: &str, opened: &OpenedFeed) -> Result<Option<Evaluating>, End> {
+        let numbers =
+            self.members.iter_mut().map(|seat| seat.evaluation.take().map_or(0, |asked| asked.number));
+        let numbers: Vec<u32> = numbers.collect();
+        let started = opened
+            .start_evaluation(name)
+            .and_then(|(ingest, hand_offs)| Ok((Feeding::of(ingest)?, hand_offs)));
+        let (feeding, hand_offs) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                self.fail_evaluation(&numbers, &error);
+                return Ok(None);
+            }
+        };
+        let schema = opened.attached().schema;
+        let message = |rank: usize| FromHost::EvalRing { number: numbers[rank], schema: schema.clone() };
+        match self.hand_over(message, hand_offs) {
+            Ok(()) => Ok(Some(Evaluating { feeding, numbers })),
+            Err(end) => {
+                feeding.stop();
+                Err(end)
+            }
+        }
+    }
+
+    fn fail_evaluation(&self, numbers: &[u32], error: &Error) {
+        for (seat, &number) in self.members.iter().zip(numbers) {
+            let message = FromHost::EvalFailed { number, message: error.to_string() };
+            // It may have left meanwhile.
+            let _ = seat.member.as_ref().map(|member| member.send(&message));
+        }
+    }
+
+    /// Reads what the ranks have sent, and notices which have left.
+    fn listen(&mut self) -> Result<(), End> {
+        for (rank, seat) in self.members.iter_mut().enumerate() {
+            let Some(member) = &seat.member else { continue };
+            let mut why = None;
+            while why.is_none() && death::wait_for(&member.socket, Duration::ZERO)? {
+                match messages::receive(&mut &member.socket) {
+                    Ok(Some(ToHost::Evaluate { name, number })) => {
+                        seat.evaluation = Some(Request { name, number, since: Instant::now() });
+                    }
+                    Ok(Some(ToHost::Finished)) => seat.is_finished = true,
+                    Ok(None) => why = Some("it has closed its feed"),
+                    Err(_) => why = Some("it has broken the connection"),
+                }
+            }
+            if member.process.has_ended() {
+                why = Some("its process has ended");
+            }
+            let Some(why) = why else { continue };
+            seat.member = None;
+            if !seat.is_finished {
+                return Err(End::Lost { rank: rank as u32, why });
+            }
+        }
+        Ok(())
+    }
+
+    /// The evaluation that all ranks ask for.
+    fn wanted_evaluation(&self, patience: Duration) -> Result<Option<String>, End> {
+        let mut asked =
+            (0_u32..).zip(&self.members).filter_map(|(rank, seat)| Some((rank, seat.evaluation.as_ref()?)));
+        let Some((first, Request { name, since, .. })) = asked.next() else { return Ok(None) };
+        if let Some((rank, other)) = asked.find(|(_, other)| other.name != *name) {
+            let other = &other.name;
+            let message = format!(
+                "rank {first} evaluates `{name}`, and rank {rank} `{other}`; all must evaluate the same"
+            );
+            return Err(Error::Failed(message).into());
+        }
+        let missing = (0_u32..).zip(&self.members).find(|(_, seat)| seat.evaluation.is_none());
+        let Some((rank, seat)) = missing else { return Ok(Some(name.clone())) };
+        if seat.member.is_none() {
+            return Err(End::Lost { rank, why: "it has left, and the others evaluate" });
+        }
+        if since.elapsed() > patience {
+            let message = format!(
+                "rank {rank} does not evaluate `{name}` though rank {first} has waited for that for {} s; all ranks must",
+                patience.as_secs()
+            );
+            return Err(Error::Failed(message).into());
+        }
+        Ok(None)
+    }
+
+    /// Sends each rank its message and its ring.
+    fn hand_over(&self, message: impl Fn(usize) -> FromHost, hand_offs: Vec<HandOff>) -> Result<(), End> {
+        for (rank, (seat, hand_off)) in self.members.iter().zip(hand_offs).enumerate() {
+            let sent = seat.member.as_ref().is_some_and(|member| {
+                member.send(&message(rank)).is_ok() && hand_off.send(&member.socket).is_ok()
+            });
+            if !sent {
+                return Err(End::Lost { rank: rank as u32, why: "it left while the feed was opened" });
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranks that are left.
+    fn present(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter_map(|seat| seat.member.as_ref())
+    }
+
+    /// Sends the ranks that are left the reason why the session ends.
+    fn tell(&self, message: &FromHost) {
+        for member in self.present() {
+            // It may have left meanwhile.
+            let _ = member.send(message);
+        }
+    }
+}
+
+impl Seat {
+    fn of(member: Member) -> Self {
+        Self { member: Some(member), evaluation: None, is_finished: false }
+    }
+}
+
+impl Feeding {
+    fn of(ingest: IngestHandle) -> Result<Self, Error> {
+        let control = ingest.control();
+        let (sender, end) = channel();
+        let wait = move || drop(sender.send(ingest.join().map(drop)));
+        let thread = thread::Builder::new().name("feed-ingest".to_owned()).spawn(wait)?;
+        Ok(Self { control, end, thread })
+    }
+
+    fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Returns the error that has ended ingest. That a rank has left is none: its socket shows it.
+    fn check(&self) -> Result<(), DataError> {
+        match self.end.try_recv() {
+            Ok(Err(DataError::Cancelled | DataError::Ring(RingError::PeerGone | RingError::Interrupted))) => {
+                Ok(())
+            }
+            Ok(ended) => ended,
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Ends it. No batch follows.
+    fn stop(self) {
+        self.control.cancel();
+        // It never panics: ingest returns panics as errors.
+        let _ = self.thread.join();
+    }
+}

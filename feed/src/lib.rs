@@ -1,0 +1,35 @@
+//! Feeds: batches for the trainers of other programs.
+//!
+//! A *feed* is data, its order and the typed columns of its batches ([`spec`]), without a model. A *host* ([`host`]) reads
+//! it for the ranks of one program: the processes that train one model together on this machine. Each rank attaches over
+//! a Unix socket ([`client`]) and receives a ring ([`millstream_batch::ring`]) with its part of every batch. So the data
+//! is fetched and decoded once, and batches are not copied on their way.
+//!
+//! ```text
+//! rank                                         host
+//!   Attach: feed, run, rank, world, state --->   waits until all ranks of the run have attached
+//!         <-------------------------------       Attached, the ring's descriptors
+//!   ring   ================================      batches
+//!         <-------------------------------       Failed or Lost, if the feed ends early
+//! ```
+//!
+//! [`protocol`] defines the messages. A rank that dies ends the feed of all ranks of its run, because they wait for each
+//! other anyway; when they are restarted, they attach again with the [`state`] of the batch that each had trained last.
+//!
+//! Nothing has a name: memory, rings and sockets end with the processes that hold them.
+
+#![forbid(unsafe_code)]
+
+pub mod client;
+mod death;
+mod error;
+pub mod host;
+pub mod opened;
+pub mod protocol;
+pub mod spec;
+pub mod state;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::Error;

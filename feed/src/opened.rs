@@ -1,0 +1,167 @@
+//! Opening a feed: its files are listed and frozen, and ingest is planned.
+
+use std::sync::Arc;
+
+use millstream_batch::{BatchSchema, HandOff};
+use millstream_io::storage::{Object, Stores};
+use millstream_pipeline::dataset::{Absent, Dataset, rows_of};
+use millstream_pipeline::ingest::{self, DatasetSource, IngestHandle, IngestPlan};
+use millstream_pipeline::order::Position;
+use millstream_pipeline::spec::{DataSpec, Purpose};
+use millstream_pipeline::transform::Transform;
+use tokio::runtime::Handle;
+
+use crate::Error;
+use crate::protocol::Attached;
+use crate::spec::FeedSpec;
+use crate::state::{FeedState, Files};
+
+/// Ring slots of an evaluation: one is filled while a program takes another, and still has the one before.
+const EVAL_SLOTS: u32 = 3;
+
+/// The share of the memory budget that an evaluation may use, in addition: one in this many bytes.
+const EVAL_SHARE: u64 = 8;
+
+/// An open feed.
+pub struct OpenedFeed {
+    spec: FeedSpec,
+    stores: Stores,
+    runtime: Handle,
+    transform: Arc<Transform>,
+    plan: IngestPlan,
+    position: Position,
+    files: Files,
+    rows: Option<u64>,
+}
+
+impl OpenedFeed {
+    /// Opens the feed for `ranks` ranks, at `state` or the start. Blocks, so it must not be called from async code.
+    ///
+    /// # Errors
+    /// The data is absent, does not match the feed, or does not fit its memory budget; the state is of another feed.
+    pub fn open(
+        spec: FeedSpec,
+        ranks: u32,
+        state: Option<&FeedState>,
+        (stores, runtime): (&Stores, &Handle),
+    ) -> Result<Self, Error> {
+        check_ranks(spec.data.batch_size, ranks)?;
+        let stores = stores.for_job(&spec.storage);
+        let transform = Arc::new(Transform::of_columns(&spec.columns, &spec.data.missing)?);
+        let source = Source { spec: &spec, stores: &stores, runtime, transform: &transform };
+        let (dataset, files) = source.dataset(&spec.data.train, Purpose::Training, state)?;
+        let rows = dataset.rows();
+        let schema = source.schema();
+        let train = source.chunks(dataset)?;
+        let plan = IngestPlan::feeding(&spec.data, spec.seed, schema, (train, None))?.with_ranks(ranks)?;
+        let position = match state {
+            Some(state) => plan.resume(&state.position()?)?,
+            None => plan.start(),
+        };
+        Ok(Self { stores, runtime: runtime.clone(), transform, plan, position, files, rows, spec })
+    }
+
+    /// Creates the ring of each rank and starts to fill them. Returns the hand-offs in the order of the ranks.
+    ///
+    /// # Errors
+    /// The system refuses memory or threads.
+    pub fn start(&self) -> Result<(IngestHandle, Vec<HandOff>), Error> {
+        let (rings, hand_offs) = self.plan.create_rings()?;
+        Ok((ingest::start(self.plan.clone(), self.position.clone(), rings)?, hand_offs))
+    }
+
+    /// The same for one pass over the held-out data `name`, in its order.
+    ///
+    /// # Errors
+    /// There is no such data, and as for [`OpenedFeed::open`] and [`OpenedFeed::start`].
+    pub fn start_evaluation(&self, name: &str) -> Result<(IngestHandle, Vec<HandOff>), Error> {
+        let Some(patterns) = self.spec.eval.get(name) else {
+            let names: Vec<_> = self.spec.eval.keys().map(|name| format!("`{name}`")).collect();
+            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            return Err(Error::Failed(format!("the feed has no held-out data `{name}`; it has {names}")));
+        };
+        let Self { spec, stores, runtime, transform, .. } = self;
+        let source = Source { spec, stores, runtime, transform };
+        let (dataset, _) = source.dataset(patterns, Purpose::Scoring, None)?;
+        let budget = (spec.data.memory_budget_bytes / EVAL_SHARE).max(self.plan.memory().least_bytes());
+        let data = DataSpec { memory_budget_bytes: budget, prefetch: EVAL_SLOTS, ..spec.data.clone() };
+        let plan = IngestPlan::scoring(&data, source.schema(), source.chunks(dataset)?)?;
+        let plan = plan.with_ranks(self.plan.ranks())?;
+        let (rings, hand_offs) = plan.create_rings()?;
+        Ok((ingest::start(plan.clone(), plan.start(), rings)?, hand_offs))
+    }
+
+    /// What a rank has to know.
+    pub fn attached(&self) -> Attached {
+        let (data, schema) = (&self.spec.data, self.plan.ring_schema().clone());
+        let batch_rows = u64::from(data.batch_size);
+        let batches = |rows: u64| if data.drop_last { rows / batch_rows } else { rows.div_ceil(batch_rows) };
+        Attached {
+            schema,
+            slots: self.plan.slots(),
+            epochs: data.epochs,
+            batches: self.rows.map(batches),
+            files: self.files.clone(),
+        }
+    }
+}
+
+/// Checks that all ranks have equally many rows of a batch.
+fn check_ranks(batch_size: u32, ranks: u32) -> Result<(), Error> {
+    if batch_size.is_multiple_of(ranks) {
+        return Ok(());
+    }
+    let (less, more) = (batch_size / ranks * ranks, batch_size.div_ceil(ranks).saturating_mul(ranks));
+    let advice = if less == 0 { more.to_string() } else { format!("{less} or {more}") };
+    Err(Error::Failed(format!(
+        "data.batch_size: {batch_size} is not a multiple of {ranks} ranks; use {advice}"
+    )))
+}
+
+/// What the data of a feed is read with.
+struct Source<'a> {
+    spec: &'a FeedSpec,
+    stores: &'a Stores,
+    runtime: &'a Handle,
+    transform: &'a Arc<Transform>,
+}
+
+impl Source<'_> {
+    /// The rows of the files that `patterns` match, of those that `state` has frozen.
+    fn dataset(
+        &self,
+        patterns: &[String],
+        purpose: Purpose,
+        state: Option<&FeedState>,
+    ) -> Result<(Arc<Dataset>, Files), Error> {
+        let Self { spec: FeedSpec { data, .. }, stores, runtime, .. } = self;
+        let pinned = runtime.block_on(stores.pin(patterns))?;
+        let named = runtime.block_on(stores.named(&pinned))?;
+        let mut objects: Vec<Object> = runtime.block_on(stores.list(&named.patterns, &data.base))?;
+        let files = match state {
+            Some(state) => {
+                objects = state.files.keep(objects)?;
+                state.files.clone()
+            }
+            None => Files::of(&objects),
+        };
+        let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
+        let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
+        let of_split = named.portion.as_ref().map(rows_of).unwrap_or_default();
+        Ok((Arc::new(dataset.filtered(&of_split).filtered(&data.rows(purpose))), files))
+    }
+
+    /// The dataset as a source of chunks.
+    fn chunks(&self, dataset: Arc<Dataset>) -> Result<Arc<DatasetSource>, Error> {
+        dataset.check(self.transform.projection(), Absent::Rejected, self.runtime)?;
+        let (transform, runtime) = (Arc::clone(self.transform), self.runtime.clone());
+        Ok(Arc::new(DatasetSource::new(dataset, transform, self.spec.data.on_bad_record, runtime)))
+    }
+
+    /// The contents of a global batch.
+    fn schema(&self) -> BatchSchema {
+        let data = &self.spec.data;
+        let position_bytes = u32::try_from(Position::encoded_bytes(data.lanes)).unwrap_or(u32::MAX);
+        self.transform.schema(data.batch_size, position_bytes)
+    }
+}

@@ -1,0 +1,97 @@
+//! The messages between a rank and the host of its feed.
+//!
+//! A connection begins with the eight bytes [`GREETING`]. Then both ends send [`millstream_batch::messages`]; a ring's
+//! hand-off follows [`FromHost::Attached`] and [`FromHost::EvalRing`]. The schema of a ring travels with the message, and the
+//! ring has its fingerprint, so a rank needs to know nothing before.
+
+use millstream_batch::BatchSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::state::{FeedState, Files};
+
+/// The first bytes of a connection.
+pub const GREETING: [u8; 8] = *b"millfeed";
+
+/// The version of the messages. The package of a program and a daemon may have different versions.
+pub const VERSION: u32 = 1;
+
+/// A rank attaches to a feed: the first message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The feed, as self-contained TOML.
+    pub feed: String,
+    /// Names the program whose ranks belong together.
+    pub run: String,
+    /// The number of this rank, from 0.
+    pub rank: u32,
+    /// The number of ranks.
+    pub world: u32,
+    /// Where the feed resumes; the start if absent. All ranks have the same.
+    pub state: Option<FeedState>,
+}
+
+/// From a rank to the host, after [`Attach`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum ToHost {
+    /// One pass over this held-out data. The host waits until all ranks ask for it.
+    Evaluate {
+        /// The name in the feed.
+        name: String,
+        /// How many this rank has asked for, with this one.
+        number: u32,
+    },
+    /// The rank has taken the last batch, and may end.
+    Finished,
+}
+
+/// From the host to a rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum FromHost {
+    /// The feed is open; the ring's hand-off follows.
+    Attached(Attached),
+    /// An evaluation begins; the hand-off of its ring follows.
+    EvalRing {
+        /// The number of the rank's request.
+        number: u32,
+        /// The contents of its batches.
+        schema: BatchSchema,
+    },
+    /// An evaluation cannot begin, or has ended early. Training continues.
+    EvalFailed {
+        /// The number of the rank's request.
+        number: u32,
+        /// Why, with the address of what is wrong.
+        message: String,
+    },
+    /// The feed cannot be opened, or has ended early.
+    Failed {
+        /// Why, with the address of what is wrong.
+        message: String,
+    },
+    /// Another rank is gone.
+    Lost {
+        /// The rank.
+        rank: u32,
+        /// How it ended.
+        why: String,
+    },
+}
+
+/// An open feed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// The contents of the batches of this rank.
+    pub schema: BatchSchema,
+    /// The slots of the ring.
+    pub slots: u32,
+    /// Epochs of the feed.
+    pub epochs: u32,
+    /// Batches of an epoch, if the files tell how many rows they have.
+    pub batches: Option<u64>,
+    /// The files, for states.
+    pub files: Files,
+}

@@ -1,0 +1,87 @@
+"""What a feed reads, and in which order."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _native
+
+
+def tensor(column: str, dtype: str, shape: Sequence[int] = (), *, missing: float | None = None) -> dict[str, Any]:
+    """A column whose rows all have the same shape: an array `[rows, *shape]`.
+
+    A row with another number of values is a bad record, and so is an integer that `dtype` cannot hold. `missing`
+    replaces absent values, which are bad records otherwise.
+    """
+    return {"kind": "tensor", "column": column, "dtype": dtype, "shape": list(shape), "missing": _number(missing)}
+
+
+def ragged(column: str, dtype: str, maximum: int, *, missing: float | None = None) -> dict[str, Any]:
+    """A column with any number of values per row. Rows with more than `maximum` lose those at the end."""
+    return {"kind": "ragged", "column": column, "dtype": dtype, "maximum": maximum, "missing": _number(missing)}
+
+
+def raw(column: str, maximum: int) -> dict[str, Any]:
+    """A column of bytes or text. A row with more than `maximum` bytes is a bad record."""
+    return {"kind": "raw", "column": column, "maximum": maximum}
+
+
+class Feed:
+    """Data, its order, and the columns of its batches. It reads nothing: a loader does.
+
+    `batch_size` counts the rows of all ranks together. Other keyword arguments are keys of `[data]`, as in a job file:
+    `shuffle_rows`, `epochs`, `lanes`, `prefetch`, `filter`, `missing`, `memory_budget`, `on_bad_record` and so on.
+
+    Raises `SpecError` with all problems.
+    """
+
+    def __init__(
+        self,
+        *,
+        train: str | Sequence[str],
+        columns: Mapping[str, Mapping[str, Any]],
+        batch_size: int,
+        eval: Mapping[str, str | Sequence[str]] | None = None,
+        seed: int = 0,
+        storage: Mapping[str, Any] | None = None,
+        **data: Any,
+    ) -> None:
+        data = {"train": train, "batch_size": batch_size, "eval": eval, "base": os.getcwd(), **data}
+        arguments = {"seed": seed, "data": data, "columns": columns, "storage": storage}
+        self._text = _native.resolve(json.dumps(arguments, default=_plain))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Feed:
+        """The feed of a file with the sections `[data]`, `[columns]` and `[storage]`, and `seed`."""
+        feed = cls.__new__(cls)
+        feed._text = _native.parse(pathlib.Path(path).read_text(encoding="utf-8"), os.fspath(path))
+        return feed
+
+    @property
+    def text(self) -> str:
+        """The feed as self-contained TOML."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"<millstream.Feed\n{self._text}>"
+
+
+def _number(value: float | None) -> float | str | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a value: paths and sequences of any kind."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"a feed cannot have a value of type {type(value).__name__}")
+    return list(value)

@@ -1,0 +1,30 @@
+"""Batches as arrays of JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from . import _native, loader
+from ._native import SpecError
+
+
+class Loader(loader.Loader):
+    """As `millstream.Loader`, with arrays of JAX on the CPU: views of shared memory. `jax.device_put` moves them.
+
+    Without `jax_enable_x64`, JAX has no 64-bit types and would narrow them silently, so such columns are refused.
+    """
+
+    def _check_columns(self, columns: list[tuple[str, str, str]]) -> None:
+        wide = [name for name, kind, dtype in columns if kind != "raw" and dtype.endswith("64")]
+        if wide and not jax.config.jax_enable_x64:
+            names = ", ".join(f"`{name}`" for name in wide)
+            self.close()
+            raise SpecError(
+                f"JAX would narrow {names} to 32 bits: ask for 32-bit types, or enable jax_enable_x64"
+            )
+
+    @staticmethod
+    def _array(native: _native.Array) -> Any:
+        return jax.dlpack.from_dlpack(native)

@@ -1,0 +1,282 @@
+"""Iterating over the batches of a feed."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from . import _native, host
+from .feed import Feed
+
+_TAILS = ("partial", "pad", "drop")
+
+# How long a host that is about to end may take to free its address.
+_CONNECT_SECONDS = 30.0
+
+# By program: loaders that one rank makes for itself do not count for the others.
+_numbers: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
+
+
+class Ragged(NamedTuple):
+    """Any number of values per row: row `i` has `values[offsets[i]:offsets[i + 1]]`."""
+
+    offsets: Any
+    values: Any
+
+
+class Batch(Mapping[str, Any]):
+    """The columns of a batch, by name. Arrays are views of shared memory and keep it as long as they exist."""
+
+    def __init__(self, native: _native.Batch, loader: Loader, padded: bool) -> None:
+        self._native = native
+        self._columns = loader._columns
+        self._padded = padded
+        self._array = loader._array
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Any:
+        place, kind = self._columns[name]
+        if kind == "raw":
+            values = self._native.raw(place)
+            return values + [b""] * (self._capacity - len(values))
+        offsets, values = self._native.column(place, self._padded)
+        if offsets is None:
+            return self._array(values)
+        return Ragged(self._array(offsets), self._array(values))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    @property
+    def _capacity(self) -> int:
+        return self._native.capacity if self._padded else self._native.rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of this rank, without padding."""
+        return self._native.rows
+
+    @property
+    def mask(self) -> Any:
+        """Which rows are data: booleans, of which those at the end are false where `tail="pad"` has added rows."""
+        import numpy
+
+        return numpy.arange(self._capacity) < self._native.rows
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return self._native.epoch
+
+    @property
+    def number(self) -> int:
+        """Its number within the epoch, from 0."""
+        return self._native.number
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place in the feed after this batch: for a checkpoint of a model that was trained on it.
+
+        It is the same on all ranks, and consists of strings and numbers.
+        """
+        return json.loads(self._native.position.state())
+
+    def __repr__(self) -> str:
+        return f"<millstream.Batch {self.number} of epoch {self.epoch}: {self.rows} rows of {', '.join(self._columns)}>"
+
+
+class Loader:
+    """Attaches to a feed and iterates over it, one epoch at a time.
+
+    `rank` and `world` are the number of this process and the number of all that train together; they default to the
+    environment variables `RANK` and `WORLD_SIZE`. A batch is dealt evenly to the ranks, which read it from one host
+    process: nothing is fetched or decoded twice.
+
+    `tail` says what becomes of a last batch with fewer rows: "partial" delivers it, "pad" adds empty rows
+    (`Batch.mask`), and "drop" drops it. Several ranks need one of the latter, because all must take equal steps.
+
+    `load_state_dict` resumes after the batch whose `state_dict` it was. A loop that is left by `break` does not end the epoch:
+    the next one continues it. `run` names the program; it is
+    only needed when the ranks of several programs on this machine have the same master address.
+    """
+
+    _batch = Batch
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        rank: int | None = None,
+        world: int | None = None,
+        tail: str | None = None,
+        run: str | None = None,
+    ) -> None:
+        self._rank = int(os.environ.get("RANK", 0)) if rank is None else rank
+        self._world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
+        local = os.environ.get("LOCAL_WORLD_SIZE")
+        if world is None and local is not None and int(local) != self._world:
+            raise ValueError(
+                f"{self._world} ranks, of which {local} are on this machine: feeds serve the ranks of one machine. "
+                "Give each machine its own files, and pass rank=LOCAL_RANK and world=LOCAL_WORLD_SIZE"
+            )
+        if not 0 <= self._rank < self._world:
+            raise ValueError(f"rank {self._rank} of {self._world}: ranks are counted from 0")
+        if tail is None:
+            if self._world > 1:
+                raise ValueError(
+                    f'{self._world} ranks need tail="pad" (then use batch.mask) or tail="drop": '
+                    "a short last batch would give them different numbers of rows"
+                )
+            tail = "partial"
+        if tail not in _TAILS:
+            raise ValueError(f"tail={tail!r}: expected one of {', '.join(map(repr, _TAILS))}")
+        self._tail = tail
+        self._text = _native.with_drop_last(feed.text) if tail == "drop" else feed.text
+        self._program = _program(self._world) if run is None else run
+        self._run = str(next(_numbers[self._program]))
+        self._state: dict[str, Any] | None = None
+        self._client: _native.Client | None = None
+        self._columns: dict[str, tuple[int, str]] = {}
+        self._pending: _native.Batch | None = None
+        self._last: _native.Position | None = None
+        self._process = os.getpid()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of an epoch, or what is left of it. There are none after the last epoch."""
+        client = self._attached()
+        epoch = None
+        while True:
+            native = self._pending or client.next()
+            self._pending = None
+            if native is None:
+                return
+            # Where short batches are dropped, only the next epoch shows that this one has ended.
+            if epoch is not None and native.epoch != epoch:
+                self._pending = native
+                return
+            epoch, last = native.epoch, native.last
+            self._last = native.position
+            batch = self._batch(native, self, self._tail == "pad")
+            del native
+            yield batch
+            # Its memory is free once the program drops it, too.
+            del batch
+            if last:
+                return
+
+    def __len__(self) -> int:
+        """Batches of an epoch, where the files tell how many rows they have."""
+        batches = self._attached().batches
+        if batches is None:
+            raise TypeError("the number of batches is not known: the files do not tell how many rows there are")
+        return batches
+
+    def evaluate(self, name: str) -> Iterator[Batch]:
+        """One pass over the held-out data `name`, in its order, by all ranks together. Training continues where it was.
+
+        A short last batch is padded unless `tail` is "partial".
+        """
+        evaluation = self._attached().evaluate(name)
+        while (native := evaluation.next()) is not None:
+            batch = self._batch(native, self, self._tail != "partial")
+            del native
+            yield batch
+            del batch
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """That of the batch handed out last. What prefetches should save `Batch.state_dict` instead."""
+        if self._last is None:
+            return self._state
+        return json.loads(self._last.state())
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Resumes after the batch with this state; begins if there is none."""
+        self.close()
+        self._state = None if state is None else dict(state)
+
+    def close(self) -> None:
+        """Leaves the feed. Batches stay valid, and iterating continues after the one handed out last."""
+        if self._last is not None:
+            self._state = self.state_dict()
+        if self._client is not None:
+            self._client.close()
+        self._client = self._pending = self._last = None
+
+    @property
+    def epochs(self) -> range:
+        """The numbers of the epochs that are left, with the one that it is in. Waits for the next batch."""
+        client = self._attached()
+        if self._pending is None:
+            self._pending = client.next()
+        first = client.epochs if self._pending is None else self._pending.epoch
+        return range(first, client.epochs)
+
+    def _attached(self) -> _native.Client:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this loader belongs to the process that made it: a child would take its batches. "
+                "Use it there, and set num_workers=0; it reads ahead by itself"
+            )
+        if self._client is None:
+            self._client = self._attach()
+            columns = enumerate(self._client.columns)
+            self._columns = {name: (place, kind) for place, (name, kind, _) in columns}
+            self._check_columns(self._client.columns)
+        return self._client
+
+    def _attach(self) -> _native.Client:
+        state = None if self._state is None else json.dumps(self._state)
+        deadline = time.monotonic() + _CONNECT_SECONDS
+        while True:
+            process = host.start(self._program)
+            try:
+                return _native.Client.attach(self._program, self._text, self._run, self._rank, self._world, state)
+            except ConnectionError:
+                # A host that ends just now.
+                host.check(process)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _check_columns(self, columns: list[tuple[str, str, str]]) -> None:
+        """Refuses columns that the arrays of an adapter cannot hold."""
+
+    @staticmethod
+    def _array(native: _native.Array) -> Any:
+        import numpy
+
+        array = numpy.asarray(native)
+        if native.dtype == "bfloat16":
+            import ml_dtypes
+
+            array = array.view(ml_dtypes.bfloat16)
+        return array
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "a loader cannot be sent to another process: pass the Feed and make the loader there, "
+            "or set num_workers=0; it reads ahead by itself"
+        )
+
+
+def _program(world: int) -> str:
+    """Names the program whose ranks belong together."""
+    if world == 1:
+        return f"process {os.getpid()}"
+    for names in (["TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"], ["MASTER_ADDR", "MASTER_PORT"]):
+        values = [os.environ.get(name) for name in names]
+        if all(values):
+            return " ".join(map(str, values))
+    return f"children of {os.getppid()}"

@@ -1,0 +1,327 @@
+//! A rank that is attached to a feed.
+
+use std::io;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+use millstream_batch::messages::MessageError;
+use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype, Stream};
+use millstream_feed::Error;
+use millstream_feed::client::{Attaching, Evaluation as FeedEvaluation, FeedClient, Next};
+use millstream_feed::protocol::{Attach, VERSION};
+use millstream_feed::state::{FeedState, Files};
+use pyo3::exceptions::{PyConnectionResetError, PyIndexError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::array::Array;
+use crate::errors::exception;
+use crate::held::Held;
+use crate::host::address;
+
+/// How long Python waits without looking for signals, such as Ctrl-C.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// A rank that is attached to a feed.
+#[pyclass(module = "millstream._native")]
+pub(crate) struct Client {
+    /// `None` once it is closed.
+    feed: Option<FeedClient>,
+    files: Arc<Files>,
+    slots: Slots,
+    /// A batch that arrived together with a signal.
+    pending: Option<Batch>,
+}
+
+/// One pass over held-out data.
+#[pyclass(module = "millstream._native")]
+pub(crate) struct Evaluation {
+    feed: FeedEvaluation,
+    files: Arc<Files>,
+    slots: Slots,
+    pending: Option<Batch>,
+}
+
+/// The slots of a ring, and how many of them this process holds.
+#[derive(Clone)]
+struct Slots {
+    count: usize,
+    held: Arc<AtomicUsize>,
+}
+
+/// A batch. It holds its memory, as does every array of it.
+#[pyclass(frozen, module = "millstream._native")]
+pub(crate) struct Batch {
+    held: Arc<Held>,
+    files: Arc<Files>,
+}
+
+/// A place in a feed.
+#[pyclass(frozen, module = "millstream._native")]
+pub(crate) struct Position {
+    encoded: Vec<u8>,
+    files: Arc<Files>,
+}
+
+#[pymethods]
+impl Client {
+    /// Connects to the host of `program` and attaches to `feed`, when all ranks do. `run` is the number of the feed. `state` is
+    /// JSON.
+    #[staticmethod]
+    fn attach(
+        py: Python<'_>,
+        program: &str,
+        feed: String,
+        run: String,
+        rank: u32,
+        world: u32,
+        state: Option<&str>,
+    ) -> PyResult<Self> {
+        let state: Option<FeedState> = state
+            .map(serde_json::from_str)
+            .transpose()
+            .map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))?;
+        let address = address(program)?;
+        let attach = Attach { version: VERSION, feed, run, rank, world, state };
+        let mut attaching = py.detach(|| connect(&address, &attach)).map_err(not_attached)?;
+        loop {
+            match py.detach(|| attaching.wait(SIGNAL_CHECK)).map_err(not_attached)? {
+                Ok(feed) => {
+                    let attached = feed.attached();
+                    let slots = Slots { count: attached.slots as usize, held: Arc::default() };
+                    let files = Arc::new(attached.files.clone());
+                    return Ok(Self { feed: Some(feed), files, slots, pending: None });
+                }
+                Err(waiting) => attaching = waiting,
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// The next batch; `None` after the last one.
+    fn next(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let Self { feed, files, slots, pending } = self;
+        let feed = feed.as_mut().ok_or_else(closed)?;
+        next(py, &mut |limit| feed.next(limit), pending, (files, slots))
+    }
+
+    /// Begins a pass over the held-out data `name`, when all ranks do.
+    fn evaluate(&mut self, py: Python<'_>, name: &str) -> PyResult<Evaluation> {
+        let feed = self.feed.as_mut().ok_or_else(closed)?;
+        py.detach(|| feed.request_evaluation(name)).map_err(exception)?;
+        loop {
+            let begun = py.detach(|| feed.wait_for_evaluation(SIGNAL_CHECK)).map_err(exception)?;
+            if let Some(feed) = begun {
+                let slots = Slots { count: feed.slots(), held: Arc::default() };
+                return Ok(Evaluation { feed, files: Arc::clone(&self.files), slots, pending: None });
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Leaves the feed. Batches stay valid.
+    fn close(&mut self) {
+        self.feed = None;
+    }
+
+    /// Epochs of the feed.
+    #[getter]
+    fn epochs(&self) -> PyResult<u32> {
+        Ok(self.feed.as_ref().ok_or_else(closed)?.attached().epochs)
+    }
+
+    /// Batches of an epoch, if the files tell how many rows they have.
+    #[getter]
+    fn batches(&self) -> PyResult<Option<u64>> {
+        Ok(self.feed.as_ref().ok_or_else(closed)?.attached().batches)
+    }
+
+    /// The columns of a batch: name, kind (`tensor`, `ragged` or `raw`) and type of values.
+    #[getter]
+    fn columns(&self) -> PyResult<Vec<(String, &'static str, &'static str)>> {
+        let column = |Column { name, kind }: &Column| {
+            let dtype = kind.dtype().name();
+            let kind = match kind {
+                ColumnKind::Fixed { .. } => "tensor",
+                ColumnKind::Ragged { .. } => "ragged",
+                ColumnKind::Raw { .. } => "raw",
+            };
+            (name.clone(), kind, dtype)
+        };
+        Ok(self.feed.as_ref().ok_or_else(closed)?.attached().schema.columns.iter().map(column).collect())
+    }
+}
+
+#[pymethods]
+impl Evaluation {
+    /// The next batch; `None` after the last one.
+    fn next(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let Self { feed, files, slots, pending } = self;
+        next(py, &mut |limit| feed.next(limit), pending, (files, slots))
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// The epoch, from 0.
+    #[getter]
+    fn epoch(&self) -> u32 {
+        self.held.batch().header().epoch
+    }
+
+    /// Its number within the epoch, from 0.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.held.batch().header().batch
+    }
+
+    /// Rows of this rank.
+    #[getter]
+    fn rows(&self) -> u32 {
+        self.held.batch().header().rows
+    }
+
+    /// Rows of all ranks.
+    #[getter]
+    fn global_rows(&self) -> u32 {
+        self.held.batch().header().global_rows
+    }
+
+    /// The most rows that a batch of this rank has.
+    #[getter]
+    fn capacity(&self) -> u32 {
+        self.schema().rows
+    }
+
+    /// Whether it is the last batch of its epoch.
+    #[getter]
+    fn last(&self) -> bool {
+        self.held.batch().header().last
+    }
+
+    /// Whether it is a batch of held-out data.
+    #[getter]
+    fn is_evaluation(&self) -> bool {
+        self.held.batch().header().stream == Stream::Eval
+    }
+
+    /// Whether it was copied out of the ring, because the program holds all other slots.
+    #[getter]
+    fn is_copy(&self) -> bool {
+        self.held.is_copy()
+    }
+
+    /// The values of a tensor `[rows, shape..]`, or offsets `[rows + 1]` and values. With `padded`, `rows` is the most
+    /// that a batch has: further rows are zeros, or have no values.
+    fn column(&self, place: usize, padded: bool) -> PyResult<(Option<Array>, Array)> {
+        let Some(Column { kind, .. }) = self.schema().columns.get(place) else {
+            return Err(PyIndexError::new_err(format!("no column {place}")));
+        };
+        let (batch, dtype) = (self.held.batch(), kind.dtype());
+        let rows = if padded { self.schema().rows as usize } else { batch.rows() };
+        let column = batch.column(place);
+        let Some(offsets) = column.offsets else {
+            let mut shape = vec![rows as i64];
+            if let ColumnKind::Fixed { shape: of_row, .. } = kind {
+                shape.extend(of_row.iter().map(|&size| i64::from(size)));
+            }
+            let bytes = &column.values[..shape.iter().product::<i64>() as usize * dtype.bytes()];
+            return Ok((None, Array::new(&self.held, bytes, dtype, shape)));
+        };
+        let offsets = &offsets[..=rows];
+        // Whatever the memory holds, the values lie within their section.
+        let end = (offsets[rows] as usize).min(column.values.len() / dtype.bytes());
+        let values = Array::new(&self.held, &column.values[..end * dtype.bytes()], dtype, vec![end as i64]);
+        // No column has more values than an i32 counts, and libraries cannot compute with unsigned ones.
+        let offsets = Array::new(&self.held, offsets, Dtype::Int32, vec![offsets.len() as i64]);
+        Ok((Some(offsets), values))
+    }
+
+    /// The values of a raw column, one per row.
+    fn raw<'py>(&self, py: Python<'py>, place: usize) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        if !matches!(self.schema().columns.get(place), Some(Column { kind: ColumnKind::Raw { .. }, .. })) {
+            return Err(PyIndexError::new_err(format!("no raw column {place}")));
+        }
+        let (batch, column) = (self.held.batch(), self.held.batch().column(place));
+        let offsets = &column.offsets.unwrap_or_default()[..=batch.rows()];
+        let value = |pair: &[u32]| column.values.get(pair[0] as usize..pair[1] as usize).unwrap_or_default();
+        Ok(offsets.windows(2).map(|pair| PyBytes::new(py, value(pair))).collect())
+    }
+
+    /// The place after this batch. It does not hold the batch.
+    #[getter]
+    fn position(&self) -> Position {
+        Position { encoded: self.held.batch().position().to_vec(), files: Arc::clone(&self.files) }
+    }
+}
+
+#[pymethods]
+impl Position {
+    /// The state of the feed, as JSON.
+    fn state(&self) -> PyResult<String> {
+        let state = FeedState::new(&self.encoded, &self.files);
+        serde_json::to_string(&state).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+}
+
+impl Batch {
+    fn schema(&self) -> &BatchSchema {
+        self.held.batch().layout().schema()
+    }
+}
+
+/// Waits for a batch. Other threads of Python run meanwhile, and Ctrl-C ends the wait.
+fn next(
+    py: Python<'_>,
+    wait: &mut (dyn FnMut(Duration) -> Result<Next, Error> + Send),
+    pending: &mut Option<Batch>,
+    (files, slots): (&Arc<Files>, &Slots),
+) -> PyResult<Option<Batch>> {
+    if let Some(batch) = pending.take() {
+        return Ok(Some(batch));
+    }
+    // One that is ready is taken without a switch of threads.
+    let mut next = wait(Duration::ZERO).map_err(exception)?;
+    loop {
+        match next {
+            Next::Batch(lease) => {
+                let held = Arc::new(Held::new(lease, slots.count, &slots.held));
+                *pending = Some(Batch { held, files: Arc::clone(files) });
+                // An exception must not lose the batch.
+                py.check_signals()?;
+                return Ok(pending.take());
+            }
+            Next::End => return Ok(None),
+            Next::NotYet => py.check_signals()?,
+        }
+        next = py.detach(|| wait(SIGNAL_CHECK)).map_err(exception)?;
+    }
+}
+
+/// Connects to the host at `address`, which must be a process of this user, and asks it for a feed.
+fn connect(address: &SocketAddr, attach: &Attach) -> Result<Attaching, Error> {
+    let socket = UnixStream::connect_addr(address)?;
+    let owner = rustix::net::sockopt::socket_peercred(&socket).map_err(io::Error::from)?.uid;
+    if owner != rustix::process::getuid() {
+        let message = format!("the address of this program's host belongs to user {}", owner.as_raw());
+        return Err(Error::Failed(message));
+    }
+    Attaching::start(socket, attach)
+}
+
+/// The exception for an error while a rank attaches. A host that ends just then is one of the connection, which can be tried
+/// again.
+fn not_attached(error: Error) -> PyErr {
+    match error {
+        Error::HostGone | Error::System(_) | Error::Message(MessageError::Io(_)) => {
+            PyConnectionResetError::new_err(error.to_string())
+        }
+        error => exception(error),
+    }
+}
+
+fn closed() -> PyErr {
+    PyRuntimeError::new_err("the feed is closed")
+}
