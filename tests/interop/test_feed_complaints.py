@@ -145,8 +145,10 @@ def test_memory_is_flat_over_ten_epochs(tmp_path):
 
 
 PROGRAM = """
-import os, sys, time
+import os, signal, sys, time
 import millstream as ms
+# Where the tests run in the background, it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 feed = ms.Feed(train=sys.argv[1], columns={"values": ms.tensor("values", "float32", [1024])}, batch_size=4096,
                shuffle_rows=4096, lanes=4, epochs=1000, memory_budget="1GiB")
 loader = ms.Loader(feed, run=sys.argv[2])

@@ -374,7 +374,9 @@ def test_killed_ranks_go_on_after_their_checkpoint_with_another_number_of_ranks(
 
 def test_ctrl_c_ends_a_wait_for_other_ranks(data, tmp_path):
     code = (
-        "import sys, millstream as ms\n"
+        "import signal, sys, millstream as ms\n"
+        # Where the tests run in the background, it is ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "feed = ms.Feed(train=sys.argv[1], columns={'number': ms.tensor('number', 'int64')}, batch_size=10)\n"
         "loader = ms.Loader(feed, rank=0, world=2, tail='pad', run=sys.argv[2])\n"
         "print('waits', flush=True)\n"
