@@ -90,7 +90,7 @@ pub struct Attached {
     pub slots: u32,
     /// Epochs of the feed.
     pub epochs: u32,
-    /// Batches of an epoch, if the files tell how many rows they have.
+    /// Batches of an epoch, if the files have the number of their rows.
     pub batches: Option<u64>,
     /// The files, for states.
     pub files: Files,

@@ -108,8 +108,8 @@ class Loader:
     (`Batch.mask`), and "drop" drops it. Several ranks need one of the latter, because all must take equal steps.
 
     `load_state_dict` resumes after the batch whose `state_dict` it was. A loop that is left by `break` does not end the epoch:
-    the next one continues it. `run` names the program; it is
-    only needed when the ranks of several programs on this machine have the same master address.
+    the next one continues it. `run` names the program; it is only needed when the ranks of several programs on this machine
+    have the same master address.
     """
 
     _batch = Batch
@@ -177,10 +177,10 @@ class Loader:
                 return
 
     def __len__(self) -> int:
-        """Batches of an epoch, where the files tell how many rows they have."""
+        """Batches of an epoch, where the files have the number of their rows, as Parquet without `filter`."""
         batches = self._attached().batches
         if batches is None:
-            raise TypeError("the number of batches is not known: the files do not tell how many rows there are")
+            raise TypeError("the number of batches is not known: the files do not have the number of their rows")
         return batches
 
     def evaluate(self, name: str) -> Iterator[Batch]:

@@ -132,7 +132,7 @@ impl Client {
         Ok(self.feed.as_ref().ok_or_else(closed)?.attached().epochs)
     }
 
-    /// Batches of an epoch, if the files tell how many rows they have.
+    /// Batches of an epoch, if the files have the number of their rows.
     #[getter]
     fn batches(&self) -> PyResult<Option<u64>> {
         Ok(self.feed.as_ref().ok_or_else(closed)?.attached().batches)

@@ -27,8 +27,8 @@ pub(super) fn run(host: &Host, members: Vec<Member>) {
     let mut session = Session { members: members.into_iter().map(Seat::of).collect() };
     match session.run(host) {
         Ok(()) => {}
-        Err(End::Failed(error)) => session.tell(&FromHost::Failed { message: error.to_string() }),
-        Err(End::Lost { rank, why }) => session.tell(&FromHost::Lost { rank, why: why.to_owned() }),
+        Err(End::Failed(error)) => session.send_all(&FromHost::Failed { message: error.to_string() }),
+        Err(End::Lost { rank, why }) => session.send_all(&FromHost::Lost { rank, why: why.to_owned() }),
     }
 }
 
@@ -244,7 +244,7 @@ impl Session {
     }
 
     /// Sends the ranks that are left the reason why the session ends.
-    fn tell(&self, message: &FromHost) {
+    fn send_all(&self, message: &FromHost) {
         for member in self.present() {
             // It may have left meanwhile.
             let _ = member.send(message);
