@@ -25,10 +25,8 @@ const CHECK: Duration = Duration::from_millis(50);
 /// Runs the session of all `members`, which are in the order of their ranks.
 pub(super) fn run(host: &Host, members: Vec<Member>) {
     let mut session = Session { members: members.into_iter().map(Seat::of).collect() };
-    match session.run(host) {
-        Ok(()) => {}
-        Err(End::Failed(error)) => session.send_all(&FromHost::Failed { message: error.to_string() }),
-        Err(End::Lost { rank, why }) => session.send_all(&FromHost::Lost { rank, why: why.to_owned() }),
+    if let Err(end) = session.run(host) {
+        session.announce(end);
     }
 }
 
@@ -88,27 +86,31 @@ impl Session {
         let opened = OpenedFeed::open(spec, ranks, state.as_ref(), (&host.0.stores, &host.0.runtime))?;
         let (ingest, hand_offs) = opened.start()?;
         let training = Feeding::of(ingest)?;
-        let ended = self
-            .hand_over(|_| FromHost::Attached(opened.attached()), hand_offs)
-            .and_then(|()| self.attend(&opened, &training, EVALUATION_PATIENCE * host.0.patience));
+        match self.hand_over(|_| FromHost::Attached(opened.attached()), hand_offs) {
+            Ok(()) => self.attend(&opened, &training, EVALUATION_PATIENCE * host.0.patience),
+            Err(end) => self.announce(end),
+        }
         training.stop();
-        ended
+        Ok(())
     }
 
-    /// Waits until all ranks have left, and does what they ask for.
-    fn attend(&mut self, opened: &OpenedFeed, training: &Feeding, patience: Duration) -> Result<(), End> {
+    /// Waits until all ranks have left or the session ends early, and does what they ask for.
+    fn attend(&mut self, opened: &OpenedFeed, training: &Feeding, patience: Duration) {
         let mut evaluation: Option<Evaluating> = None;
-        let ended = loop {
+        loop {
             match self.step(opened, training, &mut evaluation, patience) {
                 Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(end) => break Err(end),
+                Ok(false) => break,
+                // Before ingest is stopped, which takes time, and after which the ranks wait for the reason.
+                Err(end) => {
+                    self.announce(end);
+                    break;
+                }
             }
-        };
+        }
         if let Some(evaluation) = evaluation {
             evaluation.feeding.stop();
         }
-        ended
     }
 
     /// Returns whether ranks are left.
@@ -244,10 +246,14 @@ impl Session {
     }
 
     /// Sends the ranks that are left the reason why the session ends.
-    fn send_all(&self, message: &FromHost) {
+    fn announce(&self, end: End) {
+        let message = match end {
+            End::Failed(error) => FromHost::Failed { message: error.to_string() },
+            End::Lost { rank, why } => FromHost::Lost { rank, why: why.to_owned() },
+        };
         for member in self.present() {
             // It may have left meanwhile.
-            let _ = member.send(message);
+            let _ = member.send(&message);
         }
     }
 }
