@@ -10,6 +10,8 @@
 //!   Attach: feed, run, rank, world, state --->   waits until all ranks of the run have attached
 //!         <-------------------------------       Attached, the ring's descriptors
 //!   ring   ================================      batches
+//!   Evaluate, of all ranks -------------->
+//!         <-------------------------------       EvalRing, the descriptors of another ring; or EvalFailed
 //!         <-------------------------------       Failed or Lost, if the feed ends early
 //! ```
 //!

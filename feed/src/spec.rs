@@ -137,7 +137,7 @@ fn read(table: &Table, at: At, path: &Path, problems: &Problems<'_>) -> FeedSpec
 }
 
 /// Reads the keys of `[data]` that differ from those of jobs.
-fn read_own(data: &mut Section<'_>, _has_validation: bool) -> Own<BTreeMap<String, Vec<String>>> {
+fn read_own(data: &mut Section<'_>) -> Own<BTreeMap<String, Vec<String>>> {
     for (key, why) in OF_JOBS {
         if data.node(key).is_some() {
             data.error(key, format!("`{key}` is not for feeds: {why}"));

@@ -24,7 +24,7 @@ def start(program: str) -> subprocess.Popen[bytes] | None:
         return None
     log = open(os.environ.get("MILLSTREAM_HOST_LOG", os.devnull), "ab")
     try:
-        # Of a session of its own, so that Ctrl-C at the terminal reaches the program alone, which then leaves the feed.
+        # In a new session, so that Ctrl-C at the terminal reaches the program alone, which then leaves the feed.
         return subprocess.Popen(
             [sys.executable, "-c", "from millstream import host; host.main()", str(fd)],
             pass_fds=[fd],

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use millstream_batch::messages::MessageError;
-use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype, Stream};
+use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype};
 use millstream_feed::Error;
 use millstream_feed::client::{Attaching, Evaluation as FeedEvaluation, FeedClient, Next};
 use millstream_feed::protocol::{Attach, VERSION};
@@ -183,12 +183,6 @@ impl Batch {
         self.held.batch().header().rows
     }
 
-    /// Rows of all ranks.
-    #[getter]
-    fn global_rows(&self) -> u32 {
-        self.held.batch().header().global_rows
-    }
-
     /// The most rows that a batch of this rank has.
     #[getter]
     fn capacity(&self) -> u32 {
@@ -199,12 +193,6 @@ impl Batch {
     #[getter]
     fn last(&self) -> bool {
         self.held.batch().header().last
-    }
-
-    /// Whether it is a batch of held-out data.
-    #[getter]
-    fn is_evaluation(&self) -> bool {
-        self.held.batch().header().stream == Stream::Eval
     }
 
     /// Whether it was copied out of the ring, because the program holds all other slots.

@@ -26,11 +26,11 @@ pub struct Own<T> {
 }
 
 /// Reads the section. Relative paths in it start at the directory of the file `path`. `own` reads the held-out data and
-/// the size of batches; it is told whether there is a `validation`, a share of the training data to hold out.
+/// the size of batches.
 pub fn read<T>(
     mut data: Section<'_>,
     path: &Path,
-    own: impl FnOnce(&mut Section<'_>, bool) -> Own<T>,
+    own: impl FnOnce(&mut Section<'_>) -> Own<T>,
 ) -> (DataSpec, T) {
     let home = path.parent().unwrap_or(Path::new(""));
     let base = absolute(&data.text("base").map_or(home.to_owned(), |base| home.join(base.text)));
@@ -41,7 +41,7 @@ pub fn read<T>(
     check_paths(&data, &train);
     let validation = read_validation(&mut data);
     let cache = read_cache(&mut data, &base);
-    let Own { eval, batch_size, more } = own(&mut data, validation.is_some());
+    let Own { eval, batch_size, more } = own(&mut data);
     let usual = DataSpec::default();
     let spec = DataSpec {
         base,

@@ -43,7 +43,8 @@ impl AutoBatchSpec {
 }
 
 /// Reads `eval`, `batch_size` and the keys that depend on it.
-pub(super) fn read_own(data: &mut Section<'_>, has_validation: bool) -> Own<Option<AutoBatchSpec>> {
+pub(super) fn read_own(data: &mut Section<'_>) -> Own<Option<AutoBatchSpec>> {
+    let has_validation = data.has("validation");
     let eval = data.texts("eval").unwrap_or_default();
     if has_validation && !eval.is_empty() {
         data.error(

@@ -182,7 +182,7 @@ fn read_attach(mut socket: &UnixStream) -> Result<Option<Attach>, Error> {
     Ok(Some(attach))
 }
 
-/// Tells a rank that it cannot have the feed. It may be gone.
+/// Sends a rank the reason why it cannot have the feed. It may be gone.
 fn refuse(mut socket: &UnixStream, message: &str) {
     let _ = messages::send(&mut socket, &FromHost::Failed { message: message.to_owned() });
 }
