@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::builder::{Float32Builder, ListBuilder};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use millstream_batch::ColumnRef;
 use millstream_io::storage::Stores;
 use parquet::arrow::ArrowWriter;
 
@@ -36,6 +37,7 @@ struct Fixture {
 struct Seen {
     epoch: u32,
     numbers: Vec<i64>,
+    /// The values of all columns.
     bytes: Vec<u8>,
     state: FeedState,
 }
@@ -87,7 +89,7 @@ impl Fixture {
         self.directory.path().join("feed.sock")
     }
 
-    /// What all ranks see from `state` on, by rank. `each` is called with each batch of a rank.
+    /// What all ranks see from `state` on, by rank.
     fn ranks(&self, feed: &str, world: u32, state: Option<&FeedState>) -> Vec<Vec<Seen>> {
         thread::scope(|scope| {
             let ranks = (0..world).map(|rank| {
@@ -145,7 +147,12 @@ fn see(feed: &mut FeedClient) -> Result<Option<Seen>, Error> {
         assert_eq!(name, format!("row {number}").as_bytes());
     }
     assert!(offsets[rows..].iter().all(|&offset| offset == offsets[rows]), "rows without names");
-    let bytes = (0..4).flat_map(|column| of(column).values[..1].to_vec()).collect();
+    let valid = |column: usize| {
+        let ColumnRef { offsets, values } = of(column);
+        let size = feed.attached().schema.columns[column].kind.dtype().bytes();
+        &values[..offsets.map_or(values.len(), |offsets| offsets[rows] as usize * size)]
+    };
+    let bytes = (0..4).flat_map(valid).copied().collect();
     let state = FeedState::new(batch.position(), &feed.attached().files);
     Ok(Some(Seen { epoch: batch.header().epoch, numbers: all[..rows].to_vec(), bytes, state }))
 }

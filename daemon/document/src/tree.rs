@@ -221,7 +221,7 @@ impl Node {
 
     fn of_json(value: &Json, at: At, name: &str, names: &mut Vec<String>) -> Self {
         let value = match value {
-            // Absent among values of a list, too.
+            // In a list. TOML has no null, so a reader that expects another value reports an empty list.
             Json::Null => Value::List(Vec::new()),
             Json::Bool(value) => Value::Bool(*value),
             Json::Number(number) => match number.as_i128() {

@@ -224,7 +224,8 @@ impl IngestControl {
         diagnose(&self.stats().since(before), seconds, &resources)
     }
 
-    /// Cancels the feed, even if storage hangs. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless the feed had already ended.
+    /// Cancels the feed, even if storage hangs. [`IngestHandle::join`] then returns [`Error::Cancelled`], unless the feed
+    /// had already ended.
     pub fn cancel(&self) {
         self.shared.close();
         self.interrupters.iter().for_each(Interrupter::interrupt);
@@ -286,7 +287,7 @@ impl Shared {
     }
 
     fn close(&self) {
-        // Before reads are cancelled, which is no news to other hosts.
+        // Before reads are cancelled, so that no lane sends other hosts the error of its read.
         if let Some(peers) = &self.peers {
             peers.close();
         }
