@@ -14,9 +14,12 @@
 //! pixels = { column = "image/raw", dtype = "float32", shape = [28, 28] }
 //! tags = { kind = "ragged", dtype = "int64", maximum = 20 }
 //! url = { kind = "raw", maximum = 512 }
+//! photo = { kind = "image", column = "image/encoded", size = 224, crop = "random_resized", flip = true }
 //! ```
 //!
 //! Most keys of `[data]` are those of jobs.
+
+mod image;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,6 +30,7 @@ use millstream_document::problems::{At, DocumentError, Problems};
 use millstream_document::section::Section;
 use millstream_document::storage;
 use millstream_document::tree::{self, FileKind, Node, Table, Value};
+use millstream_images::ImageSpec;
 use millstream_io::storage::StorageSpec;
 use millstream_pipeline::spec::{ColumnSpec, DataSpec};
 use serde_json::Map;
@@ -174,9 +178,11 @@ enum Kind {
     Tensor,
     Ragged,
     Raw,
+    Image,
 }
 
-const KINDS: [(&str, Kind); 3] = [("tensor", Kind::Tensor), ("ragged", Kind::Ragged), ("raw", Kind::Raw)];
+const KINDS: [(&str, Kind); 4] =
+    [("tensor", Kind::Tensor), ("ragged", Kind::Ragged), ("raw", Kind::Raw), ("image", Kind::Image)];
 
 fn read_columns(section: &Section<'_>, problems: &Problems<'_>) -> Vec<ColumnSpec> {
     if section.is_empty() {
@@ -201,6 +207,7 @@ fn read_columns(section: &Section<'_>, problems: &Problems<'_>) -> Vec<ColumnSpe
 
 fn read_column(name: &str, mut column: Section<'_>) -> Option<ColumnSpec> {
     let kind = column.choice("kind", &KINDS).unwrap_or(Kind::Tensor);
+    let mut image = None;
     let source = column.text("column").map_or(name, |text| text.text).to_owned();
     let of_dtype = |column: &mut Section<'_>| {
         column.required_choice("dtype", &Dtype::ALL.map(|dtype| (dtype.name(), dtype)))
@@ -224,17 +231,24 @@ fn read_column(name: &str, mut column: Section<'_>) -> Option<ColumnSpec> {
             let maximum = of_maximum(&mut column, "the maximum number of bytes per row");
             maximum.map(|maximum| ColumnKind::Raw { maximum })
         }
+        Kind::Image => {
+            image = image::read(&mut column);
+            image.as_ref().map(ImageSpec::column_kind)
+        }
     };
     let missing = column.node("missing").and_then(|node| match &node.value {
         Value::Real(number) => Some(*number),
         Value::Text(text) if NOT_FINITE.contains(&text.as_str()) => text.parse().ok(),
         _ => column.as_number(node),
     });
+    if missing.is_some() && image.is_some() {
+        column.error("missing", "an absent image is a bad record; a column of images has no `missing`");
+    }
     if missing.is_some() && matches!(kind, Some(ColumnKind::Raw { .. })) {
         column.error("missing", "absent values of a raw column have no bytes; it has no `missing`");
     }
     column.finish();
-    kind.map(|kind| ColumnSpec { name: name.to_owned(), column: source, kind, missing })
+    kind.map(|kind| ColumnSpec { name: name.to_owned(), column: source, kind, missing, image })
 }
 
 /// Reads `shape`; that of one value per row if it is absent.

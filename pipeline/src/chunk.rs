@@ -1,5 +1,7 @@
 //! Rows ready to be packed: the transformed form of a raw Arrow chunk.
 
+use std::sync::Arc;
+
 /// Consecutive rows of one split, transformed.
 ///
 /// Dense values and ids are row-major, so that drawing a row at random from a pool of chunks touches
@@ -50,12 +52,47 @@ pub enum ChunkColumn {
         /// The bytes of all rows, concatenated.
         values: Vec<u8>,
     },
+    /// Encoded images. They are decoded when they are packed.
+    Images(EncodedImages),
+}
+
+/// The encoded images of a chunk, one per row, and where they are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EncodedImages {
+    /// The file or part of a file, for messages.
+    pub path: Arc<str>,
+    /// The split.
+    pub split: u32,
+    /// The number of each row's record, `[rows]`, in the file or part.
+    pub records: Vec<u64>,
+    /// `[rows + 1]`, in bytes.
+    pub offsets: Vec<u32>,
+    /// The bytes of all images, concatenated.
+    pub bytes: Vec<u8>,
 }
 
 impl Chunk {
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.labels.first().map_or(0, Vec::len)
+    }
+
+    /// The bytes of its encoded images.
+    pub fn image_bytes(&self) -> u64 {
+        let of = |column: &ChunkColumn| match column {
+            ChunkColumn::Images(images) => images.bytes.len() as u64,
+            _ => 0,
+        };
+        self.columns.iter().map(of).sum()
+    }
+
+    /// Sets the split that its rows are of.
+    pub fn set_split(&mut self, number: u32) {
+        for column in &mut self.columns {
+            if let ChunkColumn::Images(EncodedImages { split, .. }) = column {
+                *split = number;
+            }
+        }
     }
 
     /// The id of a row of a single-valued feature.
@@ -86,7 +123,8 @@ impl Chunk {
         }
     }
 
-    /// Appends the rows of `more`, which must have the same columns, unless this chunk has no rows.
+    /// Appends the rows of `more`, which must have the same columns and be of the same split, unless this chunk has no
+    /// rows.
     pub fn append(&mut self, more: &Self) {
         if self.rows() == 0 {
             self.clone_from(more);
@@ -122,6 +160,11 @@ impl Chunk {
                 ChunkColumn::Ragged { offsets, values, .. } => {
                     offsets.shrink_to_fit();
                     values.shrink_to_fit();
+                }
+                ChunkColumn::Images(EncodedImages { records, offsets, bytes, .. }) => {
+                    records.shrink_to_fit();
+                    offsets.shrink_to_fit();
+                    bytes.shrink_to_fit();
                 }
             }
         }
@@ -177,6 +220,9 @@ impl ChunkColumn {
                 let [start, end] = [row, row + 1].map(|row| offsets[row] as usize * value_bytes);
                 &values[start..end]
             }
+            Self::Images(EncodedImages { offsets, bytes, .. }) => {
+                &bytes[offsets[row] as usize..offsets[row + 1] as usize]
+            }
         }
     }
 
@@ -191,6 +237,12 @@ impl ChunkColumn {
                 offsets.extend(more_offsets[1..].iter().map(|offset| end + offset));
                 values.extend_from_slice(more);
             }
+            (Self::Images(images), Self::Images(more)) => {
+                let end = images.offsets[images.offsets.len() - 1];
+                images.records.extend_from_slice(&more.records);
+                images.offsets.extend(more.offsets[1..].iter().map(|offset| end + offset));
+                images.bytes.extend_from_slice(&more.bytes);
+            }
             _ => unreachable!("chunks of one transform have the same columns"),
         }
     }
@@ -202,24 +254,34 @@ impl ChunkColumn {
                 retain(values, rows, keep);
             }
             Self::Ragged { value_bytes, offsets, values } => {
-                let (mut end, mut kept, mut start) = (0, 0, 0);
-                for (row, &keep) in (1..offsets.len()).zip(keep) {
-                    let next = offsets[row];
-                    if keep {
-                        let [from, to] = [start, next].map(|offset| offset as usize * *value_bytes);
-                        values.copy_within(from..to, end as usize * *value_bytes);
-                        end += next - start;
-                        kept += 1;
-                        // It does not exceed the previous offset.
-                        offsets[kept] = end;
-                    }
-                    start = next;
-                }
-                offsets.truncate(kept + 1);
-                values.truncate(end as usize * *value_bytes);
+                retain_varying(*value_bytes, offsets, values, keep)
+            }
+            Self::Images(EncodedImages { records, offsets, bytes, .. }) => {
+                let rows = records.len();
+                retain(records, rows, keep);
+                retain_varying(1, offsets, bytes, keep);
             }
         }
     }
+}
+
+/// Retains some rows of a column with offsets.
+fn retain_varying(value_bytes: usize, offsets: &mut Vec<u32>, values: &mut Vec<u8>, keep: &[bool]) {
+    let (mut end, mut kept, mut start) = (0, 0, 0);
+    for (row, &keep) in (1..offsets.len()).zip(keep) {
+        let next = offsets[row];
+        if keep {
+            let [from, to] = [start, next].map(|offset| offset as usize * value_bytes);
+            values.copy_within(from..to, end as usize * value_bytes);
+            end += next - start;
+            kept += 1;
+            // It does not exceed the previous offset.
+            offsets[kept] = end;
+        }
+        start = next;
+    }
+    offsets.truncate(kept + 1);
+    values.truncate(end as usize * value_bytes);
 }
 
 /// Retains some rows of a row-major block.
@@ -258,8 +320,10 @@ mod tests {
             columns: vec![
                 ChunkColumn::Fixed { row_bytes: 2, values: vec![10, 11, 12, 13, 14, 15] },
                 ragged(2, &[0, 1, 3, 4], &[1, 2, 3, 4, 5, 6, 7, 8]),
+                images(&[5, 6, 8], &[0, 1, 3, 6], &[1, 2, 2, 3, 3, 3]),
             ],
         };
+        assert_eq!(chunk.image_bytes(), 6);
         chunk.retain_rows(&[true, false, true]);
         let expected = Chunk {
             labels: vec![vec![0.0, 2.0], vec![0.5, 2.5], vec![0.25, 2.25]],
@@ -273,6 +337,7 @@ mod tests {
             columns: vec![
                 ChunkColumn::Fixed { row_bytes: 2, values: vec![10, 11, 14, 15] },
                 ragged(2, &[0, 1, 2], &[1, 2, 7, 8]),
+                images(&[5, 8], &[0, 1, 4], &[1, 3, 3, 3]),
             ],
         };
         assert_eq!(chunk, expected);
@@ -282,6 +347,28 @@ mod tests {
         assert_eq!(chunk.ragged[1], RaggedColumn { offsets: vec![0], values: vec![], weights: Some(vec![]) });
         assert_eq!(chunk.columns[0], ChunkColumn::Fixed { row_bytes: 2, values: vec![] });
         assert_eq!(chunk.columns[1], ragged(2, &[0], &[]));
+        assert_eq!(chunk.columns[2], images(&[], &[0], &[]));
+    }
+
+    fn images(records: &[u64], offsets: &[u32], bytes: &[u8]) -> ChunkColumn {
+        ChunkColumn::Images(EncodedImages {
+            path: "file".into(),
+            split: 0,
+            records: records.to_vec(),
+            offsets: offsets.to_vec(),
+            bytes: bytes.to_vec(),
+        })
+    }
+
+    #[test]
+    fn appended_images_keep_their_records() {
+        let part = |column| Chunk { labels: vec![vec![0.0]], columns: vec![column], ..Chunk::default() };
+        let mut chunk = part(images(&[3], &[0, 2], &[1, 2]));
+        chunk.append(&part(images(&[9], &[0, 1], &[3])));
+        chunk.set_split(4);
+        let ChunkColumn::Images(found) = &chunk.columns[0] else { panic!("images") };
+        assert_eq!((found.split, &found.records[..], &found.offsets[..]), (4, &[3, 9][..], &[0, 2, 3][..]));
+        assert_eq!(chunk.columns[0].row(1), [3]);
     }
 
     fn ragged(value_bytes: usize, offsets: &[u32], values: &[u8]) -> ChunkColumn {

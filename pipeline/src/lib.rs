@@ -14,6 +14,7 @@ pub mod chunk;
 pub mod dataset;
 pub mod error;
 pub mod fingerprint;
+pub mod images;
 pub mod ingest;
 pub mod order;
 pub mod pack;

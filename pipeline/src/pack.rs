@@ -7,9 +7,8 @@
 
 use std::sync::Arc;
 
-use millstream_batch::BatchMut;
-use millstream_batch::batch::Sections;
 use millstream_batch::cache_lines::{prefetch, prefetch_line};
+use millstream_batch::{BatchMut, Sections};
 
 use crate::chunk::{Chunk, ChunkColumn, RaggedColumn};
 
@@ -76,6 +75,11 @@ impl Packer {
             let of_rows =
                 |RowRef { chunk, row }: RowRef| (&chunks[chunk as usize].columns[number], row as usize);
             match &mut column.offsets {
+                // They are decoded into the slot afterwards.
+                None if matches!(
+                    chunks.first().map(|chunk| &chunk.columns[number]),
+                    Some(ChunkColumn::Images(_))
+                ) => {}
                 None => {
                     let row_bytes = column.values.len() / capacity;
                     pack_fixed(&mut column.values[at * row_bytes..], row_bytes, rows, of_rows);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use millstream_batch::{BatchSchema, ColumnKind};
 use millstream_format::FormatName;
 use millstream_format::filter::{Condition, RowFilter, Share, Side};
+use millstream_images::ImageSpec;
 use serde::{Deserialize, Serialize};
 
 /// The default split size. Larger uncompressed TFRecord files are cut into parts.
@@ -327,6 +328,9 @@ pub struct ColumnSpec {
     /// The replacement for absent numbers. `None` makes an absent number a bad record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<f64>,
+    /// Set if the column has encoded images; `kind` is then that of the decoded ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageSpec>,
 }
 
 /// How a feature's columns are encoded.

@@ -85,6 +85,7 @@ fn columns() -> Vec<ColumnSpec> {
         column: name.to_owned(),
         kind,
         missing,
+        image: None,
     };
     let fixed = |dtype, shape: &[u32]| ColumnKind::Fixed { dtype, shape: shape.to_vec() };
     vec![

@@ -15,7 +15,7 @@
 """
 
 from ._native import FeedError, RankLost, SpecError
-from .feed import Feed, ragged, raw, tensor
+from .feed import Feed, image, ragged, raw, tensor
 from .loader import Batch, Loader, Ragged
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Ragged",
     "RankLost",
     "SpecError",
+    "image",
     "ragged",
     "raw",
     "tensor",

@@ -31,6 +31,50 @@ def raw(column: str, maximum: int) -> dict[str, Any]:
     return {"kind": "raw", "column": column, "maximum": maximum}
 
 
+def image(
+    column: str,
+    size: int | Sequence[int],
+    *,
+    crop: str = "none",
+    scale: Sequence[float] | None = None,
+    ratio: Sequence[float] | None = None,
+    fraction: float | None = None,
+    flip: bool = False,
+    jitter: Mapping[str, float] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    color: str = "rgb",
+    layout: str = "NHWC",
+    dtype: str = "uint8",
+    decode: str = "exact",
+    max_pixels: int | None = None,
+    average_bytes: int | None = None,
+) -> dict[str, Any]:
+    """A column of encoded images (JPEG, PNG, WebP), decoded to an array `[rows, height, width, channels]`.
+
+    * `size`: one number, or height and width.
+    * `crop`: `"none"` resizes the whole image; `"center"` takes the centred `fraction` (0.875) of it;
+      `"random_resized"` a random part, whose share of the area and ratio of width to height lie within `scale`
+      (0.08 to 1) and `ratio` (3/4 to 4/3).
+    * `flip`: mirrors half of the images. `jitter`: the greatest random change of `brightness`, `contrast`, `saturation`
+      and `hue`.
+    * `dtype`: `"uint8"` (0 to 255), or `"float16"`, `"bfloat16"`, `"float32"`: 0 to 1, then `(value - mean) / std`.
+    * `layout`: `"NHWC"` or `"NCHW"`. `color`: `"rgb"` or `"gray"`.
+    * `decode`: `"fast"` decodes large JPEG images at a lower resolution.
+    * `max_pixels`: larger images are bad records. `average_bytes`: the usual size of an encoded image, for which memory
+      is planned; without it, it is derived from the data.
+
+    What is random depends on the feed's seed, the epoch and the row alone. Evaluations are without it: a random part
+    becomes the centred one.
+    """
+    given = {
+        "crop": crop, "scale": scale, "ratio": ratio, "fraction": fraction, "flip": flip, "jitter": jitter,
+        "mean": mean, "std": std, "color": color, "layout": layout, "dtype": dtype, "decode": decode,
+        "max_pixels": max_pixels, "average_bytes": average_bytes,
+    }  # fmt: skip
+    return {"kind": "image", "column": column, "size": size, **given}
+
+
 class Feed:
     """Data, its order, and the columns of its batches. It reads nothing: a loader does.
 

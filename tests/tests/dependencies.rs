@@ -13,7 +13,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package, Target};
 
 /// Every crate of the workspace, and the workspace crates that it may depend on, in its code, its tests and
 /// its build script.
-const ALLOWED: [(&str, &[&str]); 24] = [
+const ALLOWED: [(&str, &[&str]); 25] = [
     ("millstream-trace", &[]),
     ("millstream-batch", &[]),
     ("millstream-disk", &[]),
@@ -21,9 +21,17 @@ const ALLOWED: [(&str, &[&str]); 24] = [
     ("millstream-credentials", &[]),
     ("millstream-io", &["millstream-disk", "millstream-trace"]),
     ("millstream-format", &[]),
+    ("millstream-images", &["millstream-batch"]),
     (
         "millstream-pipeline",
-        &["millstream-batch", "millstream-disk", "millstream-format", "millstream-io", "millstream-trace"],
+        &[
+            "millstream-batch",
+            "millstream-disk",
+            "millstream-format",
+            "millstream-images",
+            "millstream-io",
+            "millstream-trace",
+        ],
     ),
     // Work on files outside of jobs.
     ("millstream-tools", &["millstream-format", "millstream-io", "millstream-pipeline"]),
@@ -47,7 +55,16 @@ const ALLOWED: [(&str, &[&str]); 24] = [
         ],
     ),
     // Batches for other programs: without the trainer.
-    ("millstream-feed", &["millstream-batch", "millstream-document", "millstream-io", "millstream-pipeline"]),
+    (
+        "millstream-feed",
+        &[
+            "millstream-batch",
+            "millstream-document",
+            "millstream-images",
+            "millstream-io",
+            "millstream-pipeline",
+        ],
+    ),
     ("millstream-python", &["millstream-batch", "millstream-document", "millstream-feed", "millstream-io"]),
     (
         "millstream-worker",
@@ -105,6 +122,7 @@ const ALLOWED: [(&str, &[&str]); 24] = [
             "millstream-batch",
             "millstream-feed",
             "millstream-format",
+            "millstream-images",
             "millstream-io",
             "millstream-job",
             "millstream-peers",
@@ -132,11 +150,12 @@ const ALLOWED: [(&str, &[&str]); 24] = [
 ];
 
 /// Crates without an asynchronous runtime.
-const SYNCHRONOUS: [&str; 9] = [
+const SYNCHRONOUS: [&str; 10] = [
     "millstream-trace",
     "millstream-batch",
     "millstream-disk",
     "millstream-format",
+    "millstream-images",
     "millstream-backend",
     "millstream-trainer",
     "millstream-document",
@@ -145,10 +164,11 @@ const SYNCHRONOUS: [&str; 9] = [
 ];
 
 /// The crates that may contain `unsafe`: memory and the ring; buffers that the kernel fills; compute kernels; a call of
-/// the system; memory for arrays of Python.
-const UNSAFE: [&str; 5] = [
+/// the system; memory for arrays of Python; the decoder of JPEG images.
+const UNSAFE: [&str; 6] = [
     "millstream-batch",
     "millstream-disk",
+    "millstream-images",
     "millstream-backend",
     "millstream-credentials",
     "millstream-python",

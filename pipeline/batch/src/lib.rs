@@ -5,6 +5,7 @@
 //!
 //! * [`schema`]: the contents of a batch.
 //! * [`column`]: typed columns of a batch.
+//! * [`float16`]: conversion to floats of 16 bits.
 //! * [`layout`]: the byte offset of each section in a slot.
 //! * [`batch`]: typed views of a slot's memory, and a batch on the heap.
 //! * [`allocator`]: settings of the C library's allocator.
@@ -25,6 +26,7 @@ pub mod column;
 pub mod count;
 #[cfg(not(loom))]
 pub mod descriptors;
+pub mod float16;
 pub mod layout;
 pub mod messages;
 mod part;
@@ -34,7 +36,7 @@ pub mod schema;
 pub mod shared_memory;
 pub mod size;
 
-pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, ColumnMut, ColumnRef, Stream};
+pub use batch::{BatchBuffer, BatchHeader, BatchMut, BatchRef, ColumnMut, ColumnRef, Sections, Stream};
 pub use column::{Column, ColumnKind, Dtype};
 pub use count::Count;
 pub use layout::{LayoutError, SlotLayout};

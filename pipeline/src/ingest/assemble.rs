@@ -39,6 +39,7 @@ use super::peers::{Peers, PieceKey, PieceUpdate};
 use super::plan::{IngestPlan, name_of};
 use super::source::SkippedRecords;
 use crate::error::Error;
+use crate::images::ImageStage;
 use crate::order::{LanePart, LanePosition, Merge, Pass, Position, Turn};
 use crate::pack::{Packer, RowRef};
 use crate::spec::OnBadRecord;
@@ -55,6 +56,11 @@ pub(super) fn feed(
 ) -> Result<Position, Error> {
     let mut position = position;
     let lanes = plan.deal().map(|deal| deal.of_lanes(plan.order.lanes));
+    let skips = matches!(plan.on_bad_record, OnBadRecord::Skip { .. });
+    let images = match plan.images() {
+        [] => None,
+        columns => Some(ImageStage::new(columns, plan.image_threads(), plan.order.seed, skips)?),
+    };
     while let Some(pass) = position.pass {
         let order = plan.pass_order(pass);
         let assembler = Assembler {
@@ -71,6 +77,7 @@ pub(super) fn feed(
                 .map(|notify| Readiness::new(notify, order.lanes())),
             pool: Pool::new(&order),
             packer: Packer::default(),
+            images: images.as_ref(),
             drawn: vec![Vec::new(); rings.len()],
             last_skipped: None,
         };
@@ -93,6 +100,7 @@ struct Assembler<'a> {
     readiness: Option<Readiness<'a>>,
     pool: Pool,
     packer: Packer,
+    images: Option<&'a ImageStage>,
     /// By part that is being filled, the rows that have been drawn but not packed.
     drawn: Vec<Vec<RowRef>>,
     last_skipped: Option<Error>,

@@ -17,6 +17,7 @@ use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
 use crate::dataset::{Dataset, SplitReader};
 use crate::error::Error;
+use crate::images::ImageColumn;
 use crate::spec::OnBadRecord;
 use crate::transform::{Scratch, Transform, project};
 
@@ -36,6 +37,8 @@ pub struct DatasetSource {
 
 struct Reader {
     split: SplitReader,
+    /// The number of the split.
+    number: u32,
     transform: Arc<Transform>,
     scratch: Scratch,
     bad: BadRecords,
@@ -44,8 +47,7 @@ struct Reader {
     waited: Duration,
     bytes: u64,
     truncated_rows: u64,
-    /// The columns to keep, and the number of the split.
-    kept: Option<(KeptColumns, u32)>,
+    kept: Option<KeptColumns>,
 }
 
 impl DatasetSource {
@@ -83,6 +85,12 @@ impl ChunkSource for DatasetSource {
 
     fn cuts(&self) -> u64 {
         self.dataset.cuts()
+    }
+
+    fn images(&self) -> Vec<ImageColumn> {
+        let bytes: u64 = self.dataset.splits().iter().map(|split| split.bytes).sum();
+        let mean = self.dataset.estimated_rows().map(|rows| bytes / rows.max(1));
+        self.transform.images().map(|column| column.of_rows_of(mean)).collect()
     }
 
     fn chunk_size(&self) -> ChunkSize {
@@ -145,6 +153,7 @@ impl ChunkSource for DatasetSource {
         }
         let reader = Reader {
             split: reader,
+            number: split,
             transform: Arc::clone(&self.transform),
             scratch: Scratch::default(),
             bad,
@@ -152,7 +161,7 @@ impl ChunkSource for DatasetSource {
             waited: Duration::ZERO,
             bytes: 0,
             truncated_rows: 0,
-            kept: self.kept.clone().map(|kept| (kept, split)),
+            kept: self.kept.clone(),
         };
         Ok(Opened { reader: Box::new(reader), passed })
     }
@@ -165,8 +174,8 @@ impl ChunkReader for Reader {
             let raw = self.split.next_chunk(max_rows);
             let bytes = self.count_decoding(&decoding);
             let Some(raw) = raw? else {
-                if let Some((kept, split)) = &self.kept {
-                    kept.end(*split);
+                if let Some(kept) = &self.kept {
+                    kept.end(self.number);
                 }
                 return Ok(None);
             };
@@ -178,11 +187,13 @@ impl ChunkReader for Reader {
             counters.recorder.add(start, Category::Ingest, "transform", || work(0));
             self.counters.truncated_rows.add(transformed.truncated_rows);
             self.truncated_rows += transformed.truncated_rows;
-            if let Some((kept, split)) = &self.kept {
-                kept.add(*split, &raw, transformed.usable.as_deref())?;
+            if let Some(kept) = &self.kept {
+                kept.add(self.number, &raw, transformed.usable.as_deref())?;
             }
-            if transformed.chunk.rows() > 0 {
-                return Ok(Some(transformed.chunk));
+            let mut chunk = transformed.chunk;
+            if chunk.rows() > 0 {
+                chunk.set_split(self.number);
+                return Ok(Some(chunk));
             }
         }
     }

@@ -9,6 +9,7 @@
 //! | a window | decode, or wait for a core | the CPU, in the most expensive stage |
 //! | a window | wait for bytes | storage, or the memory for read-ahead if it is used up |
 //! | a window | decode without a pause, but number fewer than the cores | the number of lanes |
+//! | the images of its rows | | the CPU, for decoding images |
 //!
 //! Busy time is CPU time. More lanes may decode concurrently than there are cores, so that no core idles between two
 //! lanes. A lane that is ready but not scheduled by the kernel counts as waiting.
@@ -72,6 +73,8 @@ pub enum Bound {
     Decode,
     /// The cores, mostly for transforming.
     Transform,
+    /// The cores, mostly for decoding images.
+    Images,
     /// The number of threads that the job sets.
     Threads,
     /// The number of lanes, which is lower than the number of cores.
@@ -93,6 +96,7 @@ impl Bound {
             Self::Packer => "packer",
             Self::Decode => "decode",
             Self::Transform => "transform",
+            Self::Images => "images",
             Self::Threads => "threads",
             Self::Lanes => "lanes",
             Self::Storage => "storage",
@@ -159,12 +163,16 @@ struct Shares {
     pack: f64,
     ring: f64,
     window: f64,
+    /// The share in which the packer waits for images.
+    images: f64,
     /// Lanes' work, as a share of the cores that they may use concurrently.
     decoding: f64,
     /// All work, as a share of all cores.
     cores: f64,
     /// The average number of working lanes.
     working: f64,
+    /// The average number of threads that decode images.
+    decoding_images: f64,
     fetching: f64,
     queueing: f64,
 }
@@ -179,8 +187,12 @@ pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diag
         ring: stages.ring.wait_seconds / seconds,
         window: stages.pack.wait_seconds / seconds,
         decoding: lane_work(done) / seconds / at_once,
-        cores: (lane_work(done) + stages.pack.busy_seconds) / seconds / f64::from(resources.cores.max(1)),
+        images: stages.images.wait_seconds / seconds,
+        cores: (lane_work(done) + stages.pack.busy_seconds + stages.images.busy_seconds)
+            / seconds
+            / f64::from(resources.cores.max(1)),
         working: lane_work(done) / seconds,
+        decoding_images: stages.images.busy_seconds / seconds,
         fetching: stages.fetch.wait_seconds / seconds,
         queueing: stages.decode.wait_seconds / seconds,
     };
@@ -189,7 +201,7 @@ pub fn diagnose(done: &IngestStats, seconds: f64, resources: &Resources) -> Diag
         seconds,
         rows_per_second: done.rows as f64 / seconds,
         bytes_per_second: done.bytes as f64 / seconds,
-        stages: stage_uses(done, seconds, at_once),
+        stages: stage_uses(done, seconds, at_once, resources.cores.max(1).into()),
         bound,
         because: because(bound, &shares, resources),
         rows_per_second_without: without(bound, done, seconds, resources),
@@ -207,11 +219,14 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
     if done.rows == 0 {
         return Bound::Starting;
     }
-    if shares.ring >= RING_BINDS && shares.ring >= shares.window {
+    if shares.ring >= RING_BINDS && shares.ring >= shares.window.max(shares.images) {
         return Bound::Consumer;
     }
     if shares.pack >= FULL {
         return Bound::Packer;
+    }
+    if shares.images > shares.window {
+        return Bound::Images;
     }
     // If all lanes may decode concurrently, each lane alternates between the two activities, and the longer one is the
     // bottleneck. Otherwise some lanes always wait for bytes while others decode.
@@ -236,12 +251,12 @@ fn bound(done: &IngestStats, shares: &Shares, resources: &Resources) -> Bound {
     if stages.transform.busy_seconds > stages.decode.busy_seconds { Bound::Transform } else { Bound::Decode }
 }
 
-fn stage_uses(done: &IngestStats, seconds: f64, at_once: f64) -> Vec<StageUse> {
+fn stage_uses(done: &IngestStats, seconds: f64, at_once: f64, cores: f64) -> Vec<StageUse> {
     let stages = &done.stages;
     let of_lanes = |stage: &Stage| Some(stage.busy_seconds / seconds / at_once);
     let row =
         |stage, busy, waited: f64, waits_for| StageUse { stage, busy, waiting: waited / seconds, waits_for };
-    vec![
+    let mut uses = vec![
         row("fetch", None, stages.fetch.wait_seconds, "lanes for bytes"),
         row("decode", of_lanes(&stages.decode), stages.decode.wait_seconds, "lanes for a core"),
         row("transform", of_lanes(&stages.transform), 0.0, ""),
@@ -252,8 +267,13 @@ fn stage_uses(done: &IngestStats, seconds: f64, at_once: f64) -> Vec<StageUse> {
             stages.pack.wait_seconds,
             "packer for a window",
         ),
-        row("ring", None, stages.ring.wait_seconds, "packer for a free slot"),
-    ]
+    ];
+    if stages.images != Stage::default() {
+        let busy = stages.images.busy_seconds / seconds / cores;
+        uses.push(row("images", Some(busy), stages.images.wait_seconds, "packer for images"));
+    }
+    uses.push(row("ring", None, stages.ring.wait_seconds, "packer for a free slot"));
+    uses
 }
 
 fn because(bound: Bound, shares: &Shares, resources: &Resources) -> String {
@@ -272,6 +292,12 @@ fn because(bound: Bound, shares: &Shares, resources: &Resources) -> String {
         Bound::Decode | Bound::Transform => {
             let (lanes, packer) = (shares.working, shares.pack);
             format!("of {cores} cores, the lanes use {lanes:.1} and the packer {packer:.1}")
+        }
+        Bound::Images => {
+            let (waiting, images) = (percent(shares.images), shares.decoding_images);
+            format!(
+                "the packer waits {waiting} of the time for images, whose decoding uses {images:.1} of {cores} cores"
+            )
         }
         Bound::Threads => {
             format!("the {decoders} lanes that may decode concurrently are {} busy", percent(shares.decoding))
@@ -295,6 +321,7 @@ fn without(bound: Bound, done: &IngestStats, seconds: f64, resources: &Resources
         if is_processor { 0.0 } else { lane_work(done) / at_once },
         if is_storage { 0.0 } else { waits_for_bytes },
         if bound == Bound::Packer { 0.0 } else { stages.pack.busy_seconds },
+        if bound == Bound::Images { 0.0 } else { stages.images.wait_seconds },
     ];
     let needed = needed.into_iter().fold(0.0, f64::max);
     // Stages that need less than a thousandth of the time give no meaningful estimate.
@@ -324,6 +351,12 @@ fn advice(bound: Bound, done: &IngestStats, resources: &Resources) -> Vec<String
                 "use integer ids: they are cheaper to hash than text".to_owned(),
             ]
         }
+        Bound::Images => vec![
+            "use more cores".to_owned(),
+            "store smaller images: near the size that the model needs".to_owned(),
+            "set `decode = \"fast\"` in the column, which decodes large JPEG images at a lower resolution"
+                .to_owned(),
+        ],
         Bound::Threads => {
             vec![format!("data.threads = {decoders} is below {cores} cores: raise or remove it")]
         }

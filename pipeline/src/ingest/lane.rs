@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use millstream_batch::{Count, Size};
 use millstream_io::permits::Permit;
 use millstream_trace::{Category, Work};
 
@@ -44,6 +45,8 @@ pub(crate) struct LaneReader<'a> {
     permit: &'a Permit,
     /// Whether to find the first positive label of each window.
     seeks_positive: bool,
+    /// The most bytes of images in the chunks of a window.
+    most_image_bytes: Option<u64>,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
     /// The lane's next splits, opened early so that fetching starts.
@@ -72,6 +75,7 @@ impl<'a> LaneReader<'a> {
             counters,
             permit,
             seeks_positive: false,
+            most_image_bytes: None,
             cutter,
             current: None,
             ahead: VecDeque::new(),
@@ -82,6 +86,11 @@ impl<'a> LaneReader<'a> {
     /// Sets whether windows report their first positive label.
     pub(crate) fn seeking_positive(self, seeks_positive: bool) -> Self {
         Self { seeks_positive, ..self }
+    }
+
+    /// Limits the bytes of images in the chunks of a window.
+    pub(crate) fn limiting_images(self, most_image_bytes: Option<u64>) -> Self {
+        Self { most_image_bytes, ..self }
     }
 
     /// The number of the next piece: windows are numbered from the cursor's window on, and the end takes the next
@@ -124,6 +133,7 @@ impl<'a> LaneReader<'a> {
                 last: last_skipped,
             })));
         };
+        self.check_images(&chunks)?;
         let start = self.counters.recorder.start();
         let id_of = |row: RowRef, feature: u32| chunks[row.chunk as usize].id(row.row, feature);
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows, id_of));
@@ -135,6 +145,24 @@ impl<'a> LaneReader<'a> {
         }
         self.permit.release();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_skipped })))
+    }
+
+    /// Fails if the images of a window need more memory than is planned.
+    fn check_images(&self, chunks: &[Arc<Chunk>]) -> Result<(), Error> {
+        let Some(most) = self.most_image_bytes else { return Ok(()) };
+        let bytes: u64 = chunks.iter().map(|chunk| chunk.image_bytes()).sum();
+        if bytes <= most {
+            return Ok(());
+        }
+        let rows: u64 = chunks.iter().map(|chunk| chunk.rows() as u64).sum();
+        Err(Error::Invalid(format!(
+            "the images of {} have {}, and memory is planned for {}: set `average_bytes` of the column to at least {}, \
+             and lower shuffle_rows or raise memory_budget if memory does not suffice then",
+            Count(rows, "row"),
+            Size(bytes),
+            Size(most),
+            bytes / rows.max(1) * 5 / 4
+        )))
     }
 
     /// Ensures that the current chunk has rows left; `false` at the end of the split.

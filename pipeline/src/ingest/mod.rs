@@ -380,7 +380,8 @@ fn read_lane(
             let chunk_rows = plan.chunk_rows(pass.stream);
             let mut reader =
                 LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, permit)
-                    .seeking_positive(plan.seeks_positive(pass) && !from.marked_seen);
+                    .seeking_positive(plan.seeks_positive(pass) && !from.marked_seen)
+                    .limiting_images(plan.image_window_bytes(pass.stream));
             loop {
                 let key = PieceKey { pass, lane, number: reader.number() };
                 let piece = reader.next(&|| handover.is_closed());

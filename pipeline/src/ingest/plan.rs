@@ -9,6 +9,7 @@
 //!           groups together
 //! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing and the metadata
 //!           of the files
+//! images    threads x the memory to decode one of the largest
 //! reading   live lanes x (three chunks: two at the edges of those windows, one under construction;
 //!           + the memory of the source per chunk), + the memory of the source shared by all lanes
 //! ahead     2 x live lanes x the bytes held per object beyond the minimum: the rest of the budget,
@@ -19,7 +20,8 @@
 //! ([`super::tuner`]). Parquet files are fetched by row groups and need no other read-ahead: there, each lane may use
 //! its share of the rest for pages that turn out to be larger than usual, and a larger one is an error.
 //!
-//! Ragged features and typed columns count with their maximum number of values per row.
+//! Ragged features and typed columns count with their maximum number of values per row, and encoded images with a usual
+//! number of bytes: a window whose images exceed it ends the feed.
 
 use std::sync::Arc;
 
@@ -29,11 +31,13 @@ use millstream_batch::{
 use millstream_io::limits::{MAX_STREAMS, ReadLimits};
 use millstream_trace::Recorder;
 
+use super::cores;
 use super::explain::Resources;
 use super::mixed::MixedSource;
 use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
+use crate::images::ImageColumn;
 use crate::order::{
     Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, groups,
 };
@@ -42,6 +46,9 @@ use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
 /// The minimum number of rows per chunk, regardless of window size and row width.
 const FEWEST_CHUNK_ROWS: u64 = 64;
+
+/// The same if rows have images, which are much larger than other values.
+const FEWEST_CHUNK_IMAGES: u64 = 8;
 
 /// The initial number of lanes per core that decode concurrently. With one lane per core, a core would idle between the
 /// moment when a lane completes its window or waits for bytes, and the wake-up of the next lane.
@@ -66,6 +73,8 @@ pub struct IngestPlan {
     pub(crate) feed: Feed,
     /// The schema of a global batch.
     pub(crate) schema: BatchSchema,
+    /// Its columns of images.
+    images: Vec<ImageColumn>,
     /// How global batches are dealt to the rings of this host.
     rule: DealRule,
     /// The schema of the batches of each ring.
@@ -114,6 +123,8 @@ pub struct MemoryNeed {
     pub pool_bytes: u64,
     /// Fetching, decoding and transforming, with minimum read-ahead.
     pub reading_bytes: u64,
+    /// Decoding of images: one of the largest per thread.
+    pub image_bytes: u64,
     /// Additional read-ahead, limited by the budget and by the amount that has an effect.
     pub ahead_bytes: u64,
 }
@@ -134,7 +145,8 @@ impl MemoryNeed {
 
     /// The minimum that ingest requires.
     pub fn least_bytes(&self) -> u64 {
-        let parts = [self.fixed_bytes, self.ring_bytes, self.pool_bytes, self.reading_bytes];
+        let parts =
+            [self.fixed_bytes, self.ring_bytes, self.pool_bytes, self.reading_bytes, self.image_bytes];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }
@@ -215,7 +227,13 @@ impl IngestPlan {
             let message = format!("the slot is too small for a position of {} lanes", spec.lanes);
             return Err(Error::Invalid(message));
         }
+        let images = train.iter().chain(&eval).map(|source| source.images()).next().unwrap_or_default();
+        let images = match feed {
+            Feed::Score => images.into_iter().map(ImageColumn::for_evaluation).collect(),
+            Feed::Train { .. } => images,
+        };
         let plan = Self {
+            images,
             order,
             feed,
             on_bad_record: spec.on_bad_record,
@@ -400,8 +418,32 @@ impl IngestPlan {
     /// window, so that partially used chunks at window edges do not enlarge the pool.
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
         let size = self.source(stream).map_or(ChunkSize::OF_RECORDS, |source| source.chunk_size());
-        let rows = size.rows.min(size.bytes / row_bytes(&self.schema));
-        rows.min(self.mixing(stream).max_rows().into()).max(FEWEST_CHUNK_ROWS) as usize
+        let rows = size.rows.min(size.bytes / self.row_bytes());
+        let fewest = if self.images.is_empty() { FEWEST_CHUNK_ROWS } else { FEWEST_CHUNK_IMAGES };
+        rows.min(self.mixing(stream).max_rows().into()).max(fewest) as usize
+    }
+
+    /// The maximum bytes per row in a chunk.
+    fn row_bytes(&self) -> u64 {
+        row_bytes(&self.schema, &self.images)
+    }
+
+    /// The columns of images of a batch.
+    pub(crate) fn images(&self) -> &[ImageColumn] {
+        &self.images
+    }
+
+    /// The number of threads that decode images.
+    pub(crate) fn image_threads(&self) -> u32 {
+        self.threads.unwrap_or_else(cores)
+    }
+
+    /// The most bytes of images in the chunks of a window of `stream`, if rows have images.
+    pub(crate) fn image_window_bytes(&self, stream: Stream) -> Option<u64> {
+        let planned = self.images.iter().map(ImageColumn::planned_bytes).reduce(u64::saturating_add)?;
+        // The chunks at both edges may have rows of other windows.
+        let rows = u64::from(self.mixing(stream).max_rows()) + 2 * self.chunk_rows(stream) as u64;
+        Some(planned.saturating_mul(rows))
     }
 
     /// The number of splits in a pass over `stream`.
@@ -437,12 +479,14 @@ impl IngestPlan {
         let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
         let held = self.train.iter().chain(&self.eval).map(|source| source.held_bytes());
         let fixed_bytes = held.fold(FIXED_BYTES + SPLIT_BYTES * splits, u64::saturating_add);
-        Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, ahead_bytes: 0 })
+        let image_bytes = self.images.iter().map(|column| column.spec.reader_bytes());
+        let image_bytes = image_bytes.sum::<u64>().saturating_mul(self.image_threads().into());
+        Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, image_bytes, ahead_bytes: 0 })
     }
 
     fn lane_need(&self, stream: Stream) -> LaneNeed {
         let Some(source) = self.source(stream) else { return LaneNeed::default() };
-        let row_bytes = row_bytes(&self.schema);
+        let row_bytes = self.row_bytes();
         let window_rows = u64::from(self.mixing(stream).max_rows());
         let chunk_rows = self.chunk_rows(stream);
         let is_grouped = self.order.group.is_some() && !self.mixing(stream).is_ordered();
@@ -526,13 +570,22 @@ impl IngestPlan {
     }
 
     fn check_budget(&self) -> Result<(), Error> {
-        let MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, .. } = self.memory;
+        let MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, image_bytes, .. } = self.memory;
         if self.memory.least_bytes() <= self.budget_bytes {
             return Ok(());
         }
+        let decoding = match self.images.first() {
+            Some(ImageColumn { spec, .. }) => format!(
+                "{} to decode images of max_pixels = {} in {} threads, ",
+                Size(image_bytes),
+                spec.max_pixels,
+                self.image_threads()
+            ),
+            None => String::new(),
+        };
         let what = format!(
             "ingest ({} for prefetch = {} batches of batch_size = {} rows, {} for shuffle_rows = {}, {} to read \
-             lanes = {}, {} independent of the configuration; lower one of these, or raise memory_budget)",
+             lanes = {}, {decoding}{} independent of the configuration; lower one of these, or raise memory_budget)",
             Size(ring_bytes),
             self.slots,
             self.schema.rows,
@@ -567,15 +620,19 @@ pub(crate) fn name_of(stream: Stream) -> &'static str {
     }
 }
 
-/// The maximum bytes per row in a chunk.
-fn row_bytes(schema: &BatchSchema) -> u64 {
+/// The maximum bytes per row in a chunk, of images those that are planned.
+fn row_bytes(schema: &BatchSchema, images: &[ImageColumn]) -> u64 {
     let words = schema.label_count() as u64
         + u64::from(schema.weighted)
         + schema.dense.len() as u64
         + schema.ids.len() as u64;
     let of_values = |feature: &RaggedFeature| (1 + u64::from(feature.weighted)) * u64::from(feature.maximum);
     let ragged: u64 = schema.ragged.iter().map(|feature| 1 + of_values(feature)).sum();
-    let columns = schema.columns.iter().map(|Column { kind, .. }| {
+    let columns = schema.columns.iter().enumerate().map(|(number, Column { kind, .. })| {
+        if let Some(images) = images.iter().find(|images| images.number == number) {
+            // An offset and a record number.
+            return images.planned_bytes() + 12;
+        }
         let offset = if kind.has_offsets() { 4 } else { 0 };
         kind.row_bytes().saturating_add(offset)
     });
@@ -592,11 +649,8 @@ mod tests {
     fn typed_columns_count_at_their_maximum() {
         let with = |kinds: &[ColumnKind]| {
             let column = |kind: &ColumnKind| Column { name: String::new(), kind: kind.clone() };
-            row_bytes(&BatchSchema {
-                rows: 1,
-                columns: kinds.iter().map(column).collect(),
-                ..BatchSchema::default()
-            })
+            let columns = kinds.iter().map(column).collect();
+            row_bytes(&BatchSchema { rows: 1, columns, ..BatchSchema::default() }, &[])
         };
         let fixed = ColumnKind::Fixed { dtype: Dtype::Uint16, shape: vec![5, 7] };
         let ragged = ColumnKind::Ragged { dtype: Dtype::Float64, maximum: 3 };

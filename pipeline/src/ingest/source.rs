@@ -8,6 +8,7 @@ use millstream_io::permits::Permit;
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
+use crate::images::ImageColumn;
 
 /// Data cut into splits, each read as a stream of transformed chunks.
 ///
@@ -20,6 +21,11 @@ pub trait ChunkSource: Send + Sync {
     /// Distinguishes these splits from other divisions of the same data into equally many splits; part of the order's
     /// fingerprint. 0 if the data itself determines its splits.
     fn cuts(&self) -> u64;
+
+    /// The columns that hold encoded images.
+    fn images(&self) -> Vec<ImageColumn> {
+        Vec::new()
+    }
 
     /// The chunk size that it reads fastest.
     fn chunk_size(&self) -> ChunkSize {

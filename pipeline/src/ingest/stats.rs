@@ -63,6 +63,8 @@ pub struct Stages {
     pub shuffle: Stage,
     /// The packer filling slots. Waiting is for a lane's next window.
     pub pack: Stage,
+    /// Threads decoding images into slots. Waiting is that of the packer, for the images of the rows that it has packed.
+    pub images: Stage,
     /// The packer waiting for a free slot in every ring: for the slowest consumer.
     pub ring: Stage,
 }
@@ -93,6 +95,7 @@ impl IngestStats {
                 transform: now.transform.since(&then.transform),
                 shuffle: now.shuffle.since(&then.shuffle),
                 pack: now.pack.since(&then.pack),
+                images: now.images.since(&then.images),
                 ring: now.ring.since(&then.ring),
             },
             ..*self
@@ -136,6 +139,8 @@ pub struct Counters {
     pub(crate) shuffle: WorkClock,
     pub(crate) hand_wait: Clock,
     pub(crate) pack: WorkClock,
+    pub(crate) images: WorkClock,
+    pub(crate) image_wait: Clock,
     pub(crate) window_wait: Clock,
     pub(crate) ring_wait: Clock,
     /// Records the same work as spans while recording is on.
@@ -250,6 +255,7 @@ impl Counters {
                 transform: stage(&self.transform, 0.0),
                 shuffle: stage(&self.shuffle, self.hand_wait.seconds()),
                 pack: stage(&self.pack, self.window_wait.seconds()),
+                images: stage(&self.images, self.image_wait.seconds()),
                 ring: Stage { busy_seconds: 0.0, wait_seconds: self.ring_wait.seconds() },
             },
         }

@@ -168,6 +168,11 @@ impl Merge {
         Ok(())
     }
 
+    /// Counts `records` drawn rows as skipped.
+    pub(crate) fn count_skipped(&mut self, records: u64) {
+        self.skipped = self.skipped.saturating_add(records);
+    }
+
     /// Records skipped so far in this pass, including the current windows.
     pub(crate) fn skipped(&self) -> u64 {
         let windows = self.lanes.iter().filter_map(|lane| lane.window);

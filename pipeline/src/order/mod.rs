@@ -67,4 +67,5 @@ pub(crate) use mix::Sample;
 pub use mix::{Mix, Weight};
 pub use pass::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder};
 pub use position::{Cursor, LanePosition, Position, PositionError};
+pub(crate) use random::image_random;
 pub(crate) use window::Cutter;

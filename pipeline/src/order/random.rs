@@ -16,6 +16,7 @@
 //!
 //! where `mix` is splitmix64's finalizer, a bijection; so keys that differ in one word never collide.
 
+use super::Pass;
 use crate::splitmix::{self, GAMMA, mix};
 
 /// The purpose of a stream. Streams with the same key in different domains are independent.
@@ -29,6 +30,8 @@ pub(crate) enum Domain {
     Fingerprint = 3,
     /// The rows of a split that are drawn in an epoch.
     Sample = 4,
+    /// What is random in an image.
+    Image = 5,
 }
 
 /// A stream of random numbers.
@@ -80,6 +83,11 @@ impl Random {
             items.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
+}
+
+/// The random numbers of the image in record `record` of `split`, in one pass. They do not depend on the order of rows.
+pub(crate) fn image_random(seed: u64, pass: Pass, split: u32, record: u64) -> Random {
+    Random::keyed(Domain::Image, &[seed, pass.epoch.into(), split.into(), record])
 }
 
 fn absorb(state: u64, word: u64) -> u64 {

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use millstream_batch::Dtype;
+use millstream_batch::{Count, Dtype, Size};
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, RawChunk};
 
@@ -82,6 +82,11 @@ pub(crate) enum Problem {
         element: usize,
         /// The type.
         dtype: Dtype,
+    },
+    /// The bytes are no image.
+    NoImage {
+        /// The number of bytes of the row.
+        found: u64,
     },
     /// The row has too many bytes.
     TooLong {
@@ -169,6 +174,12 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
         Problem::NotOfType { element, dtype } => {
             format!("expected {}, found {}", typed::values_of(dtype), found(element)).into()
         }
+        Problem::NoImage { found } => format!(
+            "expected a JPEG, PNG or WebP image of at most {}, found {} of another kind",
+            Size(typed::MAX_IMAGE_BYTES),
+            Count(found, "byte")
+        )
+        .into(),
         Problem::TooLong { maximum, found } => {
             format!("expected at most {maximum} bytes, the column's `maximum`, found {found}").into()
         }

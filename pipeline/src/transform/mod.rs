@@ -52,6 +52,8 @@ mod typed;
 mod vector;
 mod vocabulary;
 
+use std::sync::Arc;
+
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use millstream_batch::{BatchSchema, IdFeature, RaggedFeature};
@@ -60,6 +62,7 @@ use millstream_format::{Projection, RawChunk};
 use crate::Error;
 use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
+use crate::images::ImageColumn;
 
 use chunk_builder::ChunkBuilder;
 use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
@@ -164,7 +167,8 @@ impl Transform {
     /// typed column before they are arranged in rows. Excludes converted dictionaries.
     pub fn column_bytes(&self, chunk_rows: usize) -> u64 {
         let scratch = 4 * (self.dense.len() + self.ids.len()) as u64;
-        let typed = self.columns.iter().map(|column| column.column.kind.row_bytes()).max().unwrap_or(0);
+        let converted = self.columns.iter().filter(|column| column.image.is_none());
+        let typed = converted.map(|column| column.column.kind.row_bytes()).max().unwrap_or(0);
         scratch.saturating_add(typed).saturating_mul(chunk_rows as u64)
     }
 
@@ -176,6 +180,14 @@ impl Transform {
             _ => std::iter::repeat_n(Scaling::IDENTITY, 0),
         });
         self.dense.iter().map(String::as_str).zip(scalings)
+    }
+
+    /// The columns of images.
+    pub fn images(&self) -> impl Iterator<Item = ImageColumn> {
+        self.columns.iter().enumerate().filter_map(|(number, column)| {
+            let spec = Arc::clone(column.image.as_ref()?);
+            Some(ImageColumn { number, name: column.column.name.clone(), spec })
+        })
     }
 
     /// The columns that raw chunks must have, in order.

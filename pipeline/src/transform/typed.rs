@@ -7,28 +7,32 @@
 //!
 //! Bytes and texts have one step ([`TypedColumn::raw`]).
 
-mod bits16;
 mod target;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow_array::UInt32Array;
 use arrow_schema::DataType;
 use millstream_batch::{Column, ColumnKind};
 use millstream_format::Projection;
+use millstream_images::{ImageSpec, is_image};
 
 use super::ChunkBuilder;
 use super::column::{Elements, Missing, NUMBERS, Single, bytes};
 use super::fault::{Problem, wrong_type};
 use super::project;
 use crate::Error;
-use crate::chunk::ChunkColumn;
+use crate::chunk::{ChunkColumn, EncodedImages};
 use crate::spec::ColumnSpec;
 use target::Unusable;
 pub(super) use target::values_of;
 
 /// The contents accepted in columns of bytes, for error messages.
 const BYTES: &str = "text or bytes";
+
+/// The maximum bytes of an encoded image.
+pub(super) const MAX_IMAGE_BYTES: u64 = 32 << 20;
 
 /// A typed column of a feed, and the column of the data that it reads.
 #[derive(Clone, Debug)]
@@ -38,6 +42,8 @@ pub(super) struct TypedColumn {
     position: usize,
     /// The bytes of the value that replaces absent ones.
     absent: Option<Vec<u8>>,
+    /// Set if the data has encoded images.
+    pub(super) image: Option<Arc<ImageSpec>>,
 }
 
 /// The elements of a column as values of a type.
@@ -75,8 +81,11 @@ impl TypedColumn {
     /// # Errors
     /// The shape, the maximum or the replacement is not one that rows can have.
     pub(super) fn resolve(spec: &ColumnSpec, projection: &mut Projection) -> Result<Self, Error> {
-        let ColumnSpec { name, column, kind, missing } = spec;
+        let ColumnSpec { name, column, kind, missing, image } = spec;
         let refuse = |message: String| Err(Error::Invalid(format!("column `{name}`: {message}")));
+        if image.as_ref().is_some_and(|image| image.column_kind() != *kind || missing.is_some()) {
+            return refuse("its tensor is not that of its images".to_owned());
+        }
         match kind {
             ColumnKind::Fixed { shape, .. } if shape.contains(&0) => {
                 return refuse(format!("`shape` = {shape:?} holds no values; every size must be at least 1"));
@@ -102,12 +111,14 @@ impl TypedColumn {
             }
         };
         let one_value = match kind {
+            _ if image.is_some() => true,
             ColumnKind::Fixed { shape, .. } => shape.is_empty(),
             ColumnKind::Ragged { .. } => false,
             ColumnKind::Raw { .. } => true,
         };
         let position = project(projection, column, !one_value);
-        Ok(Self { column: Column { name: name.clone(), kind: kind.clone() }, position, absent })
+        let column = Column { name: name.clone(), kind: kind.clone() };
+        Ok(Self { column, position, absent, image: image.clone().map(Arc::new) })
     }
 
     /// Adds the column's rows to the chunk.
@@ -121,6 +132,7 @@ impl TypedColumn {
             values.ok_or_else(|| wrong_type(builder.raw, self.position, NUMBERS))
         };
         let column = match &self.column.kind {
+            _ if self.image.is_some() => self.images(&elements, missing, builder)?,
             ColumnKind::Fixed { .. } => {
                 let values = converted()?;
                 self.fixed(&elements, values, builder)
@@ -129,7 +141,13 @@ impl TypedColumn {
                 let values = converted()?;
                 self.ragged(&elements, values, *maximum, builder)?
             }
-            ColumnKind::Raw { maximum } => self.raw(&elements, missing, *maximum, builder)?,
+            ColumnKind::Raw { maximum } => {
+                let maximum = *maximum;
+                let usable = |bytes: &[u8]| bytes.len() <= maximum as usize;
+                let problem = |found| Problem::TooLong { maximum, found };
+                let (offsets, values) = self.raw(&elements, missing, usable, problem, builder)?;
+                ChunkColumn::Ragged { value_bytes: 1, offsets, values }
+            }
         };
         builder.columns.push(column);
         Ok(())
@@ -238,40 +256,60 @@ impl TypedColumn {
         true
     }
 
-    /// Rows of bytes; those of an absent value are empty.
+    /// Rows of bytes; those of an absent value are empty. Those that are not `usable` are faults with a `problem`, which is
+    /// called with their length. Returns offsets and values.
     fn raw(
         &self,
         elements: &Elements,
         missing: &Missing,
-        maximum: u32,
+        usable: impl Fn(&[u8]) -> bool,
+        problem: impl Fn(u64) -> Problem,
         builder: &mut ChunkBuilder<'_>,
-    ) -> Result<ChunkColumn, Error> {
+    ) -> Result<(Vec<u32>, Vec<u8>), Error> {
         let rows = builder.raw.rows();
         let texts =
             if elements.are_lists() { self.single(elements, builder)? } else { elements.leaf.clone() };
         let mut values = Vec::new();
+        let absent = (0, usable(&[]));
         let lengths = match texts.data_type() {
-            DataType::Null => Some(vec![0; rows]),
-            _ => bytes(&texts, missing, 0, |text| {
-                if text.len() <= maximum as usize {
+            DataType::Null => Some(vec![absent; rows]),
+            _ => bytes(&texts, missing, absent, |text| {
+                let is_usable = usable(text);
+                if is_usable {
                     values.extend_from_slice(text);
                 }
-                text.len() as u64
+                (text.len() as u64, is_usable)
             }),
         };
         let lengths = lengths.ok_or_else(|| wrong_type(builder.raw, self.position, BYTES))?;
         let mut offsets = Vec::with_capacity(rows + 1);
         offsets.push(0);
         let mut end = 0;
-        for (row, &length) in lengths.iter().enumerate() {
-            if length > maximum.into() {
-                builder.fault(row, self.position, Problem::TooLong { maximum, found: length });
-            } else {
+        for (row, &(length, is_usable)) in lengths.iter().enumerate() {
+            if is_usable {
                 end += length as usize;
+            } else {
+                builder.fault(row, self.position, problem(length));
             }
             offsets.push(self.offset(end)?);
         }
-        Ok(ChunkColumn::Ragged { value_bytes: 1, offsets, values })
+        Ok((offsets, values))
+    }
+
+    /// Rows of encoded images. What does not begin as an image is a fault; whether the rest is intact shows when it is
+    /// decoded.
+    fn images(
+        &self,
+        elements: &Elements,
+        missing: &Missing,
+        builder: &mut ChunkBuilder<'_>,
+    ) -> Result<ChunkColumn, Error> {
+        let usable = |bytes: &[u8]| bytes.len() as u64 <= MAX_IMAGE_BYTES && is_image(bytes);
+        let problem = |found| Problem::NoImage { found };
+        let (offsets, bytes) = self.raw(elements, missing, usable, problem, builder)?;
+        let raw = builder.raw;
+        let records = (0..raw.rows()).map(|row| raw.record(row)).collect();
+        Ok(ChunkColumn::Images(EncodedImages { path: raw.path().into(), split: 0, records, offsets, bytes }))
     }
 
     /// The elements of a column of lists that hold one value each. Longer ones are faults.

@@ -16,6 +16,7 @@ pub mod example;
 pub mod feed;
 pub mod footer;
 pub mod framing;
+pub mod image;
 mod input;
 pub mod job;
 pub mod parquet;
@@ -40,7 +41,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const PROPERTIES: [Property; 12] = [
+pub const PROPERTIES: [Property; 13] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
@@ -56,6 +57,7 @@ pub const PROPERTIES: [Property; 12] = [
         seeds: framing::seeds,
         dictionary: framing::dictionary,
     },
+    Property { name: "image", check: image::check, seeds: image::seeds, dictionary: image::dictionary },
     Property { name: "job", check: job::check, seeds: job::seeds, dictionary: job::dictionary },
     Property {
         name: "parquet",

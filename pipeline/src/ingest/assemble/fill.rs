@@ -7,6 +7,8 @@ use millstream_trace::{Category, SpanStart, Work};
 
 use super::{Assembler, Place};
 use crate::error::Error;
+use crate::images::{ImageStage, PackedRows};
+use crate::ingest::source::SkippedRecords;
 use crate::ingest::stats::{Counters, Stopwatch};
 use crate::order::{LanePart, Turn};
 
@@ -122,26 +124,46 @@ impl Assembler<'_> {
                 Turn::Row { lane, index } => more = note(self, (lane, index)),
                 Turn::Wait { lane } if self.skips(lane) => self.merge.skip_turn(),
                 Turn::Wait { lane } => {
-                    at_work.end(self.pack(parts));
+                    at_work.end(self.pack(parts)?);
                     self.take_window(lane)?;
                     at_work = Filling::begin(&shared.counters);
                 }
                 Turn::End => break,
             }
         }
-        at_work.end(self.pack(parts));
+        at_work.end(self.pack(parts)?);
         Ok(drawn)
     }
 
     /// Packs the drawn rows of all `parts`. Returns their number.
-    fn pack(&mut self, parts: &mut [Part<'_>]) -> u32 {
-        let mut packed = 0;
-        for (Part { slot, rows, .. }, drawn) in parts.iter_mut().zip(&mut self.drawn) {
+    fn pack(&mut self, parts: &mut [Part<'_>]) -> Result<u32, Error> {
+        for (Part { slot, rows, .. }, drawn) in parts.iter_mut().zip(&self.drawn) {
             self.packer.pack(&mut slot.batch(), *rows as usize, &self.pool.chunks, drawn);
-            *rows += drawn.len() as u32;
+        }
+        if let Some(images) = self.images {
+            self.decode_images(images, parts)?;
+        }
+        let mut packed = 0;
+        for (part, drawn) in parts.iter_mut().zip(&mut self.drawn) {
+            part.rows += drawn.len() as u32;
             packed += drawn.len() as u32;
             drawn.clear();
         }
-        packed
+        Ok(packed)
+    }
+
+    /// Decodes the images of the drawn rows of all `parts`, after those that were packed before.
+    fn decode_images(&mut self, images: &ImageStage, parts: &mut [Part<'_>]) -> Result<(), Error> {
+        let mut batches: Vec<_> = parts.iter_mut().map(|part| (part.slot.batch(), part.rows)).collect();
+        let packed = batches.iter_mut().zip(&self.drawn).map(|((batch, at), rows)| {
+            let capacity = batch.layout().schema().rows as usize;
+            PackedRows { sections: batch.sections(), capacity, at: *at as usize, rows }
+        });
+        let (packed, counters) = (packed.collect(), &self.shared.counters);
+        let decode = || images.decode(packed, &self.pool.chunks, self.pass, counters);
+        let SkippedRecords { records, last } =
+            counters.wait(|counters| &counters.image_wait, "wait for images", decode)?;
+        self.merge.count_skipped(records);
+        self.check_skipped(last)
     }
 }

@@ -15,7 +15,7 @@ use crate::chunk::ChunkColumn;
 use crate::spec::ColumnSpec;
 
 fn column(name: &str, kind: ColumnKind, missing: Option<f64>) -> ColumnSpec {
-    ColumnSpec { name: name.into(), column: "x".into(), kind, missing }
+    ColumnSpec { name: name.into(), column: "x".into(), kind, missing, image: None }
 }
 
 fn fixed(dtype: Dtype, shape: &[u32]) -> ColumnKind {
@@ -452,6 +452,7 @@ proptest! {
                 prop_assert_eq!((offsets[0], offsets.len()), (0, rows.len() + 1));
                 (*value_bytes, values.len())
             }
+            ChunkColumn::Images(_) => unreachable!("no column of images"),
         };
         let width = if spec.kind.has_offsets() { 1 } else { spec.kind.row_values().unwrap() as usize };
         prop_assert_eq!(size, dtype.bytes() * width);

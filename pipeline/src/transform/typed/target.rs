@@ -10,10 +10,9 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, PrimitiveArray};
 use arrow_schema::DataType;
-use millstream_batch::Dtype;
+use millstream_batch::{Dtype, float16};
 
 use super::Values;
-use super::bits16;
 use crate::transform::column::{Missing, Number, bytes, numbers, round_to_column_type};
 use crate::transform::temporal;
 
@@ -137,18 +136,18 @@ impl Target<8> for Double {
 impl<const MANTISSA: u32> Target<2> for Bits16<MANTISSA> {
     #[inline]
     fn integer(value: i64) -> Option<[u8; 2]> {
-        let magnitude = bits16::rounded_to_odd(value.unsigned_abs());
+        let magnitude = float16::rounded_to_odd(value.unsigned_abs());
         Self::real(if value < 0 { -magnitude } else { magnitude })
     }
 
     #[inline]
     fn unsigned(value: u64) -> Option<[u8; 2]> {
-        Self::real(bits16::rounded_to_odd(value))
+        Self::real(float16::rounded_to_odd(value))
     }
 
     #[inline]
     fn real(value: f64) -> Option<[u8; 2]> {
-        Some(bits16::of_f64::<MANTISSA>(value).to_ne_bytes())
+        Some(float16::of_f64::<MANTISSA>(value).to_ne_bytes())
     }
 }
 

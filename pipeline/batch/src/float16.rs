@@ -1,11 +1,11 @@
-//! Floats of 16 bits.
+//! Floats of 16 bits: binary16 and bfloat16.
 
 /// The bits of `value` as a float of 16 bits with `MANTISSA` bits of mantissa, rounded to nearest, ties to even: 10 for
 /// binary16, 7 for bfloat16. Values beyond the largest finite one become infinite, as in IEEE 754. NaN keeps its sign and
 /// the upper bits of its payload.
 ///
 /// Unlike a conversion by way of `f32`, it rounds once.
-pub(super) fn of_f64<const MANTISSA: u32>(value: f64) -> u16 {
+pub fn of_f64<const MANTISSA: u32>(value: f64) -> u16 {
     const SOURCE_MANTISSA: u32 = f64::MANTISSA_DIGITS - 1;
     const SOURCE_BIAS: i64 = 1023;
     let bias = (1_i64 << (14 - MANTISSA)) - 1;
@@ -36,7 +36,7 @@ fn rounded(bits: u64, shift: u32) -> u64 {
 }
 
 /// `magnitude` as an `f64` that rounds to fewer bits as `magnitude` does: the lowest bit is set if any bit is lost.
-pub(super) fn rounded_to_odd(magnitude: u64) -> f64 {
+pub fn rounded_to_odd(magnitude: u64) -> f64 {
     if magnitude < 1 << f64::MANTISSA_DIGITS {
         return magnitude as f64;
     }

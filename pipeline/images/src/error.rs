@@ -1,0 +1,51 @@
+//! Why an image cannot be used.
+
+use std::sync::Arc;
+
+use crate::turbo::TurboError;
+
+/// Why an image cannot be used.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The bytes are of no supported format.
+    #[error("expected a JPEG, PNG or WebP image, found {}", found(*bytes))]
+    Format {
+        /// The number of bytes.
+        bytes: usize,
+    },
+    /// The image is damaged.
+    #[error("the {format} image is damaged: {message}")]
+    Damaged {
+        /// The format.
+        format: &'static str,
+        /// The decoder's message.
+        message: String,
+    },
+    /// The image has more pixels than the column allows.
+    #[error(
+        "the image has {width} x {height} pixels, more than `max_pixels` = {max_pixels}; raise it, and the memory budget \
+         if necessary"
+    )]
+    TooLarge {
+        /// Its width.
+        width: u32,
+        /// Its height.
+        height: u32,
+        /// The column's maximum.
+        max_pixels: u32,
+    },
+    /// The decoder is not on this host.
+    #[error(transparent)]
+    NoDecoder(Arc<TurboError>),
+}
+
+impl ImageError {
+    /// Whether the image is at fault, and not the host.
+    pub fn is_of_image(&self) -> bool {
+        !matches!(self, Self::NoDecoder(_))
+    }
+}
+
+fn found(bytes: usize) -> String {
+    if bytes == 0 { "no bytes".to_owned() } else { format!("{bytes} bytes of another kind") }
+}

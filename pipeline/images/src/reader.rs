@@ -1,0 +1,241 @@
+//! Reads images, with the buffers of one thread.
+
+use std::sync::Arc;
+
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+use crate::ImageError;
+use crate::color::ColorMap;
+use crate::crop::{Draws, Region};
+use crate::decoder::Decoder;
+use crate::spec::{Channels, Decode, ImageSpec};
+use crate::tensor::Values;
+use crate::turbo::{Turbo, TurboError};
+
+/// The resolutions at which a JPEG image can be decoded, from the lowest on.
+const REDUCTIONS: [u32; 4] = [8, 4, 2, 1];
+
+/// Reads images of one specification.
+pub struct ImageReader {
+    spec: Arc<ImageSpec>,
+    values: Values,
+    decoder: Decoder,
+    resizer: Resizer,
+    /// The decoded image.
+    decoded: Vec<u8>,
+    /// The region, at the size of the result.
+    resized: Vec<u8>,
+}
+
+impl ImageReader {
+    /// A reader with no images read. JPEG images need `turbo`; if it could not be loaded, each is an error.
+    pub fn new(spec: &Arc<ImageSpec>, turbo: Result<Arc<Turbo>, Arc<TurboError>>) -> Self {
+        Self {
+            spec: Arc::clone(spec),
+            values: Values::of(spec),
+            decoder: Decoder::new(turbo),
+            resizer: Resizer::new(),
+            decoded: Vec::new(),
+            resized: Vec::new(),
+        }
+    }
+
+    /// Writes the image of `bytes` to `out`: its row of the column ([`ImageSpec::column_kind`]). Everything random is a
+    /// function of the numbers that `random` returns.
+    ///
+    /// # Errors
+    /// The image is unusable. The contents of `out` are then undefined.
+    ///
+    /// # Panics
+    /// When `out` has another size than a row.
+    pub fn read(
+        &mut self,
+        bytes: &[u8],
+        random: &mut dyn FnMut() -> u64,
+        out: &mut [u8],
+    ) -> Result<(), ImageError> {
+        let spec = Arc::clone(&self.spec);
+        let output = (spec.width, spec.height);
+        assert_eq!(out.len() as u64, spec.column_kind().row_bytes(), "the size of a row");
+        let opened = self.decoder.open(bytes, spec.max_pixels)?;
+        let draws = &mut Draws(random);
+        let size = (opened.width, opened.height);
+        let region = spec.crop.region(size, output, draws);
+        let flipped = spec.flip && draws.coin();
+        let color = (!spec.jitter.is_none()).then(|| ColorMap::draw(&spec.jitter, draws));
+        let reduction = match spec.decode {
+            Decode::Fast if opened.is_reducible() => reduction(&region, output),
+            _ => 1,
+        };
+        let decoded_size = self.decoder.decode(opened, spec.channels, reduction, &mut self.decoded)?;
+        let region = reduced(region, size, decoded_size);
+        let pixels = if is_whole(&region, decoded_size) && decoded_size == output {
+            &mut self.decoded
+        } else {
+            self.resize(&spec, decoded_size, region)?;
+            &mut self.resized
+        };
+        if let Some(color) = color {
+            color.apply(spec.channels, pixels);
+        }
+        self.values.write(&spec, pixels, flipped, out);
+        Ok(())
+    }
+
+    /// Resizes the region by a triangular filter, which covers as many pixels as a pixel of the result stands for, as
+    /// Pillow's and torchvision's do.
+    fn resize(
+        &mut self,
+        spec: &ImageSpec,
+        (width, height): (u32, u32),
+        region: Region,
+    ) -> Result<(), ImageError> {
+        let pixel = match spec.channels {
+            Channels::Rgb => PixelType::U8x3,
+            Channels::Gray => PixelType::U8,
+        };
+        let size = spec.width as usize * spec.height as usize * spec.channels.count();
+        self.resized.resize(size, 0);
+        let failed =
+            |error: &dyn ToString| ImageError::Damaged { format: "decoded", message: error.to_string() };
+        let source = ImageRef::new(width, height, &self.decoded, pixel).map_err(|error| failed(&error))?;
+        let mut out = Image::from_slice_u8(spec.width, spec.height, &mut self.resized, pixel)
+            .map_err(|error| failed(&error))?;
+        let options = ResizeOptions::new()
+            .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
+            .use_alpha(false)
+            .crop(region.left, region.top, region.width, region.height);
+        self.resizer.resize(&source, &mut out, &options).map_err(|error| failed(&error))
+    }
+}
+
+/// The greatest reduction at which the region is at least as large as the result.
+fn reduction(region: &Region, (width, height): (u32, u32)) -> u32 {
+    let fits = |reduction: &u32| {
+        let reduction = f64::from(*reduction);
+        region.width / reduction >= width.into() && region.height / reduction >= height.into()
+    };
+    REDUCTIONS.into_iter().find(fits).unwrap_or(1)
+}
+
+/// The region of an image of size `from` in its decoded form of size `to`, within its borders in spite of rounding.
+fn reduced(region: Region, from: (u32, u32), to: (u32, u32)) -> Region {
+    let [across, down] = [(to.0, from.0), (to.1, from.1)].map(|(to, from)| f64::from(to) / f64::from(from));
+    let (left, top) = ((region.left * across).max(0.0), (region.top * down).max(0.0));
+    Region {
+        left,
+        top,
+        width: (region.width * across).min(f64::from(to.0) - left),
+        height: (region.height * down).min(f64::from(to.1) - top),
+    }
+}
+
+fn is_whole(region: &Region, (width, height): (u32, u32)) -> bool {
+    *region == Region { left: 0.0, top: 0.0, width: width.into(), height: height.into() }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use millstream_batch::Dtype;
+
+    use super::*;
+    use crate::spec::{Crop, Jitter, Layout};
+
+    pub(crate) fn spec() -> ImageSpec {
+        ImageSpec {
+            height: 4,
+            width: 4,
+            channels: Channels::Rgb,
+            crop: Crop::None,
+            flip: false,
+            jitter: Jitter::default(),
+            normalize: None,
+            layout: Layout::Nhwc,
+            dtype: Dtype::Uint8,
+            decode: Decode::Exact,
+            max_pixels: 1 << 20,
+            average_bytes: None,
+        }
+    }
+
+    fn no_turbo() -> Result<Arc<Turbo>, Arc<TurboError>> {
+        Err(Arc::new(TurboError::Missing { file: "none".to_owned(), reason: "not loaded".to_owned() }))
+    }
+
+    /// A PNG file of these pixels.
+    fn png(width: u32, height: u32, color: png::ColorType, pixels: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut encoder = png::Encoder::new(&mut bytes, width, height);
+        encoder.set_color(color);
+        encoder.set_depth(png::BitDepth::Eight);
+        encoder.write_header().unwrap().write_image_data(pixels).unwrap();
+        bytes
+    }
+
+    fn read(spec: ImageSpec, bytes: &[u8], random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, ImageError> {
+        let mut out = vec![0; usize::try_from(spec.column_kind().row_bytes()).unwrap()];
+        ImageReader::new(&Arc::new(spec), no_turbo()).read(bytes, random, &mut out).map(|()| out)
+    }
+
+    #[test]
+    fn an_image_of_the_results_size_keeps_its_pixels() {
+        let pixels: Vec<u8> = (0..48).map(|i| i * 5).collect();
+        let bytes = png(4, 4, png::ColorType::Rgb, &pixels);
+        assert_eq!(read(spec(), &bytes, &mut || 0).unwrap(), pixels);
+        let flipped = read(ImageSpec { flip: true, ..spec() }, &bytes, &mut || u64::MAX).unwrap();
+        assert_eq!(flipped[..3], pixels[9..12]);
+        // Opacity is dropped, and grey has equal channels.
+        let opaque: Vec<u8> = pixels.chunks(3).flat_map(|pixel| [pixel[0], pixel[1], pixel[2], 7]).collect();
+        assert_eq!(read(spec(), &png(4, 4, png::ColorType::Rgba, &opaque), &mut || 0).unwrap(), pixels);
+        let gray = read(spec(), &png(4, 4, png::ColorType::Grayscale, &pixels[..16]), &mut || 0).unwrap();
+        assert_eq!(gray[..6], [0, 0, 0, 5, 5, 5]);
+    }
+
+    #[test]
+    fn resizing_averages_the_pixels_that_a_result_stands_for() {
+        let pixels: Vec<u8> = (0..64_u8).flat_map(|i| [if i / 8 % 2 == 0 { 0 } else { 200 }; 3]).collect();
+        let bytes = png(8, 8, png::ColorType::Rgb, &pixels);
+        let out = read(ImageSpec { height: 2, width: 2, ..spec() }, &bytes, &mut || 0).unwrap();
+        assert!(out.iter().all(|level| level.abs_diff(100) < 15), "{out:?}");
+    }
+
+    #[test]
+    fn unusable_images_are_errors() {
+        let message = |bytes: &[u8]| read(spec(), bytes, &mut || 0).unwrap_err().to_string();
+        assert_eq!(message(b""), "expected a JPEG, PNG or WebP image, found no bytes");
+        assert_eq!(message(b"GIF89a"), "expected a JPEG, PNG or WebP image, found 6 bytes of another kind");
+        let whole = png(4, 4, png::ColorType::Rgb, &[9; 48]);
+        for length in 8..whole.len() - 12 {
+            assert!(message(&whole[..length]).starts_with("the PNG image is damaged: "), "{length}");
+        }
+        let large = png(40, 30, png::ColorType::Grayscale, &[9; 1_200]);
+        let error = read(ImageSpec { max_pixels: 1_199, ..spec() }, &large, &mut || 0).unwrap_err();
+        assert!(error.to_string().contains("40 x 30 pixels, more than `max_pixels` = 1199"), "{error}");
+        let error = read(spec(), &[0xff, 0xd8, 0xff, 0xe0], &mut || 0).unwrap_err();
+        assert!(!error.is_of_image() && error.to_string().contains("libturbojpeg0"), "{error}");
+    }
+
+    #[test]
+    fn a_reduced_image_is_at_least_as_large_as_the_result() {
+        let region = Region { left: 0.0, top: 0.0, width: 1_000.0, height: 450.0 };
+        let cases = [((224, 224), 2), ((226, 226), 1), ((100, 100), 4), ((10, 10), 8), ((1_000, 1), 1)];
+        for (output, expected) in cases {
+            assert_eq!(reduction(&region, output), expected, "{output:?}");
+        }
+        let whole = Region { left: 0.0, top: 0.0, width: 101.0, height: 51.0 };
+        assert!(is_whole(&reduced(whole, (101, 51), (51, 26)), (51, 26)));
+    }
+
+    #[test]
+    fn evaluation_draws_nothing() {
+        let crop = Crop::RandomResized { scale: [0.08, 1.0], ratio: [0.75, 1.333] };
+        let jitter = Jitter { hue: 0.1, brightness: 0.1, ..Jitter::default() };
+        let spec = ImageSpec { crop, jitter, flip: true, ..spec() }.for_evaluation();
+        let pixels: Vec<u8> = (0..192).collect();
+        let bytes = png(8, 8, png::ColorType::Rgb, &pixels);
+        read(spec, &bytes, &mut || panic!("a draw")).unwrap();
+    }
+}

@@ -1,0 +1,187 @@
+//! Images of a batch, decoded straight into its slots.
+//!
+//! Chunks, and so the shuffle pool, hold encoded images, which are 3 to 10 times smaller than decoded ones. When rows are
+//! packed, their images are decoded in parallel, each into its row of a slot. The packer waits until all are.
+//!
+//! What is random in an image (crop, flip, jitter) is a function of (seed, epoch, split, record). So it does not depend on
+//! threads, ranks, the batch size or a resume.
+//!
+//! A row whose image turns out to be damaged is already drawn. If bad records are skipped, its image becomes zeros, and it
+//! counts as a bad record.
+
+use std::sync::Arc;
+
+use millstream_batch::Sections;
+use millstream_format::Error as FormatError;
+use millstream_images::{ImageError, ImageReader, ImageSpec, Turbo};
+use parking_lot::Mutex;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::chunk::{Chunk, ChunkColumn, EncodedImages};
+use crate::error::Error;
+use crate::ingest::{Counters, SkippedRecords};
+use crate::order::{Pass, image_random};
+use crate::pack::RowRef;
+
+/// The environment variable that names the file of libjpeg-turbo, where it is not the system's.
+const TURBO_FILE: &str = "MILLSTREAM_TURBOJPEG";
+
+/// The bytes planned for an encoded image if the data does not say.
+const USUAL_BYTES: u64 = 128 << 10;
+
+/// Planned bytes of an encoded image, as a multiple of the mean over the data, in halves: windows differ.
+const MARGIN_HALVES: u64 = 3;
+
+/// A column of images.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageColumn {
+    /// Its place among the typed columns of a batch.
+    pub number: usize,
+    /// Its name.
+    pub name: String,
+    /// What is wanted of its images.
+    pub spec: Arc<ImageSpec>,
+}
+
+impl ImageColumn {
+    /// The same column for held-out data.
+    pub(crate) fn for_evaluation(self) -> Self {
+        Self { spec: Arc::new(self.spec.for_evaluation()), ..self }
+    }
+
+    /// The bytes planned for an encoded image.
+    pub(crate) fn planned_bytes(&self) -> u64 {
+        self.spec.average_bytes.map_or(USUAL_BYTES, u64::from)
+    }
+
+    /// The same column with `average_bytes` derived from the mean size of a row, unless it is set.
+    pub(crate) fn of_rows_of(self, mean_row_bytes: Option<u64>) -> Self {
+        let Some(mean) = mean_row_bytes.filter(|_| self.spec.average_bytes.is_none()) else { return self };
+        let planned = (mean * MARGIN_HALVES / 2).clamp(1 << 10, u32::MAX.into());
+        let spec = ImageSpec { average_bytes: u32::try_from(planned).ok(), ..ImageSpec::clone(&self.spec) };
+        Self { spec: Arc::new(spec), ..self }
+    }
+}
+
+/// Decodes the images of rows that are packed.
+pub(crate) struct ImageStage {
+    columns: Vec<StageColumn>,
+    threads: ThreadPool,
+    seed: u64,
+    skips: bool,
+}
+
+struct StageColumn {
+    column: ImageColumn,
+    /// Of each thread.
+    readers: Vec<Mutex<ImageReader>>,
+}
+
+/// Rows of a part of a batch that were just packed.
+pub(crate) struct PackedRows<'a> {
+    /// All sections of the part.
+    pub(crate) sections: Sections<'a>,
+    /// The row capacity of the part.
+    pub(crate) capacity: usize,
+    /// The place of the first row.
+    pub(crate) at: usize,
+    pub(crate) rows: &'a [RowRef],
+}
+
+/// An image to decode.
+struct Task<'a> {
+    column: &'a StageColumn,
+    images: &'a EncodedImages,
+    row: usize,
+    out: &'a mut [u8],
+}
+
+impl ImageStage {
+    /// A stage with `threads` threads. `skips` tells whether damaged images are replaced.
+    pub(crate) fn new(columns: &[ImageColumn], threads: u32, seed: u64, skips: bool) -> Result<Self, Error> {
+        let file = std::env::var_os(TURBO_FILE).map(std::path::PathBuf::from);
+        let turbo = Turbo::load(file.as_deref()).map(Arc::new).map_err(Arc::new);
+        let readers = |column: &ImageColumn| {
+            (0..threads).map(|_| Mutex::new(ImageReader::new(&column.spec, turbo.clone()))).collect()
+        };
+        let columns =
+            columns.iter().map(|column| StageColumn { readers: readers(column), column: column.clone() });
+        let pool = ThreadPoolBuilder::new().num_threads(threads as usize);
+        let threads = pool
+            .thread_name(|number| format!("ingest-image-{number}"))
+            .build()
+            .map_err(|error| Error::Panicked(format!("cannot start threads for images: {error}")))?;
+        Ok(Self { columns: columns.collect(), threads, seed, skips })
+    }
+
+    /// Decodes the images of `packed` rows, which are of `chunks`. Returns those that became zeros.
+    ///
+    /// # Errors
+    /// The first unusable image, in the order of the rows, unless bad records are skipped.
+    pub(crate) fn decode(
+        &self,
+        packed: Vec<PackedRows<'_>>,
+        chunks: &[Arc<Chunk>],
+        pass: Pass,
+        counters: &Counters,
+    ) -> Result<SkippedRecords, Error> {
+        let mut tasks: Vec<Task<'_>> = Vec::new();
+        for PackedRows { sections, capacity, at, rows } in packed {
+            let mut of_columns = sections.columns;
+            for column in self.columns.iter() {
+                let values = std::mem::take(&mut of_columns[column.column.number].values);
+                let row_bytes = values.len() / capacity;
+                let outs = values.chunks_exact_mut(row_bytes).skip(at);
+                tasks.extend(rows.iter().zip(outs).map(|(&RowRef { chunk, row }, out)| {
+                    let ChunkColumn::Images(images) = &chunks[chunk as usize].columns[column.column.number]
+                    else {
+                        unreachable!("chunks have the batch's columns")
+                    };
+                    Task { column, images, row: row as usize, out }
+                }));
+            }
+        }
+        let failed = self.threads.install(|| {
+            let tasks = tasks.into_par_iter().with_max_len(1);
+            let failed = tasks.filter_map(|task| counters.images.time(|| self.run(task, pass)).err());
+            failed.collect::<Vec<Error>>()
+        });
+        let mut skipped = SkippedRecords::default();
+        for error in failed {
+            if !self.skips || !error.is_bad_record() {
+                return Err(error);
+            }
+            tracing::warn!(%error, "the image is replaced by zeros");
+            skipped = SkippedRecords { records: skipped.records + 1, last: Some(error) };
+        }
+        Ok(skipped)
+    }
+
+    /// Decodes one image. If that fails, its row becomes zeros.
+    fn run(&self, task: Task<'_>, pass: Pass) -> Result<(), Error> {
+        let Task { column: StageColumn { column, readers }, images, row, out } = task;
+        let record = images.records[row];
+        let mut random = image_random(self.seed, pass, images.split, record);
+        let bytes = &images.bytes[images.offsets[row] as usize..images.offsets[row + 1] as usize];
+        let thread = rayon::current_thread_index().unwrap_or(0);
+        let read = readers[thread].lock().read(bytes, &mut || random.next(), out);
+        read.map_err(|error| {
+            out.fill(0);
+            of_image(images, record, &column.name, &error)
+        })
+    }
+}
+
+/// The error of an image, with its address.
+fn of_image(images: &EncodedImages, record: u64, column: &str, error: &ImageError) -> Error {
+    if !error.is_of_image() {
+        return Error::Invalid(error.to_string());
+    }
+    Error::Format(FormatError::BadValue {
+        path: images.path.to_string(),
+        record,
+        column: column.to_owned(),
+        message: error.to_string(),
+    })
+}
