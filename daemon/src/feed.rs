@@ -4,17 +4,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow};
 use millstream_batch::{BatchSchema, Count, HandOff, RingError};
-use millstream_format::filter::RowFilter;
 use millstream_io::storage::{Listing, Object, Stores};
 use millstream_pipeline::Error;
 use millstream_pipeline::cache::{Cache, CachedSource, Specification};
-use millstream_pipeline::dataset::{Absent, Dataset, rows_of};
-use millstream_pipeline::ingest::{
-    self, ChunkSource, DatasetSource, IngestControl, IngestHandle, IngestPlan, Peers,
-};
-use millstream_pipeline::order::Position;
+use millstream_pipeline::dataset::{Dataset, Listed, Pinned};
+use millstream_pipeline::ingest::{self, ChunkSource, IngestControl, IngestHandle, IngestPlan, Peers};
 use millstream_pipeline::spec::DataSpec;
-use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 
 use crate::access::Requester;
@@ -122,7 +117,7 @@ pub(crate) fn open_sources(
     frozen: Option<(&RunDirectory, &str)>,
     runtime: &Handle,
 ) -> Result<(Dataset, Sources)> {
-    let Named { patterns, rows } = named(&data.train, (stores, requester), runtime)?;
+    let Pinned { patterns, rows } = pinned(&data.train, (stores, requester), runtime)?;
     let matches = runtime.block_on(stores.list_matches(&patterns, &data.base))?;
     requester.check_data(matches.iter().map(|(object, _)| &**object.path()), &data.base)?;
     let sources = Sources::of(data, &matches);
@@ -140,30 +135,16 @@ fn open_listed(
     if let Some((directory, name)) = frozen {
         objects = freeze(directory, name, objects)?;
     }
-    Ok(of_listed(Listed { objects, rows }, data, runtime)?)
-}
-
-/// Files, and which of their rows are data.
-pub(crate) struct Listed {
-    pub(crate) objects: Vec<Object>,
-    /// Those of the split of registered datasets that the patterns name.
-    pub(crate) rows: RowFilter,
-}
-
-/// What patterns name: files, and which of their rows.
-struct Named {
-    patterns: Vec<String>,
-    rows: RowFilter,
+    Ok(Listed { objects, rows }.open(data, runtime)?)
 }
 
 /// Resolves versions of datasets and the names of splits, which `requester` must be allowed to read.
-fn named(patterns: &[String], (stores, requester): (&Stores, &Requester), runtime: &Handle) -> Result<Named> {
-    datasets::check_read(patterns, stores, requester)?;
-    let pinned = runtime.block_on(stores.pin(patterns))?;
-    datasets::check_read(&pinned, stores, requester)?;
-    let named = runtime.block_on(stores.named(&pinned))?;
-    let rows = named.portion.as_ref().map(rows_of).unwrap_or_default();
-    Ok(Named { patterns: named.patterns, rows })
+fn pinned(
+    patterns: &[String],
+    (stores, requester): (&Stores, &Requester),
+    runtime: &Handle,
+) -> Result<Pinned> {
+    Pinned::of(patterns, stores, runtime, |patterns| datasets::check_read(patterns, stores, requester))
 }
 
 /// The files that `patterns` match, which `requester` may read, and which of their rows.
@@ -176,24 +157,9 @@ pub(crate) fn list(
     (stores, requester): (&Stores, &Requester),
     runtime: &Handle,
 ) -> Result<Listed> {
-    let Named { patterns, rows } = named(patterns, (stores, requester), runtime)?;
-    let objects = runtime.block_on(stores.list(&patterns, &data.base))?;
-    requester.check_data(objects.iter().map(|object| &**object.path()), &data.base)?;
-    Ok(Listed { objects, rows })
-}
-
-/// The dataset of listed rows, cut and limited as the data section says.
-///
-/// # Errors
-/// When they are no Parquet or TFRecord.
-pub(crate) fn of_listed(
-    Listed { objects, rows }: Listed,
-    data: &DataSpec,
-    runtime: &Handle,
-) -> Result<Dataset, Error> {
-    let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
-    let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
-    Ok(dataset.filtered(&rows))
+    let listed = pinned(patterns, (stores, requester), runtime)?.list(stores, &data.base, runtime)?;
+    requester.check_data(listed.objects.iter().map(|object| &**object.path()), &data.base)?;
+    Ok(listed)
 }
 
 fn freeze(directory: &RunDirectory, name: &str, objects: Vec<Object>) -> Result<Vec<Object>> {
@@ -213,22 +179,6 @@ fn freeze(directory: &RunDirectory, name: &str, objects: Vec<Object>) -> Result<
     Ok(kept.objects)
 }
 
-/// The dataset as a source for `transform`. In TFRecord files, features may be `absent`.
-///
-/// # Errors
-/// When it lacks a column that the transform needs.
-pub(crate) fn source(
-    dataset: Arc<Dataset>,
-    transform: &Arc<Transform>,
-    data: &DataSpec,
-    absent: Absent<'_>,
-    runtime: &Handle,
-) -> Result<Arc<dyn ChunkSource>, Error> {
-    dataset.check(transform.projection(), absent, runtime)?;
-    let (transform, runtime) = (Arc::clone(transform), runtime.clone());
-    Ok(Arc::new(DatasetSource::new(dataset, transform, data.on_bad_record, runtime)))
-}
-
 /// Puts the job's cache in front of the source, for rows of `schema` that `specification` identifies.
 ///
 /// # Errors
@@ -244,10 +194,4 @@ pub(crate) fn cached(
     let cache = Arc::clone(cache);
     let source = CachedSource::new(source, cache, dataset, schema, specification, data.on_bad_record)?;
     Ok(Arc::new(source))
-}
-
-/// The contents of a slot for this transform and data section.
-pub(crate) fn schema(transform: &Transform, data: &DataSpec) -> BatchSchema {
-    let position_bytes = Position::encoded_bytes(data.lanes);
-    transform.schema(data.batch_size, u32::try_from(position_bytes).unwrap_or(u32::MAX))
 }

@@ -18,7 +18,7 @@ use millstream_pipeline::analysis::{Analysis, AnalysisPass, AnalysisProgress};
 use millstream_pipeline::bad_records::BadRecords;
 use millstream_pipeline::cache::{Cache, CacheOptions, Specification};
 use millstream_pipeline::dataset::{Absent, Dataset, Negatives};
-use millstream_pipeline::ingest::{ChunkSource, IngestPlan};
+use millstream_pipeline::ingest::{ChunkSource, DatasetSource, IngestPlan};
 use millstream_pipeline::order::Mix;
 use millstream_pipeline::spec::{
     DataSpec, FeatureKind, FeatureSpec, MissingNumber, Normalize, Purpose, Terms,
@@ -177,11 +177,11 @@ impl JobPlan {
         let cache = data.cache.as_ref().map(|spec| Arc::new(Cache::new(spec, options)));
         let fit = |features: &[FeatureSpec], analysis: &Analysis| -> Result<Fitted> {
             let transform = Arc::new(Transform::resolve(features, &job.label, &data.missing, analysis)?);
-            let schema = feed::schema(&transform, data);
+            let schema = transform.batch_schema(data);
             let source = |dataset: &Arc<Dataset>, purpose, absent| {
-                let source = feed::source(Arc::clone(dataset), &transform, data, absent, runtime)
+                let source = DatasetSource::open(Arc::clone(dataset), &transform, data, absent, runtime)
                     .map_err(|error| with_key(job, error))?;
-                let Some(cache) = &cache else { return Ok::<_, anyhow::Error>(source) };
+                let Some(cache) = &cache else { return Ok::<Arc<dyn ChunkSource>, anyhow::Error>(source) };
                 let specification = Specification::of(features, &job.label, (data, purpose), analysis);
                 Ok(feed::cached(source, cache, dataset, &schema, &specification, data)?)
             };
@@ -197,7 +197,7 @@ impl JobPlan {
         let decided = directory.map(auto_batch::decided).transpose()?.flatten();
         let smallest = unlearned(&job.features, 1);
         let smallest = Transform::resolve(&smallest, &job.label, &data.missing, &Analysis::default())?;
-        let smallest = ModelPlan::new(&job.model, &feed::schema(&smallest, data), &ranks::planned(job))?;
+        let smallest = ModelPlan::new(&job.model, &smallest.batch_schema(data), &ranks::planned(job))?;
         let recorded = directory.map(|run| Continuation::recorded(run, requester)).transpose()?.flatten();
         let source = match recorded {
             Some(_) => None,

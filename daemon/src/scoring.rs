@@ -416,7 +416,7 @@ impl Run {
         if O::KIND == ScoreOutput::Scores {
             transform = transform.without_label();
         }
-        let schema = feed::schema(&transform, &data);
+        let schema = transform.batch_schema(&data);
         let opening = Opening {
             scored: &self.scored,
             request: &self.request,

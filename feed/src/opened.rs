@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_batch::{BatchSchema, HandOff};
-use millstream_io::storage::{Object, Stores};
-use millstream_pipeline::dataset::{Absent, Dataset, rows_of};
+use millstream_io::storage::Stores;
+use millstream_pipeline::dataset::{Absent, Dataset, Pinned};
 use millstream_pipeline::ingest::{self, DatasetSource, IngestHandle, IngestPlan};
 use millstream_pipeline::order::Position;
 use millstream_pipeline::spec::{DataSpec, Purpose};
@@ -135,33 +135,26 @@ impl Source<'_> {
         state: Option<&FeedState>,
     ) -> Result<(Arc<Dataset>, Files), Error> {
         let Self { spec: FeedSpec { data, .. }, stores, runtime, .. } = self;
-        let pinned = runtime.block_on(stores.pin(patterns))?;
-        let named = runtime.block_on(stores.named(&pinned))?;
-        let mut objects: Vec<Object> = runtime.block_on(stores.list(&named.patterns, &data.base))?;
+        let selection = Pinned::of(patterns, stores, runtime, |_| Ok::<_, Error>(()))?;
+        let mut listed = selection.list(stores, &data.base, runtime)?;
         let files = match state {
             Some(state) => {
-                objects = state.files.keep(objects)?;
+                listed.objects = state.files.keep(listed.objects)?;
                 state.files.clone()
             }
-            None => Files::of(&objects),
+            None => Files::of(&listed.objects),
         };
-        let dataset = runtime.block_on(Dataset::of_within(objects, data.format, data.memory_budget_bytes))?;
-        let dataset = dataset.cut_at(data.split_bytes)?.with_budget(data.memory_budget_bytes, data.lanes);
-        let of_split = named.portion.as_ref().map(rows_of).unwrap_or_default();
-        Ok((Arc::new(dataset.filtered(&of_split).filtered(&data.rows(purpose))), files))
+        Ok((Arc::new(listed.open(data, runtime)?.filtered(&data.rows(purpose))), files))
     }
 
     /// The dataset as a source of chunks.
     fn chunks(&self, dataset: Arc<Dataset>) -> Result<Arc<DatasetSource>, Error> {
-        dataset.check(self.transform.projection(), Absent::Rejected, self.runtime)?;
-        let (transform, runtime) = (Arc::clone(self.transform), self.runtime.clone());
-        Ok(Arc::new(DatasetSource::new(dataset, transform, self.spec.data.on_bad_record, runtime)))
+        let data = &self.spec.data;
+        Ok(DatasetSource::open(dataset, self.transform, data, Absent::Rejected, self.runtime)?)
     }
 
     /// The contents of a global batch.
     fn schema(&self) -> BatchSchema {
-        let data = &self.spec.data;
-        let position_bytes = u32::try_from(Position::encoded_bytes(data.lanes)).unwrap_or(u32::MAX);
-        self.transform.schema(data.batch_size, position_bytes)
+        self.transform.batch_schema(&self.spec.data)
     }
 }

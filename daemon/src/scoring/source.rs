@@ -90,7 +90,7 @@ impl Opening<'_> {
         let opened = match self.text_files(&listed.objects)? {
             Some(files) => self.text(files, &listed.rows, data, transform),
             None => {
-                let dataset = feed::of_listed(listed, data, self.runtime)?;
+                let dataset = listed.open(data, self.runtime)?;
                 self.dataset(dataset, data, transform)
             }
         };

@@ -10,6 +10,7 @@ mod filter_tests;
 mod negatives;
 #[cfg(test)]
 mod parquet_tests;
+mod pinned;
 mod portion;
 #[cfg(test)]
 mod portion_tests;
@@ -43,6 +44,7 @@ use crate::records::{self, Records, RecordsReader, part_label};
 use crate::{parts, splitmix};
 
 pub use negatives::Negatives;
+pub use pinned::{Listed, Pinned};
 pub use portion::rows_of;
 pub use split::SplitReader;
 use split::{Inner, Selection};

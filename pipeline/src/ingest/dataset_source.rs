@@ -15,10 +15,10 @@ use super::source::{ChunkReader, ChunkSize, ChunkSource, Elastic, Opened, Skippe
 use super::stats::{Counters, Stopwatch};
 use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
-use crate::dataset::{Dataset, SplitReader};
+use crate::dataset::{Absent, Dataset, SplitReader};
 use crate::error::Error;
 use crate::images::ImageColumn;
-use crate::spec::OnBadRecord;
+use crate::spec::{DataSpec, OnBadRecord};
 use crate::transform::{Scratch, Transform, project};
 
 /// The maximum number of splits of a lane that are opened early. Small splits benefit, because reading them is mostly
@@ -60,6 +60,22 @@ impl DatasetSource {
     ) -> Self {
         let projection = transform.projection().clone();
         Self { dataset, transform, on_bad_record, runtime, projection, kept: None }
+    }
+
+    /// Reads `dataset` for `transform`, as the data section says. In TFRecord files, features may be `absent`. Blocks, so it
+    /// must not be called from async code.
+    ///
+    /// # Errors
+    /// The dataset lacks a column that the transform needs.
+    pub fn open(
+        dataset: Arc<Dataset>,
+        transform: &Arc<Transform>,
+        data: &DataSpec,
+        absent: Absent<'_>,
+        runtime: &Handle,
+    ) -> Result<Arc<Self>, Error> {
+        dataset.check(transform.projection(), absent, runtime)?;
+        Ok(Arc::new(Self::new(dataset, Arc::clone(transform), data.on_bad_record, runtime.clone())))
     }
 
     /// Also reads the columns `names`, for `rows`.

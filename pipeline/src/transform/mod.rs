@@ -63,6 +63,8 @@ use crate::Error;
 use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
 use crate::images::ImageColumn;
+use crate::order::Position;
+use crate::spec::DataSpec;
 
 use chunk_builder::ChunkBuilder;
 use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
@@ -208,6 +210,12 @@ impl Transform {
             columns: self.columns.iter().map(|column| column.column.clone()).collect(),
             position_bytes,
         }
+    }
+
+    /// The contents of a slot for a global batch of this data section.
+    pub fn batch_schema(&self, data: &DataSpec) -> BatchSchema {
+        let position_bytes = Position::encoded_bytes(data.lanes);
+        self.schema(data.batch_size, u32::try_from(position_bytes).unwrap_or(u32::MAX))
     }
 
     /// Transforms the rows of `raw`, whose columns must match [`Transform::projection`].
