@@ -17,14 +17,15 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result};
+use millstream_credentials::Peer;
+use millstream_io::storage::{StorageSpec, is_local};
 use rustix::fs::{CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixStream;
 
 /// The maximum number of symbolic links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -68,10 +69,10 @@ impl Credentials {
     ///
     /// # Errors
     /// When the kernel does not have them.
-    pub(crate) fn of_peer(stream: &UnixStream) -> io::Result<Self> {
-        let peer = stream.peer_cred()?;
+    pub(crate) fn of_peer(stream: &impl AsFd) -> io::Result<Self> {
+        let Peer { pid, uid, gid } = millstream_credentials::peer(stream)?;
         let groups = millstream_credentials::peer_groups(stream)?;
-        Ok(Self { uid: peer.uid(), gid: peer.gid(), groups, pid: peer.pid() })
+        Ok(Self { uid, gid, groups, pid })
     }
 
     #[cfg(test)]
@@ -168,13 +169,25 @@ impl Requester {
         Ok(())
     }
 
+    /// Checks that the user may read the files of storage settings: a key, and the directory of a catalog.
+    pub(crate) fn check_storage(&self, storage: &StorageSpec) -> Result<()> {
+        if let Some(key_file) = &storage.gs.service_account {
+            self.check_read(key_file).context("`storage.gs.service_account`")?;
+        }
+        let catalog = storage.catalog.as_deref().filter(|catalog| is_local(catalog).unwrap_or(false));
+        if let Some(catalog) = catalog {
+            self.check_read(Path::new(catalog)).context("`storage.catalog`")?;
+        }
+        Ok(())
+    }
+
     /// Checks that the user may read each local file among `paths`, in which objects of cloud storage are URLs.
     pub(crate) fn check_data<'a>(&self, paths: impl Iterator<Item = &'a str>, base: &Path) -> Result<()> {
         let Self::User(user) = self else { return Ok(()) };
         let mut directories: HashMap<PathBuf, OwnedFd> = HashMap::new();
         for path in paths.filter(|path| !path.contains("://")) {
             let path = base.join(path);
-            let here = || format!("{}: the user who submitted the job cannot read it", path.display());
+            let here = || format!("{}: the user who asks for it cannot read it", path.display());
             let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
                 self.check_read(&path).with_context(here)?;
                 continue;
@@ -285,7 +298,7 @@ fn components(path: &Path) -> Vec<OsString> {
     path.components().rev().map(name).collect()
 }
 
-fn open_path(at: impl std::os::fd::AsFd, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
+fn open_path(at: impl AsFd, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(at, path.as_ref(), flags, Mode::empty())?)
 }

@@ -74,6 +74,8 @@ pub struct Settings {
     pub shared_directories: Vec<PathBuf>,
     /// Who may do what.
     pub roles: RoleSettings,
+    /// The memory of all feeds of other programs, in bytes; `None` for half of the host's.
+    pub feeds_memory_bytes: Option<u64>,
 }
 
 /// Who may do what. Root and the daemon's own user may do everything.
@@ -146,6 +148,7 @@ impl Config {
                 stop_limit: EMBEDDED_STOP,
                 shared_directories: Vec::new(),
                 roles: RoleSettings::default(),
+                feeds_memory_bytes: None,
             },
             worker: WorkerProgram::from(SELF),
             storage: StorageSpec::default(),
@@ -226,10 +229,20 @@ pub struct ConfigFile {
     pub stop_seconds: Option<NonZeroU32>,
     /// Storage settings, which a job may override; as `[storage]` of a job file.
     pub storage: Option<StorageSpec>,
+    /// Feeds of trainers of other programs.
+    pub feeds: Option<FeedsSection>,
     /// The daemons of other hosts.
     pub peers: Option<PeersSection>,
     /// The etcd cluster of the site.
     pub etcd: Option<EtcdSection>,
+}
+
+/// The section `[feeds]`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeedsSection {
+    /// The memory of all feeds together, such as `"64GiB"`.
+    pub memory: Option<Bytes>,
 }
 
 /// A number of bytes, written with its unit: `"200GiB"`.
@@ -323,6 +336,7 @@ impl ConfigFile {
             keep_jobs_days: other.keep_jobs_days.or(self.keep_jobs_days),
             stop_seconds: other.stop_seconds.or(self.stop_seconds),
             storage: other.storage.or(self.storage),
+            feeds: other.feeds.or(self.feeds),
             peers: other.peers.or(self.peers),
             etcd: other.etcd.or(self.etcd),
         }
@@ -371,6 +385,7 @@ impl ConfigFile {
                     viewers: self.viewers.unwrap_or_default(),
                     change: self.operators_change.unwrap_or_default(),
                 },
+                feeds_memory_bytes: self.feeds.and_then(|feeds| feeds.memory).map(|Bytes(bytes)| bytes),
             },
             storage,
             etcd,
@@ -484,6 +499,7 @@ mod tests {
             keep_jobs_days: None,
             stop_seconds: None,
             storage: None,
+            feeds: None,
             peers: None,
             etcd: None,
         };
@@ -512,6 +528,7 @@ mod tests {
             keep_jobs_days,
             stop_seconds,
             storage,
+            feeds,
             peers,
             etcd,
         } = &sample;
@@ -532,6 +549,10 @@ mod tests {
         assert!(socket.is_some() && state_directory.is_some() && shared_directories.is_some());
         assert!(stop_seconds.is_some() && storage.is_some());
         assert!(viewers.is_some() && operators_change.is_some());
+        assert!(feeds.unwrap().memory.is_none() && text.contains("\n[feeds]\n"));
+        let memory = text.lines().find_map(|line| line.strip_prefix("#memory = ")).unwrap();
+        let section: FeedsSection = toml::from_str(&format!("memory = {memory}")).unwrap();
+        assert_eq!(section.memory, Some(Bytes(64 << 30)));
         assert!(peers.is_none() && etcd.is_none());
         let (peers, etcd) = text.split_once("\n#[peers]\n").unwrap().1.split_once("\n#[etcd]\n").unwrap();
         let commented = |section: &str| {
@@ -585,6 +606,17 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_of_feeds_can_be_bounded() {
+        let memory = |text: &str| {
+            let file: ConfigFile = toml::from_str(text).unwrap();
+            file.resolve(&user()).unwrap().daemon.settings.feeds_memory_bytes
+        };
+        assert_eq!(memory(""), None);
+        assert_eq!(memory("[feeds]"), None);
+        assert_eq!(memory("[feeds]\nmemory = '1.5GiB'"), Some(3 << 29));
+    }
+
+    #[test]
     fn unknown_keys_and_impossible_values_are_refused_with_their_line() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("millstreamd.toml");
@@ -598,6 +630,9 @@ mod tests {
             ("operators_change = 'mine'", "`all` or `own`"),
             ("metrics_address = 'localhost'", "socket address"),
             ("web_address = '9465'", "socket address"),
+            ("[feeds]\nmemory = 5", "expected a string"),
+            ("[feeds]\nmemory = 'half'", "200GiB"),
+            ("[feeds]\nmemroy = '1GiB'", "line 2"),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", ConfigFile::read(&path).unwrap_err());

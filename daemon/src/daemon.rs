@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_control::proto::{JobState, ScoreRequest, SubmitRequest};
 use millstream_document::problems::DocumentError;
+use millstream_feed::host::Host;
 use millstream_io::storage::{Directory, StorageSpec, Stores};
 use millstream_peers::HostName;
 use millstream_peers::etcd::Etcd;
@@ -43,6 +44,7 @@ use crate::config::{Config, Settings, StateLocation};
 use crate::copies::{Contents, Copies};
 use crate::devices::DevicesError;
 use crate::gpus::GpuWatch;
+use crate::memory;
 use crate::outcomes::Outcomes;
 use crate::peers::Peers;
 use crate::priority::{Launcher, thread_time};
@@ -109,6 +111,12 @@ fn user_of(owner: Option<&Owner>) -> UserId {
     owner.map_or_else(|| rustix::process::geteuid().as_raw(), |owner| owner.uid)
 }
 
+/// The memory that all feeds may use.
+fn feeds_memory(settings: &Settings) -> u64 {
+    let half = || memory::limit_bytes().map_or(u64::MAX, |bytes| bytes / 2);
+    settings.feeds_memory_bytes.unwrap_or_else(half)
+}
+
 struct Shared {
     /// The program of workers.
     worker: WorkerProgram,
@@ -145,6 +153,8 @@ struct Shared {
     host_name: Option<HostName>,
     /// Their daemons.
     peers: Arc<OnceLock<Arc<Peers>>>,
+    /// Reads data for trainers of other programs.
+    feeds: Host,
     /// Ends of jobs since the start.
     outcomes: Arc<Outcomes>,
     /// When the daemon started, in milliseconds since the Unix epoch.
@@ -169,6 +179,8 @@ impl Daemon {
         let launcher = Launcher::start().context("starting the daemon's threads")?;
         let scorer = Scorer::new(config.worker.clone(), launcher.clone(), runtime.clone(), stores.clone());
         let capacity = start::capacity(&config.settings.limits);
+        let feeds = Host::new(&stores, runtime.clone());
+        feeds.set_memory(feeds_memory(&config.settings));
         let traces = Traces::start(config.traces.as_ref(), &runtime)?;
         let gpus = GpuWatch::new(config.worker.clone());
         let shared = Shared {
@@ -193,6 +205,7 @@ impl Daemon {
             gpus,
             host_name: config.host_name,
             peers: Arc::default(),
+            feeds,
             outcomes: Arc::default(),
             started_ms: now_ms(),
             _lock: lock,
@@ -222,8 +235,14 @@ impl Daemon {
     /// Changes its settings. Running jobs continue, even if they are more than may start now.
     pub(crate) fn configure(&self, settings: Settings) {
         self.shared.jobs().scheduler.set_capacity(start::capacity(&settings.limits));
+        self.shared.feeds.set_memory(feeds_memory(&settings));
         self.shared.settings.send_replace(settings);
         self.start_next();
+    }
+
+    /// The feeds of trainers of other programs.
+    pub(crate) fn feeds(&self) -> &Host {
+        &self.shared.feeds
     }
 
     /// Queues an ended job again, from its last checkpoint.

@@ -6,6 +6,7 @@
 //! * `supervisor`: the life of a job: preparation, attempts, retries.
 //! * `search`: hyper-parameter search: what to try next, and what to stop.
 //! * `feed`: hosting ingest for a worker.
+//! * `feed_socket`: the socket to which trainers of other programs attach.
 //! * `worker`: spawning a worker, exchanging messages, and interpreting its exit.
 //! * [`survey`]: surveying the host's GPUs in a worker.
 //! * `scoring`: evaluation and prediction with a checkpoint.
@@ -49,6 +50,7 @@ mod datasets;
 pub mod devices;
 pub mod export;
 mod feed;
+mod feed_socket;
 mod gpus;
 mod http;
 pub mod journal;

@@ -6,7 +6,6 @@
 //! they then resume from an earlier checkpoint.
 
 use std::convert::Infallible;
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,12 +21,13 @@ use crate::cgroup::WorkerGroups;
 use crate::config::{Config, ServerConfig};
 use crate::connections::{Connections, Peer};
 use crate::daemon::Daemon;
+use crate::feed_socket::FeedSocket;
 use crate::notices::{Advice, Cloud, Notice};
 use crate::peers::PeerPort;
 use crate::priority::{Niceness, yield_to_jobs};
 use crate::requests::RequestLimits;
 use crate::roles::{Gate, Policy, Roles};
-use crate::socket::{ControlSocket, SocketFile};
+use crate::socket::{ControlSocket, Inherited, SocketFile};
 use crate::standard_services::{self, Health};
 use crate::web::Web;
 use crate::{metrics, service, service_manager};
@@ -45,14 +45,14 @@ const MAX_CALLS_PER_CONNECTION: u32 = 64;
 /// Time limit for requests in flight at shutdown.
 const REQUEST_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs the daemon until it receives a stop signal, on the socket `inherited` from the service manager or on its own. On
+/// Runs the daemon until it receives a stop signal, on the sockets `inherited` from the service manager or on its own. On
 /// SIGHUP, `configuration` returns what to change.
 ///
 /// # Errors
 /// When it cannot start, or its socket fails.
 pub async fn serve(
     config: ServerConfig,
-    inherited: Option<UnixListener>,
+    inherited: Inherited,
     configuration: impl Fn() -> Result<ServerConfig>,
 ) -> Result<()> {
     let mut stop = StopSignals::new()?;
@@ -61,12 +61,14 @@ pub async fn serve(
     let socket = {
         // Its events belong to these threads, too.
         let _entered = control.handle.enter();
-        match inherited {
+        match inherited.control {
             Some(listener) => ControlSocket::of_inherited(listener)?,
             None => ControlSocket::bind(&config.socket)?,
         }
     };
-    let roles = Arc::new(Roles::new(roles_of(&config, socket.file())?));
+    let feed_socket = FeedSocket::open(inherited.feeds, socket.path())?;
+    let files = [socket.file().clone(), feed_socket.file().clone()];
+    let roles = Arc::new(Roles::new(roles_of(&config, &files)?));
     let metrics_listener = {
         let _entered = control.handle.enter();
         config.metrics_address.map(metrics::http::bind).transpose()?
@@ -91,10 +93,12 @@ pub async fn serve(
     if let Some(port) = peer_port {
         daemon.set_peers(port.serve(&daemon, &Handle::current()));
     }
+    // This thread has the priority of jobs, which those of feeds inherit.
+    let feeds = feed_socket.serve(daemon.feeds().clone(), Arc::clone(&roles));
+    let feeds = feeds.context("starting the thread of the socket for feeds")?;
     tracing::info!(socket = %socket.path().display(), "listening");
 
     let connections = Connections::new();
-    let file = socket.file().clone();
     let admitted = Arc::clone(&roles);
     let (accepted, incoming) = tokio::sync::mpsc::channel(ACCEPT_QUEUE);
     let (closing, closed) = oneshot::channel::<()>();
@@ -137,7 +141,7 @@ pub async fn serve(
         },
         () = stop.recv() => Ok(()),
         () = heed_notices(Cloud::of_host(), &daemon) => Ok(()),
-        never = reload_on_hangup(hangups, &config, &daemon, (&roles, &file), configuration) => match never {},
+        never = reload_on_hangup(hangups, &config, &daemon, (&roles, &files), configuration) => match never {},
         never = service_manager::report_status(&daemon) => match never {},
         never = service_manager::answer_watchdog(&daemon, &control.handle) => match never {},
     };
@@ -148,7 +152,10 @@ pub async fn serve(
     health.stopping().await;
     tracing::info!("stopping; a second signal stops immediately");
     tokio::select! {
-        () = daemon.shutdown() => {}
+        () = daemon.shutdown() => {
+            // It removes its socket. A panic is in the log.
+            let _ = tokio::task::spawn_blocking(move || feeds.join()).await;
+        }
         () = stop.recv() => tracing::warn!("stopped immediately"),
     }
     // Jobs on several hosts need it to leave in order.
@@ -173,10 +180,11 @@ fn leave_peers(daemon: &Daemon) -> impl Future<Output = ()> + use<> {
     }
 }
 
-/// The policy of the configuration, for which the socket is opened or closed.
-fn roles_of(config: &ServerConfig, socket: &SocketFile) -> Result<Policy> {
-    let policy = Policy::of(&config.daemon.settings.roles, socket.group())?;
-    socket.open_to_all(policy.needs_open_socket())?;
+/// The policy of the configuration, for which the control socket and the one for feeds are opened or closed.
+fn roles_of(config: &ServerConfig, sockets: &[SocketFile; 2]) -> Result<Policy> {
+    let [control, _] = sockets;
+    let policy = Policy::of(&config.daemon.settings.roles, control.group())?;
+    sockets.iter().try_for_each(|socket| socket.open_to_all(policy.needs_open_socket()))?;
     Ok(policy)
 }
 
@@ -207,13 +215,13 @@ async fn reload_on_hangup(
     mut hangups: Signal,
     first: &ServerConfig,
     daemon: &Daemon,
-    (roles, socket): (&Roles, &SocketFile),
+    (roles, sockets): (&Roles, &[SocketFile; 2]),
     configuration: impl Fn() -> Result<ServerConfig>,
 ) -> Infallible {
     loop {
         hangups.recv().await;
         service_manager::reloading();
-        let changed = configuration().and_then(|config| Ok((roles_of(&config, socket)?, config)));
+        let changed = configuration().and_then(|config| Ok((roles_of(&config, sockets)?, config)));
         match changed {
             Ok((policy, config)) => {
                 roles.set(policy);

@@ -1,6 +1,6 @@
-//! The control socket and its access control.
+//! The sockets of the daemon and their access control: the control socket, and beside it the one for feeds.
 //!
-//! Access is checked twice. The socket has mode 0660, so the kernel admits its owner, root and members of its
+//! Access is checked twice. A socket has mode 0660, so the kernel admits its owner, root and members of its
 //! group; if the configuration gives others a role, the mode is 0666. In addition, the credentials of each accepted
 //! connection must have a [role](crate::roles), so a socket whose mode was loosened, or that was passed on, admits no one
 //! else.
@@ -14,14 +14,17 @@ use std::fs::Permissions;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use listenfd::ListenFd;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-use tokio::net::{UnixListener, UnixSocket, UnixStream};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use tokio::net::{UnixListener, UnixStream};
 
 use crate::access::Credentials;
 use crate::roles::{Role, Roles};
@@ -38,15 +41,33 @@ const MAX_PATH_BYTES: usize = 107;
 
 /// The number of connections that may wait to be accepted: a new one waits behind all of them, so a flood must not fill a
 /// long queue. At the limit, clients try again.
-const BACKLOG: u32 = 64;
+const BACKLOG: i32 = 64;
 
 /// The suffix of the temporary name.
 const TEMPORARY_SUFFIX: &str = ".new";
 
-/// The listening socket. Dropping it removes its file, unless the service manager owns it.
+/// The name of the socket for feeds, in the directory of the control socket.
+const FEED_SOCKET: &str = "feed.sock";
+
+/// The sockets that a service manager has passed.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    /// The control socket.
+    pub control: Option<StdListener>,
+    /// The socket for feeds.
+    pub feeds: Option<StdListener>,
+}
+
+/// A listening socket. Dropping it removes its file, unless the service manager owns it.
+pub(crate) struct Listening {
+    pub(crate) listener: StdListener,
+    file: HeldFile,
+}
+
+/// The control socket. Dropping it removes its file, unless the service manager owns it.
 pub struct ControlSocket {
     listener: UnixListener,
-    file: SocketFile,
+    file: HeldFile,
     refusals: Refusals,
 }
 
@@ -58,53 +79,59 @@ pub(crate) struct SocketFile {
     is_inherited: bool,
 }
 
+/// The file of a socket that this process holds: removed when dropped, unless the service manager owns it.
+struct HeldFile(SocketFile);
+
 /// Refused connections since the last line about them.
 #[derive(Debug, Default)]
-struct Refusals {
+pub(crate) struct Refusals {
     reported: Option<Instant>,
     unreported: u64,
 }
 
-/// The listening socket that the service manager has passed to this process, if any. Must be called before the process has
-/// threads, and before it starts another process: it removes the variables that announce the socket.
+/// The listening sockets that the service manager has passed to this process, if any. Must be called before the process has
+/// threads, and before it starts another process: it removes the variables that announce the sockets.
 ///
 /// # Errors
-/// When what was passed is not exactly one listening Unix socket.
-pub fn inherited() -> Result<Option<std::os::unix::net::UnixListener>> {
+/// When what was passed is not a control socket, a socket for feeds, or both.
+pub fn inherited() -> Result<Inherited> {
     let mut passed = ListenFd::from_env();
-    if passed.len() > 1 {
-        bail!("the service manager passed {} sockets; millstreamd has one", passed.len());
-    }
-    let listener = passed.take_unix_listener(0).context("the socket that the service manager passed")?;
-    if let Some(listener) = &listener {
+    let mut inherited = Inherited::default();
+    for place in 0..passed.len() {
+        let listener =
+            passed.take_unix_listener(place).context("a socket that the service manager passed")?;
+        let Some(listener) = listener else { continue };
         // Workers must not keep it open.
-        fcntl_setfd(listener, FdFlags::CLOEXEC)?;
+        fcntl_setfd(&listener, FdFlags::CLOEXEC)?;
+        let address = listener.local_addr()?;
+        let is_for_feeds = address.as_pathname().is_some_and(|path| path.ends_with(FEED_SOCKET));
+        let known = if is_for_feeds { &mut inherited.feeds } else { &mut inherited.control };
+        if known.replace(listener).is_some() {
+            let count = passed.len();
+            bail!(
+                "the service manager passed {count} sockets; millstreamd has a control socket and `{FEED_SOCKET}`"
+            );
+        }
     }
-    Ok(listener)
+    Ok(inherited)
 }
 
-impl ControlSocket {
+/// The path of the socket for feeds of a daemon with this control socket.
+pub(crate) fn feed_socket(control: &Path) -> PathBuf {
+    control.with_file_name(FEED_SOCKET)
+}
+
+impl Listening {
     /// Listens on a socket that the service manager created.
     ///
     /// # Errors
     /// When it has no path.
-    pub fn of_inherited(listener: std::os::unix::net::UnixListener) -> Result<Self> {
+    pub(crate) fn of_inherited(listener: StdListener) -> Result<Self> {
         let address = listener.local_addr()?;
         let path = address.as_pathname().context("the socket that the service manager passed has no path")?;
         let path = path.to_owned();
         let group = std::fs::metadata(&path).with_context(|| path.display().to_string())?.gid();
-        listener.set_nonblocking(true)?;
-        let file = SocketFile { path, group, is_inherited: true };
-        Ok(Self { listener: UnixListener::from_std(listener)?, file, refusals: Refusals::default() })
-    }
-
-    /// Where clients connect.
-    pub fn path(&self) -> &Path {
-        &self.file.path
-    }
-
-    pub(crate) fn file(&self) -> &SocketFile {
-        &self.file
+        Ok(Self { listener, file: HeldFile(SocketFile { path, group, is_inherited: true }) })
     }
 
     /// Listens at `path`, creating its directory if it does not exist. The socket is closed to users outside of its group.
@@ -112,11 +139,7 @@ impl ControlSocket {
     /// # Errors
     /// When another daemon answers there, when a file that is not a socket exists there, or when the system
     /// refuses.
-    pub fn bind(path: &Path) -> Result<Self> {
-        Self::bind_at(path).with_context(|| format!("control socket {}", path.display()))
-    }
-
-    fn bind_at(path: &Path) -> Result<Self> {
+    pub(crate) fn bind(path: &Path) -> Result<Self> {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(TEMPORARY_SUFFIX);
         let temporary = PathBuf::from(temporary);
@@ -129,14 +152,52 @@ impl ControlSocket {
         ensure_unused(path)?;
         ensure_unused(&temporary)?;
         remove(&temporary)?;
-        let socket = UnixSocket::new_stream()?;
-        socket.bind(&temporary)?;
-        let listener = socket.listen(BACKLOG)?;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        bind(&socket, &SocketAddrUnix::new(&temporary)?)?;
+        listen(&socket, BACKLOG)?;
         std::fs::set_permissions(&temporary, Permissions::from_mode(SOCKET_MODE))?;
         let group = std::fs::metadata(&temporary)?.gid();
         std::fs::rename(&temporary, path)?;
         let file = SocketFile { path: path.to_owned(), group, is_inherited: false };
-        Ok(Self { listener, file, refusals: Refusals::default() })
+        Ok(Self { listener: socket.into(), file: HeldFile(file) })
+    }
+
+    pub(crate) fn file(&self) -> &SocketFile {
+        &self.file.0
+    }
+}
+
+impl ControlSocket {
+    /// Listens on a socket that the service manager created.
+    ///
+    /// # Errors
+    /// When it has no path.
+    pub fn of_inherited(listener: StdListener) -> Result<Self> {
+        Self::of(Listening::of_inherited(listener)?)
+    }
+
+    /// Listens at `path`, creating its directory if it does not exist. The socket is closed to users outside of its group.
+    ///
+    /// # Errors
+    /// When another daemon answers there, when a file that is not a socket exists there, or when the system
+    /// refuses.
+    pub fn bind(path: &Path) -> Result<Self> {
+        let listening = Listening::bind(path).and_then(Self::of);
+        listening.with_context(|| format!("control socket {}", path.display()))
+    }
+
+    fn of(Listening { listener, file }: Listening) -> Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, file, refusals: Refusals::default() })
+    }
+
+    /// Where clients connect.
+    pub fn path(&self) -> &Path {
+        &self.file.0.path
+    }
+
+    pub(crate) fn file(&self) -> &SocketFile {
+        &self.file.0
     }
 
     /// Waits for the next connection of a user who has one of the `roles`; returns it, the user's credentials and the role.
@@ -178,7 +239,7 @@ impl SocketFile {
         if !self.is_inherited {
             let mode = if is_open { OPEN_SOCKET_MODE } else { SOCKET_MODE };
             std::fs::set_permissions(&self.path, Permissions::from_mode(mode))
-                .with_context(|| format!("control socket {}: setting its mode", self.path.display()))?;
+                .with_context(|| format!("socket {}: setting its mode", self.path.display()))?;
         }
         if let Some(closed) = is_open.then(|| self.closed_part()).flatten() {
             tracing::warn!("{closed}");
@@ -207,7 +268,7 @@ impl SocketFile {
 
 impl Refusals {
     /// Logs a refused connection, unless another one was logged recently.
-    fn report(&mut self, peer: &Credentials) {
+    pub(crate) fn report(&mut self, peer: &Credentials) {
         let now = Instant::now();
         if self.reported.is_some_and(|last| now - last < REFUSALS_INTERVAL) {
             self.unreported += 1;
@@ -219,13 +280,14 @@ impl Refusals {
     }
 }
 
-impl Drop for ControlSocket {
+impl Drop for HeldFile {
     fn drop(&mut self) {
-        if self.file.is_inherited {
+        let Self(SocketFile { path, is_inherited, .. }) = self;
+        if *is_inherited {
             return;
         }
-        if let Err(error) = remove(&self.file.path) {
-            tracing::warn!(%error, path = %self.file.path.display(), "cannot remove the control socket");
+        if let Err(error) = remove(path) {
+            tracing::warn!(%error, path = %path.display(), "cannot remove the socket");
         }
     }
 }

@@ -150,32 +150,63 @@ fn a_notice_of_maintenance_is_heeded_and_one_of_preemption_stops_the_daemon() {
     assert!(stderr.contains(saves), "{stderr}");
 }
 
-/// As systemd does it: the socket is descriptor 3, and the daemon's process number is in `LISTEN_PID`.
+/// Starts the daemon as systemd does it: the sockets at `paths` are descriptors from 3 on, and the daemon's process number is in
+/// `LISTEN_PID`.
+fn activated(directory: &Path, paths: &[&Path]) -> Command {
+    let listen = "import os, socket, sys\n\
+        paths = sys.argv[2:2 + int(sys.argv[1])]\n\
+        listeners = [socket.socket(socket.AF_UNIX) for _ in paths]\n\
+        for place, (path, listener) in enumerate(zip(paths, listeners), 10):\n    \
+            listener.bind(path)\n    \
+            listener.listen()\n    \
+            os.dup2(listener.fileno(), place)\n\
+        for place in range(len(paths)): os.dup2(10 + place, 3 + place)\n\
+        os.environ.update(LISTEN_FDS=str(len(paths)), LISTEN_PID=str(os.getpid()))\n\
+        os.execv(sys.argv[2 + len(paths)], sys.argv[2 + len(paths):])";
+    let daemon = millstreamd(directory);
+    let mut command = Command::new("python3");
+    command.args(["-c", listen, &paths.len().to_string()]).args(paths);
+    command.arg(daemon.get_program()).args(daemon.get_args());
+    command
+}
+
 #[test]
-fn a_socket_passed_by_the_service_manager_is_used_and_stays() {
+fn sockets_passed_by_the_service_manager_are_used_and_stay() {
     let directory = tempfile::tempdir().unwrap();
     let manager = manager(&directory);
-    let path = directory.path().join("passed.sock");
-    let listen = "import os, socket, sys\n\
-        listener = socket.socket(socket.AF_UNIX)\n\
-        listener.bind(sys.argv[1])\n\
-        listener.listen()\n\
-        os.dup2(listener.fileno(), 3)\n\
-        os.set_inheritable(3, True)\n\
-        os.environ.update(LISTEN_FDS='1', LISTEN_PID=str(os.getpid()))\n\
-        os.execv(sys.argv[2], sys.argv[2:])";
-    let daemon = millstreamd(directory.path());
-    let mut command = Command::new("python3");
-    command.args(["-c", listen]).arg(&path).arg(daemon.get_program()).args(daemon.get_args());
+    let [path, feeds] = ["passed.sock", "feed.sock"].map(|name| directory.path().join(name));
+    let mut command = activated(directory.path(), &[&feeds, &path]);
     let child =
         command.env("NOTIFY_SOCKET", directory.path().join("notify")).stderr(Stdio::piped()).spawn().unwrap();
     assert!(notification(&manager).starts_with("READY=1\n"));
-    assert!(UnixStream::connect(&path).is_ok());
+    assert!(UnixStream::connect(&path).is_ok() && UnixStream::connect(&feeds).is_ok());
     assert!(!directory.path().join("run").exists(), "a socket beside the one that was passed");
     kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
     let (code, stderr) = exit_of(child);
     assert_eq!(code, Some(0), "{stderr}");
-    assert!(path.exists(), "the service manager owns the socket");
+    assert!(path.exists() && feeds.exists(), "the service manager owns the sockets");
+}
+
+/// As a socket unit of an earlier version does it.
+#[test]
+fn a_socket_for_feeds_that_is_not_passed_is_made_beside_the_control_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let manager = manager(&directory);
+    let [path, feeds] = ["passed.sock", "feed.sock"].map(|name| directory.path().join(name));
+    let mut command = activated(directory.path(), &[&path]);
+    let child =
+        command.env("NOTIFY_SOCKET", directory.path().join("notify")).stderr(Stdio::piped()).spawn().unwrap();
+    assert!(notification(&manager).starts_with("READY=1\n"));
+    assert!(UnixStream::connect(&feeds).is_ok());
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(exit_of(child).0, Some(0));
+    assert!(path.exists() && !feeds.exists());
+    let extra = directory.path().join("extra.sock");
+    fs::remove_file(&path).unwrap();
+    let (code, stderr) =
+        exit_of(activated(directory.path(), &[&path, &extra]).stderr(Stdio::piped()).spawn().unwrap());
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("passed 2 sockets") && stderr.contains("`feed.sock`"), "{stderr}");
 }
 
 #[test]

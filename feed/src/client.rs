@@ -6,17 +6,21 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use millstream_batch::messages::MessageError;
 use millstream_batch::{Consumer, Lease, RingError, messages};
 
-use crate::Error;
 use crate::death;
+use crate::error::{Error, HostKind};
 use crate::protocol::{Attach, Attached, FromHost, GREETING, ToHost};
 
 /// How long the host may take to say why a feed has ended.
 const REASON_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A rank that has asked for a feed, and waits for the others and for the data to be opened.
-pub struct Attaching(UnixStream);
+pub struct Attaching {
+    socket: UnixStream,
+    host: HostKind,
+}
 
 /// A feed to which this rank is attached. Dropping it leaves the feed.
 pub struct FeedClient {
@@ -40,6 +44,7 @@ pub struct Evaluation {
 /// The connection to the host.
 struct Connection {
     socket: UnixStream,
+    host: HostKind,
     /// Why the feed has ended early, once the host has said so.
     end: Mutex<Option<FromHost>>,
 }
@@ -55,14 +60,14 @@ pub enum Next {
 }
 
 impl Attaching {
-    /// Asks the host at the other end of `socket` for a feed.
+    /// Asks the host at the other end of `socket`, which is of this kind, for a feed.
     ///
     /// # Errors
     /// The host is gone.
-    pub fn start(mut socket: UnixStream, attach: &Attach) -> Result<Self, Error> {
-        socket.write_all(&GREETING).map_err(|_| Error::HostGone)?;
+    pub fn start(mut socket: UnixStream, host: HostKind, attach: &Attach) -> Result<Self, Error> {
+        socket.write_all(&GREETING).map_err(|_| Error::HostGone(host))?;
         messages::send(&mut socket, attach)?;
-        Ok(Self(socket))
+        Ok(Self { socket, host })
     }
 
     /// Waits at most `limit` until the feed is open; returns itself if it is not.
@@ -70,14 +75,14 @@ impl Attaching {
     /// # Errors
     /// The host cannot open the feed, or other ranks ask for another one.
     pub fn wait(self, limit: Duration) -> Result<Result<FeedClient, Self>, Error> {
-        let Self(socket) = self;
+        let Self { socket, host } = self;
         if !death::wait_for(&socket, limit)? {
-            return Ok(Err(Self(socket)));
+            return Ok(Err(Self { socket, host }));
         }
-        match receive(&socket)? {
+        match receive(&socket, host)? {
             FromHost::Attached(attached) => {
                 let ring = Consumer::receive(&socket, &attached.schema)?;
-                let connection = Arc::new(Connection { socket, end: Mutex::default() });
+                let connection = Arc::new(Connection { socket, host, end: Mutex::default() });
                 let process = std::process::id();
                 Ok(Ok(FeedClient { connection, ring, attached, has_ended: false, evaluation: 0, process }))
             }
@@ -131,7 +136,7 @@ impl FeedClient {
         if !death::wait_for(socket, limit)? {
             return Ok(None);
         }
-        match receive(socket)? {
+        match receive(socket, self.connection.host)? {
             FromHost::EvalRing { number, schema } => {
                 let ring = Consumer::receive(socket, &schema)?;
                 let connection = Arc::clone(&self.connection);
@@ -183,7 +188,7 @@ impl Connection {
             return reason(end.clone());
         }
         while death::wait_for(&self.socket, REASON_TIMEOUT).unwrap_or(false) {
-            match receive(&self.socket) {
+            match receive(&self.socket, self.host) {
                 Ok(FromHost::EvalRing { schema, .. }) => drop(Consumer::receive(&self.socket, &schema)),
                 Ok(FromHost::EvalFailed { number, message }) => {
                     if Some(number) == evaluation {
@@ -196,7 +201,7 @@ impl Connection {
         }
         match evaluation {
             Some(_) => Error::Failed("the evaluation has ended early: another rank has left it".to_owned()),
-            None => Error::HostGone,
+            None => Error::HostGone(self.host),
         }
     }
 
@@ -218,8 +223,12 @@ fn next(ring: &mut Consumer, limit: Duration) -> Result<Next, RingError> {
     Ok(ring.next()?.map_or(Next::End, Next::Batch))
 }
 
-fn receive(mut socket: &UnixStream) -> Result<FromHost, Error> {
-    messages::receive(&mut socket)?.ok_or(Error::HostGone)
+fn receive(mut socket: &UnixStream, host: HostKind) -> Result<FromHost, Error> {
+    match messages::receive(&mut socket) {
+        Ok(message) => message.ok_or(Error::HostGone(host)),
+        Err(MessageError::Io(_)) => Err(Error::HostGone(host)),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The error of a message that ends a feed.

@@ -9,27 +9,21 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::PidfdFlags;
+use rustix::process::{Pid, PidfdFlags};
 
 /// The process that connected a socket.
 #[derive(Debug)]
 pub(crate) struct Process {
     /// Absent if the process is not visible from here, as from another container: then only its socket shows it.
     pidfd: Option<OwnedFd>,
-    user: u32,
 }
 
 impl Process {
     /// The process at the other end of `socket`.
     pub(crate) fn of(socket: &UnixStream) -> io::Result<Self> {
-        let credentials = rustix::net::sockopt::socket_peercred(socket)?;
-        let pidfd = rustix::process::pidfd_open(credentials.pid, PidfdFlags::empty()).ok();
-        Ok(Self { pidfd, user: credentials.uid.as_raw() })
-    }
-
-    /// Its user.
-    pub(crate) fn user(&self) -> u32 {
-        self.user
+        let pid = millstream_credentials::peer(socket)?.pid.and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+        Ok(Self { pidfd })
     }
 
     /// Whether it has ended.

@@ -1,11 +1,29 @@
 //! Errors of feeds.
 
-use std::io;
+use std::{fmt, io};
 
 use millstream_batch::RingError;
 use millstream_batch::messages::MessageError;
 use millstream_document::problems::DocumentError;
 use millstream_pipeline::order::PositionError;
+
+/// The kind of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostKind {
+    /// A process of the program.
+    Process,
+    /// The daemon.
+    Daemon,
+}
+
+impl fmt::Display for HostKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Process => "the process that reads the data",
+            Self::Daemon => "the daemon (millstreamd), which reads the data,",
+        })
+    }
+}
 
 /// Why a feed cannot be opened or ends early.
 #[derive(Debug, thiserror::Error)]
@@ -44,9 +62,9 @@ pub enum Error {
         /// How it ended.
         why: String,
     },
-    /// The process that reads the data is gone.
-    #[error("the process that reads the data has ended")]
-    HostGone,
+    /// The host is gone.
+    #[error("{0} has ended; attach again, with the state of the batch that was trained last")]
+    HostGone(HostKind),
     /// The system refuses something.
     #[error(transparent)]
     System(#[from] io::Error),

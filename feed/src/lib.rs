@@ -18,10 +18,14 @@
 //! [`protocol`] defines the messages. A rank that dies ends the feed of all ranks of its run, because they wait for each
 //! other anyway; when they are restarted, they attach again with the [`state`] of the batch that each had trained last.
 //!
+//! A host is a process of the program, or the daemon, which serves all programs of a machine: [`access`] decides what each may
+//! read.
+//!
 //! Nothing has a name: memory, rings and sockets end with the processes that hold them.
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod client;
 mod death;
 mod error;
@@ -34,4 +38,4 @@ pub mod state;
 #[cfg(test)]
 mod tests;
 
-pub use error::Error;
+pub use error::{Error, HostKind};

@@ -12,6 +12,7 @@ use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 
 use crate::Error;
+use crate::access::Access;
 use crate::protocol::Attached;
 use crate::spec::FeedSpec;
 use crate::state::{FeedState, Files};
@@ -25,6 +26,7 @@ const EVAL_SHARE: u64 = 8;
 /// An open feed.
 pub struct OpenedFeed {
     spec: FeedSpec,
+    access: Arc<dyn Access>,
     stores: Stores,
     runtime: Handle,
     transform: Arc<Transform>,
@@ -35,20 +37,24 @@ pub struct OpenedFeed {
 }
 
 impl OpenedFeed {
-    /// Opens the feed for `ranks` ranks, at `state` or the start. Blocks, so it must not be called from async code.
+    /// Opens the feed for `ranks` ranks, at `state` or the start, with what `access` admits. Blocks, so it must not be called
+    /// from async code.
     ///
     /// # Errors
-    /// The data is absent, does not match the feed, or does not fit its memory budget; the state is of another feed.
+    /// The data is absent, may not be read, does not match the feed, or does not fit its memory budget; the state is of another
+    /// feed.
     pub fn open(
         spec: FeedSpec,
         ranks: u32,
         state: Option<&FeedState>,
+        access: &Arc<dyn Access>,
         (stores, runtime): (&Stores, &Handle),
     ) -> Result<Self, Error> {
         check_ranks(spec.data.batch_size, ranks)?;
         let stores = stores.for_job(&spec.storage);
         let transform = Arc::new(Transform::of_columns(&spec.columns, &spec.data.missing)?);
-        let source = Source { spec: &spec, stores: &stores, runtime, transform: &transform };
+        let source =
+            Source { spec: &spec, access: &**access, stores: &stores, runtime, transform: &transform };
         let (dataset, files) = source.dataset(&spec.data.train, Purpose::Training, state)?;
         let rows = dataset.rows();
         let schema = source.schema();
@@ -58,7 +64,8 @@ impl OpenedFeed {
             Some(state) => plan.resume(&state.position()?)?,
             None => plan.start(),
         };
-        Ok(Self { stores, runtime: runtime.clone(), transform, plan, position, files, rows, spec })
+        let (access, runtime) = (Arc::clone(access), runtime.clone());
+        Ok(Self { access, stores, runtime, transform, plan, position, files, rows, spec })
     }
 
     /// Creates the ring of each rank and starts to fill them. Returns the hand-offs in the order of the ranks.
@@ -80,15 +87,20 @@ impl OpenedFeed {
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(Error::Failed(format!("the feed has no held-out data `{name}`; it has {names}")));
         };
-        let Self { spec, stores, runtime, transform, .. } = self;
-        let source = Source { spec, stores, runtime, transform };
+        let Self { spec, access, stores, runtime, transform, .. } = self;
+        let source = Source { spec, access: &**access, stores, runtime, transform };
         let (dataset, _) = source.dataset(patterns, Purpose::Scoring, None)?;
-        let budget = (spec.data.memory_budget_bytes / EVAL_SHARE).max(self.plan.memory().least_bytes());
-        let data = DataSpec { memory_budget_bytes: budget, prefetch: EVAL_SLOTS, ..spec.data.clone() };
+        let memory_budget_bytes = self.evaluation_bytes();
+        let data = DataSpec { memory_budget_bytes, prefetch: EVAL_SLOTS, ..spec.data.clone() };
         let plan = IngestPlan::scoring(&data, source.schema(), source.chunks(dataset)?)?;
         let plan = plan.with_ranks(self.plan.ranks())?;
         let (rings, hand_offs) = plan.create_rings()?;
         Ok((ingest::start(plan.clone(), plan.start(), rings)?, hand_offs))
+    }
+
+    /// The memory that an evaluation may use, in addition.
+    pub fn evaluation_bytes(&self) -> u64 {
+        (self.spec.data.memory_budget_bytes / EVAL_SHARE).max(self.plan.memory().least_bytes())
     }
 
     /// What a rank has to know.
@@ -121,6 +133,7 @@ fn check_ranks(batch_size: u32, ranks: u32) -> Result<(), Error> {
 /// What the data of a feed is read with.
 struct Source<'a> {
     spec: &'a FeedSpec,
+    access: &'a dyn Access,
     stores: &'a Stores,
     runtime: &'a Handle,
     transform: &'a Arc<Transform>,
@@ -134,9 +147,10 @@ impl Source<'_> {
         purpose: Purpose,
         state: Option<&FeedState>,
     ) -> Result<(Arc<Dataset>, Files), Error> {
-        let Self { spec: FeedSpec { data, .. }, stores, runtime, .. } = self;
-        let selection = Pinned::of(patterns, stores, runtime, |_| Ok::<_, Error>(()))?;
-        let mut listed = selection.list(stores, &data.base, runtime)?;
+        let Self { spec: FeedSpec { data, .. }, access, stores, runtime, .. } = self;
+        let check = |patterns: &[String]| access.check_patterns(patterns, stores);
+        let mut listed = Pinned::of(patterns, stores, runtime, check)?.list(stores, &data.base, runtime)?;
+        access.check_files(&listed.objects, &data.base)?;
         let files = match state {
             Some(state) => {
                 listed.objects = state.files.keep(listed.objects)?;

@@ -1,6 +1,6 @@
 //! A rank that is attached to a feed.
 
-use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use millstream_batch::messages::MessageError;
 use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype};
-use millstream_feed::Error;
 use millstream_feed::client::{Attaching, Evaluation as FeedEvaluation, FeedClient, Next};
 use millstream_feed::protocol::{Attach, VERSION};
 use millstream_feed::state::{FeedState, Files};
+use millstream_feed::{Error, HostKind};
 use pyo3::exceptions::{PyConnectionResetError, PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -79,25 +79,33 @@ impl Client {
         world: u32,
         state: Option<&str>,
     ) -> PyResult<Self> {
-        let state: Option<FeedState> = state
-            .map(serde_json::from_str)
-            .transpose()
-            .map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))?;
+        let attach = Attach { version: VERSION, feed, run, rank, world, state: parsed(state)? };
         let address = address(program)?;
-        let attach = Attach { version: VERSION, feed, run, rank, world, state };
-        let mut attaching = py.detach(|| connect(&address, &attach)).map_err(not_attached)?;
-        loop {
-            match py.detach(|| attaching.wait(SIGNAL_CHECK)).map_err(not_attached)? {
-                Ok(feed) => {
-                    let attached = feed.attached();
-                    let slots = Slots { count: attached.slots as usize, held: Arc::default() };
-                    let files = Arc::new(attached.files.clone());
-                    return Ok(Self { feed: Some(feed), files, slots, pending: None });
-                }
-                Err(waiting) => attaching = waiting,
-            }
-            py.check_signals()?;
+        let attaching = py.detach(|| connect(&address, &attach)).map_err(not_attached)?;
+        Self::wait(py, attaching)
+    }
+
+    /// Attaches to `feed` of the daemon, to which the socket `fd` is connected; takes the descriptor. `run` names the program
+    /// and the number of the feed.
+    #[staticmethod]
+    fn attach_to_daemon(
+        py: Python<'_>,
+        fd: RawFd,
+        feed: String,
+        run: String,
+        rank: u32,
+        world: u32,
+        state: Option<&str>,
+    ) -> PyResult<Self> {
+        if fd < 0 {
+            return Err(PyValueError::new_err("a descriptor is not negative"));
         }
+        // SAFETY: the caller passes the ownership of the descriptor of a socket that nothing else uses.
+        let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let attach = Attach { version: VERSION, feed, run, rank, world, state: parsed(state)? };
+        let start = || Attaching::start(socket, HostKind::Daemon, &attach);
+        let attaching = py.detach(start).map_err(not_attached)?;
+        Self::wait(py, attaching)
     }
 
     /// The next batch; `None` after the last one.
@@ -151,6 +159,24 @@ impl Client {
             (name.clone(), kind, dtype)
         };
         Ok(self.feed.as_ref().ok_or_else(closed)?.attached().schema.columns.iter().map(column).collect())
+    }
+}
+
+impl Client {
+    /// Waits until the feed is open.
+    fn wait(py: Python<'_>, mut attaching: Attaching) -> PyResult<Self> {
+        loop {
+            match py.detach(|| attaching.wait(SIGNAL_CHECK)).map_err(not_attached)? {
+                Ok(feed) => {
+                    let attached = feed.attached();
+                    let slots = Slots { count: attached.slots as usize, held: Arc::default() };
+                    let files = Arc::new(attached.files.clone());
+                    return Ok(Self { feed: Some(feed), files, slots, pending: None });
+                }
+                Err(waiting) => attaching = waiting,
+            }
+            py.check_signals()?;
+        }
     }
 }
 
@@ -291,19 +317,23 @@ fn next(
 /// Connects to the host at `address`, which must be a process of this user, and asks it for a feed.
 fn connect(address: &SocketAddr, attach: &Attach) -> Result<Attaching, Error> {
     let socket = UnixStream::connect_addr(address)?;
-    let owner = rustix::net::sockopt::socket_peercred(&socket).map_err(io::Error::from)?.uid;
-    if owner != rustix::process::getuid() {
-        let message = format!("the address of this program's host belongs to user {}", owner.as_raw());
-        return Err(Error::Failed(message));
+    let owner = millstream_credentials::peer(&socket)?.uid;
+    if owner != rustix::process::getuid().as_raw() {
+        return Err(Error::Failed(format!("the address of this program's host belongs to user {owner}")));
     }
-    Attaching::start(socket, attach)
+    Attaching::start(socket, HostKind::Process, attach)
+}
+
+fn parsed(state: Option<&str>) -> PyResult<Option<FeedState>> {
+    let state = state.map(serde_json::from_str).transpose();
+    state.map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))
 }
 
 /// The exception for an error while a rank attaches. A host that ends just then is one of the connection, which can be tried
 /// again.
 fn not_attached(error: Error) -> PyErr {
     match error {
-        Error::HostGone | Error::System(_) | Error::Message(MessageError::Io(_)) => {
+        Error::HostGone(_) | Error::System(_) | Error::Message(MessageError::Io(_)) => {
             PyConnectionResetError::new_err(error.to_string())
         }
         error => exception(error),

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use millstream_feed::Error;
+use millstream_feed::access::SameUser;
 use millstream_feed::host::Host;
 use millstream_feed::spec::FeedSpec;
 use millstream_io::storage::Stores;
@@ -72,6 +73,6 @@ pub(crate) fn serve(py: Python<'_>, fd: RawFd, idle_seconds: f64) -> PyResult<()
 
 fn serve_on(listener: UnixListener, idle: Duration) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let host = Host::new(Stores::default(), runtime.handle().clone());
-    host.serve(&listener, idle)
+    let host = Host::new(&Stores::default(), runtime.handle().clone());
+    host.serve(&listener, &SameUser, Some(idle))
 }

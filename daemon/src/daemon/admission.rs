@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use millstream_batch::Count;
 use millstream_control::proto::{JobState, SubmitRequest};
 use millstream_document::problems::Warning;
-use millstream_io::storage::{Directory, is_local};
+use millstream_io::storage::Directory;
 use millstream_job::Job;
 use millstream_trainer::spec::DeviceSpec;
 use tracing::Level;
@@ -385,12 +385,5 @@ pub(super) fn check_files(job: &Job, requester: &Requester) -> Result<()> {
             requester.check_write(directory).with_context(|| format!("`{key}`"))?;
         }
     }
-    if let Some(key_file) = &job.storage.gs.service_account {
-        requester.check_read(key_file).context("`storage.gs.service_account`")?;
-    }
-    let catalog = job.storage.catalog.as_deref().filter(|catalog| is_local(catalog).unwrap_or(false));
-    if let Some(catalog) = catalog {
-        requester.check_read(Path::new(catalog)).context("`storage.catalog`")?;
-    }
-    Ok(())
+    requester.check_storage(&job.storage)
 }

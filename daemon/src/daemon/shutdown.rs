@@ -23,6 +23,13 @@ use crate::supervisor::StopReason;
 /// Jobs that save a checkpoint at a time. Two keep a disk busy while one of them waits for its GPU or its last step.
 const AT_ONCE: usize = 2;
 
+/// Time limit for the ranks of feeds to get the reason why their feeds end.
+const FEEDS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why feeds end.
+const STOPPING: &str =
+    "the daemon (millstreamd) stops; attach again, with the state of the batch that was trained last";
+
 /// Time limit for the last spans of traces.
 const TRACES_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -34,7 +41,7 @@ impl Daemon {
         let _ = tokio::task::spawn_blocking(move || traces.flush(TRACES_TIMEOUT)).await;
     }
 
-    /// Starts no further job, asks running ones to take a checkpoint and stop, and waits for them within a
+    /// Starts no further job, ends all feeds, asks running jobs to take a checkpoint and stop, and waits for them within a
     /// time limit. Unfinished jobs stay unfinished in the store, and the next daemon resumes them.
     pub async fn shutdown(&self) {
         let limit = self.settings().stop_limit;
@@ -68,7 +75,12 @@ impl Daemon {
             // It reports its failure itself.
             let _ = flushed.await;
         };
-        if tokio::time::timeout(limit, drained).await.is_err() {
+        let feeds = self.blocking(|daemon| {
+            daemon.shared.feeds.close(STOPPING, FEEDS_TIMEOUT);
+            Ok::<_, anyhow::Error>(())
+        });
+        let (drained, _) = futures::join!(tokio::time::timeout(limit, drained), feeds);
+        if drained.is_err() {
             tracing::warn!("jobs did not stop within {limit:?}");
         }
         traced.iter().for_each(|recorder| recorder.trace().leave());

@@ -10,9 +10,9 @@ const CHECK: Duration = Duration::from_millis(50);
 
 /// Gathers the run of `first` with those that arrive at `others`, and runs its session.
 pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
-    let run = first.attach.run.clone();
-    let members = gather(first, &others, host.0.patience);
-    for late in host.close(&run, &others) {
+    let run = first.run();
+    let members = gather(host, first, &others);
+    for late in host.end_gathering(&run, &others) {
         host.join(late);
     }
     drop(others);
@@ -21,9 +21,10 @@ pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
     }
 }
 
-/// All ranks, in order. `None` if they do not fit together, one is missing after `patience`, or all are gone.
-fn gather(first: Member, others: &Receiver<Member>, patience: Duration) -> Option<Vec<Member>> {
-    let (began, world) = (Instant::now(), first.attach.world);
+/// All ranks, in order. `None` if they do not fit together, one is missing after the host's patience, all are gone, or the
+/// host ends.
+fn gather(host: &Host, first: Member, others: &Receiver<Member>) -> Option<Vec<Member>> {
+    let (began, world, patience) = (Instant::now(), first.attach.world, host.0.patience);
     let mut members = vec![first];
     while members.len() < world as usize {
         let member = others.recv_timeout(CHECK).ok();
@@ -39,8 +40,9 @@ fn gather(first: Member, others: &Receiver<Member>, patience: Duration) -> Optio
         if members.is_empty() {
             return None;
         }
-        if began.elapsed() > patience {
-            let message = missing(&members, world, patience);
+        let end = host.end().map(|end| end.to_string());
+        let end = end.or_else(|| (began.elapsed() > patience).then(|| missing(&members, world, patience)));
+        if let Some(message) = end {
             members.iter().for_each(|member| refuse(&member.socket, &message));
             return None;
         }

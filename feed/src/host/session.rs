@@ -1,14 +1,17 @@
 //! A session: the ranks of a run, from the opening of their feed to its end.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millstream_batch::{HandOff, RingError, messages};
+use millstream_batch::{Count, HandOff, RingError, messages};
 use millstream_pipeline::Error as DataError;
 use millstream_pipeline::ingest::{IngestControl, IngestHandle};
 
-use super::{Host, Member};
+use super::budget::Reservation;
+use super::open_feeds::ListedFeed;
+use super::{Host, Member, Shared};
 use crate::Error;
 use crate::death;
 use crate::opened::OpenedFeed;
@@ -26,7 +29,8 @@ const CHECK: Duration = Duration::from_millis(50);
 pub(super) fn run(host: &Host, members: Vec<Member>) {
     let mut session = Session { members: members.into_iter().map(Seat::of).collect() };
     if let Err(end) = session.run(host) {
-        session.announce(end);
+        // A host that ends cancels what it opens.
+        session.announce(host.end().map_or(end, End::Failed));
     }
 }
 
@@ -56,6 +60,7 @@ struct Request {
 struct Evaluating {
     feeding: Feeding,
     numbers: Vec<u32>,
+    _memory: Reservation,
 }
 
 /// Why a session ends early.
@@ -83,22 +88,39 @@ impl Session {
         let (spec, state) =
             (FeedSpec::parse(&first.attach.feed, "feed".as_ref())?, first.attach.state.clone());
         let ranks = self.members.len() as u32;
-        let opened = OpenedFeed::open(spec, ranks, state.as_ref(), (&host.0.stores, &host.0.runtime))?;
+        // All ranks are processes of one user.
+        let access = Arc::clone(&first.access);
+        access.check_spec(&spec)?;
+        let memory = host.0.budget.reserve(spec.data.memory_budget_bytes, "the feed")?;
+        let listed = host.0.feeds.add((access.user(), &first.attach.run), ranks, memory);
+        let Shared { stores, runtime, .. } = &*host.0;
+        let opened = OpenedFeed::open(spec, ranks, state.as_ref(), &access, (stores, runtime))?;
         let (ingest, hand_offs) = opened.start()?;
         let training = Feeding::of(ingest)?;
+        listed.trains(training.control.clone());
+        let (id, user) = (listed.id(), access.user());
+        tracing::info!(feed = id, uid = user, ranks, "feeding {}", Count(ranks.into(), "rank"));
         match self.hand_over(|_| FromHost::Attached(opened.attached()), hand_offs) {
-            Ok(()) => self.attend(&opened, &training, EVALUATION_PATIENCE * host.0.patience),
+            Ok(()) => self.attend(host, &opened, (&training, &listed)),
             Err(end) => self.announce(end),
         }
         training.stop();
+        let delivered = listed.delivered();
+        tracing::info!(
+            feed = id,
+            uid = user,
+            rows = delivered.rows,
+            batches = delivered.batches,
+            "the feed has ended"
+        );
         Ok(())
     }
 
     /// Waits until all ranks have left or the session ends early, and does what they ask for.
-    fn attend(&mut self, opened: &OpenedFeed, training: &Feeding, patience: Duration) {
+    fn attend(&mut self, host: &Host, opened: &OpenedFeed, feed: (&Feeding, &ListedFeed)) {
         let mut evaluation: Option<Evaluating> = None;
         loop {
-            match self.step(opened, training, &mut evaluation, patience) {
+            match self.step(host, opened, feed, &mut evaluation) {
                 Ok(true) => {}
                 Ok(false) => break,
                 // Before ingest is stopped, which takes time, and after which the ranks wait for the reason.
@@ -109,45 +131,54 @@ impl Session {
             }
         }
         if let Some(evaluation) = evaluation {
-            evaluation.feeding.stop();
+            evaluation.stop(feed.1);
         }
     }
 
     /// Returns whether ranks are left.
     fn step(
         &mut self,
+        host: &Host,
         opened: &OpenedFeed,
-        training: &Feeding,
+        (training, listed): (&Feeding, &ListedFeed),
         evaluation: &mut Option<Evaluating>,
-        patience: Duration,
     ) -> Result<bool, End> {
+        if let Some(end) = host.end() {
+            return Err(End::Failed(end));
+        }
         death::wait(self.present().map(|member| (&member.socket, &member.process)), CHECK)?;
         self.listen()?;
+        listed.set_attached(self.present().count() as u32);
         training.check()?;
         if let Some(running) = evaluation.take_if(|running| running.feeding.has_ended()) {
             if let Err(error) = running.feeding.check() {
                 self.fail_evaluation(&running.numbers, &error.into());
             }
-            running.feeding.stop();
+            running.stop(listed);
         }
-        if let Some(name) = self.wanted_evaluation(patience)? {
+        if let Some(name) = self.wanted_evaluation(EVALUATION_PATIENCE * host.0.patience)? {
             if let Some(earlier) = evaluation.take() {
-                earlier.feeding.stop();
+                earlier.stop(listed);
             }
-            *evaluation = self.evaluate(&name, opened)?;
+            *evaluation = self.evaluate(host, &name, opened)?;
+            if let Some(running) = evaluation {
+                listed.evaluates(running.feeding.control.clone());
+            }
         }
         Ok(self.present().next().is_some())
     }
 
     /// Begins the evaluation that all ranks ask for; sends them the reason if it cannot.
-    fn evaluate(&mut self, name: &str, opened: &OpenedFeed) -> Result<Option<Evaluating>, End> {
+    fn evaluate(&mut self, host: &Host, name: &str, opened: &OpenedFeed) -> Result<Option<Evaluating>, End> {
         let numbers =
             self.members.iter_mut().map(|seat| seat.evaluation.take().map_or(0, |asked| asked.number));
         let numbers: Vec<u32> = numbers.collect();
-        let started = opened
-            .start_evaluation(name)
-            .and_then(|(ingest, hand_offs)| Ok((Feeding::of(ingest)?, hand_offs)));
-        let (feeding, hand_offs) = match started {
+        let memory = host.0.budget.reserve(opened.evaluation_bytes(), "the evaluation");
+        let started = memory.and_then(|memory| {
+            let (ingest, hand_offs) = opened.start_evaluation(name)?;
+            Ok((Feeding::of(ingest)?, hand_offs, memory))
+        });
+        let (feeding, hand_offs, memory) = match started {
             Ok(started) => started,
             Err(error) => {
                 self.fail_evaluation(&numbers, &error);
@@ -157,7 +188,7 @@ impl Session {
         let schema = opened.attached().schema;
         let message = |rank: usize| FromHost::EvalRing { number: numbers[rank], schema: schema.clone() };
         match self.hand_over(message, hand_offs) {
-            Ok(()) => Ok(Some(Evaluating { feeding, numbers })),
+            Ok(()) => Ok(Some(Evaluating { feeding, numbers, _memory: memory })),
             Err(end) => {
                 feeding.stop();
                 Err(end)
@@ -255,6 +286,14 @@ impl Session {
             // It may have left meanwhile.
             let _ = member.send(&message);
         }
+    }
+}
+
+impl Evaluating {
+    /// Ends it. No batch follows.
+    fn stop(self, listed: &ListedFeed) {
+        self.feeding.stop();
+        listed.has_evaluated();
     }
 }
 

@@ -22,6 +22,7 @@ mod faults_daemon;
 mod faults_rows;
 mod faults_train;
 mod faults_worker;
+mod feeds;
 mod file_tools;
 mod gpus;
 mod histories;
