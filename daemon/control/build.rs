@@ -3,7 +3,7 @@
 use protox::prost::Message as _;
 
 /// The messages that `--json` prints.
-const PRINTED: [&str; 34] = [
+const PRINTED: [&str; 36] = [
     "AuditRecord",
     "CacheUse",
     "CheckpointReply",
@@ -13,6 +13,8 @@ const PRINTED: [&str; 34] = [
     "EvaluateReply",
     "Evaluation",
     "Explanation",
+    "Feed",
+    "FeedsReply",
     "FewerWorkers",
     "Gpu",
     "GpuJob",
@@ -41,7 +43,7 @@ const PRINTED: [&str; 34] = [
 ];
 
 /// The fields that are printed differently: `src/json.rs` has the functions.
-const SPECIAL: [(&str, &str); 13] = [
+const SPECIAL: [(&str, &str); 14] = [
     ("Job.state", "serialize_with = \"crate::json::state\""),
     ("Job.best_checkpoint", "skip_serializing_if = \"Option::is_none\""),
     ("Job.image_step", "skip_serializing_if = \"Option::is_none\""),
@@ -52,6 +54,7 @@ const SPECIAL: [(&str, &str); 13] = [
     ("Job.workers", "skip_serializing_if = \"Vec::is_empty\""),
     ("Explanation.gpus", "skip_serializing_if = \"Vec::is_empty\""),
     ("Explanation.workers", "skip_serializing_if = \"Vec::is_empty\""),
+    ("Feed.run", "skip_serializing_if = \"Option::is_none\""),
     ("TrialsReply.best_job", "skip_serializing_if = \"Option::is_none\""),
     ("EvaluateReply.metrics", "serialize_with = \"crate::json::eval\""),
     ("Evaluation.metrics", "serialize_with = \"crate::json::by_label\""),

@@ -456,6 +456,16 @@ impl Daemon {
             .with_context(|| format!("job {} has no running ingest: it is {}", record.id, record.state))
     }
 
+    /// The ingest of the open feed whose id is `id`, or the only one whose id starts with `id`; `None` if there is none.
+    pub(crate) fn explain_feed(&self, id: &str) -> Option<Result<Explanation>> {
+        if !id.starts_with("feed-") {
+            return None;
+        }
+        let mut found = self.feeds().status().feeds.into_iter().filter(|feed| feed.id.starts_with(id));
+        let feed = found.next().filter(|_| found.next().is_none())?;
+        Some(feed.ingest.with_context(|| format!("the files of {} are being opened; try again", feed.id)))
+    }
+
     /// Takes a checkpoint of a running job after its current step, and returns its directory and step once it
     /// is committed.
     ///

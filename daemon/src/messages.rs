@@ -2,12 +2,14 @@
 
 use millstream_backend::{Description, GpuName, LibraryVersion};
 use millstream_control::proto::{self, LogLine, Scores};
+use millstream_feed::host::{FeedStatus, HostStatus};
 use millstream_io::storage::Directory;
 use millstream_job::Domain;
 use millstream_pipeline::ingest::{Diagnosis, Explanation, StageUse};
 use millstream_trainer::metrics::{MetricValue, Metrics};
 use millstream_worker::gpus::GpuUse;
 
+use crate::actor::Actor;
 use crate::daemon::{Predicted, ShownTrial, Trials};
 use crate::roles::Role;
 use crate::snapshot::{
@@ -137,6 +139,35 @@ pub fn explanation_message(explanation: &Explanation) -> proto::Explanation {
         truncated_rows: *truncated_rows,
         gpus: Vec::new(),
         workers: Vec::new(),
+    }
+}
+
+/// The open feeds as a user with this role sees them.
+pub(crate) fn feeds_message(status: &HostStatus, role: Role) -> proto::FeedsReply {
+    let feed = |feed: &FeedStatus| proto::Feed {
+        id: feed.id.clone(),
+        state: match &feed.ingest {
+            None => "opening",
+            Some(_) if feed.evaluates => "evaluating",
+            Some(_) => "feeding",
+        }
+        .to_owned(),
+        owner: Actor { uid: feed.user }.owner().to_string(),
+        run: (role == Role::Operator).then(|| feed.run.clone()),
+        ranks: feed.ranks,
+        attached: feed.attached,
+        began_ms: feed.began_ms,
+        memory_bytes: feed.memory_bytes,
+        rows: feed.delivered.rows,
+        batches: feed.delivered.batches,
+        read_bytes: feed.delivered.bytes,
+        rows_per_second: feed.ingest.as_ref().map(|ingest| ingest.recent.rows_per_second),
+        bound: feed.ingest.as_ref().map(|ingest| ingest.recent.bound.name().to_owned()),
+    };
+    proto::FeedsReply {
+        feeds: status.feeds.iter().map(feed).collect(),
+        reserved_bytes: status.reserved_bytes,
+        memory_bytes: status.memory_bytes,
     }
 }
 

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use futures::stream::{self, Stream, StreamExt};
 use millstream_control::proto::control_server::{Control, ControlServer};
 use millstream_control::proto::{
-    self, AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, JobRequest, ListReply,
-    ListRequest, LogLine, LogsRequest, MeasurePeersRequest, MetricsReply, MetricsRequest, PeersReply,
-    PeersRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores, SnapshotRequest, SubmitRequest,
-    TrialsRequest, WebReply, WebRequest,
+    self, AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, FeedsReply, FeedsRequest,
+    JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MeasurePeersRequest, MetricsReply,
+    MetricsRequest, PeersReply, PeersRequest, ProfileReply, ProfileRequest, ScoreRequest, Scores,
+    SnapshotRequest, SubmitRequest, TrialsRequest, WebReply, WebRequest,
 };
 use millstream_control::{MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES};
 use tokio::io::DuplexStream;
@@ -31,8 +31,8 @@ use crate::audit::{Attempt, record_message};
 use crate::connections::Peer;
 use crate::daemon::{Daemon, LOG_PAGE, NotOwner, Predictions, SubmitError};
 use crate::messages::{
-    directory_text, explanation_message, fewer_workers_message, gpu_message, history_message, job_message,
-    line_message, metrics_message, scores_message, seen_by, snapshot_message, trials_message,
+    directory_text, explanation_message, feeds_message, fewer_workers_message, gpu_message, history_message,
+    job_message, line_message, metrics_message, scores_message, seen_by, snapshot_message, trials_message,
     worker_messages,
 };
 use crate::metrics::{self, Format};
@@ -312,6 +312,9 @@ impl Control for Service {
     }
 
     async fn explain(&self, request: Request<JobRequest>) -> Reply<proto::Explanation> {
+        if let Some(explanation) = self.daemon.explain_feed(&request.get_ref().id) {
+            return Ok(Response::new(explanation_message(&explanation.map_err(error_status)?)));
+        }
         let explain = |daemon: &Daemon, id: &str| {
             let record = daemon.show(id)?;
             let (gpus, workers) = (daemon.gpus_of(&record.id), daemon.ranks_of(&record.id));
@@ -417,6 +420,14 @@ impl Control for Service {
         let TrialsRequest { id, best_job } = request.into_inner();
         let trials = self.daemon.trials(&answers, id, best_job).await;
         Ok(Response::new(trials_message(trials.map_err(error_status)?)))
+    }
+
+    async fn feeds(&self, request: Request<FeedsRequest>) -> Reply<FeedsReply> {
+        let role = self.role(&request);
+        // The names of users come from a file.
+        let open =
+            self.daemon.blocking(move |daemon| Ok(feeds_message(&daemon.feeds().status(), role))).await;
+        Ok(Response::new(open.map_err(error_status)?))
     }
 
     async fn evaluate(&self, request: Request<ScoreRequest>) -> Reply<proto::EvaluateReply> {

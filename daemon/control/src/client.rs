@@ -15,10 +15,11 @@ use tower::service_fn;
 use crate::MAX_MESSAGE_BYTES;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
-    AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, EvaluateReply, Explanation, History,
-    Job, JobRequest, ListReply, ListRequest, LogLine, LogsRequest, MeasurePeersRequest, MetricsReply,
-    MetricsRequest, PeerMeasurement, PeersReply, PeersRequest, ProfileReply, ProfileRequest, ScoreRequest,
-    Scores, Snapshot, SnapshotRequest, SubmitRequest, TrialsReply, TrialsRequest, WebReply, WebRequest,
+    AboutReply, AboutRequest, AuditReply, AuditRequest, CheckpointReply, EvaluateReply, Explanation,
+    FeedsReply, FeedsRequest, History, Job, JobRequest, ListReply, ListRequest, LogLine, LogsRequest,
+    MeasurePeersRequest, MetricsReply, MetricsRequest, PeerMeasurement, PeersReply, PeersRequest,
+    ProfileReply, ProfileRequest, ScoreRequest, Scores, Snapshot, SnapshotRequest, SubmitRequest,
+    TrialsReply, TrialsRequest, WebReply, WebRequest,
 };
 
 /// How long to try to connect to a daemon for which many other connections wait, and how often.
@@ -303,6 +304,14 @@ impl Client {
         request: MeasurePeersRequest,
     ) -> Result<Replies<PeerMeasurement>, ClientError> {
         Ok(Replies(self.inner.measure_peers(request).await?.into_inner()))
+    }
+
+    /// The open feeds of trainers of other programs.
+    ///
+    /// # Errors
+    /// When this daemon is older than this request.
+    pub async fn feeds(&mut self) -> Result<FeedsReply, ClientError> {
+        Ok(self.inner.feeds(FeedsRequest {}).await?.into_inner())
     }
 
     /// Evaluates a checkpoint on held-out data.

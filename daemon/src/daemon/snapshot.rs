@@ -42,6 +42,7 @@ impl Daemon {
             host: HostUse::now(),
             gpus,
             peers: self.peers().map(|peers| peers.counts()),
+            feeds: self.feeds().status(),
         }
     }
 

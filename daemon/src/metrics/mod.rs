@@ -14,6 +14,7 @@ mod text;
 mod tests;
 
 use millstream_control::proto::JobState;
+use millstream_feed::host::HostStatus;
 use millstream_pipeline::ingest::{CacheStats, Diagnosis, Explanation, StageUse};
 
 pub use text::Format;
@@ -30,6 +31,7 @@ pub fn render(snapshot: &Snapshot, format: Format) -> String {
     process(&mut text, snapshot);
     host(&mut text, snapshot);
     peers(&mut text, snapshot);
+    feeds(&mut text, snapshot);
     gpus::render(&mut text, snapshot.gpus.as_ref());
     let mut jobs = JobFamilies { text: &mut text, jobs: &snapshot.jobs };
     jobs.state();
@@ -131,6 +133,33 @@ fn peers(text: &mut Text, snapshot: &Snapshot) {
     });
     let help = "Connections to the port for peers that were refused since the daemon started.";
     one(text, Counter, "millstream_peer_connections_refused", help, peers.map(|peers| peers.refused as f64));
+}
+
+/// Sums over feeds: trainers come and go, and a series of each would not end.
+fn feeds(text: &mut Text, snapshot: &Snapshot) {
+    let HostStatus { feeds, opened, delivered, reserved_bytes, memory_bytes } = &snapshot.feeds;
+    let ranks: u32 = feeds.iter().map(|feed| feed.attached).sum();
+    one(
+        text,
+        Gauge,
+        "millstream_feeds",
+        "Open feeds of trainers of other programs.",
+        Some(feeds.len() as f64),
+    );
+    one(text, Gauge, "millstream_feed_ranks", "Ranks that are attached to feeds.", Some(ranks.into()));
+    let help = "Feeds that were opened since the daemon started.";
+    one(text, Counter, "millstream_feeds_opened", help, Some(*opened as f64));
+    let help = "Memory that open feeds and their evaluations have reserved.";
+    one(text, Gauge, "millstream_feeds_reserved_bytes", help, Some(*reserved_bytes as f64));
+    let help = "The most memory that feeds may reserve.";
+    one(text, Gauge, "millstream_feeds_memory_bytes", help, Some(*memory_bytes as f64));
+    let help = "Rows that feeds have delivered since the daemon started, evaluations included.";
+    one(text, Counter, "millstream_feed_rows", help, Some(delivered.rows as f64));
+    let help =
+        "Batches over all ranks that feeds have delivered since the daemon started, evaluations included.";
+    one(text, Counter, "millstream_feed_batches", help, Some(delivered.batches as f64));
+    let help = "Bytes that feeds have read from storage since the daemon started.";
+    one(text, Counter, "millstream_feed_read_bytes", help, Some(delivered.bytes as f64));
 }
 
 /// A family with one sample, or none.

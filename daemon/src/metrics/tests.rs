@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use millstream_backend::Description;
 use millstream_control::proto::JobProgress;
+use millstream_feed::host::{Delivered, FeedStatus};
 use millstream_io::storage::Directory;
 use millstream_pipeline::ingest::{Bound, Diagnosis, Resources, StageUse};
 use millstream_trainer::metrics::{Metric, MetricValue, Metrics};
@@ -50,6 +51,28 @@ fn ingest() -> Explanation {
         whole: diagnosis(),
         cache: Some(CacheStats { hits: 3, misses: 1, read_bytes: 300, written_bytes: 100 }),
         truncated_rows: 6,
+    }
+}
+
+fn feeds() -> HostStatus {
+    let feed = |attached, ingest| FeedStatus {
+        id: "feed-k3f9q2".into(),
+        user: 1001,
+        run: "a run".into(),
+        ranks: 2,
+        attached,
+        began_ms: 2_000,
+        memory_bytes: 1 << 30,
+        evaluates: false,
+        ingest,
+        delivered: Delivered::default(),
+    };
+    HostStatus {
+        feeds: vec![feed(2, Some(ingest())), feed(1, None)],
+        opened: 5,
+        delivered: Delivered { rows: 1_000, batches: 20, bytes: 30_000 },
+        reserved_bytes: 2 << 30,
+        memory_bytes: 8 << 30,
     }
 }
 
@@ -128,6 +151,7 @@ fn snapshot() -> Snapshot {
         },
         gpus: Some(gpus()),
         peers: Some(PeersUse { up: 3, down: 1, refused: 12 }),
+        feeds: feeds(),
     }
 }
 

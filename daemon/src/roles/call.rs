@@ -27,12 +27,13 @@ pub(crate) enum Call {
     Peers,
     MeasurePeers,
     Trials,
+    Feeds,
     Evaluate,
     Predict,
 }
 
 impl Call {
-    const ALL: [Self; 23] = [
+    const ALL: [Self; 24] = [
         Self::Submit,
         Self::About,
         Self::List,
@@ -54,6 +55,7 @@ impl Call {
         Self::Peers,
         Self::MeasurePeers,
         Self::Trials,
+        Self::Feeds,
         Self::Evaluate,
         Self::Predict,
     ];
@@ -75,6 +77,8 @@ impl Call {
             Self::Metrics | Self::Snapshot => Role::Viewer,
             // Names of hosts and sums over their jobs.
             Self::Peers => Role::Viewer,
+            // Has no paths. The names of runs are for operators.
+            Self::Feeds => Role::Viewer,
             // Loads the network and the other hosts.
             Self::MeasurePeers => Role::Operator,
             // Lines of logs name files and quote data.
@@ -119,6 +123,7 @@ impl Call {
             Self::Peers => "Peers",
             Self::MeasurePeers => "MeasurePeers",
             Self::Trials => "Trials",
+            Self::Feeds => "Feeds",
             Self::Evaluate => "Evaluate",
             Self::Predict => "Predict",
         }
@@ -189,6 +194,7 @@ mod tests {
             Call::Metrics,
             Call::Snapshot,
             Call::Peers,
+            Call::Feeds,
         ];
         for call in Call::ALL {
             let wanted = if open.contains(&call) { Role::Viewer } else { Role::Operator };

@@ -9,6 +9,7 @@ pub(crate) mod system;
 use std::time::Duration;
 
 use millstream_control::proto::JobState;
+use millstream_feed::host::HostStatus;
 use millstream_pipeline::ingest::Explanation;
 use millstream_worker::gpus::GpuUse;
 
@@ -48,6 +49,8 @@ pub struct Snapshot {
     pub gpus: Option<GpusSnapshot>,
     /// The hosts of other daemons; `None` if it has no peers.
     pub peers: Option<PeersUse>,
+    /// The feeds of trainers of other programs.
+    pub feeds: HostStatus,
 }
 
 /// The hosts of other daemons.

@@ -23,6 +23,7 @@ use millstream_feed::{Error, HostKind};
 use millstream_tests::programs::{Daemon, wait_until};
 use parquet::arrow::ArrowWriter;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde_json::json;
 
 /// How long a test waits for what must happen soon.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -151,7 +152,7 @@ fn a_rank_of_another_test() {
 }
 
 #[test]
-fn ranks_of_a_program_get_each_row_once_from_the_daemon_and_it_shows_the_feed() {
+fn ranks_of_a_program_get_each_row_once_from_the_daemon() {
     let room = Room::new();
     let daemon = room.daemon("");
     assert_eq!(fs::metadata(room.socket()).unwrap().permissions().mode() & 0o777, 0o660);
@@ -167,6 +168,62 @@ fn ranks_of_a_program_get_each_row_once_from_the_daemon_and_it_shows_the_feed() 
     });
     daemon.stop();
     assert!(!room.socket().exists(), "the socket is removed");
+}
+
+#[test]
+fn open_feeds_are_listed_explained_and_counted() {
+    let room = Room::new();
+    let daemon = room.daemon("[feeds]\nmemory = '1GiB'\n");
+    assert_eq!(daemon.json(&["feeds"]), json!({ "feeds": [], "reserved_bytes": 0, "memory_bytes": 1 << 30 }));
+    let mut client = room.attach(&room.feed(2), "shown", (0, 1)).unwrap();
+    batch(&mut client).unwrap().unwrap();
+    wait_until("the batch is counted", || daemon.json(&["feeds"])["feeds"][0]["rows"].as_u64() >= Some(50));
+    let listed = daemon.json(&["feeds"]);
+    assert_eq!(listed["reserved_bytes"], BUDGET << 20);
+    let feed = &listed["feeds"][0];
+    for (key, value) in [
+        ("state", json!("feeding")),
+        ("run", json!("shown")),
+        ("ranks", json!(1)),
+        ("attached", json!(1)),
+        ("memory_bytes", json!(BUDGET << 20)),
+    ] {
+        assert_eq!(feed[key], value, "{key} of {feed:#}");
+    }
+    let id = feed["id"].as_str().unwrap();
+    for id in [id, &id[..8]] {
+        let explained = daemon.json(&["explain", id]);
+        assert!(
+            explained["whole"]["bound"].is_string() && explained["resources"]["lanes"] == 2,
+            "{explained:#}"
+        );
+    }
+    let unknown = daemon.run(&["explain", "feed-0"]);
+    assert!(
+        !unknown.status.success() && String::from_utf8_lossy(&unknown.stderr).contains("no job"),
+        "{unknown:?}"
+    );
+    let metric = |name: &str| {
+        let metrics = String::from_utf8(daemon.run(&["metrics"]).stdout).unwrap();
+        let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("no {name}: {metrics}")).parse::<f64>().unwrap()
+    };
+    for (name, value) in [
+        ("millstream_feeds", 1.0),
+        ("millstream_feed_ranks", 1.0),
+        ("millstream_feeds_opened_total", 1.0),
+        ("millstream_feeds_reserved_bytes", (BUDGET << 20) as f64),
+    ] {
+        assert_eq!(metric(name), value, "{name}");
+    }
+    assert_eq!(rest(&mut client).unwrap().len(), 2_000 - 50);
+    drop(client);
+    wait_until("the feed has ended", || metric("millstream_feeds") == 0.0);
+    assert_eq!(metric("millstream_feed_rows_total"), 2_000.0);
+    assert_eq!(metric("millstream_feed_batches_total"), 40.0);
+    assert!(metric("millstream_feed_read_bytes_total") > 0.0);
+    assert!(!daemon.run(&["explain", id]).status.success());
+    daemon.stop();
 }
 
 #[test]

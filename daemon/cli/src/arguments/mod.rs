@@ -151,6 +151,15 @@ Examples:
     Audit(Audit),
     /// List this host and the others, measure links, and create certificates
     Peers(Peers),
+    /// List the open feeds of trainers of other programs
+    #[command(after_help = "\
+Programs attach to feeds with the Python package `millstream`. A feed is listed while its ranks are attached. `explain` says
+what limits it.
+
+Examples:
+  millstream feeds
+  millstream explain feed-k3f9q2")]
+    Feeds,
     /// Save a checkpoint of a job, then stop it
     #[command(after_help = "\
 `resume` continues the job from its last checkpoint.

@@ -12,6 +12,7 @@ mod documents;
 mod eval;
 mod explain;
 mod export;
+mod feeds;
 mod generate;
 mod history;
 mod init;
@@ -74,6 +75,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Result<(), Failure> {
         Command::Web(arguments) => on_runtime(web::run(arguments, context)),
         Command::Audit(arguments) => on_runtime(audit::run(arguments, context)),
         Command::Peers(arguments) => peers::run(arguments, context),
+        Command::Feeds => on_runtime(feeds::run(context)),
         Command::Metrics(arguments) => on_runtime(metrics::run(arguments, context)),
         Command::Eval(arguments) => on_runtime(eval::run(arguments, context)),
         Command::Export(arguments) => export::run(&arguments, context),
@@ -97,7 +99,7 @@ fn cleans_up(command: &Command) -> bool {
         C::Lineage(_) | C::Init(_) | C::Inspect(_) | C::Convert(_) | C::Generate(_) => true,
         C::Dataset(command) => matches!(command, Dataset::Register(_)),
         C::Doctor(_) | C::Submit(_) | C::List(_) | C::Wait(_) | C::Watch(_) | C::Show(_) => false,
-        C::Explain(_) | C::History(_) | C::Trials(_) | C::Completions(_) | C::ManPages(_) => false,
+        C::Feeds | C::Explain(_) | C::History(_) | C::Trials(_) | C::Completions(_) | C::ManPages(_) => false,
         C::Logs(_)
         | C::Cancel(_)
         | C::Pause(_)

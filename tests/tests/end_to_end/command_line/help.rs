@@ -44,6 +44,7 @@ fn every_command_has_help_with_an_example() {
         "eval",
         "explain",
         "export",
+        "feeds",
         "generate",
         "history",
         "init",
