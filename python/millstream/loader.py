@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _native, host
+from . import _native, daemon, host
 from .feed import Feed
 
 _TAILS = ("partial", "pad", "drop")
@@ -101,8 +101,11 @@ class Loader:
     """Attaches to a feed and iterates over it, one epoch at a time.
 
     `rank` and `world` are the number of this process and the number of all that train together; they default to the
-    environment variables `RANK` and `WORLD_SIZE`. A batch is dealt evenly to the ranks, which read it from one host
-    process: nothing is fetched or decoded twice.
+    environment variables `RANK` and `WORLD_SIZE`. A batch is dealt evenly to the ranks, which read it from one host:
+    nothing is fetched or decoded twice.
+
+    The host is the daemon of this machine, if one listens; otherwise a process that the first rank starts. `socket` is the
+    path of the daemon's socket for feeds, or "none" for a process; see `millstream.daemon`.
 
     `tail` says what becomes of a last batch with fewer rows: "partial" delivers it, "pad" adds empty rows
     (`Batch.mask`), and "drop" drops it. Several ranks need one of the latter, because all must take equal steps.
@@ -122,6 +125,7 @@ class Loader:
         world: int | None = None,
         tail: str | None = None,
         run: str | None = None,
+        socket: str | os.PathLike[str] | None = None,
     ) -> None:
         self._rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self._world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
@@ -146,6 +150,7 @@ class Loader:
         self._text = _native.with_drop_last(feed.text) if tail == "drop" else feed.text
         self._program = _program(self._world) if run is None else run
         self._run = str(next(_numbers[self._program]))
+        self._daemon = daemon.address(socket)
         self._state: dict[str, Any] | None = None
         self._client: _native.Client | None = None
         self._columns: dict[str, tuple[int, str]] = {}
@@ -240,8 +245,13 @@ class Loader:
         state = None if self._state is None else json.dumps(self._state)
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
-            process = host.start(self._program)
+            process = None
             try:
+                fd = None if self._daemon is None else daemon.connect(self._daemon)
+                if fd is not None:
+                    run = f"{self._program} {self._run}"
+                    return _native.Client.attach_to_daemon(fd, self._text, run, self._rank, self._world, state)
+                process = host.start(self._program)
                 return _native.Client.attach(self._program, self._text, self._run, self._rank, self._world, state)
             except ConnectionError:
                 # A host that ends just now.
