@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_test_storage::{Fault, Options, Server};
 use millstream_tests::programs::{Daemon, children, has_ended, is_alive, kill, program, wait_until};
@@ -16,9 +16,13 @@ use millstream_tests::tfrecord::{self, Value as Feature};
 use millstream_tests::tiny_job::{Contents, TinyJob};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use tokio::runtime::Runtime;
 
 /// Makes parts several MiB large, so that each phase lasts long enough to observe.
 const LARGE: [&str; 2] = ["--set", "features.color_hash.buckets=1000000"];
+
+/// Less than a request to storage may take.
+const PROMPTLY: Duration = Duration::from_secs(20);
 
 /// The job's `checkpoint.keep`.
 const KEEP: usize = 2;
@@ -38,34 +42,43 @@ enum Phase {
 
 const PHASES: [Phase; 4] = [Phase::Model, Phase::Optimizer, Phase::Manifest, Phase::Retention];
 
-/// The storage answers no request any more; no worker gets another batch.
-#[test]
-fn a_checkpoint_is_written_while_the_input_stalls() {
-    let record = |row: i64| {
-        let padding = Feature::Bytes("p".repeat(12 << 10));
-        let color = Feature::Bytes(format!("color {}", row % 20));
-        let features =
-            [("x", Feature::Float(row as f32)), ("color", color), ("clicked", Feature::Int(row % 2))];
-        tfrecord::example(features.into_iter().chain([("padding", padding)]))
-    };
-    // More than the daemon keeps of what it has fetched: each epoch fetches the files again.
-    let file = tfrecord::file((0..2_000).map(record));
-    let job = TinyJob::new();
-    let text = fs::read_to_string(job.file()).unwrap();
-    let text = text.replace("\"train-*.parquet", "\"gs://b/train-*.tfrecord");
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let daemon = Daemon::start(job.directory());
-    for workers in [1, 2] {
-        let server = runtime.block_on(Server::start(Options::default())).unwrap();
-        (0..4).for_each(|number| server.put(&format!("b/train-{number}.tfrecord"), file.clone()));
+/// A job that trains from a bucket. Its data is more than the daemon keeps of what it has fetched: each epoch fetches the files
+/// again.
+struct FromBucket {
+    job: TinyJob,
+    file: Vec<u8>,
+    runtime: Runtime,
+}
+
+impl FromBucket {
+    fn new() -> Self {
+        let record = |row: i64| {
+            let padding = Feature::Bytes("p".repeat(12 << 10));
+            let color = Feature::Bytes(format!("color {}", row % 20));
+            let features =
+                [("x", Feature::Float(row as f32)), ("color", color), ("clicked", Feature::Int(row % 2))];
+            tfrecord::example(features.into_iter().chain([("padding", padding)]))
+        };
+        let file = tfrecord::file((0..2_000).map(record));
+        Self { job: TinyJob::new(), file, runtime: Runtime::new().unwrap() }
+    }
+
+    /// Submits the job with so many workers, and waits until the storage answers no request any more and no worker gets another
+    /// batch. Returns the storage, the job's id and its step.
+    fn stalled(&self, daemon: &Daemon, workers: usize) -> (Server, String, Option<u64>) {
+        let server = self.runtime.block_on(Server::start(Options::default())).unwrap();
+        (0..4).for_each(|number| server.put(&format!("b/train-{number}.tfrecord"), self.file.clone()));
+        let job = tempfile::Builder::new().suffix(".toml").tempfile_in(self.job.directory()).unwrap();
+        let text = fs::read_to_string(self.job.file()).unwrap();
+        let text = text.replace("\"train-*.parquet", "\"gs://b/train-*.tfrecord");
         let storage = format!("\n[storage.gs]\nendpoint = \"{}\"\nanonymous = true\n", server.endpoint());
-        fs::write(job.file(), format!("{text}{storage}")).unwrap();
+        fs::write(job.path(), format!("{text}{storage}")).unwrap();
         let set = [
             format!("workers.per_host={workers}"),
             "checkpoint.every_steps=1000000".to_owned(),
             "data.epochs=1000".to_owned(),
         ];
-        let id = daemon.submit(&job.file(), &set);
+        let id = daemon.submit(job.path(), &set);
         let step = || daemon.show(&id)["progress"]["step"].as_u64();
         wait_until("the job trains", || step() > Some(0));
         server.script(vec![Fault::Silence(Duration::from_secs(600)); 1000]);
@@ -76,13 +89,45 @@ fn a_checkpoint_is_written_while_the_input_stalls() {
             let before = std::mem::replace(&mut last, step());
             last == before
         });
+        (server, id, last)
+    }
+}
+
+#[test]
+fn a_checkpoint_is_written_while_the_input_stalls() {
+    let from_bucket = FromBucket::new();
+    let daemon = Daemon::start(from_bucket.job.directory());
+    for workers in [1, 2] {
+        let (_server, id, last) = from_bucket.stalled(&daemon, workers);
         let taken = daemon.json(&["checkpoint", &id]);
         assert_eq!(taken["step"].as_u64(), last, "{taken:#}");
         assert_whole(Path::new(taken["path"].as_str().unwrap()).parent().unwrap(), last);
-        assert_eq!(step(), last, "the input stalls until now");
+        assert_eq!(daemon.show(&id)["progress"]["step"].as_u64(), last, "the input stalls until now");
         daemon.json(&["cancel", &id]);
         wait_until("the job ends", || has_ended(&daemon.show(&id)));
     }
+    daemon.stop();
+}
+
+/// A read that hangs is given up with the worker that it was for.
+#[test]
+fn a_worker_killed_while_its_bucket_hangs_is_replaced_at_once() {
+    let from_bucket = FromBucket::new();
+    let daemon = Daemon::start(from_bucket.job.directory());
+    let (server, id, _) = from_bucket.stalled(&daemon, 1);
+    let workers = children(daemon.pid());
+    assert!(!workers.is_empty());
+    let began = Instant::now();
+    workers.iter().for_each(|&worker| assert!(kill(worker)));
+    wait_until("another worker is there", || {
+        children(daemon.pid()).iter().any(|worker| !workers.contains(worker))
+    });
+    assert!(began.elapsed() < PROMPTLY, "{:?}", began.elapsed());
+    // The reads that the next worker waits for hang, too, until the storage answers again.
+    server.clear_script();
+    assert!(!has_ended(&daemon.show(&id)));
+    daemon.json(&["cancel", &id]);
+    wait_until("the job ends", || has_ended(&daemon.show(&id)));
     daemon.stop();
 }
 
