@@ -6,10 +6,12 @@ build() {
     made=$(mktemp -d) || exit 1
     cargo build --release --locked --workspace --bins || exit 1
     cargo build --release --locked -p millstream-trainer --examples || exit 1
+    cargo build --release --locked -p millstream-python || exit 1
     local program
     for program in millstream millstreamd examples/step_speed; do
         strip -o "$made/${program##*/}" "$target/$program" || exit 1
     done
+    strip -o "$made/libmillstream_native.so" "$target/libmillstream_native.so" || exit 1
     test_program millstream-backend conformance
     test_program millstream-trainer models
     git rev-parse HEAD >"$made/commit"

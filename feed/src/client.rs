@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_batch::messages::MessageError;
-use millstream_batch::{Consumer, Lease, RingError, messages};
+use millstream_batch::{Consumer, Lease, RingError, RingMapping, messages};
 
 use crate::death;
 use crate::error::{Error, HostKind};
@@ -97,6 +97,11 @@ impl FeedClient {
         &self.attached
     }
 
+    /// The memory of the ring.
+    pub fn mapping(&self) -> RingMapping {
+        self.ring.mapping()
+    }
+
     /// Waits at most `limit` for the next batch. If one is ready this makes no system call.
     ///
     /// # Errors
@@ -163,6 +168,11 @@ impl Evaluation {
     /// The slots of its ring.
     pub fn slots(&self) -> usize {
         self.ring.slots()
+    }
+
+    /// The memory of its ring.
+    pub fn mapping(&self) -> RingMapping {
+        self.ring.mapping()
     }
 
     /// Waits at most `limit` for the next batch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ class Loader(loader.Loader):
     Without `jax_enable_x64`, JAX has no 64-bit types and would narrow them silently, so such columns are refused.
     """
 
-    def _check_columns(self, columns: list[tuple[str, str, str]]) -> None:
-        wide = [name for name, kind, dtype in columns if kind != "raw" and dtype.endswith("64")]
+    def _check_columns(self, columns: Mapping[str, loader.Column]) -> None:
+        wide = [name for name, of in columns.items() if of.kind != "raw" and of.dtype.endswith("64")]
         if wide and not jax.config.jax_enable_x64:
             names = ", ".join(f"`{name}`" for name in wide)
             self.close()

@@ -29,15 +29,42 @@ class Ragged(NamedTuple):
     values: Any
 
 
-class Batch(Mapping[str, Any]):
-    """The columns of a batch, by name. Arrays are views of shared memory and keep it as long as they exist."""
+class Column(NamedTuple):
+    """A column of the batches of a feed."""
+
+    kind: str
+    """`tensor`, `ragged` or `raw`."""
+    dtype: str
+    """The type of its values, such as `float32`."""
+    shape: list[int]
+    """The shape of a row of a tensor."""
+    place: int
+    """Its place among the columns."""
+
+
+class Place(NamedTuple):
+    """Where a batch is in its feed. It does not hold the batch's memory."""
+
+    epoch: int
+    number: int
+    rows: int
+    capacity: int
+    last: bool
+    position: _native.Position
+
+
+class Views(Mapping[str, Any]):
+    """The columns of a batch in shared memory, by name. Arrays are made when they are asked for."""
 
     def __init__(self, native: _native.Batch, loader: Loader, padded: bool) -> None:
-        self._native = native
-        self._columns = loader._columns
+        self.native = native
+        self._in_feed = loader._columns
         self._padded = padded
         self._array = loader._array
         self._made: dict[str, Any] = {}
+        if loader._mask is not None:
+            rows = native.rows
+            self._made[loader._mask] = loader._batch.mask_of(rows, native.capacity if padded else rows)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
@@ -45,14 +72,56 @@ class Batch(Mapping[str, Any]):
         return self._made[name]
 
     def _make(self, name: str) -> Any:
-        place, kind = self._columns[name]
+        kind, _, _, place = self._in_feed[name]
         if kind == "raw":
-            values = self._native.raw(place)
-            return values + [b""] * (self._capacity - len(values))
-        offsets, values = self._native.column(place, self._padded)
+            values = self.native.raw(place)
+            return values + [b""] * (self.native.capacity - len(values) if self._padded else 0)
+        offsets, values = self.native.column(place, self._padded)
         if offsets is None:
             return self._array(values)
         return Ragged(self._array(offsets), self._array(values))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._in_feed, **self._made})
+
+    def __len__(self) -> int:
+        return len(self._in_feed.keys() | self._made.keys())
+
+
+class Reader:
+    """Takes the batches of a ring."""
+
+    def __init__(self, ring: _native.Client | _native.Evaluation, loader: Loader, padded: bool) -> None:
+        self._ring = ring
+        self._loader = loader
+        self._padded = padded
+
+    def next(self) -> Batch | None:
+        """The next batch; `None` after the last one. An exception loses none."""
+        native = self._ring.next()
+        if native is None:
+            return None
+        place = Place(native.epoch, native.number, native.rows, native.capacity, native.last, native.position)
+        return self._loader._batch(Views(native, self._loader, self._padded), place, self._padded)
+
+    def close(self) -> None:
+        """Ends what it does in advance."""
+
+
+class Batch(Mapping[str, Any]):
+    """The columns of a batch, by name. Arrays are views of shared memory and keep it as long as they exist.
+
+    Frameworks convert a batch by `type(batch)({name: convert(array), ..})`. The result has the columns, but no place in
+    the feed.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], place: Place | None = None, padded: bool = False) -> None:
+        self._columns = columns
+        self._place = place
+        self._padded = padded
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
@@ -61,40 +130,53 @@ class Batch(Mapping[str, Any]):
         return len(self._columns)
 
     @property
-    def _capacity(self) -> int:
-        return self._native.capacity if self._padded else self._native.rows
+    def place(self) -> Place:
+        """Where it is in the feed."""
+        if self._place is None:
+            raise RuntimeError(
+                "this batch was made from the columns of another, as frameworks do to convert them: "
+                "it has no place in a feed"
+            )
+        return self._place
 
     @property
     def rows(self) -> int:
         """Rows of this rank, without padding."""
-        return self._native.rows
+        return self.place.rows
 
     @property
     def mask(self) -> Any:
         """Which rows are data: booleans, of which those at the end are false where `tail="pad"` has added rows."""
+        return self.mask_of(self.rows, self.place.capacity if self._padded else self.rows)
+
+    @staticmethod
+    def mask_of(rows: int, length: int) -> Any:
+        """The mask of a batch of `length` rows, of which the first `rows` are data."""
         import numpy
 
-        return numpy.arange(self._capacity) < self._native.rows
+        return numpy.arange(length) < rows
 
     @property
     def epoch(self) -> int:
         """The epoch, from 0."""
-        return self._native.epoch
+        return self.place.epoch
 
     @property
     def number(self) -> int:
         """Its number within the epoch, from 0."""
-        return self._native.number
+        return self.place.number
 
     def state_dict(self) -> dict[str, Any]:
         """The place in the feed after this batch: for a checkpoint of a model that was trained on it.
 
         It is the same on all ranks, and consists of strings and numbers.
         """
-        return json.loads(self._native.position.state())
+        return json.loads(self.place.position.state())
 
     def __repr__(self) -> str:
-        return f"<millstream.Batch {self.number} of epoch {self.epoch}: {self.rows} rows of {', '.join(self._columns)}>"
+        if self._place is None:
+            return f"<millstream.Batch of {', '.join(self)}>"
+        return f"<millstream.Batch {self.number} of epoch {self.epoch}: {self.rows} rows of {', '.join(self)}>"
 
 
 class Loader:
@@ -110,6 +192,8 @@ class Loader:
     `tail` says what becomes of a last batch with fewer rows: "partial" delivers it, "pad" adds empty rows
     (`Batch.mask`), and "drop" drops it. Several ranks need one of the latter, because all must take equal steps.
 
+    `mask` names one more column, the mask of the batch: for frameworks that pass on columns alone.
+
     `load_state_dict` resumes after the batch whose `state_dict` it was. A loop that is left by `break` does not end the epoch:
     the next one continues it. `run` names the program; it is only needed when the ranks of several programs on this machine
     have the same master address.
@@ -124,6 +208,7 @@ class Loader:
         rank: int | None = None,
         world: int | None = None,
         tail: str | None = None,
+        mask: str | None = None,
         run: str | None = None,
         socket: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -147,39 +232,67 @@ class Loader:
         if tail not in _TAILS:
             raise ValueError(f"tail={tail!r}: expected one of {', '.join(map(repr, _TAILS))}")
         self._tail = tail
+        self._mask = mask
         self._text = _native.with_drop_last(feed.text) if tail == "drop" else feed.text
         self._program = _program(self._world) if run is None else run
         self._run = str(next(_numbers[self._program]))
         self._daemon = daemon.address(socket)
         self._state: dict[str, Any] | None = None
         self._client: _native.Client | None = None
-        self._columns: dict[str, tuple[int, str]] = {}
-        self._pending: _native.Batch | None = None
+        self._reader: Reader | None = None
+        self._columns: dict[str, Column] = {}
+        # Batches that are to be handed out first.
+        self._pending: collections.deque[Batch] = collections.deque()
         self._last: _native.Position | None = None
+        # Batches that were handed out and are not trained yet, where `trained` reports that.
+        self._untrained: collections.deque[Batch] | None = None
         self._process = os.getpid()
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of an epoch, or what is left of it. There are none after the last epoch."""
-        client = self._attached()
+        self._attached()
+        if self._untrained:
+            # What the iteration before has handed out in vain.
+            self._pending.extendleft(reversed(self._untrained))
+            self._untrained.clear()
         epoch = None
-        while True:
-            native = self._pending or client.next()
-            self._pending = None
-            if native is None:
-                return
+        while (batch := self._next()) is not None:
             # Where short batches are dropped, only the next epoch shows that this one has ended.
-            if epoch is not None and native.epoch != epoch:
-                self._pending = native
+            if epoch is not None and batch.epoch != epoch:
+                self._pending.appendleft(batch)
                 return
-            epoch, last = native.epoch, native.last
-            self._last = native.position
-            batch = self._batch(native, self, self._tail == "pad")
-            del native
+            epoch, last = batch.epoch, batch.place.last
+            if self._untrained is None:
+                self._last = batch.place.position
+            else:
+                self._untrained.append(batch)
             yield batch
             # Its memory is free once the program drops it, too.
             del batch
             if last:
                 return
+
+    def _next(self) -> Batch | None:
+        if self._pending:
+            return self._pending.popleft()
+        self._attached()
+        assert self._reader is not None
+        return self._reader.next()
+
+    def await_training(self) -> None:
+        """Prepares for a framework that takes batches before it trains on those that it has: it calls `trained`.
+
+        `state_dict` is then that of the batch trained last, and an iteration begins with the batches that the one before
+        has handed out in vain.
+        """
+        if self._untrained is None:
+            self._untrained = collections.deque()
+
+    def trained(self) -> None:
+        """Reports that one more batch was trained, in the order in which they were handed out."""
+        if not self._untrained:
+            raise RuntimeError("no batch is left to train: call await_training before iterating, and this once per batch")
+        self._last = self._untrained.popleft().place.position
 
     def __len__(self) -> int:
         """Batches of an epoch, where the files have the number of their rows, as Parquet without `filter`."""
@@ -193,15 +306,16 @@ class Loader:
 
         A short last batch is padded unless `tail` is "partial".
         """
-        evaluation = self._attached().evaluate(name)
-        while (native := evaluation.next()) is not None:
-            batch = self._batch(native, self, self._tail != "partial")
-            del native
-            yield batch
-            del batch
+        reader = self._read(self._attached().evaluate(name), self._tail != "partial")
+        try:
+            while (batch := reader.next()) is not None:
+                yield batch
+                del batch
+        finally:
+            reader.close()
 
     def state_dict(self) -> dict[str, Any] | None:
-        """That of the batch handed out last. What prefetches should save `Batch.state_dict` instead."""
+        """That of the batch handed out last. A program that prefetches saves `Batch.state_dict` instead."""
         if self._last is None:
             return self._state
         return json.loads(self._last.state())
@@ -215,17 +329,28 @@ class Loader:
         """Leaves the feed. Batches stay valid, and iterating continues after the one handed out last."""
         if self._last is not None:
             self._state = self.state_dict()
+        self._pending.clear()
+        if self._untrained:
+            self._untrained.clear()
+        if self._reader is not None:
+            self._reader.close()
         if self._client is not None:
             self._client.close()
-        self._client = self._pending = self._last = None
+        self._client = self._reader = self._last = None
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns of a batch, by name, without that of `mask`."""
+        self._attached()
+        return dict(self._columns)
 
     @property
     def epochs(self) -> range:
         """The numbers of the epochs that are left, with the one that it is in. Waits for the next batch."""
         client = self._attached()
-        if self._pending is None:
-            self._pending = client.next()
-        first = client.epochs if self._pending is None else self._pending.epoch
+        if not self._pending and (batch := self._next()) is not None:
+            self._pending.append(batch)
+        first = self._pending[0].epoch if self._pending else client.epochs
         return range(first, client.epochs)
 
     def _attached(self) -> _native.Client:
@@ -237,9 +362,16 @@ class Loader:
         if self._client is None:
             self._client = self._attach()
             columns = enumerate(self._client.columns)
-            self._columns = {name: (place, kind) for place, (name, kind, _) in columns}
-            self._check_columns(self._client.columns)
+            self._columns = {name: Column(*of, place) for place, (name, *of) in columns}
+            if self._mask in self._columns:
+                self.close()
+                raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")
+            self._check_columns(self._columns)
+            self._reader = self._read(self._client, self._tail == "pad")
         return self._client
+
+    def _read(self, ring: _native.Client | _native.Evaluation, padded: bool) -> Reader:
+        return Reader(ring, self, padded)
 
     def _attach(self) -> _native.Client:
         state = None if self._state is None else json.dumps(self._state)
@@ -260,7 +392,7 @@ class Loader:
                     raise
                 time.sleep(0.05)
 
-    def _check_columns(self, columns: list[tuple[str, str, str]]) -> None:
+    def _check_columns(self, columns: Mapping[str, Column]) -> None:
         """Refuses columns that the arrays of an adapter cannot hold."""
 
     @staticmethod

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use millstream_batch::messages::MessageError;
-use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype};
+use millstream_batch::{BatchSchema, Column, ColumnKind, Dtype, RingMapping};
 use millstream_feed::client::{Attaching, Evaluation as FeedEvaluation, FeedClient, Next};
 use millstream_feed::protocol::{Attach, VERSION};
 use millstream_feed::state::{FeedState, Files};
@@ -146,17 +146,23 @@ impl Client {
         Ok(self.feed.as_ref().ok_or_else(closed)?.attached().batches)
     }
 
-    /// The columns of a batch: name, kind (`tensor`, `ragged` or `raw`) and type of values.
+    /// The address and the length of the ring's memory, which is mapped until the client is closed and no batch is left.
     #[getter]
-    fn columns(&self) -> PyResult<Vec<(String, &'static str, &'static str)>> {
+    fn memory(&self) -> PyResult<(usize, usize)> {
+        Ok(extent(&self.feed.as_ref().ok_or_else(closed)?.mapping()))
+    }
+
+    /// The columns of a batch: name, kind (`tensor`, `ragged` or `raw`), type of values, and shape of a row.
+    #[getter]
+    fn columns(&self) -> PyResult<Vec<(String, &'static str, &'static str, Vec<u32>)>> {
         let column = |Column { name, kind }: &Column| {
             let dtype = kind.dtype().name();
-            let kind = match kind {
-                ColumnKind::Fixed { .. } => "tensor",
-                ColumnKind::Ragged { .. } => "ragged",
-                ColumnKind::Raw { .. } => "raw",
+            let (kind, shape) = match kind {
+                ColumnKind::Fixed { shape, .. } => ("tensor", shape.clone()),
+                ColumnKind::Ragged { .. } => ("ragged", Vec::new()),
+                ColumnKind::Raw { .. } => ("raw", Vec::new()),
             };
-            (name.clone(), kind, dtype)
+            (name.clone(), kind, dtype, shape)
         };
         Ok(self.feed.as_ref().ok_or_else(closed)?.attached().schema.columns.iter().map(column).collect())
     }
@@ -186,6 +192,12 @@ impl Evaluation {
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let Self { feed, files, slots, pending } = self;
         next(py, &mut |limit| feed.next(limit), pending, (files, slots))
+    }
+
+    /// The address and the length of the memory of its ring, which is mapped until this value is gone and no batch is left.
+    #[getter]
+    fn memory(&self) -> (usize, usize) {
+        extent(&self.feed.mapping())
     }
 }
 
@@ -312,6 +324,11 @@ fn next(
         }
         next = py.detach(|| wait(SIGNAL_CHECK)).map_err(exception)?;
     }
+}
+
+fn extent(mapping: &RingMapping) -> (usize, usize) {
+    let addresses = mapping.addresses();
+    (addresses.start.addr(), addresses.end.addr() - addresses.start.addr())
 }
 
 /// Connects to the host at `address`, which must be a process of this user, and asks it for a feed.

@@ -1,5 +1,9 @@
 """Feeds with real PyTorch."""
 
+import collections
+import contextlib
+import ctypes
+import gc
 import os
 import pathlib
 import signal
@@ -109,3 +113,124 @@ def test_killed_ranks_train_the_model_of_an_undisturbed_run(data, tmp_path):
 
     steps = np.random.default_rng(3).choice(100, 5, replace=False)
     assert run("killed", sorted(steps)) == run("undisturbed", [])
+
+
+class LateGpu:
+    """Stands in for the parts of torch.cuda that a loader with a device uses. Copies happen as late as they may, and read
+    memory by its address, as a GPU does: a slot of the ring that is overwritten before shows in the result."""
+
+    def __init__(self, monkeypatch):
+        self.pinned, self.copies, self.waited, self.used = {}, collections.deque(), [], []
+        self.begun = self.happened = 0
+        gpu = self
+
+        class Event:
+            def __init__(self):
+                self.after = gpu.begun
+
+            def query(self):
+                return gpu.happened >= self.after
+
+            def synchronize(self):
+                gpu.run(self.after)
+
+        class Stream:
+            def __init__(self, device=None):
+                pass
+
+            def record_event(self):
+                return Event()
+
+            def synchronize(self):
+                gpu.run(gpu.begun)
+
+            def wait_event(self, event):
+                gpu.waited.append(event)
+
+        class Runtime:
+            def cudaHostRegister(self, address, length, flags):
+                gpu.pinned[address] = length
+                return 0
+
+            def cudaHostUnregister(self, address):
+                del gpu.pinned[address]
+
+        def copy(target, source, non_blocking=False):
+            assert non_blocking and gpu.holds(source)
+            gpu.begun += 1
+            address, length = source.data_ptr(), source.numel() * source.element_size()
+            gpu.copies.append(lambda: ctypes.memmove(target.data_ptr(), address, length))
+            return target
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+        monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+        monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+        monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+        monkeypatch.setattr(torch.Tensor, "copy_", copy)
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: gpu.used.append(tensor.data_ptr()))
+
+    def holds(self, tensor):
+        return any(0 <= tensor.data_ptr() - address < length for address, length in self.pinned.items())
+
+    def run(self, until):
+        while self.happened < until:
+            self.copies.popleft()()
+            self.happened += 1
+
+
+class OnDevice(millstream.torch.Loader):
+    """A loader for a GPU, whose memory is that of the CPU."""
+
+    def _read(self, ring, padded):
+        return millstream.torch.Ahead(super()._read(ring, padded), ring.memory, torch.device("cpu"))
+
+
+def test_copies_to_a_device_overlap_and_hold_their_slots_until_they_happened(data, monkeypatch):
+    gpu = LateGpu(monkeypatch)
+    columns = {"x": ms.tensor("pixels", "float32", [4]), "number": ms.tensor("number", "int64")}
+    short = ms.Feed(train=data, columns=columns, batch_size=10, shuffle_rows=512, seed=5, eval={"val": data})
+    expected = [batch["number"].tolist() for batch in ms.Loader(short)]
+    assert len(expected) == ROWS // 10
+    loader = OnDevice(short)
+    kept = []
+    for batch in loader:
+        kept.append((batch["x"], batch["number"]))
+        # Two copies a batch: that of the next one has begun, and the program's stream waits for this one alone.
+        assert gpu.begun == 2 * min(len(kept) + 1, len(expected))
+        assert len(gpu.waited) == len(kept) and gpu.waited[-1].after == 2 * len(kept)
+        assert set(gpu.used[-2:]) == {tensor.data_ptr() for tensor in kept[-1]}
+        assert not gpu.holds(batch["x"])
+    state = loader.state_dict()
+    assert gpu.happened < gpu.begun and len(gpu.pinned) == 1
+    held_out = [batch["number"] for batch in loader.evaluate("val")]
+    assert len(gpu.pinned) == 1
+    loader.close()
+    assert gpu.happened == gpu.begun and not gpu.pinned
+    assert [number.tolist() for _, number in kept] == expected
+    for x, number in kept:
+        assert torch.equal(x[:, 1] * 2, number.float())
+    assert torch.cat(held_out).tolist() == list(range(ROWS))
+    assert state == loader.state_dict() and list(loader) == []
+    loader.close()
+
+
+def test_a_loop_on_a_device_that_is_left_loses_no_batch(data, monkeypatch):
+    gpu = LateGpu(monkeypatch)
+    expected = [batch["number"].tolist() for batch in ms.Loader(feed(data, batch_size=100))]
+    columns = {"number": ms.tensor("number", "int64")}
+    loader = OnDevice(ms.Feed(train=data, columns=columns, batch_size=100, shuffle_rows=512, seed=5))
+    seen = []
+    for batch in loader:
+        seen.append(batch["number"])
+        if batch.number == 5:
+            break
+    seen += [batch["number"] for _, batch in zip(range(4), loader)]
+    # A new connection begins after the batch that was handed out last, not after the one that was copied in advance.
+    loader.close()
+    seen += [batch["number"] for batch in loader]
+    gpu.run(gpu.begun)
+    assert [number.tolist() for number in seen] == expected
+    del loader, batch
+    gc.collect()
+    assert not gpu.pinned

@@ -103,19 +103,19 @@ def test_batches_and_views_that_are_kept_stay_valid_and_stop_nothing(data):
     for batch in loader:
         views.append(batch["pixels"][3:, 1])
         kept.append(batch)
-    assert [batch._native.is_copy for batch in kept] == [False] * 2 + [True] * 18
+    assert [batch._columns.native.is_copy for batch in kept] == [False] * 2 + [True] * 18
     for batch, view in zip(kept, views):
         check(batch)
         np.testing.assert_array_equal(view[:, 0], -batch["number"][3:])
     del kept, batch
     gc.collect()
     # The views still hold two slots.
-    assert all(batch._native.is_copy for batch in loader)
+    assert all(batch._columns.native.is_copy for batch in loader)
     assert views[0][0, 0] == -numbers(ms.Loader(feed(data)))[0][3]
     del views, view
     gc.collect()
     fresh = ms.Loader(feed(data, prefetch=3))
-    assert not any(batch._native.is_copy for batch in fresh)
+    assert not any(batch._columns.native.is_copy for batch in fresh)
 
 
 def test_numpy_arrays_are_read_only_views_of_all_types(data):
@@ -129,13 +129,14 @@ def test_numpy_arrays_are_read_only_views_of_all_types(data):
         lanes=1,
         filter=[{"column": "number", "op": "<", "value": 2}],
     )
-    batch = next(iter(ms.Loader(few)))
+    loader = ms.Loader(few)
+    batch = next(iter(loader))
     for name in names:
         assert str(batch[name].dtype) == name
         np.testing.assert_array_equal(batch[name].astype(np.float64), [0, 1])
         assert not batch[name].flags.writeable
-        place, _ = batch._columns[name]
-        _, array = batch._native.column(place, False)
+        place = loader.columns[name].place
+        _, array = batch._columns.native.column(place, False)
         assert batch[name].ctypes.data == array.__array_interface__["data"][0]
 
 
@@ -178,8 +179,8 @@ def test_jax_sees_batches_without_a_copy_and_no_type_is_narrowed(data):
     for batch in loader:
         assert isinstance(batch["pixels"], jax.Array) and batch["pixels"].shape == (batch.rows, 2, 2)
         assert jnp.array_equal(batch["pixels"][:, 1, 0], -batch["number"])
-        place, _ = batch._columns["pixels"]
-        _, array = batch._native.column(place, False)
+        place = loader.columns["pixels"].place
+        _, array = batch._columns.native.column(place, False)
         assert batch["pixels"].unsafe_buffer_pointer() == array.__array_interface__["data"][0]
         kept.append((batch["pixels"], np.asarray(batch["number"]).copy()))
     for pixels, rows in kept:
