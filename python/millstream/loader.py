@@ -362,7 +362,9 @@ class Loader:
         if self._client is None:
             self._client = self._attach()
             columns = enumerate(self._client.columns)
-            self._columns = {name: Column(*of, place) for place, (name, *of) in columns}
+            self._columns = {
+                name: Column(kind, dtype, shape, place) for place, (name, kind, dtype, shape) in columns
+            }
             if self._mask in self._columns:
                 self.close()
                 raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,11 +34,10 @@ class Batch(loader.Batch):
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors of the batch; a ragged column has two."""
-        tensors = []
-        self._with(lambda tensor: tensors.append(tensor) or tensor)
-        return tensors
+        parts = [part for value in self.values() for part in (value if isinstance(value, loader.Ragged) else [value])]
+        return [part for part in parts if isinstance(part, torch.Tensor)]
 
-    def _with(self, function: Any) -> Batch:
+    def _with(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         def apply(value: Any) -> Any:
             if isinstance(value, loader.Ragged):
                 return loader.Ragged(*(apply(part) for part in value))
@@ -75,7 +75,7 @@ class Loader(loader.Loader):
             self._device = torch.device("cuda", torch.cuda.current_device())
         super().__init__(feed, rank=rank, world=world, **options)
 
-    def _read(self, ring: _native.Client | _native.Evaluation, padded: bool) -> loader.Reader | Ahead:
+    def _read(self, ring: _native.Client | _native.Evaluation, padded: bool) -> loader.Reader:
         reader = super()._read(ring, padded)
         return reader if self._device.type == "cpu" else Ahead(reader, ring.memory, self._device)
 
@@ -84,7 +84,7 @@ class Loader(loader.Loader):
         return torch.from_dlpack(native)
 
 
-class Ahead:
+class Ahead(loader.Reader):
     """Copies the batches of a ring to a CUDA device, one in advance of the program.
 
     The whole ring is pinned once, so copies are asynchronous and as fast as the bus. They run on a separate stream: that of
@@ -130,6 +130,7 @@ class Ahead:
         source = self._reader.next()
         if source is None:
             return None
+        assert isinstance(source, Batch)
         copy = _Copy(source, self._device, self._stream)
         self._held.append(copy)
         return copy

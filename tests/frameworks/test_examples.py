@@ -1,0 +1,88 @@
+"""The examples as they are: compared with training by hand, and killed at random steps.
+
+MILLSTREAM_KILLS is the number of kills of each.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import millstream as ms
+import numpy as np
+import pytest
+
+PROGRAMS = pathlib.Path(__file__).resolve().parent
+DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
+EXAMPLES = sorted(path.stem for path in DIRECTORY.glob("train_*.py"))
+KILLS = int(os.environ.get("MILLSTREAM_KILLS", 3))
+STEPS = 4 * 80
+
+
+def start(*command):
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def outputs(process):
+    """The losses that a program prints, by step, and the model that it prints at its end, if it comes to that."""
+    words = [line.split() for line in process.stdout]
+    losses = {int(each[1]): each[3] for each in words if each[:1] == ["step"]}
+    models = [each[1] for each in words if each[:1] == ["model"]]
+    return losses, models[0] if models else None
+
+
+@pytest.fixture(scope="module", params=EXAMPLES)
+def undisturbed(request, tmp_path_factory):
+    """An example, with its losses and its model."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    process = start(DIRECTORY / f"{request.param}.py", directory)
+    losses, model = outputs(process)
+    assert process.wait() == 0 and list(losses) == list(range(1, STEPS + 1))
+    return request.param, losses, model
+
+
+def test_there_is_an_example_for_each_framework():
+    frameworks = ["accelerate", "jax", "lightning", "tensorflow", "torch", "transformers"]
+    assert [f"train_{name}" for name in frameworks] == EXAMPLES
+
+
+def test_losses_are_those_of_training_by_hand(undisturbed, tmp_path):
+    example, losses, model = undisturbed
+    sys.path.insert(0, str(DIRECTORY))
+    import synthetic
+
+    columns = {"row": ms.tensor("row", "int64")}
+    feed = ms.Feed(
+        train=synthetic.write(tmp_path), columns=columns, batch_size=50, shuffle_rows=500, epochs=4, seed=7
+    )
+    loader = ms.Loader(feed)
+    order = [[batch["row"].tolist() for batch in loader] for _ in loader.epochs]
+    assert sorted(sum(order[3], [])) == list(range(4_000))
+    (tmp_path / "order.json").write_text(json.dumps(order))
+    process = start(PROGRAMS / "by_hand.py", DIRECTORY / f"{example}.py", tmp_path, tmp_path / "order.json")
+    by_hand = outputs(process)
+    assert process.wait() == 0
+    assert by_hand == (losses, model)
+
+
+def test_killed_programs_train_the_model_of_an_undisturbed_run(undisturbed, tmp_path):
+    """tensorflow 63079: the position is not tied to the checkpoints, and steps are skipped."""
+    example, losses, model = undisturbed
+    random = np.random.default_rng(int(os.environ.get("MILLSTREAM_SEED", 3)))
+    done = 0
+    for kill in range(KILLS):
+        # A checkpoint is saved every 10 steps, and the end is for the last run.
+        most = min(max(STEPS // KILLS, 20), max(STEPS - done, 2))
+        process = start(PROGRAMS / "killed.py", DIRECTORY / f"{example}.py", tmp_path, random.integers(1, most))
+        seen, _ = outputs(process)
+        assert process.wait() == -signal.SIGKILL
+        assert seen and seen.items() <= losses.items(), f"after {kill} kills"
+        assert min(seen) == done // 10 * 10 + 1
+        done = max(seen)
+    process = start(DIRECTORY / f"{example}.py", tmp_path)
+    rest, end = outputs(process)
+    assert process.wait() == 0 and end == model
+    assert rest.items() <= losses.items() and max(rest) == STEPS
