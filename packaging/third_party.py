@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the licences of everything that is linked into the shipped programs.
+"""Writes the licences of everything that is linked into the shipped programs, or into the library of the Python package.
 
-    packaging/third_party.py --target TRIPLE --output FILE     also prints the licence expression of the package
+    packaging/third_party.py --target TRIPLE --output FILE [--product programs|wheel]
 
-The file lists the crates of the normal and build dependencies of the two programs for a target, with their licence
-expressions and texts. Equal texts appear once. The notices of Rust's standard library, which the toolchain has, follow.
+Also prints the licence expression of the package. The file lists the crates of the normal and build dependencies of what is
+shipped, for a target, with their licence expressions and texts. Equal texts appear once. The notices of Rust's standard library, which the toolchain has, follow.
 The order depends on names and versions only, so that the same Cargo.lock gives the same bytes.
 
 A crate without the text of its licence is an error, unless another crate has the text (`TEXT_IN`).
@@ -17,17 +17,30 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import NamedTuple
 
-PROGRAMS = ["millstream-cli", "millstream-daemon"]
 
-# Licences of the package's own files: the programs, and the data of the examples.
-OWN_LICENCES = ["Apache-2.0", "CC-BY-4.0"]
+class Product(NamedTuple):
+    """What is shipped: its crates, its name in a sentence, and the licences of the package's own files."""
+
+    crates: list[str]
+    name: str
+    own_licences: list[str]
+
+
+PRODUCTS = {
+    # With the data of the examples.
+    "programs": Product(
+        ["millstream-cli", "millstream-daemon"], "The programs millstream and millstreamd contain", ["Apache-2.0", "CC-BY-4.0"]
+    ),
+    "wheel": Product(["millstream-python"], "The library of the Python package millstream contains", ["Apache-2.0"]),
+}
 
 # Crates whose archive has no text of their licence, and the crate whose text applies.
 TEXT_IN = {
     "alloc-stdlib": "alloc-no-stdlib",  # one repository, rust-alloc-no-stdlib, with one licence
     "asn1-rs-impl": "asn1-rs",  # one repository, asn1-rs, with one licence
-    "flatbuffers": "prost",  # Apache-2.0 without a notice: the same text
+    "flatbuffers": "sync_wrapper",  # Apache-2.0 without a notice: the same text
     "opentelemetry": "prost",  # Apache-2.0 without a notice: the same text
     "opentelemetry-otlp": "prost",
     "opentelemetry_sdk": "prost",
@@ -78,10 +91,10 @@ def conjunction(parts: list[str]) -> str:
     return " AND ".join(f"({part})" if " OR " in part and len(parts) > 1 else part for part in parts)
 
 
-def linked_crates(target: str) -> list[Crate]:
-    """The crates from registries that cargo compiles into the programs or runs to build them."""
+def linked_crates(target: str, products: list[str]) -> list[Crate]:
+    """The crates from registries that cargo compiles into our crates `products` or runs to build them."""
     tree = cargo("tree", "--edges", "normal,build", "--target", target, "--prefix", "none", "--format", "{p}",
-                 *(argument for program in PROGRAMS for argument in ("--package", program)))  # fmt: skip
+                 *(argument for product in products for argument in ("--package", product)))  # fmt: skip
     linked = {tuple(line.split()[:2]) for line in tree.splitlines() if line and "(/" not in line}
     # What runs during the build is compiled for the host.
     host = re.search(r"^host: (.*)$", output_of("rustc", "-vV"), re.MULTILINE).group(1)
@@ -137,12 +150,14 @@ def add_texts_of_others(crates: list[Crate], text_in: dict[str, str]) -> None:
             )
 
 
-def document(crates: list[Crate], standard_library: str, title: str) -> str:
+def document(crates: list[Crate], standard_library: str, title: str, subject: str = "Millstream contains") -> str:
     """The list of crates, then each text once, with the crates that it belongs to."""
     crates = sorted(crates, key=lambda crate: (crate.name, [int(part) for part in re.findall(r"\d+", crate.version)]))
     numbers: dict[str, int] = {}
     texts: list[tuple[str, list[str]]] = []
-    lines = [title, "=" * len(title), "", *INTRODUCTION.splitlines(), ""]
+    lines = [title, "=" * len(title), "", *f"{subject} {INTRODUCTION}".splitlines(), ""]
+    if any(crate.name == "libsqlite3-sys" for crate in crates):
+        lines[-1:] = ["SQLite, which libsqlite3-sys contains, is in the public domain.", ""]
     for crate in crates:
         used = []
         for path, text in crate.texts.items():
@@ -160,9 +175,9 @@ def document(crates: list[Crate], standard_library: str, title: str) -> str:
 
 
 INTRODUCTION = """\
-The programs millstream and millstreamd contain these crates, or code that these crates made during the build. Millstream
-itself is under the Apache License 2.0. Numbers in brackets refer to the texts below. Where an expression has alternatives,
-each of them may be chosen. SQLite, which libsqlite3-sys contains, is in the public domain."""
+these crates, or code that these crates made during the build.
+Millstream itself is under the Apache License 2.0. Numbers in brackets refer to the texts below. Where an expression has
+alternatives, each of them may be chosen."""
 
 
 def expression_of(crates: list[Crate], own: list[str]) -> str:
@@ -185,15 +200,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--output", required=True, type=pathlib.Path)
+    parser.add_argument("--product", choices=list(PRODUCTS), default="programs")
     arguments = parser.parse_args()
+    product = PRODUCTS[arguments.product]
     try:
-        crates = linked_crates(arguments.target)
-        add_texts_of_others(crates, TEXT_IN)
-        text = document(crates, standard_library_notices(), "Third-party software in Millstream")
+        crates = linked_crates(arguments.target, product.crates)
+        text_in = TEXT_IN
+        if arguments.product != "programs":
+            # The programs have all of our crates but one, and show which exceptions are needed.
+            linked = {crate.name for crate in crates}
+            text_in = {name: other for name, other in TEXT_IN.items() if name in linked}
+        add_texts_of_others(crates, text_in)
+        title = "Third-party software in Millstream"
+        text = document(crates, standard_library_notices(), title, product.name)
     except Missing as missing:
         sys.exit(f"packaging/third_party.py: {missing}")
     arguments.output.write_text(text, encoding="utf-8")
-    print(expression_of(crates, OWN_LICENCES))
+    print(expression_of(crates, product.own_licences))
 
 
 if __name__ == "__main__":
