@@ -17,8 +17,8 @@ def dataset(
 ) -> tensorflow.data.Dataset:
     """The batches of a feed as a `tf.data.Dataset` of dictionaries of tensors. Each iteration is an epoch.
 
-    Tensors are views of shared memory, also those that `prefetch` keeps. Ragged columns are `tf.RaggedTensor`, and raw columns are
-    strings. `evaluate` names held-out data to read instead.
+    Tensors are views of shared memory, also those that `prefetch` keeps. Ragged columns are `tf.RaggedTensor`, and raw
+    columns are strings. `evaluate` names held-out data to read instead.
 
     `state` names one more column, a string: the state of the batch as JSON. A pipeline takes batches in advance, so
     `loader.state_dict()` is not that of the batch trained last.

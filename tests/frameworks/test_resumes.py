@@ -1,5 +1,7 @@
 """Frameworks that take batches in advance, or that have their own ways to resume."""
 
+import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -38,6 +40,21 @@ def test_lightning_loses_no_batch_that_it_took_in_advance_and_restores_the_state
     assert done.stdout.count("resumed 9 times") == 4, done.stdout
 
 
+def test_two_ranks_of_lightning_resume_with_the_rest_of_their_rows(data, tmp_path):
+    program = str(pathlib.Path(__file__).with_name("lightning_ranks.py"))
+
+    def run(name, *checkpoint):
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([*launcher, program, data, tmp_path, *checkpoint], check=True, env=environment, timeout=120)
+        return [json.loads((tmp_path / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+
+    whole = run("whole")
+    assert [len(steps) for steps in whole] == [27, 27]
+    assert sorted(sum(whole[0][9:18] + whole[1][9:18], [])) == list(range(ROWS))
+    assert run("resumed", tmp_path / "step=13.ckpt") == [steps[13:] for steps in whole]
+
+
 def test_accelerate_resumes_in_the_third_epoch(data, tmp_path):
     """accelerate 2016: a resume in a later epoch skips its batches in every epoch, or starts over."""
     from accelerate import Accelerator
@@ -67,9 +84,60 @@ def test_accelerate_resumes_in_the_third_epoch(data, tmp_path):
         assert run(state=tmp_path / f"at-{until}") == whole[len(seen) :]
 
 
-def test_a_tensorflow_pipeline_carries_the_state_of_each_batch_past_what_it_prefetches(data):
-    import json
+def test_the_trainer_of_hugging_face_resumes_within_and_between_accumulated_steps(data, tmp_path):
+    import torch
+    import transformers
+    from millstream.torch import Loader
+    from millstream.transformers import Trainer
 
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen = []
+
+        def forward(self, labels):
+            if self.training:
+                self.seen.append(labels.tolist())
+            scores = self.layer(labels[:, None] / 100)
+            return {"loss": scores.square().mean(), "logits": scores}
+
+    def run(accumulate, resume=None):
+        held_out = {"val": data, "other": data.replace("train-*", "train-0")}
+        columns = {"labels": ms.tensor("number", "int64")}
+        of = ms.Feed(
+            train=data, eval=held_out, columns=columns, batch_size=20, shuffle_rows=50, epochs=EPOCHS, seed=3
+        )
+        quiet = {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_steps": 1, "logging_steps": 1}
+        arguments = transformers.TrainingArguments(
+            str(tmp_path / str(accumulate)), num_train_epochs=3, gradient_accumulation_steps=accumulate, **quiet
+        )
+        names = dict.fromkeys(held_out)
+        trainer = Trainer(model=Model(), args=arguments, train_dataset=Loader(of), eval_dataset=names)
+        trainer.train(resume_from_checkpoint=resume)
+        epochs = [entry["epoch"] for entry in trainer.state.log_history if "loss" in entry]
+        assert epochs == pytest.approx([(step + 1) * accumulate / BATCHES for step in range(len(epochs))])
+        return trainer
+
+    loader = ms.Loader(feed(data))
+    order = [batch["number"].tolist() for _ in range(3) for batch in loader]
+    for accumulate in (1, 2):
+        trainer = run(accumulate)
+        assert trainer.model.seen == order
+        for step in (1, 3, BATCHES // accumulate, 2 * BATCHES // accumulate + 2):
+            again = run(accumulate, str(tmp_path / str(accumulate) / f"checkpoint-{step}"))
+            assert again.model.seen == order[step * accumulate :], (accumulate, step)
+    losses = trainer.evaluate()
+    assert {"eval_val_loss", "eval_other_loss"} <= losses.keys()
+    # The Trainer takes the mean over batches, of which the last is short.
+    batches = torch.arange(50).split(20)
+    expected = sum(trainer.model(rows)["loss"].item() for rows in batches) / len(batches)
+    assert losses["eval_other_loss"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="10 batches per epoch are not a multiple of gradient_accumulation_steps=3"):
+        run(3)
+
+
+def test_a_tensorflow_pipeline_carries_the_state_of_each_batch_past_what_it_prefetches(data):
     import millstream.tf
 
     def batches(state=None):

@@ -152,21 +152,38 @@ def test_short_last_batches_are_padded_or_dropped(data):
     assert [len(list(dropping)), len(list(dropping)), len(list(dropping))] == [19, 19, 0]
 
 
-def test_tensorflow_reads_batches_by_a_generator(data):
+def test_tensorflow_reads_batches_of_all_kinds_and_keeps_what_it_prefetches(data):
     import tensorflow as tf
 
-    loader = ms.Loader(feed(data, epochs=1))
-    signature = {
-        "number": tf.TensorSpec([None], tf.int32),
-        "pixels": tf.TensorSpec([None, 2, 2], tf.float32),
+    import millstream.tf
+
+    columns = {
+        "number": ms.tensor("number", "int32"),
+        "pixels": ms.tensor("pixels", "float32", [2, 2]),
+        "small": ms.tensor("pixels", "bfloat16", [4]),
+        "tags": ms.ragged("tags", "int16", 3),
+        "name": ms.raw("name", 20),
     }
-    batches = ({name: batch[name] for name in signature} for batch in loader)
-    dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature).prefetch(4)
-    seen = []
-    for batch in dataset:
-        np.testing.assert_array_equal(batch["pixels"][:, 1, 0], -batch["number"].numpy())
-        seen.append(batch["number"].numpy())
-    assert sorted(np.concatenate(seen)) == list(range(ROWS))
+    held_out = {"val": str(data / "train-2.parquet")}
+    of = ms.Feed(train=str(data / "train-*.parquet"), eval=held_out, columns=columns, batch_size=128, shuffle_rows=512, seed=5)
+    loader = ms.Loader(of)
+    kept = list(millstream.tf.dataset(loader).prefetch(4))
+    assert len(kept) == 20
+    assert list(millstream.tf.dataset(loader)) == []
+    kept_held_out = list(millstream.tf.dataset(ms.Loader(of), evaluate="val"))
+    for batches, rows in ((kept, range(ROWS)), (kept_held_out, range(2_000, 2_500))):
+        for batch in batches:
+            numbers_of = batch["number"].numpy()
+            np.testing.assert_array_equal(batch["pixels"][:, 1, 0], -numbers_of)
+            assert batch["small"].dtype == tf.bfloat16 and (batch["small"][:, 3].numpy() == 1.5).all()
+            assert batch["tags"].dtype == tf.int16
+            assert batch["tags"].to_list() == [list(range(n % 4)) for n in numbers_of]
+            assert batch["name"].numpy().tolist() == [f"row {n}".encode() for n in numbers_of]
+        assert sorted(np.concatenate([batch["number"] for batch in batches])) == list(rows)
+    shapes = {name: spec.shape.as_list() for name, spec in millstream.tf.dataset(of).element_spec.items()}
+    assert shapes == {"number": [None], "pixels": [None, 2, 2], "small": [None, 4], "tags": [None, None], "name": [None]}
+    with pytest.raises(ValueError, match="choose another"):
+        millstream.tf.dataset(of, state="name")
 
 
 def test_jax_sees_batches_without_a_copy_and_no_type_is_narrowed(data):
