@@ -27,9 +27,18 @@ class Batch(loader.Batch):
         """The batch with `Tensor.to` applied to each tensor; raw columns stay as they are."""
         return self._with(lambda tensor: tensor.to(*arguments, **options))
 
+    @property
+    def mask(self) -> torch.Tensor:
+        """Which rows are data, on the device of the batch."""
+        mask = super().mask
+        if isinstance(self._columns, loader.Views):
+            return mask
+        tensors = self.tensors()
+        return mask.to(tensors[0].device) if tensors else mask
+
     @staticmethod
     def mask_of(rows: int, length: int) -> torch.Tensor:
-        """The mask of a batch of `length` rows, of which the first `rows` are data, on the CPU."""
+        """The mask of a batch of `length` rows, of which the first `rows` are data."""
         return torch.arange(length) < rows
 
     def tensors(self) -> list[torch.Tensor]:

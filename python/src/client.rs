@@ -24,6 +24,9 @@ use crate::host::address;
 /// How long Python waits without looking for signals, such as Ctrl-C.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
+/// The name of a column, its kind (`tensor`, `ragged` or `raw`), the type of its values, and the shape of a row.
+type ColumnTuple = (String, &'static str, &'static str, Vec<u32>);
+
 /// A rank that is attached to a feed.
 #[pyclass(module = "millstream._native")]
 pub(crate) struct Client {
@@ -152,9 +155,9 @@ impl Client {
         Ok(extent(&self.feed.as_ref().ok_or_else(closed)?.mapping()))
     }
 
-    /// The columns of a batch: name, kind (`tensor`, `ragged` or `raw`), type of values, and shape of a row.
+    /// The columns of a batch.
     #[getter]
-    fn columns(&self) -> PyResult<Vec<(String, &'static str, &'static str, Vec<u32>)>> {
+    fn columns(&self) -> PyResult<Vec<ColumnTuple>> {
         let column = |Column { name, kind }: &Column| {
             let dtype = kind.dtype().name();
             let (kind, shape) = match kind {
