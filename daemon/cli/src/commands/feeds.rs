@@ -111,7 +111,7 @@ mod tests {
             FeedsReply { feeds: vec![feeding, opening], reserved_bytes: 4 << 30, memory_bytes: 8 << 30 };
         let text = describe(&reply, 61_000, None);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines.len(), 5, "{text}");
         for part in [
             "feed-k3f9q2",
             "feeding",
@@ -129,6 +129,6 @@ mod tests {
             lines[2].contains("opening") && lines[2].contains("1 of 2") && lines[2].contains(" - "),
             "{text}"
         );
-        assert_eq!(lines[3], "4.0 GiB of 8.0 GiB reserved by 2 feeds");
+        assert_eq!(lines[3..], ["", "4.0 GiB of 8.0 GiB reserved by 2 feeds"]);
     }
 }
