@@ -3,8 +3,8 @@
 //! Chunks, and so the shuffle pool, hold encoded images, which are 3 to 10 times smaller than decoded ones. When rows are
 //! packed, their images are decoded in parallel, each into its row of a slot. The packer waits until all are.
 //!
-//! What is random in an image (crop, flip, jitter) is a function of (seed, epoch, split, record). So it does not depend on
-//! threads, ranks, the batch size or a resume.
+//! Random crops, flips and colours are a function of (seed, epoch, split, record), so they do not depend on threads, ranks, the
+//! batch size or a resume.
 //!
 //! A row whose image turns out to be damaged is already drawn. If bad records are skipped, its image becomes zeros, and it
 //! counts as a bad record.
@@ -40,7 +40,7 @@ pub struct ImageColumn {
     pub number: usize,
     /// Its name.
     pub name: String,
-    /// What is wanted of its images.
+    /// How its images become tensors.
     pub spec: Arc<ImageSpec>,
 }
 

@@ -258,7 +258,11 @@ fn memory_is_planned_for_images_of_a_usual_size() {
     let error = plan(ImageSpec { max_pixels: 1 << 28, ..spec() }, 1 << 30).err().unwrap().to_string();
     assert!(error.contains("to decode images of max_pixels = 268435456 in 2 threads"), "{error}");
 
-    let (small, _data) = plan(ImageSpec { average_bytes: Some(1), ..spec() }, 1 << 30).unwrap();
-    let error = run(&small, small.start()).1.unwrap_err().to_string();
+    // Larger images use what the budget leaves.
+    let small = || ImageSpec { average_bytes: Some(1), ..spec() };
+    let (roomy, _data) = plan(small(), 1 << 30).unwrap();
+    run(&roomy, roomy.start()).1.unwrap();
+    let (tight, _data) = plan(small(), roomy.memory().least_bytes() + 1_024).unwrap();
+    let error = run(&tight, tight.start()).1.unwrap_err().to_string();
     assert!(error.contains("set `average_bytes` of the column to at least"), "{error}");
 }

@@ -35,7 +35,7 @@ def write(path, images):
 
 def feed(path, image, **more):
     columns = {"number": ms.tensor("number", "int64"), "image": image}
-    return ms.Feed(train=str(path), columns=columns, **{"batch_size": 4, "shuffle_rows": 1, **more})
+    return ms.Feed(train=str(path), columns=columns, **{"batch_size": 4, "shuffle_rows": 16, **more})
 
 
 def arrays(feed):
@@ -170,7 +170,7 @@ def test_fast_decoding_is_near_the_exact_one(tmp_path):
     )
     for number in exact:
         differences = np.abs(exact[number].astype(int) - fast[number])
-        assert 0 < differences.mean() < 3, differences.mean()
+        assert 0 < differences.mean() < 6, differences.mean()
 
 
 def test_one_percent_of_broken_images_is_counted(tmp_path):

@@ -4,8 +4,8 @@
 //! bytes -> decoder: pixels -> crop: a region of them -> resize -> color: jitter -> tensor: type, range, layout
 //! ```
 //!
-//! [`ImageSpec`] says what is wanted. An [`ImageReader`] does it, with the buffers of one thread. Its result depends on the
-//! bytes, the specification and the random numbers that the caller passes: not on the thread, the time or the processor.
+//! [`ImageSpec`] specifies the tensor. An [`ImageReader`] produces it, with the buffers of one thread. The result depends on the
+//! bytes, the specification and the random numbers that the caller passes, not on the thread, the time or the processor.
 //!
 //! JPEG is decoded by libjpeg-turbo of the host ([`Turbo`]), as other loaders do; it is loaded at run time. PNG and WebP are
 //! decoded in Rust. The orientation in EXIF metadata is not applied, as in Pillow, TensorFlow and torchvision.

@@ -1,9 +1,9 @@
-//! What is wanted of a column of images.
+//! The specification of a column of images.
 
 use millstream_batch::{ColumnKind, Dtype};
 use serde::{Deserialize, Serialize};
 
-/// What is wanted of a column of images.
+/// How the images of a column become tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImageSpec {
     /// The height of the result.
@@ -138,7 +138,8 @@ impl ImageSpec {
         ColumnKind::Fixed { dtype: self.dtype, shape }
     }
 
-    /// The same without anything random, for held-out data: a random crop becomes a centred one of the usual size.
+    /// The specification for held-out data, which draws no random numbers: a random crop becomes a centred one of the usual
+    /// size.
     #[must_use]
     pub fn for_evaluation(&self) -> Self {
         let crop = match self.crop {

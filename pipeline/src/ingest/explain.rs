@@ -386,6 +386,8 @@ fn advice(bound: Bound, done: &IngestStats, resources: &Resources) -> Vec<String
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     const RESOURCES: Resources = Resources {
@@ -447,6 +449,25 @@ mod tests {
             assert_eq!(found.rows_per_second, 100_000.0);
             assert!(!found.because.is_empty() && !found.advice.is_empty());
         }
+    }
+
+    #[test]
+    fn images_are_the_bottleneck_if_the_packer_waits_for_them() {
+        let mut stats = done([2.0, 1.0, 0.5, 0.5, 0.5, 1.0, 0.1]);
+        assert!(diagnose(&stats, 10.0, &RESOURCES).stages.iter().all(|stage| stage.stage != "images"));
+        stats.stages.images = Stage { busy_seconds: 36.0, wait_seconds: 8.0 };
+        let found = diagnose(&stats, 10.0, &RESOURCES);
+        assert_eq!(found.bound, Bound::Images);
+        assert_eq!(
+            found.because,
+            "the packer waits 80 % of the time for images, whose decoding uses 3.6 of 4 cores"
+        );
+        // Without it, the packer's waits for windows and slots remain.
+        assert!(found.rows_per_second_without.is_some_and(|rate| rate > 1_000_000.0));
+        let images = found.stages.iter().find(|stage| stage.stage == "images").unwrap();
+        assert_eq!((images.busy, images.waiting), (Some(0.9), 0.8));
+        stats.stages.ring.wait_seconds = 9.0;
+        assert_eq!(diagnose(&stats, 10.0, &RESOURCES).bound, Bound::Consumer);
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! its share of the rest for pages that turn out to be larger than usual, and a larger one is an error.
 //!
 //! Ragged features and typed columns count with their maximum number of values per row, and encoded images with a usual
-//! number of bytes: a window whose images exceed it ends the feed.
+//! number of bytes: a window that exceeds it uses what the budget leaves, and ends the feed if that does not suffice.
 
 use std::sync::Arc;
 
@@ -443,7 +443,8 @@ impl IngestPlan {
         let planned = self.images.iter().map(ImageColumn::planned_bytes).reduce(u64::saturating_add)?;
         // The chunks at both edges may have rows of other windows.
         let rows = u64::from(self.mixing(stream).max_rows()) + 2 * self.chunk_rows(stream) as u64;
-        Some(planned.saturating_mul(rows))
+        // A lane has two windows, and its reader the other half of what the budget leaves.
+        Some(planned.saturating_mul(rows).saturating_add(self.extra_bytes / 4))
     }
 
     /// The number of splits in a pass over `stream`.
@@ -528,7 +529,8 @@ impl IngestPlan {
 
     /// Lets each lane use its share of what the budget leaves.
     pub(crate) fn allow_rest(&self) {
-        self.train.iter().chain(&self.eval).for_each(|source| source.allow(self.extra_bytes));
+        let extra = if self.images.is_empty() { self.extra_bytes } else { self.extra_bytes / 2 };
+        self.train.iter().chain(&self.eval).for_each(|source| source.allow(extra));
     }
 
     /// The sources whose read-ahead memory is adjustable.

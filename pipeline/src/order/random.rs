@@ -30,7 +30,7 @@ pub(crate) enum Domain {
     Fingerprint = 3,
     /// The rows of a split that are drawn in an epoch.
     Sample = 4,
-    /// What is random in an image.
+    /// The augmentation of an image.
     Image = 5,
 }
 
