@@ -8,6 +8,7 @@ program must end with the program.
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -16,12 +17,18 @@ from . import _native
 
 IDLE_SECONDS = 10.0
 
+# libjpeg-turbo, which the wheel carries.
+_TURBOJPEG = pathlib.Path(__file__).with_name("libturbojpeg.so.0")
+
 
 def start(program: str) -> subprocess.Popen[bytes] | None:
     """Starts the host of `program`, unless there is one."""
     fd = _native.listen(program)
     if fd is None:
         return None
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if _TURBOJPEG.exists():
+        environment.setdefault("MILLSTREAM_TURBOJPEG", os.fspath(_TURBOJPEG))
     log = open(os.environ.get("MILLSTREAM_HOST_LOG", os.devnull), "ab")
     try:
         # In a new session, so that Ctrl-C at the terminal reaches the program alone, which then leaves the feed.
@@ -32,7 +39,7 @@ def start(program: str) -> subprocess.Popen[bytes] | None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=environment,
         )
     finally:
         log.close()
