@@ -24,7 +24,8 @@ use crate::roles::{Role, Roles};
 use crate::socket::{Listening, Refusals, SocketFile, feed_socket};
 
 /// What a program can do that the daemon refuses.
-const ADVICE: &str = "with MILLSTREAM_FEED_SOCKET=none in its environment, a program starts a process of its own that reads its data";
+const ADVICE: &str =
+    "with MILLSTREAM_FEED_SOCKET=none in its environment, a program reads its data by a separate process";
 
 /// The listening socket.
 pub(crate) struct FeedSocket(Listening);

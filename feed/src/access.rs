@@ -24,7 +24,7 @@ pub trait Admission: Sync {
 /// A process may not attach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What it is told; `None` closes the connection without an answer.
+    /// The answer that it gets; `None` closes the connection without an answer.
     pub message: Option<String>,
 }
 

@@ -298,8 +298,12 @@ fn ranks_that_do_not_fit_together_get_the_reason() {
     for error in refused("missing", vec![(ten.clone(), 0, 4), (ten.clone(), 2, 4)]) {
         assert!(error.contains("ranks 1, 3 of 4 did not attach within 1 s"), "{error}");
     }
-    let error = refused("number", vec![(ten, 2, 2)]).remove(0);
+    let error = refused("number", vec![(ten.clone(), 2, 2)]).remove(0);
     assert!(error.contains("rank 2 of 2"), "{error}");
+    let error = refused("many", vec![(ten.clone(), 0, 20)]).remove(0);
+    assert!(error.contains("ranks 1, 2, 3, 4, 5, 6, 7, 8, .. of 20 did not attach"), "{error}");
+    let error = refused("all", vec![(ten, 0, u32::MAX)]).remove(0);
+    assert!(error.contains("4294967295 ranks: a host serves at most 512"), "{error}");
 }
 
 #[test]

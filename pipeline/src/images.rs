@@ -3,23 +3,25 @@
 //! Chunks, and so the shuffle pool, hold encoded images, which are 3 to 10 times smaller than decoded ones. When rows are
 //! packed, their images are decoded in parallel, each into its row of a slot. The packer waits until all are.
 //!
-//! Random crops, flips and colours are a function of (seed, epoch, split, record), so they do not depend on threads, ranks, the
-//! batch size or a resume.
+//! Random crops, flips and colours are a function of (seed, epoch, split, record, column), so they do not depend on threads,
+//! ranks, the batch size or a resume.
 //!
 //! A row whose image turns out to be damaged is already drawn. If bad records are skipped, its image becomes zeros, and it
 //! counts as a bad record.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use millstream_batch::Sections;
 use millstream_format::Error as FormatError;
-use millstream_images::{ImageError, ImageReader, ImageSpec, Turbo};
+use millstream_images::{ImageError, ImageReader, ImageSpec, LargeImages, Turbo};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::chunk::{Chunk, ChunkColumn, EncodedImages};
 use crate::error::Error;
+use crate::fingerprint::fingerprint64;
 use crate::ingest::{Counters, SkippedRecords};
 use crate::order::{Pass, image_random};
 use crate::pack::RowRef;
@@ -55,12 +57,47 @@ impl ImageColumn {
         self.spec.average_bytes.map_or(USUAL_BYTES, u64::from)
     }
 
-    /// The same column with `average_bytes` derived from the mean size of a row, unless it is set.
-    pub(crate) fn of_rows_of(self, mean_row_bytes: Option<u64>) -> Self {
-        let Some(mean) = mean_row_bytes.filter(|_| self.spec.average_bytes.is_none()) else { return self };
+    /// The same column with `average_bytes` derived from the mean size of its images in storage, unless it is set.
+    pub(crate) fn with_mean_bytes(self, mean_bytes: Option<u64>) -> Self {
+        let Some(mean) = mean_bytes.filter(|_| self.spec.average_bytes.is_none()) else { return self };
         let planned = (mean * MARGIN_HALVES / 2).clamp(1 << 10, u32::MAX.into());
         let spec = ImageSpec { average_bytes: u32::try_from(planned).ok(), ..ImageSpec::clone(&self.spec) };
         Self { spec: Arc::new(spec), ..self }
+    }
+}
+
+/// How many images are decoded at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ImageThreads {
+    /// The number of threads.
+    pub(crate) threads: u32,
+    /// Of these, those that may decode a large image at a time.
+    pub(crate) large: u32,
+}
+
+impl ImageThreads {
+    /// As many as there are `cores`, of which half of `budget_bytes` has the memory; at least one.
+    pub(crate) fn within(columns: &[ImageColumn], cores: u32, budget_bytes: u64) -> Self {
+        let share = budget_bytes / 4;
+        let most = |bytes: u64| u32::try_from(share / bytes.max(1)).unwrap_or(u32::MAX);
+        let threads = cores.min(most(Self::reader_bytes(columns))).max(1);
+        Self { threads, large: threads.min(most(Self::large_bytes(columns))).max(1) }
+    }
+
+    /// The maximum memory, in bytes.
+    pub(crate) fn bytes(self, columns: &[ImageColumn]) -> u64 {
+        let small = Self::reader_bytes(columns).saturating_mul(self.threads.into());
+        small.saturating_add(Self::large_bytes(columns).saturating_mul(self.large.into()))
+    }
+
+    /// The memory of a thread: a reader for each column.
+    fn reader_bytes(columns: &[ImageColumn]) -> u64 {
+        columns.iter().map(|column| column.spec.reader_bytes()).fold(0, u64::saturating_add)
+    }
+
+    /// The memory for one large image of any column.
+    fn large_bytes(columns: &[ImageColumn]) -> u64 {
+        columns.iter().map(|column| column.spec.large_bytes()).max().unwrap_or(0)
     }
 }
 
@@ -74,6 +111,8 @@ pub(crate) struct ImageStage {
 
 struct StageColumn {
     column: ImageColumn,
+    /// Distinguishes its random numbers from those of other columns.
+    key: u64,
     /// Of each thread.
     readers: Vec<Mutex<ImageReader>>,
 }
@@ -94,19 +133,28 @@ struct Task<'a> {
     column: &'a StageColumn,
     images: &'a EncodedImages,
     row: usize,
+    /// The place of the row among those that are packed.
+    place: usize,
     out: &'a mut [u8],
 }
 
 impl ImageStage {
-    /// A stage with `threads` threads. `skips` tells whether damaged images are replaced.
-    pub(crate) fn new(columns: &[ImageColumn], threads: u32, seed: u64, skips: bool) -> Result<Self, Error> {
+    /// A stage with so many threads, and so many large images at a time. `skips`: whether damaged images are replaced.
+    pub(crate) fn new(
+        columns: &[ImageColumn],
+        ImageThreads { threads, large }: ImageThreads,
+        seed: u64,
+        skips: bool,
+    ) -> Result<Self, Error> {
         let file = std::env::var_os(TURBO_FILE).map(std::path::PathBuf::from);
         let turbo = Turbo::load(file.as_deref()).map(Arc::new).map_err(Arc::new);
-        let readers = |column: &ImageColumn| {
-            (0..threads).map(|_| Mutex::new(ImageReader::new(&column.spec, turbo.clone()))).collect()
-        };
-        let columns =
-            columns.iter().map(|column| StageColumn { readers: readers(column), column: column.clone() });
+        let large = Arc::new(LargeImages::new(large));
+        let reader = |column: &ImageColumn| Mutex::new(ImageReader::new(&column.spec, turbo.clone(), &large));
+        let columns = columns.iter().map(|column| StageColumn {
+            readers: (0..threads).map(|_| reader(column)).collect(),
+            key: fingerprint64(column.name.as_bytes()),
+            column: column.clone(),
+        });
         let pool = ThreadPoolBuilder::new().num_threads(threads as usize);
         let threads = pool
             .thread_name(|number| format!("ingest-image-{number}"))
@@ -127,28 +175,39 @@ impl ImageStage {
         counters: &Counters,
     ) -> Result<SkippedRecords, Error> {
         let mut tasks: Vec<Task<'_>> = Vec::new();
+        let mut place = 0;
         for PackedRows { sections, capacity, at, rows } in packed {
             let mut of_columns = sections.columns;
-            for column in self.columns.iter() {
-                let values = std::mem::take(&mut of_columns[column.column.number].values);
+            let outs = self.columns.iter().map(|StageColumn { column, .. }| {
+                let values = std::mem::take(&mut of_columns[column.number].values);
                 let row_bytes = values.len() / capacity;
-                let outs = values.chunks_exact_mut(row_bytes).skip(at);
-                tasks.extend(rows.iter().zip(outs).map(|(&RowRef { chunk, row }, out)| {
+                values.chunks_exact_mut(row_bytes).skip(at)
+            });
+            let mut outs: Vec<_> = outs.collect();
+            for &RowRef { chunk, row } in rows {
+                for (column, outs) in self.columns.iter().zip(&mut outs) {
                     let ChunkColumn::Images(images) = &chunks[chunk as usize].columns[column.column.number]
                     else {
                         unreachable!("chunks have the batch's columns")
                     };
-                    Task { column, images, row: row as usize, out }
-                }));
+                    let row = row as usize;
+                    tasks.extend(outs.next().map(|out| Task { column, images, row, place, out }));
+                }
+                place += 1;
             }
         }
-        let failed = self.threads.install(|| {
+        let mut failed = self.threads.install(|| {
             let tasks = tasks.into_par_iter().with_max_len(1);
-            let failed = tasks.filter_map(|task| counters.images.time(|| self.run(task, pass)).err());
-            failed.collect::<Vec<Error>>()
+            let failed = tasks.filter_map(|task| {
+                let place = task.place;
+                counters.images.time(|| self.run(task, pass)).err().map(|error| (place, error))
+            });
+            failed.collect::<Vec<(usize, Error)>>()
         });
+        // A row counts once.
+        failed.dedup_by_key(|(place, _)| *place);
         let mut skipped = SkippedRecords::default();
-        for error in failed {
+        for (_, error) in failed {
             if !self.skips || !error.is_bad_record() {
                 return Err(error);
             }
@@ -160,12 +219,16 @@ impl ImageStage {
 
     /// Decodes one image. If that fails, its row becomes zeros.
     fn run(&self, task: Task<'_>, pass: Pass) -> Result<(), Error> {
-        let Task { column: StageColumn { column, readers }, images, row, out } = task;
+        let Task { column: StageColumn { column, key, readers }, images, row, out, .. } = task;
         let record = images.records[row];
-        let mut random = image_random(self.seed, pass, images.split, record);
+        let mut random = image_random(self.seed, pass, (images.split, record), *key);
         let bytes = &images.bytes[images.offsets[row] as usize..images.offsets[row + 1] as usize];
         let thread = rayon::current_thread_index().unwrap_or(0);
-        let read = readers[thread].lock().read(bytes, &mut || random.next(), out);
+        let mut read = || readers[thread].lock().read(bytes, &mut || random.next(), out);
+        // A fault of a decoder concerns this image.
+        let read = catch_unwind(AssertUnwindSafe(&mut read)).unwrap_or_else(|_| {
+            Err(ImageError::Damaged { format: "encoded", message: "its decoder has failed".to_owned() })
+        });
         read.map_err(|error| {
             out.fill(0);
             of_image(images, record, &column.name, &error)

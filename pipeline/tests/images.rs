@@ -85,14 +85,19 @@ impl Data {
             ..DataSpec::default()
         });
         let id = ColumnKind::Fixed { dtype: Dtype::Int32, shape: Vec::new() };
-        let column = |name: &str, kind, image| ColumnSpec {
+        let column = |name: &str, column: &str, kind, image| ColumnSpec {
             name: name.to_owned(),
-            column: name.to_owned(),
+            column: column.to_owned(),
             kind,
             missing: None,
             image,
         };
-        let columns = [column("id", id, None), column("image", image.column_kind(), Some(image))];
+        let kind = image.column_kind();
+        let columns = [
+            column("id", "id", id, None),
+            column("image", "image", kind.clone(), Some(image.clone())),
+            column("view", "image", kind, Some(image)),
+        ];
         let transform = Arc::new(Transform::of_columns(&columns, &[]).unwrap());
         let dataset = runtime.block_on(Dataset::open(&["*.parquet".into()], base, None)).unwrap();
         dataset.check(transform.projection(), Absent::Rejected, runtime.handle()).unwrap();
@@ -113,6 +118,8 @@ impl Data {
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     images: BTreeMap<(u32, i32), Vec<u8>>,
+    /// Images whose other view differs.
+    different: usize,
     positions: Vec<Vec<u8>>,
 }
 
@@ -128,6 +135,8 @@ fn run(plan: &IngestPlan, from: Position) -> (Seen, Result<IngestReport, Error>)
             let (batch, rows) = (leased.batch(), leased.batch().rows());
             let ids = batch.column(0).values.chunks_exact(4);
             let images = batch.column(1).values.chunks_exact((SIZE * SIZE * 3) as usize);
+            let views = batch.column(2).values.chunks_exact((SIZE * SIZE * 3) as usize);
+            seen.different += images.clone().zip(views).filter(|(image, view)| image != view).count();
             for (id, image) in ids.zip(images.clone()).take(rows) {
                 let id = i32::from_ne_bytes(id.try_into().unwrap());
                 let before = seen.images.insert((batch.header().epoch, id), image.to_vec());
@@ -163,6 +172,7 @@ fn images_depend_on_the_row_and_the_epoch_alone() {
             assert_ne!(Some(image), seen.images.get(&(0, id)), "row {id} is drawn again in each epoch");
         }
     }
+    assert!(seen.different > 110, "columns have different parts: {}", seen.different);
     let parts: std::collections::BTreeSet<_> =
         seen.images.values().map(|image| (image[1], image[2])).collect();
     assert!(parts.len() > 40, "rows have different parts: {}", parts.len());
@@ -198,7 +208,7 @@ fn held_out_images_are_whole_and_not_random() {
     let (seen, report) = run(&plan, plan.start());
     report.unwrap();
     let of_row = |row| &seen.images[&(0, row)];
-    assert_eq!(seen.images.len(), ROWS);
+    assert_eq!((seen.images.len(), seen.different), (ROWS, 0));
     for row in 1..ROWS as i32 {
         let places =
             |image: &[u8]| image.chunks_exact(3).map(|pixel| [pixel[1], pixel[2]]).collect::<Vec<_>>();
@@ -231,6 +241,7 @@ fn unusable_images_are_reported_with_their_address_or_counted() {
     assert!(error.contains("the PNG image is damaged"), "{error}");
     write(|row| if row == 20 { b"not an image".to_vec() } else { one_damaged(row) });
     let (seen, report) = open(OnBadRecord::Skip { limit: 2 });
+    // A row counts once, though both of its images are damaged.
     assert_eq!(report.unwrap().stats.skipped_records, 2);
     // What is no image is skipped; a damaged one is seen only when its row is drawn.
     assert_eq!(seen.images.len(), ROWS - 1);
@@ -254,7 +265,10 @@ fn memory_is_planned_for_images_of_a_usual_size() {
     let large = memory(ImageSpec { average_bytes: Some(1 << 20), ..spec() });
     // Two windows of at least 24 rows.
     assert!(large.pool_bytes > usual.pool_bytes + (47 << 20), "{usual:?} {large:?}");
-    assert_eq!(usual.image_bytes, 2 * spec().reader_bytes());
+    assert_eq!(usual.image_bytes, 2 * (2 * spec().reader_bytes() + spec().large_bytes()));
+    // Of larger ones, fewer are decoded at a time.
+    let large = ImageSpec { max_pixels: 1 << 23, ..spec() };
+    assert_eq!(memory(large.clone()).image_bytes, 4 * large.reader_bytes() + large.large_bytes());
     let error = plan(ImageSpec { max_pixels: 1 << 28, ..spec() }, 1 << 30).err().unwrap().to_string();
     assert!(error.contains("to decode images of max_pixels = 268435456 in 2 threads"), "{error}");
 

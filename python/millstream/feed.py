@@ -53,7 +53,8 @@ def image(
     """A column of encoded images (JPEG, PNG, WebP), decoded to an array `[rows, height, width, channels]`.
 
     * `size`: one number, or height and width.
-    * `crop`: `"none"` resizes the whole image; `"center"` takes the centred `fraction` (0.875) of it;
+    * `crop`: `"none"` resizes the whole image; `"center"` takes the largest centred part of
+      the result's aspect ratio, reduced by `fraction` (0.875);
       `"random_resized"` a random part, whose share of the area and ratio of width to height lie within `scale`
       (0.08 to 1) and `ratio` (3/4 to 4/3).
     * `flip`: mirrors half of the images. `jitter`: the greatest random change of `brightness`, `contrast`, `saturation`
@@ -64,8 +65,8 @@ def image(
     * `max_pixels`: larger images are bad records. `average_bytes`: the usual size of an encoded image, for which memory
       is planned; without it, it is derived from the data.
 
-    What is random depends on the feed's seed, the epoch and the row alone. Evaluations are without it: a random part
-    becomes the centred one.
+    Random parts, flips and colours depend on the feed's seed, the epoch, the row and the name of the column alone.
+    Evaluations draw no random numbers: a random part becomes the centred one.
     """
     given = {
         "crop": crop, "scale": scale, "ratio": ratio, "fraction": fraction, "flip": flip, "jitter": jitter,

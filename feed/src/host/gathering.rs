@@ -8,6 +8,9 @@ use super::{Host, Member, refuse, session};
 /// How often the ranks that wait are checked.
 const CHECK: Duration = Duration::from_millis(50);
 
+/// The most missing ranks that a message names.
+const NAMED_RANKS: usize = 8;
+
 /// Gathers the run of `first` with those that arrive at `others`, and runs its session.
 pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
     let run = first.run();
@@ -83,6 +86,7 @@ fn missing(members: &[Member], world: u32, patience: Duration) -> String {
     let missing = (0..world).filter(|&rank| members.iter().all(|member| member.rank() != rank));
     let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
     let ranks = if missing.len() == 1 { "rank" } else { "ranks" };
-    let list = missing.join(", ");
+    let more = if missing.len() > NAMED_RANKS { ", .." } else { "" };
+    let list = missing[..missing.len().min(NAMED_RANKS)].join(", ") + more;
     format!("{ranks} {list} of {world} did not attach within {} s of the first one", patience.as_secs())
 }

@@ -291,6 +291,10 @@ fn read_attach(mut socket: &UnixStream) -> Result<Option<Attach>, Error> {
             format!("the program speaks version {version} of the protocol of feeds, the host {VERSION}");
         return Err(Error::Failed(message));
     }
+    if world as usize > MAX_RANKS {
+        let message = format!("{world} ranks: a host serves at most {MAX_RANKS}");
+        return Err(Error::Failed(message));
+    }
     if rank >= world {
         return Err(Error::Failed(format!("rank {rank} of {world}: ranks are counted from 0")));
     }

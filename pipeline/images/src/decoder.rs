@@ -110,7 +110,7 @@ impl Decoder {
         pixels: &mut Vec<u8>,
     ) -> Result<(u32, u32), ImageError> {
         let Opened { bytes, width, height, content } = opened;
-        match content {
+        let format = match content {
             Content::Jpeg(header) => {
                 return self.decompressor()?.decompress(bytes, header, (channels, reduction), pixels);
             }
@@ -126,18 +126,26 @@ impl Decoder {
                     ColorType::Rgba => 4,
                 };
                 convert(&self.raw, stored, channels, pixels);
+                "PNG"
             }
             Content::WebP(mut decoder) => {
                 let size = decoder.output_buffer_size();
                 self.raw.resize(size.ok_or_else(|| damaged("WebP", &"it has no pixels"))?, 0);
                 decoder.read_image(&mut self.raw).map_err(|error| damaged("WebP", &error))?;
                 convert(&self.raw, if decoder.has_alpha() { 4 } else { 3 }, channels, pixels);
+                "WebP"
             }
-        }
+        };
+        self.raw.clear();
         if pixels.len() != width as usize * height as usize * channels.count() {
-            return Err(damaged("PNG", &"it has fewer pixels than its header says"));
+            return Err(damaged(format, &"it has fewer pixels than its header says"));
         }
         Ok((width, height))
+    }
+
+    /// Frees the memory of the last image.
+    pub(crate) fn release(&mut self) {
+        self.raw = Vec::new();
     }
 
     fn decompressor(&mut self) -> Result<&mut Decompressor, ImageError> {
@@ -166,7 +174,7 @@ fn convert(raw: &[u8], stored: usize, channels: Channels, pixels: &mut Vec<u8>) 
     match (stored, channels) {
         (3, Channels::Rgb) | (1, Channels::Gray) => pixels.extend_from_slice(raw),
         (3.., Channels::Rgb) => {
-            pixels.extend(raw.chunks_exact(stored).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]))
+            pixels.extend(raw.chunks_exact(stored).flat_map(|pixel| [pixel[0], pixel[1], pixel[2]]));
         }
         (3.., Channels::Gray) => {
             pixels.extend(raw.chunks_exact(stored).map(|pixel| luma([pixel[0], pixel[1], pixel[2]])));

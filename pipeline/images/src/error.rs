@@ -34,6 +34,19 @@ pub enum ImageError {
         /// The column's maximum.
         max_pixels: u32,
     },
+    /// The image is so wide, or its result so high, that resizing needs too much memory.
+    #[error(
+        "the image has {width} x {height} pixels, and resizing it needs more memory than for `max_pixels` = {max_pixels}; \
+         raise it, and the memory budget if necessary"
+    )]
+    TooWide {
+        /// Its width.
+        width: u32,
+        /// Its height.
+        height: u32,
+        /// The column's maximum.
+        max_pixels: u32,
+    },
     /// The decoder is not on this host.
     #[error(transparent)]
     NoDecoder(Arc<TurboError>),

@@ -14,6 +14,7 @@ mod color;
 mod crop;
 mod decoder;
 mod error;
+mod large;
 mod reader;
 mod spec;
 mod tensor;
@@ -21,6 +22,7 @@ mod turbo;
 
 pub use decoder::is_image;
 pub use error::ImageError;
+pub use large::LargeImages;
 pub use reader::ImageReader;
 pub use spec::{Channels, Crop, Decode, ImageSpec, Jitter, Layout, Normalize};
 pub use turbo::{Turbo, TurboError};

@@ -8,7 +8,8 @@ use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer
 use crate::ImageError;
 use crate::color::ColorMap;
 use crate::crop::{Draws, Region};
-use crate::decoder::Decoder;
+use crate::decoder::{Decoder, Opened};
+use crate::large::LargeImages;
 use crate::spec::{Channels, Decode, ImageSpec};
 use crate::tensor::Values;
 use crate::turbo::{Turbo, TurboError};
@@ -26,11 +27,17 @@ pub struct ImageReader {
     decoded: Vec<u8>,
     /// The region, at the size of the result.
     resized: Vec<u8>,
+    large: Arc<LargeImages>,
 }
 
 impl ImageReader {
-    /// A reader with no images read. JPEG images need `turbo`; if it could not be loaded, each is an error.
-    pub fn new(spec: &Arc<ImageSpec>, turbo: Result<Arc<Turbo>, Arc<TurboError>>) -> Self {
+    /// A reader with no images read. JPEG images need `turbo`; if it could not be loaded, each is an error. Large images wait for
+    /// a place of `large`.
+    pub fn new(
+        spec: &Arc<ImageSpec>,
+        turbo: Result<Arc<Turbo>, Arc<TurboError>>,
+        large: &Arc<LargeImages>,
+    ) -> Self {
         Self {
             spec: Arc::clone(spec),
             values: Values::of(spec),
@@ -38,6 +45,7 @@ impl ImageReader {
             resizer: Resizer::new(),
             decoded: Vec::new(),
             resized: Vec::new(),
+            large: Arc::clone(large),
         }
     }
 
@@ -64,23 +72,49 @@ impl ImageReader {
         let region = spec.crop.region(size, output, draws);
         let flipped = spec.flip && draws.coin();
         let color = (!spec.jitter.is_none()).then(|| ColorMap::draw(&spec.jitter, draws));
+        let pixels = u64::from(size.0) * u64::from(size.1);
+        let needed = pixels.max(pixels_between(&region, output));
+        if needed > spec.most_pixels() {
+            let ((width, height), max_pixels) = (size, spec.max_pixels);
+            return Err(ImageError::TooWide { width, height, max_pixels });
+        }
+        let large = Arc::clone(&self.large);
+        let place = (needed > spec.small_pixels()).then(|| large.take());
         let reduction = match spec.decode {
             Decode::Fast if opened.is_reducible() => reduction(&region, output),
             _ => 1,
         };
+        let resized = self.resized(&spec, opened, region, reduction);
+        if place.is_some() {
+            // The place stands for this memory.
+            self.decoder.release();
+            self.decoded = Vec::new();
+            self.resizer.reset_internal_buffers();
+        }
+        resized?;
+        if let Some(color) = color {
+            color.apply(spec.channels, &mut self.resized);
+        }
+        self.values.write(&spec, &self.resized, flipped, out);
+        Ok(())
+    }
+
+    /// Decodes an image, and resizes the region of it.
+    fn resized(
+        &mut self,
+        spec: &ImageSpec,
+        opened: Opened<'_>,
+        region: Region,
+        reduction: u32,
+    ) -> Result<(), ImageError> {
+        let size = (opened.width, opened.height);
         let decoded_size = self.decoder.decode(opened, spec.channels, reduction, &mut self.decoded)?;
         let region = reduced(region, size, decoded_size);
-        let pixels = if is_whole(&region, decoded_size) && decoded_size == output {
-            &mut self.decoded
-        } else {
-            self.resize(&spec, decoded_size, region)?;
-            &mut self.resized
-        };
-        if let Some(color) = color {
-            color.apply(spec.channels, pixels);
+        if is_whole(&region, decoded_size) && decoded_size == (spec.width, spec.height) {
+            std::mem::swap(&mut self.decoded, &mut self.resized);
+            return Ok(());
         }
-        self.values.write(&spec, pixels, flipped, out);
-        Ok(())
+        self.resize(spec, decoded_size, region)
     }
 
     /// Resizes the region by a triangular filter, which covers as many pixels as a pixel of the result stands for, as
@@ -108,6 +142,11 @@ impl ImageReader {
             .crop(region.left, region.top, region.width, region.height);
         self.resizer.resize(&source, &mut out, &options).map_err(|error| failed(&error))
     }
+}
+
+/// The pixels between the two passes of resizing, of which the first one is vertical.
+fn pixels_between(region: &Region, (_, height): (u32, u32)) -> u64 {
+    (region.width.ceil() as u64 + 2).saturating_mul(height.into())
 }
 
 /// The greatest reduction at which the region is at least as large as the result.
@@ -177,7 +216,8 @@ pub(crate) mod tests {
 
     fn read(spec: ImageSpec, bytes: &[u8], random: &mut dyn FnMut() -> u64) -> Result<Vec<u8>, ImageError> {
         let mut out = vec![0; usize::try_from(spec.column_kind().row_bytes()).unwrap()];
-        ImageReader::new(&Arc::new(spec), no_turbo()).read(bytes, random, &mut out).map(|()| out)
+        let large = Arc::new(LargeImages::new(1));
+        ImageReader::new(&Arc::new(spec), no_turbo(), &large).read(bytes, random, &mut out).map(|()| out)
     }
 
     #[test]
@@ -203,6 +243,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn large_images_leave_no_memory_behind() {
+        let spec = Arc::new(ImageSpec { max_pixels: 1 << 22, ..spec() });
+        let mut reader = ImageReader::new(&spec, no_turbo(), &Arc::new(LargeImages::new(1)));
+        let mut read = |width: u32, height: u32| {
+            let bytes = png(width, height, png::ColorType::Grayscale, &vec![7; (width * height) as usize]);
+            let mut out = vec![0; 48];
+            reader.read(&bytes, &mut || 0, &mut out).unwrap();
+            assert!(out.iter().all(|&level| level == 7));
+            reader.decoded.capacity() + reader.resizer.size_of_internal_buffers()
+        };
+        assert!(read(600, 600) >= 3 * 600 * 600);
+        assert_eq!(read(1_000, 1_000), 0);
+        assert_eq!(read(500_000, 2), 0);
+    }
+
+    #[test]
     fn unusable_images_are_errors() {
         let message = |bytes: &[u8]| read(spec(), bytes, &mut || 0).unwrap_err().to_string();
         assert_eq!(message(b""), "expected a JPEG, PNG or WebP image, found no bytes");
@@ -214,6 +270,10 @@ pub(crate) mod tests {
         let large = png(40, 30, png::ColorType::Grayscale, &[9; 1_200]);
         let error = read(ImageSpec { max_pixels: 1_199, ..spec() }, &large, &mut || 0).unwrap_err();
         assert!(error.to_string().contains("40 x 30 pixels, more than `max_pixels` = 1199"), "{error}");
+        // Of few pixels, but the first pass of resizing would make four times as many.
+        let wide = png(1_199, 1, png::ColorType::Grayscale, &[9; 1_199]);
+        let error = read(ImageSpec { max_pixels: 1_199, ..spec() }, &wide, &mut || 0).unwrap_err();
+        assert!(error.to_string().contains("1199 x 1 pixels, and resizing it needs more memory"), "{error}");
         let error = read(spec(), &[0xff, 0xd8, 0xff, 0xe0], &mut || 0).unwrap_err();
         assert!(!error.is_of_image() && error.to_string().contains("libturbojpeg0"), "{error}");
     }

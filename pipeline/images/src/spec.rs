@@ -3,6 +3,12 @@
 use millstream_batch::{ColumnKind, Dtype};
 use serde::{Deserialize, Serialize};
 
+use crate::large::SMALL_PIXELS;
+
+/// Bytes for a pixel while an image is read. Decoding needs up to 16: an animated WebP has a canvas, a frame, and both results;
+/// a progressive JPEG in CMYK has 8 of coefficients. Between its two passes, resizing needs 3.
+const PIXEL_BYTES: u64 = 19;
+
 /// How the images of a column become tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ImageSpec {
@@ -149,9 +155,27 @@ impl ImageSpec {
         Self { crop, flip: false, jitter: Jitter::default(), ..self.clone() }
     }
 
-    /// The maximum memory of an [`crate::ImageReader`] that reads such images, in bytes.
+    /// The memory of an [`crate::ImageReader`] that reads such images, in bytes, except for large ones.
     pub fn reader_bytes(&self) -> u64 {
-        // Three bytes for a pixel, and up to six for the coefficients of a progressive JPEG; other formats need less.
-        9 * u64::from(self.max_pixels) + 4 * u64::from(self.height) * u64::from(self.width)
+        PIXEL_BYTES * self.small_pixels()
+    }
+
+    /// The maximum memory to read a large image, in bytes.
+    pub fn large_bytes(&self) -> u64 {
+        PIXEL_BYTES * self.most_pixels()
+    }
+
+    /// The pixels up to which an image, or what is between it and the result, is small.
+    pub(crate) fn small_pixels(&self) -> u64 {
+        self.result_pixels().saturating_add(SMALL_PIXELS.min(self.max_pixels.into()))
+    }
+
+    /// The maximum pixels of an image, or of what is between it and the result.
+    pub(crate) fn most_pixels(&self) -> u64 {
+        self.result_pixels().saturating_add(self.max_pixels.into())
+    }
+
+    fn result_pixels(&self) -> u64 {
+        4 * u64::from(self.height) * u64::from(self.width)
     }
 }

@@ -51,9 +51,22 @@ const TJFLAG_ACCURATEDCT: c_int = 4_096;
 const TJFLAG_LIMITSCANS: c_int = 32_768;
 const TJERR_WARNING: c_int = 0;
 
-/// Warnings about what does not change a pixel. The library has others for lost data.
-const HARMLESS: [&str; 4] =
-    ["extraneous bytes before marker", "Unknown Adobe", "Unsupported JFIF", "Inconsistent progression"];
+/// Warnings that leave all pixels intact, by parts of their texts (jerror.h). Other warnings report lost data.
+const HARMLESS: [&str; 6] = [
+    "extraneous bytes before marker",
+    "Unknown Adobe color transform",
+    "unknown JFIF revision",
+    "Inconsistent progression sequence",
+    "Invalid SOS parameters for sequential JPEG",
+    "bad ICC marker",
+];
+
+/// The error of a header with unusual sampling, which is complete and can be decoded.
+const UNUSUAL_SAMPLING: &str = "Could not determine subsampling type";
+
+/// The end of an image, and the bytes behind it within which it is searched.
+const END: [u8; 2] = [0xff, 0xd9];
+const END_WITHIN: usize = 4_096;
 
 /// The loaded library.
 pub struct Turbo {
@@ -166,7 +179,10 @@ impl Decompressor {
             )
         };
         if status != 0 {
-            self.check_warning()?;
+            let (text, is_warning) = self.message();
+            if !text.contains(UNUSUAL_SAMPLING) {
+                check(text, is_warning, jpeg)?;
+            }
         }
         match (u32::try_from(width), u32::try_from(height)) {
             (Ok(width @ 1..), Ok(height @ 1..)) => {
@@ -209,7 +225,8 @@ impl Decompressor {
             )
         };
         if status != 0 {
-            self.check_warning()?;
+            let (text, is_warning) = self.message();
+            check(text, is_warning, jpeg)?;
         }
         if header.is_cmyk {
             of_cmyk(pixels, channels);
@@ -217,16 +234,23 @@ impl Decompressor {
         Ok((width, height))
     }
 
-    /// After a call that failed: `Ok` if it was a harmless warning.
-    fn check_warning(&mut self) -> Result<(), ImageError> {
+    /// The message of a call that failed, and whether it is a warning.
+    fn message(&mut self) -> (String, bool) {
         // SAFETY: the handle is valid. The text ends with a zero, and is valid until the next call.
-        let (text, code) = unsafe {
+        unsafe {
             let text = CStr::from_ptr((self.turbo.error_text)(self.handle.as_ptr()));
-            (text.to_string_lossy().into_owned(), (self.turbo.error_code)(self.handle.as_ptr()))
-        };
-        let is_harmless = HARMLESS.iter().any(|harmless| text.contains(harmless));
-        if code == TJERR_WARNING && is_harmless { Ok(()) } else { Err(damaged(text)) }
+            let is_warning = (self.turbo.error_code)(self.handle.as_ptr()) == TJERR_WARNING;
+            (text.to_string_lossy().into_owned(), is_warning)
+        }
     }
+}
+
+/// Passes a harmless warning. The library reports the first warning only, so a lost end must not hide behind it.
+fn check(text: String, is_warning: bool, jpeg: &[u8]) -> Result<(), ImageError> {
+    let is_harmless = is_warning && HARMLESS.iter().any(|harmless| text.contains(harmless));
+    let tail = &jpeg[jpeg.len().saturating_sub(END_WITHIN)..];
+    let has_end = tail.windows(END.len()).any(|bytes| bytes == END);
+    if is_harmless && has_end { Ok(()) } else { Err(damaged(text)) }
 }
 
 impl Drop for Decompressor {
@@ -257,6 +281,8 @@ fn of_cmyk(pixels: &mut Vec<u8>, channels: Channels) {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
 
     #[test]
@@ -267,6 +293,64 @@ mod tests {
         let message = error.to_string();
         assert!(message.contains("/nowhere/libturbojpeg.so.0"), "{message}");
         assert!(message.contains("No such file") && message.contains("libturbojpeg0"), "{message}");
+    }
+
+    /// Of 17 x 9 pixels, by Pillow.
+    const BASELINE: &[u8] = include_bytes!("../../../tests/properties/src/image/baseline.jpg");
+
+    /// Decodes an image; `None` without the library, which is not on every host.
+    fn decoded(jpeg: &[u8]) -> Option<Result<Vec<u8>, String>> {
+        let turbo = Arc::new(Turbo::load(None).ok()?);
+        let mut decompressor = Decompressor::new(&turbo).unwrap();
+        let mut pixels = Vec::new();
+        let decoded = decompressor
+            .header(jpeg)
+            .and_then(|header| decompressor.decompress(jpeg, header, (Channels::Rgb, 1), &mut pixels));
+        Some(
+            decoded.map(|size| assert_eq!(size, (17, 9))).map(|()| pixels).map_err(|error| error.to_string()),
+        )
+    }
+
+    /// The offset behind a marker.
+    fn behind(marker: u8) -> usize {
+        BASELINE.windows(2).position(|bytes| bytes == [0xff, marker]).unwrap() + 2
+    }
+
+    #[test]
+    fn harmless_warnings_keep_the_pixels() {
+        let Some(Ok(pixels)) = decoded(BASELINE) else { return };
+        let changed = |at: usize, byte: u8| {
+            let mut jpeg = BASELINE.to_vec();
+            jpeg[at] = byte;
+            decoded(&jpeg).unwrap()
+        };
+        // The major version of JFIF, and the end of the spectral selection of a sequential scan.
+        let scan = behind(0xda);
+        let components = usize::from(BASELINE[scan + 2]);
+        assert_eq!(changed(behind(0xe0) + 7, 2).as_ref(), Ok(&pixels));
+        assert_eq!(changed(scan + 4 + 2 * components, 0).as_ref(), Ok(&pixels));
+        // A byte between two segments.
+        let place = behind(0xdb) - 2;
+        let spoilt = [&BASELINE[..place], &[0], &BASELINE[place..]].concat();
+        assert_eq!(decoded(&spoilt).unwrap().as_ref(), Ok(&pixels));
+        for cut in 1..40 {
+            for jpeg in [BASELINE, &spoilt[..]] {
+                let error = decoded(&jpeg[..jpeg.len() - cut]).unwrap().unwrap_err();
+                assert!(error.starts_with("the JPEG image is damaged"), "{cut}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn unusual_sampling_is_decoded() {
+        let Some(Ok(pixels)) = decoded(BASELINE) else { return };
+        let mut jpeg = BASELINE.to_vec();
+        // Of the first component: 4 x 1 blocks instead of 2 x 2. The scan has as many blocks, in another order.
+        let sampling = behind(0xc0) + 9;
+        assert_eq!(jpeg[sampling], 0x22);
+        jpeg[sampling] = 0x41;
+        let found = decoded(&jpeg).unwrap();
+        assert!(found.is_ok_and(|found| found.len() == pixels.len()));
     }
 
     #[test]

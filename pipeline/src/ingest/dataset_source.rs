@@ -105,8 +105,9 @@ impl ChunkSource for DatasetSource {
 
     fn images(&self) -> Vec<ImageColumn> {
         let bytes: u64 = self.dataset.splits().iter().map(|split| split.bytes).sum();
-        let mean = self.dataset.estimated_rows().map(|rows| bytes / rows.max(1));
-        self.transform.images().map(|column| column.of_rows_of(mean)).collect()
+        let columns = self.transform.images().count().max(1) as u64;
+        let mean = self.dataset.estimated_rows().map(|rows| bytes / rows.max(1) / columns);
+        self.transform.images().map(|column| column.with_mean_bytes(mean)).collect()
     }
 
     fn chunk_size(&self) -> ChunkSize {

@@ -9,7 +9,8 @@
 //!           groups together
 //! fixed     independent of the configuration: threads, the runtime, allocator overhead, the listing and the metadata
 //!           of the files
-//! images    threads x the memory to decode one of the largest
+//! images    threads x the memory to decode a small image, + that for some of the largest: at most half of the budget, or
+//!           one image
 //! reading   live lanes x (three chunks: two at the edges of those windows, one under construction;
 //!           + the memory of the source per chunk), + the memory of the source shared by all lanes
 //! ahead     2 x live lanes x the bytes held per object beyond the minimum: the rest of the budget,
@@ -37,7 +38,7 @@ use super::mixed::MixedSource;
 use super::source::{ChunkSize, ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
-use crate::images::ImageColumn;
+use crate::images::{ImageColumn, ImageThreads};
 use crate::order::{
     Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, groups,
 };
@@ -123,7 +124,7 @@ pub struct MemoryNeed {
     pub pool_bytes: u64,
     /// Fetching, decoding and transforming, with minimum read-ahead.
     pub reading_bytes: u64,
-    /// Decoding of images: one of the largest per thread.
+    /// Decoding of images: a small one per thread, and some large ones.
     pub image_bytes: u64,
     /// Additional read-ahead, limited by the budget and by the amount that has an effect.
     pub ahead_bytes: u64,
@@ -433,9 +434,9 @@ impl IngestPlan {
         &self.images
     }
 
-    /// The number of threads that decode images.
-    pub(crate) fn image_threads(&self) -> u32 {
-        self.threads.unwrap_or_else(cores)
+    /// How many images are decoded at a time.
+    pub(crate) fn image_threads(&self) -> ImageThreads {
+        ImageThreads::within(&self.images, self.threads.unwrap_or_else(cores), self.budget_bytes)
     }
 
     /// The most bytes of images in the chunks of a window of `stream`, if rows have images.
@@ -480,8 +481,7 @@ impl IngestPlan {
         let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
         let held = self.train.iter().chain(&self.eval).map(|source| source.held_bytes());
         let fixed_bytes = held.fold(FIXED_BYTES + SPLIT_BYTES * splits, u64::saturating_add);
-        let image_bytes = self.images.iter().map(|column| column.spec.reader_bytes());
-        let image_bytes = image_bytes.sum::<u64>().saturating_mul(self.image_threads().into());
+        let image_bytes = self.image_threads().bytes(&self.images);
         Ok(MemoryNeed { fixed_bytes, ring_bytes, pool_bytes, reading_bytes, image_bytes, ahead_bytes: 0 })
     }
 
@@ -577,12 +577,11 @@ impl IngestPlan {
             return Ok(());
         }
         let decoding = match self.images.first() {
-            Some(ImageColumn { spec, .. }) => format!(
-                "{} to decode images of max_pixels = {} in {} threads, ",
-                Size(image_bytes),
-                spec.max_pixels,
-                self.image_threads()
-            ),
+            Some(ImageColumn { spec, .. }) => {
+                let (size, max_pixels, threads) =
+                    (Size(image_bytes), spec.max_pixels, self.image_threads().threads);
+                format!("{size} to decode images of max_pixels = {max_pixels} in {threads} threads, ")
+            }
             None => String::new(),
         };
         let what = format!(

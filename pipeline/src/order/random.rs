@@ -85,9 +85,10 @@ impl Random {
     }
 }
 
-/// The random numbers of the image in record `record` of `split`, in one pass. They do not depend on the order of rows.
-pub(crate) fn image_random(seed: u64, pass: Pass, split: u32, record: u64) -> Random {
-    Random::keyed(Domain::Image, &[seed, pass.epoch.into(), split.into(), record])
+/// The random numbers of the image of a column, whose key is `column`, in record `record` of `split`, in one pass. They do not
+/// depend on the order of rows.
+pub(crate) fn image_random(seed: u64, pass: Pass, (split, record): (u32, u64), column: u64) -> Random {
+    Random::keyed(Domain::Image, &[seed, pass.epoch.into(), split.into(), record, column])
 }
 
 fn absorb(state: u64, word: u64) -> u64 {

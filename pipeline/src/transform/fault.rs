@@ -83,7 +83,7 @@ pub(crate) enum Problem {
         /// The type.
         dtype: Dtype,
     },
-    /// The bytes are no image.
+    /// The bytes are no image, or too many.
     NoImage {
         /// The number of bytes of the row.
         found: u64,
@@ -174,12 +174,14 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
         Problem::NotOfType { element, dtype } => {
             format!("expected {}, found {}", typed::values_of(dtype), found(element)).into()
         }
-        Problem::NoImage { found } => format!(
-            "expected a JPEG, PNG or WebP image of at most {}, found {} of another kind",
-            Size(typed::MAX_IMAGE_BYTES),
-            Count(found, "byte")
-        )
-        .into(),
+        Problem::NoImage { found } if found > typed::MAX_IMAGE_BYTES => {
+            let (maximum, found) = (Size(typed::MAX_IMAGE_BYTES), Size(found));
+            format!("expected an image of at most {maximum}, found {found}").into()
+        }
+        Problem::NoImage { found } => {
+            let found = Count(found, "byte");
+            format!("expected a JPEG, PNG or WebP image, found {found} of another kind").into()
+        }
         Problem::TooLong { maximum, found } => {
             format!("expected at most {maximum} bytes, the column's `maximum`, found {found}").into()
         }

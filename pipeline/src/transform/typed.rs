@@ -306,7 +306,9 @@ impl TypedColumn {
     ) -> Result<ChunkColumn, Error> {
         let usable = |bytes: &[u8]| bytes.len() as u64 <= MAX_IMAGE_BYTES && is_image(bytes);
         let problem = |found| Problem::NoImage { found };
-        let (offsets, bytes) = self.raw(elements, missing, usable, problem, builder)?;
+        let (offsets, mut bytes) = self.raw(elements, missing, usable, problem, builder)?;
+        // The shuffle pool counts what is used.
+        bytes.shrink_to_fit();
         let raw = builder.raw;
         let records = (0..raw.rows()).map(|row| raw.record(row)).collect();
         Ok(ChunkColumn::Images(EncodedImages { path: raw.path().into(), split: 0, records, offsets, bytes }))

@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use image_webp::{ColorType, WebPEncoder};
 use millstream_batch::Dtype;
 use millstream_images::{
-    Channels, Crop, Decode, ImageReader, ImageSpec, Jitter, Layout, Normalize, Turbo, TurboError, is_image,
+    Channels, Crop, Decode, ImageError, ImageReader, ImageSpec, Jitter, LargeImages, Layout, Normalize,
+    Turbo, TurboError, is_image,
 };
 
 use crate::input::Input;
@@ -49,6 +50,10 @@ fn spec(input: &mut Input<'_>) -> ImageSpec {
     }
 }
 
+fn reader(spec: &Arc<ImageSpec>) -> ImageReader {
+    ImageReader::new(spec, turbo(), &Arc::new(LargeImages::new(1)))
+}
+
 /// Reads the bytes as an image, several times.
 pub fn check(data: &[u8]) {
     let mut input = Input(data);
@@ -63,12 +68,12 @@ pub fn check(data: &[u8]) {
         };
         reader.read(bytes, &mut random, &mut out).map(|()| out).map_err(|error| error.to_string())
     };
-    let mut reader = ImageReader::new(&spec, turbo());
-    let first = read(&mut reader, 0x55);
+    let mut first_reader = reader(&spec);
+    let first = read(&mut first_reader, 0x55);
     // An image between, with other sizes.
-    _ = reader.read(BASELINE, &mut || 1, &mut vec![0; row]);
-    assert_eq!(first, read(&mut reader, 0xaa), "after another image");
-    assert_eq!(first, read(&mut ImageReader::new(&spec, turbo()), 0), "with another reader");
+    _ = first_reader.read(BASELINE, &mut || 1, &mut vec![0; row]);
+    assert_eq!(first, read(&mut first_reader, 0xaa), "after another image");
+    assert_eq!(first, read(&mut reader(&spec), 0), "with another reader");
     assert!(first.is_err() || is_image(bytes), "an image of no known format");
 }
 
@@ -117,4 +122,24 @@ pub fn dictionary() -> Vec<Vec<u8>> {
         b"VP8X",
     ];
     words.map(<[u8]>::to_vec).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_seeds_are_images() {
+        for (number, seed) in seeds().iter().enumerate() {
+            let mut input = Input(seed);
+            let spec = Arc::new(spec(&mut input));
+            let mut out = vec![0; usize::try_from(spec.column_kind().row_bytes()).unwrap()];
+            match reader(&spec).read(input.0, &mut || 1, &mut out) {
+                Ok(()) => {}
+                // The host has no libjpeg-turbo.
+                Err(ImageError::NoDecoder(_)) if number < 2 => {}
+                Err(error) => panic!("seed {number}: {error}"),
+            }
+        }
+    }
 }
