@@ -254,7 +254,7 @@ impl ChunkColumn {
                 retain(values, rows, keep);
             }
             Self::Ragged { value_bytes, offsets, values } => {
-                retain_varying(*value_bytes, offsets, values, keep)
+                retain_varying(*value_bytes, offsets, values, keep);
             }
             Self::Images(EncodedImages { records, offsets, bytes, .. }) => {
                 let rows = records.len();

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use image_webp::{ColorType, WebPEncoder};
 use millstream_batch::Dtype;
 use millstream_images::{
-    Channels, Crop, Decode, ImageError, ImageReader, ImageSpec, Jitter, LargeImages, Layout, Normalize,
-    Turbo, TurboError, is_image,
+    Channels, Crop, Decode, ImageReader, ImageSpec, Jitter, LargeImages, Layout, Normalize, Turbo,
+    TurboError, is_image,
 };
 
 use crate::input::Input;
@@ -126,6 +126,8 @@ pub fn dictionary() -> Vec<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use millstream_images::ImageError;
+
     use super::*;
 
     #[test]
