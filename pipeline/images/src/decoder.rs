@@ -75,7 +75,7 @@ impl Decoder {
         let format = Format::of(bytes).ok_or(ImageError::Format { bytes: bytes.len() })?;
         let (width, height, content) = match format {
             Format::Jpeg => {
-                let header = self.decompressor()?.header(bytes)?;
+                let header = self.with_decompressor(|decompressor| decompressor.header(bytes))?;
                 (header.width, header.height, Content::Jpeg(header))
             }
             Format::Png => {
@@ -112,7 +112,9 @@ impl Decoder {
         let Opened { bytes, width, height, content } = opened;
         let format = match content {
             Content::Jpeg(header) => {
-                return self.decompressor()?.decompress(bytes, header, (channels, reduction), pixels);
+                return self.with_decompressor(|decompressor| {
+                    decompressor.decompress(bytes, header, (channels, reduction), pixels)
+                });
             }
             Content::Png(mut reader) => {
                 let size = reader.output_buffer_size().ok_or_else(|| damaged("PNG", &"it has no pixels"))?;
@@ -148,12 +150,20 @@ impl Decoder {
         self.raw = Vec::new();
     }
 
-    fn decompressor(&mut self) -> Result<&mut Decompressor, ImageError> {
+    /// Runs `work` with a decompressor. One that has failed is not used again, because the next image may fail, too: the library
+    /// keeps tables of an image that ends before its pixels.
+    fn with_decompressor<T>(
+        &mut self,
+        work: impl FnOnce(&mut Decompressor) -> Result<T, ImageError>,
+    ) -> Result<T, ImageError> {
         let turbo = self.turbo.as_ref().map_err(|error| ImageError::NoDecoder(Arc::clone(error)))?;
-        if self.decompressor.is_none() {
-            self.decompressor = Decompressor::new(turbo);
+        let decompressor = self.decompressor.take().or_else(|| Decompressor::new(turbo));
+        let mut decompressor = decompressor.ok_or_else(|| damaged("JPEG", &"out of memory"))?;
+        let result = work(&mut decompressor);
+        if result.is_ok() {
+            self.decompressor = Some(decompressor);
         }
-        self.decompressor.as_mut().ok_or_else(|| damaged("JPEG", &"out of memory"))
+        result
     }
 }
 

@@ -242,6 +242,27 @@ pub(crate) mod tests {
         assert!(out.iter().all(|level| level.abs_diff(100) < 15), "{out:?}");
     }
 
+    /// Of 17 x 9 pixels, by Pillow.
+    const BASELINE: &[u8] = include_bytes!("../../../tests/properties/src/image/baseline.jpg");
+
+    #[test]
+    fn a_damaged_image_does_not_spoil_the_next_one() {
+        // The library is not on every host.
+        let Ok(turbo) = Turbo::load(None) else { return };
+        let mut reader =
+            ImageReader::new(&Arc::new(spec()), Ok(Arc::new(turbo)), &Arc::new(LargeImages::new(1)));
+        let mut read = |bytes: &[u8]| {
+            let mut out = vec![0; 48];
+            reader.read(bytes, &mut || 0, &mut out).map(|()| out).map_err(|error| error.to_string())
+        };
+        let intact = read(BASELINE);
+        assert!(intact.is_ok(), "{intact:?}");
+        for length in 3..BASELINE.len() - 2 {
+            assert!(read(&BASELINE[..length]).is_err(), "{length}");
+            assert_eq!(read(BASELINE), intact, "after an image of {length} bytes");
+        }
+    }
+
     #[test]
     fn large_images_leave_no_memory_behind() {
         let spec = Arc::new(ImageSpec { max_pixels: 1 << 22, ..spec() });

@@ -60,7 +60,7 @@ pub fn check(data: &[u8]) {
     let spec = Arc::new(spec(&mut input));
     let bytes = input.0;
     let row = usize::try_from(spec.column_kind().row_bytes()).unwrap();
-    let read = |reader: &mut ImageReader, filling: u8| {
+    let read = |reader: &mut ImageReader, bytes: &[u8], filling: u8| {
         let (mut out, mut state) = (vec![filling; row], 7_u64);
         let mut random = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(data.len() as u64);
@@ -69,11 +69,12 @@ pub fn check(data: &[u8]) {
         reader.read(bytes, &mut random, &mut out).map(|()| out).map_err(|error| error.to_string())
     };
     let mut first_reader = reader(&spec);
-    let first = read(&mut first_reader, 0x55);
-    // An image between, with other sizes.
-    _ = first_reader.read(BASELINE, &mut || 1, &mut vec![0; row]);
-    assert_eq!(first, read(&mut first_reader, 0xaa), "after another image");
-    assert_eq!(first, read(&mut reader(&spec), 0), "with another reader");
+    let first = read(&mut first_reader, bytes, 0x55);
+    // An image of another size, which is intact.
+    let intact = read(&mut first_reader, BASELINE, 0);
+    assert_eq!(intact, read(&mut reader(&spec), BASELINE, 0), "an intact image after this one");
+    assert_eq!(first, read(&mut first_reader, bytes, 0xaa), "after another image");
+    assert_eq!(first, read(&mut reader(&spec), bytes, 0), "with another reader");
     assert!(first.is_err() || is_image(bytes), "an image of no known format");
 }
 
