@@ -320,6 +320,7 @@ fn pipeline_and_trainer_never_depend_on_each_other() {
             "millstream-batch",
             "millstream-disk",
             "millstream-format",
+            "millstream-images",
             "millstream-io",
             "millstream-pipeline",
             "millstream-tools",

@@ -46,7 +46,6 @@ pub(crate) fn luma([red, green, blue]: [u8; 3]) -> u8 {
 /// Decodes images of all formats, with the buffers of one thread.
 pub(crate) struct Decoder {
     turbo: Result<Arc<Turbo>, Arc<TurboError>>,
-    decompressor: Option<Decompressor>,
     /// Pixels as a PNG or WebP decoder returns them.
     raw: Vec<u8>,
 }
@@ -60,14 +59,14 @@ pub(crate) struct Opened<'a> {
 }
 
 enum Content<'a> {
-    Jpeg(JpegHeader),
+    Jpeg(JpegHeader, Decompressor),
     Png(Box<png::Reader<Cursor<&'a [u8]>>>),
     WebP(Box<WebPDecoder<Cursor<&'a [u8]>>>),
 }
 
 impl Decoder {
     pub(crate) fn new(turbo: Result<Arc<Turbo>, Arc<TurboError>>) -> Self {
-        Self { turbo, decompressor: None, raw: Vec::new() }
+        Self { turbo, raw: Vec::new() }
     }
 
     /// Reads the header of an image and checks its size.
@@ -75,8 +74,9 @@ impl Decoder {
         let format = Format::of(bytes).ok_or(ImageError::Format { bytes: bytes.len() })?;
         let (width, height, content) = match format {
             Format::Jpeg => {
-                let header = self.with_decompressor(|decompressor| decompressor.header(bytes))?;
-                (header.width, header.height, Content::Jpeg(header))
+                let mut decompressor = self.decompressor()?;
+                let header = decompressor.header(bytes)?;
+                (header.width, header.height, Content::Jpeg(header, decompressor))
             }
             Format::Png => {
                 let limits = Limits { bytes: METADATA_BYTES + 16 * max_pixels as usize };
@@ -111,10 +111,8 @@ impl Decoder {
     ) -> Result<(u32, u32), ImageError> {
         let Opened { bytes, width, height, content } = opened;
         let format = match content {
-            Content::Jpeg(header) => {
-                return self.with_decompressor(|decompressor| {
-                    decompressor.decompress(bytes, header, (channels, reduction), pixels)
-                });
+            Content::Jpeg(header, mut decompressor) => {
+                return decompressor.decompress(bytes, header, (channels, reduction), pixels);
             }
             Content::Png(mut reader) => {
                 let size = reader.output_buffer_size().ok_or_else(|| damaged("PNG", &"it has no pixels"))?;
@@ -150,27 +148,17 @@ impl Decoder {
         self.raw = Vec::new();
     }
 
-    /// Runs `work` with a decompressor. One that has failed is not used again, because the next image may fail, too: the library
-    /// keeps tables of an image that ends before its pixels.
-    fn with_decompressor<T>(
-        &mut self,
-        work: impl FnOnce(&mut Decompressor) -> Result<T, ImageError>,
-    ) -> Result<T, ImageError> {
+    /// A decompressor for one image: the library keeps tables, with which a later image that lacks them would be decoded.
+    fn decompressor(&self) -> Result<Decompressor, ImageError> {
         let turbo = self.turbo.as_ref().map_err(|error| ImageError::NoDecoder(Arc::clone(error)))?;
-        let decompressor = self.decompressor.take().or_else(|| Decompressor::new(turbo));
-        let mut decompressor = decompressor.ok_or_else(|| damaged("JPEG", &"out of memory"))?;
-        let result = work(&mut decompressor);
-        if result.is_ok() {
-            self.decompressor = Some(decompressor);
-        }
-        result
+        Decompressor::new(turbo).ok_or_else(|| damaged("JPEG", &"out of memory"))
     }
 }
 
 impl Opened<'_> {
     /// Whether it can be decoded at a lower resolution.
     pub(crate) fn is_reducible(&self) -> bool {
-        matches!(self.content, Content::Jpeg(_))
+        matches!(self.content, Content::Jpeg(..))
     }
 }
 

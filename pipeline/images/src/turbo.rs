@@ -106,7 +106,7 @@ pub(crate) struct JpegHeader {
     is_cmyk: bool,
 }
 
-/// A decompressor, for one thread at a time.
+/// A decompressor of one image, for one thread at a time.
 pub(crate) struct Decompressor {
     turbo: Arc<Turbo>,
     handle: Handle,
