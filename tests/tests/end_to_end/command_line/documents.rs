@@ -115,7 +115,7 @@ fn bench_ingest_reports_rates_and_stages() {
     let (rows, seconds) = (measured["rows"].as_f64().unwrap(), measured["seconds"].as_f64().unwrap());
     let rate = measured["rows_per_second"].as_f64().unwrap();
     assert!((rate * seconds / rows - 1.0).abs() < 1e-6, "{measured}");
-    assert_keys(&measured["stages"], &["fetch", "decode", "transform", "shuffle", "pack", "ring"]);
+    assert_keys(&measured["stages"], &["fetch", "decode", "transform", "shuffle", "pack", "images", "ring"]);
 }
 
 #[test]
