@@ -1,6 +1,6 @@
 //! Who may attach to feeds, and what a program may read through them.
 //!
-//! A host may serve other users than its own, with rights of its own. It then decides about each connection
+//! A host may serve users other than its own, who have fewer rights. It then decides about each connection
 //! ([`Admission`]), and about each file before it is opened ([`Access`]).
 
 use std::os::unix::net::UnixStream;

@@ -23,7 +23,7 @@ VARIABLES = ("MILLSTREAM_SOCKET", "MILLSTREAM_FEED_SOCKET", "XDG_RUNTIME_DIR")
 
 
 class Daemon:
-    """A daemon of its own in `room`, and the command for it."""
+    """A separate daemon in `room`, and the command for it."""
 
     def __init__(self, room: pathlib.Path, configuration: str = "") -> None:
         self.room, self.socket = room, room / "millstreamd.sock"

@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The memory budget of the feeds here, in MiB.
 const BUDGET: u64 = 64;
 
-/// What a rank in a process of its own attaches to: the socket, the feed, its rank and the number of ranks.
+/// The variable with which a rank in a separate process attaches: the socket, the feed, its rank and the number of ranks.
 const RANK: &str = "MILLSTREAM_TEST_RANK";
 
 /// A directory with 1,000 numbered rows.
@@ -79,7 +79,7 @@ impl Room {
         attach(&self.socket(), feed, run, (rank, world), None)
     }
 
-    /// A rank in a process of its own, that takes batches and never ends; waits for its first one.
+    /// A rank in a separate process, which takes one batch and never ends.
     fn rank_process(&self, feed: &str, (rank, world): (u32, u32)) -> Child {
         let feed_file = self.path().join(format!("feed-{rank}.toml"));
         fs::write(&feed_file, feed).unwrap();
@@ -138,7 +138,7 @@ fn each(times: usize) -> BTreeMap<i64, usize> {
     (0..1_000).map(|number| (number, times)).collect()
 }
 
-/// The body of a rank in a process of its own; does nothing otherwise.
+/// The body of a rank in a separate process; does nothing otherwise.
 #[test]
 fn a_rank_of_another_test() {
     let Ok(place) = std::env::var(RANK) else { return };
