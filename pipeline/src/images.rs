@@ -32,9 +32,6 @@ const TURBO_FILE: &str = "MILLSTREAM_TURBOJPEG";
 /// The bytes planned for an encoded image if the data does not say.
 const USUAL_BYTES: u64 = 128 << 10;
 
-/// Planned bytes of an encoded image, as a multiple of the mean over the data, in halves: windows differ.
-const MARGIN_HALVES: u64 = 3;
-
 /// A column of images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageColumn {
@@ -60,7 +57,8 @@ impl ImageColumn {
     /// The same column with `average_bytes` derived from the mean size of its images in storage, unless it is set.
     pub(crate) fn with_mean_bytes(self, mean_bytes: Option<u64>) -> Self {
         let Some(mean) = mean_bytes.filter(|_| self.spec.average_bytes.is_none()) else { return self };
-        let planned = (mean * MARGIN_HALVES / 2).clamp(1 << 10, u32::MAX.into());
+        // Windows differ from the mean.
+        let planned = (mean.saturating_mul(3) / 2).clamp(1 << 10, u32::MAX.into());
         let spec = ImageSpec { average_bytes: u32::try_from(planned).ok(), ..ImageSpec::clone(&self.spec) };
         Self { spec: Arc::new(spec), ..self }
     }
@@ -76,7 +74,8 @@ pub(crate) struct ImageThreads {
 }
 
 impl ImageThreads {
-    /// As many as there are `cores`, of which half of `budget_bytes` has the memory; at least one.
+    /// One thread per core, and all of them with a large image, as far as a quarter of `budget_bytes` each suffices for their
+    /// memory; at least one.
     pub(crate) fn within(columns: &[ImageColumn], cores: u32, budget_bytes: u64) -> Self {
         let share = budget_bytes / 4;
         let most = |bytes: u64| u32::try_from(share / bytes.max(1)).unwrap_or(u32::MAX);

@@ -71,7 +71,7 @@ impl Decoder {
 
     /// Reads the header of an image and checks its size.
     pub(crate) fn open<'a>(&mut self, bytes: &'a [u8], max_pixels: u32) -> Result<Opened<'a>, ImageError> {
-        let format = Format::of(bytes).ok_or(ImageError::Format { bytes: bytes.len() })?;
+        let format = Format::of(bytes).ok_or(ImageError::Format { bytes: bytes.len() as u64 })?;
         let (width, height, content) = match format {
             Format::Jpeg => {
                 let mut decompressor = self.decompressor()?;

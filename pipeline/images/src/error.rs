@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use millstream_batch::Count;
+
 use crate::turbo::TurboError;
 
 /// Why an image cannot be used.
@@ -11,7 +13,7 @@ pub enum ImageError {
     #[error("expected a JPEG, PNG or WebP image, found {}", found(*bytes))]
     Format {
         /// The number of bytes.
-        bytes: usize,
+        bytes: u64,
     },
     /// The image is damaged.
     #[error("the {format} image is damaged: {message}")]
@@ -59,6 +61,6 @@ impl ImageError {
     }
 }
 
-fn found(bytes: usize) -> String {
-    if bytes == 0 { "no bytes".to_owned() } else { format!("{bytes} bytes of another kind") }
+fn found(bytes: u64) -> String {
+    if bytes == 0 { "none".to_owned() } else { format!("{} of another kind", Count(bytes, "byte")) }
 }

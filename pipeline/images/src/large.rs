@@ -3,7 +3,7 @@
 //! Most images are small, and all threads decode them at once. Memory for as many of the largest images that a column allows
 //! would be a multiple of what is ever used.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
 
 /// The number of pixels up to which an image is small: 724 x 724.
 pub(crate) const SMALL_PIXELS: u64 = 1 << 19;
@@ -26,16 +26,16 @@ impl LargeImages {
 
     /// Waits for a free place. A thread that has one must not wait for another.
     pub(crate) fn take(&self) -> Place<'_> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = self.freed.wait_while(free, |free| *free == 0);
-        *free.unwrap_or_else(PoisonError::into_inner) -= 1;
+        let mut free = self.free.lock();
+        self.freed.wait_while(&mut free, |free| *free == 0);
+        *free -= 1;
         Place(self)
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.0.free.lock() += 1;
         self.0.freed.notify_one();
     }
 }

@@ -49,8 +49,8 @@ impl ImageReader {
         }
     }
 
-    /// Writes the image of `bytes` to `out`: its row of the column ([`ImageSpec::column_kind`]). Everything random is a
-    /// function of the numbers that `random` returns.
+    /// Writes the image of `bytes` to `out`: its row of the column ([`ImageSpec::column_kind`]). Parts, flips and colours are
+    /// drawn from the numbers that `random` returns.
     ///
     /// # Errors
     /// The image is unusable. The contents of `out` are then undefined.
@@ -282,7 +282,7 @@ pub(crate) mod tests {
     #[test]
     fn unusable_images_are_errors() {
         let message = |bytes: &[u8]| read(spec(), bytes, &mut || 0).unwrap_err().to_string();
-        assert_eq!(message(b""), "expected a JPEG, PNG or WebP image, found no bytes");
+        assert_eq!(message(b""), "expected a JPEG, PNG or WebP image, found none");
         assert_eq!(message(b"GIF89a"), "expected a JPEG, PNG or WebP image, found 6 bytes of another kind");
         let whole = png(4, 4, png::ColorType::Rgb, &[9; 48]);
         for length in 8..whole.len() - 12 {

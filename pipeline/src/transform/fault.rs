@@ -5,9 +5,10 @@
 
 use std::borrow::Cow;
 
-use millstream_batch::{Count, Dtype, Size};
+use millstream_batch::{Dtype, Size};
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, RawChunk};
+use millstream_images::ImageError;
 
 use super::column::{Elements, display_element};
 use super::typed;
@@ -178,10 +179,7 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             let (maximum, found) = (Size(typed::MAX_IMAGE_BYTES), Size(found));
             format!("expected an image of at most {maximum}, found {found}").into()
         }
-        Problem::NoImage { found } => {
-            let found = Count(found, "byte");
-            format!("expected a JPEG, PNG or WebP image, found {found} of another kind").into()
-        }
+        Problem::NoImage { found } => ImageError::Format { bytes: found }.to_string().into(),
         Problem::TooLong { maximum, found } => {
             format!("expected at most {maximum} bytes, the column's `maximum`, found {found}").into()
         }
