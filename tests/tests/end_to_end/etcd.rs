@@ -9,7 +9,7 @@ use millstream_peers::etcd::{Endpoint, Etcd, EtcdError, EtcdFiles, EtcdSpec};
 use millstream_tests::etcd::{EtcdCluster, EtcdTls};
 use millstream_tests::programs::{Daemon, children, has_ended, wait_until};
 use millstream_tests::site::Site;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -159,7 +159,14 @@ fn lease_object(case: &Case, id: &str) -> Value {
 /// The keys in etcd that begin with `start`, with their values.
 fn keys(case: &Case, start: &str) -> Vec<(String, Value)> {
     let (runtime, etcd) = (Runtime::new().unwrap(), case.etcd.as_ref().unwrap().client("millstream"));
-    let listed = runtime.block_on(etcd.list(&etcd.key(start), 99)).unwrap();
+    let mut listed = Vec::new();
+    wait_until("etcd answers", || match runtime.block_on(etcd.list(&etcd.key(start), 99)) {
+        Ok(found) => {
+            listed = found;
+            true
+        }
+        Err(_) => false,
+    });
     listed.into_iter().map(|(key, kept)| (key, serde_json::from_slice(&kept.bytes).unwrap())).collect()
 }
 
@@ -179,10 +186,12 @@ fn hosts_find_each_other_and_keep_the_lease_in_etcd() {
     assert!(record["led"]["head"]["step"].as_u64().is_some_and(|step| step > 0), "{record:#}");
     let run = format!("s3://models/runs/{id}");
     assert_eq!(lease_object(&case, &id), json!({ "etcd_key": key, "run": run }));
-    // A member of the cluster is gone: nothing happens.
+    // A member of the cluster is gone: the lease is renewed, and nothing happens.
     let before = first.log(&id).lines().count();
     case.etcd.as_mut().unwrap().kill(0);
-    std::thread::sleep(Duration::from_secs(4));
+    let renewals = || keys(&case, &format!("leases/{id}-"))[0].1["renewals"].clone();
+    let at_loss = renewals();
+    wait_until("the lease is renewed", || renewals() != at_loss);
     train(&[&first, &second], &id);
     let log = first.log(&id);
     assert!(!log.lines().skip(before).any(|line| line.contains("are killed")), "{log}");
@@ -192,9 +201,13 @@ fn hosts_find_each_other_and_keep_the_lease_in_etcd() {
     wait_until("the other host leads", || waits_for_ranks(&second, &id));
     let first = case.restart("train-1");
     train(&[&second, &first], &id);
-    // The whole cluster does not answer for longer than the lease is valid: nobody trains, until it does.
+    // The whole cluster does not answer for longer than the lease is valid: nobody trains, until it does. The workers do
+    // not advance meanwhile, or the job would end on a fast machine.
     let etcd = case.etcd.as_ref().unwrap();
     etcd.signal(0..3, Signal::STOP);
+    for worker in [&first, &second].into_iter().flat_map(|daemon| children(daemon.pid())) {
+        kill_process(Pid::from_raw(i32::try_from(worker).unwrap()).unwrap(), Signal::STOP).unwrap();
+    }
     wait_until("nobody trains", || [&first, &second].iter().all(|daemon| children(daemon.pid()).is_empty()));
     etcd.signal(0..3, Signal::CONT);
     train(&[&second, &first], &id);
