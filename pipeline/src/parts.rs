@@ -1,4 +1,4 @@
-//! Parts of TFRecord files: several lanes read one large file in parallel.
+//! Parts of files of records: several lanes read one large file in parallel.
 //!
 //! An uncompressed file larger than the job's `split_bytes` is cut into equal byte ranges. The cuts depend only on its
 //! size, so a dataset is always cut the same way, without reading its files. The records of a part are located when it
@@ -11,9 +11,9 @@
 //!
 //! `B` is a function of the file, so the parts cover the file without gap or overlap: no byte is lost or read twice.
 //! That each part consists of whole records is *checked*: the reader of the preceding part must end between two records
-//! at `B(y)`. If it does not, `B(y)` lies within a record, which can happen only if records themselves contain TFRecord
-//! data. The reader then fails with [`Error::Cut`]; it never skips or repeats a row silently. By induction over the
-//! parts, starting at `B(0) = 0`: if all parts of a file were read without an error, they contain exactly the records
+//! at `B(y)`. For lines, it always does. For TFRecord, `B(y)` lies within a record only if records themselves contain
+//! TFRecord data. The reader then fails with [`Error::Cut`]; it never skips or repeats a row silently. By induction over
+//! the parts, starting at `B(0) = 0`: if all parts of a file were read without an error, they contain exactly the records
 //! of the whole file.
 //!
 //! Damage stays local. A record with damaged data affects only the part that contains it. After a damaged length only
@@ -27,9 +27,9 @@ use std::sync::Arc;
 
 use futures::future::try_join;
 use millstream_format::Error as FormatError;
-use millstream_format::boundary::{Scan, scan};
+use millstream_format::boundary::{Scan, scan_frames, scan_lines};
 use millstream_format::compression::{Compression, MAGIC_BYTES};
-use millstream_format::tfrecord::MAX_RECORD_BYTES;
+use millstream_format::record::{MAX_RECORD_BYTES, RecordFormat};
 use millstream_io::ReadContext;
 use millstream_io::fetch::FetchedBytes;
 use millstream_io::limits::ReadLimits;
@@ -62,14 +62,20 @@ pub(crate) struct Located {
 
 /// The number of parts, of at most `split_bytes`, of a file of `size` bytes. The size is what storage claims, so the
 /// number is to be checked before anything is allocated for the parts.
-pub(crate) fn count(path: &str, size: u64, split_bytes: u64) -> u64 {
-    let whole = size <= split_bytes || Compression::from_name(path).is_some();
+pub(crate) fn count(path: &str, format: RecordFormat, size: u64, split_bytes: u64) -> u64 {
+    let divisible = format.is_divisible() && Compression::from_name(path).is_none();
+    let whole = size <= split_bytes || !divisible;
     if whole { 1 } else { size.div_ceil(split_bytes.max(1)) }
 }
 
 /// The byte ranges of these parts.
-pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    let parts = count(path, size, split_bytes);
+pub(crate) fn cuts(
+    path: &str,
+    format: RecordFormat,
+    size: u64,
+    split_bytes: u64,
+) -> impl Iterator<Item = Range<u64>> {
+    let parts = count(path, format, size, split_bytes);
     // Computed in 128 bits, so no product overflows.
     let cut = move |part: u64| (u128::from(size) * u128::from(part) / u128::from(parts)) as u64;
     (0..parts).map(move |part| cut(part)..cut(part + 1))
@@ -78,6 +84,7 @@ pub(crate) fn cuts(path: &str, size: u64, split_bytes: u64) -> impl Iterator<Ite
 /// Locates the records of `part`, each of at most `most_bytes`, and starts fetching them.
 pub(crate) fn locate(
     object: Object,
+    format: RecordFormat,
     part: Range<u64>,
     most_bytes: u64,
     limits: &Arc<ReadLimits>,
@@ -86,7 +93,7 @@ pub(crate) fn locate(
     let (sender, receiver) = oneshot::channel();
     let (shared, limits) = (context.clone(), Arc::clone(limits));
     context.runtime.spawn(async move {
-        let find = find(&object, part, most_bytes);
+        let find = find(&object, format, part, most_bytes);
         let found = shared.permit.unless_closed(find).await.map_err(Error::from).flatten();
         let located = found.map(|(range, damage)| Located {
             bytes: FetchedBytes::start_range(object, range.clone(), &limits, &shared),
@@ -102,6 +109,7 @@ pub(crate) fn locate(
 /// The byte range of a part's records.
 async fn find(
     object: &Object,
+    format: RecordFormat,
     part: Range<u64>,
     most_bytes: u64,
 ) -> Result<(Range<u64>, Option<Error>), Error> {
@@ -111,7 +119,7 @@ async fn find(
         let whole = if part.start == 0 { 0..size } else { size..size };
         return Ok((whole, None));
     }
-    let [start, end] = [part.start, part.end].map(|at| boundary(object, at, most_bytes));
+    let [start, end] = [part.start, part.end].map(|at| boundary(object, format, at, most_bytes));
     let (start, end) = try_join(start, end).await?;
     let end = end.unwrap_or(size);
     Ok(match start {
@@ -125,12 +133,22 @@ async fn find(
 ///
 /// # Errors
 /// When a record longer than `most_bytes` seems to begin there: it is not read to verify it.
-async fn boundary(object: &Object, at: u64, most_bytes: u64) -> Result<Option<u64>, Error> {
+async fn boundary(
+    object: &Object,
+    format: RecordFormat,
+    at: u64,
+    most_bytes: u64,
+) -> Result<Option<u64>, Error> {
     let size = object.size();
     if at == 0 || at >= size {
         return Ok(Some(at));
     }
-    let (mut base, mut bytes, mut read_bytes) = (at, Vec::new(), FIRST_READ_BYTES);
+    // A line begins at `at` if the byte before it ends one. Files of the last two formats have no boundary within.
+    let (scan, start): (fn(&[u8], u64) -> Scan, _) = match format {
+        RecordFormat::JsonLines => (scan_lines, at - 1),
+        RecordFormat::TfRecord | RecordFormat::WebDataset | RecordFormat::Mds => (scan_frames, at),
+    };
+    let (mut base, mut bytes, mut read_bytes) = (start, Vec::new(), FIRST_READ_BYTES);
     loop {
         match scan(&bytes, size - base) {
             Scan::Found(place) => return Ok(Some(base + place as u64)),
@@ -138,7 +156,7 @@ async fn boundary(object: &Object, at: u64, most_bytes: u64) -> Result<Option<u6
             Scan::More { from, until } => {
                 bytes.drain(..from);
                 base += from as u64;
-                if base - at > MAX_RECORD_BYTES {
+                if base.saturating_sub(at) > MAX_RECORD_BYTES {
                     return Ok(None);
                 }
                 if (until - from) as u64 > most_bytes.saturating_add(FRAME_BYTES) {

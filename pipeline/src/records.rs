@@ -1,5 +1,4 @@
-//! Reads one TFRecord file of Examples: fetches bytes, decompresses them, splits them into records, and parses these
-//! into chunks.
+//! Reads one file of records: fetches bytes, decompresses them, splits them into records, and parses these into chunks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use arrow_schema::SchemaRef;
 use millstream_batch::Count;
 use millstream_format::compression::{Compression, Decompressed};
 use millstream_format::example::{ExampleColumns, Fault};
-use millstream_format::tfrecord::{Damage, MAX_RECORD_BYTES, ReadError, RecordReader};
+use millstream_format::record::{AnyReader, Damage, MAX_RECORD_BYTES, ReadError, RecordFormat};
 use millstream_format::{Content, Error as FormatError, Projection, SourceError};
 use millstream_io::ReadContext;
 use millstream_io::fetch::FetchedBytes;
@@ -37,6 +36,7 @@ pub(crate) const HELD_BYTES: u64 = (1 << 20) + CHUNK_BYTES as u64;
 /// The records of a file or of a part of a file. Damage is reported as errors with an address.
 pub struct Records {
     object: Object,
+    format: RecordFormat,
     /// The file's path, and the start of the part unless it is the start of the file.
     label: Arc<str>,
     /// The byte range that is read.
@@ -54,7 +54,7 @@ enum State {
     Locating(oneshot::Receiver<Result<Located, Error>>, u64),
     /// Nothing has been read yet; reading the first bytes blocks.
     Closed(FetchedBytes),
-    Open(Box<RecordReader<Decompressed<FetchedBytes>>>, Compression),
+    Open(Box<AnyReader<Decompressed<FetchedBytes>>>, Compression),
     Ended,
 }
 
@@ -84,17 +84,23 @@ pub enum Step<'a> {
 
 impl Records {
     /// Starts reading a whole file.
-    pub fn start(object: Object, limits: &Arc<ReadLimits>, context: &ReadContext) -> Self {
+    pub fn start(
+        object: Object,
+        format: RecordFormat,
+        limits: &Arc<ReadLimits>,
+        context: &ReadContext,
+    ) -> Self {
         let state = State::Closed(FetchedBytes::start(object.clone(), limits, context));
         let (label, range) = (object.path().clone(), 0..object.size());
         let (permit, most_bytes) = (context.permit.clone(), MAX_RECORD_BYTES);
-        Self { object, label, range, located: Duration::ZERO, permit, most_bytes, state }
+        Self { object, format, label, range, located: Duration::ZERO, permit, most_bytes, state }
     }
 
     /// Reads the records that begin in the byte range `part` of the file. They are numbered from the first of them.
     /// Fails at a record longer than `most_bytes`.
     pub(crate) fn start_part(
         object: Object,
+        format: RecordFormat,
         part: Range<u64>,
         most_bytes: u64,
         limits: &Arc<ReadLimits>,
@@ -102,9 +108,9 @@ impl Records {
     ) -> Self {
         let (label, bytes) = (part_label(&object, part.start), part.end - part.start);
         let permit = context.permit.clone();
-        let located = parts::locate(object.clone(), part, most_bytes, limits, context);
+        let located = parts::locate(object.clone(), format, part, most_bytes, limits, context);
         let state = State::Locating(located, bytes);
-        Self { object, label, range: 0..0, located: Duration::ZERO, permit, most_bytes, state }
+        Self { object, format, label, range: 0..0, located: Duration::ZERO, permit, most_bytes, state }
     }
 
     /// Fails at a longer record.
@@ -147,7 +153,7 @@ impl Records {
                     _ => self.object.size(),
                 };
                 let lost = lost_records(&damage, bytes);
-                bad(&self.object, &self.label, base, damage, lost)
+                bad((&self.object, self.format, &self.label), base, damage, lost)
             }
         }
     }
@@ -202,14 +208,14 @@ impl Records {
         let at_start = |message| {
             let damage = Damage { message, fatal: true, ..Damage::default() };
             let lost = self.object.size().div_ceil(ASSUMED_RECORD_BYTES).max(1);
-            bad(&self.object, &self.label, 0, damage, lost).map(Some)
+            bad((&self.object, self.format, &self.label), 0, damage, lost).map(Some)
         };
         if self.object.size() == 0 && Compression::from_name(self.object.path()).is_some() {
             return at_start("a compressed stream cannot be empty".to_owned());
         }
-        match Decompressed::new(bytes) {
+        match Decompressed::of_records(bytes, self.format) {
             Ok((stream, compression)) => {
-                let reader = RecordReader::new(stream).at_most(self.most_bytes);
+                let reader = AnyReader::new(self.format, stream, self.most_bytes);
                 self.state = State::Open(Box::new(reader), compression);
                 Ok(None)
             }
@@ -233,31 +239,33 @@ fn lost_records(damage: &Damage, bytes: u64) -> u64 {
     bytes.div_ceil(mean.max(1)).max(1)
 }
 
-/// Reports damage in `path`, which is `object` or the part of it that begins at byte `base`.
-fn bad(object: &Object, path: &str, base: u64, damage: Damage, lost: u64) -> Result<Step<'static>, Error> {
+/// Reports damage in a file with a label, or in the part of it that begins at byte `base`.
+fn bad(
+    (object, format, label): (&Object, RecordFormat, &str),
+    base: u64,
+    damage: Damage,
+    lost: u64,
+) -> Result<Step<'static>, Error> {
     object.distrust();
-    let path = path.to_owned();
-    if let Some(found @ (Content::Parquet | Content::Text)) = damage.actual_format {
+    let path = label.to_owned();
+    if let Some(found @ (Content::Parquet | Content::Tar | Content::Json | Content::Text)) =
+        damage.actual_format
+    {
         return Err(Error::Format(FormatError::WrongFormat {
             path,
-            expected: "TFRecord".to_owned(),
+            expected: format.name().name().to_owned(),
             found: found.to_string(),
         }));
     }
     let Damage { offset, record, message, fatal, too_long, .. } = damage;
+    let offset = base + offset;
     if too_long {
-        let message = format!(
-            "record {record}, byte {}: {message} bytes; {}",
-            base + offset,
-            parts::LONG_RECORD_ADVICE
-        );
+        let message =
+            format!("record {record}, byte {offset}: {message} bytes; {}", parts::LONG_RECORD_ADVICE);
         return Err(Error::Format(FormatError::Mismatch { path, message }));
     }
-    Ok(Step::Bad {
-        error: Error::Format(FormatError::Damage { path, offset: base + offset, record, message }),
-        ends: fatal,
-        lost,
-    })
+    let error = Error::Format(FormatError::Damage { path, offset, record, message });
+    Ok(Step::Bad { error, ends: fatal, lost })
 }
 
 /// The name, for messages, of the part that begins at byte `start`.
@@ -352,14 +360,11 @@ impl RecordsReader {
     }
 }
 
-/// The bytes of a record in a file besides its data: the length and two checksums (TFRecord format).
-const FRAMING_BYTES: u64 = 16;
-
 /// What [`examine`] found in the first records.
 pub(crate) struct Examined {
     /// The length in bytes of the longest record.
     pub(crate) longest: u64,
-    /// The mean length in bytes, with the framing; 0 without records.
+    /// The mean size in bytes in an uncompressed file, of the last record that was read its decoded size; 0 without records.
     pub(crate) mean: u64,
     /// The columns, by their position in the projection, that no record has.
     pub(crate) absent: Vec<usize>,
@@ -372,9 +377,10 @@ pub(crate) struct Examined {
 /// Examines the first records of all files until each column of `projection` has occurred, and at most `limit` records.
 ///
 /// # Errors
-/// A file cannot be read, or has a record longer than `most_bytes`.
+/// A file cannot be read, has a record longer than `most_bytes`, or all records are damaged.
 pub(crate) fn examine(
     objects: &[Object],
+    format: RecordFormat,
     projection: &Projection,
     limit: usize,
     most_bytes: u64,
@@ -382,22 +388,38 @@ pub(crate) fn examine(
 ) -> Result<Examined, Error> {
     let limits = Arc::default();
     let (mut longest, mut total, mut whole) = (0, 0, 0);
+    let mut damage = None;
     let mut columns = ExampleColumns::new(projection);
     let mut examined = 0;
     let absent = |columns: &ExampleColumns| -> Vec<usize> {
         (0..projection.columns.len()).filter(|&column| !columns.was_seen(column)).collect()
     };
     'files: for object in objects {
-        let mut records = Records::start(object.clone(), &limits, &runtime.into()).at_most(most_bytes);
+        let mut records =
+            Records::start(object.clone(), format, &limits, &runtime.into()).at_most(most_bytes);
+        let mut previous = None;
         loop {
             match records.step()? {
-                Step::End | Step::Bad { ends: true, .. } => break,
+                Step::End => {
+                    if let (Some((start, estimate)), Compression::None) = (previous, records.compression()) {
+                        total = total - estimate + records.bytes_read().saturating_sub(start);
+                    }
+                    break;
+                }
                 // Bad records are handled when the file is read for its rows.
-                Step::Bad { .. } => {}
-                Step::Record { data, .. } => {
+                Step::Bad { error, ends, .. } => {
+                    damage.get_or_insert(error);
+                    if ends {
+                        break;
+                    }
+                }
+                Step::Record { data, offset, .. } => {
                     let length = data.len() as u64;
-                    (longest, total, whole) =
-                        (longest.max(length), total + length + FRAMING_BYTES, whole + 1);
+                    // The size in the file of all but the last record is the distance to the next one.
+                    if let Some((start, estimate)) = previous.replace((offset, length)) {
+                        total = total - estimate + (offset - start);
+                    }
+                    (longest, total, whole) = (longest.max(length), total + length, whole + 1);
                     drop(columns.push(data));
                 }
             }
@@ -413,6 +435,9 @@ pub(crate) fn examine(
                 }
             }
         }
+    }
+    if let (0, Some(error)) = (whole, damage) {
+        return Err(error);
     }
     let absent = if examined > 0 { absent(&columns) } else { Vec::new() };
     let mean = total / u64::max(whole, 1);

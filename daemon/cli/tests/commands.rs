@@ -125,7 +125,10 @@ fn data_that_contradicts_the_job_exits_1_with_its_address() {
         ("features.i1.column=ii", "no column `ii`"),
         ("label.positive=7", "label `clicked` is never `7`"),
         ("data.memory_budget=100KiB", "memory budget is 100.0 KiB"),
-        ("data.train=job.toml", "job.toml: expected TFRecord or Parquet, found text"),
+        (
+            "data.train=job.toml",
+            "job.toml: expected TFRecord, Parquet, JSON lines, WebDataset or MDS, found text",
+        ),
     ];
     for (set, wanted) in cases {
         for command in ["check", "train"] {

@@ -48,7 +48,7 @@ pub fn read<T>(
         train: owned(&train),
         train_weights,
         eval,
-        format: data.choice("format", &FORMATS),
+        format: data.choice("format", &FormatName::ALL),
         missing: owned(&data.texts("missing").unwrap_or_default()),
         filter: filter::read(&mut data, "filter"),
         train_filter: filter::read(&mut data, "train_filter"),
@@ -178,9 +178,6 @@ fn read_cache(data: &mut Section<'_>, base: &Path) -> Option<CacheSpec> {
     cache.finish();
     Some(CacheSpec { directory: base.join(directory?.text), max_bytes: max_bytes? })
 }
-
-const FORMATS: [(&str, FormatName); 2] =
-    [("tfrecord", FormatName::TfRecord), ("parquet", FormatName::Parquet)];
 
 fn read_on_bad_record(data: &mut Section<'_>) -> OnBadRecord {
     let skip = data.choice("on_bad_record", &[("fail", false), ("skip", true)]).unwrap_or(false);

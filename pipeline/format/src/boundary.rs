@@ -1,16 +1,17 @@
-//! Finds record boundaries from the middle of a TFRecord file.
+//! Finds record boundaries from the middle of a file.
 //!
-//! The format has no record marker, but its framing is self-checking: the length and the data each have a
-//! checksum. An offset counts as a record start if a length with a valid checksum is there, the data that
-//! follow have a valid checksum, and after them the file ends or another length with a valid checksum
-//! follows. By chance this happens at one offset in 2^96; it also happens if a record's data are themselves
-//! TFRecords. [`Scan::Found`] can then lie within a record. The reader of the preceding part detects this,
-//! because its last record does not end there (`parts.rs` of `millstream-pipeline`).
+//! A line of text begins after the end of another one. TFRecord has no record marker, but its framing is self-checking:
+//! the length and the data each have a checksum. An offset counts as a record start if a length with a valid checksum is
+//! there, the data that follow have a valid checksum, and after them the file ends or another length with a valid checksum
+//! follows. By chance this happens at one offset in 2^96; it also happens if a record's data are themselves TFRecords.
+//! [`Scan::Found`] can then lie within a record. The reader of the preceding part detects this, because its last record
+//! does not end there (`parts.rs` of `millstream-pipeline`).
 //!
 //! Offsets are tried in ascending order, so the result depends only on the file and on the start of the search,
 //! not on how the bytes are split.
 
-use crate::tfrecord::{FOOTER_BYTES, HEADER_BYTES, MAX_RECORD_BYTES, length_of, unframe};
+use crate::record::MAX_RECORD_BYTES;
+use crate::tfrecord::{FOOTER_BYTES, HEADER_BYTES, length_of, unframe};
 
 /// The result of scanning some bytes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +29,8 @@ pub enum Scan {
     },
 }
 
-/// Finds the first record start in `bytes`, the first of the `rest` remaining bytes of the file.
-pub fn scan(bytes: &[u8], rest: u64) -> Scan {
+/// Finds the first record of TFRecord in `bytes`, the first of the `rest` remaining bytes of the file.
+pub fn scan_frames(bytes: &[u8], rest: u64) -> Scan {
     let frame_bytes = (HEADER_BYTES + FOOTER_BYTES) as u64;
     let mut at = 0;
     loop {
@@ -52,6 +53,15 @@ pub fn scan(bytes: &[u8], rest: u64) -> Scan {
             }
         }
         at += 1;
+    }
+}
+
+/// Finds the first line that begins after an end of a line in `bytes`, the first of the `rest` remaining bytes of the file.
+pub fn scan_lines(bytes: &[u8], rest: u64) -> Scan {
+    match bytes.iter().position(|&byte| byte == b'\n') {
+        Some(end) => Scan::Found(end + 1),
+        None if bytes.len() as u64 >= rest => Scan::End,
+        None => Scan::More { from: bytes.len(), until: bytes.len() + 1 },
     }
 }
 
@@ -102,6 +112,27 @@ mod tests {
         prop::collection::vec(record, 1..12)
     }
 
+    #[test]
+    fn the_first_line_behind_any_byte_is_found() {
+        let text = b"a\n\nbcd\r\nlast";
+        let starts = |at: usize| (at..text.len()).find(|&start| text[start - 1] == b'\n');
+        for at in 1..text.len() {
+            // More bytes are read until the scan ends.
+            let mut end = at - 1;
+            let found = loop {
+                match scan_lines(&text[at - 1..end], (text.len() - (at - 1)) as u64) {
+                    Scan::Found(place) => break Some(at - 1 + place),
+                    Scan::End => break None,
+                    Scan::More { from, until } => {
+                        assert_eq!((from, until), (end - (at - 1), end - (at - 1) + 1));
+                        end += 1;
+                    }
+                }
+            };
+            assert_eq!(found, starts(at), "from byte {at}");
+        }
+    }
+
     proptest! {
         #[test]
         fn finds_the_next_record_from_every_offset(records in records(), extra in 1_usize..50) {
@@ -109,7 +140,7 @@ mod tests {
             for from in 0..=bytes.len() {
                 let rest = &bytes[from..];
                 let expected = starts.iter().find(|&&start| start >= from).copied();
-                let found = match scan(rest, rest.len() as u64) {
+                let found = match scan_frames(rest, rest.len() as u64) {
                     Scan::Found(at) => Some(from + at),
                     Scan::End => None,
                     Scan::More { .. } => panic!("all bytes were given"),
@@ -118,7 +149,7 @@ mod tests {
                 // Again with as many bytes as it requests, and a few more.
                 let (mut base, mut held) = (from, 0);
                 let found = loop {
-                    match scan(&bytes[base..base + held], (bytes.len() - base) as u64) {
+                    match scan_frames(&bytes[base..base + held], (bytes.len() - base) as u64) {
                         Scan::Found(at) => break Some(base + at),
                         Scan::End => break None,
                         Scan::More { from, until } => {
@@ -142,14 +173,14 @@ mod tests {
             let header_hit = damaged - starts[hit] < HEADER_BYTES;
             for (i, &start) in starts.iter().enumerate() {
                 let whole = i != hit && !(header_hit && i + 1 == hit);
-                let found = scan(&bytes[start..], (bytes.len() - start) as u64);
+                let found = scan_frames(&bytes[start..], (bytes.len() - start) as u64);
                 prop_assert_eq!(found == Scan::Found(0), whole);
             }
         }
 
         #[test]
         fn arbitrary_bytes_are_scanned(bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0)], 0..300), more in 0_u64..100) {
-            match scan(&bytes, bytes.len() as u64 + more) {
+            match scan_frames(&bytes, bytes.len() as u64 + more) {
                 Scan::Found(at) => prop_assert!(at < bytes.len()),
                 Scan::End => prop_assert_eq!(more.saturating_sub(15), 0),
                 Scan::More { from, until } => prop_assert!(from <= until && until > bytes.len()),

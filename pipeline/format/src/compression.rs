@@ -16,8 +16,9 @@ use serde::Serialize;
 
 use crate::error::SourceError;
 use crate::inflate::Inflate;
-use crate::tfrecord;
+use crate::record::RecordFormat;
 use crate::zstandard::Zstandard;
+use crate::{mds, tar, tfrecord};
 
 /// Bytes needed to detect a compression.
 pub const MAGIC_BYTES: usize = 12;
@@ -60,7 +61,7 @@ impl Compression {
     /// The compression that a file's last extension indicates.
     pub fn from_name(path: &str) -> Option<Self> {
         match path.rsplit_once('.')?.1.to_ascii_lowercase().as_str() {
-            "gz" | "gzip" => Some(Self::Gzip),
+            "gz" | "gzip" | "tgz" => Some(Self::Gzip),
             "zz" | "zlib" => Some(Self::Zlib),
             "zst" | "zstd" => Some(Self::Zstd),
             _ => None,
@@ -106,10 +107,31 @@ pub enum Decompressed<R: BufRead> {
 impl<R: BufRead> Decompressed<R> {
     /// Detects the compression from the first bytes of `input`.
     pub fn new(input: R) -> io::Result<(Self, Compression)> {
+        Self::by_start(input, MAGIC_BYTES, Compression::detect)
+    }
+
+    /// Detects the compression of a file of this format. Names of files in archives, and numbers of samples in shards, can
+    /// look like any magic number, so a valid head takes precedence.
+    pub fn of_records(input: R, format: RecordFormat) -> io::Result<(Self, Compression)> {
+        let unless = |is_plain: fn(&[u8]) -> bool| {
+            move |start: &[u8]| if is_plain(start) { Compression::None } else { Compression::detect(start) }
+        };
+        match format {
+            RecordFormat::TfRecord | RecordFormat::JsonLines => Self::new(input),
+            RecordFormat::WebDataset => Self::by_start(input, tar::BLOCK_BYTES, unless(tar::is_archive)),
+            RecordFormat::Mds => Self::by_start(input, MAGIC_BYTES, unless(mds::is_shard)),
+        }
+    }
+
+    fn by_start(
+        input: R,
+        bytes: usize,
+        detect: impl Fn(&[u8]) -> Compression,
+    ) -> io::Result<(Self, Compression)> {
         let mut input = Source(input);
-        let mut start = Vec::with_capacity(MAGIC_BYTES);
-        input.by_ref().take(MAGIC_BYTES as u64).read_to_end(&mut start)?;
-        let compression = Compression::detect(&start);
+        let mut start = Vec::with_capacity(bytes);
+        input.by_ref().take(bytes as u64).read_to_end(&mut start)?;
+        let compression = detect(&start);
         let whole = Cursor::new(start).chain(input);
         let stream = match compression {
             Compression::None => Self::Plain(whole),

@@ -1,4 +1,4 @@
-//! CSV, for inspection and conversion; jobs read TFRecord and Parquet.
+//! CSV, for inspection, conversion and scoring; jobs do not read it.
 //!
 //! Fields are trimmed, blank lines are skipped, and a field that is empty (or equals one of the configured
 //! missing values) is absent. A column's type is inferred from all of its values: integers, else numbers,
@@ -13,7 +13,7 @@ use csv::{ByteRecord, ReaderBuilder, Trim};
 use crate::Error;
 use crate::compression::Compression;
 use crate::error::SourceError;
-use crate::tfrecord::MAX_RECORD_BYTES;
+use crate::record::MAX_RECORD_BYTES;
 
 /// Bytes of a field that an error shows.
 const SHOWN_BYTES: usize = 200;

@@ -3,7 +3,11 @@
 //! | content | module |
 //! |---|---|
 //! | the columns to read, and rows as they are in the data | [`Projection`], [`RawChunk`] |
-//! | TFRecord files of `tf.train.Example` | [`tfrecord`], [`boundary`], [`example`] |
+//! | files of records, as `tf.train.Example` messages | [`record`], [`example`] |
+//! | TFRecord | [`tfrecord`], [`boundary`] |
+//! | JSON lines | [`json_lines`], [`boundary`] |
+//! | WebDataset | [`webdataset`] |
+//! | MDS | [`mds`] |
 //! | Parquet | [`parquet`] |
 //! | CSV | [`csv`] |
 //! | compressed streams | [`compression`], [`inflate`], [`zstandard`] |
@@ -23,11 +27,17 @@ pub mod example;
 pub mod filter;
 pub mod inflate;
 pub mod integers;
+mod json;
+pub mod json_lines;
+pub mod mds;
 pub mod parquet;
 mod raw;
+pub mod record;
 pub mod rows;
+mod tar;
 pub mod tfrecord;
 pub mod type_name;
+pub mod webdataset;
 pub mod zstandard;
 
 use std::fmt;
@@ -35,6 +45,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::compression::{Compression, Decompressed};
+use crate::record::RecordFormat;
 
 pub use error::{Error, SourceError};
 pub use raw::{ProjectedColumn, Projection, RawChunk};
@@ -48,27 +59,34 @@ pub enum Content {
     TfRecord(Compression),
     /// Parquet.
     Parquet,
-    /// Lines of text, such as CSV.
+    /// A tar archive.
+    Tar,
+    /// JSON: objects, or an array of objects.
+    Json,
+    /// Other lines of text, such as CSV.
     Text,
     /// None of these.
     Unknown,
 }
 
 impl Content {
-    /// Detects the format from a file's first bytes; a few hundred suffice.
+    /// Detects the format from a file's first bytes; 512 suffice.
     pub fn detect(start: &[u8]) -> Self {
         use std::io::Read;
 
+        if tar::is_archive(start) {
+            return Self::Tar;
+        }
         let compression = Compression::detect(start);
         let mut plain = Vec::new();
         if let Ok((stream, _)) = Decompressed::new(start) {
             // `start` may end within a compressed stream; the bytes before that suffice.
-            let _ = stream.take(64).read_to_end(&mut plain);
+            let _ = stream.take(tar::BLOCK_BYTES as u64).read_to_end(&mut plain);
         }
         if start.is_empty() {
             Self::Empty
         } else if tfrecord::is_header(&plain) || plain.is_empty() {
-            // Too short to decompress: of these formats only TFRecord is compressed as a whole.
+            // Too short to decompress: TFRecord is the format that is most often compressed as a whole.
             Self::TfRecord(compression)
         } else {
             Self::detect_non_tfrecord(&plain)
@@ -79,10 +97,14 @@ impl Content {
     pub(crate) fn detect_non_tfrecord(start: &[u8]) -> Self {
         if start.starts_with(b"PAR1") {
             Self::Parquet
-        } else if !start.is_empty() && start.iter().all(|&byte| byte >= 0x20 || byte.is_ascii_whitespace()) {
-            Self::Text
-        } else {
+        } else if tar::is_archive(start) {
+            Self::Tar
+        } else if start.is_empty() || start.iter().any(|&byte| byte < 0x20 && !byte.is_ascii_whitespace()) {
             Self::Unknown
+        } else if json_lines::is_json(start) {
+            Self::Json
+        } else {
+            Self::Text
         }
     }
 }
@@ -93,13 +115,15 @@ impl fmt::Display for Content {
             Self::Empty => "an empty file",
             Self::TfRecord(_) => "TFRecord",
             Self::Parquet => "Parquet",
+            Self::Tar => "a tar archive",
+            Self::Json => "JSON",
             Self::Text => "text",
-            Self::Unknown => "neither TFRecord nor Parquet",
+            Self::Unknown => "an unknown format",
         })
     }
 }
 
-/// A format by its name in a job file.
+/// A format of training data, by its name in a job file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FormatName {
@@ -107,6 +131,62 @@ pub enum FormatName {
     TfRecord,
     /// Parquet.
     Parquet,
+    /// One JSON object per line, compressed or not.
+    #[serde(rename = "jsonl")]
+    JsonLines,
+    /// Tar archives of samples, compressed or not.
+    WebDataset,
+    /// Shards of MosaicML Streaming, compressed or not.
+    Mds,
+}
+
+impl FormatName {
+    /// All formats with their names in a job file.
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("tfrecord", Self::TfRecord),
+        ("parquet", Self::Parquet),
+        ("jsonl", Self::JsonLines),
+        ("webdataset", Self::WebDataset),
+        ("mds", Self::Mds),
+    ];
+
+    /// The names of all formats, for messages.
+    pub const NAMES: &'static str = "TFRecord, Parquet, JSON lines, WebDataset or MDS";
+
+    /// The format as one of files that are converted.
+    pub fn file_format(self) -> FileFormat {
+        match self {
+            Self::TfRecord => FileFormat::TfRecord,
+            Self::Parquet => FileFormat::Parquet,
+            Self::JsonLines => FileFormat::JsonLines,
+            Self::WebDataset => FileFormat::WebDataset,
+            Self::Mds => FileFormat::Mds,
+        }
+    }
+
+    /// The name, as people write it.
+    pub fn name(self) -> &'static str {
+        self.file_format().name()
+    }
+
+    /// The format that a file's name indicates, compressed or not.
+    pub fn from_name(path: &str) -> Option<Self> {
+        let name = path.rsplit('/').next()?.to_ascii_lowercase();
+        if name.contains("tfrecord") || name.ends_with(".tfr") {
+            return Some(Self::TfRecord);
+        }
+        let name = match Compression::from_name(&name) {
+            Some(_) if !name.ends_with(".tgz") => name.rsplit_once('.')?.0,
+            _ => &name,
+        };
+        Some(match name.rsplit_once('.')?.1 {
+            "parquet" | "pq" | "parq" => Self::Parquet,
+            "jsonl" | "ndjson" | "json" => Self::JsonLines,
+            "tar" | "tgz" => Self::WebDataset,
+            "mds" => Self::Mds,
+            _ => return None,
+        })
+    }
 }
 
 /// A file format for conversion.
@@ -122,6 +202,10 @@ pub enum FileFormat {
     Parquet,
     /// TFRecord files of `tf.train.Example`.
     TfRecord,
+    /// Tar archives of samples.
+    WebDataset,
+    /// Shards of MosaicML Streaming.
+    Mds,
 }
 
 impl FileFormat {
@@ -132,36 +216,37 @@ impl FileFormat {
             Self::JsonLines => "JSON lines",
             Self::Parquet => "Parquet",
             Self::TfRecord => "TFRecord",
+            Self::WebDataset => "WebDataset",
+            Self::Mds => "MDS",
         }
     }
 
     /// The format that a file's name indicates, compressed or not.
     pub fn from_name(path: &str) -> Option<Self> {
+        if let Some(format) = FormatName::from_name(path) {
+            return Some(format.file_format());
+        }
         let name = path.to_ascii_lowercase();
         let name = match Compression::from_name(&name) {
-            Some(_) => name.rsplit_once('.').map_or(&*name, |(name, _)| name),
+            Some(_) => name.rsplit_once('.')?.0,
             None => &name,
         };
-        match format_from_name(name) {
-            Some(FormatName::TfRecord) => Some(Self::TfRecord),
-            Some(FormatName::Parquet) => Some(Self::Parquet),
-            None => {
-                let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-                if ends_in(&[".jsonl", ".ndjson", ".json"]) {
-                    Some(Self::JsonLines)
-                } else {
-                    ends_in(&[".csv", ".tsv", ".tab", ".txt", ".data"]).then_some(Self::Csv)
-                }
-            }
+        [".csv", ".tsv", ".tab", ".txt", ".data"].iter().any(|end| name.ends_with(end)).then_some(Self::Csv)
+    }
+
+    /// The format of its records, if its files are read as records.
+    pub fn records(self) -> Option<RecordFormat> {
+        match self {
+            Self::TfRecord => Some(RecordFormat::TfRecord),
+            Self::JsonLines => Some(RecordFormat::JsonLines),
+            Self::WebDataset => Some(RecordFormat::WebDataset),
+            Self::Mds => Some(RecordFormat::Mds),
+            Self::Csv | Self::Parquet => None,
         }
     }
-}
 
-/// The input format that a file's name indicates.
-pub fn format_from_name(path: &str) -> Option<FormatName> {
-    let name = path.rsplit('/').next()?.to_ascii_lowercase();
-    if name.contains("tfrecord") || name.ends_with(".tfr") {
-        return Some(FormatName::TfRecord);
+    /// Whether its files are lines of text.
+    pub fn is_text(self) -> bool {
+        matches!(self, Self::Csv | Self::JsonLines)
     }
-    [".parquet", ".pq", ".parq"].iter().any(|end| name.ends_with(end)).then_some(FormatName::Parquet)
 }

@@ -16,53 +16,12 @@ use std::io::{self, BufRead, Write};
 use crc_fast::CrcAlgorithm;
 
 use crate::Content;
-use crate::error::SourceError;
+use crate::record::{self, Damage, MAX_RECORD_BYTES, ReadError, Record, fill};
 
 /// Bytes of a frame before the data.
 pub(crate) const HEADER_BYTES: usize = 12;
 /// Bytes of a frame after the data.
 pub(crate) const FOOTER_BYTES: usize = 4;
-/// Maximum record length. A longer length is damage whose checksum happens to match.
-pub const MAX_RECORD_BYTES: u64 = 256 << 20;
-
-/// A record, borrowed from the reader's buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct Record<'a> {
-    /// The record's data.
-    pub data: &'a [u8],
-    /// Offset of its frame in the uncompressed stream.
-    pub offset: u64,
-    /// Record number, from 0.
-    pub number: u64,
-}
-
-/// A damaged record.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Damage {
-    /// Offset of its frame in the uncompressed stream.
-    pub offset: u64,
-    /// Record number, from 0.
-    pub record: u64,
-    /// A description of the damage.
-    pub message: String,
-    /// Whether the rest of the file is unreadable.
-    pub fatal: bool,
-    /// Whether the input ends within the record.
-    pub truncated: bool,
-    /// Whether the record is intact as far as read, but longer than [`RecordReader::at_most`] permits.
-    pub too_long: bool,
-    /// The detected format of the file, if its first bytes are not a record.
-    pub actual_format: Option<Content>,
-}
-
-/// Why the next record could not be read.
-#[derive(Debug)]
-pub enum ReadError {
-    /// The record is damaged.
-    Damage(Damage),
-    /// The bytes could not be read: the error of the reader below [`Decompressed`](crate::compression::Decompressed).
-    Source(io::Error),
-}
 
 /// Splits a byte stream into records. A record that lies entirely in the input's buffer is not copied.
 pub struct RecordReader<R> {
@@ -174,8 +133,7 @@ impl<R: BufRead> RecordReader<R> {
     fn frame_bytes(&mut self, header: &[u8; HEADER_BYTES]) -> io::Result<usize> {
         let message = match length_of(header) {
             Some(length @ ..=MAX_RECORD_BYTES) if length > self.most_bytes => {
-                let message = format!("a record of {length} bytes exceeds the limit of {}", self.most_bytes);
-                return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+                return Err(record::too_long(length, self.most_bytes));
             }
             Some(length @ ..=MAX_RECORD_BYTES) => {
                 return Ok(HEADER_BYTES + length as usize + FOOTER_BYTES);
@@ -207,17 +165,11 @@ impl<R: BufRead> RecordReader<R> {
     }
 
     fn broken(&self, error: io::Error) -> ReadError {
-        match SourceError::unmark(error) {
-            Ok(error) => ReadError::Source(error),
-            Err(error) => ReadError::Damage(Damage {
-                offset: self.offset,
-                record: self.number,
-                message: error.to_string(),
-                fatal: true,
-                truncated: error.kind() == io::ErrorKind::UnexpectedEof,
-                too_long: error.kind() == io::ErrorKind::FileTooLarge,
-                actual_format: self.actual_format,
-            }),
+        match ReadError::of(error, self.number, self.offset) {
+            ReadError::Damage(damage) => {
+                ReadError::Damage(Damage { actual_format: self.actual_format, ..damage })
+            }
+            source => source,
         }
     }
 }
@@ -267,17 +219,6 @@ pub(crate) fn length_of(header: &[u8; HEADER_BYTES]) -> Option<u64> {
     let (length, crc) = header.split_first_chunk::<8>()?;
     let crc = u32::from_le_bytes(*crc.first_chunk()?);
     (masked_crc(length) == crc).then_some(u64::from_le_bytes(*length))
-}
-
-fn fill<R: BufRead>(input: &mut R) -> io::Result<&[u8]> {
-    loop {
-        match input.fill_buf() {
-            Ok(_) => break,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    input.fill_buf()
 }
 
 #[inline]

@@ -24,7 +24,7 @@ impl Dataset {
     /// after opening, outside async code.
     ///
     /// Reading does not check for absent features again, because a whole file may lack a rare feature. For the same
-    /// reason, `absent` may allow TFRecord files to lack some.
+    /// reason, `absent` may allow files of records to lack some.
     pub fn check(&self, projection: &Projection, absent: Absent<'_>, runtime: &Handle) -> Result<(), Error> {
         let (extended, _) = self.selection(projection);
         match &self.files {
@@ -38,10 +38,10 @@ impl Dataset {
                 _ = self.stored_types.set(StoredType::agreed(schemas, &extended));
                 Ok(())
             }
-            Files::TfRecord => {
+            &Files::Records(format) => {
                 let most_bytes = self.most_record_bytes;
                 let examined =
-                    records::examine(&self.objects, &extended, CHECKED_RECORDS, most_bytes, runtime)?;
+                    records::examine(&self.objects, format, &extended, CHECKED_RECORDS, most_bytes, runtime)?;
                 let lengths = RecordLengths { longest: examined.longest, mean: examined.mean };
                 _ = self.record_lengths.set(lengths);
                 _ = self.stored_types.set(StoredType::agreed([&*examined.schema].into_iter(), &extended));
@@ -66,7 +66,7 @@ impl Dataset {
         }
     }
 
-    /// The columns of the first file; of TFRecord, the features of the first records of all files.
+    /// The columns of the first file; of files of records, the features of the first records of all files.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -76,12 +76,13 @@ impl Dataset {
                 let fields = files.iter().take(1).flat_map(|file| file.file().schema().fields());
                 Ok(fields.map(|field| field.name().clone()).collect())
             }
-            Files::TfRecord => {
+            &Files::Records(format) => {
                 // A column that no record has, so that the examination does not end early.
                 let nothing = ProjectedColumn { name: "\0".to_owned(), multi: false };
                 let projection = Projection { columns: vec![nothing] };
                 let most_bytes = self.most_record_bytes;
-                Ok(records::examine(&self.objects, &projection, NAMING_RECORDS, most_bytes, runtime)?.names)
+                let limit = NAMING_RECORDS;
+                Ok(records::examine(&self.objects, format, &projection, limit, most_bytes, runtime)?.names)
             }
         }
     }

@@ -29,8 +29,8 @@ use std::sync::{Arc, OnceLock};
 use futures::{StreamExt, TryStreamExt};
 use millstream_format::compression::Compression;
 use millstream_format::filter::{Condition, ResolvedFilter, RowFilter, Share};
-use millstream_format::tfrecord::MAX_RECORD_BYTES;
-use millstream_format::{Content, Error as FormatError, FormatName, Projection, format_from_name};
+use millstream_format::record::{MAX_RECORD_BYTES, RecordFormat};
+use millstream_format::{Content, Error as FormatError, FormatName, Projection};
 use millstream_io::ReadContext;
 use millstream_io::limits::ReadLimits;
 use millstream_io::storage::{self, Object};
@@ -62,7 +62,7 @@ const SNIFFED_BYTES: u64 = 512;
 /// The maximum number of files opened concurrently when a dataset is opened. With a storage latency of 20 ms, ten
 /// thousand footers are read within two seconds.
 const OPEN_CONCURRENCY: usize = 128;
-/// The memory that a record of TFRecord files can need, relative to its length: the record, its values, which are up to
+/// The memory that a record of a file of records can need, relative to its length: the record, its values, which are up to
 /// eight times as long if they are small integers, and the unused half of their buffer.
 const HELD_PER_RECORD_BYTE: u64 = 16;
 /// The record length that any memory budget permits.
@@ -79,7 +79,7 @@ pub struct Dataset {
     record_lengths: OnceLock<RecordLengths>,
     /// The columns seen by [`Dataset::check`].
     stored_types: OnceLock<BTreeMap<String, StoredType>>,
-    /// The maximum length in bytes of a record of TFRecord files.
+    /// The maximum length in bytes of a record of files of records.
     most_record_bytes: u64,
     filter: Option<Filtered>,
     negatives: Option<Negatives>,
@@ -106,12 +106,12 @@ struct Filtered {
 /// The files, with the metadata read when the dataset was opened.
 #[derive(Clone, Debug)]
 enum Files {
-    TfRecord,
+    Records(RecordFormat),
     /// One per object.
     Parquet(Arc<[ParquetObject]>),
 }
 
-/// What to do about features that no examined record of TFRecord files has.
+/// What to do about features that no examined record has, in files of records.
 #[derive(Clone, Copy, Debug)]
 pub enum Absent<'a> {
     /// The first is an error: in training data, its name is probably wrong.
@@ -128,7 +128,7 @@ pub struct Split {
     pub object: usize,
     /// Which part of the file it covers.
     pub part: SplitPart,
-    /// The number of its first record within the file. 0 for a part of a TFRecord file, where that number is unknown;
+    /// The number of its first record within the file. 0 for a part of a file of records, where that number is unknown;
     /// its records are numbered from the start of the part.
     pub first_record: u64,
     /// The number of rows, if the file states it before it is read.
@@ -142,7 +142,7 @@ pub struct Split {
 pub enum SplitPart {
     /// The whole file.
     Whole,
-    /// The records that begin in this byte range of an uncompressed TFRecord file.
+    /// The records that begin in this byte range of an uncompressed file of records.
     Bytes {
         /// The first byte.
         start: u64,
@@ -161,7 +161,7 @@ impl Dataset {
         Self::of(storage::list(patterns, base).await?, format).await
     }
 
-    /// Opens listed files: reads the metadata required to cut them into splits. A TFRecord file is one split until
+    /// Opens listed files: reads the metadata required to cut them into splits. A file of records is one split until
     /// [`Dataset::cut_at`].
     ///
     /// # Errors
@@ -176,20 +176,24 @@ impl Dataset {
         format: Option<FormatName>,
         budget_bytes: u64,
     ) -> Result<Self, Error> {
-        match common_format(&objects, format).await? {
-            FormatName::TfRecord => Self::of_records(objects, u64::MAX),
-            FormatName::Parquet => Self::of_parquet(objects, budget_bytes).await,
-        }
+        let format = match common_format(&objects, format).await? {
+            FormatName::TfRecord => RecordFormat::TfRecord,
+            FormatName::JsonLines => RecordFormat::JsonLines,
+            FormatName::WebDataset => RecordFormat::WebDataset,
+            FormatName::Mds => RecordFormat::Mds,
+            FormatName::Parquet => return Self::of_parquet(objects, budget_bytes).await,
+        };
+        Self::of_records(objects, format, u64::MAX)
     }
 
-    /// Cuts uncompressed TFRecord files of more than `split_bytes` into equal parts of at most `split_bytes` each. The
-    /// cuts depend only on the files' sizes and names. Parquet files are not affected.
+    /// Cuts uncompressed files of TFRecord and JSON lines of more than `split_bytes` into equal parts of at most
+    /// `split_bytes` each. The cuts depend only on the files' sizes and names. Other files are not affected.
     ///
     /// # Errors
     /// [`Error::TooManySplits`] if this makes more than [`MAX_SPLITS`].
     pub fn cut_at(self, split_bytes: u64) -> Result<Self, Error> {
         match self.files {
-            Files::TfRecord => Self::of_records(self.objects, split_bytes),
+            Files::Records(format) => Self::of_records(self.objects, format, split_bytes),
             Files::Parquet(_) => Ok(self),
         }
     }
@@ -213,15 +217,15 @@ impl Dataset {
         cuts.fold(0, |hash, word| splitmix::mix(hash.wrapping_add(splitmix::GAMMA) ^ word))
     }
 
-    fn of_records(objects: Vec<Object>, split_bytes: u64) -> Result<Self, Error> {
+    fn of_records(objects: Vec<Object>, format: RecordFormat, split_bytes: u64) -> Result<Self, Error> {
         let mut splits = Vec::new();
         for (object, listed) in objects.iter().enumerate() {
             let (path, size) = (listed.path(), listed.size());
             let room = (MAX_SPLITS - splits.len()) as u64;
-            if parts::count(path, size, split_bytes) > room {
+            if parts::count(path, format, size, split_bytes) > room {
                 return Err(too_many_parts(listed, split_bytes));
             }
-            splits.extend(parts::cuts(path, size, split_bytes).map(|Range { start, end }| {
+            splits.extend(parts::cuts(path, format, size, split_bytes).map(|Range { start, end }| {
                 let whole = end - start == size;
                 let part = if whole { SplitPart::Whole } else { SplitPart::Bytes { start, end } };
                 Split { object, part, first_record: 0, rows: None, bytes: end - start }
@@ -230,7 +234,7 @@ impl Dataset {
         Ok(Self {
             objects,
             splits,
-            files: Files::TfRecord,
+            files: Files::Records(format),
             limits: Arc::default(),
             record_lengths: OnceLock::new(),
             stored_types: OnceLock::new(),
@@ -343,7 +347,7 @@ impl Dataset {
         self.splits.iter().map(|split| split.rows).sum()
     }
 
-    /// An estimate of the number of rows: of uncompressed TFRecord files, by the mean length of the records that
+    /// An estimate of the number of rows: of uncompressed files of records, by the mean length of the records that
     /// [`Dataset::check`] examined; of a share, by its fraction. `None` for other files and with conditions.
     pub fn estimated_rows(&self) -> Option<u64> {
         if self.negatives.is_some() {
@@ -382,16 +386,16 @@ impl Dataset {
         self.filter.as_ref().map(|filtered| Arc::clone(&filtered.conditions)).unwrap_or_default()
     }
 
-    /// Whether the files are columnar: Parquet, not TFRecord.
+    /// Whether the files are columnar: Parquet, not records.
     pub fn is_columnar(&self) -> bool {
         matches!(self.files, Files::Parquet(_))
     }
 
-    /// The most bytes that reading one object can use, if [`ReadLimits`] govern it: `Some` for TFRecord files, which
+    /// The most bytes that reading one object can use, if [`ReadLimits`] govern it: `Some` for files of records, which
     /// are streamed, `None` for Parquet files, whose row groups are fetched whole.
     pub fn elastic_bytes(&self) -> Option<u64> {
         match self.files {
-            Files::TfRecord => self.splits.iter().map(|split| split.bytes).max(),
+            Files::Records(_) => self.splits.iter().map(|split| split.bytes).max(),
             Files::Parquet(_) => None,
         }
     }
@@ -399,7 +403,7 @@ impl Dataset {
     /// The memory of the files' metadata.
     pub fn metadata_bytes(&self) -> u64 {
         match &self.files {
-            Files::TfRecord => 0,
+            Files::Records(_) => 0,
             Files::Parquet(files) => files.iter().map(|file| file.file().metadata_bytes()).sum(),
         }
     }
@@ -419,10 +423,12 @@ impl Dataset {
                     file.decoding_bytes(group as usize, &plan).saturating_add(index)
                 })
             }
-            _ => {
-                // The record and its parsed form.
-                let longest = 2 * self.record_lengths.get().map_or(0, |lengths| lengths.longest);
+            (Files::Parquet(_), _) => split.bytes,
+            (Files::Records(format), _) => {
+                let longest = self.record_lengths.get().map_or(0, |lengths| lengths.longest);
+                let longest = longest.saturating_mul(format.copies());
                 ReadLimits::MIN_OBJECT_BYTES.min(split.bytes)
+                    + format.index_bytes(split.bytes)
                     + records::HELD_BYTES
                     + parts::HELD_BYTES
                     + longest
@@ -462,14 +468,15 @@ impl Dataset {
                 let group = RowGroup::start(file, group, plan, &conditions, bad, &self.limits, context);
                 Inner::RowGroup(Box::new(group))
             }
-            (_, part) => {
+            (Files::Parquet(_), _) => Inner::Nothing,
+            (&Files::Records(format), part) => {
                 let records = match part {
                     SplitPart::Bytes { start, end } => {
                         let most_bytes = self.most_record_bytes;
-                        Records::start_part(object, start..end, most_bytes, &self.limits, context)
+                        Records::start_part(object, format, start..end, most_bytes, &self.limits, context)
                     }
                     SplitPart::Whole | SplitPart::RowGroup(_) => {
-                        Records::start(object, &self.limits, context)
+                        Records::start(object, format, &self.limits, context)
                     }
                 };
                 let records = records.at_most(self.most_record_bytes);
@@ -519,31 +526,26 @@ async fn common_format(objects: &[Object], requested: Option<FormatName>) -> Res
         None => Ok(first),
         Some(other) => Err(Error::Format(FormatError::WrongFormat {
             path: objects[other].path().to_string(),
-            expected: format!("{}, as {} is", name_of(first), objects[0].path()),
-            found: name_of(formats[other]).to_owned(),
+            expected: format!("{}, as {} is", first.name(), objects[0].path()),
+            found: formats[other].name().to_owned(),
         })),
     }
 }
 
 async fn format_of(object: &Object) -> Result<FormatName, Error> {
-    if let Some(format) = format_from_name(object.path()) {
+    if let Some(format) = FormatName::from_name(object.path()) {
         return Ok(format);
     }
     let start = object.read(0..object.size().min(SNIFFED_BYTES)).await?;
     match Content::detect(&start) {
         Content::TfRecord(_) => Ok(FormatName::TfRecord),
         Content::Parquet => Ok(FormatName::Parquet),
+        Content::Json => Ok(FormatName::JsonLines),
+        Content::Tar => Ok(FormatName::WebDataset),
         other => Err(Error::Format(FormatError::WrongFormat {
             path: object.path().to_string(),
-            expected: "TFRecord or Parquet".to_owned(),
+            expected: FormatName::NAMES.to_owned(),
             found: other.to_string(),
         })),
-    }
-}
-
-fn name_of(format: FormatName) -> &'static str {
-    match format {
-        FormatName::TfRecord => "TFRecord",
-        FormatName::Parquet => "Parquet",
     }
 }

@@ -71,7 +71,7 @@ impl Listed {
     /// own filters are not applied. Blocks.
     ///
     /// # Errors
-    /// The files are not Parquet or TFRecord, or cannot be read.
+    /// The files have no supported format, or cannot be read.
     pub fn open(self, data: &DataSpec, runtime: &Handle) -> Result<Dataset, Error> {
         let Self { objects, rows } = self;
         let dataset = Dataset::of_within(objects, data.format, data.memory_budget_bytes);

@@ -190,7 +190,7 @@ fn a_file_whose_content_contradicts_its_name_is_rejected() {
     assert_eq!(error.to_string(), "a.tfrecord: expected TFRecord, found Parquet");
     assert!(dataset.check(&projection(&["n"]), Absent::Rejected, runtime.handle()).is_err());
     let error = open(&runtime, dir.path(), &["b"]).unwrap_err();
-    assert_eq!(error.to_string(), "b: expected TFRecord or Parquet, found text");
+    assert_eq!(error.to_string(), "b: expected TFRecord, Parquet, JSON lines, WebDataset or MDS, found text");
     let error = open(&runtime, dir.path(), &["c.tfrecord", "d.parquet"]).unwrap_err();
     assert_eq!(error.to_string(), "d.parquet: expected TFRecord, as c.tfrecord is, found Parquet");
     assert!(open(&runtime, dir.path(), &[]).is_err());
@@ -316,6 +316,34 @@ fn parts_of_a_file_hold_its_records_once_and_in_order() {
 }
 
 #[test]
+fn parts_of_a_file_of_lines_hold_each_line_once_and_in_order() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    // Lines of many lengths with both ends, blank lines, and a last line without an end.
+    let line = |n: usize| {
+        let end = ["\n", "\r\n", "\n\n", " \n"][n % 4];
+        format!("{{\"n\": {n}, \"x\": \"{}\"}}{end}", "y".repeat(n * n % 97))
+    };
+    let text: String = (0..300).map(line).collect();
+    let text = text.trim_end();
+    std::fs::write(dir.path().join("a.jsonl"), text).unwrap();
+    let whole = open(&runtime, dir.path(), &["*"]).unwrap();
+    for split_bytes in (1..200).chain([1000, text.len() as u64 - 1, text.len() as u64]) {
+        let dataset = whole.clone().cut_at(split_bytes).unwrap();
+        assert_eq!(dataset.splits().len() as u64, (text.len() as u64).div_ceil(split_bytes));
+        let mut found: Vec<usize> = Vec::new();
+        for split in 0..dataset.splits().len() {
+            let mut reader = dataset.read(split, &projection(&["n"]), &fail(), runtime.handle()).unwrap();
+            while let Some(chunk) = reader.next_chunk(7).unwrap() {
+                let texts = chunk.columns().column(0).as_binary::<i32>().iter().flatten();
+                found.extend(texts.map(|text| std::str::from_utf8(text).unwrap().parse::<usize>().unwrap()));
+            }
+        }
+        assert!(found.iter().copied().eq(0..300), "parts of {split_bytes} bytes");
+    }
+}
+
+#[test]
 fn a_file_of_absurd_size_is_rejected_before_its_parts_are_listed() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
@@ -335,7 +363,7 @@ fn a_file_of_absurd_size_is_rejected_before_its_parts_are_listed() {
     let least = size.div_ceil(MAX_SPLITS as u64);
     let dataset = open(&runtime, dir.path(), &["*"]).unwrap().cut_at(least + 100).unwrap();
     assert!(dataset.splits().len() <= MAX_SPLITS);
-    assert_eq!(parts::count("c.tfrecord", 7 << 60, 1), 7 << 60);
+    assert_eq!(parts::count("c.tfrecord", RecordFormat::TfRecord, 7 << 60, 1), 7 << 60);
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl DatasetSource {
         Self { dataset, transform, on_bad_record, runtime, projection, kept: None }
     }
 
-    /// Reads `dataset` for `transform`, as the data section says. In TFRecord files, features may be `absent`. Blocks, so it
+    /// Reads `dataset` for `transform`, as the data section says. In files of records, features may be `absent`. Blocks, so it
     /// must not be called from async code.
     ///
     /// # Errors

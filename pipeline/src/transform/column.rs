@@ -325,8 +325,18 @@ fn real<P: ArrowPrimitiveType<Native: Into<f64>>, T: Copy>(
 }
 
 fn parse(text: &[u8]) -> Number {
-    let number = std::str::from_utf8(text.trim_ascii()).ok().and_then(|text| text.parse().ok());
-    number.map_or(Number::Unreadable, Number::Value)
+    let text = text.trim_ascii();
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+    number.or_else(|| flag(text).map(f64::from)).map_or(Number::Unreadable, Number::Value)
+}
+
+/// The number of a text that is a boolean, as JSON writes it.
+pub(crate) fn flag(text: &[u8]) -> Option<u8> {
+    match text {
+        b"true" => Some(1),
+        b"false" => Some(0),
+        _ => None,
+    }
 }
 
 /// Decodes a dictionary of primitive values; leaves other arrays unchanged.

@@ -4,6 +4,7 @@ use std::io::Read;
 
 use millstream_format::compression::{Compression, Decompressed};
 use millstream_format::csv::CsvOptions;
+use millstream_format::json_lines::is_json;
 use millstream_format::{Content, Error as FormatError, FileFormat};
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
@@ -41,9 +42,8 @@ pub(crate) fn detect(
         Some(format) => format,
         None => by_content(object, &head, &start)?,
     };
-    let is_text = matches!(format, FileFormat::Csv | FileFormat::JsonLines);
     if head.is_empty() && format != FileFormat::TfRecord
-        || is_text && head.len() as u64 == object.size() && start.iter().all(u8::is_ascii_whitespace)
+        || format.is_text() && head.len() as u64 == object.size() && start.iter().all(u8::is_ascii_whitespace)
     {
         return Err(wrong_format(object, "records", "an empty file"));
     }
@@ -61,12 +61,18 @@ fn by_content(object: &Object, head: &[u8], start: &[u8]) -> Result<FileFormat, 
         Content::TfRecord(Compression::None) => Ok(FileFormat::TfRecord),
         // The prefix of a compressed file may be too short to detect its contents.
         Content::TfRecord(_) => Ok(by_name.unwrap_or(FileFormat::TfRecord)),
-        Content::Text if by_name == Some(FileFormat::JsonLines) || is_json(start) => {
+        Content::Tar => Ok(FileFormat::WebDataset),
+        Content::Json | Content::Text if by_name == Some(FileFormat::JsonLines) || is_json(start) => {
             Ok(FileFormat::JsonLines)
         }
-        Content::Text => Ok(FileFormat::Csv),
-        found @ (Content::Empty | Content::Unknown) => by_name
-            .ok_or_else(|| wrong_format(object, "TFRecord, Parquet, CSV or JSON lines", &found.to_string())),
+        Content::Json | Content::Text => Ok(FileFormat::Csv),
+        found @ (Content::Empty | Content::Unknown) => by_name.ok_or_else(|| {
+            wrong_format(
+                object,
+                "TFRecord, Parquet, WebDataset, CSV, JSON lines, or MDS named .mds",
+                &found.to_string(),
+            )
+        }),
     }
 }
 
@@ -86,16 +92,6 @@ fn decompressed(head: &[u8]) -> Vec<u8> {
         let _ = stream.take(SNIFFED_BYTES).read_to_end(&mut start);
     }
     start
-}
-
-/// Whether the first value is a JSON object, or a JSON array that starts with one.
-fn is_json(start: &[u8]) -> bool {
-    let start = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start).trim_ascii_start();
-    match start {
-        [b'{', rest @ ..] => matches!(rest.trim_ascii_start(), [b'"' | b'}', ..] | []),
-        [b'[', rest @ ..] => matches!(rest.trim_ascii_start(), [b'{', ..]),
-        _ => false,
-    }
 }
 
 impl Detected {

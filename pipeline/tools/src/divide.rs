@@ -4,6 +4,7 @@
 //! A version is immutable, so one pass over the column proves it for all later reads.
 
 use millstream_format::filter::{ResolvedFilter, RowFilter};
+use millstream_format::record::RecordFormat;
 use millstream_format::{FormatName, ProjectedColumn, Projection, RawChunk};
 use millstream_io::storage::{Division, Object, Rule};
 use millstream_pipeline::Error;
@@ -34,9 +35,10 @@ pub fn count(
         Rule::Hash { column, .. } => column.as_ref(),
         Rule::Order { column, .. } => Some(column),
     };
-    if column.is_none() && format == FormatName::TfRecord {
+    let is_read_in_parts = format.file_format().records().is_some_and(RecordFormat::is_divisible);
+    if column.is_none() && is_read_in_parts {
         return Err(Error::Invalid(
-            "TFRecord files are read in parts, in which records have no number of the file: name the column that divides \
+            "files of TFRecord and JSON lines are read in parts, in which records have no number of the file: name the column that divides \
              their rows, --split-by COLUMN"
                 .to_owned(),
         ));

@@ -12,6 +12,7 @@ use arrow_schema::DataType;
 use millstream_format::csv::CsvOptions;
 use millstream_format::example::ExampleColumns;
 use millstream_format::parquet::WantedRows;
+use millstream_format::record::RecordFormat;
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat};
 use millstream_io::fetch::FetchedRanges;
@@ -187,6 +188,9 @@ impl SampledColumn {
     }
 }
 
+/// The formats whose columns have types.
+pub const WITH_TYPES: &str = "TFRecord or Parquet, whose columns have types";
+
 /// Samples at most `rows` rows of `objects`. Blocks, so it must not be called from async code.
 ///
 /// # Errors
@@ -208,18 +212,18 @@ pub fn sample(objects: &[Object], rows: u64, runtime: &Handle, progress: &Progre
         if format != expected {
             return Err(Error::Format(FormatError::WrongFormat {
                 path: object.path().to_string(),
-                expected: format!("{}, as {} is", name_of(expected), same.path()),
-                found: name_of(format).to_owned(),
+                expected: format!("{}, as {} is", expected.name(), same.path()),
+                found: format.name().to_owned(),
             }));
         }
         is_whole &= match format {
             FileFormat::Parquet => sampler.parquet(object, quota)?,
             FileFormat::TfRecord => sampler.records(object, quota)?,
-            FileFormat::Csv | FileFormat::JsonLines => {
+            FileFormat::Csv | FileFormat::JsonLines | FileFormat::WebDataset | FileFormat::Mds => {
                 return Err(Error::Format(FormatError::WrongFormat {
                     path: object.path().to_string(),
-                    expected: "TFRecord or Parquet".to_owned(),
-                    found: "text".to_owned(),
+                    expected: WITH_TYPES.to_owned(),
+                    found: format.name().to_owned(),
                 }));
             }
         };
@@ -232,15 +236,6 @@ pub fn sample(objects: &[Object], rows: u64, runtime: &Handle, progress: &Progre
         columns.sort_by(|one, other| one.name.cmp(&other.name));
     }
     Ok(Sample { rows, is_whole, estimated_rows, columns })
-}
-
-fn name_of(format: FileFormat) -> &'static str {
-    match format {
-        FileFormat::Csv => "CSV",
-        FileFormat::JsonLines => "JSON lines",
-        FileFormat::Parquet => "Parquet",
-        FileFormat::TfRecord => "TFRecord",
-    }
 }
 
 struct Sampler<'a> {
@@ -257,7 +252,8 @@ struct Sampler<'a> {
 impl Sampler<'_> {
     /// Reads at most `quota` records. Returns whether those are all.
     fn records(&mut self, object: &Object, quota: u64) -> Result<bool, Error> {
-        let mut records = Records::start(object.clone(), &Arc::default(), &self.runtime.into());
+        let mut records =
+            Records::start(object.clone(), RecordFormat::TfRecord, &Arc::default(), &self.runtime.into());
         let mut columns = ExampleColumns::every();
         let mut read = 0;
         let mut ended = false;

@@ -9,6 +9,7 @@ use arrow_schema::DataType;
 use millstream_format::csv::CsvOptions;
 use millstream_format::example::ExampleColumns;
 use millstream_format::parquet::WantedRows;
+use millstream_format::record::RecordFormat;
 use millstream_format::{Error as FormatError, FileFormat};
 use millstream_io::fetch::FetchedRanges;
 use millstream_io::storage::Object;
@@ -74,14 +75,16 @@ impl Surveyor<'_> {
     /// Surveys a whole file. Damage is part of the survey; `Err` is a storage error or a cancellation.
     pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
         match format {
-            FileFormat::TfRecord => self.records(object),
+            FileFormat::TfRecord => self.records(object, RecordFormat::TfRecord),
+            FileFormat::WebDataset => self.records(object, RecordFormat::WebDataset),
+            FileFormat::Mds => self.records(object, RecordFormat::Mds),
             FileFormat::Parquet => self.parquet(object),
             FileFormat::Csv | FileFormat::JsonLines => self.text(object, format, &TextRules::default()),
         }
     }
 
-    fn records(&self, object: &Object) -> Result<Survey, Error> {
-        let mut records = Records::start(object.clone(), &Arc::default(), &self.runtime.into());
+    fn records(&self, object: &Object, format: RecordFormat) -> Result<Survey, Error> {
+        let mut records = Records::start(object.clone(), format, &Arc::default(), &self.runtime.into());
         let mut columns = ExampleColumns::every();
         let mut features = Features::default();
         let mut rows = None;

@@ -22,6 +22,7 @@ pub mod job;
 pub mod parquet;
 pub mod peers;
 pub mod position;
+pub mod records;
 pub mod ring_consumer;
 pub mod ring_producer;
 pub mod updates;
@@ -41,7 +42,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const PROPERTIES: [Property; 13] = [
+pub const PROPERTIES: [Property; 14] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
@@ -67,6 +68,12 @@ pub const PROPERTIES: [Property; 13] = [
     },
     Property { name: "peers", check: peers::check, seeds: peers::seeds, dictionary: peers::dictionary },
     Property { name: "position", check: position::check, seeds: position::seeds, dictionary: Vec::new },
+    Property {
+        name: "records",
+        check: records::check,
+        seeds: records::seeds,
+        dictionary: records::dictionary,
+    },
     Property {
         name: "ring_consumer",
         check: ring_consumer::check,

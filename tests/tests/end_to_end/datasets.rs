@@ -248,7 +248,7 @@ fn splits_are_shown_compared_and_frozen_and_mistakes_say_what_to_do() {
     fs::write(job.directory().join("a.csv"), "x,y\n1,2\n3,\n").unwrap();
     let refused = [
         (&["register", "a", "a.tfrecord", "--split", "a=50,b=50"][..], "--split-by COLUMN"),
-        (&["register", "a", "a.csv", "--split", "a=50,b=50"], "only Parquet and TFRecord have splits"),
+        (&["register", "a", "a.csv", "--split", "a=50,b=50"], "jobs do not read this format"),
         (
             &["register", "a", "a.tfrecord", "--split", "a=50,b=50", "--split-by", "colour"],
             "did you mean `color`?",

@@ -1,4 +1,4 @@
-//! Weighted values end to end, from files of both formats to scores: weights are learned from, cached and exported, and
+//! Weighted values end to end, from files of several formats to scores: weights are learned from, cached and exported, and
 //! rows with invalid weights are bad records.
 
 #![allow(clippy::unwrap_used)]
@@ -91,13 +91,15 @@ fn table(rows: &[Row]) -> Table {
     ])
 }
 
-/// A directory with the job and its data in both formats.
+/// A directory with the job and its data in three formats.
 fn place() -> TempDir {
     let place = tempfile::tempdir().unwrap();
     for (name, count, seed) in [("train", ROWS, 1), ("eval", EVAL_ROWS, 2)] {
         let table = table(&rows(count, seed));
         table.write_parquet(&place.path().join(format!("{name}.parquet")));
         table.write_tfrecord(&place.path().join(format!("{name}.tfrecord")));
+        let files = [format!("{name}.parquet"), format!("{name}.jsonl")];
+        drop(Shell::new(place.path()).run(&["convert", &files[0], &files[1]]).with_code(0));
     }
     fs::write(place.path().join("job.toml"), JOB).unwrap();
     place
@@ -119,6 +121,7 @@ fn auc(outcome: &Value) -> f64 {
 }
 
 const OF_TFRECORD: [&str; 2] = ["data.train=[\"train.tfrecord\"]", "data.eval=[\"eval.tfrecord\"]"];
+const OF_JSON_LINES: [&str; 2] = ["data.train=[\"train.jsonl\"]", "data.eval=[\"eval.jsonl\"]"];
 
 #[test]
 fn weights_are_used_by_every_pooling() {
@@ -144,10 +147,12 @@ fn maxima_of_weighted_values_are_refused() {
 }
 
 #[test]
-fn both_formats_and_the_cache_give_the_same_model() {
+fn all_formats_and_the_cache_give_the_same_model() {
     let place = place();
     let (plain, scores) = train(place.path(), &[]);
-    for set in [&OF_TFRECORD[..], &["data.cache={ directory = \"cache\", max_bytes = 100_000_000 }"]] {
+    for set in
+        [&OF_TFRECORD[..], &OF_JSON_LINES, &["data.cache={ directory = \"cache\", max_bytes = 100_000_000 }"]]
+    {
         // On the second run, the cache is complete.
         for _ in 0..2 {
             let (again, same) = train(place.path(), set);

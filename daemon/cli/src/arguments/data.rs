@@ -128,7 +128,7 @@ impl Threads {
     }
 }
 
-/// A format of data files.
+/// A format of data files that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DataFormat {
     /// Separated fields, one record per line
@@ -139,6 +139,23 @@ pub(crate) enum DataFormat {
     Parquet,
     /// TFRecord of tf.train.Example
     Tfrecord,
+}
+
+/// A format of data files that are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InputFormat {
+    /// Separated fields, one record per line
+    Csv,
+    /// One JSON object per line
+    Jsonl,
+    /// Parquet
+    Parquet,
+    /// TFRecord of tf.train.Example
+    Tfrecord,
+    /// Tar archives of samples
+    Webdataset,
+    /// Shards of MosaicML Streaming
+    Mds,
 }
 
 /// A compression of data files.
@@ -202,8 +219,9 @@ under their names only when all are complete. Their bytes do not depend on --thr
 gs://, s3:// and az:// URLs.
 
 Formats are CSV (.csv, .tsv), JSON lines (.jsonl, .ndjson, .json), Parquet and TFRecord; all but Parquet
-also compressed (.gz, .zz, .zst). A JSON array of objects is read too. Nested objects become columns
-`a.b`. Without a header, name the columns with --columns.
+also compressed (.gz, .zz, .zst). A JSON array of objects, WebDataset (.tar) and MDS are read too. Nested
+objects become columns `a.b`, files of a sample columns named by their extensions. Without a header, name
+the columns with --columns.
 
 KIND is text, integer, number, float (32 bits), boolean, date or timestamp. Dates are read as
 2026-11-21, timestamps as RFC 3339 or seconds since 1970, both in UTC if they have no offset; another
@@ -220,6 +238,7 @@ Examples:
   millstream convert log.tsv log.parquet --type zip=text --type when=timestamp --list 'tags=|'
   millstream convert log.jsonl.gz log.parquet --select user.id,clicked --rename user.id=user
   millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
+  millstream convert 'images-*.tar' images.parquet --select jpg,cls --type cls=integer
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
     /// Files, globs and directories to convert, then the output
@@ -227,7 +246,7 @@ pub(crate) struct Convert {
     pub(crate) paths: Vec<String>,
     /// Format of the input [default: by its content and extension]
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) input_format: Option<DataFormat>,
+    pub(crate) input_format: Option<InputFormat>,
     #[command(flatten)]
     pub(crate) columns: ColumnChoice,
     #[command(flatten)]

@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 pub(crate) use data::{
-    ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Generate, IdForm, Init, Inspect, Written,
+    ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Generate, IdForm, Init, InputFormat,
+    Inspect, Written,
 };
 pub(crate) use dataset::{
     CatalogPlace, Dataset, DatasetStatistics, DiffDatasets, Register, Rollback, ShowDataset, SplitChoice,
@@ -24,7 +25,7 @@ pub(crate) use jobs::{
 pub(crate) use peers::{InitCa, Issue, Peers, PeersCommand, Revoke};
 pub(crate) use scoring::{Layout, Predict, ScoreFormat, Scored};
 
-/// Train recommender and ranking models straight from TFRecord and Parquet files.
+/// Train recommender and ranking models straight from Parquet, TFRecord and other files.
 #[derive(Debug, Parser)]
 #[command(name = "millstream", version, propagate_version = true, after_help = OVERVIEW)]
 pub(crate) struct Arguments {
@@ -230,7 +231,7 @@ Examples:
     Export(Export),
     /// Describe data files: schema, records, compression, first rows, damage
     Inspect(Inspect),
-    /// Convert between CSV, JSON lines, Parquet and TFRecord
+    /// Convert files to Parquet, TFRecord, JSON lines or CSV
     Convert(Convert),
     /// Generate a synthetic click log and print its best possible AUC
     Generate(Generate),

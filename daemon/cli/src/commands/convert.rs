@@ -1,4 +1,4 @@
-//! `millstream convert`: converts between CSV, JSON lines, Parquet and TFRecord.
+//! `millstream convert`: converts files to Parquet, TFRecord, JSON lines or CSV.
 
 mod schema;
 
@@ -7,11 +7,13 @@ use millstream_format::csv::CsvOptions;
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
 use millstream_tools::convert::{self, ConvertOptions};
-use millstream_tools::output::{OutputCompression, OutputOptions};
+use millstream_tools::output::{OutputCompression, OutputFormat, OutputOptions};
 use millstream_tools::text::TextRules;
 use serde_json::json;
 
-use crate::arguments::{ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, Written};
+use crate::arguments::{
+    ColumnChoice, Convert, Csv, DataCompression, DataFormat, Fields, InputFormat, Written,
+};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::figures;
@@ -69,7 +71,7 @@ pub(crate) fn run(mut arguments: Convert, context: &Context) -> Result<(), Failu
 /// An error, with what skips the line if one of a text file cannot be read.
 fn with_remedy(error: Error, options: &ConvertOptions, objects: &[Object]) -> Failure {
     let format = |object: &Object| options.input_format.or_else(|| FileFormat::from_name(object.path()));
-    let is_text = |object: &Object| matches!(format(object), Some(FileFormat::Csv | FileFormat::JsonLines));
+    let is_text = |object: &Object| format(object).is_some_and(FileFormat::is_text);
     if error.is_bad_record() && !options.text.skip_bad_lines && objects.iter().all(is_text) {
         return Failure::Failed(anyhow::anyhow!("{error}; --skip-bad-lines skips and counts such lines"));
     }
@@ -97,7 +99,20 @@ impl From<Csv> for CsvOptions {
     }
 }
 
-impl From<DataFormat> for FileFormat {
+impl From<InputFormat> for FileFormat {
+    fn from(format: InputFormat) -> Self {
+        match format {
+            InputFormat::Csv => Self::Csv,
+            InputFormat::Jsonl => Self::JsonLines,
+            InputFormat::Parquet => Self::Parquet,
+            InputFormat::Tfrecord => Self::TfRecord,
+            InputFormat::Webdataset => Self::WebDataset,
+            InputFormat::Mds => Self::Mds,
+        }
+    }
+}
+
+impl From<DataFormat> for OutputFormat {
     fn from(format: DataFormat) -> Self {
         match format {
             DataFormat::Csv => Self::Csv,

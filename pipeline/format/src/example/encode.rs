@@ -91,12 +91,12 @@ fn put_floats(out: &mut Vec<u8>, values: impl ExactSizeIterator<Item = f32>, lis
 }
 
 /// Writes a length-delimited field's tag and length. Field numbers are below 16.
-fn open(out: &mut Vec<u8>, field: u8, bytes: usize) {
+pub(super) fn open(out: &mut Vec<u8>, field: u8, bytes: usize) {
     out.push(field << 3 | 2);
     put_varint(out, bytes as u64);
 }
 
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -105,10 +105,10 @@ fn put_varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// The encoded length of a length-delimited field with a payload of `bytes`.
-fn field_bytes(bytes: usize) -> usize {
+pub(super) fn field_bytes(bytes: usize) -> usize {
     1 + varint_bytes(bytes as u64) + bytes
 }
 
-fn varint_bytes(value: u64) -> usize {
+pub(super) fn varint_bytes(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
 }

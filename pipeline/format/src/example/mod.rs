@@ -33,6 +33,7 @@
 mod column;
 mod encode;
 mod expected;
+pub(crate) mod features;
 mod form;
 mod names;
 mod perfect;

@@ -13,7 +13,7 @@ use arrow_schema::DataType;
 use millstream_batch::{Dtype, float16};
 
 use super::Values;
-use crate::transform::column::{Missing, Number, bytes, numbers, round_to_column_type};
+use crate::transform::column::{Missing, Number, bytes, flag, numbers, round_to_column_type};
 use crate::transform::temporal;
 
 /// Why an element has no value.
@@ -313,9 +313,13 @@ fn collect<const N: usize>(count: usize, values: impl Iterator<Item = Result<[u8
     Values { bytes, unusable }
 }
 
-/// Text that is a number. Integers are exact; other numbers are read as `f64`.
+/// Text that is a number, or a boolean. Integers are exact; other numbers are read as `f64`.
 fn parse<T: Target<N>, const N: usize>(text: &[u8]) -> Option<[u8; N]> {
-    let text = std::str::from_utf8(text.trim_ascii()).ok()?;
+    let text = text.trim_ascii();
+    if let Some(flag) = flag(text) {
+        return T::integer(flag.into());
+    }
+    let text = std::str::from_utf8(text).ok()?;
     if let Ok(value) = text.parse() {
         return T::integer(value);
     }

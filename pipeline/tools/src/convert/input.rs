@@ -6,6 +6,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_arr
 use arrow_schema::{DataType, Field, Schema};
 use millstream_format::csv::CsvOptions;
 use millstream_format::parquet::WantedRows;
+use millstream_format::record::RecordFormat;
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat, ProjectedColumn, Projection, RawChunk};
 use millstream_io::fetch::FetchedRanges;
@@ -164,7 +165,7 @@ struct Groups {
 
 impl<'a> InputRows<'a> {
     fn open(source: &'a Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
-        let Inputs { columns, rules, runtime, .. } = inputs;
+        let Inputs { rules, runtime, .. } = inputs;
         let object = source.object;
         let contents = match source.format {
             FileFormat::Csv | FileFormat::JsonLines => {
@@ -174,20 +175,24 @@ impl<'a> InputRows<'a> {
                 }
                 Contents::Text(Box::new(rows))
             }
-            FileFormat::TfRecord => {
-                let projection = projection(columns);
-                let fatal = BadRecords::new(OnBadRecord::Fail);
-                let records = Records::start(object.clone(), &Arc::default(), &runtime.into());
-                let mut reader = RecordsReader::of(records, &projection, fatal);
-                reader.skip_to(skip);
-                Contents::Records(Box::new(reader))
-            }
+            FileFormat::TfRecord => Self::records(object, RecordFormat::TfRecord, inputs, skip),
+            FileFormat::WebDataset => Self::records(object, RecordFormat::WebDataset, inputs, skip),
+            FileFormat::Mds => Self::records(object, RecordFormat::Mds, inputs, skip),
             FileFormat::Parquet => {
                 let file = runtime.block_on(ParquetObject::open(object.clone()))?;
                 Contents::Parquet(Box::new(Groups::new(file, skip)))
             }
         };
         Ok(Self { object, inputs, source: contents, next: skip })
+    }
+
+    fn records(object: &Object, format: RecordFormat, inputs: Inputs<'_>, skip: u64) -> Contents {
+        let Inputs { columns, runtime, .. } = inputs;
+        let records = Records::start(object.clone(), format, &Arc::default(), &runtime.into());
+        let fatal = BadRecords::new(OnBadRecord::Fail);
+        let mut reader = RecordsReader::of(records, &projection(columns), fatal);
+        reader.skip_to(skip);
+        Contents::Records(Box::new(reader))
     }
 
     /// The number of bytes read so far.

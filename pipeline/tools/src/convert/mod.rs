@@ -1,6 +1,6 @@
-//! Converts between CSV, JSON lines, Parquet and TFRecord: `millstream convert`.
+//! Converts files: `millstream convert`.
 //!
-//! CSV, JSON lines and TFRecord do not describe themselves, so they are read twice. The first pass surveys columns,
+//! Files other than Parquet do not describe all their rows, so they are read twice. The first pass surveys columns,
 //! types and row counts, several files at a time; the second converts. The number of rows in each shard is
 //! therefore known before it is started, and rows keep their order. Both passes skip the same bad lines.
 //!

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 
 use super::ConvertOptions;
 use crate::detect::Detected;
+use crate::output::OutputFormat;
 use crate::progress::Progress;
 use crate::survey::{Survey, Surveyor};
 use crate::text::{Skipped, TextRules};
@@ -79,7 +80,9 @@ impl Described {
         progress.expect_bytes(object.size());
         let surveyor = Surveyor { csv, rows: 0, statistics: false, threads: 1, runtime, progress };
         let survey = match format {
-            FileFormat::TfRecord | FileFormat::Parquet => surveyor.survey(object, *format)?,
+            FileFormat::TfRecord | FileFormat::WebDataset | FileFormat::Mds | FileFormat::Parquet => {
+                surveyor.survey(object, *format)?
+            }
             FileFormat::Csv | FileFormat::JsonLines => surveyor.text(object, *format, rules)?,
         };
         let Survey { records, columns, skipped, error: None, .. } = survey else {
@@ -119,9 +122,9 @@ impl Plan {
         Described { columns, .. }: Described,
     ) -> Result<(), Error> {
         self.path.get_or_insert_with(|| object.path().to_string());
-        let is_text = matches!(format, FileFormat::Csv | FileFormat::JsonLines);
+        let is_text = format.is_text();
         // Their rows, too, may lack columns.
-        let is_sparse = matches!(format, FileFormat::TfRecord | FileFormat::JsonLines);
+        let is_sparse = format.records().is_some();
         let missing =
             self.columns.iter().find(|known| !columns.iter().any(|column| column.name == known.name));
         if let (Some(missing), false) = (missing, is_sparse) {
@@ -165,7 +168,7 @@ impl Plan {
     pub(super) fn output(
         &self,
         options: &ConvertOptions,
-        format: FileFormat,
+        format: OutputFormat,
     ) -> Result<(Arc<Schema>, Vec<OutputColumn>), Error> {
         let rules = &options.text;
         let named = rules.kinds.keys().chain(rules.separators.keys());
@@ -182,7 +185,7 @@ impl Plan {
                 DataType::Null => DataType::Utf8,
                 // CSV has no lists; their elements are joined.
                 list @ (DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..))
-                    if format == FileFormat::Csv =>
+                    if format == OutputFormat::Csv =>
                 {
                     if rules.separators.contains_key(&column.name) {
                         DataType::Utf8

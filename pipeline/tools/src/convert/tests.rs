@@ -16,7 +16,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::output::OutputCompression;
+use crate::output::{OutputCompression, OutputFormat};
 
 struct Bench {
     runtime: Runtime,
@@ -222,7 +222,7 @@ fn inconsistent_files_are_errors() {
     gzip.output.compression = Some(OutputCompression::Gzip);
     assert!(bench.convert("a1.csv", "a.parquet", &gzip).is_err());
     let mut into = options;
-    into.output.format = Some(FileFormat::TfRecord);
+    into.output.format = Some(OutputFormat::TfRecord);
     let made = bench.convert("a1.csv", "some/where/", &into).unwrap();
     assert_eq!(made.files, [bench.dir.path().join("some/where/a1.tfrecord").display().to_string()]);
 }

@@ -8,7 +8,7 @@ use millstream_format::cells::Cells;
 use millstream_format::compression::{Compression, Compressor};
 use millstream_format::example::ExampleEncoder;
 use millstream_format::tfrecord::RecordWriter;
-use millstream_format::{Error as FormatError, FileFormat, RawChunk};
+use millstream_format::{Error as FormatError, RawChunk};
 use millstream_pipeline::Error;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{ArrowColumnChunk, ArrowRowGroupWriterFactory, compute_leaves};
@@ -21,12 +21,12 @@ use serde_json::Value;
 use super::deflate::{Checksum, Container};
 use super::staged::failed;
 use super::table::io_error;
-use super::{Destination, OutputCompression, Staged, Target, narrow};
+use super::{Destination, OutputCompression, OutputFormat, Staged, Target, narrow};
 use crate::values::{JsonColumn, Room};
 
 /// Encodes blocks, on any thread.
 pub(super) struct Encoder {
-    format: FileFormat,
+    format: OutputFormat,
     compression: OutputCompression,
     schema: Arc<Schema>,
     names: Vec<String>,
@@ -63,7 +63,7 @@ impl Encoder {
             properties: Arc::new(properties.build()),
             groups: None,
         };
-        if target.format == FileFormat::Parquet {
+        if target.format == OutputFormat::Parquet {
             let groups = encoder.parquet(io::sink()).map(|(_, groups)| groups);
             encoder.groups = Some(groups.map_err(|error| Error::Invalid(error.to_string()))?);
         }
@@ -76,8 +76,8 @@ impl Encoder {
         chunks: impl Iterator<Item = Result<RawChunk, Error>>,
     ) -> Result<Piece, Error> {
         match self.format {
-            FileFormat::Parquet => self.group(chunks),
-            FileFormat::TfRecord => {
+            OutputFormat::Parquet => self.group(chunks),
+            OutputFormat::TfRecord => {
                 let mut writer = RecordWriter::new(Vec::new());
                 let mut encoder = ExampleEncoder::default();
                 for chunk in chunks {
@@ -85,7 +85,7 @@ impl Encoder {
                 }
                 self.compressed(writer.into_inner())
             }
-            FileFormat::Csv => {
+            OutputFormat::Csv => {
                 let mut writer = self.csv();
                 for chunk in chunks {
                     write_lines(&chunk?, &mut writer)?;
@@ -93,7 +93,7 @@ impl Encoder {
                 let lines = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
                 self.compressed(lines)
             }
-            FileFormat::JsonLines => {
+            OutputFormat::JsonLines => {
                 let mut lines = Vec::new();
                 for chunk in chunks {
                     write_objects(&chunk?, &self.names, &mut lines);
@@ -106,7 +106,7 @@ impl Encoder {
     /// Starts a file.
     pub(super) fn open(&self, address: &str, destination: &Destination) -> Result<ShardFile, Error> {
         let mut file = Staged::create(address, destination)?;
-        if self.format == FileFormat::Parquet {
+        if self.format == OutputFormat::Parquet {
             let (writer, _) = self.parquet(file).map_err(|error| named(address, error))?;
             return Ok(ShardFile::Parquet(Box::new(writer), address.to_owned()));
         }
@@ -119,7 +119,7 @@ impl Encoder {
         file.write_all(header).map_err(|source| file.failed(source))?;
         let sum = container.map(|container| (container, container.start()));
         let mut shard = ShardFile::Stream(file, sum);
-        if self.format == FileFormat::Csv {
+        if self.format == OutputFormat::Csv {
             let mut writer = self.csv();
             writer.write_record(&self.names).map_err(|error| in_memory(&error.into()))?;
             let header = writer.into_inner().map_err(|error| in_memory(&error.into_error()))?;
@@ -229,7 +229,7 @@ fn write_records(
     encoder: &mut ExampleEncoder,
     writer: &mut RecordWriter<Vec<u8>>,
 ) -> Result<(), Error> {
-    let cells = cells(chunk, FileFormat::TfRecord)?;
+    let cells = cells(chunk, OutputFormat::TfRecord)?;
     for row in 0..chunk.rows() {
         let record = encoder.encode(names, &cells, row).map_err(|column| {
             bad_value(chunk, row, column, "lists with absent values are not supported in Examples")
@@ -240,7 +240,7 @@ fn write_records(
 }
 
 fn write_lines(chunk: &RawChunk, writer: &mut csv::Writer<Vec<u8>>) -> Result<(), Error> {
-    let cells = cells(chunk, FileFormat::Csv)?;
+    let cells = cells(chunk, OutputFormat::Csv)?;
     let mut text = String::new();
     for row in 0..chunk.rows() {
         for cell in &cells {
@@ -274,7 +274,7 @@ fn named(address: &str, error: ParquetError) -> Error {
     failed(address, io_error(error))
 }
 
-fn cells(chunk: &RawChunk, format: FileFormat) -> Result<Vec<Cells>, Error> {
+fn cells(chunk: &RawChunk, format: OutputFormat) -> Result<Vec<Cells>, Error> {
     let columns = chunk.columns().columns().iter().enumerate();
     columns
         .map(|(column, array)| {

@@ -41,11 +41,24 @@ const STREAM_BLOCK_ROWS: usize = 8192;
 const STREAM_BLOCK_BYTES: usize = 4 << 20;
 const GROUP_BYTES: usize = 64 << 20;
 
+/// A format of files that are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputFormat {
+    /// Delimiter-separated fields, one record per line.
+    Csv,
+    /// One JSON object per line.
+    JsonLines,
+    /// Parquet.
+    Parquet,
+    /// TFRecord files of `tf.train.Example`.
+    TfRecord,
+}
+
 /// Options for writing files.
 #[derive(Clone, Debug)]
 pub struct OutputOptions {
     /// The format, if the output's name does not determine it.
-    pub format: Option<FileFormat>,
+    pub format: Option<OutputFormat>,
     /// The compression; by default as the name says (`.gz`), and Snappy for Parquet.
     pub compression: Option<OutputCompression>,
     /// The number of files. Their row counts differ by at most one.
@@ -89,7 +102,7 @@ pub enum OutputCompression {
 /// The resolved output files.
 #[derive(Clone)]
 pub(crate) struct Target {
-    format: FileFormat,
+    format: OutputFormat,
     compression: OutputCompression,
     /// Separates the fields of CSV.
     delimiter: u8,
@@ -117,7 +130,7 @@ pub(crate) fn plan(
         }
     };
     let format =
-        options.format.or_else(|| FileFormat::from_name(name)).ok_or_else(|| names::unknown(output))?;
+        options.format.or_else(|| OutputFormat::from_name(name)).ok_or_else(|| names::unknown(output))?;
     let compression = names::compression(format, name, options)?;
     let name = if is_directory { names::default_name(inputs, format, compression) } else { name.to_owned() };
     let names = names::shard_names(&name, options.shards)?;
@@ -127,8 +140,21 @@ pub(crate) fn plan(
     Ok(Target { format, compression, delimiter, addresses, group_rows, destination: destination.clone() })
 }
 
+impl OutputFormat {
+    /// The format that a file's name indicates, compressed or not.
+    fn from_name(name: &str) -> Option<Self> {
+        Some(match FileFormat::from_name(name)? {
+            FileFormat::Csv => Self::Csv,
+            FileFormat::JsonLines => Self::JsonLines,
+            FileFormat::Parquet => Self::Parquet,
+            FileFormat::TfRecord => Self::TfRecord,
+            FileFormat::WebDataset | FileFormat::Mds => return None,
+        })
+    }
+}
+
 impl Target {
-    pub(crate) fn format(&self) -> FileFormat {
+    pub(crate) fn format(&self) -> OutputFormat {
         self.format
     }
 
@@ -143,11 +169,11 @@ impl Target {
             DataType::List(_) | DataType::LargeList(_) | DataType::FixedSizeList(..)
         );
         let expected = match self.format {
-            FileFormat::Csv if is_list => format!(
+            OutputFormat::Csv if is_list => format!(
                 "one value per row, for CSV: join the elements with --list '{name}=|', or write .jsonl, .parquet or \
                  .tfrecord"
             ),
-            FileFormat::Csv => {
+            OutputFormat::Csv => {
                 "one value per row, for CSV: write .jsonl or .parquet, or --select other columns".to_owned()
             }
             _ => "a value or a list of values, for TFRecord: write .parquet, or --select other columns"
@@ -173,8 +199,8 @@ impl Target {
     /// The maximum rows, and bytes of values, of a block.
     pub(crate) fn block(&self) -> (usize, usize) {
         match self.format {
-            FileFormat::Parquet => (self.group_rows, GROUP_BYTES),
-            FileFormat::TfRecord | FileFormat::Csv | FileFormat::JsonLines => {
+            OutputFormat::Parquet => (self.group_rows, GROUP_BYTES),
+            OutputFormat::TfRecord | OutputFormat::Csv | OutputFormat::JsonLines => {
                 (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES)
             }
         }
@@ -306,7 +332,7 @@ mod tests {
     fn csv_rejects_lists() {
         let lists = DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)));
         let schema = Schema::new(vec![Field::new("tags", lists, true)]);
-        let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
+        let options = OutputOptions { format: Some(OutputFormat::Csv), ..OutputOptions::default() };
         let rejected = target("a.csv", &options).check_schema(&schema, &[]);
         assert!(matches!(rejected, Err(Error::Format(FormatError::WrongType { .. }))));
         target("a.tfrecord", &OutputOptions::default()).check_schema(&schema, &[]).unwrap();
@@ -321,7 +347,7 @@ mod tests {
             assert!(error.contains(name) && error.contains(".csv, .tsv, .jsonl"), "{error}");
         }
         assert_eq!(target("a.tsv.gz", &OutputOptions::default()).delimiter, b'\t');
-        assert_eq!(target("a.ndjson", &OutputOptions::default()).format(), FileFormat::JsonLines);
+        assert_eq!(target("a.ndjson", &OutputOptions::default()).format(), OutputFormat::JsonLines);
     }
 
     #[test]
@@ -331,7 +357,7 @@ mod tests {
         assert_eq!(address("gs://b/d/a.parquet"), "gs://b/d/a-00001-of-00002.parquet");
         assert_eq!(address("./a.parquet"), "./a-00001-of-00002.parquet");
         assert_eq!(address("/a.csv"), "/a-00001-of-00002.csv");
-        let options = OutputOptions { format: Some(FileFormat::Csv), ..OutputOptions::default() };
+        let options = OutputOptions { format: Some(OutputFormat::Csv), ..OutputOptions::default() };
         assert_eq!(target("s3://b/d/", &options).addresses, ["s3://b/d/data.csv"]);
     }
 }

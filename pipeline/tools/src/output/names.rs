@@ -1,22 +1,25 @@
 //! Names and compression of output files.
 
-use millstream_format::FileFormat;
 use millstream_format::compression::Compression;
 use millstream_io::storage::Object;
 use millstream_pipeline::Error;
 
-use super::{OutputCompression, OutputOptions};
+use super::{OutputCompression, OutputFormat, OutputOptions};
 
 /// The default name of the output for `inputs`, in a directory.
-pub(super) fn default_name(inputs: &[Object], format: FileFormat, compression: OutputCompression) -> String {
+pub(super) fn default_name(
+    inputs: &[Object],
+    format: OutputFormat,
+    compression: OutputCompression,
+) -> String {
     let input = inputs.first().map_or("data", |object| object.path());
     let input = input.rsplit('/').next().unwrap_or(input);
     let stem = input.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("data");
     let extension = match format {
-        FileFormat::Csv => "csv",
-        FileFormat::JsonLines => "jsonl",
-        FileFormat::Parquet => return format!("{stem}.parquet"),
-        FileFormat::TfRecord => "tfrecord",
+        OutputFormat::Csv => "csv",
+        OutputFormat::JsonLines => "jsonl",
+        OutputFormat::Parquet => return format!("{stem}.parquet"),
+        OutputFormat::TfRecord => "tfrecord",
     };
     let compressed = match compression {
         OutputCompression::Gzip => ".gz",
@@ -43,11 +46,11 @@ pub(super) fn delimiter(name: &str) -> u8 {
 
 /// The compression of a file with this name and format.
 pub(super) fn compression(
-    format: FileFormat,
+    format: OutputFormat,
     name: &str,
     options: &OutputOptions,
 ) -> Result<OutputCompression, Error> {
-    let parquet = format == FileFormat::Parquet;
+    let parquet = format == OutputFormat::Parquet;
     let by_name = match Compression::from_name(name) {
         _ if parquet => OutputCompression::Snappy,
         Some(Compression::Gzip) => OutputCompression::Gzip,

@@ -18,11 +18,11 @@ use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, Int64Array, LargeListArray, ListArray};
 use arrow_buffer::OffsetBuffer;
 use arrow_schema::{DataType, Field, TimeUnit};
-use millstream_format::FileFormat;
 use millstream_format::integers::{per_second, ticks};
 use millstream_format::parquet::{Shape, shape};
 use millstream_pipeline::transform::temporal;
 
+use super::OutputFormat;
 use crate::written::{as_written, durations};
 
 const MICROSECONDS_PER_SECOND: i64 = 1_000_000;
@@ -31,11 +31,11 @@ const MILLISECONDS_PER_DAY: i64 = 86_400_000;
 const INTEGER_DIGITS: u8 = 18;
 
 /// Whether a format can represent columns of this type.
-pub(super) fn supports(format: FileFormat, data_type: &DataType) -> bool {
+pub(super) fn supports(format: OutputFormat, data_type: &DataType) -> bool {
     match (format, data_type) {
-        (FileFormat::Parquet | FileFormat::JsonLines, _) => true,
+        (OutputFormat::Parquet | OutputFormat::JsonLines, _) => true,
         (
-            FileFormat::TfRecord,
+            OutputFormat::TfRecord,
             DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _),
         ) => is_single(item.data_type()),
         _ => is_single(data_type),
@@ -67,8 +67,8 @@ fn is_single(data_type: &DataType) -> bool {
 }
 
 /// A column in the types that [`millstream_format::cells::Cells`] reads; `None` if a value does not fit.
-pub(super) fn narrowed(format: FileFormat, array: &ArrayRef) -> Option<ArrayRef> {
-    if format != FileFormat::TfRecord {
+pub(super) fn narrowed(format: OutputFormat, array: &ArrayRef) -> Option<ArrayRef> {
+    if format != OutputFormat::TfRecord {
         return Some(as_written(array).unwrap_or_else(|| array.clone()));
     }
     match array.data_type() {
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn examples_hold_integers_and_floats() {
         let integers = |array: ArrayRef| {
-            let narrowed = narrowed(FileFormat::TfRecord, &array)?;
+            let narrowed = narrowed(OutputFormat::TfRecord, &array)?;
             Some(narrowed.as_primitive::<Int64Type>().values().to_vec())
         };
         assert_eq!(integers(Arc::new(Date32Array::from(vec![20_778]))), Some(vec![20_778]));
@@ -165,18 +165,18 @@ mod tests {
             Arc::new(values.with_precision_and_scale(10, scale).unwrap()) as ArrayRef
         };
         assert_eq!(integers(decimals(0)), Some(vec![125]));
-        let floats = narrowed(FileFormat::TfRecord, &decimals(2)).unwrap();
+        let floats = narrowed(OutputFormat::TfRecord, &decimals(2)).unwrap();
         assert_eq!(floats.as_primitive::<Float64Type>().values(), &[1.25]);
 
         let mut vectors = FixedSizeListBuilder::new(Float32Builder::new(), 2);
         vectors.values().append_slice(&[0.5, 2.0]);
         vectors.append(true);
         let vectors: ArrayRef = Arc::new(vectors.finish());
-        let lists = narrowed(FileFormat::TfRecord, &vectors).unwrap();
+        let lists = narrowed(OutputFormat::TfRecord, &vectors).unwrap();
         assert_eq!(lists.as_list::<i32>().value_length(0), 2);
         assert!(
-            supports(FileFormat::TfRecord, vectors.data_type())
-                && !supports(FileFormat::Csv, vectors.data_type())
+            supports(OutputFormat::TfRecord, vectors.data_type())
+                && !supports(OutputFormat::Csv, vectors.data_type())
         );
     }
 }

@@ -118,7 +118,7 @@ pub(crate) struct ColumnStatistics {
 }
 
 impl ColumnStatistics {
-    /// Adds the values of a column of Parquet or TFRecord.
+    /// Adds the values of a column of Arrow.
     pub(crate) fn add_array(&mut self, array: &ArrayRef) {
         match array.data_type() {
             DataType::List(_) => {

@@ -99,9 +99,12 @@ fn count(
     let format = match format {
         Some(FileFormat::Parquet) => FormatName::Parquet,
         Some(FileFormat::TfRecord) => FormatName::TfRecord,
-        _ => {
+        Some(FileFormat::JsonLines) => FormatName::JsonLines,
+        Some(FileFormat::WebDataset) => FormatName::WebDataset,
+        Some(FileFormat::Mds) => FormatName::Mds,
+        Some(FileFormat::Csv) | None => {
             let message =
-                "only Parquet and TFRecord have splits, which jobs read; `millstream convert` writes them";
+                "jobs do not read this format, so it has no splits; `millstream convert` writes others";
             return Err(anyhow!("{message}; nothing is registered").into());
         }
     };

@@ -140,21 +140,21 @@ fn split(objects: Vec<Object>) -> (Vec<Object>, Vec<Object>) {
     if train.is_empty() { (eval, train) } else { (train, eval) }
 }
 
-/// The message for text files, which training does not read.
+/// The message for files without types, from which no job can be chosen.
 fn about_text(failure: Failure, data: &[String]) -> Failure {
-    let is_text = match &failure {
-        Failure::Failed(error) => matches!(
+    let has_types = match &failure {
+        Failure::Failed(error) => !matches!(
             error.downcast_ref::<Error>(),
-            Some(Error::Format(millstream_format::Error::WrongFormat { found, .. })) if found == "text"
+            Some(Error::Format(millstream_format::Error::WrongFormat { expected, .. })) if expected == sample::WITH_TYPES
         ),
-        _ => false,
+        _ => true,
     };
-    if !is_text {
+    if has_types {
         return failure;
     }
     let inputs = data.iter().map(|pattern| format!("'{pattern}'")).collect::<Vec<_>>().join(" ");
     Failure::Usage(format!(
-        "training reads Parquet and TFRecord, and this is text. Convert it first:\n\
+        "`init` chooses by the types of columns, which these files do not have. Convert them first:\n\
          \x20 millstream convert {inputs} data.parquet\n  millstream init data.parquet"
     ))
 }
