@@ -80,7 +80,8 @@ fn each_mistake_is_reported_with_its_position_and_a_correction() {
         (
             "eval = [\"test.parquet\"]",
             "eval = []\nformat = \"parket\"\non_bad_record = \"ignore\"",
-            "7:10: error: expected \"tfrecord\" or \"parquet\", found \"parket\"; did you mean `parquet`?\n\
+            "7:10: error: expected \"tfrecord\", \"parquet\", \"jsonl\", \"webdataset\" or \"mds\", found \"parket\"; \
+             did you mean `parquet`?\n\
              job.toml:8:17: error: expected \"fail\" or \"skip\", found \"ignore\"",
         ),
         (
