@@ -922,7 +922,10 @@ static inline bool ms_number(const ms_column *column, const ms_value *element, d
         text = ms_text_of(element, room, &length);
         if (ms_is_missing_text(text, length)) return false;
         text = ms_trim(text, &length);
-        if (!ms_parse_number(text, length, false, number)) *number = (double)NAN;
+        if (ms_parse_number(text, length, false, number)) return true;
+        *number = (double)NAN;
+        if (length == 4 && memcmp(text, "true", length) == 0) *number = 1;
+        if (length == 5 && memcmp(text, "false", length) == 0) *number = 0;
         return true;
     case MS_STORED_INTEGER:
     case MS_STORED_NATURAL:

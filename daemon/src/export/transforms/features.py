@@ -462,6 +462,8 @@ class _Column:
             trimmed = element.strip(_SPACES)
             if trimmed in _MISSING.texts:
                 return None
+            if trimmed in (b"true", b"false"):
+                return float(trimmed == b"true")
             try:
                 number = _parse_number(trimmed.decode())
             except UnicodeDecodeError:
