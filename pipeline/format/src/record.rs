@@ -12,7 +12,7 @@ use crate::tfrecord::RecordReader;
 use crate::webdataset::SampleReader;
 use crate::{Content, FormatName};
 
-/// Maximum record length. A longer length is damage whose checksum happens to match.
+/// The maximum length of a record. In TFRecord, a longer one is damage whose checksum happens to match.
 pub const MAX_RECORD_BYTES: u64 = 256 << 20;
 
 /// A format whose files are sequences of records.
