@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use millstream_batch::{BatchSchema, HandOff};
+use millstream_batch::{BatchSchema, Count, HandOff, Size};
 use millstream_io::storage::Stores;
 use millstream_pipeline::dataset::{Absent, Dataset, Pinned};
 use millstream_pipeline::ingest::{self, DatasetSource, IngestHandle, IngestPlan};
 use millstream_pipeline::order::Position;
+use millstream_pipeline::sequences::Packed;
 use millstream_pipeline::spec::{DataSpec, Purpose};
+use millstream_pipeline::tokenizer::{Tokenizer, Tokenizers};
 use millstream_pipeline::transform::Transform;
 use tokio::runtime::Handle;
 
@@ -22,6 +24,9 @@ const EVAL_SLOTS: u32 = 3;
 
 /// The share of the memory budget that an evaluation may use, in addition: one in this many bytes.
 const EVAL_SHARE: u64 = 8;
+
+/// The maximum bytes of a file that describes a tokenizer. Those of large vocabularies have about 30 MiB.
+const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
 
 /// An open feed.
 pub struct OpenedFeed {
@@ -52,11 +57,14 @@ impl OpenedFeed {
     ) -> Result<Self, Error> {
         check_ranks(spec.data.batch_size, ranks)?;
         let stores = stores.for_job(&spec.storage);
-        let transform = Arc::new(Transform::of_columns(&spec.columns, &spec.data.missing)?);
+        let tokenizers = read_tokenizers(&spec, &**access, &stores, runtime)?;
+        let packed = spec.sequences.as_ref().map(|spec| Packed { spec, tokenizers: &tokenizers });
+        let transform = Arc::new(Transform::of_columns(&spec.columns, packed, &spec.data.missing)?);
         let source =
             Source { spec: &spec, access: &**access, stores: &stores, runtime, transform: &transform };
         let (dataset, files) = source.dataset(&spec.data.train, Purpose::Training, state)?;
-        let rows = dataset.rows();
+        // The number of sequences shows only when documents are packed.
+        let rows = dataset.rows().filter(|_| spec.sequences.is_none());
         let schema = source.schema();
         let train = source.chunks(dataset)?;
         let plan = IngestPlan::feeding(&spec.data, spec.seed, schema, (train, None))?.with_ranks(ranks)?;
@@ -128,6 +136,38 @@ fn check_ranks(batch_size: u32, ranks: u32) -> Result<(), Error> {
     Err(Error::Failed(format!(
         "data.batch_size: {batch_size} is not a multiple of {ranks} ranks; use {advice}"
     )))
+}
+
+/// Reads the tokenizers that columns name.
+fn read_tokenizers(
+    spec: &FeedSpec,
+    access: &dyn Access,
+    stores: &Stores,
+    runtime: &Handle,
+) -> Result<Tokenizers, Error> {
+    let base = &spec.data.base;
+    let mut tokenizers = Tokenizers::new();
+    for path in spec.columns.iter().filter_map(|column| column.tokens.as_ref()?.tokenizer.as_ref()) {
+        if tokenizers.contains_key(path) {
+            continue;
+        }
+        let files = runtime.block_on(stores.list(std::slice::from_ref(path), base))?;
+        access.check_files(&files, base)?;
+        let [file] = &files[..] else {
+            return Err(Error::Failed(format!(
+                "{path}: {} match, and a tokenizer is one",
+                Count(files.len() as u64, "file")
+            )));
+        };
+        if file.size() > MAX_TOKENIZER_BYTES {
+            let (size, most) = (Size(file.size()), Size(MAX_TOKENIZER_BYTES));
+            return Err(Error::Failed(format!("{}: {size}; a tokenizer has at most {most}", file.address())));
+        }
+        let gone = || Error::Failed(format!("{}: the file is gone", file.address()));
+        let (bytes, _) = runtime.block_on(stores.get_small(file.path(), base))?.ok_or_else(gone)?;
+        tokenizers.insert(path.clone(), Arc::new(Tokenizer::parse(&bytes, &file.address())?));
+    }
+    Ok(tokenizers)
 }
 
 /// What the data of a feed is read with.

@@ -20,6 +20,7 @@
 //! Most keys of `[data]` are those of jobs.
 
 mod image;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,6 +33,8 @@ use millstream_document::storage;
 use millstream_document::tree::{self, FileKind, Node, Table, Value};
 use millstream_images::ImageSpec;
 use millstream_io::storage::StorageSpec;
+use millstream_pipeline::order::Packing;
+use millstream_pipeline::sequences::SequenceSpec;
 use millstream_pipeline::spec::{ColumnSpec, DataSpec};
 use serde_json::Map;
 
@@ -67,6 +70,8 @@ pub struct FeedSpec {
     pub seed: u64,
     /// The columns of a batch, at least one.
     pub columns: Vec<ColumnSpec>,
+    /// Set if rows are documents of tokens, which are packed into sequences.
+    pub sequences: Option<SequenceSpec>,
     /// The feed's overrides of the host's storage settings.
     pub storage: StorageSpec,
     /// The feed as self-contained TOML. It parses to this feed in any directory.
@@ -120,13 +125,26 @@ impl FeedSpec {
 fn read(table: &Table, at: At, path: &Path, problems: &Problems<'_>) -> FeedSpec {
     let mut top = Section::new(table, at, "the feed", problems);
     let seed = top.whole("seed", 0..=u64::MAX).unwrap_or(0);
+    let sequences = top.has("pack").then(|| tokens::read_pack(top.section("pack", "[pack]")));
+    // A mistake in the section is reported once.
+    let sequences = sequences.map(|read| read.unwrap_or(SequenceSpec { length: 1, how: Packing::BestFit }));
     let section = top.required_section("data", "[data]", "the data to read");
-    let (data, eval) = data::read(section, path, read_own);
+    let (data, eval) = data::read(section, path, |data| read_own(data, sequences.is_some()));
     if data.is_mixed() {
         top.error("data", "the files of a feed have no weights");
     }
     let section = top.required_section("columns", "[columns]", "the columns of a batch");
-    let columns = read_columns(&section, problems);
+    let columns = read_columns(&section, sequences.as_ref(), problems);
+    if sequences.is_some() {
+        tokens::check(&columns, &section);
+    }
+    let most_tokens =
+        sequences.as_ref().map_or(0, |spec| (u64::from(spec.length) + 1) * u64::from(data.batch_size));
+    if most_tokens > i32::MAX as u64 {
+        let message =
+            format!("a batch of {most_tokens} tokens exceeds 2^31 - 1; lower `length` or `batch_size`");
+        top.error("pack", message);
+    }
     for ColumnSpec { name, kind, .. } in columns.iter().filter(|column| column.kind.has_offsets()) {
         let values = u64::from(kind.row_values().unwrap_or(u32::MAX)) * u64::from(data.batch_size);
         if values > i32::MAX as u64 {
@@ -137,11 +155,15 @@ fn read(table: &Table, at: At, path: &Path, problems: &Problems<'_>) -> FeedSpec
     let section = top.section("storage", "[storage]");
     let storage = storage::read(section, &data.base);
     top.finish();
-    FeedSpec { data, eval, seed, columns, storage, text: String::new() }
+    FeedSpec { data, eval, seed, columns, sequences, storage, text: String::new() }
 }
 
-/// Reads the keys of `[data]` that differ from those of jobs.
-fn read_own(data: &mut Section<'_>) -> Own<BTreeMap<String, Vec<String>>> {
+/// Reads the keys of `[data]` that differ from those of jobs, of a feed whose rows are packed or not.
+fn read_own(data: &mut Section<'_>, is_packed: bool) -> Own<BTreeMap<String, Vec<String>>> {
+    if is_packed {
+        tokens::check_pool(data);
+    }
+
     for (key, why) in OF_JOBS {
         if data.node(key).is_some() {
             data.error(key, format!("`{key}` is not for feeds: {why}"));
@@ -179,12 +201,22 @@ enum Kind {
     Ragged,
     Raw,
     Image,
+    Tokens,
 }
 
-const KINDS: [(&str, Kind); 4] =
-    [("tensor", Kind::Tensor), ("ragged", Kind::Ragged), ("raw", Kind::Raw), ("image", Kind::Image)];
+const KINDS: [(&str, Kind); 5] = [
+    ("tensor", Kind::Tensor),
+    ("ragged", Kind::Ragged),
+    ("raw", Kind::Raw),
+    ("image", Kind::Image),
+    ("tokens", Kind::Tokens),
+];
 
-fn read_columns(section: &Section<'_>, problems: &Problems<'_>) -> Vec<ColumnSpec> {
+fn read_columns(
+    section: &Section<'_>,
+    sequences: Option<&SequenceSpec>,
+    problems: &Problems<'_>,
+) -> Vec<ColumnSpec> {
     if section.is_empty() {
         section.error_at(section.at(), "a feed needs at least one column");
     }
@@ -200,14 +232,14 @@ fn read_columns(section: &Section<'_>, problems: &Problems<'_>) -> Vec<ColumnSpe
             section.error_at(at, "a column needs a name");
         }
         let Some(column) = section.as_section(node, format!("column `{name}`")) else { continue };
-        columns.extend(read_column(name, column));
+        columns.extend(read_column(name, column, sequences));
     }
     columns
 }
 
-fn read_column(name: &str, mut column: Section<'_>) -> Option<ColumnSpec> {
+fn read_column(name: &str, mut column: Section<'_>, sequences: Option<&SequenceSpec>) -> Option<ColumnSpec> {
     let kind = column.choice("kind", &KINDS).unwrap_or(Kind::Tensor);
-    let mut image = None;
+    let (mut image, mut tokens) = (None, None);
     let source = column.text("column").map_or(name, |text| text.text).to_owned();
     let of_dtype = |column: &mut Section<'_>| {
         column.required_choice("dtype", &Dtype::ALL.map(|dtype| (dtype.name(), dtype)))
@@ -235,6 +267,11 @@ fn read_column(name: &str, mut column: Section<'_>) -> Option<ColumnSpec> {
             image = image::read(&mut column);
             image.as_ref().map(ImageSpec::column_kind)
         }
+        Kind::Tokens => {
+            let (kind, spec) = tokens::read(&mut column, sequences);
+            tokens = Some(spec);
+            kind
+        }
     };
     let missing = column.node("missing").and_then(|node| match &node.value {
         Value::Real(number) => Some(*number),
@@ -248,7 +285,7 @@ fn read_column(name: &str, mut column: Section<'_>) -> Option<ColumnSpec> {
         column.error("missing", "absent values of a raw column have no bytes; it has no `missing`");
     }
     column.finish();
-    kind.map(|kind| ColumnSpec { name: name.to_owned(), column: source, kind, missing, image })
+    kind.map(|kind| ColumnSpec { name: name.to_owned(), column: source, kind, missing, image, tokens })
 }
 
 /// Reads `shape`; that of one value per row if it is absent.

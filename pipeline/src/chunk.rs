@@ -86,6 +86,15 @@ impl Chunk {
         self.columns.iter().map(of).sum()
     }
 
+    /// The bytes of its typed columns with any number of values per row.
+    pub fn ragged_bytes(&self) -> u64 {
+        let of = |column: &ChunkColumn| match column {
+            ChunkColumn::Ragged { values, .. } => values.len() as u64,
+            _ => 0,
+        };
+        self.columns.iter().map(of).sum()
+    }
+
     /// Sets the split that its rows are of.
     pub fn set_split(&mut self, number: u32) {
         for column in &mut self.columns {
@@ -223,6 +232,18 @@ impl ChunkColumn {
             Self::Images(EncodedImages { offsets, bytes, .. }) => {
                 &bytes[offsets[row] as usize..offsets[row + 1] as usize]
             }
+        }
+    }
+
+    /// The number of values of a row of a column with offsets.
+    ///
+    /// # Panics
+    /// When the column has no such row, or no offsets.
+    #[inline]
+    pub fn row_values(&self, row: u32) -> u32 {
+        match self {
+            Self::Ragged { offsets, .. } => offsets[row as usize + 1] - offsets[row as usize],
+            _ => unreachable!("a column without offsets"),
         }
     }
 

@@ -22,9 +22,11 @@ pub mod parallel;
 pub mod parquet;
 mod parts;
 pub mod records;
+pub mod sequences;
 pub mod spec;
 pub mod splitmix;
 mod terms;
+pub mod tokenizer;
 pub mod transform;
 
 pub use error::Error;

@@ -9,6 +9,8 @@ use millstream_format::filter::{Condition, RowFilter, Share, Side};
 use millstream_images::ImageSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::sequences::TokenSpec;
+
 /// The default split size. Larger uncompressed TFRecord files are cut into parts.
 pub const DEFAULT_SPLIT_BYTES: u64 = 64 << 20;
 
@@ -331,6 +333,9 @@ pub struct ColumnSpec {
     /// Set if the column has encoded images; `kind` is then that of the decoded ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<ImageSpec>,
+    /// Set if the column has documents of tokens; `kind` is then that of the sequences into which they are packed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<TokenSpec>,
 }
 
 /// How a feature's columns are encoded.

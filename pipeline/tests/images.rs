@@ -91,6 +91,7 @@ impl Data {
             kind,
             missing: None,
             image,
+            tokens: None,
         };
         let kind = image.column_kind();
         let columns = [
@@ -98,7 +99,7 @@ impl Data {
             column("image", "image", kind.clone(), Some(image.clone())),
             column("view", "image", kind, Some(image)),
         ];
-        let transform = Arc::new(Transform::of_columns(&columns, &[]).unwrap());
+        let transform = Arc::new(Transform::of_columns(&columns, None, &[]).unwrap());
         let dataset = runtime.block_on(Dataset::open(&["*.parquet".into()], base, None)).unwrap();
         dataset.check(transform.projection(), Absent::Rejected, runtime.handle()).unwrap();
         let handle = runtime.handle().clone();

@@ -86,6 +86,7 @@ fn columns() -> Vec<ColumnSpec> {
         kind,
         missing,
         image: None,
+        tokens: None,
     };
     let fixed = |dtype, shape: &[u32]| ColumnKind::Fixed { dtype, shape: shape.to_vec() };
     vec![
@@ -129,7 +130,7 @@ impl Data {
             split_bytes: 2000,
             ..DataSpec::default()
         };
-        let transform = Arc::new(Transform::of_columns(&columns(), &[]).unwrap());
+        let transform = Arc::new(Transform::of_columns(&columns(), None, &[]).unwrap());
         let dataset = runtime.block_on(Dataset::open(&[pattern.into()], base, None)).unwrap();
         let dataset = Arc::new(dataset.cut_at(spec.split_bytes).unwrap());
         let (read, runtime) = (Arc::clone(&dataset), runtime.handle().clone());

@@ -11,11 +11,12 @@
         train(batch["pixels"], batch["label"])  # NumPy arrays, without a copy
         checkpoint["data"] = batch.state_dict()
 
-`millstream.torch` and `millstream.jax` have loaders whose batches have arrays of those libraries.
+`millstream.torch` and `millstream.jax` have loaders whose batches have arrays of those libraries. `millstream.packing` has
+masks for packed documents of tokens.
 """
 
 from ._native import FeedError, RankLost, SpecError
-from .feed import Feed, image, ragged, raw, tensor
+from .feed import Feed, image, pack, ragged, raw, tensor, tokens
 from .loader import Batch, Loader, Ragged
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "RankLost",
     "SpecError",
     "image",
+    "pack",
     "ragged",
     "raw",
     "tensor",
+    "tokens",
 ]

@@ -76,10 +76,58 @@ def image(
     return {"kind": "image", "column": column, "size": size, **given}
 
 
+def tokens(
+    column: str,
+    dtype: str = "int32",
+    *,
+    bos: float | None = None,
+    eos: float | None = None,
+    pad: float = 0,
+    maximum: int | None = None,
+    missing: float | None = None,
+    stored: str | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    average: int | None = None,
+) -> dict[str, Any]:
+    """A column of documents, lists of tokens of any length, which `pack` joins to sequences: `[rows, length]`.
+
+    * `bos`, `eos`: the values before and after the tokens of each document. `pad`: the value of padding.
+    * `maximum`: longer documents lose the tokens at their end.
+    * `stored`: `"uint16"` or `"uint32"` if the column has the tokens of a document as bytes, little-endian.
+    * `tokenizer`: the path of a `tokenizer.json`, as Hugging Face's library saves them, if the column has text of at most
+      768 KiB. It adds no special tokens; `bos` and `eos` do.
+    * `average`: the usual number of tokens of a document, for which memory is planned; without it, it is derived from the
+      data.
+
+    A feed may have several such columns, for example of tokens and of weights of the loss. A document has as many values
+    in each; otherwise it is a bad record. An absent list or text is an empty document.
+    """
+    given = {"bos": _number(bos), "eos": _number(eos), "pad": _number(pad), "missing": _number(missing)}
+    path = None if tokenizer is None else os.fspath(tokenizer)
+    more = {"maximum": maximum, "stored": stored, "tokenizer": path, "average": average}
+    return {"kind": "tokens", "column": column, "dtype": dtype, **given, **more}
+
+
+def pack(length: int, how: str = "best_fit") -> dict[str, Any]:
+    """Packs documents into sequences of `length` tokens. A row of a batch is then a sequence.
+
+    * `how="best_fit"` cuts only documents that are longer than a sequence, and puts each piece where the least space
+      remains that suffices. If most documents are far shorter than a sequence and the pool has some thousands of them
+      per lane, its padding is below 0.2 %.
+    * `how="concatenate"` joins documents and cuts them where a sequence ends. It has padding only at the end of each
+      window.
+
+    A batch has, besides the columns of tokens, `segment_ids` (the pieces of a sequence, counted from 1; 0 is padding),
+    `positions` (from 0 in each piece) and `cu_seqlens` (a ragged column: 0, and the end of each piece).
+    `millstream.packing` makes masks of them.
+    """
+    return {"length": length, "how": how}
+
+
 class Feed:
     """Data, its order, and the columns of its batches. It reads nothing: a loader does.
 
-    `batch_size` counts the rows of all ranks together. Other keyword arguments are keys of `[data]`, as in a job file:
+    `batch_size` counts the rows of all ranks together; with `pack`, a row is a sequence of packed documents. Other keyword arguments are keys of `[data]`, as in a job file:
     `shuffle_rows`, `epochs`, `lanes`, `prefetch`, `filter`, `missing`, `memory_budget`, `on_bad_record` and so on.
 
     Raises `SpecError` with all problems.
@@ -92,17 +140,18 @@ class Feed:
         columns: Mapping[str, Mapping[str, Any]],
         batch_size: int,
         eval: Mapping[str, str | Sequence[str]] | None = None,
+        pack: Mapping[str, Any] | None = None,
         seed: int = 0,
         storage: Mapping[str, Any] | None = None,
         **data: Any,
     ) -> None:
         data = {"train": train, "batch_size": batch_size, "eval": eval, "base": os.getcwd(), **data}
-        arguments = {"seed": seed, "data": data, "columns": columns, "storage": storage}
+        arguments = {"seed": seed, "data": data, "columns": columns, "pack": pack, "storage": storage}
         self._text = _native.resolve(json.dumps(arguments, default=_plain))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Feed:
-        """The feed of a file with the sections `[data]`, `[columns]` and `[storage]`, and `seed`."""
+        """The feed of a file with the sections `[data]`, `[columns]`, `[pack]` and `[storage]`, and `seed`."""
         feed = cls.__new__(cls)
         feed._text = _native.parse(pathlib.Path(path).read_text(encoding="utf-8"), os.fspath(path))
         return feed

@@ -114,7 +114,11 @@ impl Assembler<'_> {
     fn run(mut self, mut position: Position, rings: &mut [Producer]) -> Result<Position, Error> {
         let mut next = self.draw()?;
         if next.is_none() {
-            return Err(Error::NoRows { stream: name_of(self.pass.stream) });
+            let stream = name_of(self.pass.stream);
+            return Err(match self.plan.sequences() {
+                None => Error::NoRows { stream },
+                Some(_) => Error::Invalid(format!("the documents of the {stream} data have no tokens")),
+            });
         }
         let (mut encoded, has_columns) = (Vec::new(), !self.plan.schema.columns.is_empty());
         while let Some(first) = next {
@@ -149,6 +153,9 @@ impl Assembler<'_> {
                 part.set_position(&encoded);
                 if has_columns {
                     part.pad_columns(*rows as usize);
+                }
+                if let Some(sequences) = self.plan.sequences() {
+                    sequences.pad(&mut part, *rows as usize);
                 }
             }
             let rows = parts.iter().map(|part| u64::from(part.rows)).sum();
@@ -283,7 +290,7 @@ impl Assembler<'_> {
         let batch_rows = self.plan.schema.rows;
         Err(Error::Invalid(format!(
             "the training data holds {}, fewer than batch_size = {batch_rows}, and drop_last skips short batches",
-            Count((*rows).into(), "row")
+            Count((*rows).into(), if self.plan.sequences().is_some() { "sequence" } else { "row" })
         )))
     }
 

@@ -18,6 +18,7 @@ use crate::chunk::Chunk;
 use crate::dataset::{Absent, Dataset, SplitReader};
 use crate::error::Error;
 use crate::images::ImageColumn;
+use crate::sequences::SequenceColumns;
 use crate::spec::{DataSpec, OnBadRecord};
 use crate::transform::{Scratch, Transform, project};
 
@@ -88,6 +89,12 @@ impl DatasetSource {
         Self { kept: Some(KeptColumns { rows, columns, are_lists: multi }), ..self }
     }
 
+    /// The mean bytes of a row in storage, as far as that is known.
+    fn mean_bytes(&self) -> Option<u64> {
+        let bytes: u64 = self.dataset.splits().iter().map(|split| split.bytes).sum();
+        self.dataset.estimated_rows().map(|rows| bytes / rows.max(1))
+    }
+
     /// The columns that it reads.
     pub fn projection(&self) -> &Projection {
         &self.projection
@@ -104,10 +111,13 @@ impl ChunkSource for DatasetSource {
     }
 
     fn images(&self) -> Vec<ImageColumn> {
-        let bytes: u64 = self.dataset.splits().iter().map(|split| split.bytes).sum();
         let columns = self.transform.images().count().max(1) as u64;
-        let mean = self.dataset.estimated_rows().map(|rows| bytes / rows.max(1) / columns);
+        let mean = self.mean_bytes().map(|bytes| bytes / columns);
         self.transform.images().map(|column| column.with_mean_bytes(mean)).collect()
+    }
+
+    fn sequences(&self) -> Option<SequenceColumns> {
+        Some(self.transform.sequences()?.with_mean_bytes(self.mean_bytes()))
     }
 
     fn chunk_size(&self) -> ChunkSize {
@@ -133,7 +143,7 @@ impl ChunkSource for DatasetSource {
     }
 
     fn held_bytes(&self) -> u64 {
-        self.dataset.metadata_bytes()
+        self.dataset.metadata_bytes() + self.transform.held_bytes()
     }
 
     fn elastic(&self) -> Option<Elastic<'_>> {

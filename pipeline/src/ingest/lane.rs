@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use millstream_batch::{Count, Size};
 use millstream_io::permits::Permit;
 use millstream_trace::{Category, Work};
 
+use super::limit::WindowMeter;
 use super::source::{ChunkReader, ChunkSource, Opened, SkippedRecords};
 use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::order::{Cursor, Cutter, PassOrder, WindowExtent};
 use crate::pack::RowRef;
+use crate::sequences::{SequenceColumns, Sequences};
 
 /// The next item of a lane.
 pub(crate) enum Piece {
@@ -22,14 +23,22 @@ pub(crate) enum Piece {
     End(SkippedRecords),
 }
 
-/// A window, with its rows in drawing order.
+/// A window.
 pub(crate) struct Window {
     pub(crate) extent: WindowExtent,
     /// The chunks that contain its rows. The previous or the next window may share one.
     pub(crate) chunks: Vec<Arc<Chunk>>,
-    pub(crate) rows: Vec<RowRef>,
+    pub(crate) rows: WindowRows,
     /// The error of the last skipped record, if any.
     pub(crate) last_skipped: Option<Error>,
+}
+
+/// The rows of a window, in drawing order.
+pub(crate) enum WindowRows {
+    /// Those of its chunks.
+    OfChunks(Vec<RowRef>),
+    /// Sequences, of the documents of its chunks.
+    Packed(Sequences),
 }
 
 /// The maximum number of rows for which a window reserves memory in advance.
@@ -45,8 +54,10 @@ pub(crate) struct LaneReader<'a> {
     permit: &'a Permit,
     /// Whether to find the first positive label of each window.
     seeks_positive: bool,
-    /// The most bytes of images in the chunks of a window.
-    most_image_bytes: Option<u64>,
+    /// The most bytes of the chunks of a window, if rows vary in size.
+    most_bytes: Option<u64>,
+    /// Set if rows are documents to pack.
+    sequences: Option<&'a SequenceColumns>,
     cutter: Cutter<'a>,
     current: Option<Box<dyn ChunkReader>>,
     /// The lane's next splits, opened early so that fetching starts.
@@ -75,7 +86,8 @@ impl<'a> LaneReader<'a> {
             counters,
             permit,
             seeks_positive: false,
-            most_image_bytes: None,
+            most_bytes: None,
+            sequences: None,
             cutter,
             current: None,
             ahead: VecDeque::new(),
@@ -88,9 +100,14 @@ impl<'a> LaneReader<'a> {
         Self { seeks_positive, ..self }
     }
 
-    /// Limits the bytes of images in the chunks of a window.
-    pub(crate) fn limiting_images(self, most_image_bytes: Option<u64>) -> Self {
-        Self { most_image_bytes, ..self }
+    /// Limits the bytes of the chunks of a window.
+    pub(crate) fn limiting(self, most_bytes: Option<u64>) -> Self {
+        Self { most_bytes, ..self }
+    }
+
+    /// Packs the rows of each window, which are documents, into sequences.
+    pub(crate) fn packing(self, sequences: Option<&'a SequenceColumns>) -> Self {
+        Self { sequences, ..self }
     }
 
     /// The number of the next piece: windows are numbered from the cursor's window on, and the end takes the next
@@ -109,6 +126,7 @@ impl<'a> LaneReader<'a> {
         let (mut chunks, mut rows) =
             (Vec::new(), Vec::with_capacity(self.cutter.limit().min(MOST_RESERVED) as usize));
         let mut last_skipped = None;
+        let mut meter = WindowMeter::new(self.most_bytes, self.sequences);
         let extent = loop {
             if self.cutter.is_full() || self.cutter.upcoming(0).is_none() {
                 break self.cutter.finish();
@@ -117,7 +135,9 @@ impl<'a> LaneReader<'a> {
                 return Ok(None);
             }
             if self.load_chunk()? {
-                self.cut_chunk(&mut chunks, &mut rows);
+                if self.cut_chunk(&mut chunks, &mut rows) {
+                    chunks.last().map_or(Ok(()), |chunk| meter.add(chunk))?;
+                }
             } else {
                 let SkippedRecords { records, last } = self.end_split();
                 last_skipped = last.or(last_skipped);
@@ -133,7 +153,6 @@ impl<'a> LaneReader<'a> {
                 last: last_skipped,
             })));
         };
-        self.check_images(&chunks)?;
         let start = self.counters.recorder.start();
         let id_of = |row: RowRef, feature: u32| chunks[row.chunk as usize].id(row.row, feature);
         self.counters.shuffle.time(|| self.order.permute(self.lane, number, &mut rows, id_of));
@@ -143,26 +162,17 @@ impl<'a> LaneReader<'a> {
             let positive = |row: &RowRef| chunks[row.chunk as usize].labels[0][row.row as usize] > 0.0;
             extent.first_marked = rows.iter().position(positive).map(|place| place as u32);
         }
+        let rows = match self.sequences {
+            None => WindowRows::OfChunks(rows),
+            Some(columns) => {
+                let pack = || columns.of_window(self.order, (self.lane, number), &chunks, rows);
+                let sequences = self.counters.shuffle.time(pack);
+                extent.rows = sequences.len();
+                WindowRows::Packed(sequences)
+            }
+        };
         self.permit.release();
         Ok(Some(Piece::Window(Window { extent, chunks, rows, last_skipped })))
-    }
-
-    /// Fails if the images of a window need more memory than is planned.
-    fn check_images(&self, chunks: &[Arc<Chunk>]) -> Result<(), Error> {
-        let Some(most) = self.most_image_bytes else { return Ok(()) };
-        let bytes: u64 = chunks.iter().map(|chunk| chunk.image_bytes()).sum();
-        if bytes <= most {
-            return Ok(());
-        }
-        let rows: u64 = chunks.iter().map(|chunk| chunk.rows() as u64).sum();
-        Err(Error::Invalid(format!(
-            "the images of {} have {}, and memory is planned for {}: set `average_bytes` of the column to at least {}, \
-             and lower shuffle_rows or raise memory_budget if memory does not suffice then",
-            Count(rows, "row"),
-            Size(bytes),
-            Size(most),
-            bytes / rows.max(1) * 5 / 4
-        )))
     }
 
     /// Ensures that the current chunk has rows left; `false` at the end of the split.
@@ -205,9 +215,9 @@ impl<'a> LaneReader<'a> {
         self.current.take().map_or_else(SkippedRecords::default, |mut reader| reader.left_out())
     }
 
-    /// Moves rows of the current chunk into the window.
-    fn cut_chunk(&mut self, chunks: &mut Vec<Arc<Chunk>>, rows: &mut Vec<RowRef>) {
-        let Some((chunk, next)) = &mut self.chunk else { return };
+    /// Moves rows of the current chunk into the window. Returns whether there are any.
+    fn cut_chunk(&mut self, chunks: &mut Vec<Arc<Chunk>>, rows: &mut Vec<RowRef>) -> bool {
+        let Some((chunk, next)) = &mut self.chunk else { return false };
         let available = chunk.rows() as u32 - *next;
         let taken = self.cutter.take(available);
         let first = *next + taken.before;
@@ -220,5 +230,6 @@ impl<'a> LaneReader<'a> {
         if *next as usize == chunk.rows() {
             self.chunk = None;
         }
+        taken.kept > 0
     }
 }

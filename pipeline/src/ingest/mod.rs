@@ -41,6 +41,7 @@ mod explain;
 mod handover;
 mod kept;
 mod lane;
+mod limit;
 mod measure;
 mod mixed;
 mod peers;
@@ -56,6 +57,8 @@ mod exactly_once;
 #[cfg(test)]
 #[path = "../../tests/support/hub.rs"]
 mod hub;
+#[cfg(test)]
+mod packing_tests;
 #[cfg(test)]
 mod peers_tests;
 #[cfg(test)]
@@ -381,7 +384,8 @@ fn read_lane(
             let mut reader =
                 LaneReader::new(source, &order, lane, cursor, chunk_rows, &shared.counters, permit)
                     .seeking_positive(plan.seeks_positive(pass) && !from.marked_seen)
-                    .limiting_images(plan.image_window_bytes(pass.stream));
+                    .limiting(plan.window_bytes(pass.stream))
+                    .packing(plan.sequences());
             loop {
                 let key = PieceKey { pass, lane, number: reader.number() };
                 let piece = reader.next(&|| handover.is_closed());

@@ -21,8 +21,9 @@
 //! ([`super::tuner`]). Parquet files are fetched by row groups and need no other read-ahead: there, each lane may use
 //! its share of the rest for pages that turn out to be larger than usual, and a larger one is an error.
 //!
-//! Ragged features and typed columns count with their maximum number of values per row, and encoded images with a usual
-//! number of bytes: a window that exceeds it uses what the budget leaves, and ends the feed if that does not suffice.
+//! Ragged features and typed columns count with their maximum number of values per row, and encoded images and documents
+//! of tokens with a usual number of bytes: a window that exceeds it uses what the budget leaves, and ends the feed if that
+//! does not suffice ([`super::limit`]).
 
 use std::sync::Arc;
 
@@ -43,13 +44,14 @@ use crate::order::{
     Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, groups,
 };
 use crate::pack::RowRef;
+use crate::sequences::SequenceColumns;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
 /// The minimum number of rows per chunk, regardless of window size and row width.
 const FEWEST_CHUNK_ROWS: u64 = 64;
 
-/// The same if rows have images, which are much larger than other values.
-const FEWEST_CHUNK_IMAGES: u64 = 8;
+/// The same if rows have images or are documents, which are much larger than other values.
+const FEWEST_LARGE_ROWS: u64 = 8;
 
 /// The initial number of lanes per core that decode concurrently. With one lane per core, a core would idle between the
 /// moment when a lane completes its window or waits for bytes, and the wake-up of the next lane.
@@ -76,6 +78,8 @@ pub struct IngestPlan {
     pub(crate) schema: BatchSchema,
     /// Its columns of images.
     images: Vec<ImageColumn>,
+    /// Its columns of tokens, if rows are documents.
+    sequences: Option<Arc<SequenceColumns>>,
     /// How global batches are dealt to the rings of this host.
     rule: DealRule,
     /// The schema of the batches of each ring.
@@ -233,15 +237,19 @@ impl IngestPlan {
             Feed::Score => images.into_iter().map(ImageColumn::for_evaluation).collect(),
             Feed::Train { .. } => images,
         };
+        let sequences = train.iter().chain(&eval).find_map(|source| source.sequences());
+        check_packing(sequences.as_ref(), spec, feed)?;
+        let sequence_key = sequences.as_ref().map_or(0, SequenceColumns::key);
         let plan = Self {
             images,
+            sequences: sequences.map(Arc::new),
             order,
             feed,
             on_bad_record: spec.on_bad_record,
             deterministic: spec.deterministic,
             drop_last: spec.drop_last,
             label,
-            fingerprint: order.fingerprint(feed, of_train, of_eval) ^ filter_key(spec)?,
+            fingerprint: order.fingerprint(feed, of_train, of_eval) ^ filter_key(spec)? ^ sequence_key,
             train,
             mix,
             eval,
@@ -420,13 +428,26 @@ impl IngestPlan {
     pub(crate) fn chunk_rows(&self, stream: Stream) -> usize {
         let size = self.source(stream).map_or(ChunkSize::OF_RECORDS, |source| source.chunk_size());
         let rows = size.rows.min(size.bytes / self.row_bytes());
-        let fewest = if self.images.is_empty() { FEWEST_CHUNK_ROWS } else { FEWEST_CHUNK_IMAGES };
+        let fewest = if self.varies() { FEWEST_LARGE_ROWS } else { FEWEST_CHUNK_ROWS };
         rows.min(self.mixing(stream).max_rows().into()).max(fewest) as usize
     }
 
-    /// The maximum bytes per row in a chunk.
+    /// Whether rows vary in size, so that a usual one is planned for.
+    fn varies(&self) -> bool {
+        !self.images.is_empty() || self.sequences.is_some()
+    }
+
+    /// The maximum bytes per row in a chunk; of what varies, those that are planned.
     fn row_bytes(&self) -> u64 {
-        row_bytes(&self.schema, &self.images)
+        match &self.sequences {
+            Some(sequences) => sequences.planned_bytes(),
+            None => row_bytes(&self.schema, &self.images),
+        }
+    }
+
+    /// The columns of tokens, if rows are documents.
+    pub(crate) fn sequences(&self) -> Option<&SequenceColumns> {
+        self.sequences.as_deref()
     }
 
     /// The columns of images of a batch.
@@ -439,9 +460,12 @@ impl IngestPlan {
         ImageThreads::within(&self.images, self.threads.unwrap_or_else(cores), self.budget_bytes)
     }
 
-    /// The most bytes of images in the chunks of a window of `stream`, if rows have images.
-    pub(crate) fn image_window_bytes(&self, stream: Stream) -> Option<u64> {
-        let planned = self.images.iter().map(ImageColumn::planned_bytes).reduce(u64::saturating_add)?;
+    /// The most bytes of the chunks of a window of `stream`, if its rows vary in size.
+    pub(crate) fn window_bytes(&self, stream: Stream) -> Option<u64> {
+        let planned = match &self.sequences {
+            Some(sequences) => sequences.planned_bytes(),
+            None => self.images.iter().map(ImageColumn::planned_bytes).reduce(u64::saturating_add)?,
+        };
         // The chunks at both edges may have rows of other windows.
         let rows = u64::from(self.mixing(stream).max_rows()) + 2 * self.chunk_rows(stream) as u64;
         // A lane has two windows, and its reader the other half of what the budget leaves.
@@ -492,6 +516,7 @@ impl IngestPlan {
         let chunk_rows = self.chunk_rows(stream);
         let is_grouped = self.order.group.is_some() && !self.mixing(stream).is_ordered();
         let grouping_bytes = if is_grouped { window_rows * groups::ROW_BYTES } else { 0 };
+        let packing_bytes = self.sequences().map_or(0, SequenceColumns::working_bytes);
         LaneNeed {
             lanes: self.order.live_lanes(self.splits(stream)),
             pool_bytes: (2 * window_rows)
@@ -499,6 +524,7 @@ impl IngestPlan {
                 .saturating_add(grouping_bytes),
             reading_bytes: (3 * chunk_rows as u64)
                 .saturating_mul(row_bytes)
+                .saturating_add(packing_bytes)
                 .saturating_add(source.lane_bytes(chunk_rows)),
         }
     }
@@ -529,7 +555,7 @@ impl IngestPlan {
 
     /// Lets each lane use its share of what the budget leaves.
     pub(crate) fn allow_rest(&self) {
-        let extra = if self.images.is_empty() { self.extra_bytes } else { self.extra_bytes / 2 };
+        let extra = if self.varies() { self.extra_bytes / 2 } else { self.extra_bytes };
         self.train.iter().chain(&self.eval).for_each(|source| source.allow(extra));
     }
 
@@ -584,9 +610,13 @@ impl IngestPlan {
             }
             None => String::new(),
         };
+        let documents = match self.sequences() {
+            Some(sequences) => format!(" documents of {} tokens (`average`)", sequences.average_tokens()),
+            None => String::new(),
+        };
         let what = format!(
-            "ingest ({} for prefetch = {} batches of batch_size = {} rows, {} for shuffle_rows = {}, {} to read \
-             lanes = {}, {decoding}{} independent of the configuration; lower one of these, or raise memory_budget)",
+            "ingest ({} for prefetch = {} batches of batch_size = {} rows, {} for shuffle_rows = {}{documents}, {} to \
+             read lanes = {}, {decoding}{} independent of the configuration; lower one of these, or raise memory_budget)",
             Size(ring_bytes),
             self.slots,
             self.schema.rows,
@@ -602,6 +632,17 @@ impl IngestPlan {
             budget_bytes: self.budget_bytes,
         })
     }
+}
+
+/// Checks that documents can be packed in this order.
+fn check_packing(sequences: Option<&SequenceColumns>, spec: &DataSpec, feed: Feed) -> Result<(), Error> {
+    if sequences.is_none() || feed == Feed::Score || spec.shuffle_rows > 0 {
+        return Ok(());
+    }
+    Err(Error::Invalid(
+        "documents are packed within the windows of the shuffle pool: set shuffle_rows to at least some thousands"
+            .to_owned(),
+    ))
 }
 
 /// The filter's part of the order's fingerprint: with other rows, positions have another meaning.

@@ -9,6 +9,7 @@ use super::stats::Counters;
 use crate::chunk::Chunk;
 use crate::error::Error;
 use crate::images::ImageColumn;
+use crate::sequences::SequenceColumns;
 
 /// Data cut into splits, each read as a stream of transformed chunks.
 ///
@@ -25,6 +26,11 @@ pub trait ChunkSource: Send + Sync {
     /// The columns that hold encoded images.
     fn images(&self) -> Vec<ImageColumn> {
         Vec::new()
+    }
+
+    /// The columns of tokens and how their documents are packed, if rows are documents.
+    fn sequences(&self) -> Option<SequenceColumns> {
+        None
     }
 
     /// The chunk size that it reads fastest.

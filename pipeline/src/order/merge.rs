@@ -31,7 +31,7 @@ pub(crate) enum Turn {
 /// The extent of a window of a lane, or in an ordered pass of a run of rows of one split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowExtent {
-    /// Number of rows.
+    /// Number of rows; 0 if the documents of a window hold no token.
     pub rows: u32,
     /// Index in the lane of the split in which the next window starts.
     pub split: u32,
@@ -117,7 +117,7 @@ impl Merge {
                 } else {
                     lane.cursor.drawn += 1;
                     if window.drawn == window.extent.rows {
-                        self.retire_window();
+                        self.retire_window(self.turn);
                     }
                     self.advance_turn();
                 }
@@ -145,10 +145,14 @@ impl Merge {
     pub(crate) fn supply(&mut self, lane: u32, extent: WindowExtent) -> Result<(), PositionError> {
         let entry = &mut self.lanes[lane as usize];
         debug_assert!(entry.window.is_none() && !entry.ended, "a window that was not requested");
-        if !self.ordered && entry.cursor.drawn >= extent.rows {
+        let drawn = entry.cursor.drawn;
+        if !self.ordered && drawn > 0 && drawn >= extent.rows {
             return Err(PositionError::DataChanged { lane });
         }
-        entry.window = Some(Window { extent, drawn: entry.cursor.drawn });
+        entry.window = Some(Window { extent, drawn });
+        if !self.ordered && extent.rows == 0 {
+            self.retire_window(lane as usize);
+        }
         Ok(())
     }
 
@@ -204,9 +208,9 @@ impl Merge {
         self.turn = (self.turn + 1) % self.lanes.len();
     }
 
-    /// Shuffled pass: ends the fully drawn window; the lane moves to the start of its next one.
-    fn retire_window(&mut self) {
-        let Lane { cursor, window, .. } = &mut self.lanes[self.turn];
+    /// Shuffled pass: ends the fully drawn window of `lane`, which moves to the start of its next one.
+    fn retire_window(&mut self, lane: usize) {
+        let Lane { cursor, window, .. } = &mut self.lanes[lane];
         if let Some(Window { extent, .. }) = window.take() {
             *cursor = Cursor { split: extent.split, row: extent.row, window: cursor.window + 1, drawn: 0 };
             self.skipped = self.skipped.saturating_add(extent.skipped);

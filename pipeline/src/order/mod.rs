@@ -22,6 +22,7 @@
 //! | `pass.rs` | lanes: the splits of each lane, in order |
 //! | `window.rs`, [`PassOrder::permute`] | the shuffle pool: how far rows are mixed |
 //! | `groups.rs` | the permutation of a window that keeps groups of rows together |
+//! | `packing.rs` | documents of tokens, packed into sequences of one length |
 //! | `merge.rs` | interleaving: the lane of the next row of a batch |
 //! | `mix.rs` | weights: how often the rows of each split occur in an epoch |
 //! | `position.rs` | the encoded read position of a job |
@@ -32,6 +33,7 @@
 //!
 //! * Each pass delivers every row of the data exactly once; with weights, as often as the [`Mix`] says.
 //! * With a group feature, the rows of a group are adjacent within each window.
+//! * If documents are packed, a row is a sequence, and each token of a window is in exactly one.
 //! * The current windows hold at most `shuffle_rows` rows.
 //! * Resuming from a [`Position`] taken after any batch delivers exactly the batches and positions that follow.
 //!   Resuming reads at most one window per lane again.
@@ -49,6 +51,7 @@ mod deal;
 pub(crate) mod groups;
 mod merge;
 mod mix;
+pub(crate) mod packing;
 mod pass;
 mod position;
 mod random;
@@ -65,6 +68,7 @@ pub use merge::WindowExtent;
 pub(crate) use merge::{Merge, Turn};
 pub(crate) use mix::Sample;
 pub use mix::{Mix, Weight};
+pub use packing::Packing;
 pub use pass::{Cut, Feed, Mixing, OrderSpec, Pass, PassOrder};
 pub use position::{Cursor, LanePosition, Position, PositionError};
 pub(crate) use random::image_random;

@@ -191,12 +191,23 @@ impl PassOrder {
         if self.mixing.is_ordered() {
             return;
         }
-        let key = [self.seed, u64::from(self.pass.epoch), u64::from(lane), window];
-        let mut random = Random::keyed(Domain::Window, &key);
+        let mut random = self.random(Domain::Window, lane, window);
         match self.group {
             None => random.shuffle(rows),
             Some(feature) => groups::permute(random, rows, |row| id_of(row, feature)),
         }
+    }
+
+    /// Permutes the sequences into which the rows of a window are packed.
+    pub(crate) fn permute_sequences<T>(&self, lane: u32, window: u64, sequences: &mut [T]) {
+        if !self.mixing.is_ordered() {
+            self.random(Domain::Sequences, lane, window).shuffle(sequences);
+        }
+    }
+
+    /// The random numbers of a window.
+    fn random(&self, domain: Domain, lane: u32, window: u64) -> Random {
+        Random::keyed(domain, &[self.seed, u64::from(self.pass.epoch), u64::from(lane), window])
     }
 }
 

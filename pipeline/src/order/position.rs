@@ -106,7 +106,9 @@ pub enum PositionError {
         value: u64,
     },
     /// The order has another seed, number of lanes, shuffle pool or data.
-    #[error("the position belongs to another order: seed, lanes, shuffle_rows or the data have changed")]
+    #[error(
+        "the position belongs to another order: seed, lanes, shuffle_rows, the packing or the data have changed"
+    )]
     OtherOrder,
     /// The data has fewer rows than when the position was saved.
     #[error("lane {lane}: the data ends before the position: the data has changed")]

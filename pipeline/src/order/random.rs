@@ -32,6 +32,8 @@ pub(crate) enum Domain {
     Sample = 4,
     /// The augmentation of an image.
     Image = 5,
+    /// The permutation of the sequences of one window.
+    Sequences = 6,
 }
 
 /// A stream of random numbers.

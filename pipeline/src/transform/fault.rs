@@ -14,6 +14,7 @@ use super::column::{Elements, display_element};
 use super::typed;
 use crate::Error;
 use crate::bad_records::BadRecords;
+use crate::tokenizer::MAX_TEXT_BYTES;
 
 /// An unusable value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +89,36 @@ pub(crate) enum Problem {
     NoImage {
         /// The number of bytes of the row.
         found: u64,
+    },
+    /// The document has another number of tokens than in an earlier column.
+    Tokens {
+        /// The earlier column.
+        column: usize,
+        /// The number there.
+        expected: u32,
+        /// The number in this column.
+        found: u32,
+    },
+    /// The bytes of a document are no whole number of tokens.
+    TokenBytes {
+        /// The bytes of a token.
+        size: usize,
+        /// The number of bytes of the row.
+        found: u64,
+    },
+    /// The bytes are no text, or too many.
+    NoText {
+        /// The number of bytes of the row.
+        found: u64,
+    },
+    /// The tokenizer has no tokens for the text.
+    NoTokens,
+    /// A stored token is not a value of the typed column's type.
+    StoredToken {
+        /// The token.
+        token: u32,
+        /// The type.
+        dtype: Dtype,
     },
     /// The row has too many bytes.
     TooLong {
@@ -180,6 +211,23 @@ fn describe(raw: &RawChunk, fault: Fault) -> Error {
             format!("expected an image of at most {maximum}, found {found}").into()
         }
         Problem::NoImage { found } => ImageError::Format { bytes: found }.to_string().into(),
+        Problem::Tokens { column, expected, found } => {
+            let schema = raw.columns().schema();
+            let of = schema.field(column).name();
+            format!("expected as many values as column `{of}` has ({expected}), found {found}").into()
+        }
+        Problem::TokenBytes { size, found } => {
+            format!("expected whole tokens of {size} bytes, found {found} bytes").into()
+        }
+        Problem::NoText { found } if found > MAX_TEXT_BYTES as u64 => {
+            let (most, found) = (Size(MAX_TEXT_BYTES as u64), Size(found));
+            format!("expected a text of at most {most}, found {found}; divide it, or store its tokens").into()
+        }
+        Problem::NoText { .. } => "expected text in UTF-8".into(),
+        Problem::NoTokens => "the tokenizer has no tokens for this text".into(),
+        Problem::StoredToken { token, dtype } => {
+            format!("expected {}, found {token}", typed::values_of(dtype)).into()
+        }
         Problem::TooLong { maximum, found } => {
             format!("expected at most {maximum} bytes, the column's `maximum`, found {found}").into()
         }

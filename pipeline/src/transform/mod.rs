@@ -64,13 +64,14 @@ use crate::bad_records::BadRecords;
 use crate::chunk::Chunk;
 use crate::images::ImageColumn;
 use crate::order::Position;
+use crate::sequences::{SequenceColumns, SequenceSpec};
 use crate::spec::DataSpec;
 
 use chunk_builder::ChunkBuilder;
 use column::{Missing, NUMBERS, Number, Single, TEXTS, numbers};
 use crossed::{Crossed, Part, SeveralValues, Unusable};
 use encoder::Encoder;
-use fault::{Problem, reject_faulty_rows, wrong_type};
+use fault::{Fault, Problem, reject_faulty_rows, wrong_type};
 pub use id_mapping::{IdMapping, LearnedFeature, map_ids};
 use label::Label;
 pub(crate) use label::Labels;
@@ -107,6 +108,8 @@ pub struct Transform {
     ids: Vec<IdFeature>,
     ragged: Vec<RaggedFeature>,
     columns: Vec<TypedColumn>,
+    /// Set if rows are documents, which are packed into sequences.
+    sequences: Option<SequenceSpec>,
 }
 
 /// The result of [`Transform::apply`].
@@ -169,9 +172,19 @@ impl Transform {
     /// typed column before they are arranged in rows. Excludes converted dictionaries.
     pub fn column_bytes(&self, chunk_rows: usize) -> u64 {
         let scratch = 4 * (self.dense.len() + self.ids.len()) as u64;
-        let converted = self.columns.iter().filter(|column| column.image.is_none());
-        let typed = converted.map(|column| column.column.kind.row_bytes()).max().unwrap_or(0);
-        scratch.saturating_add(typed).saturating_mul(chunk_rows as u64)
+        let of_column = |column: &TypedColumn| match (&column.image, &column.tokens) {
+            (Some(_), _) => (0, 0),
+            (_, Some(tokens)) => tokens.reading_bytes(),
+            _ => (column.column.kind.row_bytes(), 0),
+        };
+        let (typed, besides) = self.columns.iter().map(of_column).max().unwrap_or((0, 0));
+        scratch.saturating_add(typed).saturating_mul(chunk_rows as u64).saturating_add(besides)
+    }
+
+    /// The memory that it needs as long as it exists: that of tokenizers.
+    pub fn held_bytes(&self) -> u64 {
+        let tokens = self.columns.iter().filter_map(|column| column.tokens.as_ref());
+        tokens.map(|tokens| tokens.held_bytes()).sum()
     }
 
     /// The dense columns with their scaling, in order.
@@ -192,14 +205,22 @@ impl Transform {
         })
     }
 
+    /// The columns of tokens and how their documents are packed, if rows are documents.
+    pub fn sequences(&self) -> Option<SequenceColumns> {
+        let spec = self.sequences.clone()?;
+        Some(SequenceColumns::new(spec, self.columns.iter().filter_map(TypedColumn::token_column).collect()))
+    }
+
     /// The columns that raw chunks must have, in order.
     pub fn projection(&self) -> &Projection {
         &self.projection
     }
 
     /// The schema of the packed batches: numbers and components of vectors are dense columns, features with one value per
-    /// row are ids, and multi-valued features are ragged, each in the job's order. Typed columns are as specified.
+    /// row are ids, and multi-valued features are ragged, each in the job's order. Typed columns are as specified, and columns that describe
+    /// sequences follow them.
     pub fn schema(&self, rows: u32, position_bytes: u32) -> BatchSchema {
+        let describing = self.sequences.iter().flat_map(SequenceSpec::describing_columns);
         BatchSchema {
             rows,
             labels: self.label_names.clone(),
@@ -207,7 +228,7 @@ impl Transform {
             dense: self.dense.clone(),
             ids: self.ids.clone(),
             ragged: self.ragged.clone(),
-            columns: self.columns.iter().map(|column| column.column.clone()).collect(),
+            columns: self.columns.iter().map(|column| column.column.clone()).chain(describing).collect(),
             position_bytes,
         }
     }
@@ -259,6 +280,9 @@ impl Transform {
         for column in &self.columns {
             column.fill(&self.missing, &mut builder)?;
         }
+        if self.sequences.is_some() {
+            self.finish_documents(&mut builder)?;
+        }
         let ChunkBuilder { labels, weights, dense, ids, ragged, columns, faults, truncated_rows, .. } =
             builder;
         let blocks = (rows::interleave(&dense, rows), rows::interleave(&ids, rows));
@@ -282,6 +306,31 @@ impl Transform {
             // Unlabelled data has no weight column.
             None => self.weighted.then(|| vec![1.0; rows]),
         };
+        Ok(())
+    }
+
+    /// Checks that all columns of tokens have as many in each document, truncates them, and adds `bos` and `eos`.
+    fn finish_documents(&self, builder: &mut ChunkBuilder<'_>) -> Result<(), Error> {
+        let Some((first, others)) = builder.columns.split_first() else { return Ok(()) };
+        let mut faults = Vec::new();
+        for (column, spec) in others.iter().zip(&self.columns[1..]) {
+            for row in 0..builder.raw.rows() {
+                let [expected, found] = [first, column].map(|column| column.row_values(row as u32));
+                if expected != found {
+                    let problem = Problem::Tokens { column: self.columns[0].position, expected, found };
+                    faults.push(Fault { row, column: spec.position, problem });
+                }
+            }
+        }
+        // A document with a fault of one value has that reported.
+        builder.faults.extend(faults);
+        let mut truncated = 0;
+        for (documents, column) in builder.columns.iter_mut().zip(&self.columns) {
+            if let Some(tokens) = &column.tokens {
+                truncated = truncated.max(tokens.finish(documents)?);
+            }
+        }
+        builder.truncated_rows += truncated;
         Ok(())
     }
 

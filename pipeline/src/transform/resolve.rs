@@ -16,6 +16,7 @@ use super::vocabulary::Vocabulary;
 use super::{Encoder, Feature, Place, Transform};
 use crate::Error;
 use crate::analysis::Analysis;
+use crate::sequences::Packed;
 use crate::spec::{ColumnSpec, FeatureKind, FeatureSpec, LabelSpec, Terms};
 
 impl Transform {
@@ -43,6 +44,7 @@ impl Transform {
             ids: Vec::new(),
             ragged: Vec::new(),
             columns: Vec::new(),
+            sequences: None,
         };
         for spec in features {
             transform.add(spec, analysis)?;
@@ -55,11 +57,15 @@ impl Transform {
     }
 
     /// Resolves the typed columns of a feed, which has no labels and no features. `missing` holds the values that mean
-    /// "missing", besides null.
+    /// "missing", besides null. If `packed`, all columns have tokens.
     ///
     /// # Errors
     /// There are no columns, or one is invalid.
-    pub fn of_columns(columns: &[ColumnSpec], missing: &[String]) -> Result<Self, Error> {
+    pub fn of_columns(
+        columns: &[ColumnSpec],
+        packed: Option<Packed<'_>>,
+        missing: &[String],
+    ) -> Result<Self, Error> {
         if columns.is_empty() {
             return Err(Error::Invalid("a feed needs at least one column".to_owned()));
         }
@@ -72,7 +78,7 @@ impl Transform {
                     "column `{name}`: two columns have this name; rename one"
                 )));
             }
-            typed.push(TypedColumn::resolve(spec, &mut projection)?);
+            typed.push(TypedColumn::resolve(spec, packed, &mut projection)?);
         }
         Ok(Self {
             feature_columns: projection.columns.len(),
@@ -87,6 +93,7 @@ impl Transform {
             ids: Vec::new(),
             ragged: Vec::new(),
             columns: typed,
+            sequences: packed.map(|packed| packed.spec.clone()),
         })
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod documents;
 mod labels;
 mod reference;
 mod typed;

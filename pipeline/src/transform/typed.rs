@@ -5,8 +5,10 @@
 //! ([`TypedColumn::fixed`]), or of any number ([`TypedColumn::ragged`]). If the rows are the values as they are, nothing
 //! is moved; if the data has the type already, the values are copied as they are stored.
 //!
-//! Bytes and texts have one step ([`TypedColumn::raw`]).
+//! Bytes and texts have one step ([`TypedColumn::raw`]). Documents of tokens are ragged rows until they are packed
+//! (`documents.rs`).
 
+mod documents;
 mod target;
 
 use std::ops::Range;
@@ -24,7 +26,9 @@ use super::fault::{Problem, wrong_type};
 use super::project;
 use crate::Error;
 use crate::chunk::{ChunkColumn, EncodedImages};
+use crate::sequences::Packed;
 use crate::spec::ColumnSpec;
+pub(super) use documents::Tokens;
 use target::Unusable;
 pub(super) use target::values_of;
 
@@ -39,11 +43,13 @@ pub(super) const MAX_IMAGE_BYTES: u64 = 32 << 20;
 pub(super) struct TypedColumn {
     pub(super) column: Column,
     /// The position in the projection.
-    position: usize,
+    pub(super) position: usize,
     /// The bytes of the value that replaces absent ones.
     absent: Option<Vec<u8>>,
     /// Set if the data has encoded images.
     pub(super) image: Option<Arc<ImageSpec>>,
+    /// Set if rows are documents.
+    pub(super) tokens: Option<Tokens>,
 }
 
 /// The elements of a column as values of a type.
@@ -80,11 +86,25 @@ impl TypedColumn {
     ///
     /// # Errors
     /// The shape, the maximum or the replacement is not one that rows can have.
-    pub(super) fn resolve(spec: &ColumnSpec, projection: &mut Projection) -> Result<Self, Error> {
-        let ColumnSpec { name, column, kind, missing, image } = spec;
+    pub(super) fn resolve(
+        spec: &ColumnSpec,
+        packed: Option<Packed<'_>>,
+        projection: &mut Projection,
+    ) -> Result<Self, Error> {
+        let ColumnSpec { name, column, kind, missing, image, tokens } = spec;
         let refuse = |message: String| Err(Error::Invalid(format!("column `{name}`: {message}")));
         if image.as_ref().is_some_and(|image| image.column_kind() != *kind || missing.is_some()) {
             return refuse("its tensor is not that of its images".to_owned());
+        }
+        match (tokens, packed) {
+            (None, None) => {}
+            (Some(_), Some(Packed { spec, .. })) if *kind == spec.column_kind(kind.dtype()) => {}
+            (Some(_), _) => {
+                return refuse("its tokens are not packed into sequences of its shape".to_owned());
+            }
+            (None, Some(_)) => {
+                return refuse("its rows are not documents of tokens, which are packed".to_owned());
+            }
         }
         match kind {
             ColumnKind::Fixed { shape, .. } if shape.contains(&0) => {
@@ -110,7 +130,14 @@ impl TypedColumn {
                 return refuse(format!("`missing` = {number} is not {values}; change it or the type"));
             }
         };
+        let tokens = tokens.as_ref().zip(packed);
+        let tokens = tokens.map(|(spec, packed)| Tokens::resolve(spec, dtype, packed.tokenizers)).transpose();
+        let tokens = match tokens {
+            Ok(tokens) => tokens,
+            Err(message) => return refuse(message),
+        };
         let one_value = match kind {
+            _ if let Some(tokens) = &tokens => tokens.has_one_value(),
             _ if image.is_some() => true,
             ColumnKind::Fixed { shape, .. } => shape.is_empty(),
             ColumnKind::Ragged { .. } => false,
@@ -118,7 +145,7 @@ impl TypedColumn {
         };
         let position = project(projection, column, !one_value);
         let column = Column { name: name.clone(), kind: kind.clone() };
-        Ok(Self { column, position, absent, image: image.clone().map(Arc::new) })
+        Ok(Self { column, position, absent, image: image.clone().map(Arc::new), tokens })
     }
 
     /// Adds the column's rows to the chunk.
@@ -133,6 +160,7 @@ impl TypedColumn {
         };
         let column = match &self.column.kind {
             _ if self.image.is_some() => self.images(&elements, missing, builder)?,
+            _ if let Some(tokens) = &self.tokens => self.documents(tokens, missing, builder)?,
             ColumnKind::Fixed { .. } => {
                 let values = converted()?;
                 self.fixed(&elements, values, builder)

@@ -68,7 +68,8 @@ impl Stores {
         put.map(drop).map_err(|source| Error::storage(path, source))
     }
 
-    /// Reads an object of less than a mebibyte with its version; `None` if there is none. A relative path starts at `base`.
+    /// Reads an object in one request, with its version; `None` if there is none. A relative path starts at `base`. The caller
+    /// knows that it is small.
     ///
     /// # Errors
     /// The address is invalid, or the error of the storage service.

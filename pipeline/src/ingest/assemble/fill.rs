@@ -138,7 +138,13 @@ impl Assembler<'_> {
     /// Packs the drawn rows of all `parts`. Returns their number.
     fn pack(&mut self, parts: &mut [Part<'_>]) -> Result<u32, Error> {
         for (Part { slot, rows, .. }, drawn) in parts.iter_mut().zip(&self.drawn) {
-            self.packer.pack(&mut slot.batch(), *rows as usize, &self.pool.chunks, drawn);
+            let (mut batch, at) = (slot.batch(), *rows as usize);
+            match self.plan.sequences() {
+                None => self.packer.pack(&mut batch, at, &self.pool.chunks, drawn),
+                Some(columns) => {
+                    columns.pack(&mut batch, at, drawn.iter().map(|&row| self.pool.sequence(row)));
+                }
+            }
         }
         if let Some(images) = self.images {
             self.decode_images(images, parts)?;

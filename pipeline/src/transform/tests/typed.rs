@@ -15,7 +15,7 @@ use crate::chunk::ChunkColumn;
 use crate::spec::ColumnSpec;
 
 fn column(name: &str, kind: ColumnKind, missing: Option<f64>) -> ColumnSpec {
-    ColumnSpec { name: name.into(), column: "x".into(), kind, missing, image: None }
+    ColumnSpec { name: name.into(), column: "x".into(), kind, missing, image: None, tokens: None }
 }
 
 fn fixed(dtype: Dtype, shape: &[u32]) -> ColumnKind {
@@ -417,7 +417,7 @@ proptest! {
         let from = from.min(rows.len());
         let whole = raw(&[("x", array)]);
         let sliced = RawChunk::new("data/part-0".into(), whole.columns().slice(from, rows.len() - from), 100);
-        let transform = Transform::of_columns(std::slice::from_ref(&spec), &missing).unwrap();
+        let transform = Transform::of_columns(std::slice::from_ref(&spec), None, &missing).unwrap();
         let bad = BadRecords::new(OnBadRecord::Skip { limit: 1000 });
         let found = transform.apply(&sliced, &bad);
         if matches!(spec.kind, ColumnKind::Raw { .. }) && type_ < 13 {
@@ -471,7 +471,7 @@ fn the_schema_has_the_columns_in_their_order() {
     for (spec, name) in specs.iter_mut().zip(["i", "l", "t", "u"]) {
         spec.column = name.into();
     }
-    let transform = Transform::of_columns(&specs, &[]).unwrap();
+    let transform = Transform::of_columns(&specs, None, &[]).unwrap();
     let columns: Vec<(&str, bool)> =
         transform.projection().columns.iter().map(|column| (column.name.as_str(), column.multi)).collect();
     assert_eq!(columns, [("i", true), ("l", false), ("t", true), ("u", false)]);
@@ -554,7 +554,7 @@ fn bad_values_are_reported_with_their_address() {
         ),
     ];
     for (kind, array, message) in cases {
-        let transform = Transform::of_columns(&[column("c", kind, None)], &[]).unwrap();
+        let transform = Transform::of_columns(&[column("c", kind, None)], None, &[]).unwrap();
         let (error, rest) = apply_with_bad_record(&transform, &raw(&[("x", array)]));
         assert_eq!(error, format!("data/part-0: record 101, column `x`: {message}"));
         assert_eq!(rest.rows(), 1);
@@ -563,7 +563,7 @@ fn bad_values_are_reported_with_their_address() {
 
 /// The bytes of a column of `dtype` with one value per row.
 fn values(dtype: Dtype, array: impl Array + 'static) -> Vec<u8> {
-    let transform = Transform::of_columns(&[column("c", fixed(dtype, &[]), None)], &[]).unwrap();
+    let transform = Transform::of_columns(&[column("c", fixed(dtype, &[]), None)], None, &[]).unwrap();
     let chunk = transform.apply(&raw(&[("x", Arc::new(array))]), &strict()).unwrap().chunk;
     let ChunkColumn::Fixed { values, .. } = &chunk.columns[0] else { panic!("a fixed column") };
     values.clone()
@@ -585,7 +585,7 @@ fn dates_times_and_decimals_are_read_as_numbers() {
 #[test]
 fn unsupported_types_are_errors() {
     let apply = |kind, array: ArrayRef| {
-        let transform = Transform::of_columns(&[column("c", kind, None)], &[]).unwrap();
+        let transform = Transform::of_columns(&[column("c", kind, None)], None, &[]).unwrap();
         transform.apply(&raw(&[("x", array)]), &BadRecords::new(OnBadRecord::Skip { limit: 9 })).unwrap_err()
     };
     let spans = || Arc::new(DurationSecondArray::from(vec![0]));
@@ -598,7 +598,7 @@ fn unsupported_types_are_errors() {
         let error = apply(raw_kind(), array).to_string();
         assert!(error.contains("column `x`") && error.contains("text or bytes"), "{error}");
     }
-    let transform = Transform::of_columns(&[column("c", raw_kind(), None)], &[]).unwrap();
+    let transform = Transform::of_columns(&[column("c", raw_kind(), None)], None, &[]).unwrap();
     let chunk = transform.apply(&raw(&[("x", Arc::new(bytes.finish()))]), &strict()).unwrap().chunk;
     assert_eq!(chunk.columns[0].row(0), b"a");
 }
@@ -619,11 +619,11 @@ fn invalid_columns_are_refused_by_name() {
         (column("c", ragged(1), Some(0.5)), "`missing` = 0.5"),
     ];
     for (spec, why) in cases {
-        let error = Transform::of_columns(&[spec], &[]).unwrap_err().to_string();
+        let error = Transform::of_columns(&[spec], None, &[]).unwrap_err().to_string();
         assert!(error.starts_with("column `c`: ") && error.contains(why), "{error}");
     }
     let twice = [column("c", ragged(1), None), column("c", fixed(Dtype::Int8, &[]), None)];
-    let error = Transform::of_columns(&twice, &[]).unwrap_err().to_string();
+    let error = Transform::of_columns(&twice, None, &[]).unwrap_err().to_string();
     assert!(error.contains("column `c`: two columns"), "{error}");
-    assert!(Transform::of_columns(&[], &[]).is_err());
+    assert!(Transform::of_columns(&[], None, &[]).is_err());
 }
