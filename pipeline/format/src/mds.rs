@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 use crate::example::features::{ByteList, FeatureWriter};
 use crate::json::{self, JsonBuffers};
-use crate::record::{Damage, ReadError, Record, fill, too_long};
+use crate::record::{Damage, ReadError, Record, append, ends_within, fill, too_long};
 
 /// The maximum size of the description of columns.
 const MAX_DESCRIPTION_BYTES: usize = 1 << 20;
@@ -426,21 +426,10 @@ fn read_sample<R: BufRead>(
     extend(input, sample, bytes as usize, "a sample")
 }
 
-/// Appends the next bytes of `input` to `out`, which grows with the received bytes.
+/// Appends the next `bytes` bytes of `input`, which are `what`, to `out`.
 fn extend<R: BufRead>(input: &mut R, out: &mut Vec<u8>, bytes: usize, what: &str) -> io::Result<()> {
-    let mut rest = bytes;
-    while rest > 0 {
-        let buffer = fill(input)?;
-        if buffer.is_empty() {
-            let message = format!("the file ends within {what}");
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
-        }
-        let amount = buffer.len().min(rest);
-        out.extend_from_slice(&buffer[..amount]);
-        input.consume(amount);
-        rest -= amount;
-    }
-    Ok(())
+    let bytes = bytes as u64;
+    if append(input, out, bytes)? < bytes { Err(ends_within(what)) } else { Ok(()) }
 }
 
 fn invalid(message: String) -> io::Error {

@@ -184,6 +184,28 @@ pub(crate) fn fill<R: BufRead>(input: &mut R) -> io::Result<&[u8]> {
     input.fill_buf()
 }
 
+/// Appends the next `bytes` bytes of `input` to `out`; fewer if the input ends. Returns the number of appended bytes. `out`
+/// grows with the received bytes, so a corrupt length allocates nothing.
+pub(crate) fn append<R: BufRead>(input: &mut R, out: &mut Vec<u8>, bytes: u64) -> io::Result<u64> {
+    let mut rest = bytes;
+    while rest > 0 {
+        let buffer = fill(input)?;
+        if buffer.is_empty() {
+            break;
+        }
+        let amount = usize::try_from(rest).unwrap_or(usize::MAX).min(buffer.len());
+        out.extend_from_slice(&buffer[..amount]);
+        input.consume(amount);
+        rest -= amount as u64;
+    }
+    Ok(bytes - rest)
+}
+
+/// The error of an input that ends within `what`.
+pub(crate) fn ends_within(what: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, format!("the file ends within {what}"))
+}
+
 #[cfg(test)]
 pub(crate) mod testing {
     #![allow(clippy::unwrap_used)]

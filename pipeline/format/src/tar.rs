@@ -17,7 +17,7 @@
 use std::io::{self, BufRead};
 use std::ops::Range;
 
-use crate::record::fill;
+use crate::record::{append, ends_within, fill};
 
 /// The size of headers, and of the unit to which data are padded.
 pub(crate) const BLOCK_BYTES: usize = 512;
@@ -134,17 +134,12 @@ impl<R: BufRead> TarReader<R> {
         }
     }
 
-    /// Appends the data of the current member to `out`, which grows with the received bytes.
+    /// Appends the data of the current member to `out`.
     pub(crate) fn read_to(&mut self, out: &mut Vec<u8>) -> io::Result<()> {
-        while self.data > 0 {
-            let most = usize::try_from(self.data).unwrap_or(usize::MAX);
-            let buffer = self.fill("a member")?;
-            let amount = most.min(buffer.len());
-            out.extend_from_slice(&buffer[..amount]);
-            self.consume(amount);
-            self.data -= amount as u64;
-        }
-        Ok(())
+        let appended = append(&mut self.input, out, self.data)?;
+        self.offset += appended;
+        self.data -= appended;
+        if self.data > 0 { Err(ends_within("a member")) } else { Ok(()) }
     }
 
     fn skip_rest(&mut self) -> io::Result<()> {
@@ -213,7 +208,7 @@ impl<R: BufRead> TarReader<R> {
     fn fill(&mut self, what: &str) -> io::Result<&[u8]> {
         let buffer = fill(&mut self.input)?;
         if buffer.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, format!("the file ends within {what}")));
+            return Err(ends_within(what));
         }
         Ok(buffer)
     }

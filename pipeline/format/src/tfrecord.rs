@@ -16,7 +16,7 @@ use std::io::{self, BufRead, Write};
 use crc_fast::CrcAlgorithm;
 
 use crate::Content;
-use crate::record::{self, Damage, MAX_RECORD_BYTES, ReadError, Record, fill};
+use crate::record::{self, Damage, MAX_RECORD_BYTES, ReadError, Record, append, ends_within};
 
 /// Bytes of a frame before the data.
 pub(crate) const HEADER_BYTES: usize = 12;
@@ -147,19 +147,13 @@ impl<R: BufRead> RecordReader<R> {
         Err(io::Error::new(io::ErrorKind::InvalidData, message))
     }
 
-    /// Moves input to `carry` until it holds `length` bytes. It grows with the received bytes, so a corrupt length
-    /// allocates nothing.
+    /// Moves input to `carry` until it holds `length` bytes.
     fn carry_to(&mut self, length: usize, what: &str) -> io::Result<()> {
-        while self.carry.len() < length {
-            let buffer = fill(&mut self.input)?;
-            if buffer.is_empty() {
-                let message =
-                    format!("the file ends within {what}, after {} of {length} bytes", self.carry.len());
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
-            }
-            let amount = buffer.len().min(length - self.carry.len());
-            self.carry.extend_from_slice(&buffer[..amount]);
-            self.input.consume(amount);
+        let missing = length.saturating_sub(self.carry.len());
+        append(&mut self.input, &mut self.carry, missing as u64)?;
+        let held = self.carry.len();
+        if held < length {
+            return Err(ends_within(format_args!("{what}, after {held} of {length} bytes")));
         }
         Ok(())
     }
