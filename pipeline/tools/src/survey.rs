@@ -74,12 +74,10 @@ pub(crate) struct Surveyor<'a> {
 impl Surveyor<'_> {
     /// Surveys a whole file. Damage is part of the survey; `Err` is a storage error or a cancellation.
     pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
-        match format {
-            FileFormat::TfRecord => self.records(object, RecordFormat::TfRecord),
-            FileFormat::WebDataset => self.records(object, RecordFormat::WebDataset),
-            FileFormat::Mds => self.records(object, RecordFormat::Mds),
-            FileFormat::Parquet => self.parquet(object),
-            FileFormat::Csv | FileFormat::JsonLines => self.text(object, format, &TextRules::default()),
+        match format.records() {
+            _ if format.is_text() => self.text(object, format, &TextRules::default()),
+            Some(format) => self.records(object, format),
+            None => self.parquet(object),
         }
     }
 

@@ -167,18 +167,16 @@ impl<'a> InputRows<'a> {
     fn open(source: &'a Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
         let Inputs { rules, runtime, .. } = inputs;
         let object = source.object;
-        let contents = match source.format {
-            FileFormat::Csv | FileFormat::JsonLines => {
+        let contents = match source.format.records() {
+            _ if source.format.is_text() => {
                 let mut rows = TextRows::open(object, source.format, &source.csv, rules, runtime)?;
                 for _ in 0..skip {
                     rows.advance()?;
                 }
                 Contents::Text(Box::new(rows))
             }
-            FileFormat::TfRecord => Self::records(object, RecordFormat::TfRecord, inputs, skip),
-            FileFormat::WebDataset => Self::records(object, RecordFormat::WebDataset, inputs, skip),
-            FileFormat::Mds => Self::records(object, RecordFormat::Mds, inputs, skip),
-            FileFormat::Parquet => {
+            Some(format) => Self::records(object, format, inputs, skip),
+            None => {
                 let file = runtime.block_on(ParquetObject::open(object.clone()))?;
                 Contents::Parquet(Box::new(Groups::new(file, skip)))
             }

@@ -79,11 +79,10 @@ impl Described {
         }
         progress.expect_bytes(object.size());
         let surveyor = Surveyor { csv, rows: 0, statistics: false, threads: 1, runtime, progress };
-        let survey = match format {
-            FileFormat::TfRecord | FileFormat::WebDataset | FileFormat::Mds | FileFormat::Parquet => {
-                surveyor.survey(object, *format)?
-            }
-            FileFormat::Csv | FileFormat::JsonLines => surveyor.text(object, *format, rules)?,
+        let survey = if format.is_text() {
+            surveyor.text(object, *format, rules)?
+        } else {
+            surveyor.survey(object, *format)?
         };
         let Survey { records, columns, skipped, error: None, .. } = survey else {
             return Err(survey.error.unwrap_or(Error::Cancelled));
