@@ -1,22 +1,29 @@
 //! JSON lines: one JSON object per line, in UTF-8.
 //!
 //! A line ends with a line feed, before which a carriage return is white space, as in JSON. Blank lines are skipped. The
-//! last line may lack its end. Every damaged line is one damaged record.
+//! last line may lack its end. Every damaged line is one damaged record, unless the file has another format: its first bytes
+//! are those of another format, or it is text of several lines of which none begins like an object.
 //!
 //! Source: <https://jsonlines.org>.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, Cursor, Read};
 
+use crate::Content;
 use crate::example::features::FeatureWriter;
 use crate::json::{JsonBuffers, flatten};
-use crate::record::{Damage, ReadError, Record, too_long};
+use crate::other_format::{WithStart, recognize};
+use crate::record::{Damage, ReadError, Record, RecordFormat, too_long};
 
 /// The byte order mark of UTF-8, with which some programs begin a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// The number of bytes behind a damaged first line that are searched for objects.
+const READ_AHEAD_BYTES: usize = 64 << 10;
 
 /// Reads the objects of a file.
 pub struct JsonLineReader<R> {
-    input: R,
+    input: WithStart<R>,
+    /// The bytes before `input` that were read to recognize another format.
+    ahead: Cursor<Vec<u8>>,
     line: Vec<u8>,
     offset: u64,
     number: u64,
@@ -29,7 +36,8 @@ impl<R: BufRead> JsonLineReader<R> {
     /// A reader of `input`, which must be uncompressed and at the start of a line. It ends at a longer line.
     pub fn new(input: R, most_bytes: u64) -> Self {
         Self {
-            input,
+            input: WithStart::new(input),
+            ahead: Cursor::default(),
             line: Vec::new(),
             offset: 0,
             number: 0,
@@ -41,7 +49,7 @@ impl<R: BufRead> JsonLineReader<R> {
 
     /// The input at its current position.
     pub fn input(&self) -> &R {
-        &self.input
+        self.input.input()
     }
 
     /// The next object; `None` at the end. After damage that is not fatal, the next call continues with the next line.
@@ -49,7 +57,15 @@ impl<R: BufRead> JsonLineReader<R> {
         let offset = match self.next_line() {
             Ok(Some(offset)) => offset,
             Ok(None) => return Ok(None),
-            Err(error) => return Err(ReadError::of(error, self.number, self.offset)),
+            Err(error) => {
+                let error = ReadError::of(error, self.number, self.offset);
+                let is_first = self.number == 0;
+                return Err(if is_first {
+                    self.input.explain(error, RecordFormat::JsonLines)
+                } else {
+                    error
+                });
+            }
         };
         let number = self.number;
         self.number += 1;
@@ -61,15 +77,35 @@ impl<R: BufRead> JsonLineReader<R> {
                 Err(error) => Err(ReadError::of(error, number, offset)),
             },
             Err(message) => {
-                let message = match line.trim_ascii_start().first() {
+                let message = match first_byte(line) {
                     Some(b'[') if number == 0 => {
                         "a JSON array; write one object per line, or convert the file".to_owned()
                     }
                     _ => format!("not a JSON object on one line: {message}"),
                 };
-                Err(ReadError::Damage(Damage { offset, record: number, message, ..Damage::default() }))
+                let damage = Damage { offset, record: number, message, ..Damage::default() };
+                let found = if number == 0 { self.other_format()? } else { None };
+                Err(ReadError::Damage(match found {
+                    Some(found) => damage.of_format(RecordFormat::JsonLines, found),
+                    None => damage,
+                }))
             }
         }
+    }
+
+    /// The format of the file, whose first line is no object, if it is clearly another one.
+    fn other_format(&mut self) -> Result<Option<Content>, ReadError> {
+        let ahead = self.ahead.get_mut();
+        self.input.read_ahead(ahead, READ_AHEAD_BYTES)?;
+        Ok(recognize(self.input.start()).filter(|found| match found {
+            Content::Json => false,
+            Content::Text => {
+                let mut later = ahead.split(|&byte| byte == b'\n').filter_map(first_byte).peekable();
+                let is_line = !matches!(first_byte(&self.line), Some(b'{' | b'['));
+                is_line && later.peek().is_some() && later.all(|byte| byte != b'{')
+            }
+            _ => true,
+        }))
     }
 
     /// Reads the next line that is not blank. Returns its offset.
@@ -77,7 +113,8 @@ impl<R: BufRead> JsonLineReader<R> {
         loop {
             self.line.clear();
             let most = self.most_bytes.saturating_add(1);
-            let read = self.input.by_ref().take(most).read_until(b'\n', &mut self.line)? as u64;
+            let input = self.ahead.by_ref().chain(self.input.by_ref());
+            let read = input.take(most).read_until(b'\n', &mut self.line)? as u64;
             if read > self.most_bytes && self.line.last() != Some(&b'\n') {
                 return Err(too_long(format!("more than {}", self.most_bytes), self.most_bytes));
             }
@@ -86,7 +123,7 @@ impl<R: BufRead> JsonLineReader<R> {
             if read == 0 {
                 return Ok(None);
             }
-            if !without_mark(&self.line).trim_ascii().is_empty() {
+            if first_byte(&self.line).is_some() {
                 return Ok(Some(offset));
             }
         }
@@ -96,6 +133,11 @@ impl<R: BufRead> JsonLineReader<R> {
 /// A line without a byte order mark. Files that were joined have marks between them.
 fn without_mark(line: &[u8]) -> &[u8] {
     line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line)
+}
+
+/// The first byte of a line that is not white space; `None` if it is blank.
+fn first_byte(line: &[u8]) -> Option<u8> {
+    without_mark(line).trim_ascii_start().first().copied()
 }
 
 /// Whether the first value of a text is a JSON object, or a JSON array that starts with one.

@@ -30,6 +30,7 @@ pub mod integers;
 mod json;
 pub mod json_lines;
 pub mod mds;
+mod other_format;
 pub mod parquet;
 mod raw;
 pub mod record;

@@ -27,7 +27,8 @@ use serde::Deserialize;
 
 use crate::example::features::{ByteList, FeatureWriter};
 use crate::json::{self, JsonBuffers};
-use crate::record::{Damage, ReadError, Record, append, ends_within, fill, too_long};
+use crate::other_format::WithStart;
+use crate::record::{Damage, ReadError, Record, RecordFormat, append, ends_within, fill, too_long};
 
 /// The maximum size of the description of columns.
 const MAX_DESCRIPTION_BYTES: usize = 1 << 20;
@@ -38,7 +39,7 @@ const WORD_BYTES: usize = 4;
 
 /// Reads the samples of a shard.
 pub struct MdsReader<R> {
-    input: R,
+    input: WithStart<R>,
     most_bytes: u64,
     shard: Option<Shard>,
     number: u64,
@@ -105,7 +106,7 @@ impl<R: BufRead> MdsReader<R> {
     /// A reader of `input`, which must be uncompressed and at the start of a shard. It ends at a longer sample.
     pub fn new(input: R, most_bytes: u64) -> Self {
         Self {
-            input,
+            input: WithStart::new(input),
             most_bytes,
             shard: None,
             number: 0,
@@ -118,15 +119,19 @@ impl<R: BufRead> MdsReader<R> {
 
     /// The input at its current position.
     pub fn input(&self) -> &R {
-        &self.input
+        self.input.input()
     }
 
     /// The next sample; `None` at the end. After damage that is not fatal, the next call continues with the next sample.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, ReadError> {
         let number = self.number;
         if self.shard.is_none() {
-            let shard = Shard::read(&mut self.input);
-            self.shard = Some(shard.map_err(|error| ReadError::of(error, number, 0))?);
+            match Shard::read(&mut self.input) {
+                Ok(shard) => self.shard = Some(shard),
+                Err(error) => {
+                    return Err(self.input.explain(ReadError::of(error, number, 0), RecordFormat::Mds));
+                }
+            }
         }
         let Some(shard) = &self.shard else { return Ok(None) };
         let of_sample = usize::try_from(number).ok().and_then(|at| shard.offsets.get(at..)?.first_chunk());

@@ -74,6 +74,10 @@ impl<R: BufRead> TarReader<R> {
         &self.input
     }
 
+    pub(crate) fn input_mut(&mut self) -> &mut R {
+        &mut self.input
+    }
+
     /// The next regular file; `None` at the end. Skips the rest of the previous one.
     pub(crate) fn next_member(&mut self) -> io::Result<Option<Member>> {
         let mut extensions = Extensions::default();

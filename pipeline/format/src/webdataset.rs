@@ -15,7 +15,8 @@ use std::io::{self, BufRead};
 
 use crate::example::features::FeatureWriter;
 use crate::json::{JsonBuffers, flatten};
-use crate::record::{Damage, ReadError, Record};
+use crate::other_format::WithStart;
+use crate::record::{Damage, ReadError, Record, RecordFormat};
 use crate::tar::{Member, TarReader};
 
 /// The name of the feature that holds the key.
@@ -23,7 +24,7 @@ const KEY: &str = "__key__";
 
 /// Reads the samples of an archive.
 pub struct SampleReader<R> {
-    archive: TarReader<R>,
+    archive: TarReader<WithStart<R>>,
     next: Next,
     number: u64,
     features: FeatureWriter,
@@ -52,7 +53,7 @@ impl<R: BufRead> SampleReader<R> {
     /// A reader of `input`, which must be uncompressed and at the start of an archive. It ends at a longer sample.
     pub fn new(input: R, most_bytes: u64) -> Self {
         Self {
-            archive: TarReader::new(input),
+            archive: TarReader::new(WithStart::new(input)),
             next: Next::Start,
             number: 0,
             features: FeatureWriter::new(most_bytes),
@@ -64,14 +65,16 @@ impl<R: BufRead> SampleReader<R> {
 
     /// The input at its current position.
     pub fn input(&self) -> &R {
-        self.archive.input()
+        self.archive.input().input()
     }
 
     /// The next sample; `None` at the end. After damage that is not fatal, the next call continues with the next sample.
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, ReadError> {
         let number = self.number;
         let first = match std::mem::replace(&mut self.next, Next::End) {
-            Next::Start => self.next_file().map_err(|error| ReadError::of(error, number, 0))?,
+            Next::Start => self.next_file().map_err(|error| {
+                self.archive.input_mut().explain(ReadError::of(error, number, 0), RecordFormat::WebDataset)
+            })?,
             Next::File(file) => Some(file),
             Next::End => None,
         };
