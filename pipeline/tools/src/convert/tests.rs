@@ -340,6 +340,18 @@ fn json_lines_and_arrays_are_read() {
 }
 
 #[test]
+fn a_file_of_another_format_than_given_is_named() {
+    let bench = Bench::new();
+    bench.write("a.csv", "age,sex\n39,Male\n50,Female\n");
+    for format in [FileFormat::WebDataset, FileFormat::Mds] {
+        let options = ConvertOptions { input_format: Some(format), ..ConvertOptions::default() };
+        let error = bench.convert("a.csv", "out.parquet", &options).unwrap_err();
+        assert!(matches!(error, Error::Format(FormatError::WrongFormat { .. })), "{error}");
+        assert_eq!(error.to_string(), format!("a.csv: expected {}, found text", format.name()));
+    }
+}
+
+#[test]
 fn empty_input_is_not_accepted_silently() {
     let bench = Bench::new();
     bench.write("a.csv", "");
