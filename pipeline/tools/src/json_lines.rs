@@ -8,12 +8,11 @@ use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::sync::Arc;
 
+use millstream_format::record::MAX_RECORD_BYTES;
 use millstream_format::{Error, SourceError};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-/// The maximum length of a record.
-const MAX_RECORD_BYTES: u64 = 256 << 20;
 /// The maximum number of columns: more are likely values that are used as keys.
 const MAX_COLUMNS: usize = 10_000;
 
