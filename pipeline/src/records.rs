@@ -248,8 +248,14 @@ fn bad(
 ) -> Result<Step<'static>, Error> {
     object.distrust();
     let path = label.to_owned();
-    if let Some(found @ (Content::Parquet | Content::Tar | Content::Json | Content::Text)) =
-        damage.actual_format
+    let is_other = |found: &Content| match found {
+        Content::Parquet | Content::Tar | Content::Json | Content::Text => true,
+        Content::TfRecord(_) => format != RecordFormat::TfRecord,
+        Content::Empty | Content::Unknown => false,
+    };
+    // A later part of a file is known by its first one.
+    if let Some(found) = damage.actual_format.filter(is_other)
+        && base == 0
     {
         return Err(Error::Format(FormatError::WrongFormat {
             path,

@@ -176,14 +176,10 @@ impl Dataset {
         format: Option<FormatName>,
         budget_bytes: u64,
     ) -> Result<Self, Error> {
-        let format = match common_format(&objects, format).await? {
-            FormatName::TfRecord => RecordFormat::TfRecord,
-            FormatName::JsonLines => RecordFormat::JsonLines,
-            FormatName::WebDataset => RecordFormat::WebDataset,
-            FormatName::Mds => RecordFormat::Mds,
-            FormatName::Parquet => return Self::of_parquet(objects, budget_bytes).await,
-        };
-        Self::of_records(objects, format, u64::MAX)
+        match common_format(&objects, format).await?.file_format().records() {
+            Some(format) => Self::of_records(objects, format, u64::MAX),
+            None => Self::of_parquet(objects, budget_bytes).await,
+        }
     }
 
     /// Cuts uncompressed files of TFRecord and JSON lines of more than `split_bytes` into equal parts of at most
