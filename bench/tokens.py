@@ -96,7 +96,8 @@ def packed_by_millstream(arguments, how: str) -> dict[str, float]:
         columns={"tokens": ms.tokens("input_ids")},
         pack=ms.pack(length=LENGTH, how=how),
         batch_size=BATCH,
-        shuffle_rows=POOL,
+        lanes=FILES,
+        shuffle_rows=POOL * FILES,
         epochs=arguments.epochs,
     )
 

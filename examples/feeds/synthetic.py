@@ -1,4 +1,4 @@
-"""Data of the examples: rows of eight numbers, whose label says whether a fixed sum of them is positive."""
+"""Data of the examples."""
 
 import hashlib
 import pathlib
@@ -9,17 +9,32 @@ import pyarrow.parquet as pq
 
 
 def write(directory: pathlib.Path, rows: int = 4_000, files: int = 4) -> str:
-    """Writes the files, unless they exist; returns their pattern."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """Writes rows of eight numbers, whose label says whether a fixed sum of them is positive; returns the pattern of the files."""
     random = np.random.default_rng(7)
     x = random.normal(size=(rows, 8)).astype(np.float32)
     label = (x @ np.array([1, -2, 3, -1, 0.5, 0, 2, -3], np.float32) > 0).astype(np.int64)
-    table = pa.table({"row": np.arange(rows), "x": list(x), "label": label})
+    return _write(directory, pa.table({"row": np.arange(rows), "x": list(x), "label": label}), files)
+
+
+def write_documents(directory: pathlib.Path, documents: int = 1_000, files: int = 3) -> str:
+    """Writes documents of tokens, each of which follows from the one before it; returns the pattern of the files."""
+    random = np.random.default_rng(5)
+    lengths = np.exp(random.normal(2.8, 1, documents)).astype(int)
+    lengths[::100] = 0
+    first, step = random.integers(0, 97, (2, documents))
+    tokens = [3 + (first[row] + step[row] % 5 * np.arange(length)) % 97 for row, length in enumerate(lengths)]
+    return _write(directory, pa.table({"input_ids": pa.array(tokens, pa.list_(pa.int32()))}), files)
+
+
+def _write(directory: pathlib.Path, table: pa.Table, files: int) -> str:
+    directory.mkdir(parents=True, exist_ok=True)
+    rows = len(table)
     for number in range(files):
         path = directory / f"part-{number}.parquet"
         # Files that are written again would be other data to a checkpoint.
         if not path.exists():
-            pq.write_table(table.slice(number * rows // files, rows // files), path)
+            first, end = number * rows // files, (number + 1) * rows // files
+            pq.write_table(table.slice(first, end - first), path, row_group_size=1_000)
     return str(directory / "part-*.parquet")
 
 

@@ -5,7 +5,6 @@ MILLSTREAM_KILLS is the number of kills.
 
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,26 +20,18 @@ from millstream import packing
 from millstream.loader import Ragged
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
-PROGRAM = PROGRAMS / "train_tokens.py"
+DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
+PROGRAM = DIRECTORY / "language_model.py"
 KILLS = int(os.environ.get("MILLSTREAM_KILLS", 3))
-sys.path.insert(0, str(PROGRAMS))
+sys.path.insert(0, str(DIRECTORY))
 
-import train_tokens
+import language_model
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Documents of numbers that follow from those before them, so that there is something to learn."""
-    directory, random = tmp_path_factory.mktemp("tokens"), np.random.default_rng(5)
-    lengths = np.exp(random.normal(2.8, 1, 1_000)).astype(int)
-    lengths[::100] = 0
-    assert lengths.max() > 2 * train_tokens.LENGTH
-    first, step = random.integers(0, 97, (2, len(lengths)))
-    documents = [3 + (first[row] + step[row] % 5 * np.arange(of)) % 97 for row, of in enumerate(lengths)]
-    for number, rows in enumerate(np.array_split(np.arange(len(documents)), 3)):
-        column = pa.array([documents[row] for row in rows], pa.list_(pa.int32()))
-        pq.write_table(pa.table({"input_ids": column}), directory / f"part-{number}.parquet", row_group_size=100)
-    return directory
+    """A directory for the documents of the example, which are written at their first use."""
+    return tmp_path_factory.mktemp("tokens")
 
 
 def start(*command):
@@ -56,17 +47,9 @@ def outputs(process):
     return losses, models[0] if models else None
 
 
-def copied(data, directory):
-    """A directory with the same files. Those that are written again would be other data to a checkpoint."""
-    directory.mkdir()
-    for path in data.glob("part-*.parquet"):
-        shutil.copy2(path, directory)
-    return directory
-
-
 @pytest.fixture(scope="module")
-def undisturbed(data, tmp_path_factory):
-    process = start(PROGRAM, copied(data, tmp_path_factory.mktemp("undisturbed") / "run"))
+def undisturbed(tmp_path_factory):
+    process = start(PROGRAM, tmp_path_factory.mktemp("undisturbed"))
     losses, model = outputs(process)
     assert process.wait() == 0 and list(losses) == list(range(1, len(losses) + 1))
     return losses, model
@@ -74,12 +57,12 @@ def undisturbed(data, tmp_path_factory):
 
 def test_losses_are_those_of_the_same_batches_by_hand(data, undisturbed):
     losses, model = undisturbed
-    loader, batches = ms.Loader(train_tokens.feed(data)), []
+    loader, batches = ms.Loader(language_model.feed(data)), []
     for _ in loader.epochs:
         for batch in loader:
             batches.append({name: batch[name].copy() for name in ("tokens", "segment_ids", "positions")})
     assert len(batches) == len(losses) > 50
-    training = train_tokens.Training()
+    training = language_model.Training()
     by_hand = [training.step({name: torch.from_numpy(array) for name, array in batch.items()}) for batch in batches]
     assert by_hand == list(losses.values())
     assert training.digest() == model
@@ -87,28 +70,27 @@ def test_losses_are_those_of_the_same_batches_by_hand(data, undisturbed):
     assert float(by_hand[-1]) < 0.8 * float(by_hand[0])
 
 
-def test_killed_programs_train_the_model_of_an_undisturbed_run(data, undisturbed, tmp_path):
+def test_killed_programs_train_the_model_of_an_undisturbed_run(undisturbed, tmp_path):
     losses, model = undisturbed
-    directory = copied(data, tmp_path / "killed")
     random, done = np.random.default_rng(int(os.environ.get("MILLSTREAM_SEED", 3))), 0
     for kill in range(KILLS):
         # A checkpoint is saved every 5 steps, and the end is for the last run.
         most = min(max(len(losses) // KILLS, 10), max(len(losses) - done, 2))
-        process = start(PROGRAMS / "killed.py", PROGRAM, directory, random.integers(1, most))
+        process = start(PROGRAMS / "killed.py", PROGRAM, tmp_path, random.integers(1, most))
         seen, _ = outputs(process)
         assert process.wait() == -signal.SIGKILL
         assert seen and seen.items() <= losses.items(), f"after {kill} kills"
         # It dies before it saves that step.
         assert min(seen) == max(done - 1, 0) // 5 * 5 + 1
         done = max(seen)
-    process = start(PROGRAM, directory)
+    process = start(PROGRAM, tmp_path)
     rest, end = outputs(process)
     assert process.wait() == 0 and end == model
     assert rest.items() <= losses.items() and max(rest) == len(losses)
 
 
 def test_masks_and_labels_are_those_of_plain_loops(data):
-    of = train_tokens.feed(data, batch_size=4, epochs=1)
+    of = language_model.feed(data, batch_size=4, epochs=1)
     padded = 0
     for batch, _ in zip(millstream.torch.Loader(of, tail="pad"), range(5)):
         segments, positions = batch["segment_ids"], batch["positions"]
@@ -134,12 +116,12 @@ def plain_mask(segments, causal):
     return mask
 
 
-def language_model(kind, attention):
+def model_of(kind, attention):
     """A tiny model of transformers, with random weights."""
     import transformers
 
     torch.manual_seed(0)
-    vocabulary, length = train_tokens.VOCABULARY, train_tokens.LENGTH
+    vocabulary, length = language_model.VOCABULARY, language_model.LENGTH
     common = {"vocab_size": vocabulary, "bos_token_id": 1, "eos_token_id": 2, "attn_implementation": attention}
     # Weights so large that what a token attends to shows in the loss.
     common["initializer_range"] = 0.3
@@ -155,8 +137,8 @@ def language_model(kind, attention):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_models_of_transformers_see_each_piece_alone(data, kind, attention):
-    model = language_model(kind, attention)
-    loader = millstream.torch.Loader(train_tokens.feed(data, batch_size=4))
+    model = model_of(kind, attention)
+    loader = millstream.torch.Loader(language_model.feed(data, batch_size=4))
     pieces = padded = 0
     for batch, _ in zip(loader, range(4)):
         tokens, mask = batch["tokens"].long(), packing.attention_mask(batch)[:, None]  # [B, 1, T, T]
@@ -213,7 +195,7 @@ def texts():
 
 def trained(kind, corpus):
     """A tokenizer that Hugging Face's library has trained."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     special = ["<|end|>"]
     if kind == "byte BPE":
@@ -221,9 +203,10 @@ def trained(kind, corpus):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     elif kind == "split BPE":
         # The pattern of recent models, with a look-ahead.
-        pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        from tokenizers import Regex
-
+        pattern = (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
         tokenizer, trainer = Tokenizer(models.BPE()), trainers.BpeTrainer(vocab_size=2_000, special_tokens=special)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]

@@ -25,6 +25,7 @@ pub mod position;
 pub mod records;
 pub mod ring_consumer;
 pub mod ring_producer;
+pub mod tokens;
 pub mod updates;
 
 mod hostile;
@@ -42,7 +43,7 @@ pub struct Property {
 }
 
 /// All properties.
-pub const PROPERTIES: [Property; 14] = [
+pub const PROPERTIES: [Property; 15] = [
     Property { name: "cache", check: cache::check, seeds: cache::seeds, dictionary: Vec::new },
     Property {
         name: "example",
@@ -86,5 +87,6 @@ pub const PROPERTIES: [Property; 14] = [
         seeds: hostile::seeds,
         dictionary: hostile::dictionary,
     },
+    Property { name: "tokens", check: tokens::check, seeds: tokens::seeds, dictionary: tokens::dictionary },
     Property { name: "updates", check: updates::check, seeds: updates::seeds, dictionary: Vec::new },
 ];

@@ -1,11 +1,11 @@
-"""Trains a small language model on packed documents, and prints its losses and its digest.
+#!/usr/bin/env python3
+"""Trains a small language model with PyTorch, on packed documents.
 
-    python train_tokens.py DIRECTORY
+    python examples/feeds/language_model.py DIRECTORY
 
-Reads `part-*.parquet` of DIRECTORY and writes its checkpoint there. Killed and started again, it continues.
+Writes its data and its checkpoints to DIRECTORY. Kill it at any time and start it again: it prints the same model.
 """
 
-import hashlib
 import os
 import pathlib
 import sys
@@ -15,12 +15,14 @@ import torch
 from millstream import packing
 from millstream.torch import Loader
 
+import synthetic
+
 LENGTH, VOCABULARY, WIDTH = 64, 100, 32
 
 
 def feed(directory, **more):
     return ms.Feed(
-        train=str(directory / "part-*.parquet"),
+        train=synthetic.write_documents(directory),
         columns={"tokens": ms.tokens("input_ids", eos=2)},
         pack=ms.pack(length=LENGTH),
         **{"batch_size": 8, "shuffle_rows": 200, "lanes": 2, "epochs": 2, "seed": 7, **more},
@@ -67,8 +69,7 @@ class Training:
         return f"{loss.item():.9g}"
 
     def digest(self):
-        weights = [weight.detach().numpy().tobytes() for weight in self.model.parameters()]
-        return hashlib.sha256(b"".join(weights)).hexdigest()[:16]
+        return synthetic.digest([weight.detach().numpy() for weight in self.model.parameters()])
 
 
 def main():
