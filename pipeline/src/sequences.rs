@@ -109,16 +109,6 @@ impl SequenceSpec {
     }
 }
 
-impl StoredTokens {
-    /// The bytes of a token.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::Uint16 => 2,
-            Self::Uint32 => 4,
-        }
-    }
-}
-
 /// The columns of tokens of a feed, and how they are packed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceColumns {
@@ -134,8 +124,9 @@ pub(crate) struct TokenColumn {
     pub(crate) pad: Vec<u8>,
     /// The usual tokens of a document, if the feed says.
     pub(crate) average: Option<u32>,
-    /// The maximum tokens of a document, and the number of values that are added to them.
+    /// The maximum tokens of a document.
     pub(crate) maximum: u32,
+    /// The number of values that are added to them.
     pub(crate) added: u32,
     /// The fingerprint of the tokenizer; 0 without one.
     pub(crate) tokenizer: u64,

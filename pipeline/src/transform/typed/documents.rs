@@ -162,6 +162,7 @@ impl TypedColumn {
         };
         self.ragged(&elements, values, u32::MAX, builder)
     }
+
     /// The tokens that are stored as bytes, `N` each.
     fn stored<T: ArrowPrimitiveType, const N: usize>(
         &self,
