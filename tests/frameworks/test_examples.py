@@ -7,31 +7,18 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import millstream as ms
 import numpy as np
 import pytest
+from support import outputs, start
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
 EXAMPLES = sorted(path.stem for path in DIRECTORY.glob("train_*.py"))
 KILLS = int(os.environ.get("MILLSTREAM_KILLS", 3))
 STEPS = 4 * 80
-
-
-def start(*command):
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def outputs(process):
-    """The losses that a program prints, by step, and the model that it prints at its end, if it comes to that."""
-    words = [line.split() for line in process.stdout]
-    losses = {int(each[1]): each[3] for each in words if each[:1] == ["step"]}
-    models = [each[1] for each in words if each[:1] == ["model"]]
-    return losses, models[0] if models else None
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)

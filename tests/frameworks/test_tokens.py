@@ -6,7 +6,6 @@ MILLSTREAM_KILLS is the number of kills.
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import millstream as ms
@@ -18,6 +17,7 @@ import pytest
 import torch
 from millstream import packing
 from millstream.loader import Ragged
+from support import outputs, start
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
@@ -32,19 +32,6 @@ import language_model
 def data(tmp_path_factory):
     """A directory for the documents of the example, which are written at their first use."""
     return tmp_path_factory.mktemp("tokens")
-
-
-def start(*command):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *map(str, command)], stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def outputs(process):
-    """The losses that a program prints, by step, and the model that it prints at its end, if it comes to that."""
-    words = [line.split() for line in process.stdout]
-    losses = {int(each[1]): each[3] for each in words if each[:1] == ["step"]}
-    models = [each[1] for each in words if each[:1] == ["model"]]
-    return losses, models[0] if models else None
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Shared by the interoperability tests: running the built command, and comparing values."""
+"""Shared by the interoperability tests: running the built command, ranks of feeds, and comparing values."""
 
 import json
 import math
@@ -6,6 +6,8 @@ import os
 import pathlib
 import subprocess
 import tempfile
+import threading
+import time
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -17,6 +19,28 @@ def millstream(*arguments, expect: int = 0):
     done = subprocess.run([MILLSTREAM, *map(str, arguments), "--json"], capture_output=True, text=True)
     assert done.returncode == expect, f"millstream {arguments}: status {done.returncode}\n{done.stderr}"
     return done.stderr if expect else json.loads(done.stdout)
+
+
+def ranks(of, world, see, tail="pad"):
+    """Runs `see(loader)` for each rank of the feed `of` in a thread; returns the results by rank."""
+    import millstream as ms
+
+    results, run = [None] * world, f"{os.getpid()} {time.monotonic()}"
+
+    def attach(rank):
+        results[rank] = see(loaders[rank])
+
+    loaders = [ms.Loader(of, rank=rank, world=world, tail=tail, run=run) for rank in range(world)]
+    for loader in loaders:
+        # Loaders of one process are several programs; these are the ranks of one.
+        loader._run = "0"
+    threads = [threading.Thread(target=attach, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert None not in results
+    return results
 
 
 class WithoutDaemon(unittest.TestCase):

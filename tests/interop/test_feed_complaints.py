@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream as ms
+from support import ranks
 
 
 def write(directory, rows, files=1, width=1):
@@ -29,26 +29,6 @@ def write(directory, rows, files=1, width=1):
 def feed(train, **more):
     columns = {"number": ms.tensor("number", "int64"), "values": ms.ragged("values", "float32", 64)}
     return ms.Feed(train=train, columns=columns, **{"batch_size": 10, "shuffle_rows": 64, "seed": 1, **more})
-
-
-def ranks(of, world, see, tail="pad"):
-    """Runs `see(loader)` for each rank of `of` in a thread; returns the results by rank."""
-    results, run = [None] * world, f"{os.getpid()} {time.monotonic()}"
-
-    def attach(rank):
-        results[rank] = see(loaders[rank])
-
-    loaders = [ms.Loader(of, rank=rank, world=world, tail=tail, run=run) for rank in range(world)]
-    for loader in loaders:
-        # Loaders of one process are several programs; these are the ranks of one.
-        loader._run = "0"
-    threads = [threading.Thread(target=attach, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert None not in results
-    return results
 
 
 def rows(loader):

@@ -2,9 +2,6 @@
 
 import collections
 import json
-import os
-import threading
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +11,7 @@ import pytest
 import millstream as ms
 from millstream import packing
 from millstream.loader import Ragged
+from support import ranks
 
 LENGTH = 128
 DOCUMENTS = 2_000
@@ -199,26 +197,6 @@ def test_what_follows_a_state_is_equal(few, how):
         rest = [content(batch) for _ in again.epochs for batch in again]
         assert rest == [of for _, _, of in batches[place + 1 :]], place
         again.close()
-
-
-def ranks(of, world, see):
-    """Runs `see(loader)` for each rank of `of` in a thread; returns the results by rank."""
-    results, run = [None] * world, f"{os.getpid()} {time.monotonic()}"
-
-    def attach(rank):
-        results[rank] = see(loaders[rank])
-
-    loaders = [ms.Loader(of, rank=rank, world=world, tail="pad", run=run) for rank in range(world)]
-    for loader in loaders:
-        # Loaders of one process are several programs; these are the ranks of one.
-        loader._run = "0"
-    threads = [threading.Thread(target=attach, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert None not in results
-    return results
 
 
 def padded(loader):
