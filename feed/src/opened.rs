@@ -159,12 +159,18 @@ fn read_tokenizers(
                 Count(files.len() as u64, "file")
             )));
         };
-        if file.size() > MAX_TOKENIZER_BYTES {
-            let (size, most) = (Size(file.size()), Size(MAX_TOKENIZER_BYTES));
-            return Err(Error::Failed(format!("{}: {size}; a tokenizer has at most {most}", file.address())));
-        }
+        let check = |bytes: u64| match bytes {
+            0..=MAX_TOKENIZER_BYTES => Ok(()),
+            _ => {
+                let (size, most) = (Size(bytes), Size(MAX_TOKENIZER_BYTES));
+                Err(Error::Failed(format!("{}: {size}; a tokenizer has at most {most}", file.address())))
+            }
+        };
+        check(file.size())?;
         let gone = || Error::Failed(format!("{}: the file is gone", file.address()));
         let (bytes, _) = runtime.block_on(stores.get_small(file.path(), base))?.ok_or_else(gone)?;
+        // It may have been replaced.
+        check(bytes.len() as u64)?;
         tokenizers.insert(path.clone(), Arc::new(Tokenizer::parse(&bytes, &file.address())?));
     }
     Ok(tokenizers)

@@ -163,7 +163,6 @@ fn read_own(data: &mut Section<'_>, is_packed: bool) -> Own<BTreeMap<String, Vec
     if is_packed {
         tokens::check_pool(data);
     }
-
     for (key, why) in OF_JOBS {
         if data.node(key).is_some() {
             data.error(key, format!("`{key}` is not for feeds: {why}"));
@@ -273,11 +272,7 @@ fn read_column(name: &str, mut column: Section<'_>, sequences: Option<&SequenceS
             kind
         }
     };
-    let missing = column.node("missing").and_then(|node| match &node.value {
-        Value::Real(number) => Some(*number),
-        Value::Text(text) if NOT_FINITE.contains(&text.as_str()) => text.parse().ok(),
-        _ => column.as_number(node),
-    });
+    let missing = read_number(&mut column, "missing");
     if missing.is_some() && image.is_some() {
         column.error("missing", "an absent image is a bad record; a column of images has no `missing`");
     }
@@ -286,6 +281,15 @@ fn read_column(name: &str, mut column: Section<'_>, sequences: Option<&SequenceS
     }
     column.finish();
     kind.map(|kind| ColumnSpec { name: name.to_owned(), column: source, kind, missing, image, tokens })
+}
+
+/// Reads a number, which may be NaN or infinite.
+fn read_number(column: &mut Section<'_>, key: &'static str) -> Option<f64> {
+    column.node(key).and_then(|node| match &node.value {
+        Value::Real(number) => Some(*number),
+        Value::Text(text) if NOT_FINITE.contains(&text.as_str()) => text.parse().ok(),
+        _ => column.as_number(node),
+    })
 }
 
 /// Reads `shape`; that of one value per row if it is absent.

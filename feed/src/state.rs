@@ -25,7 +25,8 @@ const MAX_LISTING_BYTES: u64 = 1 << 30;
 const LEVEL: i32 = 3;
 
 /// A place in a feed: after the batch with which the state came. It is the same on all ranks, and a feed may resume with
-/// another number of ranks or another batch size, but not with another seed, pool, number of lanes or other data.
+/// another number of ranks or another batch size, but not with another seed, pool, number of lanes,
+/// packing or other data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeedState {
     /// The version of this form.

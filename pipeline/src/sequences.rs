@@ -8,8 +8,8 @@
 //! * `positions`, `[B, T]` int32: the place of a token in its piece, from 0; 0 in padding.
 //! * `cu_seqlens`, ragged int32: 0, and where each piece of a sequence ends.
 //!
-//! The first two have the names of Grain and seqio, the third that of FlashAttention's kernels for sequences of varying
-//! length.
+//! Grain and seqio append the first two names to that of a column; the third is that of FlashAttention's kernels for
+//! sequences of varying length.
 
 use std::sync::Arc;
 

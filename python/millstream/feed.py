@@ -127,8 +127,8 @@ def pack(length: int, how: str = "best_fit") -> dict[str, Any]:
 class Feed:
     """Data, its order, and the columns of its batches. It reads nothing: a loader does.
 
-    `batch_size` counts the rows of all ranks together; with `pack`, a row is a sequence of packed documents. Other keyword arguments are keys of `[data]`, as in a job file:
-    `shuffle_rows`, `epochs`, `lanes`, `prefetch`, `filter`, `missing`, `memory_budget`, `on_bad_record` and so on.
+    `batch_size` counts the rows of all ranks together; with `pack`, a row is a sequence of packed documents. Other keyword
+    arguments are keys of `[data]`, as in a job file: `shuffle_rows`, `epochs`, `lanes`, `prefetch`, `filter`, `missing`, `memory_budget`, `on_bad_record` and so on.
 
     Raises `SpecError` with all problems.
     """

@@ -12,10 +12,12 @@
 
 use millstream_batch::{ColumnKind, Dtype};
 use millstream_document::section::Section;
-use millstream_document::tree::{Node, Value};
+use millstream_document::tree::Value;
 use millstream_pipeline::order::Packing;
 use millstream_pipeline::sequences::{DESCRIBING, MAX_LENGTH, SequenceSpec, StoredTokens, TokenSpec};
 use millstream_pipeline::spec::ColumnSpec;
+
+use super::read_number;
 
 const PACKINGS: [(&str, Packing); 2] =
     [("best_fit", Packing::BestFit), ("concatenate", Packing::Concatenate)];
@@ -63,13 +65,6 @@ pub(super) fn read(
         column.error("kind", "documents of tokens are packed: add a section [pack] with `length`");
     }
     (sequences.map(|spec| spec.column_kind(dtype.unwrap_or(Dtype::Int32))), tokens)
-}
-
-fn read_number(column: &mut Section<'_>, key: &'static str) -> Option<f64> {
-    column.node(key).and_then(|node: &Node| match &node.value {
-        Value::Real(number) => Some(*number),
-        _ => column.as_number(node),
-    })
 }
 
 /// Checks what all columns of a feed with `[pack]` have in common.
@@ -142,7 +137,7 @@ mod tests {
     fn all_keys_are_read() {
         let columns = "t = { kind = 'tokens', column = 'ids', dtype = 'uint16', bos = 1, eos = 2, pad = 3, maximum = 100, \
                        average = 50, stored = 'uint32' }\n\
-                       w = { kind = 'tokens', dtype = 'float32', bos = 0, eos = 0.5, maximum = 100, missing = 1 }";
+                       w = { kind = 'tokens', dtype = 'float32', bos = 0, eos = 0.5, pad = 'inf', maximum = 100, missing = 1 }";
         let spec = parse(POOL, "[pack]\nlength = 2048\nhow = 'concatenate'", columns).unwrap();
         assert_eq!(spec.sequences, Some(SequenceSpec { length: 2048, how: Packing::Concatenate }));
         let expected = TokenSpec {
@@ -155,6 +150,7 @@ mod tests {
             tokenizer: None,
         };
         assert_eq!(spec.columns[0].tokens, Some(expected));
+        assert_eq!(spec.columns[1].tokens.as_ref().unwrap().pad, f64::INFINITY);
         assert_eq!(
             (spec.columns[1].missing, spec.columns[1].tokens.as_ref().unwrap().eos),
             (Some(1.0), Some(0.5))

@@ -26,10 +26,10 @@
 //! again, and before them only the records that precede them in their split; for Parquet those are not decoded,
 //! for TFRecord they are at most part of `split_bytes`.
 //!
-//! Invariants: a position covers all lanes, including those of other hosts, and has the same bytes on every
-//! host. It depends on the number of rows drawn, not on how they were read. A job with another seed, lane
-//! count, shuffle pool, group feature, feed or division into splits rejects it; the batch size, the number of hosts,
-//! `drop_last` and `deterministic` may change between saving and resuming.
+//! Invariants: a position covers all lanes, including those of other hosts, and has the same bytes on every host. It
+//! depends on the number of rows drawn, not on how they were read. A job with another seed, lane count, shuffle pool,
+//! group feature, packing, feed or division into splits rejects it; the batch size, the number of hosts, `drop_last`
+//! and `deterministic` may change between saving and resuming.
 
 use millstream_batch::Stream;
 
@@ -105,7 +105,7 @@ pub enum PositionError {
         /// Its value.
         value: u64,
     },
-    /// The order has another seed, number of lanes, shuffle pool or data.
+    /// The order has another seed, number of lanes, shuffle pool, packing or data.
     #[error(
         "the position belongs to another order: seed, lanes, shuffle_rows, the packing or the data have changed"
     )]

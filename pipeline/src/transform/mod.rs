@@ -217,8 +217,8 @@ impl Transform {
     }
 
     /// The schema of the packed batches: numbers and components of vectors are dense columns, features with one value per
-    /// row are ids, and multi-valued features are ragged, each in the job's order. Typed columns are as specified, and columns that describe
-    /// sequences follow them.
+    /// row are ids, and multi-valued features are ragged, each in the job's order. Typed columns are as specified, and
+    /// columns that describe sequences follow them.
     pub fn schema(&self, rows: u32, position_bytes: u32) -> BatchSchema {
         let describing = self.sequences.iter().flat_map(SequenceSpec::describing_columns);
         BatchSchema {
