@@ -24,6 +24,9 @@ use super::values::Values;
 /// Entries whose levels are unpacked at a time.
 const ENTRIES: usize = 2048;
 
+/// Entries whose levels are compared together.
+const STRIDE: usize = 16;
+
 /// Reads one list column of one row group.
 pub(super) struct ListColumn {
     leaf: Leaf,
@@ -164,21 +167,33 @@ impl ListColumn {
         let mut elements = lists.element_present.len();
         let mut present = 0;
         let mut entry = self.next;
+        // Where a list may go on with values alone, as most of a long one does.
+        let mut may_run = true;
         while let (Some(&repetition), Some(&definition)) =
             (self.repetitions.get(entry), self.definitions.get(entry))
         {
+            if may_run {
+                let run = self.values_within_row(entry);
+                lists.element_present.append_n(run, true);
+                (elements, present, entry) = (elements + run, present + run, entry + run);
+                may_run = false;
+                continue;
+            }
             if repetition == 0 {
                 if lists.starts.len() == most {
                     break;
                 }
+                may_run = true;
                 let start = i32::try_from(elements);
                 lists.starts.push(start.map_err(|_| too_many())?);
                 lists.present.append(definition + 1 >= self.element);
             }
             if definition >= self.element {
-                lists.element_present.append(definition == present_level);
+                let is_present = definition == present_level;
+                lists.element_present.append(is_present);
                 elements += 1;
-                present += usize::from(definition == present_level);
+                present += usize::from(is_present);
+                may_run |= !is_present;
             }
             entry += 1;
         }
@@ -187,6 +202,20 @@ impl ListColumn {
             return self.read_expanded(lists, present);
         }
         lists.content.take(present, &mut self.page.body)
+    }
+
+    /// The number of entries from `start` on that continue a row with a value, rounded down to a multiple of [`STRIDE`].
+    fn values_within_row(&self, start: usize) -> usize {
+        let present_level = self.leaf.definition();
+        let repetitions = self.repetitions[start..].as_chunks::<STRIDE>().0;
+        let definitions = self.definitions[start..].as_chunks::<STRIDE>().0;
+        let are_values = |(repetitions, definitions): &(&[u32; STRIDE], &[u32; STRIDE])| {
+            // Without an early exit, so that the levels are compared in vectors.
+            let starts = repetitions.iter().fold(false, |any, &level| any | (level == 0));
+            let absent = definitions.iter().fold(false, |any, &level| any | (level != present_level));
+            !(starts | absent)
+        };
+        repetitions.iter().zip(definitions).take_while(are_values).count() * STRIDE
     }
 
     /// Appends the next `count` values of the page to `lists`, where the encoding of the column changes within a row:

@@ -41,6 +41,12 @@ fn written() -> impl Strategy<Value = Written> {
         1 => Just(None),
         6 => proptest::collection::vec(value.clone(), 0..6).prop_map(Some),
         1 => proptest::collection::vec(value, 0..300).prop_map(Some),
+        1 => proptest::collection::vec((0_u64..40).prop_map(Some), 0..300).prop_map(Some),
+        1 => (proptest::collection::vec((0_u64..40).prop_map(Some), 0..300), 0..300_usize).prop_map(|(mut row, at)| {
+            // Absent in one place only.
+            row.get_mut(at).into_iter().for_each(|value| *value = None);
+            Some(row)
+        }),
     ];
     let sizes = (prop_oneof![Just(1_usize << 20), 1_usize..600], 1_usize..90);
     (proptest::collection::vec(row, 1..400), any::<(bool, bool, bool)>(), sizes).prop_map(
