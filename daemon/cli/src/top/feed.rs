@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::{History, Job, ListReply, ListRequest, LogLine, LogsRequest, Snapshot};
+use millstream_control::proto::{self, History, Job, ListReply, ListRequest, LogLine, LogsRequest, Snapshot};
 use millstream_control::{Client, ClientError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -22,8 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An answer for the screen.
 pub(super) enum Answer {
-    /// The daemon and its jobs, and the opened job.
-    Look { snapshot: Box<Snapshot>, jobs: ListReply, page: Option<Box<Page>> },
+    /// The daemon with its jobs and feeds, and the opened job.
+    Look { snapshot: Box<Snapshot>, jobs: ListReply, feeds: Vec<proto::Feed>, page: Option<Box<Page>> },
     /// The daemon did not answer.
     Lost(String),
     /// What a change came to, in a sentence.
@@ -141,6 +141,7 @@ impl Answer {
     pub(super) async fn look(client: &mut Client, opened: Option<(&str, bool)>) -> Result<Self, ClientError> {
         let snapshot = Box::new(client.snapshot().await?);
         let jobs = client.list(ListRequest { states: Vec::new(), limit: MAX_JOBS }).await?;
+        let feeds = client.feeds().await?.feeds;
         let page = match opened {
             Some((id, reads_logs)) => match page(client, id, reads_logs).await {
                 Ok(page) => Some(Box::new(page)),
@@ -150,7 +151,7 @@ impl Answer {
             },
             None => None,
         };
-        Ok(Self::Look { snapshot, jobs, page })
+        Ok(Self::Look { snapshot, jobs, feeds, page })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use millstream_control::proto::{JobState, ListReply, Snapshot};
+use millstream_control::proto::{Feed, JobState, ListReply, Snapshot};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::feed::{Answer, Page};
@@ -24,6 +24,8 @@ pub(super) struct Model {
     pub(super) daemon_cores: Option<f64>,
     /// All jobs, in the order of the screen.
     rows: Vec<Row>,
+    /// The feeds of other trainers.
+    pub(super) feeds: Vec<Feed>,
     /// Older jobs that were not listed.
     pub(super) omitted: u64,
     /// Rates and losses of the jobs that are running.
@@ -104,8 +106,9 @@ impl Model {
     /// Takes an answer.
     pub(super) fn answered(&mut self, answer: Answer) {
         match answer {
-            Answer::Look { snapshot, jobs, page } => {
+            Answer::Look { snapshot, jobs, feeds, page } => {
                 self.lost = None;
+                self.feeds = feeds;
                 self.page = page.map(|page| *page);
                 self.looked(*snapshot, jobs);
             }
@@ -319,7 +322,7 @@ mod tests {
         ];
         let mut model = Model::default();
         let (snapshot, jobs) = (Box::default(), ListReply { jobs, omitted: 0 });
-        model.answered(Answer::Look { snapshot, jobs, page: None });
+        model.answered(Answer::Look { snapshot, jobs, feeds: Vec::new(), page: None });
         model
     }
 
@@ -378,7 +381,12 @@ mod tests {
         key(&mut model, KeyCode::Enter);
         assert_eq!(model.opened(), Some("a"));
         let page = |id: &str| Some(Box::new(Page { id: id.into(), ..Page::default() }));
-        let look = |page| Answer::Look { snapshot: Box::default(), jobs: ListReply::default(), page };
+        let look = |page| Answer::Look {
+            snapshot: Box::default(),
+            jobs: ListReply::default(),
+            feeds: Vec::new(),
+            page,
+        };
         model.answered(look(page("b")));
         assert!(model.page().is_none(), "an answer about the job that was opened before");
         model.answered(look(page("a")));
@@ -393,7 +401,12 @@ mod tests {
         let mut model = model();
         model.answered(Answer::Lost("no daemon listens".into()));
         assert_eq!((model.shown().len(), model.lost.is_some()), (3, true));
-        model.answered(Answer::Look { snapshot: Box::default(), jobs: ListReply::default(), page: None });
+        model.answered(Answer::Look {
+            snapshot: Box::default(),
+            jobs: ListReply::default(),
+            feeds: Vec::new(),
+            page: None,
+        });
         assert_eq!(model.lost, None);
     }
 }

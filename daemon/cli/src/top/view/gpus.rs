@@ -3,32 +3,26 @@
 use std::time::Duration;
 
 use millstream_control::proto::{GpuUse, HostGpus, Snapshot};
-use ratatui::layout::Rect;
 use ratatui::style::Color;
 use ratatui::text::{Line, Span};
 
 use super::super::model::Model;
-use super::{HEADER_LINES, Palette, bar, one_line};
+use super::{Palette, bar, one_line};
 use crate::{figures, gpu_use};
-
-/// The lines that are left to jobs and keys: titles, a job, keys.
-const LINES_OF_JOBS: u16 = 3;
 
 /// From this temperature on, in degrees Celsius, a GPU is about to slow down.
 const HOT: u32 = 85;
 
-/// The number of lines on a screen of `height` lines.
-pub(super) fn lines(model: &Model, height: u16) -> u16 {
+/// The number of lines that show everything.
+pub(super) fn lines(model: &Model) -> u16 {
     let Some(gpus) = model.snapshot.as_ref().and_then(|snapshot| snapshot.gpus.as_ref()) else { return 0 };
     let wanted = u16::try_from(gpus.gpus.len()).unwrap_or(u16::MAX);
-    let wanted = wanted.saturating_add(gpus.problem.is_some().into());
-    wanted.min(height.saturating_sub(HEADER_LINES + LINES_OF_JOBS))
+    wanted.saturating_add(gpus.problem.is_some().into())
 }
 
-/// The lines that fit into `area` below the host's.
-pub(super) fn draw(snapshot: &Snapshot, palette: Palette, area: Rect) -> Vec<Line<'static>> {
+/// The lines that fit into `room` lines.
+pub(super) fn draw(snapshot: &Snapshot, palette: Palette, room: usize) -> Vec<Line<'static>> {
     let Some(gpus) = &snapshot.gpus else { return Vec::new() };
-    let room = usize::from(area.height.saturating_sub(HEADER_LINES));
     let mut lines: Vec<Line<'_>> = problem(snapshot, gpus, palette).into_iter().collect();
     let columns = Columns::of(gpus);
     lines.extend(gpus.gpus.iter().map(|gpu| line(gpu, gpus.is_stale, &columns, palette)));

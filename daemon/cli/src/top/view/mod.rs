@@ -1,5 +1,6 @@
 //! Draws the state of the screen: the host above, jobs or one job's page, keys below.
 
+mod feeds;
 mod gpus;
 mod job;
 mod jobs;
@@ -17,8 +18,11 @@ use super::model::{Dialog, Model};
 use crate::figures;
 use crate::printable::one_line;
 
-/// Lines of the host besides its GPUs, with an empty one below.
+/// Lines of the host besides its GPUs and feeds, with an empty one below.
 const HEADER_LINES: u16 = 4;
+
+/// The lines that are left to jobs and keys: titles, a job, keys.
+const LINES_OF_JOBS: u16 = 3;
 
 /// Width of a bar, in characters.
 const BAR: usize = 12;
@@ -76,17 +80,31 @@ impl Palette {
 /// The number of lines that show everything.
 pub(super) fn height(model: &Model) -> u16 {
     let jobs = u16::try_from(model.listed().max(1)).unwrap_or(u16::MAX);
+    let heads = device_lines(model, u16::MAX).iter().sum::<u16>();
     // The titles of the jobs, and the keys.
-    jobs.saturating_add(HEADER_LINES + gpus::lines(model, u16::MAX) + 2)
+    jobs.saturating_add(heads).saturating_add(HEADER_LINES + 2)
+}
+
+/// The numbers of lines of GPUs and of feeds on a screen of `height` lines.
+fn device_lines(model: &Model, height: u16) -> [u16; 2] {
+    let free = height.saturating_sub(HEADER_LINES + LINES_OF_JOBS);
+    let gpus = gpus::lines(model).min(free);
+    let feeds = u16::try_from(model.feeds.len()).unwrap_or(u16::MAX).min(free - gpus);
+    [gpus, feeds]
 }
 
 /// Draws the whole screen.
 pub(super) fn draw(model: &Model, palette: Palette, frame: &mut Frame<'_>) {
-    let header_lines = HEADER_LINES + gpus::lines(model, frame.area().height);
-    let areas = [Constraint::Length(header_lines), Constraint::Min(1), Constraint::Length(1)];
+    let [gpus, feeds] = device_lines(model, frame.area().height);
+    let areas = [Constraint::Length(HEADER_LINES + gpus + feeds), Constraint::Min(1), Constraint::Length(1)];
     let [header, body, footer] = Layout::vertical(areas).areas(frame.area());
     match &model.snapshot {
-        Some(snapshot) => draw_host(model, snapshot, palette, frame, header),
+        Some(snapshot) => {
+            let mut lines = host(model, snapshot, palette);
+            lines.extend(gpus::draw(snapshot, palette, gpus.into()));
+            lines.extend(feeds::draw(&model.feeds, palette, feeds.into()));
+            frame.render_widget(Paragraph::new(lines), header);
+        }
         None => frame.render_widget("asking the daemon ...", header),
     }
     match model.opened_row() {
@@ -99,7 +117,8 @@ pub(super) fn draw(model: &Model, palette: Palette, frame: &mut Frame<'_>) {
     }
 }
 
-fn draw_host(model: &Model, snapshot: &Snapshot, palette: Palette, frame: &mut Frame<'_>, area: Rect) {
+/// The lines of the host, its jobs and its resources.
+fn host(model: &Model, snapshot: &Snapshot, palette: Palette) -> Vec<Line<'static>> {
     let host = snapshot.host.clone().unwrap_or_default();
     let up = Duration::from_millis(snapshot.at_ms.saturating_sub(snapshot.started_ms));
     let title = Line::from(vec![
@@ -120,9 +139,7 @@ fn draw_host(model: &Model, snapshot: &Snapshot, palette: Palette, frame: &mut F
     if let [last, ..] = host.load[..] {
         used.push(Span::from(format!("load {last:.1}   ")));
     }
-    let mut lines = vec![title, jobs_line(snapshot), Line::from(used)];
-    lines.extend(gpus::draw(snapshot, palette, area));
-    frame.render_widget(Paragraph::new(lines), area);
+    vec![title, jobs_line(snapshot), Line::from(used)]
 }
 
 /// `2 running, 5 queued, 1 held; ended since the start: 40 succeeded, 1 failed`
@@ -210,8 +227,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use millstream_control::proto::{
-        Diagnosis, EndedJobs, Evaluation, Explanation, History, HistoryPoint, HostUse, Job, JobActivity,
-        JobProgress, ListReply, LogLine, MetricValue, Metrics, NamedValue, ProcessUse, StageUse,
+        Diagnosis, EndedJobs, Evaluation, Explanation, Feed, History, HistoryPoint, HostUse, Job,
+        JobActivity, JobProgress, ListReply, LogLine, MetricValue, Metrics, NamedValue, ProcessUse, StageUse,
     };
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -293,7 +310,7 @@ mod tests {
         let reason = Some("the daemon died twice\nwhile it was \u{1b}[31munder way".into());
         let held = Job { reason, ..job("clicks-7a", JobState::Held, 2) };
         let jobs = ListReply { jobs: vec![running(), queued, held], omitted: 12 };
-        Answer::Look { snapshot: Box::new(snapshot), jobs, page: page.map(Box::new) }
+        Answer::Look { snapshot: Box::new(snapshot), jobs, feeds: Vec::new(), page: page.map(Box::new) }
     }
 
     fn page() -> Page {
@@ -352,6 +369,34 @@ and 12 older jobs
 ";
         let shown = drawn(&model(), 160, 12);
         assert!(shown.starts_with(wanted), "{shown}");
+    }
+
+    #[test]
+    fn feeds_of_other_trainers_have_a_line_each() {
+        let feed = |id: &str, attached, rate: Option<f64>| Feed {
+            id: id.into(),
+            owner: "ann".into(),
+            state: if rate.is_some() { "feeding" } else { "opening" }.into(),
+            ranks: 8,
+            attached,
+            rows_per_second: rate,
+            bound: rate.map(|_| "consumer".into()),
+            memory_bytes: 2 << 30,
+            ..Feed::default()
+        };
+        let mut model = model();
+        model.feeds = vec![feed("feed-k3f9q2", 8, Some(1_234_567.0)), feed("feed-7", 3, None)];
+        let wanted = "
+feed-k3f9q2   ann   feeding   8 ranks        1,234,567 rows/s   2.0 GiB   consumer
+feed-7        ann   opening   3 of 8 ranks                      2.0 GiB
+
+JOB ";
+        let shown = drawn(&model, 160, 16);
+        assert!(shown.contains(wanted), "{shown}");
+        model.feeds.extend((0..30).map(|number| feed(&format!("feed-{number}"), 8, None)));
+        let shown = drawn(&model, 160, 12);
+        assert!(shown.contains("and 28 more feeds") && shown.contains("census-wide-deep-2f9c"), "{shown}");
+        assert!(drawn(&model, 160, 60).contains("feed-29"));
     }
 
     #[test]
