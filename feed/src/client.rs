@@ -39,6 +39,7 @@ pub struct Evaluation {
     connection: Arc<Connection>,
     ring: Consumer,
     number: u32,
+    identity: String,
 }
 
 /// The connection to the host.
@@ -142,11 +143,11 @@ impl FeedClient {
             return Ok(None);
         }
         match receive(socket, self.connection.host)? {
-            FromHost::EvalRing { number, schema } => {
+            FromHost::EvalRing { number, schema, identity } => {
                 let ring = Consumer::receive(socket, &schema)?;
                 let connection = Arc::clone(&self.connection);
                 // One that is not wanted any more ends here.
-                Ok((number == self.evaluation).then(|| Evaluation { connection, ring, number }))
+                Ok((number == self.evaluation).then(|| Evaluation { connection, ring, number, identity }))
             }
             FromHost::EvalFailed { number, .. } if number != self.evaluation => Ok(None),
             FromHost::EvalFailed { message, .. } => Err(Error::Failed(message)),
@@ -165,6 +166,11 @@ impl Drop for FeedClient {
 }
 
 impl Evaluation {
+    /// A hash that all machines whose ranks evaluate together must have.
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
     /// The slots of its ring.
     pub fn slots(&self) -> usize {
         self.ring.slots()

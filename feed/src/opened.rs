@@ -6,18 +6,19 @@ use millstream_batch::{BatchSchema, Count, HandOff, Size};
 use millstream_io::storage::Stores;
 use millstream_pipeline::dataset::{Absent, Dataset, Pinned};
 use millstream_pipeline::ingest::{self, DatasetSource, IngestHandle, IngestPlan};
-use millstream_pipeline::order::Position;
+use millstream_pipeline::order::{Position, Runs};
 use millstream_pipeline::sequences::Packed;
 use millstream_pipeline::spec::{DataSpec, Purpose};
 use millstream_pipeline::tokenizer::{Tokenizer, Tokenizers};
 use millstream_pipeline::transform::Transform;
+use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 
 use crate::Error;
 use crate::access::Access;
 use crate::protocol::Attached;
 use crate::spec::FeedSpec;
-use crate::state::{FeedState, Files};
+use crate::state::{FeedState, Files, hex};
 
 /// Ring slots of an evaluation: one is filled while a program takes another, and still has the one before.
 const EVAL_SLOTS: u32 = 3;
@@ -36,26 +37,27 @@ pub struct OpenedFeed {
     runtime: Handle,
     transform: Arc<Transform>,
     plan: IngestPlan,
+    runs: Runs,
     position: Position,
     files: Files,
     rows: Option<u64>,
 }
 
 impl OpenedFeed {
-    /// Opens the feed for `ranks` ranks, at `state` or the start, with what `access` admits. Blocks, so it must not be called
-    /// from async code.
+    /// Opens the feed for the ranks of this host, at `state` or the start, with what `access` admits. Blocks, so it must not be
+    /// called from async code.
     ///
     /// # Errors
     /// The data is absent, may not be read, does not match the feed, or does not fit its memory budget; the state is of another
     /// feed.
     pub fn open(
         spec: FeedSpec,
-        ranks: u32,
+        runs: &Runs,
         state: Option<&FeedState>,
         access: &Arc<dyn Access>,
         (stores, runtime): (&Stores, &Handle),
     ) -> Result<Self, Error> {
-        check_ranks(spec.data.batch_size, ranks)?;
+        check_ranks(spec.data.batch_size, runs.ranks())?;
         let stores = stores.for_job(&spec.storage);
         let tokenizers = read_tokenizers(&spec, &**access, &stores, runtime)?;
         let packed = spec.sequences.as_ref().map(|spec| Packed { spec, tokenizers: &tokenizers });
@@ -67,16 +69,18 @@ impl OpenedFeed {
         let rows = dataset.rows().filter(|_| spec.sequences.is_none());
         let schema = source.schema();
         let train = source.chunks(dataset)?;
-        let plan = IngestPlan::feeding(&spec.data, spec.seed, schema, (train, None))?.with_ranks(ranks)?;
+        let plan = IngestPlan::feeding(&spec.data, spec.seed, schema, (train, None))?;
+        let plan = plan.with_runs(runs.clone())?;
         let position = match state {
             Some(state) => plan.resume(&state.position()?)?,
             None => plan.start(),
         };
         let (access, runtime) = (Arc::clone(access), runtime.clone());
-        Ok(Self { access, stores, runtime, transform, plan, position, files, rows, spec })
+        let runs = runs.clone();
+        Ok(Self { access, stores, runtime, transform, plan, runs, position, files, rows, spec })
     }
 
-    /// Creates the ring of each rank and starts to fill them. Returns the hand-offs in the order of the ranks.
+    /// Creates the ring of each rank of this host and starts to fill them. Returns the hand-offs in the order of the ranks.
     ///
     /// # Errors
     /// The system refuses memory or threads.
@@ -85,11 +89,11 @@ impl OpenedFeed {
         Ok((ingest::start(self.plan.clone(), self.position.clone(), rings)?, hand_offs))
     }
 
-    /// The same for one pass over the held-out data `name`, in its order.
+    /// The same for one pass over the held-out data `name`, in its order, with its identity.
     ///
     /// # Errors
     /// There is no such data, and as for [`OpenedFeed::open`] and [`OpenedFeed::start`].
-    pub fn start_evaluation(&self, name: &str) -> Result<(IngestHandle, Vec<HandOff>), Error> {
+    pub fn start_evaluation(&self, name: &str) -> Result<(IngestHandle, Vec<HandOff>, String), Error> {
         let Some(patterns) = self.spec.eval.get(name) else {
             let names: Vec<_> = self.spec.eval.keys().map(|name| format!("`{name}`")).collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -97,18 +101,33 @@ impl OpenedFeed {
         };
         let Self { spec, access, stores, runtime, transform, .. } = self;
         let source = Source { spec, access: &**access, stores, runtime, transform };
-        let (dataset, _) = source.dataset(patterns, Purpose::Scoring, None)?;
+        let (dataset, files) = source.dataset(patterns, Purpose::Scoring, None)?;
         let memory_budget_bytes = self.evaluation_bytes();
         let data = DataSpec { memory_budget_bytes, prefetch: EVAL_SLOTS, ..spec.data.clone() };
         let plan = IngestPlan::scoring(&data, source.schema(), source.chunks(dataset)?)?;
-        let plan = plan.with_ranks(self.plan.ranks())?;
+        let plan = plan.with_runs(self.runs.clone())?;
         let (rings, hand_offs) = plan.create_rings()?;
-        Ok((ingest::start(plan.clone(), plan.start(), rings)?, hand_offs))
+        let identity = self.identity(&plan.start(), &files);
+        Ok((ingest::start(plan.clone(), plan.start(), rings)?, hand_offs, identity))
     }
 
     /// The memory that an evaluation may use, in addition.
     pub fn evaluation_bytes(&self) -> u64 {
         (self.spec.data.memory_budget_bytes / EVAL_SHARE).max(self.plan.memory().least_bytes())
+    }
+
+    /// The hash, in hexadecimal, of what determines the batches of `files` from `position` on.
+    fn identity(&self, position: &Position, files: &Files) -> String {
+        let mut encoded = Vec::new();
+        position.encode(&mut encoded);
+        let (shared, listing) = (self.spec.shared.as_bytes(), files.listing_hash.as_bytes());
+        // Another version may read data in another way.
+        let version = env!("CARGO_PKG_VERSION").as_bytes();
+        let parts = [version, shared, &self.runs.ranks().to_le_bytes(), &encoded, listing];
+        let hash = parts.iter().fold(Sha256::new(), |hash, part| {
+            hash.chain_update((part.len() as u64).to_le_bytes()).chain_update(part)
+        });
+        hex(&hash.finalize())
     }
 
     /// What a rank has to know.
@@ -120,6 +139,7 @@ impl OpenedFeed {
             schema,
             slots: self.plan.slots(),
             epochs: data.epochs,
+            identity: self.identity(&self.position, &self.files),
             batches: self.rows.map(batches),
             files: self.files.clone(),
         }

@@ -26,8 +26,10 @@ pub struct Attach {
     pub run: String,
     /// The number of this rank, from 0.
     pub rank: u32,
-    /// The number of ranks.
+    /// The number of ranks, over all hosts.
     pub world: u32,
+    /// The number of ranks on this host.
+    pub local_world: u32,
     /// Where the feed resumes; the start if absent. All ranks have the same.
     pub state: Option<FeedState>,
 }
@@ -59,6 +61,8 @@ pub enum FromHost {
         number: u32,
         /// The contents of its batches.
         schema: BatchSchema,
+        /// As [`Attached::identity`].
+        identity: String,
     },
     /// An evaluation cannot begin, or has ended early. Training continues.
     EvalFailed {
@@ -94,4 +98,7 @@ pub struct Attached {
     pub batches: Option<u64>,
     /// The files, for states.
     pub files: Files,
+    /// A hash of what determines the batches of training: the feed, the number of ranks, the position and the files. Machines whose
+    /// ranks train together must have the same.
+    pub identity: String,
 }

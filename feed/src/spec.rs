@@ -59,6 +59,9 @@ const OF_JOBS: [(&str, &str); 5] = [
     ("auto_batch", "a feed does not know the memory of the model"),
 ];
 
+/// Keys of `[data]` that affect speed and memory, and not the contents of batches.
+const OF_MACHINE: [&str; 5] = ["base", "memory_budget", "prefetch", "streams", "threads"];
+
 /// A resolved feed: defaults are filled in, and names are checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedSpec {
@@ -76,6 +79,8 @@ pub struct FeedSpec {
     pub storage: StorageSpec,
     /// The feed as self-contained TOML. It parses to this feed in any directory.
     pub text: String,
+    /// The same without what may differ between the machines of a program. It determines the batches, if the files are equal.
+    pub shared: String,
 }
 
 impl FeedSpec {
@@ -113,6 +118,14 @@ impl FeedSpec {
     fn read(mut table: Table, at: At, path: &Path, problems: &Problems<'_>) -> Result<Self, DocumentError> {
         let mut spec = read(&table, at, path, problems);
         problems.check()?;
+        let mut shared = table.clone();
+        shared.remove("storage");
+        if let Some(data) = shared.table_mut("data", at) {
+            for key in OF_MACHINE {
+                data.remove(key);
+            }
+        }
+        spec.shared = tree::write(&shared);
         if let (Some(data), Some(base)) = (table.table_mut("data", at), spec.data.base.to_str()) {
             data.put("base", Node { at, value: Value::Text(base.to_owned()) });
         }
@@ -155,7 +168,7 @@ fn read(table: &Table, at: At, path: &Path, problems: &Problems<'_>) -> FeedSpec
     let section = top.section("storage", "[storage]");
     let storage = storage::read(section, &data.base);
     top.finish();
-    FeedSpec { data, eval, seed, columns, sequences, storage, text: String::new() }
+    FeedSpec { data, eval, seed, columns, sequences, storage, text: String::new(), shared: String::new() }
 }
 
 /// Reads the keys of `[data]` that differ from those of jobs, of a feed whose rows are packed or not.

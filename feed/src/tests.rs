@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::builder::{Float32Builder, ListBuilder};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
-use millstream_batch::ColumnRef;
+use millstream_batch::{ColumnRef, Lease};
 use millstream_io::storage::{Object, Stores};
 use parquet::arrow::ArrowWriter;
 
@@ -81,9 +81,20 @@ impl Fixture {
         world: u32,
         state: Option<&FeedState>,
     ) -> Result<FeedClient, Error> {
+        self.attach_one_of(world, feed, (rank, world), state)
+    }
+
+    /// Attaches one of `local_world` ranks of this host.
+    fn attach_one_of(
+        &self,
+        local_world: u32,
+        feed: &str,
+        (rank, world): (u32, u32),
+        state: Option<&FeedState>,
+    ) -> Result<FeedClient, Error> {
         let socket = UnixStream::connect(self.socket()).unwrap();
         let (feed, run) = (feed.to_owned(), format!("{:?}", thread::current().name()));
-        let attach = Attach { version: VERSION, feed, run, rank, world, state: state.cloned() };
+        let attach = Attach { version: VERSION, feed, run, rank, world, local_world, state: state.cloned() };
         let attaching = Attaching::start(socket, HostKind::Process, &attach)?;
         attaching.wait(LIMIT).map(|attached| attached.unwrap_or_else(|_| panic!("no answer")))
     }
@@ -168,6 +179,15 @@ fn see(feed: &mut FeedClient) -> Result<Option<Seen>, Error> {
     Ok(Some(Seen { epoch: batch.header().epoch, numbers: all[..rows].to_vec(), bytes, state }))
 }
 
+/// The numbers of a batch of held-out rows.
+fn held_out_rows(lease: &Lease) -> Vec<i64> {
+    let batch = lease.batch();
+    batch.column(0).values.as_chunks().0[..batch.rows()]
+        .iter()
+        .map(|&bytes| i64::from_ne_bytes(bytes))
+        .collect()
+}
+
 fn rest(feed: &mut FeedClient) -> Result<Vec<Seen>, Error> {
     std::iter::from_fn(|| see(feed).transpose()).collect()
 }
@@ -223,6 +243,97 @@ fn a_feed_goes_on_after_any_batch_with_any_number_of_ranks() {
     for (step, whole) in whole[4..].iter().enumerate() {
         assert_eq!(parts(step), whole.numbers);
     }
+}
+
+#[test]
+fn ranks_of_several_hosts_have_the_rows_of_those_of_one() {
+    let fixture = Fixture::new(1_001);
+    let feed = fixture.feed("batch_size = 84\nepochs = 2\nshuffle_rows = 256");
+    let whole = fixture.ranks(&feed, 6, None);
+    // Of another number of ranks.
+    let middle = fixture.ranks(&feed, 4, None)[0][7].state.clone();
+    for (state, hosts) in
+        [(None, [&[0, 1, 2][..], &[3, 4, 5]]), (Some(&middle), [&[5][..], &[0, 1, 2, 3, 4]])]
+    {
+        let from = state.map_or(0, |_| 8);
+        let identities: HashSet<String> = thread::scope(|scope| {
+            let of_host = |here: &'static [u32]| {
+                let (fixture, feed, whole) = (&fixture, &feed, &whole);
+                let start = move |&rank: &u32| {
+                    let see = move || {
+                        let here = here.len() as u32;
+                        let mut client = fixture.attach_one_of(here, feed, (rank, 6), state).unwrap();
+                        assert_eq!(rest(&mut client).unwrap(), whole[rank as usize][from..], "rank {rank}");
+                        client.attached().identity.clone()
+                    };
+                    thread::Builder::new().name(format!("host of {here:?}")).spawn_scoped(scope, see).unwrap()
+                };
+                here.iter().map(start).collect::<Vec<_>>()
+            };
+            let ranks: Vec<_> = hosts.into_iter().flat_map(of_host).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        assert_eq!(identities.len(), 1, "{identities:?}");
+    }
+}
+
+#[test]
+fn ranks_keep_their_numbers_on_a_host_that_has_only_some() {
+    let fixture = Fixture::new(300);
+    let feed = fixture.feed("batch_size = 30\nepochs = 100");
+    let mut alone = fixture.attach_one_of(1, &feed, (5, 6), None).unwrap();
+    alone.request_evaluation("val").unwrap();
+    let mut evaluation = alone.wait_for_evaluation(LIMIT).unwrap().unwrap();
+    assert_ne!(alone.attached().identity, evaluation.identity());
+    let mut rows = Vec::new();
+    while let Next::Batch(lease) = evaluation.next(LIMIT).unwrap() {
+        rows.push(held_out_rows(&lease));
+    }
+    // Of 37 rows, those of the last rank of the first batch.
+    assert_eq!(rows, [(10_025..10_030).collect(), vec![]]);
+
+    thread::scope(|scope| {
+        for rank in [2, 5] {
+            let (fixture, feed) = (&fixture, &feed);
+            let run = move || {
+                let mut client = fixture.attach_one_of(2, feed, (rank, 6), None).unwrap();
+                if rank == 2 {
+                    let error = rest(&mut client).unwrap_err();
+                    assert!(matches!(error, Error::RankLost { rank: 5, .. }), "{error}");
+                }
+            };
+            thread::Builder::new().name("pair".to_owned()).spawn_scoped(scope, run).unwrap();
+        }
+        for (rank, local_world) in [(2, 2), (5, 3)] {
+            let (fixture, feed) = (&fixture, &feed);
+            let run = move || {
+                let error =
+                    fixture.attach_one_of(local_world, feed, (rank, 6), None).err().unwrap().to_string();
+                assert!(error.contains("one of 2") && error.contains("one of 3"), "{error}");
+            };
+            thread::Builder::new().name("differ".to_owned()).spawn_scoped(scope, run).unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_identity_depends_on_the_feed_the_state_and_the_files() {
+    let fixture = Fixture::new(100);
+    let feed = fixture.feed("batch_size = 10");
+    let identity = |feed: &str, state| fixture.attach(feed, 0, 1, state).unwrap().attached().identity.clone();
+    let first = identity(&feed, None);
+    assert_eq!(first, identity(&feed, None));
+    let faster = fixture.feed("batch_size = 10\nthreads = 2\nprefetch = 5\nmemory_budget = \"1GiB\"");
+    assert_eq!(first, identity(&faster, None), "a machine may have other resources");
+    let state = fixture.ranks(&feed, 1, None)[0][2].state.clone();
+    let mut all = HashSet::from([
+        first,
+        identity(&feed, Some(&state)),
+        identity(&fixture.feed("batch_size = 20"), None),
+    ]);
+    write(&fixture.directory.path().join("train-99999.parquet"), &[7]);
+    all.insert(identity(&feed, None));
+    assert_eq!(all.len(), 4);
 }
 
 #[test]
@@ -298,12 +409,27 @@ fn ranks_that_do_not_fit_together_get_the_reason() {
     for error in refused("missing", vec![(ten.clone(), 0, 4), (ten.clone(), 2, 4)]) {
         assert!(error.contains("ranks 1, 3 of 4 did not attach within 1 s"), "{error}");
     }
+    let alone = |name: &str, here: u32, world: u32| {
+        let attach = || fixture.attach_one_of(here, &ten, (0, world), None).err().unwrap().to_string();
+        thread::scope(|scope| {
+            thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, attach).unwrap().join().unwrap()
+        })
+    };
+    let error = alone("some", 2, 4);
+    assert!(
+        error.contains("1 of the 2 ranks on this machine attached within 1 s of the first one: rank 0"),
+        "{error}"
+    );
+    for here in [0, 3] {
+        let error = alone("none", here, 2);
+        assert!(error.contains(&format!("{here} ranks on this machine, of 2 in all")), "{error}");
+    }
     let error = refused("number", vec![(ten.clone(), 2, 2)]).remove(0);
     assert!(error.contains("rank 2 of 2"), "{error}");
     let error = refused("many", vec![(ten.clone(), 0, 20)]).remove(0);
     assert!(error.contains("ranks 1, 2, 3, 4, 5, 6, 7, 8, .. of 20 did not attach"), "{error}");
     let error = refused("all", vec![(ten, 0, u32::MAX)]).remove(0);
-    assert!(error.contains("4294967295 ranks: a host serves at most 512"), "{error}");
+    assert!(error.contains("4294967295 ranks on this machine: a host serves at most 512"), "{error}");
 }
 
 #[test]
@@ -330,9 +456,7 @@ fn held_out_data_is_read_in_its_order_while_training_waits() {
                     let mut evaluation = client.wait_for_evaluation(LIMIT).unwrap().unwrap();
                     let mut rows = Vec::new();
                     while let Next::Batch(lease) = evaluation.next(LIMIT).unwrap() {
-                        let batch = lease.batch();
-                        let numbers = batch.column(0).values.as_chunks().0[..batch.rows()].iter();
-                        rows.extend(numbers.map(|&bytes| i64::from_ne_bytes(bytes)));
+                        rows.extend(held_out_rows(&lease));
                     }
                     let expected: Vec<i64> =
                         if rank == 0 { 10_000..10_025 } else { 10_025..10_037 }.collect();
@@ -498,7 +622,7 @@ fn a_host_that_is_closed_ends_all_feeds_with_the_reason() {
         assert_eq!(error, "the host stops");
         assert_eq!(waiting.join().unwrap(), "the host stops");
     });
-    assert_eq!(fixture.host.status().reserved_bytes, 0);
+    wait_until(|| fixture.host.status().reserved_bytes == 0);
 }
 
 /// Admits everybody or nobody, and lets nobody read files of this name.
@@ -548,7 +672,7 @@ fn a_program_attaches_and_reads_only_if_the_host_lets_it() {
         let socket = UnixStream::connect(fixture.directory.path().join("guarded.sock")).unwrap();
         std::fs::remove_file(fixture.directory.path().join("guarded.sock")).unwrap();
         let (feed, run) = (feed.to_owned(), "guarded".to_owned());
-        let attach = Attach { version: VERSION, feed, run, rank: 0, world: 1, state: None };
+        let attach = Attach { version: VERSION, feed, run, rank: 0, world: 1, local_world: 1, state: None };
         let attached = Attaching::start(socket, HostKind::Daemon, &attach).unwrap().wait(LIMIT);
         let attached = attached.map(|attached| attached.unwrap_or_else(|_| panic!("no answer")));
         let evaluated = attached.map(|mut client| {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy
 
 from . import _native, loader
 from ._native import SpecError
@@ -21,10 +22,18 @@ class Loader(loader.Loader):
         wide = [name for name, of in columns.items() if of.kind != "raw" and of.dtype.endswith("64")]
         if wide and not jax.config.jax_enable_x64:
             names = ", ".join(f"`{name}`" for name in wide)
-            self.close()
             raise SpecError(
                 f"JAX would narrow {names} to 32 bits: ask for 32-bit types, or enable jax_enable_x64"
             )
+
+    def _gathered(self, identity: str) -> list[tuple[int, str]] | None:
+        if jax.process_count() != self._world:
+            return None
+        from jax.experimental import multihost_utils
+
+        mine = numpy.frombuffer(self._rank.to_bytes(4, "little") + bytes.fromhex(identity), numpy.uint8)
+        found = numpy.asarray(multihost_utils.process_allgather(mine))
+        return [(int.from_bytes(of[:4].tobytes(), "little"), of[4:].tobytes().hex()) for of in found]
 
     @staticmethod
     def _array(native: _native.Array) -> Any:

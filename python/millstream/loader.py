@@ -183,8 +183,9 @@ class Loader:
     """Attaches to a feed and iterates over it, one epoch at a time.
 
     `rank` and `world` are the number of this process and the number of all that train together; they default to the
-    environment variables `RANK` and `WORLD_SIZE`. A batch is dealt evenly to the ranks, which read it from one host:
-    nothing is fetched or decoded twice.
+    environment variables `RANK` and `WORLD_SIZE`. `local_world` is the number of those on this machine: by default
+    `LOCAL_WORLD_SIZE` if `world` equals `WORLD_SIZE`, and otherwise all. A batch is dealt evenly to the ranks. Those of a machine
+    read from one host, so nothing is fetched or decoded twice there. Every machine reads all data; see `identity`.
 
     The host is the daemon of this machine, if one listens; otherwise a process that the first rank starts. `socket` is the
     path of the daemon's socket for feeds, or "none" for a process; see `millstream.daemon`.
@@ -207,6 +208,7 @@ class Loader:
         *,
         rank: int | None = None,
         world: int | None = None,
+        local_world: int | None = None,
         tail: str | None = None,
         mask: str | None = None,
         run: str | None = None,
@@ -214,14 +216,14 @@ class Loader:
     ) -> None:
         self._rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self._world = int(os.environ.get("WORLD_SIZE", 1)) if world is None else world
-        local = os.environ.get("LOCAL_WORLD_SIZE")
-        if world is None and local is not None and int(local) != self._world:
-            raise ValueError(
-                f"{self._world} ranks, of which {local} are on this machine: feeds serve the ranks of one machine. "
-                "Give each machine its own files, and pass rank=LOCAL_RANK and world=LOCAL_WORLD_SIZE"
-            )
+        if local_world is None:
+            is_of_launcher = str(self._world) == os.environ.get("WORLD_SIZE")
+            local_world = int(os.environ.get("LOCAL_WORLD_SIZE", self._world)) if is_of_launcher else self._world
+        self._local_world = local_world
         if not 0 <= self._rank < self._world:
             raise ValueError(f"rank {self._rank} of {self._world}: ranks are counted from 0")
+        if not 1 <= local_world <= self._world:
+            raise ValueError(f"local_world={local_world}: expected from 1 to {self._world}, the number of all ranks")
         if tail is None:
             if self._world > 1:
                 raise ValueError(
@@ -306,7 +308,9 @@ class Loader:
 
         A short last batch is padded unless `tail` is "partial".
         """
-        reader = self._read(self._attached().evaluate(name), self._tail != "partial")
+        evaluation = self._attached().evaluate(name)
+        self._check_machines(evaluation.identity)
+        reader = self._read(evaluation, self._tail != "partial")
         try:
             while (batch := reader.next()) is not None:
                 yield batch
@@ -339,6 +343,15 @@ class Loader:
         self._client = self._reader = self._last = None
 
     @property
+    def identity(self) -> str:
+        """A hash of the feed, without what only changes its speed, the number of ranks, the place, and the files found.
+
+        Ranks of several machines have different rows of the same batches only if all have the same one. The loaders of
+        PyTorch and JAX compare it where their processes are connected; other programs should.
+        """
+        return self._attached().identity
+
+    @property
     def columns(self) -> dict[str, Column]:
         """The columns of a batch, by name, without that of `mask`."""
         self._attached()
@@ -361,22 +374,49 @@ class Loader:
             )
         if self._client is None:
             self._client = self._attach()
-            columns = enumerate(self._client.columns)
-            self._columns = {
-                name: Column(kind, dtype, shape, place) for place, (name, kind, dtype, shape) in columns
-            }
-            if self._mask in self._columns:
+            try:
+                self._prepare(self._client)
+            except BaseException:
                 self.close()
-                raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")
-            self._check_columns(self._columns)
-            self._reader = self._read(self._client, self._tail == "pad")
+                raise
         return self._client
+
+    def _prepare(self, client: _native.Client) -> None:
+        columns = enumerate(client.columns)
+        self._columns = {name: Column(kind, dtype, shape, place) for place, (name, kind, dtype, shape) in columns}
+        if self._mask in self._columns:
+            raise _native.SpecError(f"mask={self._mask!r}: the feed has a column with that name; choose another")
+        self._check_columns(self._columns)
+        self._check_machines(client.identity)
+        self._reader = self._read(client, self._tail == "pad")
+
+    def _check_machines(self, identity: str) -> None:
+        """Raises `FeedError` on all ranks if those of other machines have another identity.
+
+        Only where the framework connects the ranks, which then wait for each other.
+        """
+        found = self._gathered(identity) if self._local_world < self._world else None
+        if found is None:
+            return
+        ranks = sorted(rank for rank, _ in found)
+        if ranks != list(range(self._world)):
+            raise _native.FeedError(f"the {self._world} processes have the ranks {ranks}: expected each once")
+        if others := [rank for rank, other in found if other != identity]:
+            raise _native.FeedError(
+                f"rank {self._rank} and rank {others[0]} on another machine differ in the feed, its state or the files that "
+                "they have found: give all the same Feed and state, and files in a bucket or a shared directory"
+            )
+
+    def _gathered(self, identity: str) -> list[tuple[int, str]] | None:
+        """The rank and the identity of all ranks, if they are connected."""
+        return None
 
     def _read(self, ring: _native.Client | _native.Evaluation, padded: bool) -> Reader:
         return Reader(ring, self, padded)
 
     def _attach(self) -> _native.Client:
         state = None if self._state is None else json.dumps(self._state)
+        ranks = (self._rank, self._world, self._local_world)
         deadline = time.monotonic() + _CONNECT_SECONDS
         while True:
             process = None
@@ -384,9 +424,9 @@ class Loader:
                 fd = None if self._daemon is None else daemon.connect(self._daemon)
                 if fd is not None:
                     run = f"{self._program} {self._run}"
-                    return _native.Client.attach_to_daemon(fd, self._text, run, self._rank, self._world, state)
+                    return _native.Client.attach_to_daemon(fd, self._text, run, ranks, state)
                 process = host.start(self._program)
-                return _native.Client.attach(self._program, self._text, self._run, self._rank, self._world, state)
+                return _native.Client.attach(self._program, self._text, self._run, ranks, state)
             except ConnectionError:
                 # A host that ends just now.
                 host.check(process)

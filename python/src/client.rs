@@ -24,6 +24,9 @@ use crate::host::address;
 /// How long Python waits without looking for signals, such as Ctrl-C.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
+/// The number of this rank, the number of all ranks, and the number of those on this machine.
+type Ranks = (u32, u32, u32);
+
 /// The name of a column, its kind (`tensor`, `ragged` or `raw`), the type of its values, and the shape of a row.
 type ColumnTuple = (String, &'static str, &'static str, Vec<u32>);
 
@@ -70,19 +73,18 @@ pub(crate) struct Position {
 
 #[pymethods]
 impl Client {
-    /// Connects to the host of `program` and attaches to `feed`, when all ranks do. `run` is the number of the feed. `state` is
-    /// JSON.
+    /// Connects to the host of `program` and attaches to `feed`, when all ranks of this machine do. `run` is the number of the
+    /// feed. `ranks` is rank, world and local world. `state` is JSON.
     #[staticmethod]
     fn attach(
         py: Python<'_>,
         program: &str,
         feed: String,
         run: String,
-        rank: u32,
-        world: u32,
+        ranks: Ranks,
         state: Option<&str>,
     ) -> PyResult<Self> {
-        let attach = Attach { version: VERSION, feed, run, rank, world, state: parsed(state)? };
+        let attach = attach(feed, run, ranks, state)?;
         let address = address(program)?;
         let attaching = py.detach(|| connect(&address, &attach)).map_err(not_attached)?;
         Self::wait(py, attaching)
@@ -96,8 +98,7 @@ impl Client {
         fd: RawFd,
         feed: String,
         run: String,
-        rank: u32,
-        world: u32,
+        ranks: Ranks,
         state: Option<&str>,
     ) -> PyResult<Self> {
         if fd < 0 {
@@ -105,7 +106,7 @@ impl Client {
         }
         // SAFETY: the caller passes the ownership of the descriptor of a socket that nothing else uses.
         let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        let attach = Attach { version: VERSION, feed, run, rank, world, state: parsed(state)? };
+        let attach = attach(feed, run, ranks, state)?;
         let start = || Attaching::start(socket, HostKind::Daemon, &attach);
         let attaching = py.detach(start).map_err(not_attached)?;
         Self::wait(py, attaching)
@@ -135,6 +136,12 @@ impl Client {
     /// Leaves the feed. Batches stay valid.
     fn close(&mut self) {
         self.feed = None;
+    }
+
+    /// A hash that all machines whose ranks train together must have.
+    #[getter]
+    fn identity(&self) -> PyResult<String> {
+        Ok(self.feed.as_ref().ok_or_else(closed)?.attached().identity.clone())
     }
 
     /// Epochs of the feed.
@@ -195,6 +202,12 @@ impl Evaluation {
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<Batch>> {
         let Self { feed, files, slots, pending } = self;
         next(py, &mut |limit| feed.next(limit), pending, (files, slots))
+    }
+
+    /// A hash that all machines whose ranks evaluate together must have.
+    #[getter]
+    fn identity(&self) -> String {
+        self.feed.identity().to_owned()
     }
 
     /// The address and the length of the memory of its ring, which is mapped until this value is gone and no batch is left.
@@ -344,9 +357,11 @@ fn connect(address: &SocketAddr, attach: &Attach) -> Result<Attaching, Error> {
     Attaching::start(socket, HostKind::Process, attach)
 }
 
-fn parsed(state: Option<&str>) -> PyResult<Option<FeedState>> {
+fn attach(feed: String, run: String, ranks: Ranks, state: Option<&str>) -> PyResult<Attach> {
     let state = state.map(serde_json::from_str).transpose();
-    state.map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))
+    let state = state.map_err(|error| PyValueError::new_err(format!("not a state of a feed: {error}")))?;
+    let (rank, world, local_world) = ranks;
+    Ok(Attach { version: VERSION, feed, run, rank, world, local_world, state })
 }
 
 /// The exception for an error while a rank attaches. A host that ends just then is one of the connection, which can be tried

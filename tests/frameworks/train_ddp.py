@@ -1,4 +1,4 @@
-"""A program as users write it: a small model, trained on all ranks of a machine, with checkpoints.
+"""A program as users write it: a small model, trained on all ranks, with checkpoints.
 
     torchrun --nproc-per-node 2 train_ddp.py DATA DIRECTORY [KILL ...]
 

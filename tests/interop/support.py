@@ -21,16 +21,23 @@ def millstream(*arguments, expect: int = 0):
     return done.stderr if expect else json.loads(done.stdout)
 
 
-def ranks(of, world, see, tail="pad"):
-    """Runs `see(loader)` for each rank of the feed `of` in a thread; returns the results by rank."""
+def ranks(of, world, see, tail="pad", local_world=None):
+    """Runs `see(loader)` for each rank of the feed `of` in a thread; returns the results by rank.
+
+    With `local_world`, so many consecutive ranks are on one machine: they share a host.
+    """
     import millstream as ms
 
+    local_world = local_world or world
     results, run = [None] * world, f"{os.getpid()} {time.monotonic()}"
 
     def attach(rank):
         results[rank] = see(loaders[rank])
 
-    loaders = [ms.Loader(of, rank=rank, world=world, tail=tail, run=run) for rank in range(world)]
+    loaders = [
+        ms.Loader(of, rank=rank, world=world, local_world=local_world, tail=tail, run=f"{run} {rank // local_world}")
+        for rank in range(world)
+    ]
     for loader in loaders:
         # Loaders of one process are several programs; these are the ranks of one.
         loader._run = "0"

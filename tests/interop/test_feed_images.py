@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from PIL import Image
+from support import ranks
 
 import millstream as ms
 
@@ -148,6 +149,22 @@ def test_random_parts_differ_by_epoch_and_come_back_with_a_state(tmp_path):
     assert len(rest) == 32 - 3 * 4
     for number, image in rest.items():
         np.testing.assert_array_equal(image, epochs[0][number])
+
+
+def test_ranks_of_several_machines_have_the_images_of_those_of_one(tmp_path):
+    write(tmp_path / "images.parquet", [encoded(picture(seed), "JPEG") for seed in range(32)])
+    column = ms.image("image", 40, crop="random_resized", flip=True)
+    of = feed(tmp_path / "images.parquet", column, batch_size=8, seed=3)
+
+    def see(loader):
+        return [(batch["number"].copy(), batch["image"].copy()) for batch in loader]
+
+    one, two = (ranks(of, 4, see, local_world=here) for here in (4, 2))
+    assert all(len(steps) == 4 for steps in one)
+    for of_one, of_two in zip(one, two):
+        for (numbers, images), (same_numbers, same_images) in zip(of_one, of_two, strict=True):
+            np.testing.assert_array_equal(same_numbers, numbers)
+            np.testing.assert_array_equal(same_images, images)
 
 
 def test_evaluations_have_nothing_random(tmp_path):

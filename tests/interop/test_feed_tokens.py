@@ -225,8 +225,8 @@ def test_ranks_share_the_batches_of_one(few, how):
     of = feed(few, how, batch_size=size, **options)
     whole = ranks(of, 1, padded)[0]
     assert len(whole) > 10 and len(whole[-1][1]) == sequences % size
-    for world in (2, 4):
-        seen = ranks(of, world, padded)
+    for world, local_world in ((2, 2), (4, 4), (4, 2)):
+        seen = ranks(of, world, padded, local_world=local_world)
         assert {len(taken) for taken in seen} == {len(whole)}
         for step, (columns, lengths) in enumerate(whole):
             for name, expected in columns.items():

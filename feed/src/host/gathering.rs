@@ -8,7 +8,7 @@ use super::{Host, Member, refuse, session};
 /// How often the ranks that wait are checked.
 const CHECK: Duration = Duration::from_millis(50);
 
-/// The most missing ranks that a message names.
+/// The most ranks that a message names.
 const NAMED_RANKS: usize = 8;
 
 /// Gathers the run of `first` with those that arrive at `others`, and runs its session.
@@ -24,12 +24,13 @@ pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
     }
 }
 
-/// All ranks, in order. `None` if they do not fit together, one is missing after the host's patience, all are gone, or the
+/// All ranks of this host, in order. `None` if they do not fit together, one is missing after the host's patience, all are gone, or the
 /// host ends.
 fn gather(host: &Host, first: Member, others: &Receiver<Member>) -> Option<Vec<Member>> {
-    let (began, world, patience) = (Instant::now(), first.attach.world, host.0.patience);
+    let (began, patience) = (Instant::now(), host.0.patience);
+    let (world, here) = (first.attach.world, first.attach.local_world);
     let mut members = vec![first];
-    while members.len() < world as usize {
+    while members.len() < here as usize {
         let member = others.recv_timeout(CHECK).ok();
         members.retain(|member| !member.is_gone());
         if let Some(member) = member {
@@ -44,7 +45,8 @@ fn gather(host: &Host, first: Member, others: &Receiver<Member>) -> Option<Vec<M
             return None;
         }
         let end = host.end().map(|end| end.to_string());
-        let end = end.or_else(|| (began.elapsed() > patience).then(|| missing(&members, world, patience)));
+        let end =
+            end.or_else(|| (began.elapsed() > patience).then(|| missing(&members, (world, here), patience)));
         if let Some(message) = end {
             members.iter().for_each(|member| refuse(&member.socket, &message));
             return None;
@@ -61,6 +63,12 @@ fn fits(members: &[Member], member: &Member) -> Result<(), String> {
     let (rank, of_first) = (other.rank, one.rank);
     if one.world != other.world {
         return Err(format!("rank {rank} is of {} ranks, rank {of_first} of {}", other.world, one.world));
+    }
+    if one.local_world != other.local_world {
+        return Err(format!(
+            "rank {rank} is one of {} ranks on this machine, rank {of_first} one of {}",
+            other.local_world, one.local_world
+        ));
     }
     if members.iter().any(|present| present.rank() == rank) {
         return Err(format!(
@@ -82,11 +90,28 @@ fn fits(members: &[Member], member: &Member) -> Result<(), String> {
     Ok(())
 }
 
-fn missing(members: &[Member], world: u32, patience: Duration) -> String {
+/// Says which of `here` ranks of this host are missing, of `world` ranks of all hosts.
+fn missing(members: &[Member], (world, here): (u32, u32), patience: Duration) -> String {
+    let seconds = patience.as_secs();
+    if here < world {
+        let present = named(&members.iter().map(Member::rank).collect::<Vec<_>>());
+        return format!(
+            "{} of the {here} ranks on this machine attached within {seconds} s of the first one: {present}",
+            members.len()
+        );
+    }
     let missing = (0..world).filter(|&rank| members.iter().all(|member| member.rank() != rank));
-    let missing: Vec<_> = missing.map(|rank| rank.to_string()).collect();
-    let ranks = if missing.len() == 1 { "rank" } else { "ranks" };
-    let more = if missing.len() > NAMED_RANKS { ", .." } else { "" };
-    let list = missing[..missing.len().min(NAMED_RANKS)].join(", ") + more;
-    format!("{ranks} {list} of {world} did not attach within {} s of the first one", patience.as_secs())
+    let missing = named(&missing.collect::<Vec<_>>());
+    format!(
+        "{missing} of {world} did not attach within {seconds} s of the first one; if they are on other machines, \
+         the loader needs local_world, the number of ranks on this one"
+    )
+}
+
+/// Ranks in a message: all, or the first ones.
+fn named(ranks: &[u32]) -> String {
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let more = if ranks.len() > NAMED_RANKS { ", .." } else { "" };
+    let list: Vec<_> = ranks.iter().take(NAMED_RANKS).map(ToString::to_string).collect();
+    format!("{noun} {}{more}", list.join(", "))
 }

@@ -285,18 +285,21 @@ fn read_attach(mut socket: &UnixStream) -> Result<Option<Attach>, Error> {
         return Ok(None);
     }
     let Some(attach) = messages::receive::<Attach>(&mut socket)? else { return Ok(None) };
-    let Attach { version, rank, world, .. } = attach;
+    let Attach { version, rank, world, local_world, .. } = attach;
     if version != VERSION {
         let message =
             format!("the program speaks version {version} of the protocol of feeds, the host {VERSION}");
         return Err(Error::Failed(message));
     }
-    if world as usize > MAX_RANKS {
-        let message = format!("{world} ranks: a host serves at most {MAX_RANKS}");
+    if local_world as usize > MAX_RANKS {
+        let message = format!("{local_world} ranks on this machine: a host serves at most {MAX_RANKS}");
         return Err(Error::Failed(message));
     }
     if rank >= world {
         return Err(Error::Failed(format!("rank {rank} of {world}: ranks are counted from 0")));
+    }
+    if local_world == 0 || local_world > world {
+        return Err(Error::Failed(format!("{local_world} ranks on this machine, of {world} in all")));
     }
     Ok(Some(attach))
 }

@@ -24,7 +24,7 @@ pub struct FeedStatus {
     pub user: u32,
     /// The name of the program's run.
     pub run: String,
-    /// The number of ranks.
+    /// The number of ranks on this host.
     pub ranks: u32,
     /// The ranks that are attached.
     pub attached: u32,
@@ -43,7 +43,7 @@ pub struct FeedStatus {
 /// What feeds have delivered, evaluations included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delivered {
-    /// Rows of all ranks.
+    /// Rows of the ranks on this host.
     pub rows: u64,
     /// Global batches.
     pub batches: u64,

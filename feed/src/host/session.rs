@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use millstream_batch::{Count, HandOff, RingError, messages};
 use millstream_pipeline::Error as DataError;
 use millstream_pipeline::ingest::{IngestControl, IngestHandle};
+use millstream_pipeline::order::Runs;
 
 use super::budget::Reservation;
 use super::open_feeds::ListedFeed;
@@ -25,7 +26,7 @@ const EVALUATION_PATIENCE: u32 = 10;
 /// How often it is checked whether ingest has ended.
 const CHECK: Duration = Duration::from_millis(50);
 
-/// Runs the session of all `members`, which are in the order of their ranks.
+/// Runs the session of all `members` of this host, which are in the order of their ranks.
 pub(super) fn run(host: &Host, members: Vec<Member>) {
     let mut session = Session { members: members.into_iter().map(Seat::of).collect() };
     if let Err(end) = session.run(host) {
@@ -41,6 +42,7 @@ struct Session {
 
 /// The place of a rank in a session.
 struct Seat {
+    rank: u32,
     /// `None` once the rank has left.
     member: Option<Member>,
     /// The evaluation that it waits for.
@@ -87,14 +89,17 @@ impl Session {
         let Some(first) = self.present().next() else { return Ok(()) };
         let (spec, state) =
             (FeedSpec::parse(&first.attach.feed, "feed".as_ref())?, first.attach.state.clone());
-        let ranks = self.members.len() as u32;
+        let (here, world) =
+            (self.members.iter().map(|seat| seat.rank).collect::<Vec<_>>(), first.attach.world);
         // All ranks are processes of one user.
         let access = Arc::clone(&first.access);
         access.check_spec(&spec)?;
         let memory = host.0.budget.reserve(spec.data.memory_budget_bytes, "the feed")?;
+        let ranks = here.len() as u32;
         let listed = host.0.feeds.add((access.user(), &first.attach.run), ranks, memory);
         let Shared { stores, runtime, .. } = &*host.0;
-        let opened = OpenedFeed::open(spec, ranks, state.as_ref(), &access, (stores, runtime))?;
+        let runs = Runs::new(world, &here).ok_or_else(|| Error::Failed("no such ranks".to_owned()))?;
+        let opened = OpenedFeed::open(spec, &runs, state.as_ref(), &access, (stores, runtime))?;
         let (ingest, hand_offs) = opened.start()?;
         let training = Feeding::of(ingest)?;
         listed.trains(training.control.clone());
@@ -175,10 +180,10 @@ impl Session {
         let numbers: Vec<u32> = numbers.collect();
         let memory = host.0.budget.reserve(opened.evaluation_bytes(), "the evaluation");
         let started = memory.and_then(|memory| {
-            let (ingest, hand_offs) = opened.start_evaluation(name)?;
-            Ok((Feeding::of(ingest)?, hand_offs, memory))
+            let (ingest, hand_offs, identity) = opened.start_evaluation(name)?;
+            Ok((Feeding::of(ingest)?, hand_offs, identity, memory))
         });
-        let (feeding, hand_offs, memory) = match started {
+        let (feeding, hand_offs, identity, memory) = match started {
             Ok(started) => started,
             Err(error) => {
                 self.fail_evaluation(&numbers, &error);
@@ -186,7 +191,11 @@ impl Session {
             }
         };
         let schema = opened.attached().schema;
-        let message = |rank: usize| FromHost::EvalRing { number: numbers[rank], schema: schema.clone() };
+        let message = |place: usize| FromHost::EvalRing {
+            number: numbers[place],
+            schema: schema.clone(),
+            identity: identity.clone(),
+        };
         match self.hand_over(message, hand_offs) {
             Ok(()) => Ok(Some(Evaluating { feeding, numbers, _memory: memory })),
             Err(end) => {
@@ -206,7 +215,7 @@ impl Session {
 
     /// Reads what the ranks have sent, and notices which have left.
     fn listen(&mut self) -> Result<(), End> {
-        for (rank, seat) in self.members.iter_mut().enumerate() {
+        for seat in &mut self.members {
             let Some(member) = &seat.member else { continue };
             let mut why = None;
             while why.is_none() && death::wait_for(&member.socket, Duration::ZERO)? {
@@ -225,7 +234,7 @@ impl Session {
             let Some(why) = why else { continue };
             seat.member = None;
             if !seat.is_finished {
-                return Err(End::Lost { rank: rank as u32, why });
+                return Err(End::Lost { rank: seat.rank, why });
             }
         }
         Ok(())
@@ -233,8 +242,7 @@ impl Session {
 
     /// The evaluation that all ranks ask for.
     fn wanted_evaluation(&self, patience: Duration) -> Result<Option<String>, End> {
-        let mut asked =
-            (0_u32..).zip(&self.members).filter_map(|(rank, seat)| Some((rank, seat.evaluation.as_ref()?)));
+        let mut asked = self.members.iter().filter_map(|seat| Some((seat.rank, seat.evaluation.as_ref()?)));
         let Some((first, Request { name, since, .. })) = asked.next() else { return Ok(None) };
         if let Some((rank, other)) = asked.find(|(_, other)| other.name != *name) {
             let other = &other.name;
@@ -243,10 +251,10 @@ impl Session {
             );
             return Err(Error::Failed(message).into());
         }
-        let missing = (0_u32..).zip(&self.members).find(|(_, seat)| seat.evaluation.is_none());
-        let Some((rank, seat)) = missing else { return Ok(Some(name.clone())) };
-        if seat.member.is_none() {
-            return Err(End::Lost { rank, why: "it has left, and the others evaluate" });
+        let missing = self.members.iter().find(|seat| seat.evaluation.is_none());
+        let Some(Seat { rank, member, .. }) = missing else { return Ok(Some(name.clone())) };
+        if member.is_none() {
+            return Err(End::Lost { rank: *rank, why: "it has left, and the others evaluate" });
         }
         if since.elapsed() > patience {
             let message = format!(
@@ -258,14 +266,14 @@ impl Session {
         Ok(None)
     }
 
-    /// Sends each rank its message and its ring.
+    /// Sends each rank the message of its place among those of this host, and its ring.
     fn hand_over(&self, message: impl Fn(usize) -> FromHost, hand_offs: Vec<HandOff>) -> Result<(), End> {
-        for (rank, (seat, hand_off)) in self.members.iter().zip(hand_offs).enumerate() {
+        for (place, (seat, hand_off)) in self.members.iter().zip(hand_offs).enumerate() {
             let sent = seat.member.as_ref().is_some_and(|member| {
-                member.send(&message(rank)).is_ok() && hand_off.send(&member.socket).is_ok()
+                member.send(&message(place)).is_ok() && hand_off.send(&member.socket).is_ok()
             });
             if !sent {
-                return Err(End::Lost { rank: rank as u32, why: "it left while the feed was opened" });
+                return Err(End::Lost { rank: seat.rank, why: "it left while the feed was opened" });
             }
         }
         Ok(())
@@ -299,7 +307,7 @@ impl Evaluating {
 
 impl Seat {
     fn of(member: Member) -> Self {
-        Self { member: Some(member), evaluation: None, is_finished: false }
+        Self { rank: member.rank(), member: Some(member), evaluation: None, is_finished: false }
     }
 }
 

@@ -12,9 +12,9 @@
 //! batch is packed and its header is known. So all ranks receive the same number of batches; a part may have no rows.
 //! All parts of a batch carry the same position. There are two rules ([`Deal`](crate::order::Deal)):
 //!
-//! * *Runs.* With R rings, rank `r` gets the rows `[r c, (r + 1) c)` of a global batch of at most B rows, in the order
+//! * *Runs.* With R ranks, rank `r` gets the rows `[r c, (r + 1) c)` of a global batch of at most B rows, in the order
 //!   in which they are drawn, where `c = ceil(B / R)`. In a short last batch the first ranks are full and the last ones
-//!   may have no rows.
+//!   may have no rows. The rows of ranks on other hosts are drawn, but not packed.
 //! * *Lanes.* Each row goes to the part of its lane. Every host draws all rows, and therefore knows how many each part
 //!   has, but packs only those of its own lanes. For the lanes of other hosts it receives the extents of their windows
 //!   ([`super::peers`]). A batch is full when the *global* batch is full. A part has room for all of it.
@@ -80,6 +80,7 @@ pub(super) fn feed(
             images: images.as_ref(),
             drawn: vec![Vec::new(); rings.len()],
             last_skipped: None,
+            broken_images: 0,
         };
         position = assembler.run(position, rings)?;
     }
@@ -104,6 +105,9 @@ struct Assembler<'a> {
     /// By part that is being filled, the rows that have been drawn but not packed.
     drawn: Vec<Vec<RowRef>>,
     last_skipped: Option<Error>,
+    /// Rows of this host whose images are broken, if the ranks are on several hosts. Positions do not count them: those of all
+    /// hosts are equal.
+    broken_images: u64,
 }
 
 /// A row of the pass: a lane, and an index in its current window.
@@ -162,7 +166,8 @@ impl Assembler<'_> {
             parts.into_iter().for_each(|part| part.slot.publish());
             self.shared.counters.rows.add(rows);
             self.shared.counters.batches.add(1);
-            self.shared.counters.skipped.set(position.skipped_before + position.skipped);
+            let skipped = position.skipped_before + position.skipped + self.broken_images;
+            self.shared.counters.skipped.set(skipped);
             next = after?;
         }
         Ok(position)
@@ -249,7 +254,9 @@ impl Assembler<'_> {
     fn check_skipped(&mut self, last: Option<Error>) -> Result<(), Error> {
         self.last_skipped = last.or(self.last_skipped.take());
         match (self.plan.on_bad_record, self.last_skipped.take()) {
-            (OnBadRecord::Skip { limit }, Some(last)) if self.merge.skipped() > limit => {
+            (OnBadRecord::Skip { limit }, Some(last))
+                if self.merge.skipped().saturating_add(self.broken_images) > limit =>
+            {
                 Err(Error::TooManyBadRecords { limit, last: Box::new(last) })
             }
             (_, last) => {

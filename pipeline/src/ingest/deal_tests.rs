@@ -209,7 +209,7 @@ fn the_plan_counts_rings_with_room_for_whole_batches() {
         let plan = dealt(0, &vec![0; rings as usize]);
         let ring_bytes = u64::from(rings * spec.prefetch) * slot_bytes;
         assert_eq!(plan.memory(), MemoryNeed { ring_bytes, ..one.memory() });
-        assert_eq!((plan.ranks(), plan.ring_schema()), (rings, one.schema()));
+        assert_eq!((plan.rings(), plan.ring_schema()), (rings, one.schema()));
     }
     // Of the four lanes, the first host reads three.
     let [first, second] = [0, 1].map(|host| dealt(host, &[0, 0, 1, 0]).memory());

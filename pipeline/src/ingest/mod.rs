@@ -139,7 +139,7 @@ struct Shared {
 /// ([`IngestPlan::create_rings`]).
 ///
 /// # Errors
-/// A thread cannot be started, or the number of rings is not the plan's number of ranks.
+/// A thread cannot be started, or the number of rings is not the plan's.
 pub fn start(plan: IngestPlan, from: Position, rings: Vec<Producer>) -> Result<IngestHandle, Error> {
     start_among(None, plan, from, rings)
 }
@@ -184,9 +184,9 @@ pub fn start_among(
 }
 
 fn check_rings(plan: &IngestPlan, rings: &[Producer], peers: Option<&dyn Peers>) -> Result<(), Error> {
-    let ranks = plan.ranks();
-    if rings.len() != ranks as usize {
-        return Err(Error::Invalid(format!("{} rings for {ranks} ranks", rings.len())));
+    let (given, planned) = (rings.len(), plan.rings());
+    if given != planned as usize {
+        return Err(Error::Invalid(format!("{given} rings for a plan of {planned}")));
     }
     let dealt = plan.deal().map_or((0, 1), |deal| (deal.host(), deal.hosts()));
     let (host, hosts) = peers.map_or((0, 1), |peers| (peers.host(), peers.hosts()));

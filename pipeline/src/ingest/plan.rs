@@ -15,7 +15,7 @@ use super::source::{ChunkSource, Elastic};
 use super::tuner::{Bounds, Setting, Tuner};
 use crate::error::Error;
 use crate::images::ImageColumn;
-use crate::order::{Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError};
+use crate::order::{Cut, Deal, Feed, Mix, Mixing, OrderSpec, Pass, PassOrder, Position, PositionError, Runs};
 use crate::sequences::SequenceColumns;
 use crate::spec::{DataSpec, LabelColumn, LabelSpec, OnBadRecord};
 
@@ -70,8 +70,8 @@ pub struct IngestPlan {
 /// How rows are dealt to rings; see [`crate::order`].
 #[derive(Clone, Debug)]
 enum DealRule {
-    /// In runs of consecutive rows, to so many rings of the only host.
-    Runs(u32),
+    /// In runs of consecutive rows.
+    Runs(Runs),
     /// By lanes.
     Lanes(Deal),
 }
@@ -181,7 +181,7 @@ impl IngestPlan {
             object_bytes: ReadLimits::MIN_OBJECT_BYTES,
             extra_bytes: 0,
             recorder: Arc::default(),
-            rule: DealRule::Runs(1),
+            rule: DealRule::Runs(Runs::of_one_host(1).ok_or_else(no_rank)?),
             part: schema.clone(),
             schema,
         };
@@ -193,17 +193,30 @@ impl IngestPlan {
         plan.within_budget()
     }
 
-    /// Deals each global batch to `ranks` workers of this host, which is the only one: a ring for each, with the rows of
+    /// Deals each global batch to `ranks` ranks of this host, which is the only one: a ring for each, with the rows of
     /// [`BatchSchema::part`]. Rows, their order and positions do not depend on the number of ranks, so a job may stop
     /// with one number and resume with another.
     ///
     /// # Errors
     /// There are no ranks, or the memory budget is too small for their rings.
     pub fn with_ranks(self, ranks: u32) -> Result<Self, Error> {
-        if ranks == 0 {
-            return Err(Error::Invalid("a feed needs at least one rank".to_owned()));
+        self.with_runs(Runs::of_one_host(ranks).ok_or_else(no_rank)?)
+    }
+
+    /// Deals each global batch to the ranks of `runs`, which may be on several hosts: this host has a ring for each of its own.
+    /// Every host reads all rows. Rows, their order and positions are those of [`IngestPlan::with_ranks`], except that, with
+    /// several hosts, positions do not count broken images: each host decodes only those of its own ranks.
+    ///
+    /// # Errors
+    /// The memory budget is too small for the rings, or the order is not deterministic, so that hosts could not agree on it.
+    pub fn with_runs(self, runs: Runs) -> Result<Self, Error> {
+        if !runs.are_all_here() && !self.deterministic {
+            return Err(Error::Invalid(
+                "ranks on several hosts need `deterministic = true`, with which all hosts read the rows in the same order"
+                    .to_owned(),
+            ));
         }
-        Self { rule: DealRule::Runs(ranks), part: self.schema.part(ranks), ..self }.within_budget()
+        Self { part: self.schema.part(runs.ranks()), rule: DealRule::Runs(runs), ..self }.within_budget()
     }
 
     /// Deals each global batch by lanes, to workers of one host or several: a ring for each part of this host, with room
@@ -221,7 +234,7 @@ impl IngestPlan {
     /// The system is out of memory or descriptors.
     pub fn create_rings(&self) -> Result<(Vec<Producer>, Vec<HandOff>), RingError> {
         let rings: Result<Vec<_>, _> =
-            (0..self.ranks()).map(|_| Producer::create(&self.part, self.slots)).collect();
+            (0..self.rings()).map(|_| Producer::create(&self.part, self.slots)).collect();
         Ok(rings?.into_iter().unzip())
     }
 
@@ -236,9 +249,9 @@ impl IngestPlan {
     }
 
     /// The number of rings of this host: one for each part of a batch that its workers have.
-    pub fn ranks(&self) -> u32 {
+    pub fn rings(&self) -> u32 {
         match &self.rule {
-            DealRule::Runs(ranks) => *ranks,
+            DealRule::Runs(runs) => runs.here().len() as u32,
             DealRule::Lanes(deal) => deal.parts_here().count() as u32,
         }
     }
@@ -248,6 +261,14 @@ impl IngestPlan {
         match &self.rule {
             DealRule::Runs(_) => None,
             DealRule::Lanes(deal) => Some(deal),
+        }
+    }
+
+    /// The runs, if rows are dealt by runs.
+    pub fn runs(&self) -> Option<&Runs> {
+        match &self.rule {
+            DealRule::Runs(runs) => Some(runs),
+            DealRule::Lanes(_) => None,
         }
     }
 
@@ -400,6 +421,10 @@ impl IngestPlan {
             ..Resources::default()
         }
     }
+}
+
+fn no_rank() -> Error {
+    Error::Invalid("a feed needs at least one rank".to_owned())
 }
 
 /// Checks that documents can be packed in this order.

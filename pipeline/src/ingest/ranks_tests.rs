@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::tests::*;
 use super::*;
+use crate::order::Runs;
 use crate::spec::DataSpec;
 
 fn dealt(plan: &IngestPlan, ranks: u32) -> IngestPlan {
@@ -41,6 +42,55 @@ proptest! {
             }
         }
     }
+}
+
+/// What the ring of each rank of this host has seen, and the result.
+fn run_rings(plan: &IngestPlan) -> (Vec<Vec<Seen>>, Result<Position, String>) {
+    let (rings, mut consumers) = open_all(plan);
+    let ingest = start(plan.clone(), plan.start(), rings).unwrap();
+    let mut seen = vec![Vec::new(); consumers.len()];
+    loop {
+        let step: Vec<_> = consumers.iter_mut().map(|consumer| see(consumer).ok().flatten()).collect();
+        if step.iter().all(Option::is_none) {
+            let end = ingest.join().map(|report| report.position).map_err(|error| error.to_string());
+            return (seen, end);
+        }
+        seen.iter_mut().zip(step).for_each(|(seen, batch)| seen.push(batch.expect("equally many batches")));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+
+    #[test]
+    fn ranks_of_several_hosts_have_the_parts_of_those_of_one(
+        train in synthetic(), eval in prop::option::of(synthetic()), lanes in 1_u32..6, batch_size in 1_u32..40,
+        shuffle_rows in prop_oneof![Just(0_u64), 1_u64..150], drop_last in any::<bool>(),
+        host_of_rank in prop::collection::vec(0..3_u32, 1..6),
+    ) {
+        let spec = DataSpec { drop_last, deterministic: true, ..spec(lanes, shuffle_rows, batch_size) };
+        let plan = plan(&spec, &train, eval.as_ref());
+        let ranks = host_of_rank.len() as u32;
+        let (of_one, end) = run_rings(&dealt(&plan, ranks));
+        for host in 0..3 {
+            let here: Vec<u32> = (0..ranks).filter(|&rank| host_of_rank[rank as usize] == host).collect();
+            let Some(runs) = Runs::new(ranks, &here) else { continue };
+            let (seen, of_host) = run_rings(&plan.clone().with_runs(runs).unwrap());
+            prop_assert_eq!((seen.len(), &of_host), (here.len(), &end));
+            for (rank, seen) in here.into_iter().zip(seen) {
+                prop_assert_eq!(&seen, &of_one[rank as usize]);
+            }
+        }
+    }
+}
+
+#[test]
+fn hosts_cannot_agree_on_an_order_that_depends_on_time() {
+    let spec = DataSpec { deterministic: false, ..spec(4, 64, 8) };
+    let plan = plan(&spec, &Synthetic::new(&[100; 6]), None);
+    assert!(plan.clone().with_ranks(2).is_ok());
+    let error = plan.with_runs(Runs::new(2, &[1]).unwrap()).err().unwrap().to_string();
+    assert!(error.contains("deterministic = true"), "{error}");
 }
 
 proptest! {
@@ -208,7 +258,7 @@ fn the_plan_counts_the_rings_of_all_ranks() {
         let ring_bytes = u64::from(ranks * spec.prefetch) * slot_bytes;
         assert_eq!(plan.memory(), MemoryNeed { ring_bytes, ..one.memory() });
         assert_eq!(
-            (plan.ranks(), plan.schema(), plan.ring_schema().rows),
+            (plan.rings(), plan.schema(), plan.ring_schema().rows),
             (ranks, one.schema(), 63_u32.div_ceil(ranks))
         );
         let (rings, _) = plan.create_rings().unwrap();

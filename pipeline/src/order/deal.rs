@@ -1,7 +1,9 @@
 //! The deal: which rows of a global batch each worker gets. There are two rules; a job's plan chooses one.
 //!
-//! **By runs**, for a job that never leaves one host. The rows of a batch are cut in drawing order into runs of
-//! equal length, one for each ring ([`BatchSchema::part`](millstream_batch::BatchSchema::part)).
+//! **By runs** ([`Runs`]), for a job that never leaves one host, and for feeds. The rows of a batch are cut in drawing order
+//! into runs of equal length, one for each rank ([`BatchSchema::part`](millstream_batch::BatchSchema::part)). The ranks may
+//! be on several hosts. Each of these then reads all lanes and packs only the runs of its own ranks: hosts exchange
+//! nothing, and all ranks have equally many rows, but every host fetches all data.
 //!
 //! **By lanes** ([`Deal`]), for a job that may span hosts, also while it runs on one:
 //!
@@ -35,6 +37,14 @@
 
 use std::sync::Arc;
 
+/// The runs of all ranks, as one host sees them, if rows are dealt by runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runs {
+    ranks: u32,
+    /// The ranks of this host, ascending.
+    here: Arc<[u32]>,
+}
+
 /// The parts of all hosts, as one host sees them, if rows are dealt by lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deal {
@@ -57,6 +67,36 @@ struct Place {
 pub(crate) struct LanePart {
     pub(crate) part: u32,
     pub(crate) ring: Option<u32>,
+}
+
+impl Runs {
+    /// The runs of `ranks` ranks, of which this host has a ring for each of `here`. `None` unless `here` is a part of the ranks,
+    /// ascending and not empty.
+    pub fn new(ranks: u32, here: &[u32]) -> Option<Self> {
+        let is_valid =
+            here.is_sorted_by(|rank, next| rank < next) && here.last().is_some_and(|&last| last < ranks);
+        is_valid.then(|| Self { ranks, here: here.into() })
+    }
+
+    /// The runs of `ranks` ranks, all of this host. `None` if there are none.
+    pub fn of_one_host(ranks: u32) -> Option<Self> {
+        Self::new(ranks, &(0..ranks).collect::<Vec<_>>())
+    }
+
+    /// Number of ranks, over all hosts.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The ranks of this host, one for each of its rings, ascending.
+    pub fn here(&self) -> &[u32] {
+        &self.here
+    }
+
+    /// Whether all ranks are on this host.
+    pub fn are_all_here(&self) -> bool {
+        self.here.len() == self.ranks as usize
+    }
 }
 
 impl Deal {
@@ -167,6 +207,18 @@ mod tests {
             [(&[1, 2], 4), (&[2, 2], 2), (&[], 1), (&[1, 0], 1), (&[1], 0), (&[u32::MAX, 2], 8)];
         assert!(invalid.into_iter().all(|(ranks, parts)| deal(0, ranks, parts).is_none()));
         assert!(deal(2, &[1, 1], 2).is_none(), "no such host");
+    }
+
+    #[test]
+    fn ranks_of_a_host_are_some_of_all_and_ascending() {
+        let here = |ranks, here: &[u32]| Runs::new(ranks, here).map(|runs| runs.here().to_vec());
+        assert_eq!(here(4, &[1, 3]), Some(vec![1, 3]));
+        assert_eq!(Runs::of_one_host(3), Runs::new(3, &[0, 1, 2]));
+        assert!(Runs::of_one_host(3).unwrap().are_all_here() && !Runs::new(3, &[2]).unwrap().are_all_here());
+        for (ranks, invalid) in [(0, &[][..]), (2, &[]), (2, &[2]), (2, &[1, 0]), (3, &[1, 1])] {
+            assert_eq!(here(ranks, invalid), None, "{invalid:?} of {ranks}");
+        }
+        assert_eq!(Runs::of_one_host(0), None);
     }
 
     #[test]

@@ -62,8 +62,8 @@ pub(crate) mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use deal::Deal;
 pub(crate) use deal::LanePart;
+pub use deal::{Deal, Runs};
 pub use merge::WindowExtent;
 pub(crate) use merge::{Merge, Turn};
 pub(crate) use mix::Sample;

@@ -56,7 +56,8 @@ fn parse(text: &str) {
 pub fn seeds() -> Vec<Vec<u8>> {
     let state = FeedState::new(&[1, 2, 3], &Files::of(&[]));
     let (feed, run) = (FEED.to_owned(), "run".to_owned());
-    let attach = Attach { version: VERSION, feed, run, rank: 1, world: 2, state: Some(state) };
+    let attach =
+        Attach { version: VERSION, feed, run, rank: 1, world: 2, local_world: 2, state: Some(state) };
     vec![FEED.as_bytes().to_vec(), serde_json::to_vec(&attach).unwrap()]
 }
 

@@ -101,7 +101,8 @@ fn attach(
     state: Option<FeedState>,
 ) -> Result<FeedClient, Error> {
     let socket = UnixStream::connect(socket).unwrap();
-    let attach = Attach { version: VERSION, feed: feed.to_owned(), run: run.to_owned(), rank, world, state };
+    let (feed, run) = (feed.to_owned(), run.to_owned());
+    let attach = Attach { version: VERSION, feed, run, rank, world, local_world: world, state };
     let attaching = Attaching::start(socket, HostKind::Daemon, &attach)?;
     attaching.wait(LIMIT).map(|attached| attached.unwrap_or_else(|_| panic!("no answer")))
 }

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::images::{ImageStage, PackedRows};
 use crate::ingest::source::SkippedRecords;
 use crate::ingest::stats::{Counters, Stopwatch};
-use crate::order::{LanePart, Turn};
+use crate::order::{LanePart, Runs, Turn};
 
 /// A part of a global batch, in a ring of this host.
 pub(super) struct Part<'a> {
@@ -58,22 +58,34 @@ impl<'a> Part<'a> {
 impl Assembler<'_> {
     /// Fills `parts`, which are those of this host, with `first` and the rows that follow.
     pub(super) fn fill(&mut self, parts: &mut [Part<'_>], first: Place) -> Result<Filled, Error> {
-        match self.lanes {
-            None => self.fill_runs(parts, first),
-            Some(lanes) => self.fill_by_lanes(parts, first, lanes),
+        let (plan, lanes) = (self.plan, self.lanes.unwrap_or_default());
+        match plan.runs() {
+            Some(runs) => self.fill_runs(parts, first, runs),
+            None => self.fill_by_lanes(parts, first, lanes),
         }
     }
 
-    /// Fills the parts one after another, each with a run of rows.
-    fn fill_runs(&mut self, parts: &mut [Part<'_>], first: Place) -> Result<Filled, Error> {
+    /// Fills the parts one after another, each with a run of rows. Also draws the runs of ranks on other hosts, without
+    /// packing them.
+    fn fill_runs(&mut self, parts: &mut [Part<'_>], first: Place, runs: &Runs) -> Result<Filled, Error> {
         let (batch_rows, part_rows) = (self.plan.schema.rows, self.plan.ring_schema().rows);
-        let (mut first, mut global_rows) = (Some(first), 0);
-        for part in parts {
+        let (mut first, mut global_rows, mut next) = (Some(first), 0, 0);
+        for (part, &rank) in parts.iter_mut().zip(runs.here()) {
+            let elsewhere = part_rows.saturating_mul(rank - next).min(batch_rows - global_rows);
+            global_rows += self.draw_past(&mut first, elsewhere)?;
             part.first_row = global_rows;
             let most = part_rows.min(batch_rows - global_rows);
             global_rows += self.fill_with(std::slice::from_mut(part), first.take(), most, |_| Some(0))?;
+            next = rank + 1;
         }
+        global_rows += self.draw_past(&mut first, batch_rows - global_rows)?;
         Ok(Filled { global_rows, most_rows: global_rows.min(part_rows) })
+    }
+
+    /// Draws `first`, if it is still there, and the rows that follow, until `rows` are drawn or the pass ends. Returns their
+    /// number.
+    fn draw_past(&mut self, first: &mut Option<Place>, rows: u32) -> Result<u32, Error> {
+        if rows == 0 { Ok(0) } else { self.fill_with(&mut [], first.take(), rows, |_| None) }
     }
 
     /// Fills all parts at once: each row goes to the part of its lane.
@@ -146,7 +158,7 @@ impl Assembler<'_> {
                 }
             }
         }
-        if let Some(images) = self.images {
+        if let Some(images) = self.images.filter(|_| !parts.is_empty()) {
             self.decode_images(images, parts)?;
         }
         let mut packed = 0;
@@ -169,7 +181,10 @@ impl Assembler<'_> {
         let decode = || images.decode(packed, &self.pool.chunks, self.pass, counters);
         let SkippedRecords { records, last } =
             counters.wait(|counters| &counters.image_wait, "wait for images", decode)?;
-        self.merge.count_skipped(records);
+        match self.plan.runs() {
+            Some(runs) if !runs.are_all_here() => self.broken_images += records,
+            _ => self.merge.count_skipped(records),
+        }
         self.check_skipped(last)
     }
 }

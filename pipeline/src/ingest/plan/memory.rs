@@ -155,7 +155,7 @@ impl IngestPlan {
         let sources = self.train.iter().chain(&self.eval);
         let shared_bytes = sources.map(|source| source.shared_bytes()).max().unwrap_or(0);
         reading_bytes = reading_bytes.saturating_add(shared_bytes);
-        let slots = u64::from(self.slots).saturating_mul(self.ranks().into());
+        let slots = u64::from(self.slots).saturating_mul(self.rings().into());
         let ring_bytes = (layout.slot_bytes() as u64).saturating_mul(slots);
         let splits = u64::from(self.splits(Stream::Train)) + u64::from(self.splits(Stream::Eval));
         let held = self.train.iter().chain(&self.eval).map(|source| source.held_bytes());
