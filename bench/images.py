@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Compares images of feeds with PyTorch's DataLoader and tf.data over the same photographs, in turns.
+"""Compares images of feeds with other loaders over the same photographs, in turns.
 
-    python3 bench/images.py [--images 4096] [--rounds 5] [--directory target/bench/images] [--package target/site]
-                            [--pictures /usr/share/backgrounds]
+    python3 bench/images.py [--images 4096] [--rounds 5] [--seconds 6] [--only MEASURE...] [--streaming PYTHON]
+                            [--directory target/bench/images] [--package target/site] [--pictures /usr/share/backgrounds]
 
 Needs bench/requirements.txt, libturbojpeg0, the package linked by `python/link target/site target/release`, and photographs (Debian's
-mate-backgrounds; those in scikit-image and scikit-learn are added). Each measurement runs in a
-separate process; the order alternates. JPEG images of 500 x 375 are cut from the photographs, at quality 95.
+mate-backgrounds; those in scikit-image and scikit-learn are added). JPEG images of 500 x 375 are cut from the photographs, at
+quality 95. `bench/images_rival.py` describes the rivals; one that is not installed is reported as absent. `--streaming` names a Python
+with mosaicml-streaming, which needs an older NumPy.
 
 Prints medians of images/s, with all cores of the machine, of batches of 256 images of 224 x 224, shuffled, each a random part,
-half of them mirrored: in levels (uint8, NHWC) and normalized (float32, NCHW). The floor is the decoding alone, of whole images by
-libjpeg-turbo (simplejpeg) in as many processes as there are cores.
+half of them mirrored: in levels (uint8, NHWC) and normalized (float32, NCHW). Each measurement runs in a separate process, counts
+from the second batch for some seconds, and reads the images again and again; the order alternates. `ranks` are 4 programs with
+batches of 64 each. The floor is the decoding alone, of whole images by libjpeg-turbo (simplejpeg) in as many processes as there
+are cores; loaders that decode only the part that is needed may exceed it.
 """
 
 import argparse
@@ -24,10 +27,14 @@ import subprocess
 import sys
 import time
 
-BATCH, SIZE, POOL = 256, 224, 1_024
+import images_rival
+from images_rival import BATCH, MEAN, POOL, SIZE, STD
+
 WIDTH, HEIGHT, QUALITY = 500, 375, 95
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TYPES = ("uint8", "float32")
+RANKS = 4
+# The time in which ranks take the batches that were ready when the last of them had started.
+SETTLE_SECONDS = 3
 
 
 def photographs(directories):
@@ -49,7 +56,6 @@ def make(directory: pathlib.Path, count: int, pictures) -> None:
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
-    import tensorflow as tf
     from PIL import Image
 
     sources, random, images = list(photographs(pictures)), np.random.default_rng(1), []
@@ -64,26 +70,17 @@ def make(directory: pathlib.Path, count: int, pictures) -> None:
         file = io.BytesIO()
         part.save(file, "JPEG", quality=QUALITY)
         images.append(file.getvalue())
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "files").mkdir(exist_ok=True)
+    (directory / "files").mkdir(parents=True)
     for number, image in enumerate(images):
         (directory / "files" / f"{number:05}.jpg").write_bytes(image)
-    for part in range(8):
-        rows = images[part::8]
-        labels = list(range(part, count, 8))
-        table = pa.table({"label": labels, "image": pa.array(rows, pa.binary())})
+    for part in range(images_rival.FILES):
+        labels = range(part, count, images_rival.FILES)
+        table = pa.table({"label": list(labels), "image": pa.array([images[label] for label in labels], pa.binary())})
         pq.write_table(table, directory / f"{part}.parquet", row_group_size=64, compression="none")
-        with tf.io.TFRecordWriter(str(directory / f"{part}.tfrecord")) as writer:
-            for label, image in zip(labels, rows):
-                features = {
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
-                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-                }
-                writer.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
     print(f"{len(sources)} photographs, {count} images of {sum(map(len, images)) / count:,.0f} bytes", file=sys.stderr)
 
 
-def rate(batches) -> float:
+def rate(batches, seconds: float) -> float:
     """Images/s after the first two batches."""
     rows, taken = 0, 0
     for batch in batches:
@@ -92,28 +89,30 @@ def rate(batches) -> float:
             began = time.perf_counter()
         elif taken > 2:
             rows += len(batch)
+            if time.perf_counter() - began > seconds:
+                break
     return rows / (time.perf_counter() - began)
 
 
-def decode_all(paths):
+def decode_all(paths, seconds: float) -> float:
     import simplejpeg
 
-    for path in paths:
-        simplejpeg.decode_jpeg(path.read_bytes())
+    images = [path.read_bytes() for path in paths]
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        simplejpeg.decode_jpeg(images[count % len(images)])
+        count += 1
+    return count / (time.perf_counter() - began)
 
 
-def floor(directory: pathlib.Path, dtype: str) -> float:
-    paths = sorted((directory / "files").iterdir())
-    processes = [multiprocessing.Process(target=decode_all, args=(paths[n :: os.cpu_count()],)) for n in range(os.cpu_count())]
-    began = time.perf_counter()
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return len(paths) / (time.perf_counter() - began)
+def floor(arguments) -> float:
+    paths, processes = sorted((arguments.directory / "files").iterdir()), os.cpu_count()
+    with multiprocessing.Pool(processes) as pool:
+        parts = [(paths[number::processes], arguments.seconds) for number in range(processes)]
+        return sum(pool.starmap(decode_all, parts, chunksize=1))
 
 
-def millstream(directory: pathlib.Path, dtype: str, kind: str = "tfrecord") -> float:
+def millstream(directory: pathlib.Path, dtype: str, batch: int = BATCH, rank: int = 0, world: int = 1):
     import millstream as ms
     from millstream.torch import Loader
 
@@ -123,90 +122,130 @@ def millstream(directory: pathlib.Path, dtype: str, kind: str = "tfrecord") -> f
         "image": ms.image("image", SIZE, crop="random_resized", flip=True, dtype=dtype, **more),
     }
     feed = ms.Feed(
-        train=str(directory / f"*.{kind}"), columns=columns, batch_size=BATCH, shuffle_rows=POOL, epochs=2, memory_budget="4GiB"
+        train=str(directory / "*.parquet"),
+        columns=columns,
+        batch_size=batch * world,
+        shuffle_rows=POOL,
+        epochs=1_000,
+        memory_budget="4GiB",
     )
-    loader = Loader(feed)
-    return rate(batch["image"] for _ in loader.epochs for batch in loader)
+    loader = Loader(feed, rank=rank, world=world, tail="drop", run=f"bench {os.getppid()}" if world > 1 else None)
+    return (batch["image"] for _ in loader.epochs for batch in loader)
 
 
-def dataloader(directory: pathlib.Path, dtype: str) -> float:
-    import torch
-    from PIL import Image
-    from torchvision.transforms import v2
-
-    steps = [v2.RandomResizedCrop(SIZE, antialias=True), v2.RandomHorizontalFlip(), v2.PILToTensor()]
-    if dtype == "float32":
-        steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    transform = v2.Compose(steps)
-
-    class Images(torch.utils.data.Dataset):
-        paths = sorted((directory / "files").iterdir())
-
-        def __len__(self):
-            return len(self.paths)
-
-        def __getitem__(self, number):
-            return transform(Image.open(self.paths[number]).convert("RGB"))
-
-    loader = torch.utils.data.DataLoader(Images(), BATCH, shuffle=True, num_workers=os.cpu_count(), prefetch_factor=2)
-    return rate(loader)
+def loader_of(what: str):
+    return millstream if what == "millstream" else images_rival.LOADERS[what]
 
 
-def tfdata(directory: pathlib.Path, dtype: str) -> float:
-    import tensorflow as tf
+def take_as_rank(what: str, arguments, rank: int, ready, counts) -> None:
+    """Counts the images that this rank takes within a window of time that is the same for all."""
+    # Workers of a DataLoader fork, as in programs that are started alone.
+    multiprocessing.set_start_method("fork", force=True)
+    batches = iter(loader_of(what)(arguments.directory, arguments.type, BATCH // RANKS, rank, RANKS))
+    next(batches)
+    ready.wait()
+    began = time.perf_counter() + SETTLE_SECONDS
+    for batch in batches:
+        now = time.perf_counter()
+        if now > began + arguments.seconds:
+            # Others still count.
+            ready.wait()
+            return
+        if now > began:
+            counts[rank] += len(batch)
 
-    def decode(record):
-        features = {"label": tf.io.FixedLenFeature([], tf.int64), "image": tf.io.FixedLenFeature([], tf.string)}
-        encoded = tf.io.parse_single_example(record, features)["image"]
-        shape = tf.io.extract_jpeg_shape(encoded)
-        box = tf.image.sample_distorted_bounding_box(
-            shape, tf.zeros([1, 0, 4]), area_range=(0.08, 1), aspect_ratio_range=(3 / 4, 4 / 3), use_image_if_no_bounding_boxes=True
-        )
-        (top, left, _), (height, width, _) = tf.unstack(box[0]), tf.unstack(box[1])
-        part = tf.image.decode_and_crop_jpeg(encoded, tf.stack([top, left, height, width]), channels=3)
-        image = tf.image.random_flip_left_right(tf.image.resize(part, [SIZE, SIZE], antialias=True))
-        if dtype == "float32":
-            return tf.transpose((image / 255 - MEAN) / STD, [2, 0, 1])
-        return tf.cast(image, tf.uint8)
 
-    files = tf.data.Dataset.list_files(str(directory / "*.tfrecord"), shuffle=True)
-    records = files.interleave(tf.data.TFRecordDataset, num_parallel_calls=tf.data.AUTOTUNE).shuffle(POOL)
-    return rate(records.map(decode, tf.data.AUTOTUNE, deterministic=False).batch(BATCH).prefetch(2))
+def ranks(what: str, arguments) -> float:
+    context = multiprocessing.get_context("spawn")
+    ready, counts = context.Barrier(RANKS), context.Array("q", RANKS)
+    programs = [
+        context.Process(target=take_as_rank, args=(what, arguments, rank, ready, counts)) for rank in range(RANKS)
+    ]
+    for program in programs:
+        program.start()
+    for program in programs:
+        program.join()
+    assert all(program.exitcode == 0 for program in programs)
+    return sum(counts) / arguments.seconds
+
+
+def one(what: str, arguments) -> float:
+    if what == "floor":
+        return floor(arguments)
+    if what.endswith("_ranks"):
+        return ranks(what.removesuffix("_ranks"), arguments)
+    return rate(loader_of(what)(arguments.directory, arguments.type), arguments.seconds)
+
+
+MEASURES = ["floor", "millstream", *images_rival.LOADERS, "millstream_ranks", "dataloader_ranks"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=4_096)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=MEASURES)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
     parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("target/bench/images"))
     parser.add_argument("--package", type=pathlib.Path, default=pathlib.Path("target/site"))
     parser.add_argument("--pictures", type=pathlib.Path, nargs="*", default=[pathlib.Path("/usr/share/backgrounds")])
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--streaming", type=pathlib.Path, help="a Python with mosaicml-streaming, simplejpeg and opencv")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--type", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        what, dtype = arguments.one
-        print(json.dumps(globals()[what](arguments.directory, dtype)))
+        try:
+            print(json.dumps(one(arguments.one, arguments)))
+        except ModuleNotFoundError as error:
+            if error.name == "millstream":
+                raise
+            print("null")
         return
-    if not (arguments.directory / "7.tfrecord").exists():
+    if not arguments.directory.exists():
         make(arguments.directory, arguments.images, arguments.pictures)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(arguments.package.resolve()),
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
 
-    def measure(what: str, dtype: str) -> float:
-        command = [sys.executable, __file__, "--directory", arguments.directory, "--one", what, dtype]
-        environment = {**os.environ, "PYTHONPATH": str(arguments.package.resolve()), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    def python(what: str):
+        return arguments.streaming if what == "streaming" and arguments.streaming else sys.executable
+
+    def measure(what: str, dtype: str) -> float | None:
+        command = [python(what), __file__, "--directory", arguments.directory, "--one", what, "--type", dtype]
+        command += ["--seconds", str(arguments.seconds)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         return json.loads(done.stdout.splitlines()[-1])
 
+    for what in set(arguments.only) & images_rival.FORMATS.keys():
+        command = [python(what), images_rival.__file__, arguments.directory, what]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+
     model = next((line.split(": ")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    print(f"{model}, {os.cpu_count()} CPUs; {arguments.images:,} images, {arguments.rounds} rounds, medians\n")
-    print("| type | floor | Millstream, images/s | DataLoader | tf.data |\n|---|---|---|---|---|")
-    for dtype in TYPES:
-        rates = {what: [] for what in ("floor", "millstream", "dataloader", "tfdata")}
-        for _ in range(arguments.rounds):
-            for what, of in rates.items():
-                of.append(measure(what, dtype))
-        least, ours, *others = (statistics.median(of) for of in rates.values())
-        cells = " | ".join(f"{other:,.0f} ({ours / other:.1f}x)" for other in others)
-        print(f"| {dtype} | {least:,.0f} | {ours:,.0f} ({ours / least:.0%} of the floor) | {cells} |", flush=True)
+    print(f"{model}, {os.cpu_count()} CPUs; {arguments.images:,} images, {arguments.rounds} rounds, medians")
+    for dtype in arguments.types:
+        rates = {what: [] for what in arguments.only}
+        for number in range(arguments.rounds):
+            for what in arguments.only if number % 2 == 0 else reversed(arguments.only):
+                rates[what].append(measure(what, dtype))
+                print(number, dtype, what, rates[what][-1], file=sys.stderr, flush=True)
+        report(dtype, rates)
+
+
+def report(dtype: str, rates: dict[str, list[float | None]]) -> None:
+    medians = {what: statistics.median(of) for what, of in rates.items() if None not in of}
+    print(f"\n| {dtype} | images/s | lowest, highest | Millstream is |\n|---|---|---|---|")
+    for what, of in rates.items():
+        name = what.replace("_", " ")
+        if what not in medians:
+            print(f"| {name} | absent | | |")
+            continue
+        ours = medians.get("millstream_ranks" if what.endswith("_ranks") else "millstream")
+        times = f"{ours / medians[what]:.2f}x" if ours else ""
+        print(f"| {name} | {medians[what]:,.0f} | {min(of):,.0f}, {max(of):,.0f} | {times} |", flush=True)
 
 
 if __name__ == "__main__":
