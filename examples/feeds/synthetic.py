@@ -1,11 +1,15 @@
 """Data of the examples."""
 
 import hashlib
+import io
 import pathlib
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+# Horizontal stripes, vertical stripes, checks, rings.
+PATTERNS = 4
 
 
 def write(directory: pathlib.Path, rows: int = 4_000, files: int = 4) -> str:
@@ -24,6 +28,24 @@ def write_documents(directory: pathlib.Path, documents: int = 1_000, files: int 
     first, step = random.integers(0, 97, (2, documents))
     tokens = [3 + (first[row] + step[row] % 5 * np.arange(length)) % 97 for row, length in enumerate(lengths)]
     return _write(directory, pa.table({"input_ids": pa.array(tokens, pa.list_(pa.int32()))}), files)
+
+
+def write_images(directory: pathlib.Path, images: int = 1_000, files: int = 3, size: int = 48) -> str:
+    """Writes JPEG images of patterns in random colours, with the number of the pattern; returns the pattern of the files."""
+    from PIL import Image
+
+    random = np.random.default_rng(6)
+    label = np.arange(images) % PATTERNS
+    y, x = np.mgrid[0:size, 0:size] / size - 0.5
+    encoded = []
+    for of in label:
+        places = [y, x, np.sign(np.sin(25 * y)) * 0.1 + x, np.hypot(x, y)][of]
+        wave = np.sin(random.uniform(25, 50) * places + random.uniform(0, 6))[..., None]
+        levels = 128 + wave * random.uniform(-80, 80, 3) + random.normal(0, 15, (size, size, 3))
+        file = io.BytesIO()
+        Image.fromarray(levels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+        encoded.append(file.getvalue())
+    return _write(directory, pa.table({"image": pa.array(encoded, pa.binary()), "label": label}), files)
 
 
 def _write(directory: pathlib.Path, table: pa.Table, files: int) -> str:

@@ -1,8 +1,18 @@
-"""Programs that tests start and kill, and what they print."""
+"""Programs that tests start and kill, and what they print.
+
+MILLSTREAM_KILLS is the number of kills of each, MILLSTREAM_SEED decides when.
+"""
 
 import os
+import pathlib
+import signal
 import subprocess
 import sys
+
+import numpy as np
+
+KILLED = pathlib.Path(__file__).resolve().with_name("killed.py")
+KILLS = int(os.environ.get("MILLSTREAM_KILLS", 3))
 
 
 def start(*command):
@@ -16,3 +26,23 @@ def outputs(process):
     losses = {int(each[1]): each[3] for each in words if each[:1] == ["step"]}
     models = [each[1] for each in words if each[:1] == ["model"]]
     return losses, models[0] if models else None
+
+
+def check_kills(program, directory, undisturbed, saves):
+    """Kills a program that saves a checkpoint every so many steps, and checks that it computes what an undisturbed run does."""
+    losses, model = undisturbed
+    random, done, steps = np.random.default_rng(int(os.environ.get("MILLSTREAM_SEED", 3))), 0, len(losses)
+    for kill in range(KILLS):
+        # The end is for the last run.
+        most = min(max(steps // KILLS, 2 * saves), max(steps - done, 2))
+        process = start(KILLED, program, directory, random.integers(1, most))
+        seen, _ = outputs(process)
+        assert process.wait() == -signal.SIGKILL
+        assert seen and seen.items() <= losses.items(), f"after {kill} kills"
+        # It dies before it saves that step.
+        assert min(seen) == max(done - 1, 0) // saves * saves + 1
+        done = max(seen)
+    process = start(program, directory)
+    rest, end = outputs(process)
+    assert process.wait() == 0 and end == model
+    assert rest.items() <= losses.items() and max(rest) == steps

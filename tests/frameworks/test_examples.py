@@ -1,23 +1,16 @@
-"""The examples as they are: compared with training by hand, and killed at random steps.
-
-MILLSTREAM_KILLS is the number of kills of each.
-"""
+"""The examples as they are: compared with training by hand, and killed at random steps."""
 
 import json
-import os
 import pathlib
-import signal
 import sys
 
 import millstream as ms
-import numpy as np
 import pytest
-from support import outputs, start
+from support import check_kills, outputs, start
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
 EXAMPLES = sorted(path.stem for path in DIRECTORY.glob("train_*.py"))
-KILLS = int(os.environ.get("MILLSTREAM_KILLS", 3))
 STEPS = 4 * 80
 
 
@@ -57,20 +50,5 @@ def test_losses_are_those_of_training_by_hand(undisturbed, tmp_path):
 
 def test_killed_programs_train_the_model_of_an_undisturbed_run(undisturbed, tmp_path):
     """tensorflow 63079: the position is not tied to the checkpoints, and steps are skipped."""
-    example, losses, model = undisturbed
-    random = np.random.default_rng(int(os.environ.get("MILLSTREAM_SEED", 3)))
-    done = 0
-    for kill in range(KILLS):
-        # A checkpoint is saved every 10 steps, and the end is for the last run.
-        most = min(max(STEPS // KILLS, 20), max(STEPS - done, 2))
-        process = start(PROGRAMS / "killed.py", DIRECTORY / f"{example}.py", tmp_path, random.integers(1, most))
-        seen, _ = outputs(process)
-        assert process.wait() == -signal.SIGKILL
-        assert seen and seen.items() <= losses.items(), f"after {kill} kills"
-        # It dies before it saves that step.
-        assert min(seen) == max(done - 1, 0) // 10 * 10 + 1
-        done = max(seen)
-    process = start(DIRECTORY / f"{example}.py", tmp_path)
-    rest, end = outputs(process)
-    assert process.wait() == 0 and end == model
-    assert rest.items() <= losses.items() and max(rest) == STEPS
+    example, *expected = undisturbed
+    check_kills(DIRECTORY / f"{example}.py", tmp_path, expected, saves=10)

@@ -1,11 +1,6 @@
-"""Packed documents with real PyTorch and transformers: masks, labels, and models that train on them.
+"""Packed documents with real PyTorch and transformers: masks, labels, and models that train on them."""
 
-MILLSTREAM_KILLS is the number of kills.
-"""
-
-import os
 import pathlib
-import signal
 import sys
 
 import millstream as ms
@@ -17,12 +12,10 @@ import pytest
 import torch
 from millstream import packing
 from millstream.loader import Ragged
-from support import outputs, start
+from support import check_kills, outputs, start
 
-PROGRAMS = pathlib.Path(__file__).resolve().parent
-DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
+DIRECTORY = pathlib.Path(__file__).resolve().parents[2] / "examples" / "feeds"
 PROGRAM = DIRECTORY / "language_model.py"
-KILLS = int(os.environ.get("MILLSTREAM_KILLS", 3))
 sys.path.insert(0, str(DIRECTORY))
 
 import language_model
@@ -58,22 +51,7 @@ def test_losses_are_those_of_the_same_batches_by_hand(data, undisturbed):
 
 
 def test_killed_programs_train_the_model_of_an_undisturbed_run(undisturbed, tmp_path):
-    losses, model = undisturbed
-    random, done = np.random.default_rng(int(os.environ.get("MILLSTREAM_SEED", 3))), 0
-    for kill in range(KILLS):
-        # A checkpoint is saved every 5 steps, and the end is for the last run.
-        most = min(max(len(losses) // KILLS, 10), max(len(losses) - done, 2))
-        process = start(PROGRAMS / "killed.py", PROGRAM, tmp_path, random.integers(1, most))
-        seen, _ = outputs(process)
-        assert process.wait() == -signal.SIGKILL
-        assert seen and seen.items() <= losses.items(), f"after {kill} kills"
-        # It dies before it saves that step.
-        assert min(seen) == max(done - 1, 0) // 5 * 5 + 1
-        done = max(seen)
-    process = start(PROGRAM, tmp_path)
-    rest, end = outputs(process)
-    assert process.wait() == 0 and end == model
-    assert rest.items() <= losses.items() and max(rest) == len(losses)
+    check_kills(PROGRAM, tmp_path, undisturbed, saves=5)
 
 
 def test_masks_and_labels_are_those_of_plain_loops(data):
