@@ -50,6 +50,19 @@ def ranks(of, world, see, tail="pad", local_world=None):
     return results
 
 
+def host() -> int:
+    """The process that hosts the feeds of this one: the child that was started last."""
+    children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    found = [pid for pid in children if b"host.main()" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return max(map(int, found))
+
+
+def memory(pid, key="Pss") -> int:
+    """The bytes of memory that the process has, shared ones divided among those who share them."""
+    lines = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(f"{key}:")).split()[1])
+
+
 class WithoutDaemon(unittest.TestCase):
     """Tests that share a directory, `scratch`, and run without a daemon except those that commands host."""
 

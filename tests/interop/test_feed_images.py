@@ -11,6 +11,7 @@ from PIL import Image
 from support import ranks
 
 import millstream as ms
+from support import host, memory
 
 WIDTH, HEIGHT = 96, 64
 
@@ -208,3 +209,20 @@ def test_one_percent_of_broken_images_is_counted(tmp_path):
     assert sorted(broken) == [250, 350] and set(range(600)) - set(found) == {50, 150, 450, 550}
     with pytest.raises(ms.FeedError, match="more than 5 bad records"):
         arrays(feed(tmp_path / "images.parquet", column, on_bad_record="skip", max_bad_records=5))
+
+
+def test_broken_images_leak_no_memory(tmp_path):
+    """DALI 4740: memory grows with each invalid JPEG."""
+    whole = [encoded(picture(seed, 320, 240), "JPEG") for seed in range(10)]
+    images = [whole[n % 10] for n in range(300)]
+    for number in range(5, 300, 10):
+        images[number] = [b"no image", whole[0][: len(whole[0]) // 2], whole[1][:200]][number % 3]
+    write(tmp_path / "images.parquet", images)
+    column = ms.image("image", [HEIGHT, WIDTH])
+    of = feed(tmp_path / "images.parquet", column, batch_size=50, epochs=8, on_bad_record="skip", max_bad_records=10_000)
+    loader, after, broken = ms.Loader(of), [], 0
+    for _ in loader.epochs:
+        broken += sum(not image.any() for batch in loader for image in batch["image"])
+        after.append(memory(host()))
+    assert broken > 0 and len(after) == 8
+    assert max(after[3:]) < after[2] + (4 << 20), after
