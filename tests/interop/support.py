@@ -24,7 +24,7 @@ def millstream(*arguments, expect: int = 0):
 def ranks(of, world, see, tail="pad", local_world=None):
     """Runs `see(loader)` for each rank of the feed `of` in a thread; returns the results by rank.
 
-    With `local_world`, so many consecutive ranks are on one machine: they share a host.
+    With `local_world`, so many consecutive ranks are on one machine, and share a host; the last one may have fewer.
     """
     import millstream as ms
 
@@ -34,10 +34,12 @@ def ranks(of, world, see, tail="pad", local_world=None):
     def attach(rank):
         results[rank] = see(loaders[rank])
 
-    loaders = [
-        ms.Loader(of, rank=rank, world=world, local_world=local_world, tail=tail, run=f"{run} {rank // local_world}")
-        for rank in range(world)
-    ]
+    def loader_of(rank):
+        machine = rank // local_world
+        here = min(local_world, world - machine * local_world)
+        return ms.Loader(of, rank=rank, world=world, local_world=here, tail=tail, run=f"{run} {machine}")
+
+    loaders = [loader_of(rank) for rank in range(world)]
     for loader in loaders:
         # Loaders of one process are several programs; these are the ranks of one.
         loader._run = "0"
