@@ -6,8 +6,8 @@
 //! | files of records, as `tf.train.Example` messages | [`record`], [`example`] |
 //! | TFRecord | [`tfrecord`], [`boundary`] |
 //! | JSON lines | [`json_lines`], [`boundary`] |
-//! | WebDataset | [`webdataset`] |
-//! | MDS | [`mds`] |
+//! | WebDataset | [`webdataset`], [`sample_writer`] |
+//! | MDS | [`mds`], [`mds_writer`] |
 //! | Parquet | [`parquet`] |
 //! | CSV | [`csv`] |
 //! | compressed streams | [`compression`], [`inflate`], [`zstandard`] |
@@ -30,11 +30,13 @@ pub mod integers;
 mod json;
 pub mod json_lines;
 pub mod mds;
+pub mod mds_writer;
 mod other_format;
 pub mod parquet;
 mod raw;
 pub mod record;
 pub mod rows;
+pub mod sample_writer;
 mod tar;
 pub mod tfrecord;
 pub mod type_name;

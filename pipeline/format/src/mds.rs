@@ -31,11 +31,11 @@ use crate::other_format::WithStart;
 use crate::record::{Damage, ReadError, Record, RecordFormat, append, ends_within, fill, too_long};
 
 /// The maximum size of the description of columns.
-const MAX_DESCRIPTION_BYTES: usize = 1 << 20;
+pub(crate) const MAX_DESCRIPTION_BYTES: usize = 1 << 20;
 /// The maximum number of samples, whose offsets are held while a shard is read.
-const MAX_SAMPLES: usize = 1 << 24;
+pub(crate) const MAX_SAMPLES: usize = 1 << 24;
 /// The bytes of an offset or a size.
-const WORD_BYTES: usize = 4;
+pub(crate) const WORD_BYTES: usize = 4;
 
 /// Reads the samples of a shard.
 pub struct MdsReader<R> {
@@ -308,7 +308,7 @@ fn product(axes: impl Iterator<Item = Option<u64>>) -> Option<u64> {
 }
 
 /// The offset behind the table of offsets of so many samples.
-fn end_of_offsets(samples: u32) -> u64 {
+pub(crate) fn end_of_offsets(samples: u32) -> u64 {
     WORD_BYTES as u64 * (u64::from(samples) + 2)
 }
 

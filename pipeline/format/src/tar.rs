@@ -1,4 +1,4 @@
-//! Tar archives, read from start to end: the regular files and their bytes.
+//! Tar archives of regular files, read and written from start to end.
 //!
 //! An archive is a sequence of members, each a header of 512 bytes and data padded to a multiple of 512 bytes; a block of
 //! zeros ends it. The reader knows ustar, paths and sizes of pax, GNU's long names and large sizes, and the headers of older
@@ -8,6 +8,9 @@
 //! byte   0  name[100]  mode[8] uid[8] gid[8]  size[12]  mtime[12]  checksum[8]  type  link name[100]
 //!      257  "ustar\0"  version[2]  ..  345  prefix[155]
 //! ```
+//!
+//! [`append_file`] writes ustar headers without an owner or a time, such that equal files have equal archives. A pax header
+//! precedes them if the name is long or not ASCII, or the size needs more than 11 octal digits.
 //!
 //! An archive without the block of zeros is an error, as it may have been truncated between two members, and so is one with
 //! other bytes behind that block.
@@ -27,8 +30,17 @@ const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 /// The maximum size of a file, that of POSIX's `off_t`.
 const MAX_FILE_BYTES: u64 = i64::MAX as u64;
 
+/// The end of an archive: two blocks of zeros.
+pub(crate) const END: [u8; 2 * BLOCK_BYTES] = [0; 2 * BLOCK_BYTES];
+/// The name in pax headers, as Python has it.
+const PAX_NAME: &str = "././@PaxHeader";
+
 const NAME: Range<usize> = 0..100;
+const MODE: Range<usize> = 100..108;
+const OWNER: Range<usize> = 108..116;
+const GROUP: Range<usize> = 116..124;
 const SIZE: Range<usize> = 124..136;
+const TIME: Range<usize> = 136..148;
 const CHECKSUM: Range<usize> = 148..156;
 const TYPE: usize = 156;
 const MAGIC: Range<usize> = 257..262;
@@ -250,6 +262,65 @@ impl Extensions {
     }
 }
 
+/// Appends a regular file with these bytes to an archive. The name must have no zero byte.
+pub(crate) fn append_file(archive: &mut Vec<u8>, name: &str, data: &[u8]) {
+    append_headers(archive, name, data.len() as u64);
+    append_padded(archive, data);
+}
+
+/// The headers of a file.
+fn append_headers(archive: &mut Vec<u8>, name: &str, size: u64) {
+    let mut records = Vec::new();
+    if name.len() > NAME.len() || !name.is_ascii() {
+        append_record(&mut records, "path", name);
+    }
+    let octal_size = if size < 1 << (3 * (SIZE.len() - 1)) {
+        size
+    } else {
+        append_record(&mut records, "size", &size.to_string());
+        0
+    };
+    if !records.is_empty() {
+        archive.extend_from_slice(&header(PAX_NAME, b'x', records.len() as u64));
+        append_padded(archive, &records);
+    }
+    archive.extend_from_slice(&header(name, b'0', octal_size));
+}
+
+fn append_padded(archive: &mut Vec<u8>, data: &[u8]) {
+    archive.extend_from_slice(data);
+    archive.resize(archive.len() + data.len().wrapping_neg() % BLOCK_BYTES, 0);
+}
+
+/// Appends a record of a pax header: `LENGTH KEY=VALUE`, whose length counts the whole line.
+fn append_record(records: &mut Vec<u8>, key: &str, value: &str) {
+    let rest = format!(" {key}={value}\n");
+    let mut length = rest.len();
+    while length != rest.len() + length.to_string().len() {
+        length = rest.len() + length.to_string().len();
+    }
+    records.extend_from_slice(format!("{length}{rest}").as_bytes());
+}
+
+/// A ustar header. A longer name is cut.
+fn header(name: &str, kind: u8, size: u64) -> [u8; BLOCK_BYTES] {
+    let mut header = [0; BLOCK_BYTES];
+    let mut put = |at: usize, field: &[u8]| header[at..at + field.len()].copy_from_slice(field);
+    put(NAME.start, &name.as_bytes()[..name.floor_char_boundary(NAME.len())]);
+    put(MODE.start, b"0000644\0");
+    put(OWNER.start, b"0000000\0");
+    put(GROUP.start, b"0000000\0");
+    put(SIZE.start, format!("{size:011o}\0").as_bytes());
+    put(TIME.start, b"00000000000\0");
+    put(CHECKSUM.start, b"        ");
+    put(TYPE, &[kind]);
+    put(MAGIC.start, b"ustar\0");
+    put(VERSION.start, b"00");
+    let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();
+    header[CHECKSUM].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    header
+}
+
 /// Whether a file starts as an archive.
 pub(crate) fn is_archive(start: &[u8]) -> bool {
     start.first_chunk().is_some_and(|header| *header != [0; BLOCK_BYTES] && is_header(header))
@@ -295,3 +366,7 @@ fn no_member() -> io::Error {
 fn invalid(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
+
+#[cfg(test)]
+#[path = "tar_tests.rs"]
+mod tests;

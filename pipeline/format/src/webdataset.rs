@@ -151,7 +151,7 @@ impl<R: BufRead> SampleReader<R> {
 }
 
 /// The key and the extension of a path; `None` for files that belong to no sample.
-fn divide(path: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(crate) fn divide(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let base = path.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let dot = base + path[base..].iter().position(|&byte| byte == b'.').filter(|&dot| dot > 0)?;
     let first = path.split(|&byte| byte == b'/').next().unwrap_or_default();
