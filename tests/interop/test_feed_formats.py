@@ -1,4 +1,4 @@
-"""Feeds of JSON lines, WebDataset and MDS, from files that other programs wrote."""
+"""Feeds of JSON lines, WebDataset and MDS, from files that other programs wrote, and files of these formats that others read."""
 
 import gzip
 import io
@@ -8,6 +8,8 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import webdataset
 from PIL import Image
@@ -19,6 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 
 import mds
+from support import millstream
 
 ROWS = 500
 
@@ -224,3 +227,111 @@ def test_shards_are_those_of_streaming(name):
         np.testing.assert_array_equal(row["fixed"], of["fixed"])
         assert row["tokens"] == of["tokens"].tolist() and row["any"] == of["any"].flatten().tolist()
         np.testing.assert_array_equal(row["image"], np.asarray(of["image"]))
+
+
+ARROW = {
+    "text": pa.array(["one", "", "drei é"] * 100),
+    "blob": pa.array([b"\xff\x00", b"", b"x"] * 100, pa.binary()),
+    "number": pa.array(range(300), pa.int32()),
+    "half": pa.array(np.arange(300, dtype=np.float16) / 8),
+    "single": pa.array(np.arange(300, dtype=np.float32) / 3),
+    "double": pa.array(np.arange(300) / 3),
+    "large": pa.array([2**64 - 1 - number for number in range(300)], pa.uint64()),
+    "clicked": pa.array([number % 5 == 0 for number in range(300)]),
+    "tokens": pa.array([list(range(number % 400)) for number in range(300)], pa.list_(pa.uint16())),
+    "vector": pa.array([[number, 0.5] for number in range(300)], pa.list_(pa.float32(), 2)),
+    "words": pa.array([["a", f"b{number}"] for number in range(300)]),
+    "box": pa.array([{"x": number, "y": [0.5]} for number in range(300)]),
+}
+
+
+def write_arrow(path):
+    pyarrow.parquet.write_table(pa.table(ARROW), path)
+    return pa.table(ARROW).to_pylist()
+
+
+@pytest.mark.parametrize("name", ["shard-*.tar", "shard-*.tar.gz"])
+def test_webdataset_reads_converted_samples(tmp_path, name):
+    rows = write_arrow(tmp_path / "in.parquet")
+    done = millstream("convert", tmp_path / "in.parquet", tmp_path / name, "--shards", 3, "--rename", "number=cls", "--rename", "text=txt")
+    read = webdataset.WebDataset([str(file) for file in done["files"]], shardshuffle=False).decode()
+    found = list(read)
+    assert len(found) == len(rows) == 300
+    for number, (sample, row) in enumerate(zip(found, rows)):
+        assert sample["__key__"] == f"{number:06}" and sample["cls"] == number
+        assert (sample["txt"], sample["blob"]) == (row["text"], row["blob"])
+        assert float(sample["double"]) == row["double"] and np.float32(sample["single"]) == np.float32(row["single"])
+        assert int(sample["large"]) == row["large"] and int(sample["clicked"]) == row["clicked"]
+        wanted = {name: row[name] for name in ("tokens", "vector", "words", "box")}
+        assert sample["json"] == wanted
+    with tarfile.open(done["files"][0]) as archive:
+        members = archive.getmembers()
+        assert {(member.mtime, member.uid, member.gid) for member in members} == {(0, 0, 0)} and len(members) > 900
+
+
+def test_tarfile_reads_converted_names_and_keys(tmp_path):
+    keys = ["k" * 90 + "/" + "x" * 200, "ü/é", "a b", "train/v1.0/000"]
+    pyarrow.parquet.write_table(pa.table({"__key__": keys, "txt": ["a", "b", "c", "d"], "ä" * 80: ["1"] * 4}), tmp_path / "in.parquet")
+    millstream("convert", tmp_path / "in.parquet", tmp_path / "out.tar")
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        names = archive.getnames()
+        assert names == [f"{key}.{extension}" for key in keys for extension in ("txt", "ä" * 80)]
+        assert archive.extractfile(names[2]).read() == b"b"
+
+
+def read_shard(data, entry):
+    """The samples of a shard of MDS, as the description of the format has them."""
+    samples = int.from_bytes(data[:4], "little")
+    offsets = np.frombuffer(data, "<u4", samples + 1, 4)
+    assert samples == entry["samples"] and offsets[-1] == len(data) == entry["raw_data"]["bytes"]
+    description = json.loads(data[4 * (samples + 2) : offsets[0]])
+    columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"]))
+    assert all(description[key] == entry[key] for key in ("column_names", "column_encodings", "column_sizes"))
+    for start, end in zip(offsets[:-1], offsets[1:]):
+        sample, row = data[start:end], {}
+        at = 4 * sum(size is None for _, _, size in columns)
+        sizes = iter(np.frombuffer(sample[:at], "<u4").tolist())
+        for name, encoding, size in columns:
+            size = next(sizes) if size is None else size
+            value, at = sample[at : at + size], at + size
+            kind, _, rest = encoding.partition(":")
+            if kind == "ndarray":
+                number, _, shape = rest.partition(":")
+                if not shape:
+                    axes, width = value[0] >> 2, 1 << (value[0] & 3)
+                    assert axes == 1
+                    length, value = int.from_bytes(value[1 : 1 + width], "little"), value[1 + width :]
+                row[name] = np.frombuffer(value, number)
+                assert len(row[name]) == (int(shape) if shape else length)
+            elif kind == "json":
+                row[name] = json.loads(value)
+            elif kind in ("str", "bytes"):
+                row[name] = value.decode() if kind == "str" else value
+            else:
+                (row[name],) = np.frombuffer(value, kind)
+        assert at == len(sample)
+        yield row
+
+
+@pytest.mark.parametrize("name", ["shard-*.mds", "shard-*.mds.gz"])
+def test_converted_shards_are_those_of_the_format(tmp_path, name):
+    rows = write_arrow(tmp_path / "in.parquet")
+    done = millstream("convert", tmp_path / "in.parquet", tmp_path / "out" / name, "--shards", 3)
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert index["version"] == 2 and len(index["shards"]) == 3 and len(done["files"]) == 4
+    found = []
+    for entry in index["shards"]:
+        assert (entry["format"], entry["version"], entry["hashes"]) == ("mds", 2, [])
+        data = (tmp_path / "out" / (entry["zip_data"] or entry["raw_data"])["basename"]).read_bytes()
+        if entry["compression"]:
+            assert entry["compression"] == "gz" and entry["zip_data"]["bytes"] == len(data)
+            data = gzip.decompress(data)
+        found += read_shard(data, entry)
+    assert len(found) == len(rows)
+    encodings = dict(zip(index["shards"][0]["column_names"], index["shards"][0]["column_encodings"]))
+    assert (encodings["number"], encodings["half"], encodings["vector"]) == ("int32", "float16", "ndarray:float32:2")
+    for sample, row in zip(found, rows):
+        for name in ("text", "blob", "number", "large", "double", "clicked", "words", "box"):
+            assert sample[name] == row[name], name
+        assert sample["half"] == np.float16(row["half"]) and sample["single"] == np.float32(row["single"])
+        assert sample["tokens"].tolist() == row["tokens"] and sample["vector"].tolist() == row["vector"]

@@ -206,6 +206,15 @@ impl<W: Write> Compressor<W> {
         })
     }
 
+    /// Starts a stream of this many bytes. Zstandard states them in its header, which some programs need.
+    pub fn sized(output: W, compression: Compression, bytes: u64) -> io::Result<Self> {
+        let mut compressor = Self::new(output, compression)?;
+        if let Self::Zstd(encoder) = &mut compressor {
+            encoder.set_pledged_src_size(Some(bytes))?;
+        }
+        Ok(compressor)
+    }
+
     /// Ends the stream and returns the output.
     pub fn finish(self) -> io::Result<W> {
         match self {

@@ -78,7 +78,8 @@ pub fn head(columns: &[MdsColumn], sizes: &[u32]) -> Result<Vec<u8>, String> {
     let mut head = samples.to_le_bytes().to_vec();
     let mut offset = end_of_offsets(samples) + description.len() as u64;
     for size in sizes.iter().map(Some).chain([None]) {
-        let word = u32::try_from(offset).map_err(|_| "the samples exceed 4 GiB, the limit of one shard".to_owned())?;
+        let word = u32::try_from(offset)
+            .map_err(|_| "the samples exceed 4 GiB, the limit of one shard".to_owned())?;
         head.extend_from_slice(&word.to_le_bytes());
         offset += size.copied().map_or(0, u64::from);
     }
@@ -151,8 +152,10 @@ mod tests {
             let number = (length as u16 as i16).to_string();
             let list = vec!["3"; length as usize];
             let expected = row(&[("n", &[&number]), ("t", &["text"]), ("v", &list)]);
-            let without_empty = expected.map(|row| row.into_iter().filter(|(_, values)| !values.is_empty()).collect::<Vec<_>>());
-            let found = found.map(|row| row.into_iter().filter(|(_, values)| !values.is_empty()).collect::<Vec<_>>());
+            let without_empty = expected
+                .map(|row| row.into_iter().filter(|(_, values)| !values.is_empty()).collect::<Vec<_>>());
+            let found =
+                found.map(|row| row.into_iter().filter(|(_, values)| !values.is_empty()).collect::<Vec<_>>());
             assert_eq!(found, without_empty);
         }
         let empty = head(&columns, &[]).unwrap();
@@ -172,15 +175,26 @@ mod tests {
     #[test]
     fn an_index_names_raw_and_compressed_files() {
         let columns = [column("t", "str", None), column("n", "int32", Some(4))];
-        let shard = |name: &str, compressed| ShardDescription { name: name.to_owned(), samples: 3, bytes: 100, compressed };
+        let shard = |name: &str, compressed| ShardDescription {
+            name: name.to_owned(),
+            samples: 3,
+            bytes: 100,
+            compressed,
+        };
         let shards = [shard("a.mds", None), shard("b.mds.gz", Some(("gz", 40)))];
         let index: Value = serde_json::from_str(&index(&columns, &shards)).unwrap();
         let [plain, packed] = [0, 1].map(|at| &index["shards"][at]);
         assert_eq!(index["version"], 2);
         assert_eq!(plain["column_sizes"], json!([null, 4]));
         assert_eq!((&plain["zip_data"], &plain["raw_data"]["basename"]), (&Value::Null, &"a.mds".into()));
-        assert_eq!((&packed["raw_data"]["basename"], &packed["raw_data"]["bytes"]), (&"b.mds".into(), &100.into()));
-        assert_eq!((&packed["zip_data"]["basename"], &packed["zip_data"]["bytes"]), (&"b.mds.gz".into(), &40.into()));
+        assert_eq!(
+            (&packed["raw_data"]["basename"], &packed["raw_data"]["bytes"]),
+            (&"b.mds".into(), &100.into())
+        );
+        assert_eq!(
+            (&packed["zip_data"]["basename"], &packed["zip_data"]["bytes"]),
+            (&"b.mds.gz".into(), &40.into())
+        );
         assert_eq!(packed["compression"], "gz");
     }
 }

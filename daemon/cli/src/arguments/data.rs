@@ -139,6 +139,10 @@ pub(crate) enum DataFormat {
     Parquet,
     /// TFRecord of tf.train.Example
     Tfrecord,
+    /// Tar archives of samples
+    Webdataset,
+    /// Shards of MosaicML Streaming, with their index.json
+    Mds,
 }
 
 /// A format of data files that are read.
@@ -163,9 +167,9 @@ pub(crate) enum InputFormat {
 pub(crate) enum DataCompression {
     /// Uncompressed
     None,
-    /// gzip (TFRecord, CSV, JSON lines)
+    /// gzip (all but Parquet)
     Gzip,
-    /// zlib (TFRecord, CSV, JSON lines)
+    /// zlib (all but Parquet and MDS)
     Zlib,
     /// Zstandard (all)
     Zstd,
@@ -218,10 +222,10 @@ OUT is a file, a directory, or a name in which `*` or `@N` stands for the shard 
 under their names only when all are complete. Their bytes do not depend on --threads. IN and OUT can be
 gs://, s3:// and az:// URLs.
 
-Formats are CSV (.csv, .tsv), JSON lines (.jsonl, .ndjson, .json), Parquet and TFRecord; all but Parquet
-also compressed (.gz, .zz, .zst). A JSON array of objects, WebDataset (.tar) and MDS are read too. Nested
-objects become columns `a.b`, files of a sample columns named by their extensions. Without a header, name
-the columns with --columns.
+Formats are CSV (.csv, .tsv), JSON lines (.jsonl, .ndjson, .json), Parquet, TFRecord, WebDataset (.tar)
+and MDS (.mds); all but Parquet also compressed (.gz, .zst; .zz for all but MDS). A JSON array of objects
+is read too. Nested objects become columns `a.b`, files of a sample columns named by their extensions.
+Without a header, name the columns with --columns.
 
 KIND is text, integer, number, float (32 bits), boolean, date or timestamp. Dates are read as
 2026-11-21, timestamps as RFC 3339 or seconds since 1970, both in UTC if they have no offset; another
@@ -230,7 +234,9 @@ float:, with the comma.
 
 CSV holds dates and timestamps as ISO 8601 text and decimals with all digits. TFRecord has integers,
 floats and bytes only: dates are days and timestamps microseconds since 1970-01-01, times of day
-microseconds since midnight, decimals floats (integers if they have no fraction).
+microseconds since midnight, decimals floats (integers if they have no fraction). WebDataset has a file
+for each value, named by `__key__` or the number of the row; lists and objects are members of its file
+json. MDS has no absent values; its index.json is written beside the shards.
 
 Examples:
   millstream convert adult.data adult.parquet --columns age,workclass,fnlwgt,income --missing '?'
@@ -239,6 +245,7 @@ Examples:
   millstream convert log.jsonl.gz log.parquet --select user.id,clicked --rename user.id=user
   millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
   millstream convert 'images-*.tar' images.parquet --select jpg,cls --type cls=integer
+  millstream convert 'pairs-*.parquet' 'gs://bucket/pairs-*.tar' --shards 64 --rename image=jpg
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
     /// Files, globs and directories to convert, then the output

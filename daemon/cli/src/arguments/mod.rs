@@ -231,7 +231,7 @@ Examples:
     Export(Export),
     /// Describe data files: schema, records, compression, first rows, damage
     Inspect(Inspect),
-    /// Convert files to Parquet, TFRecord, JSON lines or CSV
+    /// Convert files to Parquet, TFRecord, WebDataset, MDS, JSON lines or CSV
     Convert(Convert),
     /// Generate a synthetic click log and print its best possible AUC
     Generate(Generate),

@@ -1,4 +1,4 @@
-//! `millstream convert`: converts files to Parquet, TFRecord, JSON lines or CSV.
+//! `millstream convert`: converts files to Parquet, TFRecord, WebDataset, MDS, JSON lines or CSV.
 
 mod schema;
 
@@ -119,6 +119,8 @@ impl From<DataFormat> for OutputFormat {
             DataFormat::Jsonl => Self::JsonLines,
             DataFormat::Parquet => Self::Parquet,
             DataFormat::Tfrecord => Self::TfRecord,
+            DataFormat::Webdataset => Self::WebDataset,
+            DataFormat::Mds => Self::Mds,
         }
     }
 }

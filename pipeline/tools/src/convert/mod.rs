@@ -26,7 +26,7 @@ use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use tokio::runtime::Handle;
 
 use crate::detect::{Detected, detect};
-use crate::output::{self, Destination, OutputOptions, Run, Staged, Target};
+use crate::output::{self, Destination, OutputOptions, Run, Staged, Target, WrittenShard};
 use crate::progress::Progress;
 use crate::text::{Skipped, TextRules};
 
@@ -81,9 +81,10 @@ pub fn convert(
 ) -> Result<Converted, Error> {
     let runtime = &destination.runtime;
     let target = output::plan(output, inputs, &options.output, destination)?;
-    let Surveyed { plan, sources, notes, warnings } = survey(inputs, options, runtime, progress)?;
+    let Surveyed { plan, sources, mut notes, warnings } = survey(inputs, options, runtime, progress)?;
     let (schema, columns) = plan.output(options, target.format())?;
     target.check_schema(&schema, inputs)?;
+    notes.extend(target.note(&schema));
     progress.expect_bytes(inputs.iter().map(Object::size).sum());
     let rows = sources.iter().map(|source| source.rows).sum();
     let inputs = Inputs {
@@ -94,7 +95,8 @@ pub fn convert(
         runtime,
         progress,
     };
-    let staged = Conversion { target: &target, inputs, rows }.run(&options.output)?;
+    let written = Conversion { target: &target, inputs, rows }.run(&options.output)?;
+    let staged = target.complete(&schema, written)?;
     let files = staged.iter().map(|file| file.address().to_owned()).collect();
     let bytes = staged.iter().map(Staged::bytes).sum();
     staged.into_iter().try_for_each(Staged::commit)?;
@@ -167,13 +169,13 @@ struct Conversion<'a> {
 
 impl Conversion<'_> {
     /// Writes all shards, in at most as many runs as there are threads, shards and parts of the input.
-    fn run(&self, options: &OutputOptions) -> Result<Vec<Staged>, Error> {
+    fn run(&self, options: &OutputOptions) -> Result<Vec<WrittenShard>, Error> {
         let parts: usize = self.inputs.sources.iter().map(|source| source.parts).sum();
         let runs = options.threads.min(self.target.shards()).min(parts).max(1);
         let bounds = Bounds { threads: options.threads / runs, bytes: options.memory_bytes / runs };
         let shards_of =
             |run: usize| self.target.shards() * run / runs..self.target.shards() * (run + 1) / runs;
-        let results: Vec<Result<Vec<Staged>, Error>> = std::thread::scope(|scope| {
+        let results: Vec<Result<Vec<WrittenShard>, Error>> = std::thread::scope(|scope| {
             let threads: Vec<_> =
                 (0..runs).map(|run| scope.spawn(move || self.shards(shards_of(run), bounds))).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
@@ -192,16 +194,16 @@ impl Conversion<'_> {
     }
 
     /// Writes the shards of one run.
-    fn shards(&self, shards: Range<usize>, bounds: Bounds) -> Result<Vec<Staged>, Error> {
+    fn shards(&self, shards: Range<usize>, bounds: Bounds) -> Result<Vec<WrittenShard>, Error> {
         let schema: &Arc<Schema> = self.inputs.schema;
         let run = Run { target: self.target, schema, rows: self.rows, shards: shards.clone(), bounds };
         let mut rows = self.inputs.rows_from(self.target.first_row(shards.start, self.rows))?;
         let most_bytes = self.target.block().1;
-        let staged =
+        let written =
             run.write(|most_rows| rows.block(most_rows, most_bytes), |block| block.into_iter().map(Ok));
-        if staged.is_err() {
+        if written.is_err() {
             self.inputs.progress.cancel();
         }
-        staged
+        written
     }
 }

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+mod samples;
+
 use std::sync::Arc;
 
 use arrow_array::builder::{Int64Builder, ListBuilder, StringBuilder};

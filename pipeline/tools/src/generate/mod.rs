@@ -123,7 +123,7 @@ impl Generator {
             progress,
         };
         let mut at = 0;
-        let staged = run.write(
+        let written = run.write(
             |most| {
                 progress.check()?;
                 let rows = at..at + most;
@@ -132,6 +132,7 @@ impl Generator {
             },
             |rows| maker.chunks(rows),
         )?;
+        let staged = target.complete(&schema, written)?;
         let files = staged.iter().map(|file| file.address().to_owned()).collect();
         let bytes = staged.iter().map(Staged::bytes).sum();
         let best = maker.tally().best();

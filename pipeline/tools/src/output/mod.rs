@@ -13,17 +13,21 @@
 
 mod deflate;
 mod encode;
+mod mds;
 mod names;
 mod narrow;
 mod passed;
+mod samples;
 mod staged;
 mod table;
 
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Schema};
+use millstream_format::mds_writer::{self, ShardDescription};
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat, RawChunk};
 use millstream_io::storage::Object;
@@ -31,6 +35,8 @@ use millstream_pipeline::Error;
 use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
 use encode::{Encoder, Piece, ShardFile};
+use mds::MdsLayout;
+use samples::SampleLayout;
 pub use passed::PassedColumn;
 pub use staged::{Destination, Staged};
 pub use table::{CellKind, Cells, TableFormat, TableWriter};
@@ -52,6 +58,10 @@ pub enum OutputFormat {
     Parquet,
     /// TFRecord files of `tf.train.Example`.
     TfRecord,
+    /// Tar archives of samples.
+    WebDataset,
+    /// Shards of MosaicML Streaming with their index.
+    Mds,
 }
 
 /// Options for writing files.
@@ -89,9 +99,9 @@ impl Default for OutputOptions {
 pub enum OutputCompression {
     /// Uncompressed.
     None,
-    /// gzip (TFRecord, CSV, JSON lines).
+    /// gzip (all formats except Parquet).
     Gzip,
-    /// zlib (TFRecord, CSV, JSON lines).
+    /// zlib (all formats except Parquet and MDS).
     Zlib,
     /// Zstandard (all formats).
     Zstd,
@@ -148,7 +158,8 @@ impl OutputFormat {
             FileFormat::JsonLines => Self::JsonLines,
             FileFormat::Parquet => Self::Parquet,
             FileFormat::TfRecord => Self::TfRecord,
-            FileFormat::WebDataset | FileFormat::Mds => return None,
+            FileFormat::WebDataset => Self::WebDataset,
+            FileFormat::Mds => Self::Mds,
         })
     }
 }
@@ -160,6 +171,9 @@ impl Target {
 
     /// Rejects columns that the output format cannot represent, before any data is read.
     pub(crate) fn check_schema(&self, schema: &Schema, inputs: &[Object]) -> Result<(), Error> {
+        if self.format == OutputFormat::WebDataset {
+            return SampleLayout::new(schema, 0).map(drop);
+        }
         let unsupported =
             schema.fields().iter().find(|field| !narrow::supports(self.format, field.data_type()));
         let Some(field) = unsupported else { return Ok(()) };
@@ -187,6 +201,34 @@ impl Target {
         }))
     }
 
+    /// What the user should know about how columns are written. `schema` has been [checked](Self::check_schema).
+    pub(crate) fn note(&self, schema: &Schema) -> Option<String> {
+        match self.format {
+            OutputFormat::WebDataset => SampleLayout::new(schema, 0).ok()?.note(),
+            _ => None,
+        }
+    }
+
+    /// The files of all shards, and the index of MDS beside them.
+    pub(crate) fn complete(&self, schema: &Schema, shards: Vec<WrittenShard>) -> Result<Vec<Staged>, Error> {
+        let (mut files, descriptions): (Vec<Staged>, Vec<Option<ShardDescription>>) =
+            shards.into_iter().map(|shard| (shard.file, shard.description)).unzip();
+        if self.format == OutputFormat::Mds {
+            let descriptions: Vec<ShardDescription> = descriptions.into_iter().flatten().collect();
+            let directory = self.addresses.first().and_then(|address| address.rsplit_once('/'));
+            let address = directory.map_or_else(
+                || mds::INDEX_NAME.to_owned(),
+                |(directory, _)| format!("{directory}/{}", mds::INDEX_NAME),
+            );
+            let mut index = Staged::create(&address, &self.destination)?;
+            let text = mds_writer::index(MdsLayout::new(schema).columns(), &descriptions);
+            index.write_all(text.as_bytes()).map_err(|error| index.failed(error))?;
+            index.seal()?;
+            files.push(index);
+        }
+        Ok(files)
+    }
+
     pub(crate) fn shards(&self) -> usize {
         self.addresses.len()
     }
@@ -200,7 +242,11 @@ impl Target {
     pub(crate) fn block(&self) -> (usize, usize) {
         match self.format {
             OutputFormat::Parquet => (self.group_rows, GROUP_BYTES),
-            OutputFormat::TfRecord | OutputFormat::Csv | OutputFormat::JsonLines => {
+            OutputFormat::TfRecord
+            | OutputFormat::Csv
+            | OutputFormat::JsonLines
+            | OutputFormat::WebDataset
+            | OutputFormat::Mds => {
                 (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES)
             }
         }
@@ -225,9 +271,17 @@ pub(crate) struct Run<'a> {
     pub(crate) bounds: Bounds,
 }
 
+/// A complete file without its final name.
+pub(crate) struct WrittenShard {
+    file: Staged,
+    /// Its entry in the index, of MDS.
+    description: Option<ShardDescription>,
+}
+
 enum Step<B> {
     Open(usize),
-    Block(B),
+    /// Rows, and the number of the first one among all rows.
+    Block(B, u64),
 }
 
 enum Made {
@@ -242,22 +296,22 @@ impl Run<'_> {
         &self,
         mut next: impl FnMut(u64) -> Result<Option<Block<B>>, Error> + Send,
         chunks: impl Fn(B) -> C + Sync,
-    ) -> Result<Vec<Staged>, Error> {
-        let encoder = Encoder::new(self.target, self.schema)?;
+    ) -> Result<Vec<WrittenShard>, Error> {
+        let encoder = Encoder::new(self.target, self.schema, self.rows)?;
         let mut cursor = Cursor { run: self, shard: self.shards.start, row: 0, opened: false };
-        let mut staged = Vec::with_capacity(self.shards.len());
+        let mut written = Vec::with_capacity(self.shards.len());
         let mut open: Option<ShardFile> = None;
         in_order(
             self.bounds,
             || cursor.step(&mut next),
             |step| match step {
                 Step::Open(shard) => Ok(Made::Open(shard)),
-                Step::Block(item) => encoder.block(chunks(item)).map(Made::Piece),
+                Step::Block(item, first_row) => encoder.block(chunks(item), first_row).map(Made::Piece),
             },
             |made| match (made, &mut open) {
                 (Made::Open(shard), _) => {
                     if let Some(file) = open.take() {
-                        staged.push(file.finish()?);
+                        written.push(encoder.finish(file)?);
                     }
                     open = Some(encoder.open(&self.target.addresses[shard], &self.target.destination)?);
                     Ok(())
@@ -267,9 +321,9 @@ impl Run<'_> {
             },
         )?;
         if let Some(file) = open.take() {
-            staged.push(file.finish()?);
+            written.push(encoder.finish(file)?);
         }
-        Ok(staged)
+        Ok(written)
     }
 }
 
@@ -295,6 +349,7 @@ impl Cursor<'_> {
             }
             let shard_rows = target.first_row(self.shard + 1, *rows) - target.first_row(self.shard, *rows);
             if self.row < shard_rows {
+                let first_row = target.first_row(self.shard, *rows) + self.row;
                 let most = (shard_rows - self.row).min(target.block().0 as u64);
                 let Some(Block { item, rows, bytes }) = next(most)? else {
                     return Err(Error::Invalid(
@@ -302,7 +357,7 @@ impl Cursor<'_> {
                     ));
                 };
                 self.row += rows;
-                return Ok(Some(Weighed { item: Step::Block(item), bytes }));
+                return Ok(Some(Weighed { item: Step::Block(item, first_row), bytes }));
             }
             self.shard += 1;
             self.row = 0;

@@ -20,6 +20,8 @@ pub(super) fn default_name(
         OutputFormat::JsonLines => "jsonl",
         OutputFormat::Parquet => return format!("{stem}.parquet"),
         OutputFormat::TfRecord => "tfrecord",
+        OutputFormat::WebDataset => "tar",
+        OutputFormat::Mds => "mds",
     };
     let compressed = match compression {
         OutputCompression::Gzip => ".gz",
@@ -33,8 +35,8 @@ pub(super) fn default_name(
 /// The error of an output whose name does not determine its format.
 pub(super) fn unknown(output: &str) -> Error {
     Error::Invalid(format!(
-        "{output}: the name does not determine the format: expected .csv, .tsv, .jsonl, .ndjson, .json, .parquet or \
-         .tfrecord, each but .parquet also with .gz, .zz or .zst; or specify --format"
+        "{output}: the name does not determine the format: expected .csv, .tsv, .jsonl, .ndjson, .json, .parquet, \
+         .tfrecord, .tar or .mds, each but .parquet also with .gz or .zst; or specify --format"
     ))
 }
 
@@ -62,12 +64,17 @@ pub(super) fn compression(
     let fits = match compression {
         OutputCompression::None | OutputCompression::Zstd => true,
         OutputCompression::Snappy => parquet,
-        OutputCompression::Gzip | OutputCompression::Zlib => !parquet,
+        OutputCompression::Gzip => !parquet,
+        OutputCompression::Zlib => !parquet && format != OutputFormat::Mds,
     };
     if fits {
         return Ok(compression);
     }
-    let choices = if parquet { "none, snappy or zstd" } else { "none, gzip, zlib or zstd" };
+    let choices = match format {
+        OutputFormat::Parquet => "none, snappy or zstd",
+        OutputFormat::Mds => "none, gzip or zstd",
+        _ => "none, gzip, zlib or zstd",
+    };
     Err(Error::Invalid(format!("{name}: this format supports the compressions {choices}")))
 }
 
@@ -103,7 +110,7 @@ pub(super) fn shard_names(name: &str, shards: Option<u32>) -> Result<Vec<String>
 
 /// The start of the extension, which includes a compression suffix.
 fn extension_at(name: &str) -> usize {
-    let inner = if Compression::from_name(name).is_some() {
+    let inner = if Compression::from_name(name).is_some() && !name.to_ascii_lowercase().ends_with(".tgz") {
         name.rfind('.').unwrap_or(name.len())
     } else {
         name.len()
@@ -126,6 +133,7 @@ mod tests {
         assert_eq!(names("data_tfrecord-*.gz", Some(3))[2], "data_tfrecord-00002-of-00003.gz");
         assert_eq!(names("a@2.parquet", None)[0], "a-00000-of-00002.parquet");
         assert_eq!(names("a.tfrecord@12", Some(12))[11], "a.tfrecord-00011-of-00012");
+        assert_eq!(names("a.b.tgz", Some(2))[1], "a.b-00001-of-00002.tgz");
         assert_eq!(names(".hidden", Some(2))[0], ".hidden-00000-of-00002");
         assert!(shard_names("a@2.parquet", Some(3)).is_err());
         assert!(shard_names("a@0.parquet", None).is_err());

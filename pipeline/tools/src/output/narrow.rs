@@ -33,7 +33,10 @@ const INTEGER_DIGITS: u8 = 18;
 /// Whether a format can represent columns of this type.
 pub(super) fn supports(format: OutputFormat, data_type: &DataType) -> bool {
     match (format, data_type) {
-        (OutputFormat::Parquet | OutputFormat::JsonLines, _) => true,
+        (
+            OutputFormat::Parquet | OutputFormat::JsonLines | OutputFormat::WebDataset | OutputFormat::Mds,
+            _,
+        ) => true,
         (
             OutputFormat::TfRecord,
             DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _),
@@ -42,7 +45,8 @@ pub(super) fn supports(format: OutputFormat, data_type: &DataType) -> bool {
     }
 }
 
-fn is_single(data_type: &DataType) -> bool {
+/// Whether a row has at most one value, with a form as text.
+pub(super) fn is_single(data_type: &DataType) -> bool {
     use DataType::{
         Date32, Date64, Decimal32, Decimal64, Decimal128, Decimal256, Duration, FixedSizeBinary, Float16,
         Interval, Time32, Time64, Timestamp,
