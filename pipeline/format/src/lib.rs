@@ -209,6 +209,8 @@ pub enum FileFormat {
     WebDataset,
     /// Shards of MosaicML Streaming.
     Mds,
+    /// Images, one per file. Converted only.
+    Images,
 }
 
 impl FileFormat {
@@ -221,6 +223,7 @@ impl FileFormat {
             Self::TfRecord => "TFRecord",
             Self::WebDataset => "WebDataset",
             Self::Mds => "MDS",
+            Self::Images => "images",
         }
     }
 
@@ -230,6 +233,9 @@ impl FileFormat {
             return Some(format.file_format());
         }
         let name = path.to_ascii_lowercase();
+        if [".jpg", ".jpeg", ".png", ".webp"].iter().any(|end| name.ends_with(end)) {
+            return Some(Self::Images);
+        }
         let name = match Compression::from_name(&name) {
             Some(_) => name.rsplit_once('.')?.0,
             None => &name,
@@ -244,7 +250,7 @@ impl FileFormat {
             Self::JsonLines => Some(RecordFormat::JsonLines),
             Self::WebDataset => Some(RecordFormat::WebDataset),
             Self::Mds => Some(RecordFormat::Mds),
-            Self::Csv | Self::Parquet => None,
+            Self::Csv | Self::Parquet | Self::Images => None,
         }
     }
 

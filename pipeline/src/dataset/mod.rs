@@ -30,7 +30,7 @@ use futures::{StreamExt, TryStreamExt};
 use millstream_format::compression::Compression;
 use millstream_format::filter::{Condition, ResolvedFilter, RowFilter, Share};
 use millstream_format::record::{MAX_RECORD_BYTES, RecordFormat};
-use millstream_format::{Content, Error as FormatError, FormatName, Projection};
+use millstream_format::{Content, Error as FormatError, FileFormat, FormatName, Projection};
 use millstream_io::ReadContext;
 use millstream_io::limits::ReadLimits;
 use millstream_io::storage::{self, Object};
@@ -510,6 +510,17 @@ fn too_many_parts(object: &Object, split_bytes: u64) -> Error {
     Error::TooManySplits { path: object.path().to_string(), limit: MAX_SPLITS, advice }
 }
 
+/// The error of an image file, which is read as a row of another file.
+fn must_be_converted(path: &str) -> Error {
+    let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let above = directory.rsplit_once('/').map_or(String::new(), |(above, _)| format!("{above}/"));
+    let extension = name.rsplit_once('.').map_or("jpg", |(_, extension)| extension);
+    Error::Invalid(format!(
+        "{path}: jobs and feeds do not read image files; convert them: millstream convert '{above}*/*.{extension}' \
+         'images-*.parquet' --shards 32"
+    ))
+}
+
 /// The format that all files share.
 async fn common_format(objects: &[Object], requested: Option<FormatName>) -> Result<FormatName, Error> {
     if let Some(format) = requested {
@@ -529,6 +540,9 @@ async fn common_format(objects: &[Object], requested: Option<FormatName>) -> Res
 }
 
 async fn format_of(object: &Object) -> Result<FormatName, Error> {
+    if FileFormat::from_name(object.path()) == Some(FileFormat::Images) {
+        return Err(must_be_converted(object.path()));
+    }
     if let Some(format) = FormatName::from_name(object.path()) {
         return Ok(format);
     }

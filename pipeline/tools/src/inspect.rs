@@ -14,9 +14,10 @@ use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
 use crate::detect::{Detected, detect};
+use crate::images::ImageFolder;
 use crate::progress::Progress;
 use crate::stats::{ColumnStatistics, ColumnSummary, Distribution};
-use crate::survey::Surveyor;
+use crate::survey::{Survey, Surveyor};
 use crate::values::{JsonColumn, Limited, Room};
 
 /// The bytes of texts that a shown value or type holds; longer ones end with `...`. One value may be as long as a file.
@@ -88,10 +89,17 @@ pub struct InspectOptions {
     pub threads: usize,
 }
 
+/// Files with one report.
+#[derive(Clone, Copy)]
+enum Subject<'a> {
+    File(&'a Object),
+    Images(&'a ImageFolder<'a>),
+}
+
 /// The contents of files.
 #[derive(Clone, Debug, Default)]
 pub struct Inspected {
-    /// One for each file, in order.
+    /// One for each file, in order; one for all if they are images.
     pub reports: Vec<Report>,
     /// Statistics of each column over all files, if they were requested, in order of first appearance.
     pub totals: Vec<(String, ColumnSummary)>,
@@ -99,7 +107,7 @@ pub struct Inspected {
     pub distributions: Vec<Distribution>,
 }
 
-/// Reads all of `objects` and returns a report for each, in order. Blocks, so it must not be called from
+/// Reads all of `objects` and returns a report for each, in order, or one for all if they are images. Blocks, so it must not be called from
 /// async code.
 ///
 /// # Errors
@@ -112,14 +120,23 @@ pub fn inspect(
 ) -> Result<Inspected, Error> {
     progress.expect_bytes(objects.iter().map(Object::size).sum());
     let threads = options.threads.max(1);
-    let side_by_side = threads.min(objects.len()).max(1);
-    let mut reports = Vec::with_capacity(objects.len());
+    let is_image = |object: &Object| FileFormat::from_name(object.path()) == Some(FileFormat::Images);
+    let folder = match objects.iter().all(is_image) {
+        true => ImageFolder::of(objects, None)?,
+        false => None,
+    };
+    let subjects: Vec<Subject<'_>> = match &folder {
+        Some(folder) => vec![Subject::Images(folder)],
+        None => objects.iter().map(Subject::File).collect(),
+    };
+    let side_by_side = threads.min(subjects.len()).max(1);
+    let mut reports = Vec::with_capacity(subjects.len());
     let mut totals: Vec<(String, ColumnStatistics)> = Vec::new();
-    let mut waiting = objects.iter();
+    let mut waiting = subjects.iter();
     in_order(
         Bounds { threads: side_by_side, bytes: usize::MAX },
         || Ok(waiting.next().map(|item| Weighed { item, bytes: 0 })),
-        |object| {
+        |subject| {
             let surveyor = Surveyor {
                 csv: &options.csv,
                 rows: options.rows,
@@ -127,6 +144,10 @@ pub fn inspect(
                 threads: threads / side_by_side,
                 runtime,
                 progress,
+            };
+            let object = match subject {
+                Subject::File(object) => object,
+                Subject::Images(folder) => return of_images(folder, &surveyor),
             };
             let report = report(object, surveyor)?;
             progress.add_file();
@@ -152,17 +173,7 @@ pub fn inspect(
 type Statistics = Vec<(String, Box<ColumnStatistics>)>;
 
 fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<(Report, Statistics), Error> {
-    let mut report = Report {
-        path: object.path().to_string(),
-        format: None,
-        compression: "none".to_owned(),
-        bytes: object.size(),
-        records: 0,
-        columns: Vec::new(),
-        rows: Vec::new(),
-        note: None,
-        error: None,
-    };
+    let mut report = Report::new(object.path(), object.size());
     let runtime = surveyor.runtime;
     let Detected { format, mut csv, start, note } = match detect(object, surveyor.csv, None, runtime) {
         Ok(detected) => detected,
@@ -177,22 +188,51 @@ fn report(object: &Object, surveyor: Surveyor<'_>) -> Result<(Report, Statistics
         csv.columns = numbered_columns(&start, &csv);
     }
     let survey = Surveyor { csv: &csv, ..surveyor }.survey(object, format)?;
-    report.format = Some(format);
-    report.compression = survey.compression;
-    report.records = survey.records;
-    report.rows = survey.rows.iter().flat_map(json_rows).collect();
-    report.error = survey.error.as_ref().map(DamageReport::of);
-    let columns = survey.columns.iter().map(|column| ColumnReport {
-        name: column.name.clone(),
-        data_type: Limited::of(SHOWN_BYTES, format_args!("{}", TypeName(&column.data_type))),
-        multi: column.multi,
-        absent: column.absent,
-        statistics: column.statistics.as_ref().map(|statistics| statistics.summary()),
-    });
-    report.columns = columns.collect();
-    let named = survey.columns.into_iter().map(|column| (column.name, column.statistics));
-    let statistics = named.filter_map(|(name, statistics)| Some((name, statistics?)));
-    Ok((report, statistics.collect()))
+    Ok(report.with(format, survey))
+}
+
+/// The report of a folder of images.
+fn of_images(folder: &ImageFolder<'_>, surveyor: &Surveyor<'_>) -> Result<(Report, Statistics), Error> {
+    let report = Report { note: Some(folder.note()), ..Report::new(folder.root(), folder.bytes()) };
+    Ok(report.with(FileFormat::Images, surveyor.images(folder)?))
+}
+
+impl Report {
+    /// The report of a file of which nothing is known.
+    fn new(path: &str, bytes: u64) -> Self {
+        Self {
+            path: path.to_owned(),
+            format: None,
+            compression: "none".to_owned(),
+            bytes,
+            records: 0,
+            columns: Vec::new(),
+            rows: Vec::new(),
+            note: None,
+            error: None,
+        }
+    }
+
+    /// The report of a surveyed file.
+    fn with(self, format: FileFormat, survey: Survey) -> (Self, Statistics) {
+        let mut report = self;
+        report.format = Some(format);
+        report.compression = survey.compression;
+        report.records = survey.records;
+        report.rows = survey.rows.iter().flat_map(json_rows).collect();
+        report.error = survey.error.as_ref().map(DamageReport::of);
+        let columns = survey.columns.iter().map(|column| ColumnReport {
+            name: column.name.clone(),
+            data_type: Limited::of(SHOWN_BYTES, format_args!("{}", TypeName(&column.data_type))),
+            multi: column.multi,
+            absent: column.absent,
+            statistics: column.statistics.as_ref().map(|statistics| statistics.summary()),
+        });
+        report.columns = columns.collect();
+        let named = survey.columns.into_iter().map(|column| (column.name, column.statistics));
+        let statistics = named.filter_map(|(name, statistics)| Some((name, statistics?)));
+        (report, statistics.collect())
+    }
 }
 
 impl DamageReport {

@@ -280,3 +280,26 @@ fn statistics_of_several_files_are_merged() {
     let n = &totals[0].1;
     assert_eq!((n.values, n.distinct, n.numbers.as_ref().unwrap().mean), (3, 2, 5.0 / 3.0));
 }
+
+#[test]
+fn a_folder_of_images_has_one_report() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in [("cat/1.jpg", "\u{0}"), ("cat/2.png", "\u{0}"), ("dog/1.jpg", "\u{0}")] {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, [&b"\xff\xd8\xff"[..], bytes.as_bytes()].concat()).unwrap();
+    }
+    let (found, _) = inspected(dir.path(), "*/*", true, &Progress::default());
+    let [report] = &found.reports[..] else { panic!("{found:?}") };
+    assert_eq!((report.format, report.records, report.bytes), (Some(FileFormat::Images), 3, 12));
+    let names: Vec<&str> = report.columns.iter().map(|column| column.name.as_str()).collect();
+    assert_eq!(names, ["image", "class", "label", "path"]);
+    assert_eq!(report.rows[1]["path"], "cat/2.png");
+    assert!(report.note.as_ref().unwrap().ends_with("2 classes: 0 cat, 1 dog"), "{:?}", report.note);
+    assert_eq!(found.totals.len(), 4);
+    std::fs::write(dir.path().join("cat/2.png"), "text").unwrap();
+    let (found, _) = inspected(dir.path(), "*/*", false, &Progress::default());
+    let report = &found.reports[0];
+    assert_eq!(report.records, 2);
+    assert!(report.error.as_ref().unwrap().message.contains("cat/2.png: expected an image"), "{report:?}");
+}

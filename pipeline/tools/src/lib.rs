@@ -10,6 +10,7 @@
 //! | statistics of columns | [`stats`] |
 //! | rows in each split of a dataset | [`divide`] |
 //! | conversion between formats | [`convert`] |
+//! | folders of images by class | [`images`] |
 //! | synthetic clicks with a known best loss | [`generate`] |
 //! | the output of all of these, written atomically | [`output`] |
 //! | values of any type as JSON, as text, and in another type | [`values`], [`written`], [`conform`] |
@@ -22,6 +23,7 @@ pub mod convert;
 mod detect;
 pub mod divide;
 pub mod generate;
+mod images;
 pub mod inspect;
 mod json_lines;
 pub mod output;

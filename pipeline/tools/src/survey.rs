@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, Field, Schema};
 use millstream_format::csv::CsvOptions;
 use millstream_format::example::ExampleColumns;
 use millstream_format::parquet::WantedRows;
@@ -21,6 +21,7 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 
 use crate::EXTRA_DECODE_BYTES;
+use crate::images::{COLUMNS, ImageFolder};
 use crate::progress::Progress;
 use crate::stats::ColumnStatistics;
 use crate::text::{Guess, Skipped, TextRows, TextRules};
@@ -76,9 +77,41 @@ impl Surveyor<'_> {
     pub(crate) fn survey(&self, object: &Object, format: FileFormat) -> Result<Survey, Error> {
         match format.records() {
             _ if format.is_text() => self.text(object, format, &TextRules::default()),
+            None if format == FileFormat::Images => {
+                match ImageFolder::of(std::slice::from_ref(object), Some(format))? {
+                    Some(folder) => self.images(&folder),
+                    None => Ok(Survey::default()),
+                }
+            }
             Some(format) => self.records(object, format),
             None => self.parquet(object),
         }
+    }
+
+    /// Surveys a folder of images. Files that are no images are damage.
+    pub(crate) fn images(&self, folder: &ImageFolder<'_>) -> Result<Survey, Error> {
+        let mut columns: Vec<Surveyed> =
+            COLUMNS.iter().map(|(name, found)| Surveyed::of(name, found)).collect();
+        let schema = Schema::new(COLUMNS.map(|(name, found)| Field::new(name, found, true)).to_vec());
+        let schema = Arc::new(schema);
+        let mut survey = Survey { compression: "none".to_owned(), ..Survey::default() };
+        let mut images = folder.rows_from(0, self.runtime).skipping_bad();
+        let mut reading = self.progress.reading();
+        while let Some(arrays) = images.next_chunk(self.progress)? {
+            let chunk = RecordBatch::try_new(Arc::clone(&schema), arrays)
+                .map_err(|error| Error::Invalid(format!("{}: {error}", folder.root())))?;
+            survey.records += chunk.num_rows() as u64;
+            self.progress.add_rows(chunk.num_rows() as u64);
+            if self.statistics {
+                for (column, array) in columns.iter_mut().zip(chunk.columns()) {
+                    column.statistics.get_or_insert_default().add_array(array);
+                }
+            }
+            survey.rows.get_or_insert_with(|| chunk.slice(0, chunk.num_rows().min(self.rows)));
+            reading.at(images.bytes_read())?;
+        }
+        survey.error = images.into_first_bad();
+        Ok(Survey { columns, ..survey })
     }
 
     fn records(&self, object: &Object, format: RecordFormat) -> Result<Survey, Error> {

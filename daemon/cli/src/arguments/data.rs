@@ -160,6 +160,8 @@ pub(crate) enum InputFormat {
     Webdataset,
     /// Shards of MosaicML Streaming
     Mds,
+    /// Images, one per file, in directories by class
+    Images,
 }
 
 /// A compression of data files.
@@ -225,7 +227,8 @@ gs://, s3:// and az:// URLs.
 Formats are CSV (.csv, .tsv), JSON lines (.jsonl, .ndjson, .json), Parquet, TFRecord, WebDataset (.tar)
 and MDS (.mds); all but Parquet also compressed (.gz, .zst; .zz for all but MDS). A JSON array of objects
 is read too. Nested objects become columns `a.b`, files of a sample columns named by their extensions.
-Without a header, name the columns with --columns.
+Images (.jpg, .jpeg, .png, .webp) in a directory per class become rows with the columns image, class,
+label and path. Without a header, name the columns with --columns.
 
 KIND is text, integer, number, float (32 bits), boolean, date or timestamp. Dates are read as
 2026-11-21, timestamps as RFC 3339 or seconds since 1970, both in UTC if they have no offset; another
@@ -246,6 +249,7 @@ Examples:
   millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
   millstream convert 'images-*.tar' images.parquet --select jpg,cls --type cls=integer
   millstream convert 'pairs-*.parquet' 'gs://bucket/pairs-*.tar' --shards 64 --rename image=jpg
+  millstream convert 'photos/*/*.jpg' 'gs://bucket/photos-*.tar' --shards 32 --rename image=jpg
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
     /// Files, globs and directories to convert, then the output

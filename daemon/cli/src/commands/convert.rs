@@ -108,6 +108,7 @@ impl From<InputFormat> for FileFormat {
             InputFormat::Tfrecord => Self::TfRecord,
             InputFormat::Webdataset => Self::WebDataset,
             InputFormat::Mds => Self::Mds,
+            InputFormat::Images => Self::Images,
         }
     }
 }

@@ -22,6 +22,7 @@ use super::schema::OutputColumn;
 use super::weight;
 use crate::EXTRA_DECODE_BYTES;
 use crate::conform::conform;
+use crate::images::{COLUMNS, ImageFolder, ImageRows};
 use crate::output::Block;
 use crate::progress::{Progress, Reading};
 use crate::text::{TextRows, TextRules};
@@ -51,6 +52,8 @@ pub(super) struct Source<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
     pub(super) sources: &'a [Source<'a>],
+    /// The only source, if the inputs are images.
+    pub(super) folder: Option<&'a ImageFolder<'a>>,
     pub(super) schema: &'a Arc<Schema>,
     /// Where the columns of the schema come from.
     pub(super) columns: &'a [OutputColumn],
@@ -122,8 +125,11 @@ impl Rows<'_> {
                 if chunk.is_some() {
                     return Ok(chunk);
                 }
+                // Each image has been counted.
+                if self.inputs.folder.is_none() {
+                    self.inputs.progress.add_file();
+                }
                 self.reader = None;
-                self.inputs.progress.add_file();
             }
             let Some(source) = self.inputs.sources.get(self.next) else { return Ok(None) };
             let reader = InputRows::open(source, self.inputs, std::mem::take(&mut self.skip))?;
@@ -142,13 +148,14 @@ fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
 struct InputRows<'a> {
     object: &'a Object,
     inputs: Inputs<'a>,
-    source: Contents,
+    source: Contents<'a>,
     /// The record number of the next row.
     next: u64,
 }
 
-enum Contents {
+enum Contents<'a> {
     Text(Box<TextRows>),
+    Images(Box<ImageRows<'a>>),
     Records(Box<RecordsReader>),
     Parquet(Box<Groups>),
 }
@@ -167,6 +174,10 @@ impl<'a> InputRows<'a> {
     fn open(source: &'a Source<'a>, inputs: Inputs<'a>, skip: u64) -> Result<Self, Error> {
         let Inputs { rules, runtime, .. } = inputs;
         let object = source.object;
+        if let Some(folder) = inputs.folder {
+            let source = Contents::Images(Box::new(folder.rows_from(skip, runtime)));
+            return Ok(Self { object, inputs, source, next: skip });
+        }
         let contents = match source.format.records() {
             _ if source.format.is_text() => {
                 let mut rows = TextRows::open(object, source.format, &source.csv, rules, runtime)?;
@@ -184,7 +195,7 @@ impl<'a> InputRows<'a> {
         Ok(Self { object, inputs, source: contents, next: skip })
     }
 
-    fn records(object: &Object, format: RecordFormat, inputs: Inputs<'_>, skip: u64) -> Contents {
+    fn records(object: &Object, format: RecordFormat, inputs: Inputs<'_>, skip: u64) -> Contents<'a> {
         let Inputs { columns, runtime, .. } = inputs;
         let records = Records::start(object.clone(), format, &Arc::default(), &runtime.into());
         let fatal = BadRecords::new(OnBadRecord::Fail);
@@ -197,6 +208,7 @@ impl<'a> InputRows<'a> {
     fn bytes_read(&self) -> u64 {
         match &self.source {
             Contents::Text(rows) => self.object.size() - rows.remaining(),
+            Contents::Images(images) => images.bytes_read(),
             Contents::Records(reader) => reader.records().bytes_read(),
             Contents::Parquet(groups) => groups.bytes,
         }
@@ -206,6 +218,14 @@ impl<'a> InputRows<'a> {
     fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
         let arrays = match &mut self.source {
             Contents::Text(_) => self.text_columns()?,
+            Contents::Images(images) => images.next_chunk(self.inputs.progress)?.map(|columns| {
+                let of_source = |column: &OutputColumn| {
+                    let place = COLUMNS.iter().position(|(name, _)| *name == column.source);
+                    place.map(|place| Arc::clone(&columns[place]))
+                };
+                let rows = columns.first().map_or(0, Array::len);
+                (rows, self.inputs.columns.iter().filter_map(of_source).collect())
+            }),
             Contents::Records(reader) => {
                 let chunk = reader.next_chunk(CHUNK_ROWS)?;
                 chunk.map(|(batch, _)| (batch.num_rows(), batch.columns().to_vec()))

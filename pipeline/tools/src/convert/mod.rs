@@ -26,6 +26,7 @@ use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 use tokio::runtime::Handle;
 
 use crate::detect::{Detected, detect};
+use crate::images::ImageFolder;
 use crate::output::{self, Destination, OutputOptions, Run, Staged, Target, WrittenShard};
 use crate::progress::Progress;
 use crate::text::{Skipped, TextRules};
@@ -81,7 +82,11 @@ pub fn convert(
 ) -> Result<Converted, Error> {
     let runtime = &destination.runtime;
     let target = output::plan(output, inputs, &options.output, destination)?;
-    let Surveyed { plan, sources, mut notes, warnings } = survey(inputs, options, runtime, progress)?;
+    let folder = ImageFolder::of(inputs, options.input_format)?;
+    let Surveyed { plan, sources, mut notes, warnings } = match &folder {
+        Some(folder) => survey_images(inputs, folder, options)?,
+        None => survey(inputs, options, runtime, progress)?,
+    };
     let (schema, columns) = plan.output(options, target.format())?;
     target.check_schema(&schema, inputs)?;
     notes.extend(target.note(&schema));
@@ -89,6 +94,7 @@ pub fn convert(
     let rows = sources.iter().map(|source| source.rows).sum();
     let inputs = Inputs {
         sources: &sources,
+        folder: folder.as_ref(),
         schema: &schema,
         columns: &columns,
         rules: &options.text,
@@ -142,6 +148,23 @@ fn survey<'a>(
     )?;
     let warnings = warnings(&sources, &skipped);
     Ok(Surveyed { plan, sources, notes, warnings })
+}
+
+/// Images need no first pass: all files have the same columns.
+fn survey_images<'a>(
+    inputs: &'a [Object],
+    folder: &ImageFolder<'_>,
+    options: &ConvertOptions,
+) -> Result<Surveyed<'a>, Error> {
+    let described = Described::of_images(folder, &options.text);
+    let mut plan = Plan::default();
+    let mut sources = Vec::new();
+    if let Some(object) = inputs.first() {
+        let Described { rows, parts, .. } = described;
+        sources.push(Source { object, format: FileFormat::Images, csv: options.csv.clone(), rows, parts });
+        plan.add(object, FileFormat::Images, described)?;
+    }
+    Ok(Surveyed { plan, sources, notes: vec![folder.note()], warnings: Vec::new() })
 }
 
 fn warnings(sources: &[Source<'_>], skipped: &Skipped) -> Vec<String> {

@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 
 use super::ConvertOptions;
 use crate::detect::Detected;
+use crate::images::{COLUMNS, ImageFolder};
 use crate::output::OutputFormat;
 use crate::progress::Progress;
 use crate::survey::{Survey, Surveyor};
@@ -56,6 +57,17 @@ pub(super) struct Described {
 }
 
 impl Described {
+    /// A folder of images is one source.
+    pub(super) fn of_images(folder: &ImageFolder<'_>, rules: &TextRules) -> Self {
+        let columns = COLUMNS.into_iter().map(|(name, found)| Column::new(name.to_owned(), found, rules));
+        Self {
+            rows: folder.rows() as u64,
+            parts: folder.rows(),
+            columns: columns.collect(),
+            skipped: Skipped::default(),
+        }
+    }
+
     /// Surveys a file. Damaged rows are reported here already.
     pub(super) fn of(
         object: &Object,

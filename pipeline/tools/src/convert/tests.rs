@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+mod images;
 mod samples;
 
 use std::sync::Arc;

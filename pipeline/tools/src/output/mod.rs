@@ -160,6 +160,7 @@ impl OutputFormat {
             FileFormat::TfRecord => Self::TfRecord,
             FileFormat::WebDataset => Self::WebDataset,
             FileFormat::Mds => Self::Mds,
+            FileFormat::Images => return None,
         })
     }
 }

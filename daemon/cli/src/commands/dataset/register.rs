@@ -102,7 +102,7 @@ fn count(
         Some(FileFormat::JsonLines) => FormatName::JsonLines,
         Some(FileFormat::WebDataset) => FormatName::WebDataset,
         Some(FileFormat::Mds) => FormatName::Mds,
-        Some(FileFormat::Csv) | None => {
+        Some(FileFormat::Csv | FileFormat::Images) | None => {
             let message =
                 "jobs do not read this format, so it has no splits; `millstream convert` writes others";
             return Err(anyhow!("{message}; nothing is registered").into());
