@@ -219,7 +219,11 @@ pub fn sample(objects: &[Object], rows: u64, runtime: &Handle, progress: &Progre
         is_whole &= match format {
             FileFormat::Parquet => sampler.parquet(object, quota)?,
             FileFormat::TfRecord => sampler.records(object, quota)?,
-            FileFormat::Csv | FileFormat::JsonLines | FileFormat::WebDataset | FileFormat::Mds | FileFormat::Images => {
+            FileFormat::Csv
+            | FileFormat::JsonLines
+            | FileFormat::WebDataset
+            | FileFormat::Mds
+            | FileFormat::Images => {
                 return Err(Error::Format(FormatError::WrongFormat {
                     path: object.path().to_string(),
                     expected: WITH_TYPES.to_owned(),

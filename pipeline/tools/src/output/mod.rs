@@ -36,8 +36,8 @@ use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
 use encode::{Encoder, Piece, ShardFile};
 use mds::MdsLayout;
-use samples::SampleLayout;
 pub use passed::PassedColumn;
+use samples::SampleLayout;
 pub use staged::{Destination, Staged};
 pub use table::{CellKind, Cells, TableFormat, TableWriter};
 
@@ -247,9 +247,7 @@ impl Target {
             | OutputFormat::Csv
             | OutputFormat::JsonLines
             | OutputFormat::WebDataset
-            | OutputFormat::Mds => {
-                (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES)
-            }
+            | OutputFormat::Mds => (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES),
         }
     }
 }
