@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
+use arrow_select::concat::concat_batches;
 use millstream_format::csv::CsvOptions;
 use millstream_format::example::ExampleColumns;
 use millstream_format::parquet::WantedRows;
@@ -95,6 +96,8 @@ impl Surveyor<'_> {
         let schema = Schema::new(COLUMNS.map(|(name, found)| Field::new(name, found, true)).to_vec());
         let schema = Arc::new(schema);
         let mut survey = Survey { compression: "none".to_owned(), ..Survey::default() };
+        // Each chunk is a row.
+        let mut first = Vec::new();
         let mut images = folder.rows_from(0, self.runtime).skipping_bad();
         let mut reading = self.progress.reading();
         while let Some(arrays) = images.next_chunk(self.progress)? {
@@ -107,9 +110,12 @@ impl Surveyor<'_> {
                     column.statistics.get_or_insert_default().add_array(array);
                 }
             }
-            survey.rows.get_or_insert_with(|| chunk.slice(0, chunk.num_rows().min(self.rows)));
+            if first.len() < self.rows {
+                first.push(chunk);
+            }
             reading.at(images.bytes_read())?;
         }
+        survey.rows = concat_batches(&schema, &first).ok();
         survey.error = images.into_first_bad();
         Ok(Survey { columns, ..survey })
     }
