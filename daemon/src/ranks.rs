@@ -97,7 +97,7 @@ checkpoint = { directory = "gs://b/runs" }
             let (job, _) =
                 Job::parse(text, Path::new("job.toml"), &set).map_err(|error| error.to_string())?;
             let planned = planned(&job);
-            assert_eq!(planned.rings(), fewest(&job).iter().sum::<u32>());
+            assert_eq!(planned.ranks(), fewest(&job).iter().sum::<u32>());
             Ok::<_, String>(fewest(&job))
         };
         assert_eq!(of_job(&["workers.per_host=4", "workers.min=2"]), Ok(vec![4]));
