@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares feeds with PyTorch's DataLoader and Hugging Face datasets over the same Parquet files, in turns.
 
-    python3 bench/feed.py [--rows 1000000] [--rounds 5] [--directory target/bench/feed] [--package target/site]
+    python3 bench/feed.py [--rows 1000000] [--rounds 5] [--only TABLE...] [--directory target/bench/feed] [--package target/site]
 
 Needs bench/requirements.txt, and the package linked by `python/link target/site target/release`. Each measurement runs in a
 separate process; the order alternates. Prints medians:
@@ -10,6 +10,9 @@ separate process; the order alternates. Prints medians:
   ("vectors"). DataLoader reads row groups by pyarrow in two processes, and shuffles and cuts whole arrays, the fastest way known
   to us; datasets streams and shuffles rows, of which the first 28,672 are taken;
 * the time to take a batch that is ready and to have tensors of all columns;
+* the same for batches of 1, 16 and 64 MiB, as arrays of NumPy and tensors of PyTorch, with the 99th percentile ("sizes"): one
+  after another; each after 2 ms of computing, when the caches hold other things; and so while ingest fills the slots of the batches that were
+  dropped, on the same CPUs. In the first two, batches are kept, so nothing else runs. Checks that nothing is copied;
 * the time from the start of the loader to the first batch, at the start and at a state after 99 % of an epoch. DataLoader has no such
   states.
 """
@@ -29,6 +32,9 @@ POOL = 65_536
 NUMBERS = [f"n{place}" for place in range(13)]
 IDS = [f"c{place}" for place in range(26)]
 SHAPES = ("clicks", "vectors")
+TABLES = ("rates", "ready", "sizes")
+MIB = 1 << 20
+SIZES_MIB, SLOTS, FILLS = (1, 16, 64), 8, 16
 
 
 def make(directory: pathlib.Path, rows: int) -> None:
@@ -150,6 +156,65 @@ def ready(directory: pathlib.Path, shape: str) -> dict[str, float]:
     return {"median": statistics.median(times), "longest": max(times)}
 
 
+def sizes(directory: pathlib.Path, framework: str, size_mib: str, how: str) -> dict[str, float]:
+    """The median and the 99th percentile of the time to take a batch that is ready, in microseconds."""
+    import millstream as ms
+    import millstream.torch
+
+    loader_of = millstream.torch.Loader if framework == "torch" else ms.Loader
+    # A row has 256 floats.
+    more = {"batch_size": int(size_mib) * MIB // 1024, "epochs": 10_000, "prefetch": SLOTS, "memory_budget": "8GiB"}
+    loader, times, kept = loader_of(feed(directory, "vectors", **more), tail="drop"), [], []
+    batches = (batch for _ in loader.epochs for batch in loader)
+    next(batches)
+    first, length = loader._client.memory
+    for _ in range(FILLS):
+        await_idle()
+        # A batch that is kept beyond these would be copied.
+        for place in range(SLOTS - 2):
+            if how != "one after another":
+                compute()
+            began = time.perf_counter()
+            batch = next(batches)
+            values = batch["vector"], batch["label"]
+            took = 1e6 * (time.perf_counter() - began)
+            # The processor wakes up in the first one.
+            if how != "one after another" or place:
+                times.append(took)
+            address = values[0].data_ptr() if framework == "torch" else values[0].ctypes.data
+            assert values[0].shape == (batch.rows, 256) and first <= address < first + length, "it is a copy"
+            kept.append((batch, values))
+            if how == "while ingest runs":
+                kept.clear()
+            del batch, values
+        kept.clear()
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    return {"median": statistics.median(times), "p99": cuts[98], "longest": max(times), "batches": len(times)}
+
+
+def await_idle() -> None:
+    """Waits until the process that hosts the feed has filled all slots: its threads have all slept for 50 ms."""
+    (host,) = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    idle, before = 0, None
+    while idle < 10:
+        # The state, and the time that it has run.
+        stats = [path.read_text().rpartition(")")[2].split() for path in pathlib.Path(f"/proc/{host}/task").glob("*/stat")]
+        now = [(stat[0], stat[11], stat[12]) for stat in stats]
+        idle = idle + 1 if now == before and {state for state, _, _ in now} == {"S"} else 0
+        before = now
+        time.sleep(0.005)
+
+
+def compute(seconds: float = 0.002) -> None:
+    """What the step of a training does."""
+    import numpy as np
+
+    end = time.perf_counter() + seconds
+    matrix = np.ones((64, 64), np.float32)
+    while time.perf_counter() < end:
+        matrix @ matrix
+
+
 def resume(directory: pathlib.Path, shape: str) -> dict[str, float]:
     from millstream.torch import Loader
 
@@ -176,40 +241,64 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("target/bench/feed"))
     parser.add_argument("--package", type=pathlib.Path, default=pathlib.Path("target/site"))
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES)
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        measure, shape = arguments.one
-        print(json.dumps(globals()[measure](arguments.directory, shape)))
+        measure, *rest = arguments.one
+        print(json.dumps(globals()[measure](arguments.directory, *rest)))
         return
     if not (arguments.directory / "vectors").exists():
         make(arguments.directory, arguments.rows)
 
-    def measure(what: str, shape: str):
-        command = [sys.executable, __file__, "--directory", arguments.directory, "--one", what, shape]
+    def measure(*what: str):
+        command = [sys.executable, __file__, "--directory", arguments.directory, "--one", *what]
         environment = {**os.environ, "PYTHONPATH": str(arguments.package.resolve()), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         return json.loads(done.stdout.splitlines()[-1])
 
     model = next((line.split(": ")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    print(f"{model}, {os.cpu_count()} CPUs; {arguments.rows:,} rows, {arguments.rounds} rounds, medians\n")
+    print(f"{model}, {os.cpu_count()} CPUs; {arguments.rows:,} rows, {arguments.rounds} rounds, medians")
+    reports = {"rates": report_rates, "ready": report_ready, "sizes": report_sizes}
+    for table in arguments.only:
+        print(flush=True)
+        reports[table](measure, arguments.rounds)
+
+
+def median(of: list[dict[str, float]], key: str) -> float:
+    return statistics.median(one[key] for one in of)
+
+
+def report_rates(measure, rounds: int) -> None:
     print("| rows | Millstream, rows/s | DataLoader | datasets |\n|---|---|---|---|")
     for shape in SHAPES:
         rates = {what: [] for what in ("millstream", "dataloader", "datasets")}
-        for _ in range(arguments.rounds):
+        for _ in range(rounds):
             for what, of in rates.items():
                 of.append(measure(what, shape))
         ours, *others = (statistics.median(of) for of in rates.values())
         cells = " | ".join(f"{other:,.0f} ({ours / other:.1f}x)" for other in others)
         print(f"| {shape} | {ours:,.0f} | {cells} |", flush=True)
-    print("\n| rows | a ready batch, us: median, longest | first batch, s: at the start, at 99 % |\n|---|---|---|")
+
+
+def report_ready(measure, rounds: int) -> None:
+    print("| rows | a ready batch, us: median, longest | first batch, s: at the start, at 99 % |\n|---|---|---|")
     for shape in SHAPES:
-        taken = [measure("ready", shape) for _ in range(arguments.rounds)]
-        began = [measure("resume", shape) for _ in range(arguments.rounds)]
-        median = lambda of, key: statistics.median(one[key] for one in of)  # noqa: E731
+        taken = [measure("ready", shape) for _ in range(rounds)]
+        began = [measure("resume", shape) for _ in range(rounds)]
         batches = f"{median(taken, 'median'):.0f}, {median(taken, 'longest'):.0f}"
         firsts = f"{median(began, 'start'):.2f}, {median(began, 'resumed'):.2f}"
         print(f"| {shape} | {batches} | {firsts} |", flush=True)
+
+
+def report_sizes(measure, rounds: int) -> None:
+    print("| a ready batch, us | batches | median | 99th percentile | longest |\n|---|---|---|---|---|")
+    for how in ("one after another", "after computing", "while ingest runs"):
+        for framework in ("NumPy", "torch"):
+            for size in SIZES_MIB:
+                taken = [measure("sizes", framework, str(size), how) for _ in range(rounds)]
+                cells = " | ".join(f"{median(taken, key):.0f}" for key in ("batches", "median", "p99", "longest"))
+                print(f"| {size} MiB, {framework}, {how} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":
