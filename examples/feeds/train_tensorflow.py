@@ -52,7 +52,7 @@ for _ in loader.epochs:
     for batch in dataset:
         loss = train(batch["x"], batch["label"])
         data.assign(batch["state"])
-        step = int(optimizer.iterations)
+        step = int(optimizer.iterations.numpy())
         print(f"step {step} loss {loss.numpy():.9g}", flush=True)
         if step % 10 == 0:
             manager.save(step)

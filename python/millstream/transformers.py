@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import transformers
+from packaging.version import Version
 from transformers import Trainer as HubTrainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from .loader import Batch
 from .torch import Loader
+
+# That of 4.44 saves the states of callbacks from the start of training with each checkpoint, and would resume there.
+if Version(transformers.__version__) < Version("4.46"):
+    raise ImportError(
+        f"transformers {transformers.__version__} is too old for millstream.transformers: "
+        "its checkpoints lack the place in the feed; install 4.46 or later"
+    )
 
 
 class FeedMixin:

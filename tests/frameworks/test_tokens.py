@@ -102,6 +102,10 @@ def model_of(kind, attention):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_models_of_transformers_see_each_piece_alone(data, kind, attention):
+    import transformers
+
+    if kind == "gpt2" and int(transformers.__version__.split(".")[0]) < 5:
+        pytest.skip("GPT-2 of older transformers accepts masks over the tokens only, not over pairs of them")
     model = model_of(kind, attention)
     loader = millstream.torch.Loader(language_model.feed(data, batch_size=4))
     pieces = padded = 0
@@ -124,8 +128,11 @@ def test_models_of_transformers_see_each_piece_alone(data, kind, attention):
 
 
 def of_kind(mask, attention):
-    """The mask as this implementation of attention uses it: eager attention adds it to the scores."""
-    if attention == "sdpa":
+    """The mask as this implementation of attention uses it: eager attention adds it to the scores.
+
+    So must that of PyTorch 2.4, which yields NaN where a token attends to nothing, as padding does.
+    """
+    if attention == "sdpa" and not torch.__version__.startswith("2.4."):
         return mask
     return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
 
