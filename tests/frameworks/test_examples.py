@@ -1,5 +1,6 @@
 """The examples as they are: compared with training by hand, and killed at random steps."""
 
+import importlib.metadata
 import json
 import pathlib
 import sys
@@ -51,4 +52,10 @@ def test_losses_are_those_of_training_by_hand(undisturbed, tmp_path):
 def test_killed_programs_train_the_model_of_an_undisturbed_run(undisturbed, tmp_path):
     """tensorflow 63079: the position is not tied to the checkpoints, and steps are skipped."""
     example, *expected = undisturbed
-    check_kills(DIRECTORY / f"{example}.py", tmp_path, expected, saves=10)
+
+    def is_late(first):
+        """Lightning 2.2 that resumes between epochs ends the first one after another batch, and saves a checkpoint then, too."""
+        is_of_2_2 = example == "train_lightning" and importlib.metadata.version("lightning").startswith("2.2.")
+        return is_of_2_2 and first % (STEPS // 4) == 1
+
+    check_kills(DIRECTORY / f"{example}.py", tmp_path, expected, saves=10, is_late=is_late)
