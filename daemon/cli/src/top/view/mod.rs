@@ -79,18 +79,25 @@ impl Palette {
 
 /// The number of lines that show everything.
 pub(super) fn height(model: &Model) -> u16 {
-    let jobs = u16::try_from(model.listed().max(1)).unwrap_or(u16::MAX);
     let heads = device_lines(model, u16::MAX).iter().sum::<u16>();
     // The titles of the jobs, and the keys.
-    jobs.saturating_add(heads).saturating_add(HEADER_LINES + 2)
+    listed_jobs(model).saturating_add(heads).saturating_add(HEADER_LINES + 2)
 }
 
-/// The numbers of lines of GPUs and of feeds on a screen of `height` lines.
+/// The lines of all jobs, at least 1.
+fn listed_jobs(model: &Model) -> u16 {
+    u16::try_from(model.listed().max(1)).unwrap_or(u16::MAX)
+}
+
+/// The numbers of lines of GPUs and of feeds on a screen of `height` lines. Feeds have at most a quarter of them, unless jobs leave
+/// more.
 fn device_lines(model: &Model, height: u16) -> [u16; 2] {
     let free = height.saturating_sub(HEADER_LINES + LINES_OF_JOBS);
     let gpus = gpus::lines(model).min(free);
-    let feeds = u16::try_from(model.feeds.len()).unwrap_or(u16::MAX).min(free - gpus);
-    [gpus, feeds]
+    let room = free - gpus;
+    let left_by_jobs = room.saturating_sub(listed_jobs(model) - 1);
+    let feeds = u16::try_from(model.feeds.len()).unwrap_or(u16::MAX);
+    [gpus, feeds.min(left_by_jobs.max(height / 4)).min(room)]
 }
 
 /// Draws the whole screen.
@@ -394,9 +401,11 @@ JOB ";
         let shown = drawn(&model, 160, 16);
         assert!(shown.contains(wanted), "{shown}");
         model.feeds.extend((0..30).map(|number| feed(&format!("feed-{number}"), 8, None)));
-        let shown = drawn(&model, 160, 12);
-        assert!(shown.contains("and 28 more feeds") && shown.contains("census-wide-deep-2f9c"), "{shown}");
-        assert!(drawn(&model, 160, 60).contains("feed-29"));
+        let shown = drawn(&model, 160, 16);
+        assert!(shown.contains("feed-0 ") && shown.contains("and 29 more feeds"), "{shown}");
+        assert!(shown.contains("clicks-81d0"), "jobs are shown, too: {shown}");
+        let whole = drawn(&model, 160, height(&model));
+        assert!(whole.contains("feed-29") && whole.contains("clicks-7a"), "{whole}");
     }
 
     #[test]
