@@ -163,7 +163,7 @@ impl TextFiles {
             return Err(Error::Format(FormatError::WrongFormat {
                 path: object.path().to_string(),
                 expected: format!("CSV or JSON lines, as {} is", self.objects[0].path()),
-                found: if detected.format == FileFormat::Parquet { "Parquet" } else { "TFRecord" }.to_owned(),
+                found: detected.format.name().to_owned(),
             }));
         }
         let context = ReadContext { runtime: self.runtime.clone(), permit: permit.clone() };

@@ -318,6 +318,11 @@ fn errors_have_the_line_and_the_column_and_bad_rows_can_be_skipped() {
     bench.write("other.jsonl", "{\"z\": 1}\n");
     let error = bench.rows("other.jsonl", spec(&transform, &stored, &filter)).unwrap_err().to_string();
     assert!(error.contains("other.jsonl: no column `id`"), "{error}");
+    bench.write("other-1.csv", header);
+    bench.write("other-2.png", "\u{1}\u{0}\u{2}");
+    let error = bench.rows("other-*", spec(&transform, &stored, &filter)).unwrap_err().to_string();
+    assert!(error.contains("other-2.png: expected CSV or JSON lines"), "{error}");
+    assert!(error.ends_with("found images"), "{error}");
     bench.write("mixed-1.csv", header);
     std::fs::copy(bench.path().join("mixed-1.csv"), bench.path().join("mixed-3.csv")).unwrap();
     bench.write_table(vec![("id", Arc::new(Int64Array::from(vec![1])))], &[]);
