@@ -1,4 +1,4 @@
-//! Folders of images by class, as torchvision's `ImageFolder` has them: each file is a row.
+//! Folders of images by class, the layout of torchvision's `ImageFolder` without nested directories: each file is a row.
 //!
 //! | column | value |
 //! |---|---|
@@ -12,8 +12,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use arrow_array::builder::{BinaryBuilder, StringBuilder};
-use arrow_array::{ArrayRef, Int64Array};
+use arrow_array::{ArrayRef, BinaryArray, Int64Array, StringArray};
 use arrow_schema::DataType;
 use bytes::Bytes;
 use millstream_format::record::MAX_RECORD_BYTES;
@@ -157,7 +156,7 @@ pub(crate) struct ImageRows<'a> {
     first_bad: Option<Error>,
 }
 
-impl ImageRows<'_> {
+impl<'a> ImageRows<'a> {
     /// Skips files that are no images, and keeps the first error.
     pub(crate) fn skipping_bad(mut self) -> Self {
         self.skips_bad = true;
@@ -174,18 +173,18 @@ impl ImageRows<'_> {
         self.bytes_read
     }
 
-    /// The next row: the columns in the order of [`COLUMNS`]. Chunks of several rows would begin at the first row of each
+    /// The next row: its file, and the columns in the order of [`COLUMNS`]. Chunks of several rows would begin at the first row of each
     /// thread, and pages of Parquet depend on where chunks end.
     ///
     /// # Errors
     /// A file cannot be read, or is no image.
-    pub(crate) fn next_chunk(&mut self, progress: &Progress) -> Result<Option<Vec<ArrayRef>>, Error> {
-        let (mut images, mut classes, mut paths) =
-            (BinaryBuilder::new(), StringBuilder::new(), StringBuilder::new());
-        let mut labels = Vec::new();
-        while labels.is_empty() && self.next < self.folder.objects.len() {
+    pub(crate) fn next_chunk(
+        &mut self,
+        progress: &Progress,
+    ) -> Result<Option<(&'a Object, Vec<ArrayRef>)>, Error> {
+        let folder = self.folder;
+        while let Some(object) = folder.objects.get(self.next) {
             progress.check()?;
-            let object = &self.folder.objects[self.next];
             let image = self.read_next()?;
             progress.add_file();
             if let Err(error) = check(object, &image) {
@@ -197,20 +196,18 @@ impl ImageRows<'_> {
             }
             let parts: Vec<&str> = object.path().split('/').collect();
             let class = parts.iter().rev().nth(1).copied().unwrap_or_default();
-            let label = self.folder.classes.binary_search_by(|known| known.as_str().cmp(class));
-            labels.push(label.unwrap_or_default() as i64);
-            images.append_value(&image);
-            classes.append_value(class);
-            paths.append_value(parts[self.folder.common..].join("/"));
+            let label = folder.classes.binary_search_by(|known| known.as_str().cmp(class));
+            let path = parts[folder.common..].join("/");
+            // Exact capacities: builders would reserve 15 KiB per row.
+            let columns: Vec<ArrayRef> = vec![
+                Arc::new(BinaryArray::from_iter_values([&image])),
+                Arc::new(StringArray::from_iter_values([class])),
+                Arc::new(Int64Array::from_iter_values([label.unwrap_or_default() as i64])),
+                Arc::new(StringArray::from_iter_values([path])),
+            ];
+            return Ok(Some((object, columns)));
         }
-        let rows = labels.len();
-        let columns: Vec<ArrayRef> = vec![
-            Arc::new(images.finish()),
-            Arc::new(classes.finish()),
-            Arc::new(Int64Array::from(labels)),
-            Arc::new(paths.finish()),
-        ];
-        Ok((rows > 0).then_some(columns))
+        Ok(None)
     }
 
     /// The bytes of the next file.

@@ -100,7 +100,7 @@ impl Surveyor<'_> {
         let mut first = Vec::new();
         let mut images = folder.rows_from(0, self.runtime).skipping_bad();
         let mut reading = self.progress.reading();
-        while let Some(arrays) = images.next_chunk(self.progress)? {
+        while let Some((_, arrays)) = images.next_chunk(self.progress)? {
             let chunk = RecordBatch::try_new(Arc::clone(&schema), arrays)
                 .map_err(|error| Error::Invalid(format!("{}: {error}", folder.root())))?;
             survey.records += chunk.num_rows() as u64;

@@ -146,10 +146,11 @@ fn part(chunk: &RawChunk, from: usize, rows: usize) -> RawChunk {
 
 /// A reader of one input.
 struct InputRows<'a> {
+    /// The file of the next row, or of the last image.
     object: &'a Object,
     inputs: Inputs<'a>,
     source: Contents<'a>,
-    /// The record number of the next row.
+    /// The record number of the next row in its file.
     next: u64,
 }
 
@@ -218,7 +219,9 @@ impl<'a> InputRows<'a> {
     fn next_chunk(&mut self) -> Result<Option<RawChunk>, Error> {
         let arrays = match &mut self.source {
             Contents::Text(_) => self.text_columns()?,
-            Contents::Images(images) => images.next_chunk(self.inputs.progress)?.map(|columns| {
+            Contents::Images(images) => images.next_chunk(self.inputs.progress)?.map(|(object, columns)| {
+                // Each file is one row.
+                (self.object, self.next) = (object, 0);
                 let of_source = |column: &OutputColumn| {
                     let place = COLUMNS.iter().position(|(name, _)| *name == column.source);
                     place.map(|place| Arc::clone(&columns[place]))

@@ -122,8 +122,29 @@ fn files_that_are_no_images_are_named() {
     put(&bench, "in/cat/2.jpg", "");
     let error = says("in/cat/?.jpg");
     assert!(error.contains("in/cat/2.jpg: ") && error.contains("an empty file"), "{error}");
+    // A value that an option cannot convert is that of its own file.
+    put(&bench, "in/cat/2.jpg", image(JPEG, 1));
+    put(&bench, "in/7/1.jpg", image(JPEG, 2));
+    let mut typed = ConvertOptions::default();
+    typed.text.kinds.insert("class".to_owned(), "integer".parse().unwrap());
+    let error = bench.convert("in/*/?.jpg", "out.tar", &typed).unwrap_err().to_string();
+    assert!(error.contains("in/cat/1.jpg") && error.contains("`class`"), "{error}");
     // Extensions do not matter if the format is given.
     let given = ConvertOptions { input_format: Some(FileFormat::Images), ..ConvertOptions::default() };
     put(&bench, "in/dog/1", image(WEBP, 0));
-    assert_eq!(bench.convert("in/*/1*", "out.tar", &given).unwrap().rows, 2);
+    assert_eq!(bench.convert("in/*/1*", "out.tar", &given).unwrap().rows, 3);
+}
+
+#[test]
+fn rows_of_images_reserve_little_more_memory_than_they_fill() {
+    let bench = Bench::new();
+    put(&bench, "in/cat/1.jpg", image(JPEG, 0));
+    let objects = bench.runtime.block_on(storage::list(&["in/*/*".to_owned()], bench.dir.path())).unwrap();
+    let folder = ImageFolder::of(&objects, None).unwrap().unwrap();
+    let mut rows = folder.rows_from(0, bench.runtime.handle());
+    let (object, columns) = rows.next_chunk(&Progress::default()).unwrap().unwrap();
+    assert!(object.path().ends_with("in/cat/1.jpg"));
+    let reserved: usize = columns.iter().map(|column| column.get_array_memory_size()).sum();
+    assert!(reserved < 2048, "{reserved} bytes");
+    assert!(rows.next_chunk(&Progress::default()).unwrap().is_none());
 }
