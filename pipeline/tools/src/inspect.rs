@@ -107,8 +107,8 @@ pub struct Inspected {
     pub distributions: Vec<Distribution>,
 }
 
-/// Reads all of `objects` and returns a report for each, in order, or one for all if they are images. Blocks, so it must not be called from
-/// async code.
+/// Reads all of `objects` and returns a report for each, in order, or one for all if they are images. Blocks, so it must not
+/// be called from async code.
 ///
 /// # Errors
 /// A file cannot be read at all, or the inspection was cancelled. Damage is part of a report instead.
