@@ -191,6 +191,27 @@ impl JsonColumn {
     }
 }
 
+/// Whether the JSON form of a type holds all of its values. That of bytes does not: it is text with escapes.
+pub(crate) fn has_json_form(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Binary
+        | DataType::LargeBinary
+        | DataType::BinaryView
+        | DataType::FixedSizeBinary(_)
+        | DataType::ListView(_)
+        | DataType::LargeListView(_)
+        | DataType::Union(..)
+        | DataType::RunEndEncoded(..) => false,
+        DataType::List(item)
+        | DataType::LargeList(item)
+        | DataType::FixedSizeList(item, _)
+        | DataType::Map(item, _) => has_json_form(item.data_type()),
+        DataType::Struct(fields) => fields.iter().all(|field| has_json_form(field.data_type())),
+        DataType::Dictionary(_, values) => has_json_form(values),
+        _ => true,
+    }
+}
+
 impl Rows {
     fn of(array: &ArrayRef, ends: impl Iterator<Item = usize>) -> Self {
         Self { ends: ends.collect(), is_present: is_present(array) }

@@ -82,13 +82,17 @@ pub fn convert(
 ) -> Result<Converted, Error> {
     let runtime = &destination.runtime;
     let target = output::plan(output, inputs, &options.output, destination)?;
+    target.check_index()?;
     let folder = ImageFolder::of(inputs, options.input_format)?;
     let Surveyed { plan, sources, mut notes, warnings } = match &folder {
         Some(folder) => survey_images(inputs, folder, options)?,
         None => survey(inputs, options, runtime, progress)?,
     };
     let (schema, columns) = plan.output(options, target.format())?;
-    target.check_schema(&schema, inputs)?;
+    let all_samples = sources.iter().all(|source| source.format == FileFormat::WebDataset);
+    target.check_schema(&schema, inputs, |column| {
+        all_samples && columns[column].source == *schema.field(column).name()
+    })?;
     notes.extend(target.note(&schema));
     progress.expect_bytes(inputs.iter().map(Object::size).sum());
     let rows = sources.iter().map(|source| source.rows).sum();
@@ -105,7 +109,7 @@ pub fn convert(
     let staged = target.complete(&schema, written)?;
     let files = staged.iter().map(|file| file.address().to_owned()).collect();
     let bytes = staged.iter().map(Staged::bytes).sum();
-    staged.into_iter().try_for_each(Staged::commit)?;
+    target.commit(staged)?;
     Ok(Converted { files, rows, bytes, notes, warnings })
 }
 
@@ -221,7 +225,7 @@ impl Conversion<'_> {
         let schema: &Arc<Schema> = self.inputs.schema;
         let run = Run { target: self.target, schema, rows: self.rows, shards: shards.clone(), bounds };
         let mut rows = self.inputs.rows_from(self.target.first_row(shards.start, self.rows))?;
-        let most_bytes = self.target.block().1;
+        let most_bytes = self.target.block(schema).bytes;
         let written =
             run.write(|most_rows| rows.block(most_rows, most_bytes), |block| block.into_iter().map(Ok));
         if written.is_err() {

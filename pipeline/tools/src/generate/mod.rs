@@ -111,6 +111,7 @@ impl Generator {
         let clicks = Clicks::new(self.seed, self.max_values, self.ids);
         let schema = schema(&clicks);
         let target = output::plan(&self.output, &[], &self.options, destination)?;
+        target.check_index()?;
         let bounds = Bounds { threads: self.options.threads, bytes: self.options.memory_bytes };
         let run =
             Run { target: &target, schema: &schema, rows: self.rows, shards: 0..target.shards(), bounds };
@@ -136,7 +137,7 @@ impl Generator {
         let files = staged.iter().map(|file| file.address().to_owned()).collect();
         let bytes = staged.iter().map(Staged::bytes).sum();
         let best = maker.tally().best();
-        staged.into_iter().try_for_each(Staged::commit)?;
+        target.commit(staged)?;
         Ok(Generated { files, rows: self.rows, bytes, best })
     }
 }

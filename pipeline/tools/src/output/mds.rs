@@ -7,8 +7,8 @@
 //! | text; dates, times, durations as text | `str` |
 //! | bytes | `bytes` |
 //! | decimals | `str_decimal` |
-//! | lists of numbers | `ndarray:TYPE`, vectors `ndarray:TYPE:LENGTH` |
-//! | other lists, structs, maps | `json` |
+//! | lists of numbers and booleans | `ndarray:TYPE`, vectors `ndarray:TYPE:LENGTH` |
+//! | other lists, structs, maps, unless bytes are in them | `json` |
 //!
 //! A shard begins with the offsets of its samples, which are known once all of them are encoded. Samples are therefore kept
 //! in a temporary file without a name: beside a local shard, otherwise in the directory for temporary files.
@@ -30,14 +30,20 @@ use millstream_format::mds_writer::{self, MdsColumn, ShardDescription};
 use millstream_io::Error as IoError;
 use millstream_io::storage::is_local;
 use millstream_pipeline::Error;
+use serde_json::Value;
 
 use super::deflate::{Checksum, Container};
 use super::encode::{Compressed, bad_value};
+use super::staged::local_path;
 use super::{OutputCompression, OutputFormat, Staged, narrow};
-use crate::values::{JsonColumn, Room};
+use crate::values::{JsonColumn, Room, has_json_form};
 
 /// The name of the index, which the library needs beside the shards.
 pub(super) const INDEX_NAME: &str = "index.json";
+
+/// The limits of a shard, those of [`mds_writer::head`].
+const MAX_ROWS: usize = 1 << 24;
+const MAX_BYTES: u64 = u32::MAX as u64;
 
 /// The encodings of columns.
 pub(super) struct MdsLayout {
@@ -115,6 +121,11 @@ impl MdsLayout {
         }
         Ok(())
     }
+}
+
+/// Whether a type has an encoding that holds all of its values.
+pub(super) fn supports(data_type: &DataType) -> bool {
+    !matches!(encoding(data_type).2, Kind::Json) || has_json_form(data_type)
 }
 
 /// The encoding of a type, and the size of a value if it is fixed.
@@ -202,7 +213,7 @@ impl Values {
             }
             Self::Lists(lists) if lists.array.is_valid(row) => lists.row(row, column),
             Self::Json(values) => match values.value(row, &mut Room::unlimited()) {
-                serde_json::Value::Null => Err(ABSENT),
+                Value::Null => Err(ABSENT),
                 value => Ok(value.to_string().into_bytes().into()),
             },
             _ => Err(ABSENT),
@@ -248,6 +259,23 @@ impl Lists {
     }
 }
 
+/// Refuses to replace an index of other shards than those that are written at `addresses`.
+pub(super) fn check_replaced(address: &str, index: &[u8], addresses: &[String]) -> Result<(), Error> {
+    let index: Value = serde_json::from_slice(index).unwrap_or_default();
+    let is_replaced = |shard: &Value| {
+        let file = if shard["zip_data"].is_object() { &shard["zip_data"] } else { &shard["raw_data"] };
+        let name = file["basename"].as_str();
+        name.is_some() && addresses.iter().any(|address| address.rsplit('/').next() == name)
+    };
+    match index["shards"].as_array() {
+        Some(shards) if shards.iter().all(is_replaced) => Ok(()),
+        _ => Err(Error::Invalid(format!(
+            "{address}: describes other files than those being written, and would be replaced; write to another directory, \
+             or remove it"
+        ))),
+    }
+}
+
 /// A shard under construction.
 pub(super) struct MdsFile {
     file: Staged,
@@ -262,7 +290,7 @@ pub(super) struct MdsFile {
 impl MdsFile {
     /// Starts the file that `file` becomes.
     pub(super) fn new(file: Staged, container: Option<Container>) -> Result<Self, Error> {
-        let beside = || Path::new(file.address().strip_prefix("file://").unwrap_or(file.address())).parent();
+        let beside = || Path::new(local_path(file.address())).parent();
         let directory = match is_local(file.address())? {
             true => match beside() {
                 Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -275,20 +303,33 @@ impl MdsFile {
         Ok(Self { file, samples: BufWriter::new(samples), sizes: Vec::new(), bytes: 0, sum })
     }
 
+    /// Appends samples.
+    ///
+    /// # Errors
+    /// They exceed a limit of one shard, or cannot be written.
     pub(super) fn append(&mut self, block: &Compressed, sizes: &[u32]) -> Result<(), Error> {
         if let (Some((container, sum)), Some(block_sum)) = (&mut self.sum, block.sum) {
             *sum = container.combine(*sum, block_sum);
         }
         self.sizes.extend_from_slice(sizes);
         self.bytes += block.plain_bytes;
+        // The head has the exact bytes: it also counts itself.
+        if self.sizes.len() > MAX_ROWS {
+            return Err(self.exceeds(&format!("more than {MAX_ROWS} rows in one shard")));
+        }
+        if self.bytes > MAX_BYTES {
+            return Err(self.exceeds("the samples exceed 4 GiB, the limit of one shard"));
+        }
         self.samples.write_all(&block.bytes).map_err(|error| self.file.failed(error))
     }
 
     /// The head of the shard.
     pub(super) fn head(&self, columns: &[MdsColumn]) -> Result<Vec<u8>, Error> {
-        mds_writer::head(columns, &self.sizes).map_err(|message| {
-            Error::Invalid(format!("{}: {message}; write more files: --shards", self.file.address()))
-        })
+        mds_writer::head(columns, &self.sizes).map_err(|message| self.exceeds(&message))
+    }
+
+    fn exceeds(&self, limit: &str) -> Error {
+        Error::Invalid(format!("{}: {limit}; write more files: --shards", self.file.address()))
     }
 
     /// Completes the shard with its head.
@@ -332,5 +373,39 @@ impl MdsFile {
             compressed: compressed.map(|name| (name, file.bytes())),
         };
         Ok((file, description))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use millstream_io::storage::Stores;
+    use tokio::runtime::Runtime;
+
+    use super::*;
+    use crate::output::Destination;
+
+    #[test]
+    fn a_shard_that_exceeds_a_limit_fails_while_rows_are_appended() {
+        let runtime = Runtime::new().unwrap();
+        let destination = Destination { stores: Stores::default(), runtime: runtime.handle().clone() };
+        let dir = tempfile::tempdir().unwrap();
+        let address = dir.path().join("a.mds").display().to_string();
+        let shard = || MdsFile::new(Staged::create(&address, &destination).unwrap(), None).unwrap();
+        let block = |plain_bytes| Compressed { bytes: Vec::new(), sum: None, plain_bytes };
+
+        let mut large = shard();
+        large.append(&block(MAX_BYTES), &[u32::MAX]).unwrap();
+        let error = large.append(&block(1), &[1]).unwrap_err().to_string();
+        assert!(error.contains("a.mds: the samples exceed 4 GiB") && error.contains("--shards"), "{error}");
+
+        let mut long = shard();
+        let sizes = vec![0; MAX_ROWS];
+        long.append(&block(0), &sizes).unwrap();
+        assert!(long.head(&[]).is_ok());
+        let error = long.append(&block(0), &[0]).unwrap_err().to_string();
+        assert!(error.contains("a.mds: more than 16777216 rows") && error.contains("--shards"), "{error}");
+        assert!(long.head(&[]).is_err());
     }
 }

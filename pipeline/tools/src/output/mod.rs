@@ -21,7 +21,8 @@ mod samples;
 mod staged;
 mod table;
 
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ use arrow_schema::{DataType, Schema};
 use millstream_format::mds_writer::{self, ShardDescription};
 use millstream_format::type_name::TypeName;
 use millstream_format::{Error as FormatError, FileFormat, RawChunk};
-use millstream_io::storage::Object;
+use millstream_io::Error as IoError;
+use millstream_io::storage::{Object, is_local};
 use millstream_pipeline::Error;
 use millstream_pipeline::parallel::{Bounds, Weighed, in_order};
 
@@ -38,6 +40,7 @@ use encode::{Encoder, Piece, ShardFile};
 use mds::MdsLayout;
 pub use passed::PassedColumn;
 use samples::SampleLayout;
+use staged::local_path;
 pub use staged::{Destination, Staged};
 pub use table::{CellKind, Cells, TableFormat, TableWriter};
 
@@ -46,6 +49,8 @@ const STREAM_BLOCK_ROWS: usize = 8192;
 /// The maximum size of a block's values, for other files and for Parquet.
 const STREAM_BLOCK_BYTES: usize = 4 << 20;
 const GROUP_BYTES: usize = 64 << 20;
+/// The memory use of the headers in an archive per byte: the archive grows by doubling.
+const HEADERS_HELD: usize = 2;
 
 /// A format of files that are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +149,7 @@ pub(crate) fn plan(
     let compression = names::compression(format, name, options)?;
     let name = if is_directory { names::default_name(inputs, format, compression) } else { name.to_owned() };
     let names = names::shard_names(&name, options.shards)?;
+    names.iter().try_for_each(|name| names::check_shard(format, name, compression))?;
     let addresses = names.into_iter().map(|name| format!("{directory}{name}")).collect();
     let group_rows = options.group_rows.max(1);
     let delimiter = names::delimiter(&name);
@@ -170,10 +176,43 @@ impl Target {
         self.format
     }
 
-    /// Rejects columns that the output format cannot represent, before any data is read.
-    pub(crate) fn check_schema(&self, schema: &Schema, inputs: &[Object]) -> Result<(), Error> {
+    /// Refuses to replace the index of other shards, before any data is read.
+    pub(crate) fn check_index(&self) -> Result<(), Error> {
+        let Some(address) = self.index() else { return Ok(()) };
+        let found = match is_local(&address)? {
+            true => match fs::read(local_path(&address)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                read => Some(read.map_err(|error| IoError::File { path: address.clone(), error })?),
+            },
+            false => {
+                let Destination { stores, runtime } = &self.destination;
+                let found = runtime.block_on(stores.get_small(&address, Path::new("/")))?;
+                found.map(|(bytes, _)| bytes.to_vec())
+            }
+        };
+        found.map_or(Ok(()), |index| mds::check_replaced(&address, &index, &self.addresses))
+    }
+
+    /// The address of the index, of MDS.
+    fn index(&self) -> Option<String> {
+        let directory = self.addresses.first()?.rsplit_once('/').map(|(directory, _)| directory);
+        let address = directory.map_or_else(
+            || mds::INDEX_NAME.to_owned(),
+            |directory| format!("{directory}/{}", mds::INDEX_NAME),
+        );
+        (self.format == OutputFormat::Mds).then_some(address)
+    }
+
+    /// Rejects columns that the output format cannot represent, before any data is read. `is_sample` is whether a column
+    /// is one of WebDataset input under its name there.
+    pub(crate) fn check_schema(
+        &self,
+        schema: &Schema,
+        inputs: &[Object],
+        is_sample: impl Fn(usize) -> bool,
+    ) -> Result<(), Error> {
         if self.format == OutputFormat::WebDataset {
-            return SampleLayout::new(schema, 0).map(drop);
+            return SampleLayout::new(schema, 0)?.check_texts(is_sample);
         }
         let unsupported =
             schema.fields().iter().find(|field| !narrow::supports(self.format, field.data_type()));
@@ -190,6 +229,11 @@ impl Target {
             ),
             OutputFormat::Csv => {
                 "one value per row, for CSV: write .jsonl or .parquet, or --select other columns".to_owned()
+            }
+            OutputFormat::Mds => {
+                "no bytes in lists and structs, for MDS, which holds them as JSON: flatten it first, write \
+                 .parquet, or --select other columns"
+                    .to_owned()
             }
             _ => "a value or a list of values, for TFRecord: write .parquet, or --select other columns"
                 .to_owned(),
@@ -214,13 +258,8 @@ impl Target {
     pub(crate) fn complete(&self, schema: &Schema, shards: Vec<WrittenShard>) -> Result<Vec<Staged>, Error> {
         let (mut files, descriptions): (Vec<Staged>, Vec<Option<ShardDescription>>) =
             shards.into_iter().map(|shard| (shard.file, shard.description)).unzip();
-        if self.format == OutputFormat::Mds {
+        if let Some(address) = self.index() {
             let descriptions: Vec<ShardDescription> = descriptions.into_iter().flatten().collect();
-            let directory = self.addresses.first().and_then(|address| address.rsplit_once('/'));
-            let address = directory.map_or_else(
-                || mds::INDEX_NAME.to_owned(),
-                |(directory, _)| format!("{directory}/{}", mds::INDEX_NAME),
-            );
             let mut index = Staged::create(&address, &self.destination)?;
             let text = mds_writer::index(MdsLayout::new(schema).columns(), &descriptions);
             index.write_all(text.as_bytes()).map_err(|error| index.failed(error))?;
@@ -228,6 +267,20 @@ impl Target {
             files.push(index);
         }
         Ok(files)
+    }
+
+    /// Gives the files their final names. An old local index is removed first and the new one is last, so that no index
+    /// describes other bytes if this fails.
+    pub(crate) fn commit(&self, files: Vec<Staged>) -> Result<(), Error> {
+        if let Some(address) = self.index()
+            && is_local(&address)?
+        {
+            match fs::remove_file(local_path(&address)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.map_err(|error| IoError::File { path: address, error })?,
+            }
+        }
+        files.into_iter().try_for_each(Staged::commit)
     }
 
     pub(crate) fn shards(&self) -> usize {
@@ -239,24 +292,39 @@ impl Target {
         (u128::from(rows) * shard as u128 / self.shards() as u128) as u64
     }
 
-    /// The maximum rows, and bytes of values, of a block.
-    pub(crate) fn block(&self) -> (usize, usize) {
+    /// The bounds of a block of rows with this schema.
+    pub(crate) fn block(&self, schema: &Schema) -> BlockBounds {
         match self.format {
-            OutputFormat::Parquet => (self.group_rows, GROUP_BYTES),
-            OutputFormat::TfRecord
-            | OutputFormat::Csv
-            | OutputFormat::JsonLines
-            | OutputFormat::WebDataset
-            | OutputFormat::Mds => (STREAM_BLOCK_ROWS, STREAM_BLOCK_BYTES),
+            OutputFormat::Parquet => {
+                BlockBounds { rows: self.group_rows, bytes: GROUP_BYTES, overhead_bytes: 0 }
+            }
+            OutputFormat::WebDataset => {
+                let overhead_bytes = SampleLayout::new(schema, 0).map_or(0, |layout| layout.overhead_bytes());
+                let rows = (STREAM_BLOCK_BYTES / overhead_bytes.max(1)).clamp(1, STREAM_BLOCK_ROWS);
+                BlockBounds { rows, bytes: STREAM_BLOCK_BYTES, overhead_bytes }
+            }
+            OutputFormat::TfRecord | OutputFormat::Csv | OutputFormat::JsonLines | OutputFormat::Mds => {
+                BlockBounds { rows: STREAM_BLOCK_ROWS, bytes: STREAM_BLOCK_BYTES, overhead_bytes: 0 }
+            }
         }
     }
+}
+
+/// The bounds of a block.
+pub(crate) struct BlockBounds {
+    /// The maximum rows.
+    pub(crate) rows: usize,
+    /// The maximum bytes of values.
+    pub(crate) bytes: usize,
+    /// The encoded bytes of a row beyond its values, if they matter: the headers of files in archives.
+    overhead_bytes: usize,
 }
 
 /// Rows that will form a block.
 pub(crate) struct Block<B> {
     pub(crate) item: B,
     pub(crate) rows: u64,
-    /// The peak memory use of this block, including its encoded forms.
+    /// The peak memory use of this block, including its encoded forms. [`Run::write`] adds the headers of files.
     pub(crate) bytes: usize,
 }
 
@@ -297,7 +365,8 @@ impl Run<'_> {
         chunks: impl Fn(B) -> C + Sync,
     ) -> Result<Vec<WrittenShard>, Error> {
         let encoder = Encoder::new(self.target, self.schema, self.rows)?;
-        let mut cursor = Cursor { run: self, shard: self.shards.start, row: 0, opened: false };
+        let block = self.target.block(self.schema);
+        let mut cursor = Cursor { run: self, block, shard: self.shards.start, row: 0, opened: false };
         let mut written = Vec::with_capacity(self.shards.len());
         let mut open: Option<ShardFile> = None;
         in_order(
@@ -329,6 +398,7 @@ impl Run<'_> {
 /// The position of a run.
 struct Cursor<'a> {
     run: &'a Run<'a>,
+    block: BlockBounds,
     shard: usize,
     /// Rows of the current shard that have been produced.
     row: u64,
@@ -349,13 +419,15 @@ impl Cursor<'_> {
             let shard_rows = target.first_row(self.shard + 1, *rows) - target.first_row(self.shard, *rows);
             if self.row < shard_rows {
                 let first_row = target.first_row(self.shard, *rows) + self.row;
-                let most = (shard_rows - self.row).min(target.block().0 as u64);
+                let most = (shard_rows - self.row).min(self.block.rows as u64);
                 let Some(Block { item, rows, bytes }) = next(most)? else {
                     return Err(Error::Invalid(
                         "the input now has fewer rows than in the first pass".to_owned(),
                     ));
                 };
                 self.row += rows;
+                let headers = (rows as usize).saturating_mul(self.block.overhead_bytes);
+                let bytes = bytes.saturating_add(headers.saturating_mul(HEADERS_HELD));
                 return Ok(Some(Weighed { item: Step::Block(item, first_row), bytes }));
             }
             self.shard += 1;
@@ -370,6 +442,7 @@ impl Cursor<'_> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use arrow_array::{ArrayRef, RecordBatch, StringArray};
     use arrow_schema::Field;
     use tokio::runtime::Runtime;
 
@@ -387,9 +460,9 @@ mod tests {
         let lists = DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)));
         let schema = Schema::new(vec![Field::new("tags", lists, true)]);
         let options = OutputOptions { format: Some(OutputFormat::Csv), ..OutputOptions::default() };
-        let rejected = target("a.csv", &options).check_schema(&schema, &[]);
+        let rejected = target("a.csv", &options).check_schema(&schema, &[], |_| false);
         assert!(matches!(rejected, Err(Error::Format(FormatError::WrongType { .. }))));
-        target("a.tfrecord", &OutputOptions::default()).check_schema(&schema, &[]).unwrap();
+        target("a.tfrecord", &OutputOptions::default()).check_schema(&schema, &[], |_| false).unwrap();
     }
 
     #[test]
@@ -402,6 +475,28 @@ mod tests {
         }
         assert_eq!(target("a.tsv.gz", &OutputOptions::default()).delimiter, b'\t');
         assert_eq!(target("a.ndjson", &OutputOptions::default()).format(), OutputFormat::JsonLines);
+    }
+
+    #[test]
+    fn headers_of_archives_stay_within_the_bytes_of_a_block() {
+        let wide: Vec<String> = (0..300).map(|column| format!("c{column}")).collect();
+        let short = ["a", "json.b"].map(str::to_owned).to_vec();
+        let keyed = ["__key__", "a", "b"].map(str::to_owned).to_vec();
+        let long = vec!["x".repeat(90), "ä".to_owned(), "y".repeat(1000)];
+        for names in [wide, short, keyed, long] {
+            // Longer than a name without a pax header.
+            let value = |name: &String| if name == "__key__" { "k".repeat(200) } else { "v".to_owned() };
+            let columns =
+                names.iter().map(|name| (name, Arc::new(StringArray::from(vec![value(name)])) as ArrayRef));
+            let batch = RecordBatch::try_from_iter(columns).unwrap();
+            let schema = batch.schema();
+            let block = target("a.tar", &OutputOptions::default()).block(&schema);
+            let layout = SampleLayout::new(&schema, u64::MAX).unwrap();
+            let mut archive = Vec::new();
+            layout.append(&mut archive, &RawChunk::new("in".into(), batch, 0), 0).unwrap();
+            assert!(archive.len() <= block.overhead_bytes, "{} > {}", archive.len(), block.overhead_bytes);
+            assert!(block.rows * block.overhead_bytes <= STREAM_BLOCK_BYTES && block.rows > 1);
+        }
     }
 
     #[test]

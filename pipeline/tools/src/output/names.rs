@@ -78,6 +78,26 @@ pub(super) fn compression(
     Err(Error::Invalid(format!("{name}: this format supports the compressions {choices}")))
 }
 
+/// Rejects names of compressed shards of MDS from which the library cannot derive those of uncompressed ones.
+pub(super) fn check_shard(
+    format: OutputFormat,
+    name: &str,
+    compression: OutputCompression,
+) -> Result<(), Error> {
+    let ends: &[&str] = match compression {
+        OutputCompression::Gzip => &[".gz"],
+        OutputCompression::Zstd => &[".zst", ".zstd"],
+        OutputCompression::None | OutputCompression::Zlib | OutputCompression::Snappy => return Ok(()),
+    };
+    let lower = name.to_ascii_lowercase();
+    if format != OutputFormat::Mds || ends.iter().any(|end| lower.ends_with(end)) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "{name}: the name of a compressed MDS shard must end in .gz (gzip) or .zst (zstd)"
+    )))
+}
+
 /// The names of all shards: `data.parquet` becomes `data-00000-of-00002.parquet` and so on, or keeps its name
 /// if there is only one shard.
 pub(super) fn shard_names(name: &str, shards: Option<u32>) -> Result<Vec<String>, Error> {

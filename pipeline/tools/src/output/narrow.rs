@@ -22,7 +22,7 @@ use millstream_format::integers::{per_second, ticks};
 use millstream_format::parquet::{Shape, shape};
 use millstream_pipeline::transform::temporal;
 
-use super::OutputFormat;
+use super::{OutputFormat, mds};
 use crate::written::{as_written, durations};
 
 const MICROSECONDS_PER_SECOND: i64 = 1_000_000;
@@ -33,10 +33,9 @@ const INTEGER_DIGITS: u8 = 18;
 /// Whether a format can represent columns of this type.
 pub(super) fn supports(format: OutputFormat, data_type: &DataType) -> bool {
     match (format, data_type) {
-        (
-            OutputFormat::Parquet | OutputFormat::JsonLines | OutputFormat::WebDataset | OutputFormat::Mds,
-            _,
-        ) => true,
+        (OutputFormat::Mds, _) => mds::supports(data_type),
+        // `SampleLayout` checks the columns of WebDataset, whose names matter too.
+        (OutputFormat::Parquet | OutputFormat::JsonLines | OutputFormat::WebDataset, _) => true,
         (
             OutputFormat::TfRecord,
             DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _),

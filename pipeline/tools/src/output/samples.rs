@@ -5,7 +5,10 @@
 //! | `__key__` | the key; without this column, the number of the row among all shards |
 //! | one value per row | the file `KEY.COLUMN`: bytes and text as they are, numbers as text |
 //! | lists, structs, maps | a member of the object in `KEY.json` |
-//! | `json.NAME` | the member `NAME` of the object in `KEY.json`, or nothing if there is a column `json`, whose text has it |
+//! | `json.NAME` | the member `NAME` of the object in `KEY.json`, or nothing if a column `json` has it in its text |
+//!
+//! Columns `json.NAME` beside a column `json` are errors unless both come from WebDataset, whose reader makes the former from
+//! the latter. JSON text has no bytes, so lists and structs with bytes are errors.
 //!
 //! The reader returns a list in `json` as a column with several values, so a feed can read it.
 
@@ -16,16 +19,17 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::UInt64Type;
 use arrow_array::{ArrayRef, StringArray};
-use arrow_schema::{DataType, Schema};
+use arrow_schema::{DataType, Field, Schema};
 use millstream_format::RawChunk;
 use millstream_format::cells::Cells;
 use millstream_format::sample_writer::{append_sample_file, extension_problem, key_problem};
+use millstream_format::type_name::TypeName;
 use millstream_pipeline::Error;
 use serde_json::Value;
 
 use super::encode::{bad_value, field, in_memory};
 use super::{OutputFormat, narrow};
-use crate::values::{JsonColumn, Room};
+use crate::values::{JsonColumn, Room, has_json_form};
 
 /// The column that holds keys.
 const KEY: &str = "__key__";
@@ -33,6 +37,14 @@ const KEY: &str = "__key__";
 const OBJECT: &str = "json";
 /// The minimum digits of a key that is the number of a row.
 const LEAST_DIGITS: usize = 6;
+/// The bytes of an archive per file beyond its data: a header and padding, with a pax header for a name that is long or not
+/// ASCII.
+const FILE_BYTES: usize = 1024;
+const PAX_FILE_BYTES: usize = 2560;
+/// Names up to this length have no pax header.
+const SHORT_NAME: usize = 100;
+/// The maximum length of a key that is the number of a row, with the dot after it.
+const NUMBER_KEY: usize = 21;
 
 /// What the columns are in samples.
 pub(super) struct SampleLayout {
@@ -79,7 +91,7 @@ impl SampleLayout {
     /// The layout of rows with this schema, of which all shards have `rows`.
     ///
     /// # Errors
-    /// The names of columns cannot be names of files, or two columns are one file.
+    /// The names of columns cannot be names of files, two columns are one file, or JSON text cannot hold a column.
     pub(super) fn new(schema: &Schema, rows: u64) -> Result<Self, Error> {
         let names: Vec<String> = schema.fields().iter().map(|field| field.name().clone()).collect();
         let is_single = |column: usize| narrow::is_single(schema.field(column).data_type());
@@ -97,7 +109,48 @@ impl SampleLayout {
         let digits = rows.saturating_sub(1).to_string().len().max(LEAST_DIGITS);
         let layout = Self { names, roles, digits };
         layout.check(is_single)?;
-        Ok(layout)
+        let in_json = |&(field, role): &(&Arc<Field>, &Role)| {
+            matches!(role, Role::Member(_)) && !has_json_form(field.data_type())
+        };
+        match schema.fields().iter().zip(&layout.roles).find(in_json) {
+            Some((field, _)) => Err(Error::Invalid(format!(
+                "column `{}` would be a member of the file `{OBJECT}`, and JSON cannot hold its type, {}: flatten it first, \
+                 write .parquet, or --select other columns",
+                field.name(),
+                TypeName(field.data_type())
+            ))),
+            None => Ok(layout),
+        }
+    }
+
+    /// Rejects columns `json.NAME` beside a column `json` unless its text is known to have their values: `is_read` is whether
+    /// a column is one of WebDataset input under its name there.
+    pub(super) fn check_texts(&self, is_read: impl Fn(usize) -> bool) -> Result<(), Error> {
+        for (column, role) in self.roles.iter().enumerate() {
+            if let Role::InText(text) = *role
+                && !(is_read(column) && is_read(text))
+            {
+                let problem = format!(
+                    "is a member of the JSON in column `{}`, whose text may not have it",
+                    self.names[text]
+                );
+                return Err(unsuitable(&self.names[column], &problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// The maximum bytes of headers and padding of a sample, unless its key is very long.
+    pub(super) fn overhead_bytes(&self) -> usize {
+        let has_key = self.roles.contains(&Role::Key);
+        let has_object = self.roles.iter().any(|role| matches!(role, Role::Member(_)));
+        let names = self.names.iter().zip(&self.roles).filter(|(_, role)| **role == Role::File);
+        let names = names.map(|(name, _)| name.as_str()).chain(has_object.then_some(OBJECT));
+        let of_file = |name: &str| {
+            let is_short = !has_key && name.is_ascii() && NUMBER_KEY + name.len() <= SHORT_NAME;
+            if is_short { FILE_BYTES } else { PAX_FILE_BYTES + name.len() }
+        };
+        names.map(of_file).sum()
     }
 
     fn check(&self, is_single: impl Fn(usize) -> bool) -> Result<(), Error> {
@@ -110,6 +163,11 @@ impl SampleLayout {
                 }
                 Role::File => match extension_problem(name) {
                     Some(problem) => Some(format!("cannot be the extension of a file in WebDataset: it {problem}")),
+                    None if name.ends_with("__") => Some(
+                        "cannot be the extension of a file in WebDataset: it ends with `__`, and readers skip files \
+                         `__KEY.NAME__`"
+                            .to_owned(),
+                    ),
                     None if !files.insert(name.to_lowercase()) => Some(
                         "is the same extension as another column, because readers convert extensions to lower case"
                             .to_owned(),

@@ -56,7 +56,7 @@ impl Staged {
     /// When the address is invalid, or its place cannot be written.
     pub fn create(address: &str, destination: &Destination) -> Result<Self, Error> {
         let place = match is_local(address)? {
-            true => Place::Disk(OnDisk::create(address.strip_prefix("file://").unwrap_or(address))?),
+            true => Place::Disk(OnDisk::create(local_path(address))?),
             false => {
                 let Destination { stores, runtime } = destination.clone();
                 let upload = Some(runtime.block_on(stores.create(address, Path::new("/")))?);
@@ -110,6 +110,11 @@ impl Staged {
         };
         committed.map_err(|source| self.failed(source))
     }
+}
+
+/// The path of a local address.
+pub(super) fn local_path(address: &str) -> &str {
+    address.strip_prefix("file://").unwrap_or(address)
 }
 
 /// The error for a failed write to `address`.
