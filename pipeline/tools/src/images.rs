@@ -173,8 +173,8 @@ impl<'a> ImageRows<'a> {
         self.bytes_read
     }
 
-    /// The next row: its file, and the columns in the order of [`COLUMNS`]. Chunks of several rows would begin at the first row of each
-    /// thread, and pages of Parquet depend on where chunks end.
+    /// The next row: its file, and the columns in the order of [`COLUMNS`]. Chunks of several rows would begin at the first row
+    /// of each thread, and pages of Parquet depend on where chunks end.
     ///
     /// # Errors
     /// A file cannot be read, or is no image.
