@@ -249,7 +249,7 @@ Examples:
   millstream convert 'gs://bucket/log/*.parquet' gs://bucket/clicks.tfrecord.gz --shards 16
   millstream convert 'images-*.tar' images.parquet --select jpg,cls --type cls=integer
   millstream convert 'pairs-*.parquet' 'gs://bucket/pairs-*.tar' --shards 64 --rename image=jpg
-  millstream convert 'photos/*/*.jpg' 'gs://bucket/photos-*.tar' --shards 32 --rename image=jpg
+  millstream convert 'photos/*/*' 'gs://bucket/photos-*.tar' --shards 32 --rename image=jpg
   millstream convert part-*.tfrecord.gz out.parquet --json | jq .rows")]
 pub(crate) struct Convert {
     /// Files, globs and directories to convert, then the output
