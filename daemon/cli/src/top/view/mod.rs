@@ -402,8 +402,10 @@ JOB ";
         assert!(shown.contains(wanted), "{shown}");
         model.feeds.extend((0..30).map(|number| feed(&format!("feed-{number}"), 8, None)));
         let shown = drawn(&model, 160, 16);
-        assert!(shown.contains("feed-0 ") && shown.contains("and 29 more feeds"), "{shown}");
-        assert!(shown.contains("clicks-81d0"), "jobs are shown, too: {shown}");
+        assert!(shown.contains("feed-3 ") && shown.contains("and 26 more feeds"), "{shown}");
+        assert!(shown.contains("clicks-7a"), "jobs leave as much: {shown}");
+        let shown = drawn(&model, 160, 10);
+        assert!(shown.contains("feed-k3f9q2") && shown.contains("and 31 more feeds"), "a quarter: {shown}");
         let whole = drawn(&model, 160, height(&model));
         assert!(whole.contains("feed-29") && whole.contains("clicks-7a"), "{whole}");
     }
