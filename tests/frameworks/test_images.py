@@ -25,7 +25,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def batches(tmp_path_factory):
-    """Copies of the batches of the example, of a loader of its own."""
+    """Copies of the batches of the example, of another loader."""
     loader, found = millstream.torch.Loader(image_model.feed(tmp_path_factory.mktemp("images"))), []
     for _ in loader.epochs:
         found += [{name: values.clone() for name, values in batch.items()} for batch in loader]

@@ -276,7 +276,7 @@ def test_nothing_is_written_to_disk(tmp_path):
     """ray 42479: a shuffle spills to disk."""
     loader = ms.Loader(feed(write(tmp_path, 20_000, files=5, width=64), batch_size=500, epochs=4, shuffle_rows=5_000))
     next(iter(loader))
-    # Whoever runs this first writes compiled modules of Python.
+    # The first run writes compiled modules of Python.
     before = written(host())
     assert sum(len(batch["number"]) for _ in loader.epochs for batch in loader) == 4 * 20_000 - 500
     assert written(host()) == before
@@ -295,7 +295,7 @@ def test_the_next_epoch_is_ready_before_the_last_batch_is_taken(tmp_path):
     assert [next(batches).number for _ in range(39)] == list(range(39))
     stop_when_idle(host())
     try:
-        # A host that is stopped delivers what is in the ring, so these wait for ever if it has not read ahead. The batch before is
+        # A host that is stopped delivers what is in the ring, so these never end if it has not read ahead. The batch before is
         # still held, in one of the four slots.
         with alarm():
             ahead = [batch.number for batch in batches] + [batch.number for _, batch in zip(range(2), loader)]
