@@ -28,6 +28,14 @@ def outputs(process):
     return losses, models[0] if models else None
 
 
+def run(program, directory):
+    """The losses and the model of a program that nothing disturbs."""
+    process = start(program, directory)
+    losses, model = outputs(process)
+    assert process.wait() == 0 and list(losses) == list(range(1, len(losses) + 1))
+    return losses, model
+
+
 def check_kills(program, directory, undisturbed, saves, is_late=lambda first: False):
     """Kills a program that saves a checkpoint every so many steps, and checks that it computes what an undisturbed run does.
 

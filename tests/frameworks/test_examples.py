@@ -7,7 +7,7 @@ import sys
 
 import millstream as ms
 import pytest
-from support import check_kills, outputs, start
+from support import check_kills, outputs, run, start
 
 PROGRAMS = pathlib.Path(__file__).resolve().parent
 DIRECTORY = PROGRAMS.parents[1] / "examples" / "feeds"
@@ -19,9 +19,8 @@ STEPS = 4 * 80
 def undisturbed(request, tmp_path_factory):
     """An example, with its losses and its model."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    process = start(DIRECTORY / f"{request.param}.py", directory)
-    losses, model = outputs(process)
-    assert process.wait() == 0 and list(losses) == list(range(1, STEPS + 1))
+    losses, model = run(DIRECTORY / f"{request.param}.py", directory)
+    assert len(losses) == STEPS
     return request.param, losses, model
 
 

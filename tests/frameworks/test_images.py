@@ -6,7 +6,7 @@ import sys
 import millstream.torch
 import pytest
 import torch
-from support import check_kills, outputs, start
+from support import check_kills, run
 
 DIRECTORY = pathlib.Path(__file__).resolve().parents[2] / "examples" / "feeds"
 PROGRAM = DIRECTORY / "image_model.py"
@@ -17,10 +17,7 @@ import image_model
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    process = start(PROGRAM, tmp_path_factory.mktemp("undisturbed"))
-    losses, model = outputs(process)
-    assert process.wait() == 0 and list(losses) == list(range(1, len(losses) + 1))
-    return losses, model
+    return run(PROGRAM, tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture(scope="module")

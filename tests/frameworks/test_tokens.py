@@ -12,7 +12,7 @@ import pytest
 import torch
 from millstream import packing
 from millstream.loader import Ragged
-from support import check_kills, outputs, start
+from support import check_kills, run
 
 DIRECTORY = pathlib.Path(__file__).resolve().parents[2] / "examples" / "feeds"
 PROGRAM = DIRECTORY / "language_model.py"
@@ -29,10 +29,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    process = start(PROGRAM, tmp_path_factory.mktemp("undisturbed"))
-    losses, model = outputs(process)
-    assert process.wait() == 0 and list(losses) == list(range(1, len(losses) + 1))
-    return losses, model
+    return run(PROGRAM, tmp_path_factory.mktemp("undisturbed"))
 
 
 def test_losses_are_those_of_the_same_batches_by_hand(data, undisturbed):

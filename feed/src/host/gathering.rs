@@ -24,8 +24,8 @@ pub(super) fn run(host: &Host, first: Member, others: Receiver<Member>) {
     }
 }
 
-/// All ranks of this host, in order. `None` if they do not fit together, one is missing after the host's patience, all are gone, or the
-/// host ends.
+/// All ranks of this host, in order. `None` if they do not fit together, one is missing after the host's patience, all are
+/// gone, or the host ends.
 fn gather(host: &Host, first: Member, others: &Receiver<Member>) -> Option<Vec<Member>> {
     let (began, patience) = (Instant::now(), host.0.patience);
     let (world, here) = (first.attach.world, first.attach.local_world);

@@ -209,7 +209,7 @@ pub enum FileFormat {
     WebDataset,
     /// Shards of MosaicML Streaming.
     Mds,
-    /// Images, one per file. Converted only.
+    /// Images, one per file. Only tools read them.
     Images,
 }
 
