@@ -1,75 +1,53 @@
 #!/usr/bin/env python3
-"""Compares feeds with PyTorch's DataLoader and Hugging Face datasets over the same Parquet files, in turns.
+"""Compares feeds with PyTorch's DataLoader, Hugging Face datasets, torchdata and `millstream train`, over the same files, in turns.
 
     python3 bench/feed.py [--rows 1000000] [--rounds 5] [--only TABLE...] [--directory target/bench/feed] [--package target/site]
+                          [--program target/release/millstream]
 
-Needs bench/requirements.txt, and the package linked by `python/link target/site target/release`. Each measurement runs in a
-separate process; the order alternates. Prints medians:
+Needs bench/requirements.txt, and the package linked by `python/link target/site target/release`. `bench/feed_rival.py` describes
+the rivals; one that is not installed is reported as absent. Each measurement runs in a separate process; the order alternates. Rows
+have 40 numbers ("clicks") or a label and one vector of 256 floats ("vectors"), in Parquet. Prints medians:
 
-* rows/s into tensors of PyTorch, shuffled in a pool of 65,536 rows, for rows of 40 numbers ("clicks") and of one vector of 256 floats
-  ("vectors"). DataLoader reads row groups by pyarrow in two processes, and shuffles and cuts whole arrays, the fastest way known
-  to us; datasets streams and shuffles rows, of which the first 28,672 are taken;
-* the time to take a batch that is ready and to have tensors of all columns;
-* the same for batches of 1, 16 and 64 MiB, as arrays of NumPy and tensors of PyTorch, with the 99th percentile ("sizes"): one
-  after another; each after 2 ms of computing, when the caches hold other things; and so while ingest fills the slots of the batches that were
-  dropped, on the same CPUs. In the first two, batches are kept, so nothing else runs. Checks that nothing is copied;
-* the time from the start of the loader to the first batch, at the start and at a state after 99 % of an epoch. DataLoader has no such
-  states.
+* rates: rows/s into tensors of PyTorch, shuffled in a pool of 65,536 rows. datasets streams and shuffles rows, of which the first
+  28,672 are taken;
+* ready: the time to take a batch that is ready and to have tensors of all columns;
+* sizes: the same for batches of 1, 16 and 64 MiB, as arrays of NumPy and tensors of PyTorch, with the 99th percentile: one after
+  another; each after 2 ms of computing, when the caches hold other things; and so while ingest fills the slots of the batches that
+  were dropped, on the same CPUs. In the first two, batches are kept, so nothing else runs. Checks that nothing is copied;
+* clicks: rows/s and CPU time of "clicks", beside `millstream bench ingest`, the ingest of `millstream train` alone, with the same
+  columns, shuffle, batch size, memory budget and threads. Its ids have 32 bits. Feeds are measured with ids of 64 bits, as in the
+  files, and of 32; with tensors of all columns, and with batches that are dropped unread. The first of the epochs does not count;
+* resume: the time from the start of a loader to its first batch: at the start of an epoch, and after 10, 50 and 99 % of it, by the
+  loader's own state. Imports do not count. Checks that the batch is the one that followed;
+* memory: of 8 ranks, their worker processes and the process that reads for them, beyond 8 programs that only import PyTorch,
+  without the batches in shared memory. Batches have 4,096 rows in all. DataLoader has two workers per rank, and a pool of 65,536
+  rows per rank, or in all.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
 import os
 import pathlib
+import pickle
+import resource
 import statistics
 import subprocess
 import sys
 import time
 
-BATCH = 4_096
-POOL = 65_536
-NUMBERS = [f"n{place}" for place in range(13)]
-IDS = [f"c{place}" for place in range(26)]
-SHAPES = ("clicks", "vectors")
-TABLES = ("rates", "ready", "sizes")
+import feed_memory
+import feed_rival
+from feed_data import BATCH, IDS, NUMBERS, POOL, SHAPES, feed, files_of, make
+
 MIB = 1 << 20
 SIZES_MIB, SLOTS, FILLS = (1, 16, 64), 8, 16
-
-
-def make(directory: pathlib.Path, rows: int) -> None:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    random, files = np.random.default_rng(1), 16
-    for shape in SHAPES:
-        (directory / shape).mkdir(parents=True, exist_ok=True)
-        for number in range(files):
-            count = rows // files
-            table = {"label": random.integers(0, 2, count)}
-            if shape == "clicks":
-                table |= {name: random.random(count, dtype=np.float32) for name in NUMBERS}
-                table |= {name: random.integers(0, 100_000, count) for name in IDS}
-            else:
-                flat = pa.array(random.random(count * 256, dtype=np.float32))
-                offsets = pa.array(np.arange(count + 1, dtype=np.int32) * 256)
-                table["vector"] = pa.ListArray.from_arrays(offsets, flat)
-            path = directory / shape / f"{number:02}.parquet"
-            pq.write_table(pa.table(table), path, row_group_size=16_384, compression="zstd")
-
-
-def feed(directory: pathlib.Path, shape: str, **more):
-    import millstream as ms
-
-    columns = {"label": ms.tensor("label", "int64")}
-    if shape == "clicks":
-        columns |= {name: ms.tensor(name, "float32") for name in NUMBERS}
-        columns |= {name: ms.tensor(name, "int64") for name in IDS}
-    else:
-        columns["vector"] = ms.tensor("vector", "float32", [256])
-    options = {"batch_size": BATCH, "shuffle_rows": POOL, "epochs": 2, **more}
-    return ms.Feed(train=str(directory / shape / "*.parquet"), columns=columns, **options)
+# Of "clicks", each after one that does not count.
+EPOCHS = 8
+MEMORY_BUDGET = "1GiB"
+# In percent of an epoch.
+PLACES = (0, 10, 50, 99)
 
 
 def rate(batches) -> float:
@@ -91,51 +69,11 @@ def millstream(directory: pathlib.Path, shape: str) -> float:
 
 
 def dataloader(directory: pathlib.Path, shape: str) -> float:
-    import numpy as np
-    import pyarrow.parquet as pq
-    import torch
-
-    def arrays(table):
-        return {
-            name: column.combine_chunks().flatten().to_numpy().reshape(len(column), -1)
-            if name == "vector"
-            else column.to_numpy()
-            for name, column in zip(table.column_names, table.columns)
-        }
-
-    class Rows(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            worker = torch.utils.data.get_worker_info()
-            random, pool, held = np.random.default_rng(worker.id), [], 0
-            for path in sorted((directory / shape).glob("*.parquet"))[worker.id :: worker.num_workers]:
-                file = pq.ParquetFile(path)
-                for group in range(file.num_row_groups):
-                    pool.append(arrays(file.read_row_group(group, use_threads=False)))
-                    held += len(pool[-1]["label"])
-                    if held >= POOL // worker.num_workers:
-                        yield from self.cut(pool, random)
-                        pool, held = [], 0
-            if pool:
-                yield from self.cut(pool, random)
-
-        def cut(self, pool, random):
-            whole = {name: np.concatenate([part[name] for part in pool]) for name in pool[0]}
-            order = random.permutation(len(whole["label"]))
-            for start in range(0, len(order), BATCH):
-                chosen = order[start : start + BATCH]
-                yield {name: torch.from_numpy(array[chosen]) for name, array in whole.items()}
-
-    return rate(torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=2, prefetch_factor=4))
+    return rate(feed_rival.dataloader(directory, shape))
 
 
 def datasets(directory: pathlib.Path, shape: str) -> float:
-    import datasets as hf
-    import torch
-
-    rows = hf.load_dataset("parquet", data_files=str(directory / shape / "0[01].parquet"), split="train", streaming=True)
-    rows = rows.shuffle(seed=1, buffer_size=POOL // 8).with_format("torch")
-    loader = torch.utils.data.DataLoader(rows, batch_size=BATCH, num_workers=2, prefetch_factor=4)
-    return rate(itertools.islice(loader, 7))
+    return rate(itertools.islice(feed_rival.datasets(directory, shape), 7))
 
 
 def ready(directory: pathlib.Path, shape: str) -> dict[str, float]:
@@ -192,10 +130,15 @@ def sizes(directory: pathlib.Path, framework: str, size_mib: str, how: str) -> d
     return {"median": statistics.median(times), "p99": cuts[98], "longest": max(times), "batches": len(times)}
 
 
+def host_of_feed() -> str:
+    """The process that hosts the only feed of this one."""
+    (host,) = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return host
+
+
 def await_idle() -> None:
     """Waits until the process that hosts the feed has filled all slots: its threads have all slept for 50 ms."""
-    (host,) = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    idle, before = 0, None
+    host, idle, before = host_of_feed(), 0, None
     while idle < 10:
         # The state, and the time that it has run.
         stats = [path.read_text().rpartition(")")[2].split() for path in pathlib.Path(f"/proc/{host}/task").glob("*/stat")]
@@ -215,24 +158,130 @@ def compute(seconds: float = 0.002) -> None:
         matrix @ matrix
 
 
-def resume(directory: pathlib.Path, shape: str) -> dict[str, float]:
+def clicks(directory: pathlib.Path, ids: str, what: str) -> dict[str, float]:
+    """Rows/s, and CPU seconds per million rows of the process that hosts the feed and of this one, after the first epoch."""
     from millstream.torch import Loader
 
-    def first(state):
-        began = time.perf_counter()
-        loader = Loader(feed(directory, shape))
-        loader.load_state_dict(state)
-        batch = next(iter(loader))
-        return time.perf_counter() - began, batch
+    # One epoch more is read, so that reading ahead is the same at both ends.
+    loader = Loader(feed(directory, "clicks", ids, epochs=EPOCHS + 2, memory_budget=MEMORY_BUDGET))
+    rows, ends = 0, []
+    for epoch in loader.epochs:
+        for batch in loader:
+            if what == "tensors":
+                list(batch.values())
+            rows += batch.rows if epoch > 0 else 0
+        ends.append((time.perf_counter(), cpu_seconds(host_of_feed()), time.process_time()))
+        if epoch == EPOCHS:
+            break
+    took, host, own = (after - before for before, after in zip(ends[0], ends[-1]))
+    return {"rate": rows / took, "cpu": 1e6 * host / rows, "own": 1e6 * own / rows}
 
-    at_start, _ = first(None)
-    loader = Loader(feed(directory, shape))
-    wanted = int(0.99 * len(loader))
-    state = next(batch.state_dict() for batch in loader if batch.number == wanted)
-    loader.close()
-    resumed, batch = first(state)
-    assert batch.number == wanted + 1
-    return {"start": at_start, "resumed": resumed}
+
+def cpu_seconds(pid: str) -> float:
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+JOB = """name = "clicks"
+[data]
+train = ["{files}"]
+eval = []
+batch_size = {batch}
+shuffle_rows = {pool}
+memory_budget = "{memory}"
+[label]
+column = "label"
+[features]
+{features}
+[model]
+kind = "wide_deep"
+wide.features = {wide}
+deep.features = {deep}
+"""
+
+
+def ingest(directory: pathlib.Path, program: str) -> dict[str, float] | None:
+    """The same of the ingest of a job, which runs in the program that measures it."""
+    if not pathlib.Path(program).exists():
+        return None
+    features = [f'{name} = {{ kind = "numeric", normalize = "none" }}' for name in NUMBERS]
+    features += [f'{name} = {{ kind = "identity", buckets = 100000 }}' for name in IDS]
+    text = JOB.format(
+        files=directory.resolve() / "clicks" / "*.parquet", batch=BATCH, pool=POOL, memory=MEMORY_BUDGET,
+        features="\n".join(features), wide=json.dumps(IDS[:1]), deep=json.dumps(NUMBERS + IDS),
+    )  # fmt: skip
+    job = directory / "clicks.toml"
+    job.write_text(text)
+    command = [program, "bench", "ingest", job, "--epochs", str(EPOCHS), "--json"]
+    report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"rate": report["rows_per_second"], "cpu": 1e6 * (used.ru_utime + used.ru_stime) / report["rows"], "own": 0}
+
+
+def resumable(directory: pathlib.Path, shape: str):
+    from millstream.torch import Loader
+
+    return Loader(feed(directory, shape))
+
+
+RESUMABLE = {
+    "millstream": resumable,
+    "iterable": feed_rival.stateful_iterable,
+    "map": feed_rival.stateful_map,
+}
+
+
+def digest(batch) -> str:
+    """Of the contents of a batch."""
+    found = hashlib.sha256()
+    for name in sorted(batch):
+        found.update(batch[name].numpy())
+    return found.hexdigest()
+
+
+def states(directory: pathlib.Path, shape: str, what: str) -> bool:
+    """Writes the states of a loader at the places, each with the digest of the batch that follows."""
+    import pyarrow.parquet as pq
+
+    rows = sum(pq.read_metadata(path).num_rows for path in files_of(directory, shape))
+    wanted = {rows * place // (100 * BATCH): place for place in PLACES}
+    if what == "map":
+        feed_rival.write_arrays(directory, shape)
+    loader, state = RESUMABLE[what](directory, shape), None
+    for number, batch in enumerate(loader):
+        if number in wanted:
+            path = directory / f"{shape}-{what}-{wanted[number]}.state"
+            path.write_bytes(pickle.dumps((state, digest(batch))))
+        # The state after the batch that comes before.
+        if number + 1 in wanted:
+            state = loader.state_dict()
+        if number == max(wanted):
+            return True
+    raise AssertionError(f"an epoch of {what} has only {number + 1} batches")
+
+
+def resume(directory: pathlib.Path, shape: str, what: str, place: str) -> float:
+    """Seconds from the start of a loader to its first batch."""
+    import pyarrow.parquet  # noqa: F401
+    import torch  # noqa: F401
+
+    if what == "millstream":
+        import millstream.torch  # noqa: F401
+    else:
+        import torchdata.stateful_dataloader  # noqa: F401
+    state, expected = pickle.loads((directory / f"{shape}-{what}-{place}.state").read_bytes())
+    began = time.perf_counter()
+    loader = RESUMABLE[what](directory, shape)
+    if state is not None:
+        loader.load_state_dict(state)
+    batch = next(iter(loader))
+    took = time.perf_counter() - began
+    assert digest(batch) == expected, "it is another batch"
+    return took
+
+
+def memory(directory: pathlib.Path, shape: str, what: str) -> dict[str, float]:
+    return feed_memory.of_ranks(directory, shape, what)
 
 
 def main() -> None:
@@ -241,28 +290,46 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path("target/bench/feed"))
     parser.add_argument("--package", type=pathlib.Path, default=pathlib.Path("target/site"))
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES)
+    parser.add_argument("--program", type=pathlib.Path, default=pathlib.Path("target/release/millstream"))
+    parser.add_argument("--only", nargs="+", choices=REPORTS, default=list(REPORTS))
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         measure, *rest = arguments.one
-        print(json.dumps(globals()[measure](arguments.directory, *rest)))
+        try:
+            print(json.dumps(globals()[measure](arguments.directory, *rest)))
+        except ModuleNotFoundError as error:
+            if error.name == "millstream":
+                raise
+            print("null")
         return
     if not (arguments.directory / "vectors").exists():
         make(arguments.directory, arguments.rows)
 
     def measure(*what: str):
         command = [sys.executable, __file__, "--directory", arguments.directory, "--one", *what]
-        environment = {**os.environ, "PYTHONPATH": str(arguments.package.resolve()), "OMP_NUM_THREADS": "1"}
+        # Without a daemon that serves others, too.
+        environment = {**os.environ, "MILLSTREAM_FEED_SOCKET": "none", "OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = str(arguments.package.resolve())
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
         return json.loads(done.stdout.splitlines()[-1])
 
     model = next((line.split(": ")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
     print(f"{model}, {os.cpu_count()} CPUs; {arguments.rows:,} rows, {arguments.rounds} rounds, medians")
-    reports = {"rates": report_rates, "ready": report_ready, "sizes": report_sizes}
     for table in arguments.only:
         print(flush=True)
-        reports[table](measure, arguments.rounds)
+        more = [str(arguments.program.resolve())] if table == "clicks" else []
+        REPORTS[table](measure, arguments.rounds, *more)
+
+
+def in_turns(measure, rounds: int, measures: list[tuple[str, ...]]) -> dict[tuple[str, ...], list]:
+    """The results of each measure, by round."""
+    results = {what: [] for what in measures}
+    for number in range(rounds):
+        for what in measures if number % 2 == 0 else reversed(measures):
+            results[what].append(measure(*what))
+            print(number, *what, results[what][-1], file=sys.stderr, flush=True)
+    return results
 
 
 def median(of: list[dict[str, float]], key: str) -> float:
@@ -272,23 +339,21 @@ def median(of: list[dict[str, float]], key: str) -> float:
 def report_rates(measure, rounds: int) -> None:
     print("| rows | Millstream, rows/s | DataLoader | datasets |\n|---|---|---|---|")
     for shape in SHAPES:
-        rates = {what: [] for what in ("millstream", "dataloader", "datasets")}
-        for _ in range(rounds):
-            for what, of in rates.items():
-                of.append(measure(what, shape))
-        ours, *others = (statistics.median(of) for of in rates.values())
-        cells = " | ".join(f"{other:,.0f} ({ours / other:.1f}x)" for other in others)
-        print(f"| {shape} | {ours:,.0f} | {cells} |", flush=True)
+        results = in_turns(measure, rounds, [(what, shape) for what in ("millstream", "dataloader", "datasets")])
+        ours, *others = results.values()
+        ours = statistics.median(ours)
+        cells = []
+        for other in others:
+            middle = None if None in other else statistics.median(other)
+            cells.append(f"{middle:,.0f} ({ours / middle:.1f}x)" if middle else "absent")
+        print(f"| {shape} | {ours:,.0f} | {' | '.join(cells)} |", flush=True)
 
 
 def report_ready(measure, rounds: int) -> None:
-    print("| rows | a ready batch, us: median, longest | first batch, s: at the start, at 99 % |\n|---|---|---|")
+    print("| rows | a ready batch, us: median | longest |\n|---|---|---|")
     for shape in SHAPES:
         taken = [measure("ready", shape) for _ in range(rounds)]
-        began = [measure("resume", shape) for _ in range(rounds)]
-        batches = f"{median(taken, 'median'):.0f}, {median(taken, 'longest'):.0f}"
-        firsts = f"{median(began, 'start'):.2f}, {median(began, 'resumed'):.2f}"
-        print(f"| {shape} | {batches} | {firsts} |", flush=True)
+        print(f"| {shape} | {median(taken, 'median'):.0f} | {median(taken, 'longest'):.0f} |", flush=True)
 
 
 def report_sizes(measure, rounds: int) -> None:
@@ -300,6 +365,74 @@ def report_sizes(measure, rounds: int) -> None:
                 cells = " | ".join(f"{median(taken, key):.0f}" for key in ("batches", "median", "p99", "longest"))
                 print(f"| {size} MiB, {framework}, {how} | {cells} |", flush=True)
 
+
+def report_clicks(measure, rounds: int, program: str) -> None:
+    names = {("ingest", program): "ingest of `train`"}
+    for what in ("tensors", "dropped"):
+        for ids in ("int64", "int32"):
+            names["clicks", ids, what] = f"feed, ids of {ids[3:]} bits, {what}"
+    results = in_turns(measure, rounds, list(names))
+    train = results["ingest", program]
+    print("| clicks | rows/s | lowest, highest | of `train` | CPU s per million rows: ingest, program |\n|---|---|---|---|---|")
+    for what, of in results.items():
+        if None in of:
+            print(f"| {names[what]} | absent | | | |")
+            continue
+        rates = [one["rate"] for one in of]
+        share = "" if None in train else f"{statistics.median(rates) / median(train, 'rate'):.0%}"
+        spread = f"{min(rates):,.0f}, {max(rates):,.0f}"
+        used = f"{median(of, 'cpu'):.2f}, {median(of, 'own'):.2f}"
+        print(f"| {names[what]} | {statistics.median(rates):,.0f} | {spread} | {share} | {used} |", flush=True)
+
+
+def report_resume(measure, rounds: int) -> None:
+    names = {
+        "millstream": "Millstream",
+        "iterable": "StatefulDataLoader, iterable",
+        "map": "StatefulDataLoader, map-style",
+    }
+    print(f"| first batch, s | at the start | {' | '.join(f'at {place} %' for place in PLACES[1:])} |\n|---|---|---|---|---|")
+    for shape in SHAPES:
+        present = {what: measure("states", shape, what) for what in RESUMABLE}
+        measures = [("resume", shape, what, str(place)) for what in RESUMABLE if present[what] for place in PLACES]
+        results = in_turns(measure, rounds, measures)
+        for what, name in names.items():
+            cells = ["absent"] + [""] * (len(PLACES) - 1)
+            if present[what]:
+                cells = [f"{statistics.median(results['resume', shape, what, str(place)]):.2f}" for place in PLACES]
+            print(f"| {shape}: {name} | {' | '.join(cells)} |", flush=True)
+
+
+def report_memory(measure, rounds: int) -> None:
+    names = {
+        "millstream": "Millstream",
+        "divided": f"DataLoader, a pool of {POOL // feed_memory.RANKS:,} rows per rank",
+        "each": f"DataLoader, a pool of {POOL:,} rows per rank",
+    }
+    print("| 8 ranks, MiB | processes | batches | all else | highest | Millstream needs |\n|---|---|---|---|---|---|")
+    for shape in SHAPES:
+        results = in_turns(measure, rounds, [("memory", shape, what) for what in ("bare", *names)])
+        bare = median(results["memory", shape, "bare"], "pss")
+        ours = None
+        for what, name in names.items():
+            of = results["memory", shape, what]
+            # The whole ring, also what was never written.
+            shared = median(of, "rings") or median(of, "shared")
+            more, most = (median(of, key) - bare - shared for key in ("pss", "peak"))
+            ours = ours or more
+            cells = " | ".join(f"{bytes / MIB:,.0f}" for bytes in (shared, more, most))
+            times = "" if what == "millstream" else f"{ours / more:.2f} of that"
+            print(f"| {shape}: {name} | {median(of, 'processes'):.0f} | {cells} | {times} |", flush=True)
+
+
+REPORTS = {
+    "rates": report_rates,
+    "ready": report_ready,
+    "sizes": report_sizes,
+    "clicks": report_clicks,
+    "resume": report_resume,
+    "memory": report_memory,
+}
 
 if __name__ == "__main__":
     main()
