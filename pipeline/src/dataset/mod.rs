@@ -31,6 +31,7 @@ use millstream_format::compression::Compression;
 use millstream_format::filter::{Condition, ResolvedFilter, RowFilter, Share};
 use millstream_format::record::{MAX_RECORD_BYTES, RecordFormat};
 use millstream_format::{Content, Error as FormatError, FileFormat, FormatName, Projection};
+use millstream_images::is_image;
 use millstream_io::ReadContext;
 use millstream_io::limits::ReadLimits;
 use millstream_io::storage::{self, Object};
@@ -510,13 +511,22 @@ fn too_many_parts(object: &Object, split_bytes: u64) -> Error {
     Error::TooManySplits { path: object.path().to_string(), limit: MAX_SPLITS, advice }
 }
 
-/// The error of an image file, which is read as a row of another file.
+/// The error of an image file, which is read as a row of another file. `millstream convert` takes the class of an image from
+/// the name of its directory.
 fn must_be_converted(path: &str) -> Error {
-    let (directory, name) = path.rsplit_once('/').unwrap_or(("", path));
-    let above = directory.rsplit_once('/').map_or(String::new(), |(above, _)| format!("{above}/"));
+    let after_slash = |path: &str| path.rfind('/').map_or(0, |slash| slash + 1);
+    let (directory, name) = path.split_at(after_slash(path));
+    let class = directory.strip_suffix('/').map(|class| class.split_at(after_slash(class)));
+    let (above, convert) = match class {
+        // The name after `://` is that of a bucket.
+        Some((above, class)) if !matches!(class, "" | "." | "..") && !above.ends_with("://") => {
+            (above, "convert them")
+        }
+        _ => (directory, "move them into one directory per class and convert them"),
+    };
     let extension = name.rsplit_once('.').map_or("jpg", |(_, extension)| extension);
     Error::Invalid(format!(
-        "{path}: jobs and feeds do not read image files; convert them: millstream convert '{above}*/*.{extension}' \
+        "{path}: jobs and feeds do not read image files; {convert}: millstream convert '{above}*/*.{extension}' \
          'images-*.parquet' --shards 32"
     ))
 }
@@ -540,14 +550,15 @@ async fn common_format(objects: &[Object], requested: Option<FormatName>) -> Res
 }
 
 async fn format_of(object: &Object) -> Result<FormatName, Error> {
-    if FileFormat::from_name(object.path()) == Some(FileFormat::Images) {
-        return Err(must_be_converted(object.path()));
-    }
     if let Some(format) = FormatName::from_name(object.path()) {
         return Ok(format);
     }
+    let is_named_image = FileFormat::from_name(object.path()) == Some(FileFormat::Images);
     let start = object.read(0..object.size().min(SNIFFED_BYTES)).await?;
     match Content::detect(&start) {
+        content if is_named_image && (content == Content::Unknown || is_image(&start)) => {
+            Err(must_be_converted(object.path()))
+        }
         Content::TfRecord(_) => Ok(FormatName::TfRecord),
         Content::Parquet => Ok(FormatName::Parquet),
         Content::Json => Ok(FormatName::JsonLines),

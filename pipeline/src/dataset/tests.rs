@@ -197,6 +197,77 @@ fn a_file_whose_content_contradicts_its_name_is_rejected() {
 }
 
 #[test]
+fn image_files_are_rejected_with_the_command_that_converts_them() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let images: [(&str, &[u8]); 4] = [
+        // All bytes could be text.
+        ("a.jpg", b"\xff\xd8\xff\xe0 and so on"),
+        ("b.PNG", b"\x89PNG\r\n\x1a\n and so on"),
+        ("c.webp", b"RIFF    WEBP and so on"),
+        ("d.jpeg", b"\x00\x01 an unknown format"),
+    ];
+    std::fs::create_dir(dir.path().join("cat")).unwrap();
+    for (name, bytes) in images {
+        let path = format!("cat/{name}");
+        std::fs::write(dir.path().join(&path), bytes).unwrap();
+        let error = open(&runtime, dir.path(), &[&path]).unwrap_err().to_string();
+        let extension = name.rsplit_once('.').unwrap().1;
+        let expected = format!(
+            "{path}: jobs and feeds do not read image files; convert them: millstream convert '*/*.{extension}' \
+             'images-*.parquet' --shards 32"
+        );
+        assert_eq!(error, expected);
+    }
+    for (path, glob) in [
+        ("/photos/cat/1.jpg", "'/photos/*/*.jpg'"),
+        ("/cat/1.jpg", "'/*/*.jpg'"),
+        ("gs://bucket/photos/cat/1.jpg", "'gs://bucket/photos/*/*.jpg'"),
+        ("gs://bucket/cat/1.jpg", "'gs://bucket/*/*.jpg'"),
+    ] {
+        let error = must_be_converted(path).to_string();
+        assert!(error.contains(&format!("; convert them: millstream convert {glob} ")), "{error}");
+    }
+    // No directory names the class.
+    for (path, glob) in [
+        ("gs://bucket/1.jpg", "'gs://bucket/*/*.jpg'"),
+        ("file:///1.jpg", "'file:///*/*.jpg'"),
+        ("/1.jpg", "'/*/*.jpg'"),
+        ("1.jpg", "'*/*.jpg'"),
+        ("./1.jpg", "'./*/*.jpg'"),
+        ("photos/../1.jpg", "'photos/../*/*.jpg'"),
+    ] {
+        let error = must_be_converted(path).to_string();
+        let expected =
+            format!("; move them into one directory per class and convert them: millstream convert {glob} ");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
+fn data_named_as_images_are_read() {
+    let runtime = runtime();
+    let dir = tempfile::tempdir().unwrap();
+    let files: [(&str, &[u8], FormatName); 3] = [
+        ("a.png", b"PAR1\x15\x04\x15\x10\x15\x14 and so on", FormatName::Parquet),
+        ("b.jpg", b"{\"n\": 1}\n{\"n\": 2}\n", FormatName::JsonLines),
+        ("c.webp", &file(0..5, Compression::Gzip), FormatName::TfRecord),
+    ];
+    for (name, bytes, format) in files {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+        let objects = runtime.block_on(storage::list(&[name.to_owned()], dir.path())).unwrap();
+        assert_eq!(runtime.block_on(format_of(&objects[0])).unwrap(), format, "{name}");
+    }
+    let dataset = open(&runtime, dir.path(), &["c.webp"]).unwrap();
+    assert_eq!(read(&runtime, &dataset, 0, &fail(), 0, 10).unwrap().len(), 5);
+    for (bytes, found) in [("age,sex\n39,Male\n", "text"), ("", "an empty file")] {
+        std::fs::write(dir.path().join("d.png"), bytes).unwrap();
+        let error = open(&runtime, dir.path(), &["d.png"]).unwrap_err().to_string();
+        assert_eq!(error, format!("d.png: expected {}, found {found}", FormatName::NAMES));
+    }
+}
+
+#[test]
 fn a_feature_in_no_record_is_rejected_and_a_rare_one_is_not() {
     let runtime = runtime();
     let dir = tempfile::tempdir().unwrap();
