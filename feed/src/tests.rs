@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod host;
+mod ranks;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,12 +16,12 @@ use std::time::{Duration, Instant};
 use arrow_array::builder::{Float32Builder, ListBuilder};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use millstream_batch::{ColumnRef, Lease};
-use millstream_io::storage::{Object, Stores};
+use millstream_io::storage::Stores;
 use parquet::arrow::ArrowWriter;
 
-use crate::access::{Access, Admission, Refusal, SameUser};
+use crate::access::SameUser;
 use crate::client::{Attaching, FeedClient, Next};
-use crate::host::{Delivered, Host};
+use crate::host::Host;
 use crate::protocol::{Attach, VERSION};
 use crate::spec::FeedSpec;
 use crate::state::FeedState;
@@ -206,29 +209,6 @@ fn once(rows: i64) -> BTreeMap<i64, usize> {
 }
 
 #[test]
-fn ranks_take_equally_many_steps_and_each_row_once_per_epoch() {
-    let fixture = Fixture::new(1_001);
-    let feed = fixture.feed("batch_size = 84\nepochs = 2\nshuffle_rows = 256");
-    let alone = fixture.ranks(&feed, 1, None).remove(0);
-    assert_eq!(alone.len(), 2 * 12);
-    for world in [1, 2, 3, 7] {
-        let ranks = fixture.ranks(&feed, world, None);
-        for epoch in 0..2 {
-            assert_eq!(counts(ranks.iter().flatten(), epoch), once(1_001), "{world} ranks");
-        }
-        for (step, whole) in alone.iter().enumerate() {
-            let parts: Vec<_> = ranks.iter().flat_map(|rank| rank[step].numbers.clone()).collect();
-            assert_eq!(parts, whole.numbers, "{world} ranks, step {step}");
-            assert!(
-                ranks.iter().all(|rank| rank[step].state == whole.state),
-                "states are those of all ranks"
-            );
-        }
-        assert!(ranks.iter().all(|rank| rank.len() == alone.len()));
-    }
-}
-
-#[test]
 fn a_feed_goes_on_after_any_batch_with_any_number_of_ranks() {
     let fixture = Fixture::new(430);
     let feed = fixture.feed("batch_size = 48\nepochs = 2\nshuffle_rows = 128");
@@ -243,77 +223,6 @@ fn a_feed_goes_on_after_any_batch_with_any_number_of_ranks() {
     for (step, whole) in whole[4..].iter().enumerate() {
         assert_eq!(parts(step), whole.numbers);
     }
-}
-
-#[test]
-fn ranks_of_several_hosts_have_the_rows_of_those_of_one() {
-    let fixture = Fixture::new(1_001);
-    let feed = fixture.feed("batch_size = 84\nepochs = 2\nshuffle_rows = 256");
-    let whole = fixture.ranks(&feed, 6, None);
-    // Of another number of ranks.
-    let middle = fixture.ranks(&feed, 4, None)[0][7].state.clone();
-    for (state, hosts) in
-        [(None, [&[0, 1, 2][..], &[3, 4, 5]]), (Some(&middle), [&[5][..], &[0, 1, 2, 3, 4]])]
-    {
-        let from = state.map_or(0, |_| 8);
-        let identities: HashSet<String> = thread::scope(|scope| {
-            let of_host = |here: &'static [u32]| {
-                let (fixture, feed, whole) = (&fixture, &feed, &whole);
-                let start = move |&rank: &u32| {
-                    let see = move || {
-                        let here = here.len() as u32;
-                        let mut client = fixture.attach_one_of(here, feed, (rank, 6), state).unwrap();
-                        assert_eq!(rest(&mut client).unwrap(), whole[rank as usize][from..], "rank {rank}");
-                        client.attached().identity.clone()
-                    };
-                    thread::Builder::new().name(format!("host of {here:?}")).spawn_scoped(scope, see).unwrap()
-                };
-                here.iter().map(start).collect::<Vec<_>>()
-            };
-            let ranks: Vec<_> = hosts.into_iter().flat_map(of_host).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        });
-        assert_eq!(identities.len(), 1, "{identities:?}");
-    }
-}
-
-#[test]
-fn ranks_keep_their_numbers_on_a_host_that_has_only_some() {
-    let fixture = Fixture::new(300);
-    let feed = fixture.feed("batch_size = 30\nepochs = 100");
-    let mut alone = fixture.attach_one_of(1, &feed, (5, 6), None).unwrap();
-    alone.request_evaluation("val").unwrap();
-    let mut evaluation = alone.wait_for_evaluation(LIMIT).unwrap().unwrap();
-    assert_ne!(alone.attached().identity, evaluation.identity());
-    let mut rows = Vec::new();
-    while let Next::Batch(lease) = evaluation.next(LIMIT).unwrap() {
-        rows.push(held_out_rows(&lease));
-    }
-    // Of 37 rows, those of the last rank of the first batch.
-    assert_eq!(rows, [(10_025..10_030).collect(), vec![]]);
-
-    thread::scope(|scope| {
-        for rank in [2, 5] {
-            let (fixture, feed) = (&fixture, &feed);
-            let run = move || {
-                let mut client = fixture.attach_one_of(2, feed, (rank, 6), None).unwrap();
-                if rank == 2 {
-                    let error = rest(&mut client).unwrap_err();
-                    assert!(matches!(error, Error::RankLost { rank: 5, .. }), "{error}");
-                }
-            };
-            thread::Builder::new().name("pair".to_owned()).spawn_scoped(scope, run).unwrap();
-        }
-        for (rank, local_world) in [(2, 2), (5, 3)] {
-            let (fixture, feed) = (&fixture, &feed);
-            let run = move || {
-                let error =
-                    fixture.attach_one_of(local_world, feed, (rank, 6), None).err().unwrap().to_string();
-                assert!(error.contains("one of 2") && error.contains("one of 3"), "{error}");
-            };
-            thread::Builder::new().name("differ".to_owned()).spawn_scoped(scope, run).unwrap();
-        }
-    });
 }
 
 #[test]
@@ -363,76 +272,6 @@ fn states_of_other_feeds_are_refused() {
 }
 
 #[test]
-fn a_rank_that_leaves_ends_the_feed_of_the_others() {
-    let fixture = Fixture::new(1_000);
-    let feed = fixture.feed("batch_size = 30\nepochs = 100");
-    thread::scope(|scope| {
-        for rank in 0..3 {
-            let (fixture, feed) = (&fixture, &feed);
-            let run = move || {
-                let mut client = fixture.attach(feed, rank, 3, None).unwrap();
-                (0..5).for_each(|_| drop(see(&mut client).unwrap()));
-                if rank == 1 {
-                    return;
-                }
-                let error = rest(&mut client).unwrap_err();
-                assert!(matches!(error, Error::RankLost { rank: 1, .. }), "{error}");
-            };
-            thread::Builder::new().name("lost".to_owned()).spawn_scoped(scope, run).unwrap();
-        }
-    });
-}
-
-#[test]
-fn ranks_that_do_not_fit_together_get_the_reason() {
-    let fixture = Fixture::new(100);
-    let refused = |name: &str, ranks: Vec<(String, u32, u32)>| -> Vec<String> {
-        thread::scope(|scope| {
-            let ranks = ranks.iter().map(|(feed, rank, world)| {
-                let attach = || fixture.attach(feed, *rank, *world, None).err().unwrap().to_string();
-                thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, attach).unwrap()
-            });
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    };
-    let [ten, twenty] = ["batch_size = 10", "batch_size = 20"].map(|size| fixture.feed(size));
-    for error in refused("feeds", vec![(ten.clone(), 0, 2), (twenty, 1, 2)]) {
-        assert!(error.contains("batch_size = 10") && error.contains("batch_size = 20"), "{error}");
-    }
-    for error in refused("worlds", vec![(ten.clone(), 0, 2), (ten.clone(), 1, 3)]) {
-        assert!(error.contains("of 2 ranks") || error.contains("of 3 ranks"), "{error}");
-    }
-    for error in refused("twice", vec![(ten.clone(), 0, 2), (ten.clone(), 0, 2)]) {
-        assert!(error.contains("two processes are rank 0"), "{error}");
-    }
-    for error in refused("missing", vec![(ten.clone(), 0, 4), (ten.clone(), 2, 4)]) {
-        assert!(error.contains("ranks 1, 3 of 4 did not attach within 1 s"), "{error}");
-    }
-    let alone = |name: &str, here: u32, world: u32| {
-        let attach = || fixture.attach_one_of(here, &ten, (0, world), None).err().unwrap().to_string();
-        thread::scope(|scope| {
-            thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, attach).unwrap().join().unwrap()
-        })
-    };
-    let error = alone("some", 2, 4);
-    assert!(
-        error.contains("1 of the 2 ranks on this machine attached within 1 s of the first one: rank 0"),
-        "{error}"
-    );
-    for here in [0, 3] {
-        let error = alone("none", here, 2);
-        assert!(error.contains(&format!("{here} ranks on this machine, of 2 in all")), "{error}");
-    }
-    let error = refused("number", vec![(ten.clone(), 2, 2)]).remove(0);
-    assert!(error.contains("rank 2 of 2"), "{error}");
-    let error = refused("many", vec![(ten.clone(), 0, 20)]).remove(0);
-    assert!(error.contains("ranks 1, 2, 3, 4, 5, 6, 7, 8, .. of 20 did not attach"), "{error}");
-    let error = refused("all", vec![(ten, 0, u32::MAX)]).remove(0);
-    assert!(error.contains("4294967295 ranks on this machine: a host serves at most 512"), "{error}");
-}
-
-#[test]
 fn a_bad_record_ends_the_feed_with_its_address() {
     let fixture = Fixture::new(300);
     let feed = fixture.feed("batch_size = 50\nshuffle_rows = 0").replace("shape = [2]", "shape = [3]");
@@ -468,32 +307,6 @@ fn held_out_data_is_read_in_its_order_while_training_waits() {
                 assert!(error.contains("`test`") && error.contains("`val`"), "{error}");
             };
             thread::Builder::new().name("evaluation".to_owned()).spawn_scoped(scope, run).unwrap();
-        }
-    });
-}
-
-#[test]
-fn a_rank_may_leave_once_it_has_taken_all_batches() {
-    let fixture = Fixture::new(100);
-    let feed = fixture.feed("batch_size = 10");
-    thread::scope(|scope| {
-        for rank in 0..2 {
-            let (fixture, feed) = (&fixture, &feed);
-            let run = move || {
-                let mut client = fixture.attach(feed, rank, 2, None).unwrap();
-                assert_eq!(rest(&mut client).unwrap().len(), 10);
-                client.request_evaluation("val").unwrap();
-                let mut evaluation = client.wait_for_evaluation(LIMIT).unwrap().unwrap();
-                let mut batches = 0;
-                while let Next::Batch(_) = evaluation.next(LIMIT).unwrap() {
-                    batches += 1;
-                    // The other one has left when this one takes the last batches.
-                    thread::sleep(Duration::from_millis(100 * u64::from(rank)));
-                }
-                assert_eq!(batches, 4);
-                assert!(matches!(client.next(LIMIT), Ok(Next::End)));
-            };
-            thread::Builder::new().name("leaves".to_owned()).spawn_scoped(scope, run).unwrap();
         }
     });
 }
@@ -541,175 +354,6 @@ fn evaluations_that_cannot_begin_are_errors() {
     assert!(left.contains("rank 1 of the feed is gone"), "{left}");
     let late = evaluations(&fixture, false, [Some("val"), None]).remove(0).unwrap_err();
     assert!(late.contains("rank 1 does not evaluate `val`") && late.contains("10 s"), "{late}");
-}
-
-#[test]
-fn a_batch_must_have_as_many_rows_for_each_rank() {
-    let fixture = Fixture::new(300);
-    let feed = &fixture.feed("batch_size = 50");
-    thread::scope(|scope| {
-        for rank in 0..3 {
-            let fixture = &fixture;
-            let attach = move || {
-                let error = fixture.attach(feed, rank, 3, None).err().unwrap().to_string();
-                assert_eq!(error, "data.batch_size: 50 is not a multiple of 3 ranks; use 48 or 51");
-            };
-            thread::Builder::new().name("multiple".to_owned()).spawn_scoped(scope, attach).unwrap();
-        }
-    });
-}
-
-#[test]
-fn feeds_together_use_at_most_the_memory_of_their_host() {
-    let fixture = Fixture::new(300);
-    fixture.host.set_memory(100 << 20);
-    let feed = fixture.feed("batch_size = 50\nmemory_budget = \"60MiB\"");
-    let as_run = |run: &str, attach: &(dyn Fn() -> Result<FeedClient, Error> + Sync)| {
-        thread::scope(|scope| {
-            let named = thread::Builder::new().name(run.to_owned());
-            named.spawn_scoped(scope, attach).unwrap().join().unwrap()
-        })
-    };
-    let attach = || fixture.attach(&feed, 0, 1, None);
-    let mut first = as_run("first", &attach).unwrap();
-    see(&mut first).unwrap().unwrap();
-    // A batch is counted after it is published.
-    wait_until(|| fixture.host.status().delivered.rows > 0);
-    let status = fixture.host.status();
-    assert_eq!((status.reserved_bytes, status.memory_bytes, status.opened), (60 << 20, 100 << 20, 1));
-    let shown = &status.feeds[0];
-    assert_eq!((shown.ranks, shown.attached, shown.memory_bytes), (1, 1, 60 << 20));
-    assert!(shown.id.starts_with("feed-") && shown.ingest.is_some() && shown.delivered.rows > 0);
-
-    let error = as_run("second", &attach).err().unwrap().to_string();
-    for part in ["the feed needs 60.0 MiB", "100.0 MiB", "60.0 MiB are in use", "memory_budget", "[feeds]"] {
-        assert!(error.contains(part), "{part}: {error}");
-    }
-    // An evaluation needs as much as its rings and lanes at least.
-    fixture.host.set_memory(61 << 20);
-    first.request_evaluation("val").unwrap();
-    let error = first.wait_for_evaluation(LIMIT).err().unwrap().to_string();
-    assert!(error.contains("the evaluation needs"), "{error}");
-    fixture.host.set_memory(100 << 20);
-    first.request_evaluation("val").unwrap();
-    let mut evaluation = first.wait_for_evaluation(LIMIT).unwrap().unwrap();
-    while let Next::Batch(_) = evaluation.next(LIMIT).unwrap() {}
-    assert_eq!(rest(&mut first).unwrap().len(), 5);
-    drop(first);
-    wait_until(|| fixture.host.status().reserved_bytes == 0);
-    let status = fixture.host.status();
-    let Delivered { rows, batches, bytes } = status.delivered;
-    assert_eq!((rows, batches, status.feeds.len()), (300 + 37, 6 + 1, 0));
-    assert!(bytes > 0);
-    assert!(as_run("second", &attach).is_ok());
-}
-
-#[test]
-fn a_host_that_is_closed_ends_all_feeds_with_the_reason() {
-    let fixture = Fixture::new(300);
-    let feed = fixture.feed("batch_size = 50\nepochs = 1000");
-    let mut client = fixture.attach(&feed, 0, 1, None).unwrap();
-    see(&mut client).unwrap().unwrap();
-    thread::scope(|scope| {
-        // It waits for another rank.
-        let waiting = || fixture.attach(&feed, 0, 2, None).err().unwrap().to_string();
-        let waiting = thread::Builder::new().name("waiting".to_owned()).spawn_scoped(scope, waiting).unwrap();
-        thread::sleep(Duration::from_millis(200));
-        let began = Instant::now();
-        fixture.host.close("the host stops", LIMIT);
-        assert!(began.elapsed() < Duration::from_secs(10));
-        let error = rest(&mut client).unwrap_err().to_string();
-        assert_eq!(error, "the host stops");
-        assert_eq!(waiting.join().unwrap(), "the host stops");
-    });
-    wait_until(|| fixture.host.status().reserved_bytes == 0);
-}
-
-/// Admits everybody or nobody, and lets nobody read files of this name.
-struct Guard {
-    message: Option<&'static str>,
-    closed: &'static str,
-}
-
-impl Admission for Guard {
-    fn admit(&self, _: &UnixStream) -> Result<Arc<dyn Access>, Refusal> {
-        let Self { message, closed } = *self;
-        match message {
-            Some(message) => Err(Refusal { message: Some(message.to_owned()) }),
-            None => Ok(Arc::new(Self { message, closed })),
-        }
-    }
-}
-
-impl Access for Guard {
-    fn user(&self) -> u32 {
-        7
-    }
-
-    fn check_spec(&self, _: &FeedSpec) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn check_patterns(&self, _: &[String], _: &Stores) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn check_files(&self, files: &[Object], _: &Path) -> Result<(), Error> {
-        let found = files.iter().find(|file| file.path().ends_with(self.closed));
-        found.map_or(Ok(()), |file| Err(Error::Failed(format!("{} is closed", file.path()))))
-    }
-}
-
-#[test]
-fn a_program_attaches_and_reads_only_if_the_host_lets_it() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let fixture = Fixture::new(300);
-    let attach = |guard: Guard, feed: &str| {
-        let listener = UnixListener::bind(fixture.directory.path().join("guarded.sock")).unwrap();
-        let host = Host::new(&Stores::default(), runtime.handle().clone());
-        let serving = host.clone();
-        let serving = thread::spawn(move || serving.serve(&listener, &guard, None).unwrap());
-        let socket = UnixStream::connect(fixture.directory.path().join("guarded.sock")).unwrap();
-        std::fs::remove_file(fixture.directory.path().join("guarded.sock")).unwrap();
-        let (feed, run) = (feed.to_owned(), "guarded".to_owned());
-        let attach = Attach { version: VERSION, feed, run, rank: 0, world: 1, local_world: 1, state: None };
-        let attached = Attaching::start(socket, HostKind::Daemon, &attach).unwrap().wait(LIMIT);
-        let attached = attached.map(|attached| attached.unwrap_or_else(|_| panic!("no answer")));
-        let evaluated = attached.map(|mut client| {
-            client.request_evaluation("val").unwrap();
-            client.wait_for_evaluation(LIMIT).map(drop)
-        });
-        host.close("the test is over", LIMIT);
-        serving.join().unwrap();
-        let flat = evaluated.map_err(|error| error.to_string());
-        flat.and_then(|evaluated| evaluated.map_err(|error| error.to_string()))
-    };
-    // A long message, of which the host that refuses reads nothing before it answers.
-    let feed = fixture.feed("batch_size = 50");
-    let long = format!("{feed}\n#{}", "x".repeat(100_000));
-    let refused = attach(Guard { message: Some("you may not"), closed: "-" }, &long);
-    assert_eq!(refused.unwrap_err(), "you may not");
-    let error = attach(Guard { message: None, closed: "train-00100.parquet" }, &feed).unwrap_err();
-    assert!(error.contains("train-00100.parquet is closed"), "{error}");
-    let error = attach(Guard { message: None, closed: "val.parquet" }, &feed).unwrap_err();
-    assert!(error.contains("val.parquet is closed"), "{error}");
-    assert_eq!(attach(Guard { message: None, closed: "-" }, &feed), Ok(()));
-}
-
-#[test]
-fn a_host_without_ranks_ends() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("feed.sock");
-    let listener = UnixListener::bind(&path).unwrap();
-    let host = Host::new(&Stores::default(), runtime.handle().clone());
-    let began = Instant::now();
-    let serving = thread::spawn(move || host.serve(&listener, &SameUser, Some(Duration::from_millis(300))));
-    // A connection that says nothing, and one that is no rank.
-    drop(UnixStream::connect(&path).unwrap());
-    std::io::Write::write_all(&mut UnixStream::connect(&path).unwrap(), b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    serving.join().unwrap().unwrap();
-    assert!(began.elapsed() >= Duration::from_millis(300));
 }
 
 #[test]
