@@ -437,5 +437,8 @@ mod tests {
         assert!(matches!(of(Code::Unavailable), ClientError::Lost(_)));
         assert!(matches!(of(Code::Unknown), ClientError::Failed(_)));
         assert!(matches!(of(Code::Internal), ClientError::Failed(_)));
+        // A daemon that is older than a request does not know it, or refuses it to viewers.
+        assert!(matches!(of(Code::Unimplemented), ClientError::Failed(_)));
+        assert!(matches!(of(Code::PermissionDenied), ClientError::Failed(_)));
     }
 }

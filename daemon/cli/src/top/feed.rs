@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use millstream_control::proto::{self, History, Job, ListReply, ListRequest, LogLine, LogsRequest, Snapshot};
+use millstream_control::proto::{
+    self, FeedsReply, History, Job, ListReply, ListRequest, LogLine, LogsRequest, Snapshot,
+};
 use millstream_control::{Client, ClientError};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -141,7 +143,7 @@ impl Answer {
     pub(super) async fn look(client: &mut Client, opened: Option<(&str, bool)>) -> Result<Self, ClientError> {
         let snapshot = Box::new(client.snapshot().await?);
         let jobs = client.list(ListRequest { states: Vec::new(), limit: MAX_JOBS }).await?;
-        let feeds = client.feeds().await?.feeds;
+        let feeds = feeds_of(client.feeds().await)?;
         let page = match opened {
             Some((id, reads_logs)) => match page(client, id, reads_logs).await {
                 Ok(page) => Some(Box::new(page)),
@@ -152,6 +154,15 @@ impl Answer {
             None => None,
         };
         Ok(Self::Look { snapshot, jobs, feeds, page })
+    }
+}
+
+/// The feeds in a daemon's answer. A daemon that is older than feeds does not know the request, or refuses it to viewers.
+fn feeds_of(answer: Result<FeedsReply, ClientError>) -> Result<Vec<proto::Feed>, ClientError> {
+    match answer {
+        Ok(reply) => Ok(reply.feeds),
+        Err(ClientError::Failed(_)) => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }
 
@@ -191,4 +202,25 @@ async fn carry_out(context: &Context, change: Change, id: &str) -> Result<String
         Change::Checkpoint => client.checkpoint(id).await.map(|reply| format!("saved {}", reply.path)),
     };
     changed.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_daemon_older_than_feeds_is_shown_without_them() {
+        let feeds = vec![proto::Feed { id: "feed-k3f9q2".to_owned(), ..proto::Feed::default() }];
+        let reply = FeedsReply { feeds: feeds.clone(), ..FeedsReply::default() };
+        assert_eq!(feeds_of(Ok(reply)).unwrap(), feeds);
+        // An unknown request has no message.
+        for message in ["", "Feeds: user ann may only look at jobs; members of ops may do that"] {
+            let feeds = feeds_of(Err(ClientError::Failed(message.to_owned()))).unwrap();
+            assert!(feeds.is_empty(), "{feeds:?}");
+        }
+        let lost = feeds_of(Err(ClientError::Lost("broken pipe".to_owned())));
+        assert!(matches!(lost, Err(ClientError::Lost(_))), "{lost:?}");
+    }
 }
